@@ -1,0 +1,1 @@
+"""Request handlers, holds, groups, topics and delivery to MQTT over one store."""

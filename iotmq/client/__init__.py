@@ -1,0 +1,1 @@
+"""The native client: routes, producer, consumers, and the ports front ends use."""

@@ -1,0 +1,68 @@
+"""The exception tree: the peer's fault, the caller's fault and the machine's fault are different classes."""
+
+from __future__ import annotations
+
+
+class IotmqError(Exception):
+    """The root of every error iotmq raises on purpose."""
+
+
+class ConfigError(IotmqError):
+    """A setting is unknown or its value is refused; the text names the setting and what it means."""
+
+
+class PeerError(IotmqError):
+    """The other side broke a rule. `code` is the protocol's own number for it (reason or response code)."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class MalformedFrameError(PeerError):
+    """Bytes on the native port that cannot be a frame; the connection ends."""
+
+
+class RequestError(PeerError):
+    """A request that is answered with response code `code` and the text as its remark."""
+
+
+class BrokerError(IotmqError):
+    """A broker or registry answered a request of ours with an error; `code` is its response code."""
+
+    def __init__(self, code: int, remark: str) -> None:
+        super().__init__(f"{remark} (response code {code})")
+        self.code = code
+        self.remark = remark
+
+
+class ConnectionClosedError(IotmqError):
+    """The connection ended before the answer came, or could not be made."""
+
+
+class RequestTimeoutError(IotmqError):
+    """No answer within the time allowed; the request may still have been carried out."""
+
+
+class StoreError(IotmqError):
+    """The store cannot do what was asked; stored records are untouched."""
+
+
+class StoreLockedError(StoreError):
+    """Another process has the data directory open."""
+
+
+class StoreFullError(StoreError):
+    """No room on the disk: appends are refused, reads go on."""
+
+
+class StoreReadOnlyError(StoreError):
+    """The store stopped taking appends after the disk failed to keep a promise; reads go on."""
+
+
+class RecordTooLargeError(StoreError):
+    """A record is past a limit of the format or of `store.record_bytes_max`."""
+
+
+class StoreCorruptError(StoreError):
+    """A file of the store breaks its format; the text names file and position."""

@@ -1,0 +1,50 @@
+"""Every maximum that a peer can run into, in one place; each has a test at the limit and one past it.
+
+Values are hard limits of formats (the first block of each section) or defaults of settings that
+bear the same name. Sizes are bytes and counts are items, unless a name says otherwise.
+"""
+
+from typing import Final
+
+# Records (docs/formats.md). The first three are widths of fields on disk and cannot be raised.
+TOPIC_BYTES_MAX: Final = 127
+PROPERTIES_BYTES_MAX: Final = 32_767
+QUEUE_ENTRY_BYTES: Final = 20
+RECORD_BYTES_MAX: Final = 4 * 1024 * 1024
+BATCH_RECORDS_MAX: Final = 65_536
+
+# Native protocol: one frame, its header, and what one connection may hold.
+FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
+HEADER_BYTES_MAX: Final = 1024 * 1024
+HEADER_FIELDS_MAX: Final = 256
+REQUESTS_IN_FLIGHT_MAX: Final = 16_384
+NATIVE_CONNECTIONS_MAX: Final = 16_384
+NATIVE_IDLE_S: Final = 120.0
+WRITE_BUFFER_BYTES_MAX: Final = 64 * 1024 * 1024
+
+# Broker and registry.
+TOPICS_MAX: Final = 100_000
+QUEUES_PER_TOPIC_MAX: Final = 1_024
+GROUP_BYTES_MAX: Final = 255
+CLIENT_ID_BYTES_MAX: Final = 255
+HELD_PULLS_MAX: Final = 100_000
+HOLD_MS_MAX: Final = 30_000
+PULL_RECORDS_DEFAULT_MAX: Final = 32
+PULL_BYTES_DEFAULT_MAX: Final = 256 * 1024
+PULL_RECORDS_MAX: Final = 65_536
+PULL_BYTES_MAX: Final = 4 * 1024 * 1024
+PULL_SCAN_ENTRIES_MIN: Final = 800
+BROKERS_MAX: Final = 1_024
+
+# MQTT. A topic is at most 65,535 bytes in the protocol; ours is shorter because it is stored as a
+# property of every record.
+MQTT_PACKET_BYTES_MAX: Final = 1024 * 1024
+MQTT_TOPIC_BYTES_MAX: Final = 4_096
+MQTT_TOPIC_LEVELS_MAX: Final = 128
+MQTT_CLIENT_ID_BYTES_MAX: Final = 512
+MQTT_CONNECTIONS_MAX: Final = 1_000_000
+MQTT_SUBSCRIPTIONS_PER_PACKET_MAX: Final = 1_024
+MQTT_SUBSCRIPTIONS_PER_SESSION_MAX: Final = 10_000
+MQTT_CONNECT_TIMEOUT_S: Final = 10.0
+MQTT_IN_FLIGHT_MAX: Final = 1_024
+MQTT_QUEUED_BYTES_MAX: Final = 1024 * 1024

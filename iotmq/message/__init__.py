@@ -1,0 +1,1 @@
+"""The record: layout, batch encoding, properties, tag hash, ids and columnar decode."""

@@ -1,0 +1,23 @@
+"""What a part reports about itself: plain numbers kept by the part, read only when somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple, Protocol
+
+
+class Metric(NamedTuple):
+    """One sample. Counters end in `_total`; names carry their unit (`_bytes`, `_seconds`)."""
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    help: str
+    value: float
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+class MetricSource(Protocol):
+    """A part that has numbers to report."""
+
+    def metrics(self) -> Iterable[Metric]:
+        """The part's samples at this moment."""

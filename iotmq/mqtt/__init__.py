@@ -1,0 +1,1 @@
+"""The MQTT language, sans-I/O: packets, connection core, topics and filters."""

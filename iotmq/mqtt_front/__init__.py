@@ -1,0 +1,1 @@
+"""MQTT listeners: connections, ingress batching and egress fan-out."""

@@ -1,0 +1,1 @@
+"""Route tables and leases: which broker holds which topic."""

@@ -1,0 +1,1 @@
+"""The native wire protocol: frames, commands, codes, server and client connections."""

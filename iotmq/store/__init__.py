@@ -1,0 +1,1 @@
+"""The CommitLog and its projections; knows no sockets and no event loop."""
