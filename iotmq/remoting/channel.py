@@ -1,0 +1,406 @@
+"""What both ends of a native connection do: bytes to commands, answers to requests, batched writes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, cast
+
+from iotmq.errors import ConnectionClosedError, RequestError, RequestTimeoutError
+from iotmq.limits import REQUESTS_IN_FLIGHT_MAX, WRITE_BUFFER_BYTES_MAX
+from iotmq.remoting.codes import Flag, ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.frame import FrameReader, encode
+from iotmq.remoting.traffic import Traffic
+
+# Above the high mark the transport reports congestion, and a server stops reading from the peer.
+_HIGH_WATER_BYTES: Final = 1024 * 1024
+_LOW_WATER_BYTES: Final = 256 * 1024
+_REMARK_CHARACTERS_MAX: Final = 200
+_OPAQUE_MAX: Final = 2**31 - 1
+
+
+class Channel(asyncio.Protocol):
+    """One native connection on the event loop; ServerConnection and ClientConnection say what it is for.
+
+    Everything sent within one `data_received`, and everything sent outside it within one turn of the loop,
+    leaves in one write. All methods belong to the loop's thread.
+
+    A channel that `holds_back` (a server's) stops reading and answering while its peer does not take the
+    answers; one that does not (a client's) always reads, or two of them could wait for each other forever.
+    """
+
+    __slots__ = (
+        "_backlog",
+        "_drain_waiters",
+        "_holds_back",
+        "_is_flush_scheduled",
+        "_is_receiving",
+        "_loop",
+        "_next_opaque",
+        "_out",
+        "_out_has_views",
+        "_out_size",
+        "_pending",
+        "_reader",
+        "_requests_held",
+        "_scanned_size",
+        "_traffic",
+        "_transport",
+        "_write_buffer_bytes_max",
+        "close_reason",
+        "is_active",
+        "is_closed",
+        "is_congested",
+        "peer",
+    )
+
+    def __init__(
+        self,
+        traffic: Traffic,
+        *,
+        write_buffer_bytes_max: int = WRITE_BUFFER_BYTES_MAX,
+        holds_back: bool,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._traffic = traffic
+        self._write_buffer_bytes_max = write_buffer_bytes_max
+        self._holds_back = holds_back
+        self._reader = FrameReader()
+        # Set by connection_made, which the transport calls before anything else.
+        self._transport: asyncio.Transport | None = None
+        self.peer: tuple[str, int] = ("", 0)
+        # Buffers to be written at the next flush.
+        self._out: list[bytes | memoryview] = []
+        self._out_size = 0
+        self._out_has_views = False
+        self._is_flush_scheduled = False
+        self._is_receiving = False
+        # Our requests that wait for an answer, by opaque.
+        self._pending: dict[int, tuple[asyncio.Future[Command], asyncio.TimerHandle | None]] = {}
+        self._next_opaque = 0
+        # The peer's requests that were taken and not answered yet.
+        self._requests_held = 0
+        # Commands received but not looked at, because the peer does not take its answers.
+        self._backlog: list[Command] = []
+        self._drain_waiters: list[asyncio.Future[None]] = []
+        # True once close() was called or the peer left: nothing more is sent.
+        self.is_closed = False
+        # Why we ended it; empty while open and when the peer did.
+        self.close_reason = ""
+        # True while the transport holds more than the peer takes.
+        self.is_congested = False
+        # Something was received whole or could be sent since the last idle scan.
+        self.is_active = True
+        # What the transport still held at the last idle scan.
+        self._scanned_size = 0
+
+    # What a subclass adds.
+
+    def _on_request(self, request: Command) -> Command | None:
+        raise NotImplementedError
+
+    def _on_opened(self) -> None:
+        """The transport is there."""
+
+    def _on_lost(self) -> None:
+        """The connection ended; nothing can be sent any more."""
+
+    # Sending.
+
+    def reply(self, response: Command) -> None:
+        """Answer a request that was held; silently dropped when the connection has ended meanwhile."""
+        if response.flag & Flag.ONEWAY:
+            return
+        if self._requests_held:
+            self._requests_held -= 1
+        self._send(response)
+
+    def send_oneway(self, command: Command) -> None:
+        """Send a request nobody answers; dropped when the connection has ended."""
+        command.flag |= Flag.ONEWAY
+        command.opaque = self._allocate_opaque()
+        self._send(command)
+
+    def request(self, command: Command, timeout_s: float = 3.0) -> asyncio.Future[Command]:
+        """Send a request; the future ends with the response, RequestTimeoutError or ConnectionClosedError.
+
+        ValueError when the command does not fit a frame.
+        """
+        return self._request(command, timeout_s)
+
+    def request_nowait(self, command: Command) -> asyncio.Future[Command]:
+        """`request` without a time limit: the future ends with the response or ConnectionClosedError."""
+        return self._request(command, None)
+
+    async def drain(self) -> None:
+        """Wait until the peer has taken most of what was sent; ConnectionClosedError when it left."""
+        self._flush()
+        if self.is_closed:
+            raise ConnectionClosedError("the connection is closed")
+        if self.is_congested:
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._drain_waiters.append(waiter)
+            await waiter
+
+    def take_activity(self) -> bool:
+        """True when something moved since the last call: a whole command came or the peer took bytes."""
+        size = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        is_active = self.is_active or size != self._scanned_size
+        self.is_active = False
+        self._scanned_size = size
+        return is_active
+
+    def abort(self, reason: str) -> None:
+        """End the connection now; what was not written is lost."""
+        self._stop_sending(reason)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _close(self, reason: str) -> None:
+        """End the connection once everything sent so far is written."""
+        if self.is_closed:
+            return
+        self._flush()
+        self._stop_sending(reason)
+        if self._transport is not None:
+            self._transport.close()
+
+    def _stop_sending(self, reason: str) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            self.close_reason = reason
+        self._out.clear()
+        self._out_size = 0
+
+    def _request(self, command: Command, timeout_s: float | None) -> asyncio.Future[Command]:
+        future: asyncio.Future[Command] = self._loop.create_future()
+        if self.is_closed:
+            _fail(future, ConnectionClosedError(f"the connection to {self._peer_text()} is closed"))
+            return future
+        opaque = command.opaque = self._allocate_opaque()
+        self._send(command)
+        timer = None if timeout_s is None else self._loop.call_later(timeout_s, self._time_out, opaque)
+        self._pending[opaque] = (future, timer)
+        return future
+
+    def _allocate_opaque(self) -> int:
+        opaque = self._next_opaque
+        while opaque in self._pending:
+            opaque = (opaque + 1) & _OPAQUE_MAX
+        self._next_opaque = (opaque + 1) & _OPAQUE_MAX
+        return opaque
+
+    def _send(self, command: Command) -> None:
+        if self.is_closed:
+            return
+        try:
+            buffers = encode(command)
+        except ValueError as error:
+            if not command.is_response:
+                raise
+            # Ours alone: the requester gets an answer instead of a timeout.
+            self._traffic.handler_failed(command.code, error)
+            command.body, command.ext = b"", {}
+            command.code = ResponseCode.SYSTEM_ERROR
+            command.remark = str(error)[:_REMARK_CHARACTERS_MAX]
+            buffers = encode(command)
+        if len(buffers) == 1:
+            self._out.append(buffers[0])
+            self._out_size += len(buffers[0])
+        else:
+            self._out += buffers
+            self._out_has_views = True
+            for buffer in buffers:
+                self._out_size += buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
+            # Many large answers in one turn must not escape the limit.
+            if self._out_size > self._write_buffer_bytes_max:
+                self._flush()
+                return
+        if not self._is_receiving and not self._is_flush_scheduled:
+            self._is_flush_scheduled = True
+            self._loop.call_soon(self._flush_scheduled)
+
+    def _flush_scheduled(self) -> None:
+        self._is_flush_scheduled = False
+        self._flush()
+
+    def _flush(self) -> None:
+        out = self._out
+        transport = self._transport
+        if not out or transport is None:
+            return
+        self._traffic.bytes_sent += self._out_size
+        self._out = []
+        self._out_size = 0
+        if self._out_has_views:
+            self._out_has_views = False
+            transport.writelines(out)
+        else:
+            transport.write(out[0] if len(out) == 1 else b"".join(out))
+        if self.is_congested:
+            if transport.get_write_buffer_size() > self._write_buffer_bytes_max:
+                self._traffic.closed["slow"] += 1
+                self._traffic.warn("closed", self.peer, "slow", "the peer does not read what it asked for")
+                self.abort("slow")
+        else:
+            self.is_active = True
+
+    # Receiving: called by the transport.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports have the methods of asyncio.Transport without being one.
+        self._transport = transport = cast(asyncio.Transport, transport)
+        transport.set_write_buffer_limits(_HIGH_WATER_BYTES, _LOW_WATER_BYTES)
+        address = transport.get_extra_info("peername")
+        if isinstance(address, tuple):
+            self.peer = (str(address[0]), int(address[1]))
+        self._on_opened()
+
+    def data_received(self, data: bytes) -> None:
+        if self.is_closed:
+            return
+        reader = self._reader
+        traffic = self._traffic
+        traffic.bytes_received += len(data)
+        reader.receive_data(data)
+        commands = reader.commands_received()
+        if commands:
+            self.is_active = True
+            if self._backlog:
+                self._backlog += commands
+            else:
+                self._process(commands)
+        if reader.frames_ignored:
+            traffic.frames_ignored += reader.frames_ignored
+            reader.frames_ignored = 0
+        if reader.error is not None and not self.is_closed:
+            self._end_malformed()
+
+    def eof_received(self) -> bool:
+        self._reader.receive_eof()
+        if self._reader.error is not None and not self.is_closed:
+            self._end_malformed()
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._stop_sending("")
+        pending, self._pending = self._pending, {}
+        for future, timer in pending.values():
+            if timer is not None:
+                timer.cancel()
+            _fail(future, ConnectionClosedError(f"the connection to {self._peer_text()} ended"))
+        for waiter in self._drain_waiters:
+            if not waiter.done():
+                waiter.set_exception(ConnectionClosedError("the connection ended"))
+        self._drain_waiters.clear()
+        self._backlog.clear()
+        self._on_lost()
+
+    def pause_writing(self) -> None:
+        self.is_congested = True
+        if self._holds_back and self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self.is_congested = False
+        self.is_active = True
+        if self._holds_back and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+            if self._backlog:
+                self._loop.call_soon(self._process_backlog)
+        for waiter in self._drain_waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._drain_waiters.clear()
+
+    def _process(self, commands: list[Command]) -> None:
+        rest = iter(commands)
+        self._is_receiving = True
+        try:
+            for command in rest:
+                if command.flag & Flag.RESPONSE:
+                    self._finish(command)
+                else:
+                    self._answer(command)
+                    if self._out_size > _HIGH_WATER_BYTES:
+                        self._flush()
+                        if self.is_congested and self._holds_back:
+                            break
+                if self.is_closed:
+                    return
+        finally:
+            self._is_receiving = False
+        self._backlog = list(rest)
+        self._flush()
+
+    def _process_backlog(self) -> None:
+        if not self.is_congested and not self.is_closed:
+            self._process(self._backlog)
+
+    def _answer(self, request: Command) -> None:
+        traffic = self._traffic
+        traffic.requests += 1
+        is_oneway = request.flag & Flag.ONEWAY
+        response: Command | None
+        if self._requests_held >= REQUESTS_IN_FLIGHT_MAX and not is_oneway:
+            traffic.requests_refused += 1
+            response = request.reply(
+                ResponseCode.SYSTEM_BUSY,
+                remark=f"[OVERLOAD] {self._requests_held} requests of this connection wait for an answer",
+            )
+            self._send(response)
+            return
+        self._requests_held += 1
+        try:
+            response = self._on_request(request)
+        except RequestError as error:
+            traffic.request_errors += 1
+            response = request.reply(error.code, remark=str(error)[:_REMARK_CHARACTERS_MAX])
+        except Exception as error:
+            traffic.handler_failed(request.code, error)
+            response = request.reply(
+                ResponseCode.SYSTEM_ERROR,
+                remark=f"{type(error).__name__}: {error}"[:_REMARK_CHARACTERS_MAX],
+            )
+        if is_oneway:
+            self._requests_held = max(self._requests_held - 1, 0)
+        elif response is not None:
+            self._requests_held = max(self._requests_held - 1, 0)
+            self._send(response)
+
+    def _finish(self, response: Command) -> None:
+        entry = self._pending.pop(response.opaque, None)
+        if entry is None:
+            # Came after its time limit, or was never asked for.
+            self._traffic.responses_unmatched += 1
+            return
+        future, timer = entry
+        if timer is not None:
+            timer.cancel()
+        if not future.done():
+            future.set_result(response)
+
+    def _time_out(self, opaque: int) -> None:
+        entry = self._pending.pop(opaque, None)
+        if entry is not None:
+            self._traffic.requests_timed_out += 1
+            _fail(entry[0], RequestTimeoutError(f"no answer from {self._peer_text()} in time"))
+
+    def _end_malformed(self) -> None:
+        reason = self._reader.reason
+        error = self._reader.error
+        assert reason is not None
+        assert error is not None
+        self._traffic.malformed[reason] += 1
+        self._traffic.warn("malformed", self.peer, reason, str(error))
+        self._close(reason)
+
+    def _peer_text(self) -> str:
+        return f"{self.peer[0]}:{self.peer[1]}"
+
+
+def _fail(future: asyncio.Future[Command], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+        # Marks it as seen: a caller that dropped the future gets no traceback in the log for it.
+        future.exception()

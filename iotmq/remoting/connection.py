@@ -1,0 +1,86 @@
+"""The calling side of the native protocol, for the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeAlias
+
+from iotmq.errors import ConnectionClosedError
+from iotmq.remoting.channel import Channel
+from iotmq.remoting.command import Command
+from iotmq.remoting.traffic import Traffic
+
+OnRequest: TypeAlias = "Callable[[ClientConnection, Command], Command | None]"
+OnLost: TypeAlias = "Callable[[ClientConnection], None]"
+
+
+class ClientConnection(Channel):
+    """One connection to a broker or registry, with any number of requests in flight.
+
+    `request_nowait` never waits and never refuses: a caller that sends much awaits `drain()` now and then.
+    """
+
+    __slots__ = ("_lost", "_on_lost_call", "_on_request_call")
+
+    def __init__(
+        self,
+        on_request: OnRequest | None = None,
+        on_lost: OnLost | None = None,
+        traffic: Traffic | None = None,
+    ) -> None:
+        super().__init__(traffic or Traffic(), holds_back=False)
+        self._on_request_call = on_request
+        self._on_lost_call = on_lost
+        self._lost: asyncio.Future[None] = self._loop.create_future()
+
+    @classmethod
+    async def connect(
+        cls,
+        host: str,
+        port: int,
+        *,
+        on_request: OnRequest | None = None,
+        on_lost: OnLost | None = None,
+        timeout_s: float = 3.0,
+        traffic: Traffic | None = None,
+    ) -> ClientConnection:
+        """Connect; ConnectionClosedError naming the address when that fails or takes longer than `timeout_s`.
+
+        `on_request` answers the server's own requests as a server's handler would (without it they get
+        "not supported"); `on_lost` is called once when the connection ends, whoever ended it. `traffic`
+        lets several connections count together.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(timeout_s):
+                _, connection = await loop.create_connection(
+                    lambda: cls(on_request, on_lost, traffic), host, port
+                )
+        except TimeoutError:
+            raise ConnectionClosedError(f"no connection to {host}:{port} within {timeout_s} s") from None
+        except OSError as error:
+            raise ConnectionClosedError(f"no connection to {host}:{port}: {error}") from error
+        return connection
+
+    async def close(self) -> None:
+        """End the connection once everything sent so far is written; unanswered requests fail."""
+        self._close("closed")
+        try:
+            await asyncio.wait_for(asyncio.shield(self._lost), 1.0)
+        except TimeoutError:
+            self.abort("closed")
+
+    def _on_request(self, request: Command) -> Command | None:
+        if self._on_request_call is None:
+            return request.not_supported()
+        return self._on_request_call(self, request)
+
+    def _on_lost(self) -> None:
+        if not self._lost.done():
+            self._lost.set_result(None)
+        if self._on_lost_call is not None:
+            try:
+                self._on_lost_call(self)
+            except Exception as error:
+                self._traffic.handler_failed(0, error)

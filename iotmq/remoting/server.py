@@ -1,0 +1,185 @@
+"""The listening side of the native protocol."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final, Protocol
+
+from iotmq.clock import Clock, SystemClock
+from iotmq.limits import NATIVE_CONNECTIONS_MAX, NATIVE_IDLE_S, WRITE_BUFFER_BYTES_MAX
+from iotmq.metrics import Metric
+from iotmq.remoting.channel import Channel
+from iotmq.remoting.command import Command
+from iotmq.remoting.traffic import Traffic
+
+# How long stop() waits for peers to take what was already answered.
+_STOP_S: Final = 0.5
+_BACKLOG: Final = 1024
+
+
+class RequestHandler(Protocol):
+    """What a role does with the requests of its listener. Both methods run on the event loop."""
+
+    def handle(self, connection: ServerConnection, request: Command) -> Command | None:
+        """Answer now with a command, or later through `connection.reply` (None).
+
+        RequestError is answered with its code; what is returned for a oneway request is dropped.
+        """
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        """The connection ended, whoever ended it; called once for each that was accepted."""
+
+
+class RemotingServer:
+    """Accepts native connections and hands their requests to one handler."""
+
+    def __init__(
+        self,
+        handler: RequestHandler,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        idle_s: float = NATIVE_IDLE_S,
+        connections_max: int = NATIVE_CONNECTIONS_MAX,
+        write_buffer_bytes_max: int = WRITE_BUFFER_BYTES_MAX,
+        clock: Clock | None = None,
+        name: str = "",
+    ) -> None:
+        self._handler = handler
+        self._host = host
+        self._port = port
+        self._idle_s = idle_s
+        self._connections_max = connections_max
+        self._write_buffer_bytes_max = write_buffer_bytes_max
+        self._clock: Clock = clock or SystemClock()
+        # Tells the listeners of one process apart in the metrics.
+        self._labels = (("listener", name),) if name else ()
+        self._traffic = Traffic(self._clock)
+        self._server: asyncio.Server | None = None
+        self._scan_timer: asyncio.TimerHandle | None = None
+        # When each connection was last seen active, by the coarse scan.
+        self._active_s: dict[ServerConnection, float] = {}
+        # Set while stop() waits for the last connection to end.
+        self._emptied: asyncio.Future[None] | None = None
+        self.port = port
+
+    @property
+    def connections(self) -> Iterable[ServerConnection]:
+        """The open connections."""
+        return self._active_s.keys()
+
+    @property
+    def traffic(self) -> Traffic:
+        """The counters behind `metrics`."""
+        return self._traffic
+
+    async def start(self) -> None:
+        """Listen; afterwards `port` is the real one. OSError when the address is taken."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._accept, self._host, self._port, backlog=_BACKLOG)
+        self.port = self._server.sockets[0].getsockname()[1]
+        self._schedule_scan(loop)
+
+    async def stop(self) -> None:
+        """Stop listening and end every connection; answers already given are written first, within 0.5 s."""
+        if self._scan_timer is not None:
+            self._scan_timer.cancel()
+            self._scan_timer = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for connection in list(self._active_s):
+            connection.close()
+        if self._active_s:
+            self._emptied = asyncio.get_running_loop().create_future()
+            try:
+                await asyncio.wait_for(self._emptied, _STOP_S)
+            except TimeoutError:
+                for connection in list(self._active_s):
+                    connection.abort("stopped")
+                # The transports report the end in the next turn.
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+
+    def metrics(self) -> Iterable[Metric]:
+        return self._traffic.metrics(len(self._active_s), self._labels)
+
+    def close_idle(self) -> None:
+        """End connections on which nothing moved for the idle time; runs by itself eight times in it.
+
+        Only whole commands and bytes the peer took count, so half a frame, or a peer that stopped reading,
+        does not keep a connection open.
+        """
+        now_s = self._clock.monotonic_s()
+        active_s = self._active_s
+        for connection, seen_s in list(active_s.items()):
+            if connection.take_activity():
+                active_s[connection] = now_s
+            elif now_s - seen_s >= self._idle_s:
+                self._traffic.closed["idle"] += 1
+                if connection.is_closed or connection.is_congested:
+                    connection.abort("idle")
+                else:
+                    connection.close("idle")
+                    # Should it not end by itself, the next round but seven aborts it.
+                    active_s[connection] = now_s
+
+    def _schedule_scan(self, loop: asyncio.AbstractEventLoop) -> None:
+        def scan() -> None:
+            self.close_idle()
+            self._schedule_scan(loop)
+
+        self._scan_timer = loop.call_later(self._idle_s / 8, scan)
+
+    def _accept(self) -> ServerConnection:
+        return ServerConnection(self, self._handler, self._traffic, self._write_buffer_bytes_max)
+
+    def opened(self, connection: ServerConnection) -> bool:
+        """Called by a new connection; False when there is no room for it."""
+        if len(self._active_s) >= self._connections_max or self._server is None:
+            self._traffic.closed["refused"] += 1
+            self._traffic.warn(
+                "refused", connection.peer, "refused", f"{len(self._active_s)} connections are open"
+            )
+            return False
+        self._traffic.connections_opened += 1
+        self._active_s[connection] = self._clock.monotonic_s()
+        return True
+
+    def lost(self, connection: ServerConnection) -> None:
+        """Called by a connection that ended."""
+        if self._active_s.pop(connection, None) is not None:
+            try:
+                self._handler.connection_lost(connection)
+            except Exception as error:
+                self._traffic.handler_failed(0, error)
+        if self._emptied is not None and not self._active_s and not self._emptied.done():
+            self._emptied.set_result(None)
+
+
+class ServerConnection(Channel):
+    """One accepted connection. Hashed by identity, so a role can key its own tables by it."""
+
+    __slots__ = ("_handler", "_server")
+
+    def __init__(
+        self, server: RemotingServer, handler: RequestHandler, traffic: Traffic, write_buffer_bytes_max: int
+    ) -> None:
+        super().__init__(traffic, write_buffer_bytes_max=write_buffer_bytes_max, holds_back=True)
+        self._server = server
+        self._handler = handler
+
+    def close(self, reason: str = "closed") -> None:
+        """End the connection once everything sent so far is written."""
+        self._close(reason)
+
+    def _on_opened(self) -> None:
+        if not self._server.opened(self):
+            self.abort("refused")
+
+    def _on_request(self, request: Command) -> Command | None:
+        return self._handler.handle(self, request)
+
+    def _on_lost(self) -> None:
+        self._server.lost(self)
