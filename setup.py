@@ -4,6 +4,7 @@
 """
 
 import os
+from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
@@ -15,6 +16,7 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.store.segment", ".pyx", []),
     ("iotmq.store.commit_log", ".pyx", ["z"]),
     ("iotmq.store.consume_queue", ".pyx", []),
+    ("iotmq.mqtt.topic_table", ".pyx", []),
     ("iotmq.mqtt.connection", ".pyx", []),
     ("iotmq.mqtt.filters", ".pyx", []),
     ("iotmq.mqtt_front.ingress", ".pyx", []),
@@ -26,15 +28,20 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
 def extensions() -> list[Extension]:
     """One Extension per compiled module whose source exists, optimised for the host's baseline."""
     only = {name for name in os.environ.get("IOTMQ_BUILD_ONLY", "").split(",") if name}
+    sources = [
+        (name, name.replace(".", "/") + suffix, libraries)
+        for name, suffix, libraries in COMPILED_MODULES
+        if not only or name in only
+    ]
     return [
         Extension(
             name,
-            [name.replace(".", "/") + suffix],
+            [source],
             libraries=libraries,
             extra_compile_args=["-O3", "-fno-strict-aliasing", "-Wno-unused-function"],
         )
-        for name, suffix, libraries in COMPILED_MODULES
-        if not only or name in only
+        for name, source, libraries in sources
+        if Path(source).exists()
     ]
 
 
@@ -45,7 +52,6 @@ setup(
         compiler_directives={
             "language_level": 3,
             "boundscheck": True,
-            "wraparound": False,
             "cdivision": True,
             "embedsignature": False,
         },

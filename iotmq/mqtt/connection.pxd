@@ -1,0 +1,82 @@
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+
+
+cdef struct ByteBuffer:
+    uint8_t* data
+    uint32_t start          # first byte still wanted
+    uint32_t size           # end of what was written
+    uint32_t capacity
+
+
+cdef struct Acknowledgement:
+    uint16_t packet_id
+    uint8_t packet_type     # PUBACK or PUBREC
+    uint8_t is_due          # set when the message is as durable as promised
+
+
+cdef struct Outbound:
+    # QoS 1 towards a subscriber; made by its first QoS 1 delivery.
+    uint16_t* in_flight     # packet id per slot (id modulo capacity), 0 = free
+    uint32_t in_flight_count
+    uint32_t in_flight_capacity
+    uint16_t last_packet_id
+    ByteBuffer queued       # packets that wait for the window: size 4, place of the packet id 4, bytes
+
+
+cdef class ConnectionSettings:
+    cdef readonly uint32_t packet_bytes_max
+    cdef readonly uint32_t in_flight_max
+    cdef readonly uint32_t queued_bytes_max
+    cdef readonly double connect_timeout_s
+
+
+cdef class PublishSink:
+    cdef int on_publish(
+        self,
+        ServerConnection connection,
+        const uint8_t* topic,
+        Py_ssize_t topic_size,
+        const uint8_t* payload,
+        Py_ssize_t payload_size,
+        int qos,
+        bint retain,
+        uint32_t sequence,
+    ) except -1
+
+
+cdef class ServerConnection:
+    cdef readonly ConnectionSettings settings
+    cdef PublishSink sink
+    cdef ByteBuffer _input              # a packet that has begun; all input while the session opens
+    cdef ByteBuffer output
+    cdef Acknowledgement* _acks         # ring of what the device waits for, oldest first
+    cdef uint32_t _acks_capacity
+    cdef uint32_t _acks_count
+    cdef uint32_t _acks_first           # sequence number of the oldest
+    cdef Outbound* _outbound
+    cdef set _qos2_received             # packet ids between PUBLISH and PUBREL; None until the first
+    cdef list _events                   # None while there are none
+    cdef readonly double last_received_s
+    cdef readonly uint16_t keep_alive_s
+    cdef readonly uint8_t state
+    cdef public bint is_write_paused    # set by the shell while the socket takes no more
+    cdef readonly object close_reason   # None until the connection is to end
+    cdef readonly str close_detail
+
+    cdef int _receive_guarded(self, const uint8_t* data, Py_ssize_t size) except -1
+    cdef int _receive(self, const uint8_t* data, Py_ssize_t size) except -1
+    cdef int _check_packet_size(self, uint64_t remaining) except -1
+    cdef int _check_empty(self, Py_ssize_t size, str name) except -1
+    cdef int _add_event(self, object event) except -1
+    cdef int _write(self, bytes data) except -1
+    cdef uint16_t _take_packet_id(self) except 0
+    cdef Py_ssize_t _complete_input(self, const uint8_t* data, Py_ssize_t size) except -1
+    cdef int _handle_packet(self, uint8_t first, const uint8_t* body, Py_ssize_t size) except -1
+    cdef int _handle_publish(self, uint8_t first, const uint8_t* body, Py_ssize_t size) except -1
+    cdef int _handle_rare(self, uint8_t first, const uint8_t* body, Py_ssize_t size) except -1
+    cdef int _handle_puback(self, uint16_t packet_id) except -1
+    cdef uint32_t _expect_acknowledgement(self, uint16_t packet_id, uint8_t packet_type) except? 0
+    cdef int acknowledge(self, uint32_t sequence, uint32_t count) except -1
+    cdef int deliver(self, const uint8_t* topic, uint16_t topic_size, const uint8_t* payload, uint32_t payload_size, int qos) except -1
+    cdef int _release_queued(self) except -1
+    cdef void _fail(self, object reason, str detail)

@@ -1,0 +1,20 @@
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+
+cdef struct TopicSlot:
+    uint64_t hash
+    uint8_t* topic          # owned copy; NULL marks a free slot
+    uint32_t topic_size
+    void* value             # the caller's
+
+
+cdef class TopicTable:
+    cdef TopicSlot* slots
+    cdef uint32_t mask
+    cdef uint64_t seed
+    cdef readonly uint32_t count
+    cdef readonly uint32_t count_max
+
+    cdef void* find(self, const uint8_t* topic, Py_ssize_t size) noexcept nogil
+    cdef int insert(self, const uint8_t* topic, Py_ssize_t size, void* value) except -1
+    cdef void clear_topics(self) noexcept nogil

@@ -1,0 +1,110 @@
+"""A bounded hash table from topic bytes to a C pointer.
+
+Operations: find per message (10 ns, no Python object), insert per new topic, clear when full. Plan: open
+addressing with linear probing at a load of at most one half; the hash is seeded per process, so that
+devices cannot choose topics that collide. Values belong to the caller, who frees them before
+`clear_topics`; there is no single removal, because caches are dropped whole when they fill or age.
+"""
+
+import os
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcmp, memcpy, memset
+
+
+cdef inline uint64_t _mix(uint64_t value) noexcept nogil:
+    value ^= value >> 32
+    value *= <uint64_t>0x9E3779B97F4A7C15
+    value ^= value >> 29
+    return value
+
+
+cdef inline uint64_t _hash(uint64_t seed, const uint8_t* data, Py_ssize_t size) noexcept nogil:
+    cdef uint64_t state = seed ^ <uint64_t>size
+    cdef uint64_t word
+    while size >= 8:
+        memcpy(&word, data, 8)
+        state = _mix(state ^ word)
+        data += 8
+        size -= 8
+    if size:
+        word = 0
+        memcpy(&word, data, size)
+        state = _mix(state ^ word)
+    return _mix(state)
+
+
+cdef class TopicTable:
+    """Maps at most `count_max` topics to pointers; `insert` on a full table raises."""
+
+    def __cinit__(self, uint32_t count_max):
+        cdef uint64_t capacity = 16
+        if not 1 <= count_max <= 1 << 24:
+            raise ValueError("count_max must be between 1 and 16,777,216")
+        while capacity < <uint64_t>count_max * 2:
+            capacity *= 2
+        self.slots = <TopicSlot*>calloc(capacity, sizeof(TopicSlot))
+        if self.slots == NULL:
+            raise MemoryError
+        self.mask = <uint32_t>(capacity - 1)
+        self.count_max = count_max
+        self.seed = int.from_bytes(os.urandom(8), "little")
+
+    def __dealloc__(self):
+        if self.slots != NULL:
+            self.clear_topics()
+            free(self.slots)
+
+    cdef void* find(self, const uint8_t* topic, Py_ssize_t size) noexcept nogil:
+        cdef uint64_t hash = _hash(self.seed, topic, size)
+        cdef uint32_t at = <uint32_t>hash & self.mask
+        cdef TopicSlot* slot
+        while True:
+            slot = &self.slots[at]
+            if slot.topic == NULL:
+                return NULL
+            if slot.hash == hash and slot.topic_size == size and memcmp(slot.topic, topic, size) == 0:
+                return slot.value
+            at = (at + 1) & self.mask
+
+    cdef int insert(self, const uint8_t* topic, Py_ssize_t size, void* value) except -1:
+        """Add a topic that `find` does not know; `value` is not NULL."""
+        if self.count >= self.count_max:
+            raise OverflowError("topic table is full")
+        cdef uint64_t hash = _hash(self.seed, topic, size)
+        cdef uint32_t at = <uint32_t>hash & self.mask
+        while self.slots[at].topic != NULL:
+            at = (at + 1) & self.mask
+        cdef uint8_t* copy = <uint8_t*>malloc(size if size else 1)
+        if copy == NULL:
+            raise MemoryError
+        memcpy(copy, topic, size)
+        self.slots[at].hash = hash
+        self.slots[at].topic = copy
+        self.slots[at].topic_size = <uint32_t>size
+        self.slots[at].value = value
+        self.count += 1
+        return 0
+
+    cdef void clear_topics(self) noexcept nogil:
+        cdef uint32_t at
+        for at in range(self.mask + 1):
+            if self.slots[at].topic != NULL:
+                free(self.slots[at].topic)
+        memset(self.slots, 0, (<size_t>self.mask + 1) * sizeof(TopicSlot))
+        self.count = 0
+
+    # For tests: the same operations with bytes and small integers.
+
+    def _find(self, bytes topic not None):
+        cdef const uint8_t* data = topic
+        cdef void* value = self.find(data, len(topic))
+        return None if value == NULL else <size_t>value
+
+    def _insert(self, bytes topic not None, size_t value):
+        cdef const uint8_t* data = topic
+        self.insert(data, len(topic), <void*>value)
+
+    def _clear(self):
+        self.clear_topics()

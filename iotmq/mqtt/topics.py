@@ -1,0 +1,88 @@
+"""Topic names and topic filters: what is legal, and what matches (MQTT 3.1.1 section 4.7)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from iotmq import limits
+from iotmq.mqtt.errors import MqttProtocolError
+from iotmq.mqtt.reason_codes import MALFORMED_PACKET, TOPIC_NAME_INVALID
+
+# U+0000 is forbidden [MQTT-1.5.3-2]; the other C0 controls may be refused, and are: \x01 and \x02
+# separate the properties of a stored record, and none of them has a place in a topic.
+_CONTROLS: Final = frozenset(chr(code) for code in (*range(0x20), 0x7F))
+
+
+def decode_text(raw: bytes, *, what: str) -> str:
+    """UTF-8 text of a packet, without control characters.
+
+    Raises MqttProtocolError: ill-formed UTF-8 or a surrogate [MQTT-1.5.3-1], or a control character.
+    """
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise MqttProtocolError(MALFORMED_PACKET, f"{what} is not UTF-8 (byte {error.start})") from None
+    if not _CONTROLS.isdisjoint(text):
+        raise MqttProtocolError(MALFORMED_PACKET, f"{what} has a control character")
+    return text
+
+
+def decode_topic_name(raw: bytes) -> str:
+    """The topic of a PUBLISH or a will: not empty, no wildcards [MQTT-3.3.2-2], within our limits."""
+    if not raw:
+        raise MqttProtocolError(TOPIC_NAME_INVALID, "topic name is empty")
+    _check_size(raw, "topic name")
+    topic = decode_text(raw, what="topic name")
+    if "+" in topic or "#" in topic:
+        raise MqttProtocolError(TOPIC_NAME_INVALID, "topic name has a wildcard")
+    return topic
+
+
+def decode_topic_filter(raw: bytes) -> str:
+    """The filter of a SUBSCRIBE or UNSUBSCRIBE: wildcards only where section 4.7.1 allows them."""
+    if not raw:
+        raise MqttProtocolError(MALFORMED_PACKET, "topic filter is empty")
+    _check_size(raw, "topic filter")
+    topic_filter = decode_text(raw, what="topic filter")
+    if not is_valid_filter(topic_filter):
+        raise MqttProtocolError(MALFORMED_PACKET, "topic filter has a misplaced wildcard")
+    return topic_filter
+
+
+def is_valid_filter(topic_filter: str) -> bool:
+    """True when `+` stands alone in its level and `#` alone in the last one [MQTT-4.7.1-2, -3]."""
+    levels = topic_filter.split("/")
+    for position, level in enumerate(levels):
+        if level == "#":
+            if position != len(levels) - 1:
+                return False
+        elif level != "+" and ("+" in level or "#" in level):
+            return False
+    return True
+
+
+def matches(topic_filter: str, topic: str) -> bool:
+    """True when the filter selects the topic; `$` topics are not for leading wildcards [MQTT-4.7.2-1]."""
+    filter_levels = topic_filter.split("/")
+    topic_levels = topic.split("/")
+    if topic.startswith("$") and filter_levels[0] in ("+", "#"):
+        return False
+    for position, level in enumerate(filter_levels):
+        if level == "#":
+            return True
+        if position >= len(topic_levels):
+            return False
+        if level not in ("+", topic_levels[position]):
+            return False
+    return len(filter_levels) == len(topic_levels)
+
+
+def _check_size(raw: bytes, what: str) -> None:
+    if len(raw) > limits.MQTT_TOPIC_BYTES_MAX:
+        raise MqttProtocolError(
+            TOPIC_NAME_INVALID, f"{what} is {len(raw)} bytes, at most {limits.MQTT_TOPIC_BYTES_MAX} are allowed"
+        )
+    if raw.count(b"/") >= limits.MQTT_TOPIC_LEVELS_MAX:
+        raise MqttProtocolError(
+            TOPIC_NAME_INVALID, f"{what} has more than {limits.MQTT_TOPIC_LEVELS_MAX} levels"
+        )
