@@ -1,0 +1,52 @@
+# Every target does its own set-up first; `make help` lists them.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help demo test serve compile lint types bench fuzz reference clean
+
+PYTHON_ENV := .venv/bin/python
+# Extra words for the command of a target: make test ARGS="-k store", make serve ARGS="--set ..."
+ARGS ?=
+
+help:  ## This list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo:  ## The whole journey on this machine's own measurements (Ctrl-C or DEMO_SECONDS=90 ends it)
+	@tools/setup.sh demo
+	@exec $(PYTHON_ENV) demo/gateway_demo.py $(ARGS)
+
+test:  ## All tests; ARGS="-k name" selects
+	@tools/setup.sh dev
+	@$(PYTHON_ENV) -m pytest $(ARGS)
+
+serve:  ## The gateway on its default ports, data in ./data
+	@tools/setup.sh core
+	@exec .venv/bin/iotmq serve --data data $(ARGS)
+
+compile:  ## Compile the modules whose sources changed
+	@tools/setup.sh compile
+
+lint:  ## ruff
+	@tools/setup.sh dev
+	@$(PYTHON_ENV) -m ruff check .
+
+types:  ## mypy --strict
+	@tools/setup.sh dev
+	@$(PYTHON_ENV) -m mypy
+
+bench:  ## Side by side with Mosquitto, and the micro benchmarks
+	@tools/setup.sh dev
+	@$(PYTHON_ENV) benchmarks/run.py $(ARGS)
+
+fuzz:  ## The property tests with many more examples
+	@tools/setup.sh dev
+	@$(PYTHON_ENV) -m pytest tests/property --hypothesis-profile=fuzz --timeout=3600 $(ARGS)
+
+reference:  ## Write the configuration reference into docs/operating.md
+	@tools/setup.sh core
+	@$(PYTHON_ENV) tools/write_reference.py
+
+clean:  ## Remove what was built; .venv stays (rm -r .venv build removes everything)
+	@rm -rf build/cython build/lib* build/temp* build/demo build/setup/compiled *.egg-info
+	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
+	@find iotmq loadtest -name '*.so' -delete
+	@find iotmq loadtest tests -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,194 @@
+"""Settings as text: what a value may be, the reference table of all settings, and a config as TOML."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+_ARTICLES: Final = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
+
+
+class Setting(NamedTuple):
+    """One key of one settings struct."""
+
+    key: str
+    type: Any  # without Annotated
+    meta: msgspec.Meta
+    default: Any  # msgspec.NODEFAULT when the key has to be given
+
+    @property
+    def description(self) -> str:
+        """What the setting means, in the words of the struct that owns it."""
+        return self.meta.description or ""
+
+
+def settings_of(struct: type[msgspec.Struct]) -> Iterator[Setting]:
+    """The keys of a settings struct in the order they are declared."""
+    hints = get_type_hints(struct, include_extras=True)
+    for field in msgspec.structs.fields(struct):
+        kind, meta = _split(hints[field.name])
+        default = field.default
+        if default is msgspec.NODEFAULT and field.default_factory is not msgspec.NODEFAULT:
+            default = field.default_factory()
+        yield Setting(field.encode_name, kind, meta, default)
+
+
+def annotated_type(setting: Setting) -> Any:
+    """The type to convert a value of this setting with, bounds included."""
+    return Annotated[setting.type, setting.meta]
+
+
+def struct_of(kind: Any) -> type[msgspec.Struct] | None:
+    """The struct itself when `kind` is one, else None."""
+    return kind if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else None
+
+
+def element_struct_of(kind: Any) -> type[msgspec.Struct] | None:
+    """The struct that a list or tuple type is made of, else None."""
+    if get_origin(kind) in (tuple, list):
+        return struct_of(_split(get_args(kind)[0])[0])
+    return None
+
+
+def allowed_values(kind: Any, meta: msgspec.Meta | None = None) -> str:
+    """In words, what a setting of this type may be."""
+    meta = meta or msgspec.Meta()
+    origin = get_origin(kind)
+    if origin is Annotated:
+        return allowed_values(*_split(kind))
+    if origin is Literal:
+        return _alternatives([toml_value(value) for value in get_args(kind)])
+    if origin in (Union, types.UnionType):
+        return _alternatives([allowed_values(part) for part in get_args(kind) if part is not type(None)])
+    if origin in (tuple, list):
+        return f"a list, each {allowed_values(get_args(kind)[0])}{_sizes(meta, 'of them')}"
+    if origin is dict:
+        return "a table"
+    if struct := struct_of(kind):
+        return "a table of " + ", ".join(setting.key for setting in settings_of(struct))
+    if kind is str:
+        return "text" + _sizes(meta, "characters") + (f" matching {meta.pattern}" if meta.pattern else "")
+    return _ARTICLES.get(kind, getattr(kind, "__name__", str(kind))) + _range(meta)
+
+
+def toml_value(value: Any) -> str:
+    """One value as TOML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(toml_value(element) for element in value) + "]"
+    if isinstance(value, msgspec.Struct):
+        value = {name: getattr(value, name) for name in value.__struct_fields__}
+    if isinstance(value, dict):
+        given = {key: inner for key, inner in value.items() if inner is not None}
+        pairs = (f"{_toml_key(key)} = {toml_value(inner)}" for key, inner in given.items())
+        return "{ " + ", ".join(pairs) + " }"
+    # JSON's escapes are TOML's, apart from one control character that JSON leaves as it is.
+    return msgspec.json.encode(str(value)).decode().replace("\x7f", "\\u007f")
+
+
+def toml_document(config: msgspec.Struct) -> str:
+    """A whole config as a TOML file that reads back as the same config."""
+    lines: list[str] = []
+    sections: list[tuple[str, msgspec.Struct]] = []
+    for setting in settings_of(type(config)):
+        value = getattr(config, setting.key)
+        if isinstance(value, msgspec.Struct):
+            sections.append((setting.key, value))
+        elif value is not None:
+            lines.append(f"{setting.key} = {toml_value(value)}")
+    for name, section in sections:
+        lines += ["", f"[{name}]"]
+        lists: list[str] = []
+        for setting in settings_of(type(section)):
+            value = getattr(section, setting.key)
+            if value is None:
+                continue
+            if element_struct_of(setting.type) and value:
+                for element in value:
+                    lists += ["", f"[[{name}.{setting.key}]]"]
+                    lists += [
+                        f"{inner.key} = {toml_value(getattr(element, inner.key))}"
+                        for inner in settings_of(type(element))
+                        if getattr(element, inner.key) is not None
+                    ]
+            else:
+                lines.append(f"{setting.key} = {toml_value(value)}")
+        lines += lists
+    return "\n".join(lines) + "\n"
+
+
+def reference(config_struct: type[msgspec.Struct]) -> str:
+    """Every setting with its allowed values, default and meaning, as Markdown."""
+    lines: list[str] = []
+    top = [setting for setting in settings_of(config_struct) if struct_of(setting.type) is None]
+    lines += _table(top)
+    for setting in settings_of(config_struct):
+        if struct := struct_of(setting.type):
+            lines += ["", f"### [{setting.key}]", "", setting.description, ""]
+            lines += _table(list(settings_of(struct)))
+            for inner in settings_of(struct):
+                if element := element_struct_of(inner.type):
+                    lines += ["", f"### [[{setting.key}.{inner.key}]]", "", inner.description, ""]
+                    lines += _table(list(settings_of(element)))
+    return "\n".join(lines) + "\n"
+
+
+def _table(settings: list[Setting]) -> list[str]:
+    lines = ["| setting | allowed | default | meaning |", "| --- | --- | --- | --- |"]
+    for setting in settings:
+        default = "(required)" if setting.default is msgspec.NODEFAULT else f"`{toml_value(setting.default)}`"
+        if setting.default is None:
+            default = "(none)"
+        cells = (
+            f"`{setting.key}`",
+            allowed_values(setting.type, setting.meta),
+            default,
+            setting.description,
+        )
+        lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
+    return lines
+
+
+def _split(kind: Any) -> tuple[Any, msgspec.Meta]:
+    """A type without its Annotated, and the Meta that was in it."""
+    if get_origin(kind) is not Annotated:
+        return kind, msgspec.Meta()
+    inner, *extras = get_args(kind)
+    metas = [extra for extra in extras if isinstance(extra, msgspec.Meta)]
+    return inner, metas[0] if metas else msgspec.Meta()
+
+
+def _alternatives(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def _range(meta: msgspec.Meta) -> str:
+    if meta.ge is not None and meta.le is not None:
+        return f" from {_number(meta.ge)} to {_number(meta.le)}"
+    bounds = (("at least", meta.ge), ("above", meta.gt), ("at most", meta.le), ("below", meta.lt))
+    words = [f" {word} {_number(bound)}" for word, bound in bounds if bound is not None]
+    return " and".join(words)
+
+
+def _sizes(meta: msgspec.Meta, unit: str) -> str:
+    low, high = meta.min_length, meta.max_length
+    if low and high:
+        return f", {low} to {_number(high)} {unit}"
+    if low:
+        return f", at least {low} {unit}" if low > 1 else ", not empty"
+    return f", at most {_number(high)} {unit}" if high is not None else ""
+
+
+def _number(value: float) -> str:
+    return f"{value:,}"
+
+
+def _toml_key(key: str) -> str:
+    is_bare = key.isascii() and key.replace("-", "").replace("_", "").isalnum()
+    return key if is_bare else toml_value(key)

@@ -1,0 +1,166 @@
+"""The operator's HTTP port."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+
+import aiohttp
+import msgspec
+import pytest
+
+from iotmq.console.http import HttpServer
+from iotmq.console.settings import HttpSettings
+from iotmq.metrics import Metric
+
+
+class Part:
+    """A part of the gateway with two labelled counters and a gauge."""
+
+    def __init__(self) -> None:
+        self.level = 1.5
+
+    def metrics(self) -> Iterable[Metric]:
+        yield Metric("sends_total", "counter", "Sends.", 3, (("topic", 'a"b\n'),))
+        yield Metric("depth_bytes", "gauge", "Depth.", self.level)
+        yield Metric("sends_total", "counter", "Sends.", 4, (("topic", "c"),))
+
+
+class OtherPart:
+    """A part that reports a name that another part has too."""
+
+    def metrics(self) -> Iterable[Metric]:
+        yield Metric("iotmq_sends_total", "counter", "Sends.", 5, (("topic", "d"),))
+
+
+class BrokenPart:
+    def metrics(self) -> Iterable[Metric]:
+        yield Metric("before_total", "counter", "Reported before the failure.", 1)
+        raise RuntimeError("no numbers today")
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Callable[..., object]]:
+    servers: list[HttpServer] = []
+
+    async def start(**arguments: object) -> str:
+        server = HttpServer(HttpSettings(listen_port=0), **arguments)  # type: ignore[arg-type]
+        servers.append(server)
+        await server.start()
+        return f"http://127.0.0.1:{server.port}"
+
+    yield start
+    for server in servers:
+        await server.stop()
+
+
+async def get(url: str, **arguments: object) -> tuple[int, str, str]:
+    async with aiohttp.ClientSession() as session, session.get(url, **arguments) as answer:  # type: ignore[arg-type]
+        return answer.status, answer.headers["Content-Type"], await answer.text()
+
+
+async def test_metrics_of_all_parts_are_one_prometheus_page(serve) -> None:
+    url = await serve(sources=[Part(), OtherPart()])
+    status, content_type, text = await get(url + "/metrics")
+    assert status == 200
+    assert content_type.startswith("text/plain")
+    lines = text.splitlines()
+    assert lines.count("# TYPE iotmq_sends_total counter") == 1
+    assert 'iotmq_sends_total{topic="a\\"b\\n"} 3.0' in lines
+    assert 'iotmq_sends_total{topic="d"} 5.0' in lines
+    assert "iotmq_depth_bytes 1.5" in lines
+    assert any(line.startswith("process_resident_memory_bytes ") for line in lines)
+
+
+async def test_the_samples_of_one_name_stand_together(serve) -> None:
+    url = await serve(sources=[Part(), OtherPart()])
+    _status, _type, text = await get(url + "/metrics")
+    names = [line.split("{")[0] for line in text.splitlines() if line.startswith("iotmq_sends")]
+    start = text.splitlines().index("# TYPE iotmq_sends_total counter")
+    assert len(names) == 3
+    assert all(line.startswith("iotmq_sends_total{") for line in text.splitlines()[start + 1 : start + 4])
+
+
+async def test_metrics_are_read_when_asked(serve) -> None:
+    part = Part()
+    url = await serve(sources=[part])
+    part.level = 9.0
+    assert "iotmq_depth_bytes 9.0" in (await get(url + "/metrics"))[2]
+
+
+async def test_openmetrics_is_spoken_to_those_who_prefer_it(serve) -> None:
+    url = await serve(sources=[Part()])
+    _status, content_type, text = await get(
+        url + "/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}
+    )
+    assert content_type.startswith("application/openmetrics-text")
+    assert text.endswith("# EOF\n")
+
+
+async def test_a_broken_part_hides_no_other(serve, caplog: pytest.LogCaptureFixture) -> None:
+    url = await serve(sources=[BrokenPart(), Part()])
+    status, _type, text = await get(url + "/metrics")
+    assert status == 200
+    assert "iotmq_depth_bytes 1.5" in text
+    assert "iotmq_before_total 1.0" in text
+    assert "iotmq_metrics_errors_total 1.0" in text
+    assert "BrokenPart" in caplog.text
+
+
+async def test_health_is_answered_while_the_loop_turns(serve) -> None:
+    url = await serve()
+    assert await get(url + "/healthz") == (200, "text/plain; charset=utf-8", "ok\n")
+
+
+async def test_readiness_names_the_reasons_of_the_parts_that_are_not_ready(serve) -> None:
+    reason: str | None = "recovering the log"
+    url = await serve(checks={"store": lambda: reason, "mqtt": lambda: None})
+    status, _type, text = await get(url + "/readyz")
+    assert status == 503
+    assert msgspec.json.decode(text) == {
+        "ready": False,
+        "parts": {"store": "recovering the log", "mqtt": "ready"},
+    }
+    reason = None
+    status, _type, text = await get(url + "/readyz")
+    assert status == 200
+    assert msgspec.json.decode(text)["ready"] is True
+
+
+async def test_unknown_paths_methods_and_garbage_are_refused(serve) -> None:
+    url = await serve()
+    assert (await get(url + "/nothing"))[0] == 404
+    async with aiohttp.ClientSession() as session, session.post(url + "/metrics", data=b"x") as answer:
+        assert answer.status == 405
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
+    writer.write(b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x3c\x00\x00\r\n\r\n")
+    assert (await reader.read(64)).startswith(b"HTTP/1.0 400") or b" 400 " in await reader.read(64)
+    writer.close()
+
+
+@pytest.mark.parametrize(("size", "status"), [(8192, 200), (8193, 400)])
+async def test_a_header_is_taken_up_to_its_limit(serve, size: int, status: int) -> None:
+    url = await serve()
+    assert (await get(url + "/healthz", headers={"X-Long": "x" * size}))[0] == status
+
+
+async def test_a_taken_port_is_an_error_and_leaves_nothing_open(serve) -> None:
+    url = await serve()
+    server = HttpServer(HttpSettings(listen_port=int(url.rsplit(":", 1)[1])))
+    with pytest.raises(OSError, match="in use"):
+        await server.start()
+    await server.stop()
+
+
+async def test_stopping_ends_open_connections(serve) -> None:
+    server = HttpServer(HttpSettings(listen_port=0))
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert b"200" in await reader.readline()
+    await server.stop()
+    await reader.read()
+    assert reader.at_eof()
+    writer.close()
+    with pytest.raises(OSError, match="(?i)connect"):
+        await asyncio.open_connection("127.0.0.1", server.port)

@@ -1,0 +1,275 @@
+#!/usr/bin/env bash
+# Makes the working tree ready: Python environment, dependencies, compiled modules.
+#
+#   tools/setup.sh core|demo|dev     core: what the server needs; demo: and Spark, paho-mqtt, psutil;
+#                                    dev: everything the tests, the linters and the benchmarks use
+#   tools/setup.sh compile           core, and compile what changed
+#
+# A second run with nothing changed only compares stamps. Environment: PYTHON names the interpreter to
+# build .venv from; IOTMQ_SYSTEM_PACKAGES=no keeps it from installing system packages.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+readonly target="${1:-dev}"
+readonly stamps=build/setup
+readonly log=build/setup/log.txt
+readonly venv_python=.venv/bin/python
+
+say() { printf '\033[1m==>\033[0m %s\n' "$*" >&2; }
+warn() { printf 'warning: %s\n' "$*" >&2; }
+fail() {
+    printf 'error: %s\n' "$*" >&2
+    exit 1
+}
+
+# ---------------------------------------------------------------------------------- system packages
+
+# Runs a command as root: directly, or through sudo when this user is not root.
+as_root() {
+    if [ "$(id -u)" = 0 ]; then
+        "$@"
+    elif command -v sudo >/dev/null && { [ -t 0 ] || sudo -n true 2>/dev/null; }; then
+        sudo "$@"
+    else
+        return 77
+    fi
+}
+
+package_manager() {
+    local name
+    for name in apt-get dnf apk; do
+        if command -v "$name" >/dev/null; then
+            echo "$name"
+            return
+        fi
+    done
+}
+
+# The distribution's package names for one need.
+packages_for() {
+    case "$(package_manager):$1" in
+        apt-get:python) echo python3 python3-venv python3-dev ;;
+        apt-get:headers) echo "$2-dev" ;;
+        apt-get:compiler) echo gcc libc6-dev ;;
+        apt-get:zlib) echo zlib1g-dev ;;
+        apt-get:mosquitto) echo mosquitto mosquitto-clients ;;
+        dnf:python) echo python3 python3-devel ;;
+        dnf:headers) echo python3-devel ;;
+        dnf:compiler) echo gcc glibc-devel ;;
+        dnf:zlib) echo zlib-devel ;;
+        dnf:mosquitto) echo mosquitto ;;
+        apk:python) echo python3 python3-dev ;;
+        apk:headers) echo python3-dev ;;
+        apk:compiler) echo gcc musl-dev ;;
+        apk:zlib) echo zlib-dev ;;
+        apk:mosquitto) echo mosquitto mosquitto-clients ;;
+    esac
+}
+
+# Installs the packages for one need; false, with the command to run by hand, when that cannot be done.
+install_packages() {
+    local names manager command status=0
+    manager="$(package_manager)"
+    read -ra names <<<"$(packages_for "$@")"
+    if [ "${#names[@]}" = 0 ]; then
+        warn "no known package manager (apt-get, dnf, apk) to install: $1"
+        return 1
+    fi
+    case "$manager" in
+        apt-get) command=(apt-get install -y --no-install-recommends "${names[@]}") ;;
+        dnf) command=(dnf install -y "${names[@]}") ;;
+        apk) command=(apk add "${names[@]}") ;;
+    esac
+    if [ "${IOTMQ_SYSTEM_PACKAGES:-yes}" = no ]; then
+        warn "missing: $1; install it with: ${command[*]}"
+        return 1
+    fi
+    say "installing ${names[*]} with $manager"
+    if [ "$manager" = apt-get ]; then
+        as_root apt-get update -qq >>"$log" 2>&1 || true
+        as_root env DEBIAN_FRONTEND=noninteractive "${command[@]}" >>"$log" 2>&1 || status=$?
+    else
+        as_root "${command[@]}" >>"$log" 2>&1 || status=$?
+    fi
+    if [ "$status" != 0 ]; then
+        warn "could not install them (details in $log); as root run: ${command[*]}"
+        return 1
+    fi
+}
+
+# An interpreter that can make the environment: at least 3.11, with venv and ensurepip.
+find_python() {
+    local candidate
+    for candidate in "${PYTHON:-}" python3 python3.13 python3.12 python3.11 python3.14; do
+        if [ -n "$candidate" ] && "$candidate" -c \
+            'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            "$candidate" -c 'import sys; print(sys.executable)'
+            return 0
+        fi
+    done
+    return 1
+}
+
+c_compiles() {
+    local compiler="${CC:-cc}"
+    command -v "${compiler%% *}" >/dev/null || return 1
+    # shellcheck disable=SC2086  # CC may carry options
+    echo "#include <$1>" | $compiler ${2:+-I"$2"} -E -x c - >/dev/null 2>&1
+}
+
+ensure_compiler() {
+    local include name
+    c_compiles stdlib.h || install_packages compiler || true
+    c_compiles stdlib.h || fail "a C compiler with its headers is needed to build iotmq's compiled modules"
+    c_compiles zlib.h || install_packages zlib || true
+    c_compiles zlib.h || fail "the zlib headers (zlib.h) are needed to build iotmq's compiled modules"
+    include="$("$venv_python" -c 'import sysconfig; print(sysconfig.get_path("include"))')"
+    name="$("$venv_python" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')"
+    c_compiles Python.h "$include" || install_packages headers "$name" || true
+    c_compiles Python.h "$include" || fail "the headers of $name (Python.h) are needed to build iotmq's compiled modules"
+}
+
+# Mosquitto is the peer of the benchmarks and a foreign client in the tests. Its package starts a
+# service on port 1883, which would be in the gateway's way: a service that this installed is stopped.
+ensure_mosquitto() {
+    PATH="$PATH:/usr/sbin:/usr/local/sbin"
+    if command -v mosquitto >/dev/null && command -v mosquitto_pub >/dev/null; then
+        return
+    fi
+    if install_packages mosquitto; then
+        if [ -d /run/systemd/system ] && command -v systemctl >/dev/null; then
+            as_root systemctl disable --now mosquitto >>"$log" 2>&1 || true
+        fi
+    else
+        warn "without mosquitto its interop tests are skipped and the side-by-side benchmarks cannot run"
+    fi
+}
+
+# --------------------------------------------------------------------------------- Python packages
+
+pip_install() {
+    local status=0
+    "$venv_python" -m pip install --disable-pip-version-check --progress-bar off "$@" 2>&1 |
+        tee -a "$log" | awk '
+            /^ *(Collecting|Downloading|Building wheel|Installing collected|Successfully installed)/ {
+                line = $0; sub(/^ +/, "", line)
+                print "    " substr(line, 1, 100); fflush()
+            }' >&2 || status=$?
+    if [ "$status" != 0 ]; then
+        tail -n 25 "$log" >&2
+        fail "pip install failed; the whole output is in $log"
+    fi
+}
+
+# What an environment was made from: another answer means making it again.
+fingerprint() {
+    { cat pyproject.toml tools/setup.sh tests/interop/node/package.json; ls -d ./*/__init__.py; pwd; } | cksum
+}
+
+is_installed() {
+    local extra
+    [ -x "$venv_python" ] || return 1
+    case "$1" in core) set -- core demo dev ;; demo) set -- demo dev ;; dev) set -- dev ;; esac
+    for extra; do
+        if [ -f "$stamps/$extra" ] && [ "$(cat "$stamps/$extra")" = "$(fingerprint)" ]; then
+            return 0
+        fi
+    done
+    return 1
+}
+
+ensure_environment() {
+    local python
+    if [ -x "$venv_python" ] && "$venv_python" -m pip --version >/dev/null 2>&1; then
+        return
+    fi
+    if ! python="$(find_python)"; then
+        install_packages python || true
+        python="$(find_python)" ||
+            fail "Python 3.11 or newer with its venv module is needed; name one with PYTHON=/path/to/python3"
+    fi
+    say "making .venv from $python"
+    rm -rf .venv
+    "$python" -m venv .venv
+}
+
+install_extra() {
+    local extra="$1" what="."
+    mkdir -p "$stamps"
+    : >"$log"
+    ensure_environment
+    [ "$extra" = core ] || what=".[$extra]"
+    say "installing the Python packages of '$extra' (the first time a few minutes; output in $log)"
+    pip_install "setuptools>=77" "Cython>=3.2" wheel
+    # The compiled modules are built by compile_modules, where one edit costs one module.
+    IOTMQ_BUILD_ONLY=none pip_install --editable "$what"
+    if [ "$extra" = dev ]; then
+        ensure_mosquitto
+        install_node_client
+    fi
+    fingerprint >"$stamps/$extra"
+}
+
+# ali-ons, a foreign client of the native protocol; its tests are skipped where there is no npm.
+install_node_client() {
+    local directory=build/interop/node
+    if ! command -v npm >/dev/null; then
+        warn "npm is not installed: the ali-ons interop tests will be skipped"
+        return
+    fi
+    say "installing the Node.js client for the interop tests into $directory"
+    mkdir -p "$directory"
+    cp tests/interop/node/package.json tests/interop/node/package-lock.json "$directory/"
+    (cd "$directory" && npm ci --ignore-scripts --no-audit --no-fund) >>"$log" 2>&1 ||
+        warn "npm could not install it (details in $log): the ali-ons interop tests will be skipped"
+}
+
+# ------------------------------------------------------------------------------- compiled modules
+
+# Sources newer than the last compilation, or a module that is not there.
+needs_compiling() {
+    local source
+    [ -f "$stamps/compiled" ] || return 0
+    [ -z "$(find setup.py iotmq loadtest \( -name '*.pyx' -o -name '*.pxd' -o -name setup.py \) \
+        -newer "$stamps/compiled" -print -quit 2>/dev/null)" ] || return 0
+    while read -r source; do
+        compgen -G "${source%.pyx}.*.so" >/dev/null || return 0
+    done < <(find iotmq loadtest -name '*.pyx' 2>/dev/null)
+    # A plain .py with a .pxd beside it is compiled too.
+    while read -r source; do
+        if [ "${source%.pxd}.py" -nt "$stamps/compiled" ]; then return 0; fi
+    done < <(find iotmq loadtest -name '*.pxd' 2>/dev/null)
+    return 1
+}
+
+compile_modules() {
+    local status=0
+    needs_compiling || return 0
+    mkdir -p "$stamps"
+    ensure_compiler
+    say "compiling the modules that changed"
+    touch "$stamps/compiling"
+    "$venv_python" setup.py build_ext --inplace --parallel "$(getconf _NPROCESSORS_ONLN)" 2>&1 |
+        tee "$stamps/compile.txt" | awk '/Cythonizing|^building .* extension/ { print "    " $0; fflush() }' >&2 || status=$?
+    if [ "$status" != 0 ]; then
+        grep -v '^building\|^running\|^copying' "$stamps/compile.txt" | tail -n 60 >&2
+        fail "compiling failed; the whole output is in $stamps/compile.txt"
+    fi
+    mv "$stamps/compiling" "$stamps/compiled"
+}
+
+# --------------------------------------------------------------------------------------------------
+
+mkdir -p "$stamps"
+# Two makes at once take turns.
+if command -v flock >/dev/null; then
+    exec 9>"$stamps/lock"
+    flock 9
+fi
+case "$target" in
+    core | demo | dev) extra="$target" ;;
+    compile) extra=core ;;
+    *) fail "usage: tools/setup.sh core|demo|dev|compile" ;;
+esac
+is_installed "$extra" || install_extra "$extra"
+compile_modules
