@@ -12,6 +12,11 @@ PROPERTIES_BYTES_MAX: Final = 32_767
 QUEUE_ENTRY_BYTES: Final = 20
 RECORD_BYTES_MAX: Final = 4 * 1024 * 1024
 BATCH_RECORDS_MAX: Final = 65_536
+# A compressed body may not grow past the first; one decode of a pull response into columns makes at
+# most the second of body bytes, however well they were compressed, and picks out that many properties.
+INFLATED_BODY_BYTES_MAX: Final = 4 * 1024 * 1024
+COLUMN_BYTES_MAX: Final = 256 * 1024 * 1024
+COLUMN_PROPERTIES_MAX: Final = 64
 
 # Native protocol: one frame, its header, and what one connection may hold.
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -25,7 +30,13 @@ WRITE_BUFFER_BYTES_MAX: Final = 64 * 1024 * 1024
 # Broker and registry.
 TOPICS_MAX: Final = 100_000
 QUEUES_PER_TOPIC_MAX: Final = 1_024
+GROUPS_MAX: Final = 100_000
 GROUP_BYTES_MAX: Final = 255
+CLIENTS_PER_CONNECTION_MAX: Final = 1_024
+HEARTBEAT_GROUPS_MAX: Final = 1_024
+HEARTBEAT_SUBSCRIPTIONS_MAX: Final = 1_024
+LOCKED_QUEUES_PER_REQUEST_MAX: Final = 65_536
+CONSUMER_OFFSET_PAIRS_MAX: Final = 200_000
 CLIENT_ID_BYTES_MAX: Final = 255
 HELD_PULLS_MAX: Final = 100_000
 HOLD_MS_MAX: Final = 30_000

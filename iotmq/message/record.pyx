@@ -551,10 +551,6 @@ cdef int32_t tag_hash(const uint8_t* text, Py_ssize_t size) noexcept nogil:
 
 
 cdef Py_ssize_t decode_point(const uint8_t* text, Py_ssize_t size, uint32_t* point) noexcept nogil:
-    """One code point that starts with a byte >= 0x80, and the bytes it takes.
-
-    Malformed bytes give U+FFFD for each longest start of a valid sequence (Unicode 15, section 3.9).
-    """
     cdef uint8_t first = text[0]
     cdef uint8_t low = 0x80      # the range the second byte must be in: no long forms, no surrogates
     cdef uint8_t high = 0xBF

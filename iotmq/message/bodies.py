@@ -1,0 +1,46 @@
+"""Compressed bodies: zlib, marked by bits of the record's sys flag, stored and CRC-checked compressed."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Final
+
+from iotmq.limits import INFLATED_BODY_BYTES_MAX
+from iotmq.message.errors import MessageFormatError
+
+COMPRESSED: Final = 1
+# Bits 8-10 name the method; senders older than the field leave 0 and mean zlib.
+METHOD_SHIFT: Final = 8
+METHOD_MASK: Final = 7 << METHOD_SHIFT
+METHOD_ZLIB: Final = 3
+_ZLIB_METHODS: Final = (0, METHOD_ZLIB)
+
+
+def compress_body(body: bytes, sys_flag: int = 0, *, level: int = 5) -> tuple[bytes, int]:
+    """The body compressed, and `sys_flag` marked so; both unchanged when that would not be shorter."""
+    compressed = zlib.compress(body, level)
+    if len(compressed) >= len(body):
+        return body, sys_flag
+    return compressed, sys_flag & ~METHOD_MASK | COMPRESSED | METHOD_ZLIB << METHOD_SHIFT
+
+
+def inflate_body(body: bytes, sys_flag: int, *, bytes_max: int = INFLATED_BODY_BYTES_MAX) -> bytes:
+    """The body as its sender made it: inflated when `sys_flag` says it is compressed, else as it is.
+
+    Raises MessageFormatError for a damaged body, for one that inflates past `bytes_max`, and for a
+    method other than zlib. `decode_columns` follows the same rules.
+    """
+    if not sys_flag & COMPRESSED:
+        return body
+    if (sys_flag & METHOD_MASK) >> METHOD_SHIFT not in _ZLIB_METHODS:
+        raise MessageFormatError("body compressed in a way other than zlib")
+    inflater = zlib.decompressobj()
+    try:
+        plain = inflater.decompress(body, bytes_max + 1)
+    except zlib.error as error:
+        raise MessageFormatError("compressed body is damaged") from error
+    if len(plain) > bytes_max:
+        raise MessageFormatError(f"body inflates past {bytes_max} bytes")
+    if not inflater.eof:
+        raise MessageFormatError("compressed body is cut off")
+    return plain

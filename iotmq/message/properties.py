@@ -1,0 +1,87 @@
+"""The properties of a record: text pairs in one string, and the names with a meaning of their own.
+
+On disk and on the wire: `name \\x01 value \\x02`, repeated; some senders leave out the last \\x02.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+NAME_END: Final = "\x01"
+PROPERTY_END: Final = "\x02"
+
+# Set by producers.
+KEYS: Final = "KEYS"
+TAGS: Final = "TAGS"
+WAIT: Final = "WAIT"
+DELAY: Final = "DELAY"
+UNIQ_KEY: Final = "UNIQ_KEY"
+PRODUCER_GROUP: Final = "PGROUP"
+TRANSACTION_PREPARED: Final = "TRAN_MSG"
+CHECK_IMMUNITY_TIME_S: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+INSTANCE_ID: Final = "INSTANCE_ID"
+CORRELATION_ID: Final = "CORRELATION_ID"
+REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
+REPLY_TTL: Final = "TTL"
+MSG_TYPE: Final = "MSG_TYPE"
+MULTI_DISPATCH: Final = "INNER_MULTI_DISPATCH"
+SHARDING_KEY: Final = "__SHARDINGKEY"
+
+# Set by brokers.
+REAL_TOPIC: Final = "REAL_TOPIC"
+REAL_QUEUE_ID: Final = "REAL_QID"
+RETRY_TOPIC: Final = "RETRY_TOPIC"
+ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
+DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
+DLQ_ORIGIN_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
+RECONSUME_TIME: Final = "RECONSUME_TIME"
+MAX_RECONSUME_TIMES: Final = "MAX_RECONSUME_TIMES"
+TRANSACTION_CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
+TRANSACTION_PREPARED_QUEUE_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
+MULTI_QUEUE_OFFSET: Final = "INNER_MULTI_QUEUE_OFFSET"
+CLUSTER: Final = "CLUSTER"
+MSG_REGION: Final = "MSG_REGION"
+TRACE_ON: Final = "TRACE_ON"
+
+# Set by consumers on what they received; never stored.
+MIN_OFFSET: Final = "MIN_OFFSET"
+MAX_OFFSET: Final = "MAX_OFFSET"
+CONSUME_START_TIME: Final = "CONSUME_START_TIME"
+
+# Set by the MQTT front end.
+MQTT_TOPIC: Final = "MQTT_TOPIC"
+MQTT_QOS: Final = "MQTT_QOS"
+MQTT_CLIENT_ID: Final = "MQTT_CLIENT_ID"
+MQTT_RETAIN: Final = "MQTT_RETAIN"
+
+
+def encode_properties(properties: Mapping[str, str]) -> bytes:
+    """The pairs as a record holds them, each one ended, in the mapping's order.
+
+    Raises ValueError for an empty name and for \\x01 or \\x02 in a name or value: the format cannot
+    hold them, and a value that could would let its sender forge other properties.
+    """
+    parts: list[str] = []
+    for name, value in properties.items():
+        if not name:
+            raise ValueError("a property needs a name")
+        parts += (name, NAME_END, value, PROPERTY_END)
+    text = "".join(parts)
+    if text.count(NAME_END) != len(properties) or text.count(PROPERTY_END) != len(properties):
+        raise ValueError("a property's name or value contains \\x01 or \\x02")
+    return text.encode()
+
+
+def decode_properties(properties: bytes) -> dict[str, str]:
+    """All pairs of a record's raw properties; the last of several with one name wins.
+
+    Lenient, as stored records must stay readable: pieces without a name or without \\x01 are skipped,
+    bytes that are not UTF-8 become U+FFFD.
+    """
+    pairs: dict[str, str] = {}
+    for piece in properties.split(b"\x02"):
+        name, separator, value = piece.partition(b"\x01")
+        if name and separator:
+            pairs[name.decode("utf-8", "replace")] = value.decode("utf-8", "replace")
+    return pairs
