@@ -240,7 +240,9 @@ class Channel(asyncio.Protocol):
         if self.is_congested:
             if transport.get_write_buffer_size() > self._write_buffer_bytes_max:
                 self._traffic.closed["slow"] += 1
-                self._traffic.warn("closed", self.peer, "slow", "the peer does not read what it asked for")
+                self._traffic.warn(
+                    "connection closed", self.peer, "slow", "the peer does not read what it asked for"
+                )
                 self.abort("slow")
         else:
             self.is_active = True
@@ -392,7 +394,7 @@ class Channel(asyncio.Protocol):
         assert reason is not None
         assert error is not None
         self._traffic.malformed[reason] += 1
-        self._traffic.warn("malformed", self.peer, reason, str(error))
+        self._traffic.warn("connection closed", self.peer, reason, str(error))
         self._close(reason)
 
     def _peer_text(self) -> str:

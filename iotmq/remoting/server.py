@@ -55,7 +55,7 @@ class RemotingServer:
         self._clock: Clock = clock or SystemClock()
         # Tells the listeners of one process apart in the metrics.
         self._labels = (("listener", name),) if name else ()
-        self._traffic = Traffic(self._clock)
+        self._traffic = Traffic()
         self._server: asyncio.Server | None = None
         self._scan_timer: asyncio.TimerHandle | None = None
         # When each connection was last seen active, by the coarse scan.
@@ -140,7 +140,10 @@ class RemotingServer:
         if len(self._active_s) >= self._connections_max or self._server is None:
             self._traffic.closed["refused"] += 1
             self._traffic.warn(
-                "refused", connection.peer, "refused", f"{len(self._active_s)} connections are open"
+                "connection refused",
+                connection.peer,
+                "too many connections",
+                f"{len(self._active_s)} are open, the maximum is {self._connections_max}",
             )
             return False
         self._traffic.connections_opened += 1

@@ -7,16 +7,12 @@ from collections.abc import Iterator
 from traceback import extract_tb
 from typing import Final
 
-from iotmq.clock import Clock, SystemClock
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import request_name
 from iotmq.remoting.frame import REASONS
 
 _log = logging.getLogger("iotmq.remoting")
 
-# A peer that sends garbage in a loop must not fill the log: this many lines, then a count of the rest.
-_LINES_PER_PERIOD: Final = 10
-_PERIOD_S: Final = 10.0
 _FAILURES_REMEMBERED: Final = 256
 
 #: Why we end connections ourselves, besides malformed frames.
@@ -26,8 +22,7 @@ CLOSE_REASONS: Final = ("idle", "slow", "refused")
 class Traffic:
     """Plain counters shared by the connections of one listener or one client."""
 
-    def __init__(self, clock: Clock | None = None) -> None:
-        self._clock: Clock = clock or SystemClock()
+    def __init__(self) -> None:
         self.requests = 0
         self.requests_refused = 0
         self.requests_timed_out = 0
@@ -40,26 +35,11 @@ class Traffic:
         self.connections_opened = 0
         self.malformed = dict.fromkeys(REASONS, 0)
         self.closed = dict.fromkeys(CLOSE_REASONS, 0)
-        self._period_started_s = -_PERIOD_S
-        self._lines_in_period = 0
-        self._lines_left_out = 0
         self._failures_seen: set[tuple[int, str]] = set()
 
     def warn(self, event: str, peer: tuple[str, int], reason: str, detail: str) -> None:
-        """Log one line about a peer, at most ten in ten seconds; the next one says how many were left out."""
-        now_s = self._clock.monotonic_s()
-        if now_s - self._period_started_s >= _PERIOD_S:
-            self._period_started_s = now_s
-            self._lines_in_period = 0
-        if self._lines_in_period >= _LINES_PER_PERIOD:
-            self._lines_left_out += 1
-            return
-        self._lines_in_period += 1
-        left_out, self._lines_left_out = self._lines_left_out, 0
-        _log.warning(
-            "event=%s peer=%s:%d reason=%s left_out=%d detail=%s",
-            event, peer[0], peer[1], reason, left_out, detail,
-        )  # fmt: skip
+        """Log one line about a peer; what it sent is never part of it, and the log itself stops floods."""
+        _log.warning(event, extra={"peer": f"{peer[0]}:{peer[1]}", "reason": reason, "detail": detail})
 
     def handler_failed(self, code: int, error: Exception) -> None:
         """Count a fault of ours; each place is logged once, with the traceback only for debugging."""
@@ -70,10 +50,15 @@ class Traffic:
             return
         self._failures_seen.add((code, place))
         _log.error(
-            "event=handler_failed code=%d name=%s place=%s error=%s: %s",
-            code, request_name(code), place, type(error).__name__, ascii(str(error)[:200]),
+            "a request handler failed",
+            extra={
+                "code": code,
+                "request": request_name(code),
+                "place": place,
+                "detail": ascii(f"{type(error).__name__}: {error}"[:200]),
+            },
             exc_info=error if _log.isEnabledFor(logging.DEBUG) else None,
-        )  # fmt: skip
+        )
 
     def metrics(self, connections: int, labels: tuple[tuple[str, str], ...] = ()) -> Iterator[Metric]:
         """The counters as samples; `connections` are those open now."""

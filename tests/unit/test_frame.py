@@ -344,7 +344,7 @@ def test_a_json_header_is_written_as_java_does() -> None:
 
 
 def test_a_json_frame_with_a_header_of_97_bytes_starts_as_the_golden_one() -> None:
-    (data,) = encode(Command.request(34))
+    (data,) = encode(Command.request(5))
     assert len(data) == 8 + 97
     assert data[:8].hex() == "0000006500000061"
 
