@@ -1,0 +1,1 @@
+"""Load tests: the connection swarm and what is built on it."""

@@ -1,0 +1,236 @@
+"""Command line of the swarm: ``publish``, ``hold``, ``sink`` and ``calibrate``.
+
+Results are JSON on standard output, one object a line; progress and errors go to standard error.
+"""
+
+import argparse
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from loadtest.swarm import MESSAGES_UNLIMITED, Plan, Report, Sink, Swarm, SwarmError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; 0 when it ended well, 1 when the server failed the swarm, 2 for bad usage."""
+    options = _parser().parse_args(arguments)
+    if options.core is not None:
+        os.sched_setaffinity(0, {options.core})
+    try:
+        return int(options.command(options))
+    except (SwarmError, ValueError) as error:
+        print(f"swarm: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def publish(options: argparse.Namespace) -> int:
+    """Publishers, and subscribers that listen to them; prints one report."""
+    with Swarm(_plan(options, publishers=options.publishers, subscribers=options.subscribers)) as swarm:
+        swarm.connect()
+        report = swarm.publish()
+    _show(report)
+    _print(report.as_dict())
+    return 0 if report.counters["acknowledged"] + report.counters["delivered"] or options.qos == 0 else 1
+
+
+def hold(options: argparse.Namespace) -> int:
+    """Connections that stay: prints ``ready`` when all are in; ends with the time or with standard input."""
+    plan = _plan(options, subscribers=options.subscribers, idle=options.idle)
+    with Swarm(plan) as swarm:
+        seconds = swarm.connect()
+        _print({"state": "ready", "connections": plan.idle + plan.subscribers, "connect_s": seconds})
+        deadline = time.monotonic() + options.seconds
+        while time.monotonic() < deadline:
+            swarm.hold(min(0.5, max(0.0, deadline - time.monotonic())))
+            if (
+                options.until_input_ends
+                and select.select([sys.stdin], [], [], 0)[0]
+                and not sys.stdin.readline()
+            ):
+                break
+        _print({"state": "over", "counters": swarm.engine.counters_now()})
+    return 0
+
+
+def sink(options: argparse.Namespace) -> int:
+    """A server that acknowledges and discards; prints its port and ends with SIGTERM, SIGINT or the time."""
+    server = Sink(options.port, relay=options.relay)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: server.stop())
+    _print({"state": "ready", "port": server.port})
+    timer = threading.Timer(options.seconds, server.stop)
+    timer.daemon = True
+    timer.start()
+    server.run()
+    _print({"state": "over", "connects": server.connects, "messages": server.messages})
+    return 0
+
+
+def calibrate(options: argparse.Namespace) -> int:
+    """How fast the engine is by itself: full load against the sink in a process of its own.
+
+    ``engine_limit_per_s`` is messages for each second of the engine's processor time: what it could do were
+    the other side infinitely fast.
+    """
+    scenarios: list[tuple[str, dict[str, Any]]] = [
+        ("qos1_window100", {"publishers": 100, "qos": 1, "window": 100}),
+        ("qos1_window1", {"publishers": 100, "qos": 1, "window": 1}),
+        ("qos0", {"publishers": 100, "qos": 0}),
+        ("qos0_to_one_subscriber", {"publishers": 100, "subscribers": 1, "qos": 0}),
+        ("qos1_to_one_subscriber", {"publishers": 100, "subscribers": 1, "qos": 1, "window": 100}),
+    ]
+    for name, kinds in scenarios:
+        command = [sys.executable, "-m", "loadtest.swarm", "sink", "--seconds", "600"]
+        if options.sink_core is not None:
+            command += ["--core", str(options.sink_core)]
+        if "subscribers" in kinds:
+            command.append("--relay")
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout is not None
+            port = json.loads(process.stdout.readline())["port"]
+            plan = Plan(
+                port=port, payload_bytes=options.payload_bytes, seconds=options.seconds, warmup_s=0.5, **kinds
+            )
+            with Swarm(plan) as swarm:
+                swarm.connect()
+                report = swarm.publish()
+        finally:
+            process.terminate()
+            process.communicate(timeout=10)
+        rate = report.published_per_s if plan.qos == 0 else report.acknowledged_per_s
+        if plan.subscribers:
+            rate = report.delivered_per_s
+        _print(
+            {
+                "scenario": name,
+                "messages_per_s": round(rate),
+                "engine_cpu_share": round(report.engine_cpu_share, 3),
+                "engine_limit_per_s": round(rate / report.engine_cpu_share) if report.engine_cpu_share else 0,
+                "violations": report.violations,
+            }
+        )
+    return 0
+
+
+def _plan(options: argparse.Namespace, **kinds: int) -> Plan:
+    return Plan(
+        host=options.host,
+        port=options.port,
+        topic=options.topic,
+        filter=options.filter,
+        client_id=options.client_id,
+        username=options.username,
+        password=options.password,
+        keep_alive_s=options.keep_alive,
+        qos=options.qos,
+        filter_qos=options.filter_qos,
+        window=options.window,
+        payload_bytes=options.payload_bytes,
+        rate_per_s=options.rate,
+        messages_max=options.messages,
+        seconds=options.seconds,
+        warmup_s=options.warmup,
+        drain_timeout_s=options.drain_timeout,
+        connect_rate_per_s=options.connect_rate,
+        connect_timeout_s=options.connect_timeout,
+        number_base=options.number_base,
+        source_addresses=tuple(options.source_address),
+        measures_acks=options.measure_acks,
+        **kinds,
+    )
+
+
+def _show(report: Report) -> None:
+    print(
+        f"published {report.published_per_s:,.0f}/s, acknowledged {report.acknowledged_per_s:,.0f}/s, "
+        f"delivered {report.delivered_per_s:,.0f}/s in {report.seconds:.1f} s; "
+        f"engine {report.engine_cpu_share:.0%} of a core; {report.violations} violations; {'drained' if report.is_drained else 'NOT drained'}",
+        file=sys.stderr,
+    )
+    for name, summary in report.latencies.items():
+        if summary["count"]:
+            print(
+                f"{name}: p50 {summary['p50_ns'] / 1e6:.3f} ms, p99 {summary['p99_ns'] / 1e6:.3f} ms, "
+                f"max {summary['max_ns'] / 1e6:.3f} ms ({summary['count']:,.0f} messages)",
+                file=sys.stderr,
+            )
+
+
+def _print(values: dict[str, Any]) -> None:
+    print(json.dumps(values), flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m loadtest.swarm", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    load = argparse.ArgumentParser(add_help=False)
+    load.add_argument("--core", type=int, help="pin to this processor core")
+    load.add_argument("--host", default="127.0.0.1")
+    load.add_argument("--port", type=int, default=1883)
+    load.add_argument("--topic", default="devices/{n}/telemetry")
+    load.add_argument("--filter", default="devices/+/telemetry")
+    load.add_argument("--client-id", default="swarm-{kind}-{n}")
+    load.add_argument("--username")
+    load.add_argument("--password")
+    load.add_argument("--keep-alive", type=int, default=60, metavar="SECONDS")
+    load.add_argument("--qos", type=int, choices=(0, 1), default=1)
+    load.add_argument(
+        "--filter-qos", type=int, choices=(0, 1), help="QoS of subscribers; that of --qos by default"
+    )
+    load.add_argument("--window", type=int, default=100, help="unacknowledged messages a publisher may have")
+    load.add_argument("--payload-bytes", type=int, default=100)
+    load.add_argument(
+        "--rate", type=int, default=0, help="messages/s over all publishers; 0: as fast as possible"
+    )
+    load.add_argument(
+        "--messages", type=int, default=MESSAGES_UNLIMITED, help="messages at most, over all publishers"
+    )
+    load.add_argument("--seconds", type=float, default=5.0)
+    load.add_argument("--warmup", type=float, default=1.0, metavar="SECONDS")
+    load.add_argument("--drain-timeout", type=float, default=10.0, metavar="SECONDS")
+    load.add_argument("--connect-rate", type=float, default=2_000.0, help="connections opened per second")
+    load.add_argument("--connect-timeout", type=float, default=60.0, metavar="SECONDS")
+    load.add_argument("--number-base", type=int, default=0, help="first connection number")
+    load.add_argument("--source-address", action="append", default=[], help="local address; may be repeated")
+    load.add_argument("--measure-acks", action="store_true", help="measure the time to PUBACK")
+
+    one = commands.add_parser("publish", parents=[load], help="publishers and their subscribers")
+    one.add_argument("--publishers", type=int, default=100)
+    one.add_argument("--subscribers", type=int, default=0)
+    one.set_defaults(command=publish)
+
+    one = commands.add_parser("hold", parents=[load], help="connections that stay idle or listen")
+    one.add_argument("--idle", type=int, default=0)
+    one.add_argument("--subscribers", type=int, default=0)
+    one.add_argument("--until-input-ends", action="store_true", help="also end when standard input is closed")
+    one.set_defaults(command=hold)
+
+    one = commands.add_parser("sink", help="a server that acknowledges and discards")
+    one.add_argument("--core", type=int)
+    one.add_argument("--port", type=int, default=0)
+    one.add_argument("--relay", action="store_true", help="hand every message to every subscriber")
+    one.add_argument("--seconds", type=float, default=3_600.0)
+    one.set_defaults(command=sink)
+
+    one = commands.add_parser("calibrate", help="the engine's own speed, against the sink")
+    one.add_argument("--core", type=int)
+    one.add_argument("--sink-core", type=int)
+    one.add_argument("--payload-bytes", type=int, default=100)
+    one.add_argument("--seconds", type=float, default=2.0)
+    one.set_defaults(command=calibrate)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
