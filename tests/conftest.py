@@ -1,7 +1,9 @@
-"""What holds for all tests: examples per profile, and no test of code older than its source."""
+"""What holds for all tests: oracles to import, examples per profile, and no test of code older than
+its source."""
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -10,29 +12,55 @@ from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# The slow twins of the compiled modules: `from record_oracle import ...`.
+sys.path.insert(0, str(ROOT / "tests" / "oracles"))
+
 # No deadline per example: how long one takes says more about the machine's other work than about ours.
 settings.register_profile("default", deadline=None)
 settings.register_profile("fuzz", deadline=None, max_examples=20_000, suppress_health_check=list(HealthCheck))
 settings.load_profile("default")
 
+_CIMPORT = re.compile(r"^\s*(?:from\s+([\w.]+)\s+cimport|cimport\s+([\w.]+))", re.MULTILINE)
+
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fail before the first test when a compiled module that the tests use is older than its source."""
-    stale = sorted(
-        name for name, module in sys.modules.items() if _is_stale(getattr(module, "__file__", None))
-    )
+    """Fail before the first test when a compiled module is older than what it was compiled from.
+
+    A run of all tests looks at every module, a run of some only at those the tests have imported.
+    """
+    if session.config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        built = [file for package in ("iotmq", "loadtest") for file in (ROOT / package).rglob("*.so")]
+    else:
+        built = [
+            Path(module.__file__) for module in sys.modules.values() if getattr(module, "__file__", None)
+        ]
+    stale = sorted(str(file.relative_to(ROOT)) for file in built if is_stale(file, ROOT))
     if stale:
         raise pytest.UsageError(
             f"compiled modules older than their sources: {', '.join(stale)}; make compile"
         )
 
 
-def _is_stale(file: str | None) -> bool:
-    if not file or not file.endswith(".so"):
+def is_stale(built: Path, root: Path) -> bool:
+    """Whether an extension below `root` is older than its source or a .pxd that source includes."""
+    if built.suffix != ".so" or not built.is_relative_to(root) or ".venv" in built.parts:
         return False
-    built = Path(file)
-    if not built.is_relative_to(ROOT) or ".venv" in built.parts:
-        return False
-    stem = built.parent / built.name.split(".", 1)[0]
-    sources = [stem.with_suffix(suffix) for suffix in (".pyx", ".pxd", ".py")]
-    return any(source.exists() and source.stat().st_mtime > built.stat().st_mtime for source in sources)
+    module = built.parent / built.name.split(".", 1)[0]
+    built_at = built.stat().st_mtime
+    return any(source.stat().st_mtime > built_at for source in _sources(module, root))
+
+
+def _sources(module: Path, root: Path) -> set[Path]:
+    """The .pyx or .py and the .pxd of a module (a path without suffix), and every .pxd they cimport."""
+    found: set[Path] = set()
+    to_read = [
+        source for suffix in (".pyx", ".pxd", ".py") if (source := module.with_suffix(suffix)).exists()
+    ]
+    while to_read:
+        source = to_read.pop()
+        if source in found or not source.exists():
+            continue
+        found.add(source)
+        cimported = (match[1] or match[2] for match in _CIMPORT.finditer(source.read_text()))
+        to_read += [root.joinpath(*name.split(".")).with_suffix(".pxd") for name in cimported]
+    return found
