@@ -22,6 +22,8 @@ COLUMN_PROPERTIES_MAX: Final = 64
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 HEADER_BYTES_MAX: Final = 1024 * 1024
 HEADER_FIELDS_MAX: Final = 256
+# JSON with unquoted map keys is put right byte by byte in Python, on the event loop.
+LENIENT_JSON_BYTES_MAX: Final = 512 * 1024
 REQUESTS_IN_FLIGHT_MAX: Final = 16_384
 NATIVE_CONNECTIONS_MAX: Final = 16_384
 NATIVE_IDLE_S: Final = 120.0

@@ -7,6 +7,7 @@ a quoted number, an object key a string that holds the object's JSON text (which
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from typing import Any, Final, TypeVar
@@ -14,6 +15,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from iotmq.errors import RequestError
+from iotmq.limits import LENIENT_JSON_BYTES_MAX
 from iotmq.remoting.codes import ResponseCode
 from iotmq.remoting.command import Body
 
@@ -23,7 +25,6 @@ _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _BARE_KEY: Final = re.compile(rb'[^\s:,{}\[\]"]+')
 _PLAIN: Final = re.compile(rb'[^"{}\[\],]+')
 _STRING_OR_BRACKET: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]', re.DOTALL)
-_NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]")
 _SPACE: Final = b" \t\r\n"
 
 
@@ -39,6 +40,11 @@ def decode(body: Body, shape: type[T]) -> T:
         raise RequestError(ResponseCode.SYSTEM_ERROR, f"the body does not fit: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
+    if len(data) > LENIENT_JSON_BYTES_MAX:
+        raise RequestError(
+            ResponseCode.SYSTEM_ERROR,
+            f"the body is not standard JSON, and its {len(data)} bytes are past the maximum for another kind",
+        )
     try:
         return msgspec.json.decode(standard_json(bytes(data)), type=shape, strict=False)
     except msgspec.ValidationError as error:
@@ -54,8 +60,8 @@ def encode(value: Any) -> bytes:
 
 def encode_ascii(value: Any) -> bytes:
     """`value` as standard JSON with sorted keys and everything beyond ASCII as ``\\uXXXX``."""
-    text = msgspec.json.encode(value, order="sorted").decode()
-    return (text if text.isascii() else _NOT_ASCII.sub(_escape, text)).encode("ascii")
+    plain = msgspec.to_builtins(value, str_keys=True)
+    return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode("ascii")
 
 
 def encode_object_map(entries: Iterable[tuple[bytes, bytes]]) -> bytes:
@@ -128,8 +134,3 @@ def _object_end(data: bytes, at: int) -> int:
             if depth == 0:
                 return match.end()
     raise ValueError(f"an object used as key does not end (byte {at})")
-
-
-def _escape(match: re.Match[str]) -> str:
-    units = match.group().encode("utf-16-be")
-    return "".join([f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2)])

@@ -35,7 +35,7 @@ class Traffic:
         self.connections_opened = 0
         self.malformed = dict.fromkeys(REASONS, 0)
         self.closed = dict.fromkeys(CLOSE_REASONS, 0)
-        self._failures_seen: set[tuple[int, str]] = set()
+        self._failures_seen: set[str] = set()
 
     def warn(self, event: str, peer: tuple[str, int], reason: str, detail: str) -> None:
         """Log one line about a peer; what it sent is never part of it, and the log itself stops floods."""
@@ -46,9 +46,9 @@ class Traffic:
         self.handler_failures += 1
         frames = extract_tb(error.__traceback__)
         place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown"
-        if (code, place) in self._failures_seen or len(self._failures_seen) >= _FAILURES_REMEMBERED:
+        if place in self._failures_seen or len(self._failures_seen) >= _FAILURES_REMEMBERED:
             return
-        self._failures_seen.add((code, place))
+        self._failures_seen.add(place)
         _log.error(
             "a request handler failed",
             extra={
