@@ -56,7 +56,8 @@ cdef class ServerConnection:
     cdef Outbound* _outbound
     cdef set _qos2_received             # packet ids between PUBLISH and PUBREL; None until the first
     cdef list _events                   # None while there are none
-    cdef readonly double last_received_s
+    cdef public double last_received_s
+    cdef double _connect_deadline_s
     cdef readonly uint16_t keep_alive_s
     cdef readonly uint8_t state
     cdef public bint is_write_paused    # set by the shell while the socket takes no more

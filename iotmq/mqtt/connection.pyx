@@ -181,6 +181,7 @@ cdef class ServerConnection:
         self.settings = settings
         self.sink = sink
         self.last_received_s = now_s
+        self._connect_deadline_s = now_s + settings.connect_timeout_s
         self.state = STATE_AWAITING_CONNECT
 
     def __dealloc__(self):
@@ -401,9 +402,12 @@ cdef class ServerConnection:
         return self._events is not None
 
     def next_deadline(self):
-        """When `last_received_s` becomes too old [MQTT-3.1.2-24], in seconds; None when never."""
+        """When the device has been silent for too long [MQTT-3.1.2-24], in seconds; None when never.
+
+        Bytes that are not yet a CONNECT do not move the first deadline, or they could hold a connection for ever.
+        """
         if self.state == STATE_AWAITING_CONNECT:
-            return self.last_received_s + self.settings.connect_timeout_s
+            return self._connect_deadline_s
         if self.state == STATE_CLOSED or self.keep_alive_s == 0:
             return None
         return self.last_received_s + 1.5 * self.keep_alive_s

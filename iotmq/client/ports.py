@@ -1,0 +1,68 @@
+"""What an MQTT front end asks of the brokers behind it.
+
+The all-in-one process plugs in `iotmq.broker.gateway.LocalGateway`, where each of these is a method call on
+the broker; separate processes plug in `iotmq.client.gateway.RemoteGateway`, which speaks the native protocol
+(docs/wire-protocol.md, codes from 30001). Nothing else differs between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Protocol
+
+from typing_extensions import Buffer
+
+from iotmq.metrics import Metric
+
+AppendDone = Callable[[int, str], None]
+"""Told a response code (0 = as durable as promised) and a remark, once, possibly before `append` returns."""
+
+
+class DeliveryReceiver(Protocol):
+    """Where a gateway pushes the records that match a front end's filters."""
+
+    def deliver(self, records: Buffer, matches: Buffer) -> None:
+        """Take records for subscribers; both buffers may be reused once this returns.
+
+        `records` holds whole records; `matches` is a run of: u32 place of a record in `records`, u32 count,
+        count x u32 filter ids of `GatewayPort.attach`, all big-endian.
+        """
+
+
+class GatewayPort(Protocol):
+    """One front end's channel to the brokers."""
+
+    @property
+    def record_bytes_max(self) -> int:
+        """The largest record the brokers take."""
+
+    @property
+    def not_ready_reason(self) -> str | None:
+        """None while messages can be handed over, else what is missing, in words."""
+
+    async def start(self, topics: Collection[str], receiver: DeliveryReceiver) -> None:
+        """Connect, make sure that every broker topic of `topics` exists, and learn its queues."""
+
+    async def stop(self) -> None:
+        """Give up the channel; batches that were not confirmed are reported as not stored."""
+
+    def queue_count(self, topic: str) -> int:
+        """How many queues a topic of `start` has, over all brokers; queue ids below are 0 to count - 1."""
+
+    def append(
+        self, topic: str, queue_id: int, elements: Buffer, *, count: int, is_stored: bool, done: AppendDone
+    ) -> None:
+        """Hand over `count` messages in batch encoding, to the log or (not stored) to live subscribers only.
+
+        `elements` stays untouched until `done` was called. The caller keeps at most one batch of a queue
+        under way, which keeps their order.
+        """
+
+    def attach(self, filters: Sequence[tuple[int, str]], done: Callable[[bool], None]) -> None:
+        """Ask for the records that match these filters, under ids of the caller; `done(False)` = refused."""
+
+    def detach(self, filter_ids: Sequence[int]) -> None:
+        """Take filters back; a few records may still arrive for them."""
+
+    def metrics(self) -> Iterable[Metric]:
+        """What the channel counts."""

@@ -1,0 +1,218 @@
+"""From broker to subscribers: each pushed record is written to the local devices whose filters it matches.
+
+Operations: subscribe, unsubscribe, and one call per push with any number of records. Goals: no Python object
+per record and delivery; a device that several of its filters select gets one copy, of the highest QoS granted
+[MQTT-3.3.5-1]; what a slow device cannot take is dropped and counted, and nobody else waits. Plan: per
+filter an array of (device, QoS); records are read where they lie.
+"""
+
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, realloc
+
+from iotmq.message.layout cimport SYS_FLAG_COMPRESSED, get_u32
+from iotmq.message.record cimport FORMAT_OK, RecordParts, find_property, parse_record
+from iotmq.mqtt_front.device cimport Device, DeviceGroup
+
+from iotmq.message import properties as names
+from iotmq.message.bodies import inflate_body
+from iotmq.message.errors import MessageFormatError
+
+cdef bytes _TOPIC = names.MQTT_TOPIC.encode()
+cdef bytes _QOS = names.MQTT_QOS.encode()
+cdef const char* _topic_key = _TOPIC
+cdef const char* _qos_key = _QOS
+cdef Py_ssize_t _topic_key_size = len(_TOPIC)
+cdef Py_ssize_t _qos_key_size = len(_QOS)
+
+
+cdef struct Subscriber:
+    void* device        # a counted reference
+    uint8_t qos
+
+
+cdef class Subscribers:
+    """The local devices of one filter."""
+
+    cdef Subscriber* entries
+    cdef Py_ssize_t count
+    cdef Py_ssize_t capacity
+    cdef dict places            # device -> place in entries
+
+    def __init__(self):
+        self.places = {}
+
+    def __dealloc__(self):
+        cdef Py_ssize_t index
+        for index in range(self.count):
+            Py_DECREF(<object>self.entries[index].device)
+        free(self.entries)
+
+    def __len__(self):
+        return self.count
+
+    cdef int put(self, Device device, uint8_t qos) except -1:
+        cdef Subscriber* entries
+        cdef Py_ssize_t capacity
+        place = self.places.get(device)
+        if place is not None:
+            self.entries[<Py_ssize_t>place].qos = qos
+            return 0
+        if self.count == self.capacity:
+            capacity = self.capacity * 2 if self.capacity else 1
+            entries = <Subscriber*>realloc(self.entries, capacity * sizeof(Subscriber))
+            if entries == NULL:
+                raise MemoryError
+            self.entries = entries
+            self.capacity = capacity
+        self.places[device] = self.count
+        self.entries[self.count] = Subscriber(<void*>device, qos)
+        self.count += 1
+        Py_INCREF(device)
+        return 0
+
+    cdef int discard(self, Device device) except -1:
+        place = self.places.pop(device, None)
+        if place is None:
+            return 0
+        cdef Py_ssize_t at = place
+        self.count -= 1
+        if at != self.count:
+            self.entries[at] = self.entries[self.count]
+            self.places[<object>self.entries[at].device] = at
+        Py_DECREF(device)
+        return 0
+
+
+cdef class Egress:
+    """The fan-out of one front end (client.ports.DeliveryReceiver)."""
+
+    cdef DeviceGroup group
+    cdef dict _filters                  # filter id -> Subscribers
+    cdef uint32_t _last_id              # ids are not used again: pushes for an old one may be under way
+    cdef dict _id_of                    # filter -> id
+    cdef dict _gathered                 # device -> QoS, while one record is delivered by several filters
+    cdef readonly uint64_t delivered
+    cdef readonly uint64_t dropped
+    cdef readonly uint64_t malformed
+
+    def __init__(self, DeviceGroup group not None):
+        self.group = group
+        self._filters = {}
+        self._id_of = {}
+        self._gathered = {}
+
+    @property
+    def filter_count(self):
+        """Filters with at least one local subscriber."""
+        return len(self._id_of)
+
+    def subscribe(self, str topic_filter not None, Device device not None, int qos):
+        """Add a subscriber, or change its QoS. Returns the filter's id when the filter is new here, else None."""
+        filter_id = self._id_of.get(topic_filter)
+        is_new = filter_id is None
+        if is_new:
+            self._last_id += 1
+            filter_id = self._last_id
+            self._filters[filter_id] = Subscribers()
+            self._id_of[topic_filter] = filter_id
+        (<Subscribers>self._filters[filter_id]).put(device, <uint8_t>qos)
+        return filter_id if is_new else None
+
+    def unsubscribe(self, str topic_filter not None, Device device not None):
+        """Remove a subscriber. Returns the filter's id when nobody is left on it, else None."""
+        filter_id = self._id_of.get(topic_filter)
+        if filter_id is None:
+            return None
+        cdef Subscribers subscribers = self._filters[filter_id]
+        subscribers.discard(device)
+        if subscribers.count:
+            return None
+        del self._id_of[topic_filter]
+        del self._filters[filter_id]
+        return filter_id
+
+    def deliver(self, const uint8_t[::1] records not None, const uint8_t[::1] matches not None):
+        """Write each matched record to the subscribers of its filters (client.ports.DeliveryReceiver)."""
+        cdef Py_ssize_t at = 0, size = matches.shape[0]
+        cdef Py_ssize_t records_size = records.shape[0]
+        cdef uint32_t place, count, index
+        cdef RecordParts record
+        cdef const uint8_t* match
+        if size == 0 or records_size == 0:
+            return
+        while at + 8 <= size:
+            match = &matches[0] + at
+            place = get_u32(match)
+            count = get_u32(match + 4)
+            if count > <uint64_t>(size - at - 8) // 4 or place >= <uint64_t>records_size:
+                self.malformed += 1
+                return
+            at += 8 + 4 * <Py_ssize_t>count
+            if parse_record(&records[0] + place, &records[0] + records_size, &record) != FORMAT_OK:
+                self.malformed += 1
+                continue
+            self._deliver_record(&record, match + 8, count)
+
+    cdef int _deliver_record(self, const RecordParts* record, const uint8_t* ids, uint32_t count) except -1:
+        cdef const uint8_t* topic = NULL
+        cdef const uint8_t* value = NULL
+        cdef const uint8_t* body = record.body
+        cdef Py_ssize_t body_size = record.body_size
+        cdef Py_ssize_t topic_size = find_property(
+            record.properties, record.properties_size, _topic_key, _topic_key_size, &topic
+        )
+        cdef Py_ssize_t value_size = find_property(
+            record.properties, record.properties_size, _qos_key, _qos_key_size, &value
+        )
+        # A record without the property comes from a native producer: as reliable as the subscriber asked.
+        cdef int qos = value[0] - 48 if value_size == 1 and 48 <= value[0] <= 50 else 1
+        cdef uint32_t index, filter_id
+        cdef Py_ssize_t place
+        cdef Subscribers subscribers
+        cdef bytes inflated
+        if topic_size <= 0 or topic_size > 65535:
+            self.malformed += 1
+            return 0
+        if record.sys_flag & SYS_FLAG_COMPRESSED:
+            try:
+                inflated = inflate_body(body[:body_size], record.sys_flag)
+            except MessageFormatError:
+                self.malformed += 1
+                return 0
+            body = inflated
+            body_size = len(inflated)
+        if count == 1:
+            subscribers = self._find(get_u32(ids))
+            if subscribers is not None:
+                for place in range(subscribers.count):
+                    self._deliver_one(
+                        <Device>subscribers.entries[place].device, topic, topic_size, body, body_size,
+                        min(qos, <int>subscribers.entries[place].qos),
+                    )
+            return 0
+        self._gathered.clear()
+        for index in range(count):
+            subscribers = self._find(get_u32(ids + 4 * index))
+            if subscribers is None:
+                continue
+            for place in range(subscribers.count):
+                device = <Device>subscribers.entries[place].device
+                self._gathered[device] = max(self._gathered.get(device, 0), subscribers.entries[place].qos)
+        for device, granted in self._gathered.items():
+            self._deliver_one(<Device>device, topic, topic_size, body, body_size, min(qos, <int>granted))
+        return 0
+
+    cdef Subscribers _find(self, uint32_t filter_id):
+        return self._filters.get(filter_id)
+
+    cdef int _deliver_one(
+        self, Device device, const uint8_t* topic, Py_ssize_t topic_size, const uint8_t* body, Py_ssize_t body_size, int qos
+    ) except -1:
+        if device.deliver(topic, <uint16_t>topic_size, body, <uint32_t>body_size, qos):
+            self.delivered += 1
+            if device.output.size:
+                self.group.touch(device)
+        else:
+            self.dropped += 1
+        return 0

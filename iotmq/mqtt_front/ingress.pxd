@@ -1,0 +1,80 @@
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from iotmq.mqtt.connection cimport PublishSink, ServerConnection
+from iotmq.mqtt.topic_table cimport TopicTable
+from iotmq.mqtt_front.device cimport Device, DeviceGroup
+
+
+cdef struct Target:
+    # What one MQTT topic resolved to; value of the topic table.
+    uint8_t* properties         # MQTT_TOPIC, KEYS and TAGS of its records, owned
+    uint32_t properties_size
+    uint32_t lane               # place in Ingress._lanes
+
+
+cdef struct Waiter:
+    # A run of messages of one device, in a batch, that wait for the broker's promise.
+    void* device                # a counted reference
+    uint32_t sequence
+    uint32_t count
+
+
+cdef class Batch:
+    cdef Lane lane
+    cdef uint8_t* data
+    cdef Py_ssize_t size
+    cdef Py_ssize_t capacity
+    cdef Waiter* waiters
+    cdef Py_ssize_t waiters_count
+    cdef Py_ssize_t waiters_capacity
+    cdef readonly uint32_t count
+    cdef int exports                    # buffers that others hold; the memory may not move
+    cdef bint is_done                   # `completed` was called; set False when it is handed over
+
+    cdef uint8_t* reserve(self, Py_ssize_t extra) except NULL
+    cdef int add_waiter(self, Device device, uint32_t sequence) except -1
+    cdef void clear(self) noexcept
+
+
+cdef class Lane:
+    cdef Ingress ingress
+    cdef readonly str topic
+    cdef readonly int queue_id
+    cdef readonly bint is_stored
+    cdef Batch filling                  # where the next message goes
+    cdef list waiting                   # full batches behind the one under way, oldest first
+    cdef Batch under_way                # handed to the broker; None while the lane is idle
+    cdef bint is_active                 # in Ingress._active
+
+    cdef int send(self) except -1
+
+
+cdef class Ingress(PublishSink):
+    cdef object _router
+    cdef object _port
+    cdef object _loop
+    cdef public DeviceGroup group       # set once, by the front end that owns both
+    cdef TopicTable _targets
+    cdef list _lanes
+    cdef dict _lane_of                  # (broker topic, queue id, is stored) -> place in _lanes
+    cdef list _active                   # lanes with something to send at the end of the turn
+    cdef list _spare                    # empty batches with their memory
+    cdef bint _is_scheduled
+    cdef bint _is_flushing
+    cdef Py_ssize_t _batch_bytes_max
+    cdef Py_ssize_t _pending_bytes_max
+    cdef Py_ssize_t _record_bytes_max
+    cdef double _retry_interval_s
+    cdef Py_ssize_t _pending_bytes      # in batches of any kind
+    cdef readonly uint64_t messages
+    cdef readonly uint64_t message_bytes
+    cdef readonly uint64_t batches
+    cdef readonly uint64_t retries
+    cdef readonly uint64_t not_stored   # messages the broker refused for good
+
+    cdef Target* _resolve(self, const uint8_t* topic, Py_ssize_t size) except NULL
+    cdef int add(self, Target* target, Device device, const uint8_t* payload, Py_ssize_t payload_size, int qos, bint retain, bint is_waiting, uint32_t sequence) except -1
+    cdef int _schedule(self) except -1
+    cdef Batch _take_batch(self, Lane lane)
+    cdef int _batch_done(self, Batch batch, int code, str remark) except -1
+    cdef void _drop_targets(self) noexcept

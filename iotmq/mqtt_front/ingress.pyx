@@ -1,0 +1,407 @@
+"""From PUBLISH to broker: every message is copied once into the batch of its queue.
+
+Operations: one call per PUBLISH (from the MQTT core, as pointers), one hand-over per queue and loop turn, one
+call per batch when the broker kept its promise. Goals: no Python object and no Python call per message; order
+per queue; acknowledged only what is stored; bounded memory. Plan: what a topic maps to is cached as C data;
+a *lane* per queue fills a batch, hands it over at the end of the turn, and keeps at most one under way, so
+that a slow broker makes batches larger instead of more numerous, and a repeated one cannot overtake. What a
+batch holds for whom is kept as runs (device, first sequence, count). When `pending_bytes_max` wait, reading
+from devices stops until half of it is gone.
+"""
+
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
+from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcpy
+
+from iotmq.message.layout cimport ELEMENT_FIXED_BYTES, RECORD_FIXED_BYTES, put_u16, put_u32
+from iotmq.mqtt.connection cimport PublishSink, ServerConnection
+from iotmq.mqtt.topic_table cimport TopicTable
+from iotmq.mqtt_front.device cimport Device, DeviceGroup
+
+import logging
+
+from iotmq import limits
+from iotmq.client.routes import queue_of_key
+from iotmq.message.properties import KEYS, MQTT_QOS, MQTT_RETAIN, MQTT_TOPIC, TAGS, encode_properties
+from iotmq.mqtt.errors import MqttProtocolError
+from iotmq.mqtt.reason_codes import NOT_STORED, PACKET_TOO_LARGE, TOPIC_NAME_INVALID
+from iotmq.mqtt.topics import decode_topic_name
+from iotmq.remoting.codes import ResponseCode
+
+_log = logging.getLogger("iotmq.mqtt")
+
+cdef enum:
+    SPARE_BATCHES_MAX = 16
+    BATCH_BYTES_INITIAL = 16 * 1024
+    CACHED_TOPICS_MAX = 65536
+
+cdef uint32_t BATCH_RECORDS_MAX = limits.BATCH_RECORDS_MAX
+cdef Py_ssize_t PROPERTIES_BYTES_MAX = limits.PROPERTIES_BYTES_MAX
+
+# The broker understood and will say no again; anything else may be over in a moment.
+cdef frozenset _FINAL_CODES = frozenset({ResponseCode.MESSAGE_ILLEGAL, ResponseCode.NO_PERMISSION})
+
+# The last properties of a record, per QoS and retain flag.
+cdef list _FLAG_PROPERTIES = [
+    encode_properties({MQTT_QOS: str(qos)} | ({MQTT_RETAIN: "1"} if retain else {}))
+    for qos in range(3)
+    for retain in range(2)
+]
+cdef const uint8_t* _flag_properties[6]
+cdef Py_ssize_t _flag_properties_size[6]
+for _index in range(6):
+    _flag_properties[_index] = <const uint8_t*><bytes>_FLAG_PROPERTIES[_index]
+    _flag_properties_size[_index] = len(_FLAG_PROPERTIES[_index])
+
+
+cdef class Batch:
+    """Messages of one queue in batch encoding, as a read-only buffer, and who waits for them."""
+
+    def __dealloc__(self):
+        self.clear()
+        free(self.data)
+        free(self.waiters)
+
+    def __getbuffer__(self, Py_buffer* buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.data, self.size, 1, flags & ~PyBUF_WRITABLE)
+        self.exports += 1
+
+    def __releasebuffer__(self, Py_buffer* buffer):
+        self.exports -= 1
+
+    cdef uint8_t* reserve(self, Py_ssize_t extra) except NULL:
+        cdef Py_ssize_t capacity = self.capacity if self.capacity else BATCH_BYTES_INITIAL
+        cdef uint8_t* data
+        if self.size + extra > self.capacity:
+            while capacity < self.size + extra:
+                capacity *= 2
+            data = <uint8_t*>realloc(self.data, capacity)
+            if data == NULL:
+                raise MemoryError
+            self.data = data
+            self.capacity = capacity
+        return self.data + self.size
+
+    cdef int add_waiter(self, Device device, uint32_t sequence) except -1:
+        cdef Waiter* waiter
+        cdef Py_ssize_t capacity
+        if self.waiters_count:
+            waiter = &self.waiters[self.waiters_count - 1]
+            if waiter.device == <void*>device and waiter.sequence + waiter.count == sequence:
+                waiter.count += 1
+                return 0
+        if self.waiters_count == self.waiters_capacity:
+            capacity = self.waiters_capacity * 2 if self.waiters_capacity else 64
+            waiter = <Waiter*>realloc(self.waiters, capacity * sizeof(Waiter))
+            if waiter == NULL:
+                raise MemoryError
+            self.waiters = waiter
+            self.waiters_capacity = capacity
+        self.waiters[self.waiters_count] = Waiter(<void*>device, sequence, 1)
+        self.waiters_count += 1
+        Py_INCREF(device)
+        return 0
+
+    cdef void clear(self) noexcept:
+        """Forget the messages and the waiters; the memory stays."""
+        cdef Py_ssize_t index
+        for index in range(self.waiters_count):
+            Py_DECREF(<object>self.waiters[index].device)
+        self.waiters_count = 0
+        self.size = 0
+        self.count = 0
+
+    def completed(self, int code, str remark):
+        """The broker's answer (client.ports.AppendDone)."""
+        if self.is_done:
+            raise RuntimeError("a batch was completed twice")
+        self.is_done = True
+        self.lane.ingress._batch_done(self, code, remark)
+
+
+cdef class Lane:
+    """The way of one broker queue: a batch that fills, full ones that wait, one that is under way."""
+
+    def __init__(self, Ingress ingress not None, str topic not None, int queue_id, bint is_stored):
+        self.ingress = ingress
+        self.topic = topic
+        self.queue_id = queue_id
+        self.is_stored = is_stored
+        self.waiting = []
+        self.filling = ingress._take_batch(self)
+
+    cdef int send(self) except -1:
+        """Hand the oldest batch to the broker, if none is under way."""
+        cdef Batch batch
+        if self.under_way is not None:
+            return 0
+        if self.waiting:
+            batch = self.waiting.pop(0)
+        elif self.filling.count:
+            batch = self.filling
+            self.filling = self.ingress._take_batch(self)
+        else:
+            return 0
+        self.under_way = batch
+        self.offer()
+        return 0
+
+    def offer(self):
+        """Offer the batch under way (again)."""
+        cdef Batch batch = self.under_way
+        batch.is_done = False
+        self.ingress._port.append(
+            self.topic, self.queue_id, batch, count=batch.count, is_stored=self.is_stored, done=batch.completed
+        )
+
+
+cdef class Ingress(PublishSink):
+    """The sink of all devices of a front end. `router` resolves topics, `port` is the way to the brokers."""
+
+    def __init__(
+        self,
+        router not None,
+        port not None,
+        loop not None,
+        *,
+        Py_ssize_t batch_bytes_max,
+        Py_ssize_t pending_bytes_max,
+        double retry_interval_s,
+    ):
+        self._router = router
+        self._port = port
+        self._loop = loop
+        self._targets = TopicTable(CACHED_TOPICS_MAX)
+        self._lanes = []
+        self._lane_of = {}
+        self._active = []
+        self._spare = []
+        self._batch_bytes_max = batch_bytes_max
+        self._pending_bytes_max = pending_bytes_max
+        self._record_bytes_max = port.record_bytes_max
+        self._retry_interval_s = retry_interval_s
+
+    def __dealloc__(self):
+        if self._targets is not None:
+            self._drop_targets()
+
+    @property
+    def pending_bytes(self):
+        """Bytes of messages the broker has not confirmed."""
+        return self._pending_bytes
+
+    @property
+    def is_idle(self):
+        """True when nothing waits for the broker."""
+        return self._pending_bytes == 0
+
+    def forget_routes(self):
+        """Resolve every topic anew: routes or numbers of queues changed."""
+        self._drop_targets()
+
+    # One message
+
+    cdef int on_publish(
+        self,
+        ServerConnection connection,
+        const uint8_t* topic,
+        Py_ssize_t topic_size,
+        const uint8_t* payload,
+        Py_ssize_t payload_size,
+        int qos,
+        bint retain,
+        uint32_t sequence,
+    ) except -1:
+        cdef Target* target = <Target*>self._targets.find(topic, topic_size)
+        if target == NULL:
+            target = self._resolve(topic, topic_size)
+        return self.add(target, <Device>connection, payload, payload_size, qos, retain, qos != 0, sequence)
+
+    def publish_will(self, Device device not None, will not None):
+        """Store a device's will; nobody waits for it. A will that is past a limit is dropped and counted."""
+        cdef bytes topic = will.topic.encode()
+        cdef bytes payload = will.payload
+        cdef Target* target = <Target*>self._targets.find(topic, len(topic))
+        if target == NULL:
+            target = self._resolve(topic, len(topic))
+        try:
+            self.add(target, device, payload, len(payload), will.qos, will.retain, False, 0)
+        except MqttProtocolError as error:
+            self.not_stored += 1
+            _log.warning("will not stored", extra={"client": device.client_id, "detail": str(error)})
+
+    cdef int add(
+        self,
+        Target* target,
+        Device device,
+        const uint8_t* payload,
+        Py_ssize_t payload_size,
+        int qos,
+        bint retain,
+        bint is_waiting,
+        uint32_t sequence,
+    ) except -1:
+        cdef Lane lane = <Lane>self._lanes[target.lane]
+        cdef Batch batch = lane.filling
+        cdef bytes own = device.properties
+        cdef int flags = qos * 2 + retain
+        cdef Py_ssize_t own_size = len(own)
+        cdef Py_ssize_t properties_size = target.properties_size + own_size + _flag_properties_size[flags]
+        cdef Py_ssize_t size = ELEMENT_FIXED_BYTES + payload_size + properties_size
+        cdef uint8_t* at
+        if size + RECORD_FIXED_BYTES + 255 > self._record_bytes_max or properties_size + 128 > PROPERTIES_BYTES_MAX:
+            raise MqttProtocolError(
+                PACKET_TOO_LARGE, f"a message of {payload_size} bytes; store.record_bytes_max is {self._record_bytes_max}"
+            )
+        if batch.count and (batch.size + size > self._batch_bytes_max or batch.count == BATCH_RECORDS_MAX):
+            lane.waiting.append(batch)
+            lane.filling = batch = self._take_batch(lane)
+            lane.send()
+        at = batch.reserve(size)
+        put_u32(at, <uint32_t>size)
+        put_u32(at + 4, 0)
+        put_u32(at + 8, 0)
+        put_u32(at + 12, 0)
+        put_u32(at + 16, <uint32_t>payload_size)
+        at += 20
+        memcpy(at, payload, payload_size)
+        at += payload_size
+        put_u16(at, <uint32_t>properties_size)
+        at += 2
+        memcpy(at, target.properties, target.properties_size)
+        at += target.properties_size
+        memcpy(at, <const uint8_t*>own, own_size)
+        at += own_size
+        memcpy(at, _flag_properties[flags], _flag_properties_size[flags])
+        batch.size += size
+        batch.count += 1
+        self.messages += 1
+        self.message_bytes += payload_size
+        self._pending_bytes += size
+        if is_waiting:
+            batch.add_waiter(device, sequence)
+        if not lane.is_active:
+            lane.is_active = True
+            self._active.append(lane)
+            self._schedule()
+        if self._pending_bytes > self._pending_bytes_max:
+            self.group.is_congested = True
+        return 0
+
+    cdef Target* _resolve(self, const uint8_t* topic, Py_ssize_t size) except NULL:
+        """Validate a topic that is new here, and remember what it maps to."""
+        cdef bytes raw = topic[:size]
+        name = decode_topic_name(raw)
+        route = self._router.resolve(name)
+        queue_id = queue_of_key(route.key, self._port.queue_count(route.topic))
+        place = self._lane_of.get((route.topic, queue_id, route.is_stored))
+        if place is None:
+            place = len(self._lanes)
+            self._lanes.append(Lane(self, route.topic, queue_id, route.is_stored))
+            self._lane_of[route.topic, queue_id, route.is_stored] = place
+        named = {MQTT_TOPIC: name, KEYS: route.key}
+        if route.tags:
+            named[TAGS] = route.tags
+        cdef bytes properties = encode_properties(named)
+        if len(properties) + 1024 > PROPERTIES_BYTES_MAX:
+            raise MqttProtocolError(TOPIC_NAME_INVALID, "the topic makes properties that are too long for a record")
+        if self._targets.count == self._targets.count_max:
+            self._drop_targets()
+        cdef Target* target = <Target*>malloc(sizeof(Target))
+        if target == NULL:
+            raise MemoryError
+        target.properties = <uint8_t*>malloc(len(properties))
+        if target.properties == NULL:
+            free(target)
+            raise MemoryError
+        memcpy(target.properties, <const uint8_t*>properties, len(properties))
+        target.properties_size = <uint32_t>len(properties)
+        target.lane = place
+        self._targets.insert(topic, size, target)
+        return target
+
+    cdef void _drop_targets(self) noexcept:
+        cdef uint64_t index
+        cdef Target* target
+        for index in range(<uint64_t>self._targets.mask + 1):
+            if self._targets.slots[index].topic != NULL:
+                target = <Target*>self._targets.slots[index].value
+                free(target.properties)
+                free(target)
+        self._targets.clear_topics()
+
+    # One turn
+
+    cdef int _schedule(self) except -1:
+        if not self._is_scheduled and not self._is_flushing:
+            self._is_scheduled = True
+            self._loop.call_soon(self.flush)
+        return 0
+
+    def flush(self):
+        """Hand every lane's messages to the broker, and write what that made due to devices."""
+        cdef Lane lane
+        self._is_scheduled = False
+        self._is_flushing = True
+        try:
+            while self._active:
+                active = self._active
+                self._active = []
+                for lane in active:
+                    lane.is_active = False
+                    lane.send()
+        finally:
+            self._is_flushing = False
+        self.group.write_touched()
+
+    cdef Batch _take_batch(self, Lane lane):
+        cdef Batch batch = self._spare.pop() if self._spare else Batch()
+        batch.lane = lane
+        return batch
+
+    # One batch
+
+    cdef int _batch_done(self, Batch batch, int code, str remark) except -1:
+        cdef Lane lane = batch.lane
+        cdef Py_ssize_t index
+        cdef Device device
+        if code != 0 and code not in _FINAL_CODES:
+            self.retries += 1
+            if self.retries == 1 or self.retries % 100 == 0:
+                _log.warning(
+                    "broker does not take messages, publishers wait",
+                    extra={"topic": lane.topic, "queue": lane.queue_id, "code": code, "detail": remark},
+                )
+            self._loop.call_later(self._retry_interval_s, lane.offer)
+            return 0
+        self.batches += 1
+        if code != 0:
+            self.not_stored += batch.count
+            _log.error(
+                "batch refused by the broker",
+                extra={"topic": lane.topic, "queue": lane.queue_id, "code": code, "detail": remark},
+            )
+        for index in range(batch.waiters_count):
+            device = <Device>batch.waiters[index].device
+            if code == 0:
+                device.acknowledge(batch.waiters[index].sequence, batch.waiters[index].count)
+                if device.output.size:
+                    self.group.touch(device)
+            else:
+                device.close(NOT_STORED, remark)
+                device.after_answer()
+        lane.under_way = None
+        self._pending_bytes -= batch.size
+        batch.clear()
+        batch.lane = None
+        if batch.exports == 0 and batch.capacity <= 2 * self._batch_bytes_max and len(self._spare) < SPARE_BATCHES_MAX:
+            self._spare.append(batch)
+        if self.group.is_congested and self._pending_bytes * 2 <= self._pending_bytes_max:
+            self.group.resume_all()
+        if (lane.waiting or lane.filling.count) and not lane.is_active:
+            lane.is_active = True
+            self._active.append(lane)
+            self._schedule()
+        return 0

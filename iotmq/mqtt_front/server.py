@@ -1,0 +1,328 @@
+"""The MQTT front end: listener, sessions and subscriptions of the devices connected to this process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from iotmq.clock import Clock, SystemClock
+from iotmq.client.ports import GatewayPort
+from iotmq.message.properties import MQTT_CLIENT_ID, encode_properties
+from iotmq.metrics import Metric
+from iotmq.mqtt import packets, reason_codes
+from iotmq.mqtt.connection import ConnectionSettings
+from iotmq.mqtt_front.deadlines import Deadlines
+from iotmq.mqtt_front.device import Device, DeviceGroup
+from iotmq.mqtt_front.egress import Egress
+from iotmq.mqtt_front.ingress import Ingress
+from iotmq.mqtt_front.routes import Router
+from iotmq.mqtt_front.settings import MqttSettings
+
+_log = logging.getLogger("iotmq.mqtt")
+
+_TICK_S = 1.0
+_DRAIN_TIMEOUT_S = 1.0
+_BACKLOG = 4096
+_GRANTED_QOS_MAX = 1
+
+
+class MqttFront:
+    """One process's MQTT listener over a gateway to the brokers. A role: `start()`, `stop()`, `metrics()`.
+
+    `port` is the gateway (client.ports). `start` raises OSError when the address cannot be listened on, and
+    what the gateway raises when its brokers do not answer.
+    """
+
+    def __init__(self, settings: MqttSettings, port: GatewayPort, *, clock: Clock | None = None) -> None:
+        self._settings = settings
+        self._gateway = port
+        self._clock = clock if clock is not None else SystemClock()
+        self._router = Router(settings.routes, default_topic=settings.default_topic)
+        self._connection_settings = ConnectionSettings(
+            packet_bytes_max=settings.packet_bytes_max,
+            in_flight_max=settings.in_flight_max,
+            queued_bytes_max=settings.queued_bytes_max,
+            connect_timeout_s=settings.connect_timeout_s,
+        )
+        self._sessions: dict[str, Device] = {}
+        self._connections = 0
+        self._accepted_total = 0
+        self._refused_total = 0
+        self._closed_total: Counter[str] = Counter()
+        self._subscriptions = 0
+        self._deadlines = Deadlines(self._clock.monotonic_s())
+        self._server: asyncio.Server | None = None
+        self._ticker: asyncio.TimerHandle | None = None
+        self._is_stopping = False
+        self._all_gone: asyncio.Event = asyncio.Event()
+        # Made in `start`, which is the first to know the loop.
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ingress: Ingress | None = None
+        self._egress: Egress | None = None
+        self._group: DeviceGroup | None = None
+
+    # Role
+
+    async def start(self) -> None:
+        """Start the gateway, then listen."""
+        loop = self._loop = asyncio.get_running_loop()
+        ingress = self._ingress = Ingress(
+            self._router,
+            self._gateway,
+            loop,
+            batch_bytes_max=self._settings.batch_bytes_max,
+            pending_bytes_max=self._settings.pending_bytes_max,
+            retry_interval_s=self._settings.retry_interval_s,
+        )
+        group = self._group = DeviceGroup(loop, ingress, self, now_s=self._clock.monotonic_s())
+        ingress.group = group
+        self._egress = Egress(group)
+        await self._gateway.start(self._router.broker_topics, self._egress)
+        self._server = await loop.create_server(
+            lambda: Device(group, self._connection_settings),
+            self._settings.listen_host,
+            self._settings.listen_port,
+            backlog=_BACKLOG,
+        )
+        self._ticker = loop.call_later(_TICK_S, self._tick)
+
+    async def stop(self) -> None:
+        """Stop listening, hand over what devices were told to wait for, acknowledge it, and hang up."""
+        self._is_stopping = True
+        if self._server is not None:
+            self._server.close()
+        if self._ticker is not None:
+            self._ticker.cancel()
+        if self._ingress is not None and self._group is not None:
+            await self._drain_ingress(self._ingress, self._group)
+        if self._connections:
+            await self._hang_up()
+        await self._gateway.stop()
+
+    async def _drain_ingress(self, ingress: Ingress, group: DeviceGroup) -> None:
+        deadline_s = self._clock.monotonic_s() + _DRAIN_TIMEOUT_S
+        group.is_congested = True  # nothing more is read while the rest goes out
+        while True:
+            ingress.flush()
+            if ingress.is_idle or self._clock.monotonic_s() >= deadline_s:
+                return
+            await asyncio.sleep(0.01)
+
+    async def _hang_up(self) -> None:
+        self._all_gone.clear()
+        for device in [*self._sessions.values()]:
+            device.close(reason_codes.SERVER_SHUTTING_DOWN)
+            device.finish()
+        try:
+            async with asyncio.timeout(_DRAIN_TIMEOUT_S / 2):
+                await self._all_gone.wait()
+        except TimeoutError:
+            for device in [*self._sessions.values()]:
+                device.abort()
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        assert self._server is not None, "start() was not called"
+        return int(self._server.sockets[0].getsockname()[1])
+
+    @property
+    def address(self) -> str:
+        """host:port that is listened on."""
+        return f"{self._settings.listen_host}:{self.port}"
+
+    @property
+    def not_ready_reason(self) -> str | None:
+        """None while devices are served, else why not."""
+        if self._server is None or self._is_stopping:
+            return "the MQTT listener is not open"
+        return self._gateway.not_ready_reason
+
+    def _tick(self) -> None:
+        loop, group = self._loop, self._group
+        assert loop is not None
+        assert group is not None
+        now_s = group.now_s = self._clock.monotonic_s()
+        for device in self._deadlines.late(now_s):
+            if device.close_reason is not None:
+                device.abort()  # it was told to go a while ago
+                continue
+            is_open = device.client_id is not None
+            device.close(reason_codes.KEEP_ALIVE_TIMEOUT if is_open else reason_codes.CONNECT_TIMEOUT)
+            device.finish()
+            self._deadlines.watch(device, now_s)
+        self._ticker = loop.call_later(_TICK_S, self._tick)
+
+    # Connections (device.DeviceHandler)
+
+    def device_connected(self, device: Device) -> None:
+        """A transport was accepted."""
+        self._connections += 1
+        self._accepted_total += 1
+        if self._connections > self._settings.connections_max or self._is_stopping:
+            self._refused_total += 1
+            device.close(reason_codes.SERVER_BUSY, f"mqtt.connections_max is {self._settings.connections_max}")
+            device.abort()
+            return
+        _enable_tcp_keep_alive(device)
+        self._deadlines.watch_connecting(device)
+
+    def device_events(self, device: Device, events: Sequence[packets.Event]) -> None:
+        """CONNECT, SUBSCRIBE, UNSUBSCRIBE or DISCONNECT arrived."""
+        for event in events:
+            if isinstance(event, packets.Connect):
+                self._open_session(device, event)
+            elif isinstance(event, packets.Subscribe):
+                self._subscribe(device, event)
+            elif isinstance(event, packets.Unsubscribe):
+                self._unsubscribe(device, event)
+            else:
+                device.will = None
+
+    def device_lost(self, device: Device) -> None:
+        """The transport is gone: the will is due unless it was dropped, the session ends."""
+        self._connections -= 1
+        reason = device.close_reason
+        assert reason is not None, "a lost connection always has a reason"
+        self._closed_total[reason.name] += 1
+        if reason.is_peer_fault:
+            _log.warning(
+                "connection closed for bad input",
+                extra={"reason": reason.name, "detail": device.close_detail, "client": device.client_id},
+            )
+        will, device.will = device.will, None
+        if will is not None and self._ingress is not None:
+            self._ingress.publish_will(device, will)
+        if device.subscriptions:
+            self._drop_subscriptions(device, tuple(device.subscriptions))
+        if device.client_id is not None and self._sessions.get(device.client_id) is device:
+            del self._sessions[device.client_id]
+        if not self._connections:
+            self._all_gone.set()
+
+    def _open_session(self, device: Device, connect: packets.Connect) -> None:
+        if self._is_stopping:
+            device.refuse(reason_codes.SERVER_UNAVAILABLE)
+            return
+        client_id = connect.client_id or f"iotmq-{secrets.token_hex(8)}"
+        former = self._sessions.get(client_id)
+        if former is not None:  # [MQTT-3.1.4-2]
+            former.close(reason_codes.SESSION_TAKEN_OVER)
+            former.finish()
+        self._sessions[client_id] = device
+        device.client_id = client_id
+        device.properties = encode_properties({MQTT_CLIENT_ID: client_id})
+        device.will = connect.will
+        device.open_session(session_present=False)
+        self._deadlines.watch(device, self._clock.monotonic_s())
+
+    # Subscriptions
+
+    def _subscribe(self, device: Device, event: packets.Subscribe) -> None:
+        egress = self._egress
+        assert egress is not None
+        if device.subscriptions is None:
+            device.subscriptions = {}
+        codes: list[int] = []
+        new_filters: list[tuple[int, str]] = []
+        for topic_filter, qos in event.subscriptions:
+            is_known = topic_filter in device.subscriptions
+            if not is_known and len(device.subscriptions) >= self._settings.subscriptions_max:
+                codes.append(reason_codes.SUBACK_FAILURE)
+                continue
+            granted = min(qos, _GRANTED_QOS_MAX)
+            filter_id = egress.subscribe(topic_filter, device, granted)
+            if filter_id is not None:
+                new_filters.append((filter_id, topic_filter))
+            device.subscriptions[topic_filter] = granted
+            self._subscriptions += not is_known
+            codes.append(granted)
+        if not new_filters:
+            device.send_suback(event.packet_id, codes)
+            return
+
+        def attached(is_attached: bool) -> None:
+            if not is_attached:
+                refused = {topic_filter for _, topic_filter in new_filters}
+                self._drop_subscriptions(device, tuple(refused & (device.subscriptions or {}).keys()))
+                for place, (topic_filter, _) in enumerate(event.subscriptions):
+                    if topic_filter in refused:
+                        codes[place] = reason_codes.SUBACK_FAILURE
+            device.send_suback(event.packet_id, codes)
+            device.after_answer()
+
+        self._gateway.attach(new_filters, attached)
+
+    def _unsubscribe(self, device: Device, event: packets.Unsubscribe) -> None:
+        self._drop_subscriptions(device, [name for name in event.filters if name in (device.subscriptions or {})])
+        device.send_unsuback(event.packet_id)  # also when nothing was subscribed [MQTT-3.10.4-5]
+
+    def _drop_subscriptions(self, device: Device, filters: Iterable[str]) -> None:
+        egress, subscriptions = self._egress, device.subscriptions
+        assert egress is not None
+        assert subscriptions is not None
+        unused = []
+        for topic_filter in dict.fromkeys(filters):
+            del subscriptions[topic_filter]
+            self._subscriptions -= 1
+            filter_id = egress.unsubscribe(topic_filter, device)
+            if filter_id is not None:
+                unused.append(filter_id)
+        if unused:
+            self._gateway.detach(unused)
+
+    # Numbers
+
+    def metrics(self) -> Iterable[Metric]:
+        """Connections, messages and bytes of this front end."""
+        yield Metric("iotmq_mqtt_connections", "gauge", "Open MQTT connections.", self._connections)
+        yield Metric("iotmq_mqtt_sessions", "gauge", "Connected sessions.", len(self._sessions))
+        yield Metric("iotmq_mqtt_subscriptions", "gauge", "Subscriptions of connected sessions.", self._subscriptions)
+        yield Metric("iotmq_mqtt_accepted_total", "counter", "MQTT connections accepted.", self._accepted_total)
+        yield Metric(
+            "iotmq_mqtt_refused_total", "counter", "Connections closed past mqtt.connections_max.", self._refused_total
+        )
+        for reason, count in sorted(self._closed_total.items()):
+            yield Metric(
+                "iotmq_mqtt_closed_total", "counter", "MQTT connections ended, by reason.", count, (("reason", reason),)
+            )
+        if self._ingress is None or self._egress is None or self._group is None:
+            return
+        ingress, egress, group = self._ingress, self._egress, self._group
+        yield Metric("iotmq_mqtt_received_bytes_total", "counter", "Bytes read from devices.", group.received_bytes)
+        yield Metric("iotmq_mqtt_sent_bytes_total", "counter", "Bytes written to devices.", group.sent_bytes)
+        yield Metric("iotmq_mqtt_paused_connections", "gauge", "Devices not being read.", group.paused_count)
+        yield Metric("iotmq_mqtt_published_total", "counter", "Messages published by devices.", ingress.messages)
+        yield Metric(
+            "iotmq_mqtt_published_bytes_total", "counter", "Payload bytes published by devices.", ingress.message_bytes
+        )
+        yield Metric("iotmq_mqtt_batches_total", "counter", "Batches the broker answered for good.", ingress.batches)
+        yield Metric(
+            "iotmq_mqtt_batch_retries_total", "counter", "Times a batch was not taken and is offered again.", ingress.retries
+        )
+        yield Metric(
+            "iotmq_mqtt_not_stored_total", "counter", "Messages the broker refused for good.", ingress.not_stored
+        )
+        yield Metric(
+            "iotmq_mqtt_pending_bytes", "gauge", "Bytes of messages that wait for the broker.", ingress.pending_bytes
+        )
+        yield Metric("iotmq_mqtt_filters", "gauge", "Topic filters with local subscribers.", egress.filter_count)
+        yield Metric("iotmq_mqtt_delivered_total", "counter", "Messages written to subscribers.", egress.delivered)
+        yield Metric(
+            "iotmq_mqtt_dropped_total", "counter", "Messages dropped for slow subscribers.", egress.dropped
+        )
+        yield Metric(
+            "iotmq_mqtt_undeliverable_total", "counter", "Pushed records that could not be read.", egress.malformed
+        )
+
+
+def _enable_tcp_keep_alive(device: Device) -> None:
+    """Let the kernel find peers that vanished, for devices that asked for no keep-alive."""
+    assert device.transport is not None
+    connection = device.transport.get_extra_info("socket")
+    if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
