@@ -1,0 +1,254 @@
+"""What the planner and the tasks ask of a cluster: topics, queues, their bounds, and where brokers are.
+
+Blocking, because Spark's Python workers are plain processes. Every question is asked again after a
+failure until `retry_timeout_s` has passed, so that a broker may restart under a running stream.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+from iotmq.bridge.offsets import QueueBounds, QueueKey
+from iotmq.bridge.options import parse_address
+from iotmq.client.routes import parse_route, parse_topics
+from iotmq.clock import Clock, SystemClock
+from iotmq.errors import BrokerError, ConnectionClosedError, IotmqError, RequestTimeoutError
+from iotmq.remoting.blocking import BlockingConnection
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+
+Address = tuple[str, int]
+Answer = TypeVar("Answer")
+
+DEFAULT_BROKER_PORT: Final = 10911
+_BACKOFF_FIRST_S: Final = 0.05
+_BACKOFF_MAX_S: Final = 2.0
+_REQUESTS_AT_ONCE: Final = 256
+
+# Answers that a moment later may be different ones: the broker is starting, stopping or overloaded.
+_PASSING_CODES: Final = frozenset(
+    (ResponseCode.SYSTEM_ERROR, ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE)
+)
+
+
+class TopicMissingError(IotmqError):
+    """No registry knows the topic."""
+
+
+class BrokerMissingError(IotmqError):
+    """A broker that holds a subscribed queue is not in the route at the moment."""
+
+
+class Connection(Protocol):
+    """The part of BlockingConnection that is used here; tests bring their own."""
+
+    def request(self, command: Command) -> Command: ...
+
+    def send(self, command: Command) -> int: ...
+
+    def receive(self, opaque: int) -> Command: ...
+
+    def close(self) -> None: ...
+
+
+class Connector(Protocol):
+    """Makes a connection; raises ConnectionClosedError or OSError when it cannot."""
+
+    def __call__(self, host: str, port: int, timeout_s: float) -> Connection: ...
+
+
+class Route(NamedTuple):
+    """The readable queues of one topic and the address to read each broker at."""
+
+    queues: tuple[QueueKey, ...]
+    addresses: Mapping[str, Address]
+
+
+class TopicBounds(NamedTuple):
+    """What the brokers hold of one topic at a moment, in queue order."""
+
+    bounds: dict[QueueKey, QueueBounds]
+    addresses: Mapping[str, Address]
+
+
+class Retry:
+    """Asks again after passing failures, with growing pauses, until the time allowed is used up."""
+
+    def __init__(
+        self, timeout_s: float, *, clock: Clock | None = None, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._clock = SystemClock() if clock is None else clock
+        self._sleep = sleep
+
+    def call(self, ask: Callable[[], Answer], *, what: str) -> Answer:
+        """`ask()` until it answers; raises ConnectionClosedError with `what` and the last failure."""
+        patience = self.patience()
+        while True:
+            try:
+                return ask()
+            except (OSError, ConnectionClosedError, RequestTimeoutError, BrokerMissingError) as error:
+                failure: Exception = error
+            except BrokerError as error:
+                if error.code not in _PASSING_CODES:
+                    raise
+                failure = error
+            if not patience.wait():
+                raise ConnectionClosedError(
+                    f"{what}: no answer within {self._timeout_s:g} s (option retryTimeoutMs); last: {failure}"
+                ) from failure
+
+    def patience(self) -> Patience:
+        """A fresh allowance of time, for callers that have their own loop."""
+        return Patience(self._timeout_s, self._clock, self._sleep)
+
+
+class Patience:
+    """One allowance of time to spend on waiting for something to get better."""
+
+    def __init__(self, timeout_s: float, clock: Clock, sleep: Callable[[float], None]) -> None:
+        self._clock = clock
+        self._sleep = sleep
+        self._deadline_s = clock.monotonic_s() + timeout_s
+        self._pause_s = _BACKOFF_FIRST_S
+
+    def wait(self) -> bool:
+        """Pause before another try; False, without a pause, when the allowance is used up."""
+        left_s = self._deadline_s - self._clock.monotonic_s()
+        if left_s <= 0:
+            return False
+        self._sleep(min(self._pause_s, left_s))
+        self._pause_s = min(self._pause_s * 2, _BACKOFF_MAX_S)
+        return True
+
+
+class Cluster:
+    """Connections to registries and brokers, made when needed and kept. Not for several threads."""
+
+    def __init__(
+        self,
+        registries: tuple[Address, ...],
+        *,
+        request_timeout_s: float,
+        retry: Retry,
+        connect: Connector = BlockingConnection,
+    ) -> None:
+        self._registries = registries
+        self._request_timeout_s = request_timeout_s
+        self._connect = connect
+        self._connections: dict[Address, Connection] = {}
+        self.retry = retry
+
+    def topics(self) -> list[str]:
+        """All topics that the registries know, sorted."""
+        request = Command.request(RequestCode.GET_ALL_TOPIC_LIST_FROM_REGISTRY, {})
+        answer = self.retry.call(lambda: self._ask_registry(request), what="list of topics")
+        return sorted(parse_topics(answer.body_bytes()))
+
+    def route(self, topic: str) -> Route:
+        """Queues and brokers of `topic`; raises TopicMissingError when there is no such topic."""
+        return self.retry.call(lambda: self.route_now(topic), what=f"route of topic {topic!r}")
+
+    def route_now(self, topic: str) -> Route:
+        """As `route`, asking each registry once and not again."""
+        request = Command.request(
+            RequestCode.GET_ROUTE_INFO_BY_TOPIC, {"topic": topic, "acceptStandardJsonOnly": "true"}
+        )
+        try:
+            answer = self._ask_registry(request)
+        except BrokerError as error:
+            if error.code == ResponseCode.TOPIC_NOT_EXIST:
+                raise TopicMissingError(f"topic {topic!r} does not exist: {error.remark}") from None
+            raise
+        route = parse_route(topic, answer.body_bytes())
+        addresses = {
+            name: parse_address(address, DEFAULT_BROKER_PORT, what=f"address of broker {name}")
+            for name in route.addresses
+            if (address := route.reader(name)) is not None
+        }
+        return Route(tuple(QueueKey(*queue) for queue in route.readable), addresses)
+
+    def bounds(self, topic: str, wanted: Callable[[QueueKey], bool]) -> TopicBounds:
+        """Smallest and next offset of each queue of `topic` that is `wanted`, and the brokers' addresses."""
+        return self.retry.call(lambda: self._bounds_now(topic, wanted), what=f"offsets of topic {topic!r}")
+
+    def connection(self, address: Address) -> Connection:
+        """The kept connection to `address`, made if there is none."""
+        connection = self._connections.get(address)
+        if connection is None:
+            connection = self._connect(address[0], address[1], self._request_timeout_s)
+            self._connections[address] = connection
+        return connection
+
+    def drop(self, address: Address) -> None:
+        """Close the connection to `address`, whatever state it is in."""
+        connection = self._connections.pop(address, None)
+        if connection is not None:
+            connection.close()
+
+    def close(self) -> None:
+        """Close all connections; they are made again when needed."""
+        for address in list(self._connections):
+            self.drop(address)
+
+    def _bounds_now(self, topic: str, wanted: Callable[[QueueKey], bool]) -> TopicBounds:
+        route = self.route_now(topic)
+        by_address: dict[Address, list[QueueKey]] = {}
+        for key in filter(wanted, route.queues):
+            if key.broker not in route.addresses:
+                raise BrokerMissingError(f"broker {key.broker!r} of topic {topic!r} has no address")
+            by_address.setdefault(route.addresses[key.broker], []).append(key)
+        found: dict[QueueKey, QueueBounds] = {}
+        for address, keys in by_address.items():
+            requests = [
+                Command.request(code, {"topic": key.topic, "queueId": str(key.queue_id)})
+                for key in keys
+                for code in (RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET)
+            ]
+            answers = self._ask_all(address, requests)
+            for key, smallest, largest in zip(keys, answers[::2], answers[1::2], strict=True):
+                found[key] = QueueBounds(_offset(smallest), _offset(largest))
+        return TopicBounds({key: found[key] for key in sorted(found)}, route.addresses)
+
+    def _ask_registry(self, request: Command) -> Command:
+        """The first registry's answer; the others are asked only when it cannot be reached."""
+        failure: Exception = ConnectionClosedError("there is no registry")
+        for address in self._registries:
+            try:
+                return self._ask_all(address, [request])[0]
+            except (OSError, ConnectionClosedError, RequestTimeoutError) as error:
+                failure = error
+        raise failure
+
+    def _ask_all(self, address: Address, requests: Sequence[Command]) -> list[Command]:
+        """Answers to `requests`, all of them on their way at once; raises BrokerError for a refused one."""
+        try:
+            connection = self.connection(address)
+            answers: list[Command] = []
+            for at in range(0, len(requests), _REQUESTS_AT_ONCE):
+                opaques = [connection.send(request) for request in requests[at : at + _REQUESTS_AT_ONCE]]
+                answers += [connection.receive(opaque) for opaque in opaques]
+        except (OSError, IotmqError) as error:
+            self.drop(address)
+            if isinstance(error, OSError):
+                raise ConnectionClosedError(f"{address[0]}:{address[1]}: {error}") from error
+            raise
+        for answer in answers:
+            if answer.code != ResponseCode.SUCCESS:
+                raise BrokerError(answer.code, answer.remark or "refused without a remark")
+        return answers
+
+
+def ext_number(answer: Command, name: str) -> int:
+    """A number of the answer's header; raises BrokerError when it is not there."""
+    text = answer.ext.get(name, "")
+    try:
+        return int(text)
+    except ValueError:
+        raise BrokerError(answer.code, f"the answer has no number {name} but {text!r}") from None
+
+
+def _offset(answer: Command) -> int:
+    return ext_number(answer, "offset")

@@ -1,0 +1,344 @@
+"""What a reader of the source can set: names after Spark's Kafka connector, checked before anything runs.
+
+Spark hands options over with lower-case names; they are accepted in any case and named in errors as
+documented. Unknown names are refused, because a misspelt ``failOnDataloss`` must not become a silent default.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeVar
+
+from iotmq import limits
+from iotmq.bridge.offsets import OffsetFormatError, QueueKey, parse_queue
+from iotmq.errors import ConfigError
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+
+DEFAULT_REGISTRY_PORT: Final = 9876
+PULL_BYTES_MIN: Final = 64 * 1024
+PULL_BYTES_DEFAULT: Final = 2 * 1024 * 1024
+
+_NAMES: Final = (
+    "iotmq.bootstrap.servers",
+    "subscribe",
+    "subscribePattern",
+    "assign",
+    "startingOffsets",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "endingOffsets",
+    "endingTimestamp",
+    "endingOffsetsByTimestamp",
+    "maxOffsetsPerTrigger",
+    "minPartitions",
+    "combineRows",
+    "failOnDataLoss",
+    "includeHeaders",
+    "groupIdPrefix",
+    "pullBytes",
+    "requestTimeoutMs",
+    "retryTimeoutMs",
+)
+_SPELLING: Final = {name.lower(): name for name in _NAMES}
+
+_Number = TypeVar("_Number")
+
+
+@dataclass(frozen=True)
+class QueueNumbers:
+    """A number per queue of a topic, as written in an option: ``{"T": {"0": 23, "broker-b:1": -1}}``."""
+
+    option: str
+    numbers: Mapping[str, Mapping[tuple[str | None, int], int]]
+
+    def find(self, key: QueueKey) -> int | None:
+        """The number given for `key`, by its full name or by its queue number alone."""
+        queues = self.numbers.get(key.topic, {})
+        exact = queues.get((key.broker, key.queue_id))
+        return queues.get((None, key.queue_id)) if exact is None else exact
+
+    def unmatched(self, keys: Iterable[QueueKey]) -> list[str]:
+        """Names written in the option that no queue of `keys` answers to."""
+        known: set[tuple[str, str | None, int]] = set()
+        for key in keys:
+            known |= {(key.topic, key.broker, key.queue_id), (key.topic, None, key.queue_id)}
+        return [
+            f"{topic} {queue_id if broker is None else f'{broker}:{queue_id}'}"
+            for topic, queues in self.numbers.items()
+            for broker, queue_id in queues
+            if (topic, broker, queue_id) not in known
+        ]
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One end of what to read; exactly one of the four is meant, checked in the order of the fields.
+
+    `timestamp_ms` for all queues, `timestamps` or `offsets` per queue, otherwise `everywhere`
+    (EARLIEST or LATEST).
+    """
+
+    option: str
+    everywhere: int
+    timestamp_ms: int | None = None
+    timestamps: QueueNumbers | None = None
+    offsets: QueueNumbers | None = None
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether asking again later gives the same answer, as long as retention deletes nothing."""
+        if self.timestamp_ms is not None or self.timestamps is not None:
+            return False
+        if self.offsets is not None:
+            return all(n != LATEST for queues in self.offsets.numbers.values() for n in queues.values())
+        return self.everywhere == EARLIEST
+
+
+@dataclass(frozen=True)
+class Subscription:
+    """Which queues to read: named topics, topics whose whole name matches, or single queues."""
+
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+    assigned: Mapping[str, tuple[tuple[str | None, int], ...]] = field(default_factory=dict)
+
+    def wants(self, key: QueueKey) -> bool:
+        """Whether a queue of a subscribed topic is read (all are, unless queues were assigned)."""
+        if not self.assigned:
+            return True
+        queues = self.assigned.get(key.topic, ())
+        return (None, key.queue_id) in queues or (key.broker, key.queue_id) in queues
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """All options of one read, checked and with defaults filled in; docs/spark.md describes each."""
+
+    registries: tuple[tuple[str, int], ...]
+    subscription: Subscription
+    starting: Edge
+    ending: Edge
+    late_timestamp: Literal["error", "latest"]
+    offsets_per_trigger_max: int | None
+    partitions_min: int | None
+    combine_rows: int
+    fail_on_data_loss: bool
+    include_headers: bool
+    group_prefix: str
+    pull_bytes: int
+    request_timeout_s: float
+    retry_timeout_s: float
+
+
+def parse_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
+    """Check `options` as Spark gives them; raises ConfigError that names the option and what it takes."""
+    given = {name.lower(): value for name, value in options.items()}
+    _refuse_unknown(given)
+    if streaming:
+        for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
+            if name.lower() in given:
+                raise ConfigError(f"option {name} is for batch reads: a stream has no end")
+    starting = _edge(given, "starting", LATEST if streaming else EARLIEST)
+    ending = _edge(given, "ending", LATEST)
+    if not streaming:
+        _refuse_for_batch(starting, LATEST, "a batch cannot start at the end")
+    _refuse_for_batch(ending, EARLIEST, "a batch cannot end at the beginning")
+    strategy = given.get("startingoffsetsbytimestampstrategy", "error").strip().lower()
+    if strategy not in ("error", "latest"):
+        raise ConfigError(f"option startingOffsetsByTimestampStrategy is error or latest, not {strategy!r}")
+    pull_bytes = _count(given, "pullBytes", PULL_BYTES_DEFAULT, least=PULL_BYTES_MIN)
+    if pull_bytes > limits.PULL_BYTES_MAX:
+        raise ConfigError(f"option pullBytes is at most {limits.PULL_BYTES_MAX}, not {pull_bytes}")
+    return SourceOptions(
+        registries=_registries(given),
+        subscription=_subscription(given),
+        starting=starting,
+        ending=ending,
+        late_timestamp="latest" if strategy == "latest" else "error",
+        offsets_per_trigger_max=_optional_count(given, "maxOffsetsPerTrigger"),
+        partitions_min=_optional_count(given, "minPartitions"),
+        combine_rows=_count(given, "combineRows", 0, least=0),
+        fail_on_data_loss=_flag(given, "failOnDataLoss", True),
+        include_headers=_flag(given, "includeHeaders", False),
+        group_prefix=_group_prefix(given),
+        pull_bytes=pull_bytes,
+        request_timeout_s=_count(given, "requestTimeoutMs", 10_000, least=1) / 1000,
+        retry_timeout_s=_count(given, "retryTimeoutMs", 60_000, least=0) / 1000,
+    )
+
+
+def wants_headers(options: Mapping[str, str]) -> bool:
+    """The option includeHeaders alone, which decides about the schema before anything else is read."""
+    return _flag({name.lower(): value for name, value in options.items()}, "includeHeaders", False)
+
+
+def parse_address(text: str, default_port: int, *, what: str) -> tuple[str, int]:
+    """Split ``host:port``, ``host`` or ``[ipv6]:port``; raises ConfigError that starts with `what`."""
+    found = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:\[\]/]+))(?::(\d{1,5}))?", text.strip())
+    if found is None:
+        raise ConfigError(f"{what}: {text!r} is not host:port")
+    port = int(found[3]) if found[3] else default_port
+    if not 0 < port < 65_536:
+        raise ConfigError(f"{what}: port {port} of {text!r} is not between 1 and 65535")
+    return found[1] or found[2], port
+
+
+def _refuse_unknown(given: Mapping[str, str]) -> None:
+    for name in given:
+        if name not in _SPELLING:
+            close = difflib.get_close_matches(name, _SPELLING, n=1)
+            hint = f"; did you mean {_SPELLING[close[0]]}?" if close else f"; known: {', '.join(_NAMES)}"
+            raise ConfigError(f"unknown option {name!r} of format iotmq{hint}")
+
+
+def _refuse_for_batch(edge: Edge, refused: int, why: str) -> None:
+    numbers: list[int] = []
+    if edge.timestamp_ms is None and edge.timestamps is None:
+        if edge.offsets is None:
+            numbers = [edge.everywhere]
+        else:
+            numbers = [n for queues in edge.offsets.numbers.values() for n in queues.values()]
+    if refused in numbers:
+        word = "earliest (-2)" if refused == EARLIEST else "latest (-1)"
+        raise ConfigError(f"option {edge.option} must not be {word}: {why}")
+
+
+def _registries(given: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
+    name = "iotmq.bootstrap.servers"
+    pieces = [piece for piece in re.split(r"[,;]", given.get(name, "")) if piece.strip()]
+    if not pieces:
+        raise ConfigError(f"option {name} is needed: the registries, as host:port[,host:port...]")
+    return tuple(parse_address(piece, DEFAULT_REGISTRY_PORT, what=f"option {name}") for piece in pieces)
+
+
+def _subscription(given: Mapping[str, str]) -> Subscription:
+    names = [name for name in ("subscribe", "subscribePattern", "assign") if name.lower() in given]
+    if len(names) != 1:
+        raise ConfigError(
+            "give exactly one of the options subscribe, subscribePattern and assign"
+            + (f", not {' and '.join(names)}" if names else "")
+        )
+    text = given[names[0].lower()]
+    if names[0] == "subscribe":
+        topics = tuple(dict.fromkeys(piece.strip() for piece in text.split(",") if piece.strip()))
+        if not topics:
+            raise ConfigError("option subscribe names no topic: write TOPIC[,TOPIC...]")
+        return Subscription(topics=topics)
+    if names[0] == "subscribePattern":
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise ConfigError(f"option subscribePattern is not a regular expression: {error}") from None
+        return Subscription(pattern=text)
+    return _assigned(text)
+
+
+def _assigned(text: str) -> Subscription:
+    shape = 'option assign is JSON such as {"TOPIC": [0, 1]} or {"TOPIC": ["broker-a:0"]}'
+    assigned: dict[str, tuple[tuple[str | None, int], ...]] = {}
+    for topic, queues in _json_object(text, shape).items():
+        if not isinstance(queues, list) or not queues:
+            raise ConfigError(shape)
+        assigned[topic] = tuple(_queue(str(queue), shape) for queue in queues)
+    return Subscription(topics=tuple(sorted(assigned)), assigned=assigned)
+
+
+def _edge(given: Mapping[str, str], prefix: str, default: int) -> Edge:
+    """The first of PREFIXTimestamp, PREFIXOffsetsByTimestamp and PREFIXOffsets that is given."""
+    by_time, by_queue_time, by_offset = (
+        f"{prefix}Timestamp",
+        f"{prefix}OffsetsByTimestamp",
+        f"{prefix}Offsets",
+    )
+    if by_time.lower() in given:
+        return Edge(by_time, default, timestamp_ms=_count(given, by_time, 0, least=0))
+    if by_queue_time.lower() in given:
+        numbers = _queue_numbers(given[by_queue_time.lower()], by_queue_time, least=0)
+        return Edge(by_queue_time, default, timestamps=numbers)
+    text = given.get(by_offset.lower(), "").strip()
+    words = {"": default, "earliest": EARLIEST, "latest": LATEST}
+    if text.lower() in words:
+        return Edge(by_offset, words[text.lower()])
+    return Edge(by_offset, default, offsets=_queue_numbers(text, by_offset, least=EARLIEST))
+
+
+def _queue_numbers(text: str, option: str, *, least: int) -> QueueNumbers:
+    shape = f'option {option} is JSON such as {{"TOPIC": {{"0": 23, "broker-b:1": 42}}}}'
+    if least == EARLIEST:
+        shape += " (-2 earliest, -1 latest), or one of the words earliest and latest"
+    numbers: dict[str, dict[tuple[str | None, int], int]] = {}
+    for topic, queues in _json_object(text, shape).items():
+        if not isinstance(queues, dict):
+            raise ConfigError(shape)
+        per_queue = numbers.setdefault(topic, {})
+        for queue, number in queues.items():
+            if not isinstance(number, int) or isinstance(number, bool) or number < least:
+                raise ConfigError(f"{shape}; {number!r} was given for {topic} {queue}")
+            per_queue[_queue(queue, shape)] = number
+    return QueueNumbers(option, numbers)
+
+
+def _json_object(text: str, shape: str) -> dict[str, object]:
+    try:
+        document = json.loads(text)
+    except ValueError:
+        raise ConfigError(shape) from None
+    if not isinstance(document, dict) or not document:
+        raise ConfigError(shape)
+    return document
+
+
+def _queue(text: str, shape: str) -> tuple[str | None, int]:
+    try:
+        return parse_queue(text)
+    except OffsetFormatError as error:
+        raise ConfigError(f"{shape}; {error}") from None
+
+
+def _parsed(
+    given: Mapping[str, str], name: str, read: Callable[[str], _Number | None], takes: str
+) -> _Number | None:
+    text = given.get(name.lower())
+    if text is None:
+        return None
+    value = read(text.strip())
+    if value is None:
+        raise ConfigError(f"option {name} takes {takes}, not {text!r}")
+    return value
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"\d{1,18}", text, re.ASCII) else None
+
+
+def _count(given: Mapping[str, str], name: str, default: int, *, least: int) -> int:
+    value = _parsed(given, name, _whole, "a whole number")
+    if value is None:
+        return default
+    if value < least:
+        raise ConfigError(f"option {name} is at least {least}, not {value}")
+    return value
+
+
+def _optional_count(given: Mapping[str, str], name: str) -> int | None:
+    return _count(given, name, 0, least=1) or None
+
+
+def _flag(given: Mapping[str, str], name: str, default: bool) -> bool:
+    words = {"true": True, "false": False}
+    value = _parsed(given, name, lambda text: words.get(text.lower()), "true or false")
+    return default if value is None else value
+
+
+def _group_prefix(given: Mapping[str, str]) -> str:
+    prefix = given.get("groupidprefix", "iotmq-spark")
+    if not re.fullmatch(r"[%|a-zA-Z0-9_-]{1,200}", prefix):
+        raise ConfigError(f"option groupIdPrefix is 1 to 200 letters, digits and any of %|_-, not {prefix!r}")
+    return prefix

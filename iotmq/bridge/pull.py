@@ -1,0 +1,200 @@
+"""Reading a range of one queue as raw pull answers, with one pull on its way ahead of the caller.
+
+A pull answer is a run of records as the broker stores them, see docs/formats.md. What is asked for is
+bounded twice: never a record at or behind the end of the range, and about `pull_bytes` at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from iotmq import limits
+from iotmq.bridge.cluster import Address, BrokerMissingError, Cluster, ext_number
+from iotmq.bridge.offsets import QueueKey, QueueRange
+from iotmq.bridge.plan import Loss
+from iotmq.errors import BrokerError, ConnectionClosedError, IotmqError, RequestTimeoutError
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+
+# Pull flag 4: the subscription travels with the request, so no heartbeat has to come before it.
+_SUBSCRIPTION_INCLUDED: Final = "4"
+
+
+class PullSettings(NamedTuple):
+    """How to pull: the consumer group that is named to the broker, and bytes per pull."""
+
+    group: str
+    pull_bytes: int
+
+
+class Pulled(NamedTuple):
+    """One answer: `body` holds the records of offsets from `first_offset` up to `next_offset`."""
+
+    body: bytes | memoryview
+    first_offset: int
+    next_offset: int
+
+
+LossHandler = Callable[[Loss], None]
+
+
+def pull_range(
+    cluster: Cluster, part: QueueRange, address: Address, settings: PullSettings, on_loss: LossHandler
+) -> Iterator[Pulled]:
+    """Yield the answers that cover `part`, each asked for while the one before is being worked on.
+
+    `address` is where the broker was when the batch was planned; after a failure the route is asked
+    again. Offsets that the broker does not have any more go to `on_loss`, which raises to stop. Raises
+    ConnectionClosedError when the broker cannot be reached for the time allowed, BrokerError when it
+    refuses.
+    """
+    puller = _Puller(cluster, part, address, settings, on_loss)
+    offset = part.start
+    while offset < part.end:
+        answer = puller.pull(offset)
+        next_offset = puller.next_offset(answer, offset)
+        if answer.code == ResponseCode.SUCCESS and next_offset > offset:
+            puller.ask_ahead(next_offset)
+            yield Pulled(_one_buffer(answer), offset, min(next_offset, part.end))
+        offset = next_offset
+
+
+def record_at(
+    cluster: Cluster, key: QueueKey, address: Address, settings: PullSettings, offset: int
+) -> bytes | None:
+    """The record at `offset` as the broker stores it, or None when it was deleted."""
+    part = QueueRange(key, offset, offset + 1)
+    for pulled in pull_range(cluster, part, address, settings, _ignore):
+        return bytes(pulled.body)
+    return None
+
+
+class _Puller:
+    """Pulls of one range: what is on its way, and how patient to be with it."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        part: QueueRange,
+        address: Address,
+        settings: PullSettings,
+        on_loss: LossHandler,
+    ) -> None:
+        self._cluster = cluster
+        self._part = part
+        self._address = address
+        self._settings = settings
+        self._on_loss = on_loss
+        self._patience = cluster.retry.patience()
+        self._opaque_ahead: int | None = None  # of the pull that is on its way, None when there is none
+
+    def ask_ahead(self, offset: int) -> None:
+        """Send the pull that will be wanted next; its failure shows when it is wanted."""
+        self._patience = self._cluster.retry.patience()
+        if offset >= self._part.end:
+            return
+        try:
+            self._opaque_ahead = self._cluster.connection(self._address).send(self._request(offset))
+        except (OSError, IotmqError):
+            self._forget()
+
+    def pull(self, offset: int) -> Command:
+        """The answer to a pull at `offset`; keeps asking while the broker is away or busy."""
+        while True:
+            try:
+                connection = self._cluster.connection(self._address)
+                opaque = self._opaque_ahead
+                self._opaque_ahead = None
+                if opaque is None:
+                    opaque = connection.send(self._request(offset))
+                return connection.receive(opaque)
+            except (OSError, ConnectionClosedError, RequestTimeoutError) as error:
+                self._forget()
+                if not self._patience.wait():
+                    raise ConnectionClosedError(
+                        f"cannot read {self._part.key} offset {offset} from "
+                        f"{self._address[0]}:{self._address[1]} within the time of option retryTimeoutMs: "
+                        f"{error}"
+                    ) from error
+                self._find_broker()
+
+    def next_offset(self, answer: Command, offset: int) -> int:
+        """Where to go on after `answer`: behind its records, or over a gap, or at `offset` once more."""
+        if answer.code == ResponseCode.SUCCESS:
+            following = ext_number(answer, "nextBeginOffset")
+            if following <= offset:
+                raise BrokerError(
+                    answer.code, f"pull of {self._part.key} offset {offset} leads back to {following}"
+                )
+            return following
+        if answer.code in (ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED):
+            following = ext_number(answer, "nextBeginOffset")
+            if following > offset:
+                end = min(following, self._part.end)
+                self._lose(offset, f"the broker goes on at {following} ({answer.remark})")
+                return end
+        elif answer.code not in (
+            ResponseCode.PULL_NOT_FOUND,
+            ResponseCode.SYSTEM_ERROR,
+            ResponseCode.SYSTEM_BUSY,
+            ResponseCode.SERVICE_NOT_AVAILABLE,
+        ):
+            raise BrokerError(
+                answer.code, f"pull of {self._part.key} offset {offset} is refused: {answer.remark}"
+            )
+        # The records were there when the batch was planned, so a broker that does not show them may be
+        # starting up; one that still does not when patience ends has lost them.
+        if self._patience.wait():
+            return offset
+        if answer.code in (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED):
+            self._lose(offset, f"the broker has nothing up to {self._part.end} ({answer.remark})")
+            return self._part.end
+        raise BrokerError(answer.code, f"pull of {self._part.key} offset {offset}: {answer.remark}")
+
+    def _lose(self, offset: int, what: str) -> None:
+        self._on_loss(Loss(self._part.key, offset, what))
+        self._patience = self._cluster.retry.patience()
+
+    def _find_broker(self) -> None:
+        """Ask where the broker is now; it may have come back elsewhere, or a slave may serve."""
+        try:
+            route = self._cluster.route_now(self._part.key.topic)
+            found = route.addresses.get(self._part.key.broker)
+            if found is None:
+                raise BrokerMissingError(self._part.key.broker)
+        except (OSError, IotmqError):
+            return  # the registry may be away too: the old address is tried again
+        self._address = found
+
+    def _forget(self) -> None:
+        self._cluster.drop(self._address)
+        self._opaque_ahead = None
+
+    def _request(self, offset: int) -> Command:
+        records_max = min(self._part.end - offset, limits.PULL_RECORDS_MAX)
+        return Command.request(
+            RequestCode.PULL_MESSAGE,
+            {
+                "consumerGroup": self._settings.group,
+                "topic": self._part.key.topic,
+                "queueId": str(self._part.key.queue_id),
+                "queueOffset": str(offset),
+                "maxMsgNums": str(records_max),
+                "maxMsgBytes": str(self._settings.pull_bytes),
+                "sysFlag": _SUBSCRIPTION_INCLUDED,
+                "commitOffset": "0",
+                "suspendTimeoutMillis": "0",
+                "subscription": "*",
+                "subVersion": "0",
+                "expressionType": "TAG",
+            },
+        )
+
+
+def _ignore(loss: Loss) -> None:
+    """For callers to whom a deleted record is an answer."""
+
+
+def _one_buffer(answer: Command) -> bytes | memoryview:
+    return answer.body if isinstance(answer.body, bytes | memoryview) else answer.body_bytes()

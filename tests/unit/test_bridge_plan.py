@@ -1,0 +1,152 @@
+"""What to read next and how to spread it over tasks."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iotmq.bridge.offsets import INITIAL, QueueBounds, QueueKey, QueueRange, StreamOffset
+from iotmq.bridge.plan import Loss, advance, describe_losses, share_rows, split_tasks, within
+
+
+def key(number: int) -> QueueKey:
+    return QueueKey("t", "b", number)
+
+
+A, B, C = key(0), key(1), key(2)
+lags = st.dictionaries(st.integers(0, 20).map(key), st.integers(0, 1000), max_size=12)
+
+
+def test_a_batch_ends_where_the_queues_end() -> None:
+    step = advance(StreamOffset({A: 5, B: 7}), {A: QueueBounds(0, 9), B: QueueBounds(0, 7)})
+    assert step.end == StreamOffset({A: 9, B: 7})
+    assert step.losses == ()
+
+
+def test_a_new_queue_begins_at_its_smallest_offset() -> None:
+    step = advance(StreamOffset({A: 5}), {A: QueueBounds(0, 5), B: QueueBounds(30, 90)})
+    assert step.end == StreamOffset({A: 5, B: 30})
+    assert step.losses == ()
+    following = advance(step.end, {A: QueueBounds(0, 5), B: QueueBounds(30, 90)})
+    assert following.end == StreamOffset({A: 5, B: 90})
+
+
+def test_records_deleted_below_the_start_are_a_loss_and_the_rest_is_read() -> None:
+    step = advance(StreamOffset({A: 5}), {A: QueueBounds(8, 20)})
+    assert step.end == StreamOffset({A: 20})
+    assert [(loss.key, loss.wanted) for loss in step.losses] == [(A, 5)]
+
+
+def test_a_queue_shorter_than_its_start_is_a_loss_and_continues_at_its_new_end() -> None:
+    step = advance(StreamOffset({A: 50}), {A: QueueBounds(0, 20)})
+    assert step.end == StreamOffset({A: 20})
+    assert [(loss.key, loss.wanted) for loss in step.losses] == [(A, 50)]
+
+
+def test_a_queue_that_is_gone_keeps_its_offset() -> None:
+    step = advance(StreamOffset({A: 50, B: 1}), {B: QueueBounds(0, 2)})
+    assert step.end == StreamOffset({A: 50, B: 2})
+    assert [(loss.key, loss.wanted) for loss in step.losses] == [(A, 50)]
+
+
+def test_a_queue_of_which_everything_was_deleted_is_empty_at_its_end() -> None:
+    step = advance(StreamOffset({A: 5}), {A: QueueBounds(9, 9)})
+    assert step.end == StreamOffset({A: 9})
+    assert len(step.losses) == 1
+
+
+def test_rows_are_shared_in_proportion_to_lag() -> None:
+    assert share_rows({A: 600, B: 300, C: 100}, 100) == {A: 60, B: 30, C: 10}
+
+
+def test_every_lagging_queue_gets_a_row_when_there_are_enough() -> None:
+    assert share_rows({A: 10_000, B: 1, C: 1}, 10) == {A: 8, B: 1, C: 1}
+
+
+def test_with_fewer_rows_than_queues_those_that_lag_most_are_served() -> None:
+    assert share_rows({A: 5, B: 9, C: 7}, 2) == {B: 1, C: 1}
+
+
+@given(lags, st.integers(1, 3000))
+def test_shares_are_exactly_the_limit_or_everything(lag: dict[QueueKey, int], rows_max: int) -> None:
+    shares = share_rows(lag, rows_max)
+    assert sum(shares.values()) == min(rows_max, sum(lag.values()))
+    assert all(0 < rows <= lag[queue] for queue, rows in shares.items())
+    assert len(shares) == min(rows_max, sum(1 for rows in lag.values() if rows))
+
+
+@given(lags)
+def test_without_a_limit_everything_is_shared(lag: dict[QueueKey, int]) -> None:
+    assert share_rows(lag, None) == {queue: rows for queue, rows in lag.items() if rows}
+
+
+@given(lags, st.integers(1, 100))
+def test_steps_with_a_limit_reach_the_end_and_read_each_row_once(
+    lag: dict[QueueKey, int], rows_max: int
+) -> None:
+    bounds = {queue: QueueBounds(10, 10 + rows) for queue, rows in lag.items()}
+    at = StreamOffset(dict.fromkeys(bounds, 10))
+    for _ in range(sum(lag.values()) // rows_max + 1):
+        step = advance(at, bounds, rows_max=rows_max)
+        assert not step.losses
+        assert all(step.end.offsets[queue] >= offset for queue, offset in at.offsets.items())
+        at = step.end
+    assert at.offsets == {queue: held.max_offset for queue, held in bounds.items()}
+    assert advance(at, bounds, rows_max=rows_max).end == at
+
+
+def test_a_target_hides_what_came_after_it() -> None:
+    bounds = {A: QueueBounds(0, 10), B: QueueBounds(5, 9), C: QueueBounds(0, 1)}
+    assert within(bounds, {A: 7, B: 3}) == {A: QueueBounds(0, 7), B: QueueBounds(3, 3)}
+
+
+def test_one_task_per_queue() -> None:
+    ranges = [QueueRange(A, 0, 5), QueueRange(B, 3, 4)]
+    assert split_tasks(ranges) == [(ranges[0],), (ranges[1],)]
+    assert split_tasks([]) == []
+
+
+def test_small_batches_are_one_task_up_to_combine_rows() -> None:
+    ranges = [QueueRange(A, 0, 5), QueueRange(B, 3, 8)]
+    assert split_tasks(ranges, combine_rows=10) == [tuple(ranges)]
+    assert len(split_tasks(ranges, combine_rows=9)) == 2
+
+
+@given(
+    st.lists(st.integers(1, 500), min_size=1, max_size=6),
+    st.integers(1, 40),
+)
+def test_pieces_cover_every_range_once(sizes: list[int], partitions_min: int) -> None:
+    ranges = [QueueRange(key(number), 100, 100 + size) for number, size in enumerate(sizes)]
+    tasks = split_tasks(ranges, partitions_min=partitions_min)
+    pieces = [piece for task in tasks for piece in task]
+    assert len(tasks) == len(pieces)
+    assert all(piece.rows > 0 for piece in pieces)
+    for part in ranges:
+        mine = [piece for piece in pieces if piece.key == part.key]
+        assert mine[0].start == part.start
+        assert mine[-1].end == part.end
+        assert all(a.end == b.start for a, b in itertools.pairwise(mine))
+    assert len(tasks) >= min(len(ranges), partitions_min)
+
+
+def test_min_partitions_cuts_by_size() -> None:
+    tasks = split_tasks([QueueRange(A, 0, 900), QueueRange(B, 0, 100)], partitions_min=10)
+    assert len(tasks) == 10
+    assert sum(task[0].key == A for task in tasks) == 9
+
+
+def test_losses_name_queue_offset_and_reason_and_not_too_many() -> None:
+    text = describe_losses([Loss(key(n), n, "gone") for n in range(7)], consequence="Set failOnDataLoss.")
+    assert "topic 't' queue b:0 offset 0: gone" in text
+    assert "b:4" in text
+    assert "b:5" not in text
+    assert "and 2 more" in text
+    assert text.endswith("Set failOnDataLoss.")
+
+
+def test_the_first_step_of_a_pinned_start_introduces_queues_only() -> None:
+    step = advance(INITIAL, {A: QueueBounds(4, 9)})
+    assert step.end == StreamOffset({A: 4})
