@@ -59,6 +59,22 @@ def encode_record(
     reconsume_times: int = 0,
     prepared_position: int = 0,
 ) -> bytes: ...
+def encode_records(
+    batch: Buffer,
+    *,
+    topic: str,
+    batch_properties: bytes = b"",
+    queue_offset: int = 0,
+    position: int = 0,
+    queue_id: int = 0,
+    sys_flag: int = 0,
+    born_timestamp_ms: int = 0,
+    born_host: bytes = ...,
+    store_timestamp_ms: int = 0,
+    store_host: bytes = ...,
+    reconsume_times: int = 0,
+    prepared_position: int = 0,
+) -> bytes: ...
 def check_record(buffer: Buffer, at: int = 0, *, position: int | None = None) -> int: ...
 def problem_text(problem: int) -> str: ...
 def hash_text(text: Buffer) -> int: ...

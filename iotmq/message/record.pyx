@@ -39,6 +39,9 @@ assert PROPERTIES_BYTES_MAX == PROPERTIES_SIZE_MAX
 
 cdef int32_t BATCH_COUNT_MAX = BATCH_RECORDS_MAX
 
+# 0.0.0.0:0, for records of nobody in particular.
+cdef bytes _NO_HOST = bytes(8)
+
 _PROBLEMS = {
     TRUNCATED_HEAD: "fewer bytes left than its fixed part has",
     BAD_SIZE: "its size field is too small or runs past the end",
@@ -180,51 +183,81 @@ def iter_records(buffer):
         yield record
 
 
-def encode_record(*, str topic, bytes body, bytes properties=b"", int queue_id=0, int flag=0,
-                  int64_t queue_offset=0, int64_t position=0, int sys_flag=0,
-                  int64_t born_timestamp_ms=0, bytes born_host=b"\x7f\x00\x00\x01\x00\x00\x00\x00",
-                  int64_t store_timestamp_ms=0, bytes store_host=b"\x7f\x00\x00\x01\x00\x00\x00\x00",
-                  int reconsume_times=0, int64_t prepared_position=0):
-    """One record. The host bits of `sys_flag` are set from the hosts' sizes (8 or 20 bytes).
+def encode_record(*, str topic, bytes body, bytes properties=b"", int flag=0, int64_t queue_offset=0,
+                  int64_t position=0, **shared_fields):
+    """One record. Further fields are those of `encode_records`, except `batch_properties`.
 
     Raises MessageFormatError for a topic, properties or record that are too long, ValueError for a
-    host of another size.
+    host that has neither 8 nor 20 bytes.
     """
-    cdef bytes topic_bytes = topic.encode()
-    cdef RecordShared shared
+    cdef SharedFields fields = SharedFields(topic, b"", **shared_fields)
     cdef Element element
     cdef Py_ssize_t size
     cdef bytes record
-    if len(body) > INT32_MAX:
-        raise MessageFormatError(f"record: {_PROBLEMS[RECORD_TOO_LONG]}")
-    shared.sys_flag = (
-        sys_flag & ~(SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6)
-        | _host_bit(born_host, SYS_FLAG_BORN_HOST_V6)
-        | _host_bit(store_host, SYS_FLAG_STORE_HOST_V6)
-    )
-    shared.topic = <const uint8_t*> PyBytes_AS_STRING(topic_bytes)
-    shared.topic_size = len(topic_bytes)
-    shared.properties = NULL
-    shared.properties_size = 0
-    shared.born_host = <const uint8_t*> PyBytes_AS_STRING(born_host)
-    shared.store_host = <const uint8_t*> PyBytes_AS_STRING(store_host)
-    shared.born_timestamp_ms = born_timestamp_ms
-    shared.store_timestamp_ms = store_timestamp_ms
-    shared.prepared_position = prepared_position
-    shared.queue_id = queue_id
-    shared.reconsume_times = reconsume_times
     element.body = <const uint8_t*> PyBytes_AS_STRING(body)
-    element.body_size = <int32_t> len(body)
+    element.body_size = <int32_t> min(len(body), INT32_MAX)
     element.properties = <const uint8_t*> PyBytes_AS_STRING(properties)
     element.properties_size = <int32_t> min(len(properties), PROPERTIES_SIZE_MAX + 1)
     element.flag = flag
     element.size = 0
-    size = element_record_size(&element, &shared)
+    size = element_record_size(&element, &fields.shared)
     if size < 0:
         raise MessageFormatError(f"record: {_PROBLEMS[size]}")
     record = PyBytes_FromStringAndSize(NULL, size)
-    write_record(<uint8_t*> PyBytes_AS_STRING(record), size, &element, &shared, queue_offset, position)
+    write_record(<uint8_t*> PyBytes_AS_STRING(record), size, &element, &fields.shared, queue_offset, position)
     return record
+
+
+def encode_records(batch, *, str topic, bytes batch_properties=b"", int64_t queue_offset=0,
+                   int64_t position=0, **shared_fields):
+    """The records a batch body becomes: one after another, the first at `queue_offset` and `position`.
+
+    Further fields, the same for all, by keyword: queue_id, sys_flag, born_timestamp_ms, born_host,
+    store_timestamp_ms, store_host, reconsume_times, prepared_position. Hosts are 8 or 20 bytes and
+    set their bits of `sys_flag`. `batch_properties` follow each element's own.
+    Raises as `check_batch` and `encode_record` do.
+    """
+    cdef SharedFields fields = SharedFields(topic, batch_properties, **shared_fields)
+    cdef Py_ssize_t count = check_batch(batch)
+    cdef Py_buffer view
+    cdef Element element
+    cdef Py_ssize_t index, size
+    cdef Py_ssize_t total = 0
+    cdef const uint8_t* at
+    cdef const uint8_t* end
+    cdef uint8_t* target
+    cdef bytes records
+    PyObject_GetBuffer(batch, &view, PyBUF_SIMPLE)
+    try:
+        at = <const uint8_t*> view.buf
+        end = at + view.len
+        for index in range(count):
+            if parse_element(at, end, &element) != FORMAT_OK:
+                raise MessageFormatError("batch changed while it was read")
+            size = element_record_size(&element, &fields.shared)
+            if size < 0:
+                raise MessageFormatError(f"batch element {index}: {_PROBLEMS[size]}")
+            total += size
+            at += element.size
+        records = PyBytes_FromStringAndSize(NULL, total)
+        target = <uint8_t*> PyBytes_AS_STRING(records)
+        at = <const uint8_t*> view.buf
+        with nogil:
+            for index in range(count):
+                if parse_element(at, end, &element) != FORMAT_OK:
+                    break
+                size = write_record(target, total, &element, &fields.shared, queue_offset + index, position)
+                if size < 0:
+                    break
+                target += size
+                total -= size
+                position += size
+                at += element.size
+        if total:
+            raise MessageFormatError("batch changed while it was read")
+        return records
+    finally:
+        PyBuffer_Release(&view)
 
 
 def check_record(buffer, Py_ssize_t at=0, *, position=None):
@@ -277,6 +310,40 @@ def property_value(const uint8_t[::1] properties, bytes name):
 def body_checksum(const uint8_t[::1] body):
     """The CRC a record holds for this stored body: CRC-32 without its top bit."""
     return body_crc(&body[0], body.shape[0]) if body.shape[0] else 0
+
+
+cdef class SharedFields:
+    """A RecordShared filled from Python values, and the bytes its pointers point into."""
+
+    cdef RecordShared shared
+    cdef bytes topic
+    cdef bytes properties
+    cdef bytes born_host
+    cdef bytes store_host
+
+    def __cinit__(self, str topic, bytes properties, *, int queue_id=0, int sys_flag=0,
+                  int64_t born_timestamp_ms=0, bytes born_host=_NO_HOST, int64_t store_timestamp_ms=0,
+                  bytes store_host=_NO_HOST, int reconsume_times=0, int64_t prepared_position=0):
+        self.topic = topic.encode()
+        self.properties = properties
+        self.born_host = born_host
+        self.store_host = store_host
+        self.shared.sys_flag = (
+            sys_flag & ~(SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6)
+            | _host_bit(born_host, SYS_FLAG_BORN_HOST_V6)
+            | _host_bit(store_host, SYS_FLAG_STORE_HOST_V6)
+        )
+        self.shared.topic = <const uint8_t*> PyBytes_AS_STRING(self.topic)
+        self.shared.topic_size = len(self.topic)
+        self.shared.properties = <const uint8_t*> PyBytes_AS_STRING(properties)
+        self.shared.properties_size = len(properties)
+        self.shared.born_host = <const uint8_t*> PyBytes_AS_STRING(born_host)
+        self.shared.store_host = <const uint8_t*> PyBytes_AS_STRING(store_host)
+        self.shared.born_timestamp_ms = born_timestamp_ms
+        self.shared.store_timestamp_ms = store_timestamp_ms
+        self.shared.prepared_position = prepared_position
+        self.shared.queue_id = queue_id
+        self.shared.reconsume_times = reconsume_times
 
 
 cdef int _host_bit(bytes host, int bit) except -1:
