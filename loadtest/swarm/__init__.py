@@ -153,7 +153,7 @@ class Swarm:
         self.close()
 
     def connect(self) -> float:
-        """Connects and subscribes everybody in the seconds it returns. Raises SwarmError unless all got in."""
+        """Connects and subscribes everybody; returns the seconds taken. SwarmError unless all got in."""
         plan = self.plan
         wanted = plan.publishers + plan.subscribers + plan.idle
         began = time.monotonic()
@@ -166,7 +166,8 @@ class Swarm:
         if counters["ready"] != wanted:
             raise SwarmError(
                 f"{counters['ready']} of {wanted} connections got in within {plan.connect_timeout_s} s: "
-                f"{counters['failed']} failed (last: {_reason(self.engine.last_error)}), "
+                f"{counters['failed']} failed, {counters['lost']} lost again "
+                f"(last: {_reason(self.engine.last_error)}), "
                 f"{counters['refused']} refused (last code: {self.engine.last_refusal})"
             )
         return time.monotonic() - began
@@ -175,10 +176,12 @@ class Swarm:
         """Warms up, measures, stops and waits for what is outstanding."""
         plan, engine = self.plan, self.engine
         before = engine.counters_now()
+        engine.measure()
         engine.start(messages_max=plan.messages_max, rate_per_s=plan.rate_per_s)
         began_ns, cpu_began_ns, first = time.monotonic_ns(), time.thread_time_ns(), before
         is_over = plan.warmup_s > 0 and engine.run(plan.warmup_s)
-        if not is_over:
+        # A count that ends in the warm-up is measured from the beginning.
+        if plan.warmup_s > 0 and not is_over:
             engine.measure()
             began_ns, cpu_began_ns, first = time.monotonic_ns(), time.thread_time_ns(), engine.counters_now()
         marks = [first]
@@ -325,7 +328,8 @@ def _check(plan: Plan) -> None:
     files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if connections + SPARE_FILES > files_max:
         raise SwarmError(
-            f"{connections} connections need {connections + SPARE_FILES} open files and {files_max} is the limit: "
+            f"{connections} connections need {connections + SPARE_FILES} open files, "
+            f"and {files_max} is the limit: "
             "raise it (ulimit -n) or share the work among processes with number_base"
         )
     if plan.rate_per_s and not plan.publishers:

@@ -154,7 +154,8 @@ def _show(report: Report) -> None:
     print(
         f"published {report.published_per_s:,.0f}/s, acknowledged {report.acknowledged_per_s:,.0f}/s, "
         f"delivered {report.delivered_per_s:,.0f}/s in {report.seconds:.1f} s; "
-        f"engine {report.engine_cpu_share:.0%} of a core; {report.violations} violations; {'drained' if report.is_drained else 'NOT drained'}",
+        f"engine {report.engine_cpu_share:.0%} of a core; "
+        f"{report.violations} violations; {'drained' if report.is_drained else 'NOT drained'}",
         file=sys.stderr,
     )
     for name, summary in report.latencies.items():

@@ -814,6 +814,9 @@ cdef class Engine:
             c.state = GREETED
             self._send_control(c, c.greeting, c.greeting_size)
             return
+        if c.pending_size and events & (EPOLLERR | EPOLLHUP):
+            self._drop(c, socket_error(c.fd))
+            return
         if events & (EPOLLIN | EPOLLERR | EPOLLHUP):
             self._read(c)
         if events & EPOLLOUT and c.state != GONE:
@@ -843,7 +846,7 @@ cdef class Engine:
         if not keep(&c.pending, &c.pending_capacity, &c.pending_size, data + sent, size - sent):
             self._drop(c, 12)
             return False
-        self._ask(c, c.pending_size == 0 or c.state != READY, c.pending_size != 0)
+        self._ask(c, c.pending_size == 0, c.pending_size != 0)
         return c.pending_size == 0
 
     cdef void _start_publishers(self) noexcept nogil:
