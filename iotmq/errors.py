@@ -44,6 +44,34 @@ class RequestTimeoutError(IotmqError):
     """No answer within the time allowed; the request may still have been carried out."""
 
 
+class ClientError(IotmqError):
+    """The application asked the native client for something that cannot be done; the text says what to do."""
+
+
+class ClientClosedError(ClientError):
+    """The client, producer or consumer is not started, or is stopped already."""
+
+
+class MessageRefusedError(ClientError):
+    """A message, topic or group breaks a rule and was not sent."""
+
+
+class SubscriptionError(ClientError):
+    """A subscription expression or a change of subscriptions is refused."""
+
+
+class ProducerBusyError(ClientError):
+    """Too many sends are unanswered; nothing of this one was sent."""
+
+
+class RouteNotFoundError(IotmqError):
+    """No registry knows a broker for the topic (now); the text says what to look at."""
+
+
+class SendFailedError(IotmqError):
+    """All tries of a send failed for reasons that another try may cure; `__cause__` is the last one."""
+
+
 class StoreError(IotmqError):
     """The store cannot do what was asked; stored records are untouched."""
 

@@ -1,0 +1,53 @@
+"""How far a group has consumed one queue: the smallest offset that is not done."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+
+class QueueProgress:
+    """Ranges of offsets that were fetched and are not done yet, and the offset to commit.
+
+    Operations: `taken` once per fetched range (ascending), `done` once per finished range (any
+    order), `committable` every few seconds. Ranges lie in fetch order, so the first one left is the
+    smallest: all three are O(1). Gaps between ranges (filtered or expired records) count as done.
+    """
+
+    __slots__ = ("_next_offset", "_open")
+
+    def __init__(self, start_offset: int) -> None:
+        self._next_offset = start_offset
+        self._open: OrderedDict[int, int] = OrderedDict()
+
+    def taken(self, first_offset: int, end_offset: int) -> None:
+        """[first_offset, end_offset) is being worked on; it lies behind everything taken so far."""
+        if not self._next_offset <= first_offset < end_offset:
+            raise ValueError(
+                f"range {first_offset}..{end_offset} does not follow offset {self._next_offset} of its queue"
+            )
+        self._open[first_offset] = end_offset
+        self._next_offset = end_offset
+
+    def skipped_to(self, offset: int) -> None:
+        """Nothing to consume before `offset`: it was filtered out or is gone."""
+        if offset > self._next_offset:
+            self._next_offset = offset
+
+    def done(self, first_offset: int) -> None:
+        """The range taken at `first_offset` is consumed or safely back at the broker."""
+        del self._open[first_offset]
+
+    @property
+    def committable(self) -> int:
+        """Everything below is consumed: the offset a restarted consumer continues at."""
+        return next(iter(self._open)) if self._open else self._next_offset
+
+    @property
+    def next_offset(self) -> int:
+        """The offset behind everything fetched."""
+        return self._next_offset
+
+    @property
+    def open_count(self) -> int:
+        """Ranges being worked on or waiting."""
+        return len(self._open)

@@ -1,0 +1,526 @@
+"""Has messages pushed to a listener; the queues of a topic are shared among the members of a group."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterable
+from types import TracebackType
+from typing import Final, TypeAlias
+
+import msgspec
+
+from iotmq.client.backoff import Backoff
+from iotmq.client.client import IotmqClient, expect_success
+from iotmq.client.message import RETRY_PREFIX, ReceivedMessage, check_group, check_topic
+from iotmq.client.offsets import (
+    broker_address,
+    commit_offset,
+    max_offset,
+    min_offset,
+    offset_at_time,
+    stored_offset,
+)
+from iotmq.client.queue_reader import Batch, CacheRoom, QueueReader
+from iotmq.client.rebalance import Allocation, allocate_averagely
+from iotmq.client.routes import MessageQueue, TopicRoute
+from iotmq.client.settings import PushConsumerSettings
+from iotmq.client.subscriptions import ConsumerData, Subscription, consumer_data, parse_subscription
+from iotmq.errors import ClientError, IotmqError, SubscriptionError
+from iotmq.message.columns import Columns
+from iotmq.message.hosts import decode_host
+from iotmq.message.message_ids import offset_message_id
+from iotmq.metrics import Metric
+from iotmq.remoting.codes import RequestCode
+from iotmq.remoting.command import Command
+
+_log = logging.getLogger(__name__)
+
+Failed: TypeAlias = Iterable[ReceivedMessage] | None
+Listener: TypeAlias = Callable[[list[ReceivedMessage]], Failed | Awaitable[Failed]]
+"""Gets a batch of one queue. Returns None when all are consumed, or those that failed; raising fails all."""
+ColumnsListener: TypeAlias = Callable[[MessageQueue, Columns], Awaitable[None] | None]
+"""Gets the messages of one pull as columns. Raising fails all of them."""
+
+_LOCAL_RETRY_FACTOR_MAX: Final = 30
+_BROADCAST_TRIES_MAX: Final = 16
+# Members come and go in bursts (a deployment, a broker that restarts): one look for all of them.
+_REBALANCE_PAUSE_S: Final = 0.05
+_REBALANCE_RETRY_S: Final = 1.0
+
+
+class _MemberList(msgspec.Struct):
+    consumerIdList: list[str] = []  # noqa: N815 - the wire's spelling
+
+
+class PushConsumer:
+    """One member of a consumer group; `async with` starts and stops it.
+
+    Every message is handed over at least once; after a crash, and when queues move between members,
+    some come twice. Within one queue batches come in order, one at a time (`parallel_batches`). A
+    message that failed is given back to the broker and comes again later through the group's retry
+    topic, 10 s at first, up to 16 times, then it goes to `%DLQ%group`.
+
+    A listener may be a coroutine function. A plain function runs on the event loop and must not block
+    (use `SyncPushConsumer` for one that does).
+    """
+
+    def __init__(
+        self,
+        client: IotmqClient,
+        group: str,
+        listener: Listener | None = None,
+        *,
+        columns_listener: ColumnsListener | None = None,
+        settings: PushConsumerSettings | None = None,
+        allocate: Allocation = allocate_averagely,
+    ) -> None:
+        check_group(group)
+        if (listener is None) == (columns_listener is None):
+            raise ClientError("give either a listener or a columns_listener")
+        self._client = client
+        self._group = group
+        self._listener = listener
+        self._columns_listener = columns_listener
+        self.settings = settings or PushConsumerSettings()
+        if self.settings.pull_timeout_ms <= self.settings.hold_ms:
+            raise ClientError("pull_timeout_ms must be longer than hold_ms, or every empty pull times out")
+        self._allocate = allocate
+        self._is_clustering = self.settings.model == "clustering"
+        self._subscriptions: dict[str, Subscription] = {}
+        self._readers: dict[MessageQueue, QueueReader] = {}
+        self._closing: dict[MessageQueue, asyncio.Task[None]] = {}
+        """Queues we lost whose listener calls are still running."""
+        self._local_offsets: dict[MessageQueue, int] = {}
+        """Broadcasting: how far each queue is consumed, while this consumer lives."""
+        self._room = CacheRoom(self.settings.cached_bytes_max)
+        self._rebalance_due = asyncio.Event()
+        self._has_balanced = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_running = False
+        self._consumed_total = 0
+        self._failed_total = 0
+        self._given_back_total = 0
+        self._dropped_total = 0
+        self._last_failure_log_s = 0.0
+
+    @property
+    def group(self) -> str:
+        """The consumer group's name."""
+        return self._group
+
+    async def subscribe(self, topic: str, tags: str = "*") -> None:
+        """Consume `topic`: all of it, or the tags of an expression such as `TagA || TagB`.
+
+        All members of a group must subscribe to the same. May be called before `start` and after it.
+        """
+        check_topic(topic)
+        before = self._subscriptions.get(topic)
+        version_ms = max(self._client.clock.now_ms(), before.version_ms + 1 if before else 0)
+        subscription = parse_subscription(topic, tags, version_ms)
+        self._subscriptions[topic] = subscription
+        for queue, reader in self._readers.items():
+            if queue.topic == topic:
+                reader.subscribe(subscription)
+        if self._is_running:
+            if before is None:
+                self._client.routes.want(topic)
+            await self._announce()
+
+    async def unsubscribe(self, topic: str) -> None:
+        """Consume `topic` no more; its queues go to other members."""
+        if self._subscriptions.pop(topic, None) is None:
+            raise SubscriptionError(f"group {self._group} has no subscription to {topic} here")
+        if self._is_running:
+            self._client.routes.unwant(topic)
+            await self._announce()
+
+    async def start(self) -> None:
+        """Join the group and begin consuming; returns when the first division of queues is done.
+
+        Topics that do not exist yet are waited for in the background.
+        """
+        if self._is_running:
+            return
+        if not self._subscriptions:
+            raise SubscriptionError(
+                f"consumer group {self._group} has no subscription: call subscribe() first"
+            )
+        if self._is_clustering:
+            retry_topic = RETRY_PREFIX + self._group
+            self._subscriptions[retry_topic] = parse_subscription(
+                retry_topic, "*", self._client.clock.now_ms()
+            )
+        self._client.add_consumer(self)
+        self._is_running = True
+        for topic in self._subscriptions:
+            self._client.routes.want(topic)
+        await self._find_routes()
+        await self._announce()
+        self._tasks = [
+            asyncio.ensure_future(self._rebalance_forever()),
+            asyncio.ensure_future(self._commit_forever()),
+        ]
+        await self._has_balanced.wait()
+
+    async def stop(self) -> None:
+        """Let running listener calls end (`stop_timeout_ms`), commit, and leave the group."""
+        if not self._is_running:
+            return
+        self._is_running = False
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        readers = list(self._readers.values())
+        await asyncio.gather(*(reader.close() for reader in readers), *self._closing.values())
+        await self._commit(readers)
+        self._readers.clear()
+        for topic in self._subscriptions:
+            self._client.routes.unwant(topic)
+        await self._client.remove_consumer(self)
+
+    async def __aenter__(self) -> PushConsumer:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    @property
+    def assigned(self) -> list[MessageQueue]:
+        """The queues this member has now, sorted; without those of the retry topic."""
+        retry_topic = RETRY_PREFIX + self._group
+        return sorted(queue for queue in self._readers if queue.topic != retry_topic)
+
+    def heartbeat(self) -> ConsumerData:
+        """What brokers are to know about this consumer."""
+        return consumer_data(
+            self._group,
+            self._subscriptions.values(),
+            is_push=True,
+            model=self.settings.model,
+            consume_from=self.settings.consume_from,
+        )
+
+    def members_changed(self) -> None:
+        """Look at the members again, soon."""
+        self._rebalance_due.set()
+
+    def route_changed(self, topic: str) -> None:
+        """Look at the queues again, soon."""
+        if topic in self._subscriptions:
+            self._rebalance_due.set()
+
+    def metrics(self) -> Iterable[Metric]:
+        """Counters of this consumer."""
+        labels = (("group", self._group),)
+        cached = sum(reader.cached_records for reader in self._readers.values())
+        yield Metric(
+            "iotmq_client_consumed_total", "counter", "Messages consumed", self._consumed_total, labels
+        )
+        yield Metric(
+            "iotmq_client_consume_failed_total",
+            "counter",
+            "Messages a listener failed",
+            self._failed_total,
+            labels,
+        )
+        yield Metric(
+            "iotmq_client_given_back_total",
+            "counter",
+            "Failed messages given back",
+            self._given_back_total,
+            labels,
+        )
+        yield Metric(
+            "iotmq_client_dropped_total", "counter", "Failed broadcasts given up", self._dropped_total, labels
+        )
+        yield Metric("iotmq_client_cached_records", "gauge", "Messages fetched, not consumed", cached, labels)
+        yield Metric(
+            "iotmq_client_cached_bytes", "gauge", "Bytes fetched, not consumed", self._room.bytes, labels
+        )
+        yield Metric("iotmq_client_queues", "gauge", "Queues of this member", len(self._readers), labels)
+
+    # --- membership ---------------------------------------------------------------------------------
+
+    async def _find_routes(self) -> None:
+        for topic in self._subscriptions:
+            try:
+                await self._client.routes.find(topic)
+            except IotmqError as error:
+                _log.warning("group %s waits for topic %s: %s", self._group, topic, error)
+
+    async def _announce(self) -> None:
+        await self._find_routes()
+        await self._client.heartbeat()
+        self._rebalance_due.set()
+
+    async def _rebalance_forever(self) -> None:
+        while True:
+            is_complete = await self._rebalance()
+            self._has_balanced.set()
+            wait_s = self.settings.rebalance_ms / 1000 if is_complete else _REBALANCE_RETRY_S
+            try:
+                await asyncio.wait_for(self._rebalance_due.wait(), wait_s)
+            except TimeoutError:
+                continue
+            await asyncio.sleep(_REBALANCE_PAUSE_S)
+            self._rebalance_due.clear()
+
+    async def _rebalance(self) -> bool:
+        """Divide every topic's queues; False when one could not be divided and keeps its readers."""
+        is_complete = True
+        for topic in list(self._subscriptions):
+            try:
+                route = await self._client.routes.find(topic)
+                if route is None:
+                    continue
+                mine = await self._share_of(route)
+            except IotmqError as error:
+                _log.info("group %s cannot divide the queues of %s now: %s", self._group, topic, error)
+                is_complete = False
+                continue
+            if mine is None:
+                is_complete = False
+            else:
+                self._assign(topic, mine)
+        for queue in list(self._readers):
+            if queue.topic not in self._subscriptions:
+                self._release(queue)
+        return is_complete
+
+    async def _share_of(self, route: TopicRoute) -> list[MessageQueue] | None:
+        """This member's queues of the topic, or None while the brokers do not know us."""
+        if not self._is_clustering:
+            return list(route.readable)
+        members = await self._members(route)
+        if self._client.client_id not in members:
+            await self._client.heartbeat()
+            members = await self._members(route)
+            if self._client.client_id not in members:
+                return None
+        return self._allocate(route.readable, members, self._client.client_id)
+
+    async def _members(self, route: TopicRoute) -> list[str]:
+        names = [name for name, by_id in route.addresses.items() if by_id]
+        if not names:
+            return []
+        address = route.reader(random.choice(names))
+        assert address is not None
+        command = Command.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": self._group})
+        response = await self._client.request(address, command)
+        if response.code != 0:
+            # The broker knows no member yet, not even us.
+            return []
+        try:
+            return msgspec.json.decode(response.body_bytes(), type=_MemberList).consumerIdList
+        except msgspec.DecodeError as error:
+            raise ClientError(f"the broker's member list of {self._group} cannot be read: {error}") from error
+
+    def _assign(self, topic: str, mine: list[MessageQueue]) -> None:
+        wanted = set(mine)
+        for queue in [queue for queue in self._readers if queue.topic == topic and queue not in wanted]:
+            self._release(queue)
+        for queue in mine:
+            # A queue that comes back while its last calls still run is opened when they have ended.
+            if queue not in self._readers and queue not in self._closing:
+                self._readers[queue] = QueueReader(
+                    self._client,
+                    self._group,
+                    queue,
+                    self._subscriptions[topic],
+                    self.settings,
+                    self._room,
+                    as_columns=self._columns_listener is not None,
+                    start_offset=self._start_offset,
+                    handle=self._handle,
+                )
+
+    def _release(self, queue: MessageQueue) -> None:
+        reader = self._readers.pop(queue)
+        task = asyncio.ensure_future(self._close_reader(reader))
+        self._closing[queue] = task
+
+        def closed(_: asyncio.Task[None]) -> None:
+            self._closing.pop(queue, None)
+            self._rebalance_due.set()
+
+        task.add_done_callback(closed)
+
+    async def _close_reader(self, reader: QueueReader) -> None:
+        # At once, because the new owner asks for the offset now; and again when the last call ended.
+        await self._commit([reader])
+        await reader.close()
+        await self._commit([reader])
+
+    async def _start_offset(self, queue: MessageQueue) -> int:
+        if not self._is_clustering:
+            local = self._local_offsets.get(queue)
+            if local is not None:
+                return local
+        else:
+            stored = await stored_offset(self._client, self._group, queue)
+            if stored is not None:
+                return stored
+        return await self._first_offset(queue)
+
+    async def _first_offset(self, queue: MessageQueue) -> int:
+        settings = self.settings
+        if queue.topic.startswith(RETRY_PREFIX) or settings.consume_from == "first":
+            return await min_offset(self._client, queue)
+        if settings.consume_from == "timestamp":
+            return await offset_at_time(self._client, queue, settings.consume_from_timestamp_ms)
+        return await max_offset(self._client, queue)
+
+    # --- commits ------------------------------------------------------------------------------------
+
+    async def _commit_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.commit_ms / 1000)
+            await self._commit(list(self._readers.values()))
+
+    async def _commit(self, readers: list[QueueReader]) -> None:
+        async def one(reader: QueueReader, offset: int) -> None:
+            try:
+                if self._is_clustering:
+                    await commit_offset(self._client, self._group, reader.queue, offset)
+                else:
+                    self._local_offsets[reader.queue] = offset
+                reader.committed = offset
+            except IotmqError as error:
+                _log.info("offset %d of %s is not committed now: %s", offset, reader.queue, error)
+
+        await asyncio.gather(
+            *(
+                one(reader, reader.committable)
+                for reader in readers
+                if reader.committable is not None and reader.committable != reader.committed
+            )
+        )
+
+    # --- listener calls -----------------------------------------------------------------------------
+
+    async def _handle(self, batch: Batch) -> None:
+        if isinstance(batch.payload, Columns):
+            await self._handle_columns(batch.queue, batch.payload)
+        else:
+            await self._handle_messages(batch.queue, batch.payload)
+
+    async def _handle_messages(self, queue: MessageQueue, messages: list[ReceivedMessage]) -> None:
+        rest = self._local_rest()
+        tries = 0
+        while True:
+            failed = await self._call_listener(queue, messages)
+            tries += 1
+            self._consumed_total += len(messages) - len(failed)
+            if not failed:
+                return
+            self._failed_total += len(failed)
+            if self._is_clustering:
+                failed = await self._give_back(queue, failed)
+            elif tries >= _BROADCAST_TRIES_MAX:
+                _log.error(
+                    "%d broadcast messages of %s failed %d times and are skipped", len(failed), queue, tries
+                )
+                self._dropped_total += len(failed)
+                failed = []
+            if not failed:
+                return
+            messages = failed
+            await asyncio.sleep(rest.next_s())
+
+    async def _call_listener(
+        self, queue: MessageQueue, messages: list[ReceivedMessage]
+    ) -> list[ReceivedMessage]:
+        """The messages that failed."""
+        assert self._listener is not None
+        try:
+            outcome = self._listener(messages)
+            if inspect.isawaitable(outcome):
+                outcome = await outcome
+        except Exception as error:
+            self._log_failure(queue, len(messages), error)
+            return messages
+        return [] if outcome is None else list(outcome)
+
+    async def _handle_columns(self, queue: MessageQueue, columns: Columns) -> None:
+        assert self._columns_listener is not None
+        rest = self._local_rest()
+        tries = 0
+        while tries < self.settings.columns_tries_max:
+            try:
+                outcome = self._columns_listener(queue, columns)
+                if inspect.isawaitable(outcome):
+                    await outcome
+            except Exception as error:
+                tries += 1
+                self._failed_total += len(columns)
+                self._log_failure(queue, len(columns), error)
+            else:
+                self._consumed_total += len(columns)
+                return
+            await asyncio.sleep(rest.next_s())
+        if not self._is_clustering:
+            _log.error(
+                "%d broadcast messages of %s failed %d times and are skipped", len(columns), queue, tries
+            )
+            self._dropped_total += len(columns)
+            return
+        positions = [int(position) for position in columns.numpy("position")]
+        while positions:
+            positions = [
+                position
+                for position in positions
+                if not await self._give_back_one(queue, position, queue.topic, "")
+            ]
+            if positions:
+                await asyncio.sleep(rest.next_s())
+
+    async def _give_back(self, queue: MessageQueue, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
+        """Send messages back to their broker for later; returns those it did not take."""
+        kept = []
+        for message in messages:
+            host, port = decode_host(message.record.store_host)
+            origin = offset_message_id(host, port, message.record.position)
+            if not await self._give_back_one(queue, message.record.position, message.topic, origin):
+                kept.append(message)
+        return kept
+
+    async def _give_back_one(self, queue: MessageQueue, position: int, topic: str, message_id: str) -> bool:
+        ext = {
+            "offset": str(position),
+            "group": self._group,
+            "delayLevel": "0",
+            "originMsgId": message_id,
+            "originTopic": topic,
+            "unitMode": "false",
+            "bname": queue.broker_name,
+        }
+        if self.settings.redeliveries_max >= 0:
+            ext["maxReconsumeTimes"] = str(self.settings.redeliveries_max)
+        try:
+            address = await broker_address(self._client, queue)
+            command = Command.request(RequestCode.CONSUMER_SEND_MESSAGE_BACK, ext)
+            expect_success(await self._client.request(address, command), f"giving back a message of {queue}")
+        except IotmqError as error:
+            _log.info("a failed message stays here for another try: %s", error)
+            return False
+        self._given_back_total += 1
+        return True
+
+    def _local_rest(self) -> Backoff:
+        first_s = self.settings.local_retry_ms / 1000
+        return Backoff(min_s=first_s, max_s=first_s * _LOCAL_RETRY_FACTOR_MAX)
+
+    def _log_failure(self, queue: MessageQueue, count: int, error: Exception) -> None:
+        # A listener that fails on everything must not fill the disk with tracebacks.
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._last_failure_log_s >= 1.0:
+            self._last_failure_log_s = now_s
+            _log.warning(
+                "the listener of group %s failed %d messages of %s", self._group, count, queue, exc_info=error
+            )

@@ -1,0 +1,176 @@
+"""Where a topic's queues are: the answer of a registry as values."""
+
+from __future__ import annotations
+
+import zlib
+from typing import NamedTuple
+
+import msgspec
+
+from iotmq.errors import BrokerError
+
+PERMISSION_READ = 4
+PERMISSION_WRITE = 2
+PERMISSION_INHERIT = 1
+MASTER_ID = 0
+
+
+class MessageQueue(NamedTuple):
+    """One queue of one broker; sorts the way all clients of a group must agree on."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+
+class TopicRoute:
+    """The queues of one topic and the addresses of the brokers that have them; never changes."""
+
+    __slots__ = ("addresses", "is_provisional", "readable", "topic", "writable")
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        readable: tuple[MessageQueue, ...],
+        writable: tuple[MessageQueue, ...],
+        addresses: dict[str, dict[int, str]],
+        is_provisional: bool = False,
+    ) -> None:
+        self.topic = topic
+        self.readable = readable
+        """Queues that may hold messages, sorted."""
+        self.writable = writable
+        """Queues of brokers with a master that take messages, sorted."""
+        self.addresses = addresses
+        """Broker name -> broker id -> HOST:PORT."""
+        self.is_provisional = is_provisional
+        """True when the topic does not exist yet and the template's route stands in for it."""
+
+    def master(self, broker_name: str) -> str | None:
+        """HOST:PORT of the broker's master, or None while it has none."""
+        return self.addresses.get(broker_name, {}).get(MASTER_ID)
+
+    def reader(self, broker_name: str, broker_id: int = MASTER_ID) -> str | None:
+        """HOST:PORT to pull from: the broker asked for, else the master, else any slave."""
+        by_id = self.addresses.get(broker_name)
+        if not by_id:
+            return None
+        return by_id.get(broker_id) or by_id.get(MASTER_ID) or by_id[min(by_id)]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TopicRoute):
+            return NotImplemented
+        return (
+            self.topic == other.topic
+            and self.readable == other.readable
+            and self.writable == other.writable
+            and self.addresses == other.addresses
+            and self.is_provisional == other.is_provisional
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.topic, self.readable, self.writable, self.is_provisional))
+
+    def __repr__(self) -> str:
+        return (
+            f"TopicRoute({self.topic!r}, readable={len(self.readable)}, writable={len(self.writable)}, "
+            f"addresses={self.addresses!r}, is_provisional={self.is_provisional})"
+        )
+
+
+class _QueueData(msgspec.Struct, rename="camel"):
+    broker_name: str
+    read_queue_nums: int
+    write_queue_nums: int
+    perm: int
+
+
+class _BrokerData(msgspec.Struct, rename="camel"):
+    broker_name: str
+    broker_addrs: dict[str, str]
+    cluster: str = ""
+
+
+class _TopicRouteData(msgspec.Struct, rename="camel"):
+    queue_datas: list[_QueueData] = []
+    broker_datas: list[_BrokerData] = []
+
+
+class _ClusterInfo(msgspec.Struct, rename="camel"):
+    broker_addr_table: dict[str, _BrokerData] = {}
+
+
+class _TopicList(msgspec.Struct, rename="camel"):
+    topic_list: list[str] = []
+
+
+_ROUTE_DECODER = msgspec.json.Decoder(_TopicRouteData)
+_CLUSTER_DECODER = msgspec.json.Decoder(_ClusterInfo)
+_TOPICS_DECODER = msgspec.json.Decoder(_TopicList)
+
+
+def parse_route(topic: str, body: bytes) -> TopicRoute:
+    """The route in a registry's answer to request 105; BrokerError for a body that is none."""
+    try:
+        data = _ROUTE_DECODER.decode(body)
+        addresses = {
+            broker.broker_name: {int(number): address for number, address in broker.broker_addrs.items()}
+            for broker in data.broker_datas
+        }
+    except (msgspec.DecodeError, ValueError) as error:
+        raise BrokerError(1, f"the registry's route of topic {topic} cannot be read: {error}") from error
+    readable: list[MessageQueue] = []
+    writable: list[MessageQueue] = []
+    for queues in data.queue_datas:
+        name = queues.broker_name
+        if queues.perm & PERMISSION_READ and addresses.get(name):
+            readable += [MessageQueue(topic, name, number) for number in range(queues.read_queue_nums)]
+        if queues.perm & PERMISSION_WRITE and MASTER_ID in addresses.get(name, {}):
+            writable += [MessageQueue(topic, name, number) for number in range(queues.write_queue_nums)]
+    return TopicRoute(
+        topic, readable=tuple(sorted(readable)), writable=tuple(sorted(writable)), addresses=addresses
+    )
+
+
+def parse_cluster(body: bytes) -> dict[str, dict[int, str]]:
+    """Broker name -> broker id -> HOST:PORT, from a registry's answer to request 106."""
+    try:
+        return {
+            name: {int(number): address for number, address in broker.broker_addrs.items()}
+            for name, broker in _CLUSTER_DECODER.decode(body).broker_addr_table.items()
+        }
+    except (msgspec.DecodeError, ValueError) as error:
+        raise BrokerError(1, f"the registry's list of brokers cannot be read: {error}") from error
+
+
+def parse_topics(body: bytes) -> list[str]:
+    """The topic names in a registry's answer to request 206."""
+    try:
+        return _TOPICS_DECODER.decode(body).topic_list
+    except msgspec.DecodeError as error:
+        raise BrokerError(1, f"the registry's list of topics cannot be read: {error}") from error
+
+
+def route_from_template(topic: str, template: TopicRoute, queues_max: int) -> TopicRoute:
+    """The route a topic will have once the first message has made it, after the template's."""
+    return TopicRoute(
+        topic,
+        readable=(),
+        writable=tuple(
+            MessageQueue(topic, queue.broker_name, queue.queue_id)
+            for queue in template.writable
+            if queue.queue_id < queues_max
+        ),
+        addresses=template.addresses,
+        is_provisional=True,
+    )
+
+
+def queue_of_key(key: str | bytes, queue_count: int) -> int:
+    """The index among `queue_count` sorted queues of a key: CRC-32 of its UTF-8 bytes, modulo.
+
+    The same in every process and release; a different number of queues moves keys.
+    """
+    data = key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key
+    return zlib.crc32(data) % queue_count

@@ -1,0 +1,111 @@
+"""What a consumer wants of a topic, and the heartbeat that tells brokers about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from iotmq.errors import SubscriptionError
+from iotmq.message.tags import expression_tags, tag_hash
+
+ALL_TAGS = "*"
+
+_CONSUME_FROM = {
+    "last": "CONSUME_FROM_LAST_OFFSET",
+    "first": "CONSUME_FROM_FIRST_OFFSET",
+    "timestamp": "CONSUME_FROM_TIMESTAMP",
+}
+
+
+class Subscription(msgspec.Struct, frozen=True):
+    """One topic and the tags wanted of it; no tags means all messages."""
+
+    topic: str
+    expression: str
+    tags: frozenset[str]
+    version_ms: int
+
+    def accepts(self, tags: str) -> bool:
+        """True for a message with this TAGS value; brokers compare only hashes, which may collide."""
+        return not self.tags or tags in self.tags
+
+
+def parse_subscription(topic: str, expression: str, version_ms: int) -> Subscription:
+    """`*` or empty for all, else tags separated by `||`; SubscriptionError for separators without a tag."""
+    tags = expression_tags(expression)
+    if not tags and expression.strip() not in ("", ALL_TAGS):
+        raise SubscriptionError(
+            f"subscription {expression!r} to {topic} names no tag: write 'TagA || TagB', or '*' for all"
+        )
+    return Subscription(topic, " || ".join(tags) or ALL_TAGS, frozenset(tags), version_ms)
+
+
+class SubscriptionData(msgspec.Struct, rename="camel"):
+    """A subscription as heartbeats carry it."""
+
+    topic: str
+    sub_string: str
+    tags_set: list[str]
+    code_set: list[int]
+    sub_version: int
+    expression_type: str = "TAG"
+    class_filter_mode: bool = False
+
+
+class ConsumerData(msgspec.Struct, rename="camel"):
+    """One consumer as heartbeats carry it."""
+
+    group_name: str
+    consume_type: str
+    message_model: str
+    consume_from_where: str
+    subscription_data_set: list[SubscriptionData]
+    unit_mode: bool = False
+
+
+class _ProducerData(msgspec.Struct, rename="camel"):
+    group_name: str
+
+
+class _Heartbeat(msgspec.Struct):
+    clientID: str  # noqa: N815 - the wire's spelling, which camel-casing would not give
+    producerDataSet: list[_ProducerData]  # noqa: N815
+    consumerDataSet: list[ConsumerData]  # noqa: N815
+
+
+def consumer_data(
+    group: str,
+    subscriptions: Iterable[Subscription],
+    *,
+    is_push: bool,
+    model: Literal["clustering", "broadcasting"],
+    consume_from: Literal["last", "first", "timestamp"],
+) -> ConsumerData:
+    """What the heartbeat says about one consumer."""
+    return ConsumerData(
+        group_name=group,
+        consume_type="CONSUME_PASSIVELY" if is_push else "CONSUME_ACTIVELY",
+        message_model=model.upper(),
+        consume_from_where=_CONSUME_FROM[consume_from],
+        subscription_data_set=[
+            SubscriptionData(
+                topic=subscription.topic,
+                sub_string=subscription.expression,
+                tags_set=sorted(subscription.tags),
+                code_set=sorted(tag_hash(tag) for tag in subscription.tags),
+                sub_version=subscription.version_ms,
+            )
+            for subscription in subscriptions
+        ],
+    )
+
+
+def encode_heartbeat(
+    client_id: str, producer_groups: Iterable[str], consumers: Iterable[ConsumerData]
+) -> bytes:
+    """The body of request 34."""
+    return msgspec.json.encode(
+        _Heartbeat(client_id, [_ProducerData(group) for group in sorted(producer_groups)], list(consumers))
+    )
