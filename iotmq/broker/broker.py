@@ -1,0 +1,415 @@
+"""The broker role: its parts, how they are wired, and what happens when it starts and stops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from iotmq import __version__
+from iotmq.broker.admin_handler import AdminHandler
+from iotmq.broker.client_handler import ClientHandler
+from iotmq.broker.consumer_offsets import ConsumerOffsets
+from iotmq.broker.groups import Groups
+from iotmq.broker.holds import Holds
+from iotmq.broker.intake import Intake
+from iotmq.broker.lock_handler import LockHandler
+from iotmq.broker.offset_handler import OffsetHandler
+from iotmq.broker.offset_ids import OffsetMessageIds
+from iotmq.broker.pull_handler import PullHandler
+from iotmq.broker.queue_locks import QueueLocks
+from iotmq.broker.rates import SAMPLE_INTERVAL_S, Rates
+from iotmq.broker.registration import Registration, parse_address
+from iotmq.broker.request_table import Area, RequestTable
+from iotmq.broker.send_handler import SendHandler
+from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.subscription_groups import SubscriptionGroups
+from iotmq.broker.topics import TEMPLATE_TOPIC, TopicTable, system_topics
+from iotmq.clock import Clock, SystemClock
+from iotmq.errors import ConfigError
+from iotmq.message.hosts import encode_host
+from iotmq.message.record import decode_record
+from iotmq.metrics import Metric
+from iotmq.remoting.server import RemotingServer
+from iotmq.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+_EXPIRY_SCAN_S = 10.0
+# How long stop() waits for batches whose group commit is under way.
+_LAST_FLUSH_S = 1.0
+# A queue whose first record is within this share of the memory counts as young (wire document 9.3).
+_YOUNG_MEMORY_SHARE = 0.4
+
+
+class Broker:
+    """Serves one store to native clients, and through `intake` to front ends in the same process.
+
+    The store is opened and closed by who composes the process; everything else of the broker starts
+    with `start` and ends with `stop`. Parts other modules build on: `intake`, `topics`, `groups`,
+    `offsets`, and `requests`, to which further areas of request codes may be added before `start`.
+    """
+
+    def __init__(self, settings: BrokerSettings, store: Store, *, clock: Clock | None = None) -> None:
+        clock = clock or SystemClock()
+        self._settings = settings
+        self._store = store
+        self._clock = clock
+        self._started_ms = clock.now_ms()
+        directory = Path(store.directory) / "config"
+        self.topics = TopicTable(directory / "topics.json", clock)
+        self.subscription_groups = SubscriptionGroups(
+            directory / "subscriptionGroup.json", clock, may_create=settings.auto_create_groups
+        )
+        self.offsets = ConsumerOffsets(directory / "consumerOffset.json")
+        self.groups = Groups(clock, expiry_s=settings.client_expiry_s)
+        self.locks = QueueLocks(clock)
+        self.holds = Holds(held_max=settings.held_pulls_max)
+        self.intake = Intake(
+            store,
+            self.topics,
+            clock,
+            default_topic_queues=settings.default_topic_queues,
+            flush_timeout_s=store.settings.sync_flush_timeout_ms / 1000,
+        )
+        self._sends = SendHandler(
+            self.intake,
+            self.topics,
+            self.subscription_groups,
+            OffsetMessageIds(store.store_host),
+            cluster=settings.cluster,
+            region=settings.region,
+            is_tracing_allowed=settings.is_tracing_allowed,
+            is_writable=settings.is_writable,
+        )
+        self._pulls = PullHandler(
+            store,
+            self.topics,
+            self.groups,
+            self.subscription_groups,
+            self.offsets,
+            self.holds,
+            clock,
+            is_readable=settings.is_readable,
+        )
+        self._clients = ClientHandler(self.groups, self.subscription_groups, self.topics)
+        areas: list[Area] = [
+            self._sends,
+            self._pulls,
+            OffsetHandler(store, self.topics, self.offsets, young_bytes_max=_young_bytes_max()),
+            self._clients,
+            LockHandler(self.locks, self.topics),
+            AdminHandler(
+                store,
+                self.topics,
+                self.subscription_groups,
+                self.offsets,
+                broker_name=settings.name,
+                cluster=settings.cluster,
+                runtime_info=self.runtime_info,
+            ),
+        ]
+        self.requests = RequestTable(areas)
+        self._server = RemotingServer(
+            self.requests,
+            host=settings.listen_host,
+            port=settings.listen_port,
+            idle_s=settings.idle_s,
+            connections_max=settings.connections_max,
+            clock=clock,
+            name="broker",
+        )
+        self._rates = Rates(clock, ("put", "found", "missed", "transferred"))
+        # Set while running; needs the port that is really listened on.
+        self._registration: Registration | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        # Files that changed in this turn of the loop and are saved at its end.
+        self._unsaved: set[Callable[[], None]] = set()
+        self.intake.add_dispatch_listener(self._pulls.wake)
+
+    @property
+    def port(self) -> int:
+        """The port listened on."""
+        return self._server.port
+
+    @property
+    def address(self) -> str:
+        """host:port that registries and clients are told."""
+        port = self._settings.advertised_port or self.port
+        host = self._settings.advertised_host
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    async def start(self) -> None:
+        """Listen and register. OSError when the port is taken, StoreError when a config file is broken."""
+        settings = self._settings
+        for topic in system_topics(
+            cluster=settings.cluster,
+            broker=settings.name,
+            template_queues=settings.default_topic_queues,
+            may_inherit=settings.auto_create_topics,
+        ):
+            if self.topics.find(topic.topic_name) is None or topic.topic_name == TEMPLATE_TOPIC:
+                self.topics.put(topic)
+        clamped = self.offsets.clamp(self._end_of)
+        if clamped:
+            logger.warning("%d consumer offsets were past the end of their queues and were set back", clamped)
+        self.topics.save(is_synced=True)
+        self.topics.add_listener(self._on_topic_changed)
+        self.subscription_groups.add_listener(self._on_group_changed)
+        await self._server.start()
+        self.intake.open()
+        self._registration = Registration(
+            map(parse_address, settings.registries),
+            cluster=settings.cluster,
+            broker_name=settings.name,
+            broker_id=settings.broker_id,
+            broker_address=self.address,
+            ha_address=_with_port(self.address, 1),
+            encode_topics=self.topics.encode,
+            interval_s=settings.registration_interval_s,
+            timeout_s=settings.registration_timeout_s,
+        )
+        self._registration.start()
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self._save_offsets_repeatedly()),
+            loop.create_task(_repeat(_EXPIRY_SCAN_S, self._expire)),
+            loop.create_task(_repeat(SAMPLE_INTERVAL_S, self._sample)),
+        ]
+        logger.info(
+            "broker %s of cluster %s listens on %s:%d and is advertised as %s",
+            settings.name,
+            settings.cluster,
+            settings.listen_host,
+            self.port,
+            self.address,
+        )
+
+    async def stop(self) -> None:
+        """Take nothing more, finish what was taken, save everything; well under two seconds."""
+        self.intake.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        if self._registration is not None:
+            await self._registration.stop()
+        await self._finish_flushes()
+        self.intake.finish()
+        self._pulls.stop()
+        await self._server.stop()
+        self._save_changed()
+        self.topics.save(is_synced=True)
+        self.subscription_groups.save(is_synced=True)
+        self._save_offsets()
+
+    def expire(self) -> None:
+        """Do everything whose time has come by the clock; timers do it anyway, tests move the clock."""
+        self._pulls.expire()
+        self.intake.expire()
+        self._expire()
+
+    def runtime_info(self) -> dict[str, str]:
+        """What code 28 answers; the keys tools of the RocketMQ family read (wire document 4.5)."""
+        store = self._store
+        disk = shutil.disk_usage(store.directory)
+        now_ms = self._clock.now_ms()
+        records = self.intake.records_count
+        found, missed = self._pulls.found_count, self._pulls.missed_count
+        transferred = self._pulls.records_count
+        return {
+            "bootTimestamp": str(self._started_ms),
+            "runtime": f"{(now_ms - self._started_ms) / 1000:.0f} s",
+            "brokerVersion": "409",
+            "brokerVersionDesc": f"iotmq {__version__}",
+            "putTps": self._rates.text("put", records),
+            "getFoundTps": self._rates.text("found", found),
+            "getMissTps": self._rates.text("missed", missed),
+            "getTotalTps": self._rates.text("found", found),
+            "getTransferedTps": self._rates.text("transferred", transferred),
+            "putMessageTimesTotal": str(records),
+            "putMessageSizeTotal": str(self.intake.bytes_count),
+            "putMessageAverageSize": f"{self.intake.bytes_count / max(1, records):.1f}",
+            "putMessageFailedTimes": str(self.intake.refused_count),
+            "getMessageFoundTimes": str(found),
+            "getMessageMissTimes": str(missed),
+            "commitLogMinOffset": str(store.min_position),
+            "commitLogMaxOffset": str(store.appended_position),
+            "commitLogDiskRatio": f"{disk.used / max(1, disk.total):.4f}",
+            "consumeQueueDiskRatio": f"{disk.used / max(1, disk.total):.4f}",
+            "commitLogDirCapacity": f"Total : {disk.total} B, Free : {disk.free} B.",
+            "dispatchBehindBytes": str(store.appended_position - store.confirmed_position),
+            "remainHowManyDataToFlush": str(store.appended_position - store.flushed_position),
+            "pageCacheLockTimeMills": "0",
+            "earliestMessageTimeStamp": str(self._earliest_ms()),
+            "startAcceptSendRequestTimeStamp": "0",
+            "msgPutTotalYesterdayMorning": "0",
+            "msgPutTotalTodayMorning": "0",
+            "msgPutTotalTodayNow": str(records),
+            "msgGetTotalYesterdayMorning": "0",
+            "msgGetTotalTodayMorning": "0",
+            "msgGetTotalTodayNow": str(transferred),
+            "sendThreadPoolQueueSize": str(self.intake.waiting_count),
+            "sendThreadPoolQueueCapacity": "0",
+            "sendThreadPoolQueueHeadWaitTimeMills": "0",
+            "pullThreadPoolQueueSize": str(len(self.holds)),
+            "pullThreadPoolQueueCapacity": str(self._settings.held_pulls_max),
+            "pullThreadPoolQueueHeadWaitTimeMills": "0",
+            "queryThreadPoolQueueSize": "0",
+            "queryThreadPoolQueueCapacity": "0",
+            "queryThreadPoolQueueHeadWaitTimeMills": "0",
+            "EndTransactionQueueSize": "0",
+        }
+
+    def metrics(self) -> Iterable[Metric]:
+        for part in (
+            self._server,
+            self.requests,
+            self.intake,
+            self._sends,
+            self._pulls,
+            self.holds,
+            self.topics,
+            self.subscription_groups,
+            self.groups,
+            self.offsets,
+        ):
+            yield from part.metrics()
+        if self._registration is not None:
+            yield from self._registration.metrics()
+
+    def _earliest_ms(self) -> int:
+        """Store time of the first record still in the log, -1 when there is none."""
+        view = self._store.read_record(self._store.min_position)
+        return -1 if view is None else decode_record(view).store_timestamp_ms
+
+    def _end_of(self, topic: str, queue_id: int) -> int | None:
+        queue = self._store.find_queue(topic, queue_id)
+        return None if queue is None else queue.max_offset
+
+    def _on_topic_changed(self, name: str) -> None:
+        self._save_soon(self._save_topics)
+        if self._registration is not None:
+            self._registration.wake()
+
+    def _on_group_changed(self, name: str) -> None:
+        self._save_soon(self._save_groups)
+
+    def _save_topics(self) -> None:
+        self.topics.save(is_synced=False)
+
+    def _save_groups(self) -> None:
+        self.subscription_groups.save(is_synced=False)
+
+    def _save_soon(self, save: Callable[[], None]) -> None:
+        """Many changes in one turn of the loop make one write at its end."""
+        if not self._unsaved:
+            asyncio.get_running_loop().call_soon(self._save_changed)
+        self._unsaved.add(save)
+
+    def _save_changed(self) -> None:
+        unsaved, self._unsaved = self._unsaved, set()
+        for save in unsaved:
+            try:
+                save()
+            except OSError as error:
+                logger.error("a configuration file could not be written: %s", error)
+
+    def _save_offsets(self) -> None:
+        data = self.offsets.take_unsaved()
+        if data is not None:
+            try:
+                self.offsets.write(data)
+            except OSError as error:
+                self.offsets.is_dirty = True
+                logger.error("consumer offsets could not be written: %s", error)
+
+    async def _save_offsets_repeatedly(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.offsets_interval_s)
+            data = self.offsets.take_unsaved()
+            if data is None:
+                continue
+            writing = asyncio.get_running_loop().run_in_executor(None, self.offsets.write, data)
+            try:
+                await asyncio.shield(writing)
+            except OSError as error:
+                self.offsets.is_dirty = True
+                logger.error("consumer offsets could not be written: %s", error)
+            except asyncio.CancelledError:
+                # stop() writes the file itself, after this one is done.
+                await asyncio.wait([writing])
+                self.offsets.is_dirty = True
+                raise
+
+    async def _finish_flushes(self) -> None:
+        """Wait until the group commits under way have answered their senders."""
+        if not self.intake.waiting_count:
+            return
+        self._store.request_flush()
+        finished = asyncio.Event()
+
+        def look() -> None:
+            if not self.intake.waiting_count:
+                finished.set()
+
+        self.intake.add_confirmed_listener(look)
+        try:
+            async with asyncio.timeout(_LAST_FLUSH_S):
+                await finished.wait()
+        except TimeoutError:
+            pass
+
+    def _expire(self) -> None:
+        self._clients.expire()
+        self.locks.expire()
+
+    def _sample(self) -> None:
+        self._rates.sample(
+            (
+                self.intake.records_count,
+                self._pulls.found_count,
+                self._pulls.missed_count,
+                self._pulls.records_count,
+            )
+        )
+
+
+def resolve_store_host(settings: BrokerSettings) -> bytes:
+    """The advertised address as records carry it, for opening the store. ConfigError for an unknown name."""
+    port = settings.advertised_port or settings.listen_port
+    try:
+        return encode_host(settings.advertised_host, port)
+    except ValueError:
+        pass
+    try:
+        found = socket.getaddrinfo(settings.advertised_host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(
+            f"broker.advertised_host {settings.advertised_host!r} cannot be resolved: {error}"
+        ) from error
+    addresses = sorted(found, key=lambda entry: entry[0] != socket.AF_INET)
+    return encode_host(str(addresses[0][4][0]), port)
+
+
+def _with_port(address: str, step: int) -> str:
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) + step}"
+
+
+def _young_bytes_max() -> int:
+    return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * _YOUNG_MEMORY_SHARE)
+
+
+async def _repeat(interval_s: float, action: Callable[[], None]) -> None:
+    while True:
+        await asyncio.sleep(interval_s)
+        try:
+            action()
+        except Exception:
+            # The broker goes on; the next round may succeed.
+            logger.exception("a periodic task of the broker failed")

@@ -1,0 +1,351 @@
+"""The one way into the log, for wire requests and for front ends in the same process.
+
+A batch is checked against the topic, appended, and confirmed: at once under asynchronous flush, after
+the group commit under synchronous flush. Batches that wait for a group commit stand in one queue in
+log order; nothing is made per batch but its entry there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+from typing_extensions import Buffer
+
+from iotmq.broker.deadline_timer import DeadlineTimer
+from iotmq.broker.topics import TopicTable
+from iotmq.clock import Clock
+from iotmq.errors import (
+    RecordTooLargeError,
+    StoreError,
+    StoreFullError,
+    StoreReadOnlyError,
+)
+from iotmq.message.errors import MessageFormatError
+from iotmq.metrics import Metric
+from iotmq.remoting.codes import ResponseCode
+from iotmq.store.commit_log import Appended
+from iotmq.store.consume_queue import Queue
+from iotmq.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+# After a full disk, appends are tried again this often.
+_FULL_RETRY_S = 1.0
+_BORN_HOST_IS_IPV6 = 16
+_STORE_HOST_IS_IPV6 = 32
+_HOST_FLAGS = _BORN_HOST_IS_IPV6 | _STORE_HOST_IS_IPV6
+
+
+class StoredBatch:
+    """A batch that is in the log. `status` is SUCCESS, or FLUSH_DISK_TIMEOUT when the disk took too long."""
+
+    __slots__ = ("appended", "queue_id", "status")
+
+    def __init__(self, appended: Appended, queue_id: int, status: int = ResponseCode.SUCCESS) -> None:
+        self.appended = appended
+        self.queue_id = queue_id
+        self.status = status
+
+    @property
+    def first_offset(self) -> int:
+        return self.appended.first_offset
+
+    @property
+    def count(self) -> int:
+        return self.appended.count
+
+
+class IntakeError:
+    """A batch that was refused whole: nothing of it is in the log. `code` is the response code for it."""
+
+    __slots__ = ("code", "remark")
+
+    def __init__(self, code: int, remark: str) -> None:
+        self.code = code
+        self.remark = remark
+
+
+Done: TypeAlias = Callable[[StoredBatch | IntakeError], None]
+
+
+class _Waiting:
+    """A stored batch whose group commit is outstanding."""
+
+    __slots__ = ("batch", "deadline_s", "done")
+
+    def __init__(self, batch: StoredBatch, deadline_s: float, done: Done) -> None:
+        self.batch = batch
+        self.deadline_s = deadline_s
+        self.done = done
+
+
+class Intake:
+    """Appends for everybody. All methods but `on_flushed` belong to the event loop's thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        topics: TopicTable,
+        clock: Clock,
+        *,
+        default_topic_queues: int,
+        flush_timeout_s: float,
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._clock = clock
+        self._default_topic_queues = default_topic_queues
+        self._flush_timeout_s = flush_timeout_s
+        self._timer = DeadlineTimer(clock, self.expire)
+        # Queues of every topic that was appended to and still may be; None where no handle was needed yet.
+        self._queues: dict[str, list[Queue | None]] = {}
+        self._waiting: deque[_Waiting] = deque()
+        self._dispatch_listeners: list[Callable[[list[Queue]], None]] = []
+        self._confirmed_listeners: list[Callable[[], None]] = []
+        # True from the append that asked for a notification until it runs, once per turn of the loop.
+        self._is_notify_scheduled = False
+        # True while the loop has been asked to advance the store and has not done it yet.
+        self._is_advance_scheduled = False
+        # Set by open(); flushes are reported to this loop.
+        self._loop: asyncio.AbstractEventLoop | None = None
+        # Why appends are refused, and until when; empty while they are taken.
+        self._refusal = "the broker has not started"
+        self._refused_until_s = float("inf")
+        self.batches_count = 0
+        self.records_count = 0
+        self.bytes_count = 0
+        self.refused_count = 0
+        self.flush_timeouts_count = 0
+        topics.add_listener(self._forget_topic)
+        store.on_flushed = self.on_flushed
+
+    def open(self) -> None:
+        """Start taking batches, on the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._refusal = ""
+
+    def close(self, reason: str = "the broker is stopping") -> None:
+        """Refuse batches from now on; those waiting for a group commit still wait."""
+        self._refusal = reason
+        self._refused_until_s = float("inf")
+
+    def finish(self) -> None:
+        """Answer everything that still waits as stored but not known to be flushed. The last call."""
+        self._timer.cancel()
+        while self._waiting:
+            self._time_out(self._waiting.popleft())
+
+    @property
+    def is_writable(self) -> bool:
+        """False while appends are known to fail; `refusal` says why."""
+        return not self.refusal
+
+    @property
+    def refusal(self) -> str:
+        """Why batches are refused, in words for a remark or a log line; empty while they are taken."""
+        if self._refusal and self._clock.monotonic_s() >= self._refused_until_s:
+            # The next append finds out.
+            self._refusal = ""
+        return self._refusal
+
+    @property
+    def waiting_count(self) -> int:
+        """Batches that wait for a group commit."""
+        return len(self._waiting)
+
+    def add_dispatch_listener(self, listener: Callable[[list[Queue]], None]) -> None:
+        """`listener` gets the watched queues that have new entries; holds wake this way."""
+        self._dispatch_listeners.append(listener)
+
+    def add_confirmed_listener(self, listener: Callable[[], None]) -> None:
+        """`listener` is called once per turn of the loop that confirmed anything, after holds woke."""
+        self._confirmed_listeners.append(listener)
+
+    def queue_count(self, topic: str, *, create: bool) -> int:
+        """Queues of the topic that take messages, 0 for an unknown one.
+
+        With `create` the topic is made, whatever clients may do: for topics an operator named in the
+        configuration. Raises RequestError for a name that cannot be a topic.
+        """
+        config = self._topics.find(topic)
+        if config is None:
+            if not create:
+                return 0
+            config = self._topics.ensure(topic, queues=self._default_topic_queues)
+        return config.write_queue_nums if config.is_writable else 0
+
+    def append(
+        self,
+        topic: str,
+        queue_id: int,
+        elements: Buffer,
+        *,
+        born_timestamp_ms: int,
+        born_host: bytes,
+        sys_flag: int = 0,
+        reconsume_times: int = 0,
+        batch_properties: bytes = b"",
+        done: Done,
+        waits_for_flush: bool = True,
+    ) -> None:
+        """Store a batch (wire document 6.5); `done` is called once, at once or when it is confirmed.
+
+        Never raises for a batch that is refused. `waits_for_flush=False` confirms after the append
+        even where the store promises more.
+        """
+        if self._refusal and self.refusal:
+            self._refuse(done, ResponseCode.SERVICE_NOT_AVAILABLE, self._refusal)
+            return
+        queues = self._queues.get(topic)
+        if queues is None:
+            queues = self._open_topic(topic)
+            if queues is None:
+                self._refuse_topic(topic, done)
+                return
+        if not 0 <= queue_id < len(queues):
+            self._refuse(
+                done,
+                ResponseCode.SYSTEM_ERROR,
+                f"the queueId {queue_id} is not one of the {len(queues)} queues of topic {topic}",
+            )
+            return
+        queue = queues[queue_id]
+        store = self._store
+        if queue is None:
+            queue = queues[queue_id] = store.queue(topic, queue_id)
+        sys_flag &= ~_HOST_FLAGS
+        if len(born_host) > 8:
+            sys_flag |= _BORN_HOST_IS_IPV6
+        try:
+            appended = store.append(
+                queue,
+                elements,
+                born_timestamp_ms=born_timestamp_ms,
+                born_host=born_host,
+                sys_flag=sys_flag,
+                reconsume_times=reconsume_times,
+                batch_properties=batch_properties,
+            )
+        except (StoreError, MessageFormatError) as error:
+            self._refuse_for(done, error)
+            return
+        self.batches_count += 1
+        self.records_count += appended.count
+        self.bytes_count += appended.end_position - appended.start_position
+        batch = StoredBatch(appended, queue_id)
+        if store.confirmed_position >= appended.end_position:
+            if not self._is_notify_scheduled:
+                self._is_notify_scheduled = True
+                asyncio.get_running_loop().call_soon(self._notify)
+            done(batch)
+        elif waits_for_flush:
+            deadline_s = self._clock.monotonic_s() + self._flush_timeout_s
+            self._waiting.append(_Waiting(batch, deadline_s, done))
+            if len(self._waiting) == 1:
+                self._timer.arm(deadline_s)
+        else:
+            done(batch)
+
+    def on_flushed(self) -> None:
+        """Called by the store from its flush thread."""
+        loop = self._loop
+        if loop is None or self._is_advance_scheduled:
+            return
+        self._is_advance_scheduled = True
+        try:
+            loop.call_soon_threadsafe(self.advance)
+        except RuntimeError:
+            # The loop is closed: nobody waits any more.
+            pass
+
+    def advance(self) -> None:
+        """Confirm what the last flush covered: dispatch it, wake holds, answer those who waited."""
+        # Taken back first: a flush that ends from here on asks again.
+        self._is_advance_scheduled = False
+        before = self._store.confirmed_position
+        confirmed_position = self._store.advance()
+        if confirmed_position == before:
+            return
+        waiting = self._waiting
+        while waiting and waiting[0].batch.appended.end_position <= confirmed_position:
+            head = waiting.popleft()
+            head.done(head.batch)
+        self._notify()
+
+    def expire(self) -> None:
+        """Answer the batches whose group commit takes longer than the flush timeout."""
+        now_s = self._clock.monotonic_s()
+        while self._waiting and self._waiting[0].deadline_s <= now_s:
+            self._time_out(self._waiting.popleft())
+        if self._waiting:
+            self._timer.arm(self._waiting[0].deadline_s)
+
+    def metrics(self) -> Iterable[Metric]:
+        yield Metric("iotmq_broker_batches_total", "counter", "Batches stored.", self.batches_count)
+        yield Metric("iotmq_broker_records_total", "counter", "Records stored.", self.records_count)
+        yield Metric(
+            "iotmq_broker_stored_bytes_total", "counter", "Bytes of records stored.", self.bytes_count
+        )
+        yield Metric("iotmq_broker_refused_batches_total", "counter", "Batches refused.", self.refused_count)
+        yield Metric(
+            "iotmq_broker_flush_timeouts_total",
+            "counter",
+            "Batches stored whose flush did not end in time.",
+            self.flush_timeouts_count,
+        )
+        yield Metric(
+            "iotmq_broker_waiting_batches", "gauge", "Batches waiting for a group commit.", len(self._waiting)
+        )
+        yield Metric("iotmq_broker_writable", "gauge", "1 while sends are taken.", float(self.is_writable))
+
+    def _notify(self) -> None:
+        self._is_notify_scheduled = False
+        queues = self._store.take_dispatched()
+        if queues:
+            for dispatch_listener in self._dispatch_listeners:
+                dispatch_listener(queues)
+        for listener in self._confirmed_listeners:
+            listener()
+
+    def _open_topic(self, topic: str) -> list[Queue | None] | None:
+        """A list with a place for every queue of the topic; None when it takes no messages."""
+        config = self._topics.find(topic)
+        if config is None or not config.is_writable:
+            return None
+        queues: list[Queue | None] = [None] * config.queue_count
+        self._queues[topic] = queues
+        return queues
+
+    def _forget_topic(self, topic: str) -> None:
+        self._queues.pop(topic, None)
+
+    def _refuse_topic(self, topic: str, done: Done) -> None:
+        if self._topics.find(topic) is None:
+            self._refuse(done, ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} does not exist")
+        else:
+            self._refuse(done, ResponseCode.NO_PERMISSION, f"topic {topic} does not take messages")
+
+    def _refuse_for(self, done: Done, error: StoreError | MessageFormatError) -> None:
+        code: int = ResponseCode.SYSTEM_ERROR
+        if isinstance(error, MessageFormatError | RecordTooLargeError):
+            code = ResponseCode.MESSAGE_ILLEGAL
+        elif isinstance(error, StoreFullError | StoreReadOnlyError):
+            code = ResponseCode.SERVICE_NOT_AVAILABLE
+            if not self._refusal:
+                logger.error("sends are refused: %s", error)
+            self._refusal = str(error)
+            self._refused_until_s = self._clock.monotonic_s() + _FULL_RETRY_S
+        self._refuse(done, code, str(error))
+
+    def _refuse(self, done: Done, code: int, remark: str) -> None:
+        self.refused_count += 1
+        done(IntakeError(code, remark))
+
+    def _time_out(self, waiting: _Waiting) -> None:
+        self.flush_timeouts_count += 1
+        waiting.batch.status = ResponseCode.FLUSH_DISK_TIMEOUT
+        waiting.done(waiting.batch)

@@ -1,0 +1,337 @@
+"""Pulling: code 11, parked pulls and their waking (wire document 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, cast
+
+from iotmq import limits
+from iotmq.broker.consumer_offsets import ConsumerOffsets
+from iotmq.broker.deadline_timer import DeadlineTimer
+from iotmq.broker.groups import Groups
+from iotmq.broker.heartbeat import TAG_EXPRESSION
+from iotmq.broker.holds import Hold, Holds
+from iotmq.broker.request_table import Handler
+from iotmq.broker.subscription_groups import SubscriptionGroupConfig, SubscriptionGroups
+from iotmq.broker.tag_filter import parse_tags
+from iotmq.broker.topics import TopicTable
+from iotmq.clock import Clock
+from iotmq.errors import RequestError
+from iotmq.metrics import Metric
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.server import ServerConnection
+from iotmq.store.consume_queue import Queue
+from iotmq.store.reads import Read, ReadStatus
+from iotmq.store.store import Store
+
+# Bits of a pull's sysFlag.
+_COMMITS = 1
+_MAY_WAIT = 2
+_HAS_SUBSCRIPTION = 4
+
+_INT32_MAX = 2**31 - 1
+_INT64_MAX = 2**63 - 1
+
+_CODES: dict[ReadStatus, int] = {
+    ReadStatus.FOUND: ResponseCode.SUCCESS,
+    ReadStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
+    ReadStatus.OFFSET_FOUND_NULL: ResponseCode.PULL_NOT_FOUND,
+    ReadStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    ReadStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    ReadStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
+    ReadStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
+}
+
+
+class PullHeader(NamedTuple):
+    """The header of a pull, checked."""
+
+    group: str
+    topic: str
+    queue_id: int
+    offset: int
+    records_max: int
+    sys_flag: int
+    commit_offset: int
+    suspend_ms: int
+    subscription_version: int
+
+
+class PullHandler:
+    """Answers pulls from the store, and parks those that ask for what is not there yet."""
+
+    def __init__(
+        self,
+        store: Store,
+        topics: TopicTable,
+        groups: Groups,
+        subscription_groups: SubscriptionGroups,
+        offsets: ConsumerOffsets,
+        holds: Holds,
+        clock: Clock,
+        *,
+        is_readable: bool,
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._subscription_groups = subscription_groups
+        self._offsets = offsets
+        self._holds = holds
+        self._clock = clock
+        self._is_readable = is_readable
+        self._timer = DeadlineTimer(clock, self.expire)
+        self.found_count = 0
+        self.missed_count = 0
+        self.records_count = 0
+
+    def handlers(self) -> Mapping[int, Handler]:
+        return {RequestCode.PULL_MESSAGE: self._pull}
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        self._holds.drop_connection(connection)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def wake(self, queues: Iterable[Queue]) -> None:
+        """Look again for the pulls parked on queues that have new entries."""
+        holds = self._holds
+        for queue in queues:
+            for hold in holds.waiting_for(queue):
+                read = self._read(hold)
+                if read.status == ReadStatus.NO_MATCHED_MESSAGE:
+                    # Nothing for its filter: it waits on, behind what was looked through.
+                    hold.offset = read.next_offset
+                elif self._code_of(read, hold.offset) != ResponseCode.PULL_NOT_FOUND:
+                    holds.remove(hold)
+                    self._answer_hold(hold, read)
+
+    def expire(self) -> None:
+        """Answer the pulls that waited as long as they wanted to."""
+        for hold in self._holds.take_overdue(self._clock.monotonic_s()):
+            self._answer_hold(hold, self._read(hold))
+        self._timer.arm(self._holds.next_deadline_s)
+
+    def metrics(self) -> Iterable[Metric]:
+        yield Metric(
+            "iotmq_broker_pulls_found_total", "counter", "Pulls answered with records.", self.found_count
+        )
+        yield Metric(
+            "iotmq_broker_pulls_missed_total", "counter", "Pulls answered without.", self.missed_count
+        )
+        yield Metric("iotmq_broker_pulled_records_total", "counter", "Records pulled.", self.records_count)
+
+    def _pull(self, connection: ServerConnection, request: Command) -> Command | None:
+        header = _read_header(request)
+        group = self._check(header)
+        tags = self._filter(request, header, group)
+        queue = self._store.find_queue(header.topic, header.queue_id)
+        may_wait = header.sys_flag & _MAY_WAIT and header.suspend_ms > 0
+        if queue is None and may_wait and header.offset == 0:
+            queue = self._store.queue(header.topic, header.queue_id)
+        if header.sys_flag & _COMMITS and header.commit_offset >= 0:
+            end = 0 if queue is None else queue.max_offset
+            self._offsets.commit(header.group, header.topic, header.queue_id, min(header.commit_offset, end))
+        if queue is None:
+            self.missed_count += 1
+            return _reply(
+                request,
+                ResponseCode.PULL_NOT_FOUND if header.offset == 0 else ResponseCode.PULL_OFFSET_MOVED,
+                remark=ReadStatus.NO_MATCHED_LOGIC_QUEUE.name,
+                next_offset=0,
+                min_offset=0,
+                max_offset=0,
+            )
+        records_max, bytes_max = _maxima(request, header)
+        read = self._store.read(queue, header.offset, records_max=records_max, bytes_max=bytes_max, tags=tags)
+        code = self._code_of(read, header.offset)
+        if code == ResponseCode.PULL_NOT_FOUND and may_wait:
+            hold = Hold(
+                connection,
+                request,
+                queue,
+                offset=header.offset,
+                tags=tags,
+                records_max=records_max,
+                bytes_max=bytes_max,
+                deadline_s=self._clock.monotonic_s() + min(header.suspend_ms, limits.HOLD_MS_MAX) / 1000,
+            )
+            if not request.is_oneway and self._holds.park(hold):
+                self._timer.arm(self._holds.next_deadline_s)
+                return None
+        return self._answer(request, code, read)
+
+    def _check(self, header: PullHeader) -> SubscriptionGroupConfig:
+        """The checks of a pull in the protocol's order, up to the queue id."""
+        if not self._is_readable:
+            raise RequestError(ResponseCode.NO_PERMISSION, "this broker does not answer pulls")
+        group = self._subscription_groups.find_or_create(header.group)
+        if group is None:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"the field consumerGroup names the group {header.group}, which does not exist",
+            )
+        if not group.consume_enable:
+            raise RequestError(ResponseCode.NO_PERMISSION, f"group {header.group} may not consume")
+        topic = self._topics.find(header.topic)
+        if topic is None:
+            raise RequestError(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"the field topic names the topic {header.topic}, which does not exist",
+            )
+        if not topic.is_readable:
+            raise RequestError(ResponseCode.NO_PERMISSION, f"topic {header.topic} may not be read")
+        if not 0 <= header.queue_id < topic.read_queue_nums:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the field queueId is {header.queue_id}, "
+                f"but topic {header.topic} has {topic.read_queue_nums} queues to read",
+            )
+        return group
+
+    def _filter(
+        self, request: Command, header: PullHeader, config: SubscriptionGroupConfig
+    ) -> frozenset[int] | None:
+        """The tags wanted: from the request when it brings them, otherwise from the group's heartbeat."""
+        ext = request.ext
+        if header.sys_flag & _HAS_SUBSCRIPTION:
+            expression_type = ext.get("expressionType")
+            expression = ext.get("subscription", "")
+        else:
+            group = self._groups.consumer_group(header.group)
+            if group is None:
+                raise RequestError(
+                    ResponseCode.SUBSCRIPTION_NOT_EXIST, f"group {header.group} has no live consumer"
+                )
+            if group.is_broadcasting and not config.consume_broadcast_enable:
+                raise RequestError(
+                    ResponseCode.NO_PERMISSION, f"group {header.group} may not consume by broadcast"
+                )
+            subscription = group.subscriptions.get(header.topic)
+            if subscription is None:
+                raise RequestError(
+                    ResponseCode.SUBSCRIPTION_NOT_EXIST,
+                    f"group {header.group} is not subscribed to topic {header.topic}",
+                )
+            if subscription.sub_version < header.subscription_version:
+                raise RequestError(
+                    ResponseCode.SUBSCRIPTION_NOT_LATEST,
+                    f"the field subVersion is {header.subscription_version}, "
+                    f"newer than the heartbeat's {subscription.sub_version}",
+                )
+            expression_type = subscription.expression_type
+            expression = subscription.expression
+        if expression_type not in (None, "", TAG_EXPRESSION):
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the field expressionType is {expression_type}; this broker filters by {TAG_EXPRESSION}",
+            )
+        return parse_tags(expression)
+
+    def _read(self, hold: Hold) -> Read:
+        return self._store.read(
+            hold.queue, hold.offset, records_max=hold.records_max, bytes_max=hold.bytes_max, tags=hold.tags
+        )
+
+    def _code_of(self, read: Read, offset: int) -> int:
+        code = _CODES.get(read.status)
+        if code is None:
+            # The queue is empty or not there.
+            code = ResponseCode.PULL_NOT_FOUND if offset == 0 else ResponseCode.PULL_OFFSET_MOVED
+        return code
+
+    def _answer_hold(self, hold: Hold, read: Read) -> None:
+        hold.connection.reply(self._answer(hold.request, self._code_of(read, hold.offset), read))
+
+    def _answer(self, request: Command, code: int, read: Read) -> Command:
+        if code == ResponseCode.SUCCESS:
+            self.found_count += 1
+            self.records_count += read.count
+        else:
+            self.missed_count += 1
+        return _reply(
+            request,
+            code,
+            remark=read.status.name,
+            next_offset=read.next_offset,
+            min_offset=read.min_offset,
+            max_offset=read.max_offset,
+            body=read.views,
+        )
+
+
+def _reply(
+    request: Command,
+    code: int,
+    *,
+    remark: str,
+    next_offset: int,
+    min_offset: int,
+    max_offset: int,
+    body: list[memoryview] | None = None,
+) -> Command:
+    return request.reply(
+        code,
+        remark=remark,
+        ext={
+            "suggestWhichBrokerId": "0",
+            "nextBeginOffset": str(next_offset),
+            "minOffset": str(min_offset),
+            "maxOffset": str(max_offset),
+        },
+        body=cast("list[bytes | memoryview]", body) if body else b"",
+    )
+
+
+def _maxima(request: Command, header: PullHeader) -> tuple[int, int]:
+    """Records and bytes the answer may have: the protocol's, or ours for who sends `maxMsgBytes`."""
+    if "maxMsgBytes" in request.ext:
+        bytes_wanted = request.integer("maxMsgBytes", minimum=1, maximum=_INT32_MAX)
+        return (
+            min(header.records_max, limits.PULL_RECORDS_MAX),
+            min(bytes_wanted, limits.PULL_BYTES_MAX),
+        )
+    return min(header.records_max, limits.PULL_RECORDS_DEFAULT_MAX), limits.PULL_BYTES_DEFAULT_MAX
+
+
+def _read_header(request: Command) -> PullHeader:
+    """The fields of a pull. Raises RequestError for the first one that is missing or wrong."""
+    ext = request.ext
+    try:
+        header = PullHeader(
+            ext["consumerGroup"],
+            ext["topic"],
+            int(ext["queueId"]),
+            int(ext["queueOffset"]),
+            int(ext["maxMsgNums"]),
+            int(ext["sysFlag"]),
+            int(ext["commitOffset"]),
+            int(ext["suspendTimeoutMillis"]),
+            int(ext["subVersion"]),
+        )
+    except (KeyError, ValueError):
+        return _read_header_slowly(request)
+    if (
+        0 <= header.offset <= _INT64_MAX
+        and 1 <= header.records_max <= _INT32_MAX
+        and 0 <= header.sys_flag <= _INT32_MAX
+        and -_INT64_MAX <= header.commit_offset <= _INT64_MAX
+    ):
+        return header
+    return _read_header_slowly(request)
+
+
+def _read_header_slowly(request: Command) -> PullHeader:
+    return PullHeader(
+        request.text("consumerGroup"),
+        request.text("topic"),
+        request.integer("queueId", minimum=-_INT32_MAX - 1, maximum=_INT32_MAX),
+        request.integer("queueOffset", minimum=0),
+        request.integer("maxMsgNums", minimum=1, maximum=_INT32_MAX),
+        request.integer("sysFlag", minimum=0, maximum=_INT32_MAX),
+        request.integer("commitOffset"),
+        request.integer("suspendTimeoutMillis"),
+        request.integer("subVersion"),
+    )

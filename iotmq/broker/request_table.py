@@ -1,0 +1,77 @@
+"""Which part of the broker serves which request code.
+
+Every area (sending, pulling, offsets, clients, locks, administration, ...) is one module with one
+class that lists its codes; a new area is a new module and one line in broker.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol, TypeAlias
+
+from iotmq.metrics import Metric
+from iotmq.remoting.codes import request_name
+from iotmq.remoting.command import Command
+from iotmq.remoting.server import ServerConnection
+
+Handler: TypeAlias = Callable[[ServerConnection, Command], Command | None]
+
+
+class Area(Protocol):
+    """A group of request codes that belong together."""
+
+    def handlers(self) -> Mapping[int, Handler]:
+        """The codes served and by what. Asked once."""
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        """Forget what was kept for the connection."""
+
+
+class RequestTable:
+    """Hands each request to the area that serves its code; implements remoting's RequestHandler."""
+
+    def __init__(self, areas: Iterable[Area] = ()) -> None:
+        self._handlers: dict[int, Handler] = {}
+        self._areas: list[Area] = []
+        # Requests served by code; unknown codes count together under -1, so that a peer cannot grow it.
+        self._counts: dict[int, int] = {-1: 0}
+        for area in areas:
+            self.add(area)
+
+    def add(self, area: Area) -> None:
+        """Serve the codes of one more area. ValueError when another area has one of them."""
+        handlers = area.handlers()
+        for code in handlers:
+            if code in self._handlers:
+                raise ValueError(f"request code {code} is served twice")
+        self._handlers.update(handlers)
+        self._counts.update(dict.fromkeys(handlers, 0))
+        self._areas.append(area)
+
+    @property
+    def codes(self) -> list[int]:
+        """All codes served."""
+        return sorted(self._handlers)
+
+    def handle(self, connection: ServerConnection, request: Command) -> Command | None:
+        code = request.code
+        handler = self._handlers.get(code)
+        if handler is None:
+            self._counts[-1] += 1
+            return request.not_supported()
+        self._counts[code] += 1
+        return handler(connection, request)
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        for area in self._areas:
+            area.connection_lost(connection)
+
+    def metrics(self) -> Iterable[Metric]:
+        for code, count in self._counts.items():
+            if count:
+                name = "UNKNOWN" if code < 0 else request_name(code)
+                if name == "UNKNOWN" and code > 0:
+                    name = str(code)
+                yield Metric(
+                    "iotmq_broker_requests_total", "counter", "Requests by code.", count, (("code", name),)
+                )

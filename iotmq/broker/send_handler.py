@@ -1,0 +1,370 @@
+"""Sending: codes 10, 310 and 320, oneway and answered (wire document 4.1)."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from iotmq import limits
+from iotmq.broker.intake import Intake, IntakeError, StoredBatch
+from iotmq.broker.offset_ids import OffsetMessageIds
+from iotmq.broker.request_table import Handler
+from iotmq.broker.subscription_groups import SubscriptionGroups
+from iotmq.broker.topics import (
+    DLQ_PREFIX,
+    RETRY_PREFIX,
+    UNSENDABLE_TOPICS,
+    TopicConfig,
+    TopicTable,
+    check_topic_name,
+)
+from iotmq.errors import RequestError
+from iotmq.message.hosts import encode_host
+from iotmq.message.record import property_value
+from iotmq.metrics import Metric
+from iotmq.remoting.codes import RequestCode, ResponseCode, Version
+from iotmq.remoting.command import Command
+from iotmq.remoting.server import ServerConnection
+
+_INT32_MIN = -(2**31)
+_INT32_MAX = 2**31 - 1
+_INT64_MAX = 2**63 - 1
+
+# One batch element up to its body: total size, magic 0, CRC 0, flag, body size (wire document 6.5).
+_ELEMENT_HEAD = struct.Struct(">iiiii")
+_ELEMENT_PROPERTIES_SIZE = struct.Struct(">h")
+_ELEMENT_FIXED_BYTES = _ELEMENT_HEAD.size + _ELEMENT_PROPERTIES_SIZE.size
+
+_NO_WAIT = "WAIT\x01false"
+_TRUE = ("true", "1")
+
+
+class FieldNames(NamedTuple):
+    """What the header of a send calls its fields; the second version abbreviates them to letters."""
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queues: str
+    queue_id: str
+    sys_flag: str
+    born_timestamp: str
+    flag: str
+    properties: str
+    reconsume_times: str
+    max_reconsume_times: str
+    batch: str
+
+
+_LONG_NAMES = FieldNames(
+    "producerGroup",
+    "topic",
+    "defaultTopic",
+    "defaultTopicQueueNums",
+    "queueId",
+    "sysFlag",
+    "bornTimestamp",
+    "flag",
+    "properties",
+    "reconsumeTimes",
+    "maxReconsumeTimes",
+    "batch",
+)
+_SHORT_NAMES = FieldNames("a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "l", "m")
+
+
+class SendHeader(NamedTuple):
+    """The header of a send, checked."""
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queues: int
+    queue_id: int
+    sys_flag: int
+    born_timestamp_ms: int
+    flag: int
+    properties: str
+
+
+class SendHandler:
+    """Checks sends in the order of the protocol and hands them to the intake."""
+
+    def __init__(
+        self,
+        intake: Intake,
+        topics: TopicTable,
+        subscription_groups: SubscriptionGroups,
+        message_ids: OffsetMessageIds,
+        *,
+        cluster: str,
+        region: str,
+        is_tracing_allowed: bool,
+        is_writable: bool,
+    ) -> None:
+        self._intake = intake
+        self._topics = topics
+        self._subscription_groups = subscription_groups
+        self._message_ids = message_ids
+        self._is_writable = is_writable
+        self._cluster_property = f"CLUSTER\x01{cluster}\x02".encode()
+        self._region = region
+        self._trace_on = "true" if is_tracing_allowed else "false"
+        # The encoded address of each peer that sends.
+        self._born_hosts: dict[ServerConnection, bytes] = {}
+        self.sends_count = 0
+        self.failed_count = 0
+
+    def handlers(self) -> Mapping[int, Handler]:
+        return {
+            RequestCode.SEND_MESSAGE: self._send_long,
+            RequestCode.SEND_MESSAGE_V2: self._send_short,
+            RequestCode.SEND_BATCH_MESSAGE: self._send_batch,
+        }
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        self._born_hosts.pop(connection, None)
+
+    def metrics(self) -> Iterable[Metric]:
+        yield Metric("iotmq_broker_sends_total", "counter", "Send requests.", self.sends_count)
+        yield Metric("iotmq_broker_failed_sends_total", "counter", "Sends not stored.", self.failed_count)
+
+    def _send_long(self, connection: ServerConnection, request: Command) -> Command | None:
+        return self._send(connection, request, _LONG_NAMES, request.ext.get("batch") in _TRUE)
+
+    def _send_short(self, connection: ServerConnection, request: Command) -> Command | None:
+        return self._send(connection, request, _SHORT_NAMES, request.ext.get("m") in _TRUE)
+
+    def _send_batch(self, connection: ServerConnection, request: Command) -> Command | None:
+        return self._send(connection, request, _SHORT_NAMES, True)
+
+    def _send(
+        self, connection: ServerConnection, request: Command, names: FieldNames, is_batch: bool
+    ) -> Command | None:
+        self.sends_count += 1
+        try:
+            return self._store(connection, request, names, is_batch)
+        except RequestError:
+            self.failed_count += 1
+            raise
+
+    def _store(
+        self, connection: ServerConnection, request: Command, names: FieldNames, is_batch: bool
+    ) -> Command | None:
+        ext = request.ext
+        header = _read_header(request, names)
+        topic = self._find_topic(header, is_batch)
+        name = topic.topic_name
+        queue_id = header.queue_id
+        if queue_id >= topic.queue_count:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the field {names.queue_id} (queueId) is {queue_id}, "
+                f"but topic {name} has {topic.queue_count} queues",
+            )
+        if not topic.is_writable:
+            raise RequestError(ResponseCode.NO_PERMISSION, f"topic {name} does not take messages")
+
+        properties = header.properties.encode()
+        if len(properties) > limits.PROPERTIES_BYTES_MAX:
+            raise RequestError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the field {names.properties} (properties) has {len(properties)} bytes, "
+                f"more than {limits.PROPERTIES_BYTES_MAX}",
+            )
+        reconsume_times = 0
+        if names.reconsume_times in ext:
+            reconsume_times = request.integer(names.reconsume_times, 0, minimum=0, maximum=_INT32_MAX)
+        if name.startswith(RETRY_PREFIX):
+            topic, queue_id = self._retry_or_dead_letter(
+                request, names, topic, queue_id=queue_id, reconsume_times=reconsume_times
+            )
+            name = topic.topic_name
+        elif b"TRAN_MSG" in properties and property_value(properties, b"TRAN_MSG") == b"true":
+            raise RequestError(ResponseCode.NO_PERMISSION, "this broker takes no transactional messages")
+        if queue_id < 0:
+            queue_id = random.randrange(topic.write_queue_nums)
+
+        if is_batch:
+            if properties and not properties.endswith(b"\x02"):
+                properties += b"\x02"
+            elements = request.body if not isinstance(request.body, list) else request.body_bytes()
+            batch_properties = properties + self._cluster_property
+        else:
+            body = request.body if not isinstance(request.body, list) else request.body_bytes()
+            elements = b"".join(
+                (
+                    _ELEMENT_HEAD.pack(
+                        _ELEMENT_FIXED_BYTES + len(body) + len(properties), 0, 0, header.flag, len(body)
+                    ),
+                    body,
+                    _ELEMENT_PROPERTIES_SIZE.pack(len(properties)),
+                    properties,
+                )
+            )
+            batch_properties = self._cluster_property
+
+        answer = _Answer(self, connection, request)
+        self._intake.append(
+            name,
+            queue_id,
+            elements,
+            born_timestamp_ms=header.born_timestamp_ms,
+            born_host=self._born_hosts.get(connection) or self._born_host(connection),
+            sys_flag=header.sys_flag,
+            reconsume_times=reconsume_times,
+            batch_properties=batch_properties,
+            done=answer,
+            waits_for_flush=_NO_WAIT not in header.properties,
+        )
+        return answer.take()
+
+    def _find_topic(self, header: SendHeader, is_batch: bool) -> TopicConfig:
+        """The topic to write to, made when that is allowed; the checks of the protocol in its order."""
+        name = header.topic
+        topic = self._topics.find(name)
+        if not self._is_writable:
+            raise RequestError(ResponseCode.NO_PERMISSION, "this broker does not take messages")
+        if topic is None:
+            if is_batch and len(name.encode()) > limits.TOPIC_BYTES_MAX:
+                raise RequestError(
+                    ResponseCode.MESSAGE_ILLEGAL, f"the topic has more than {limits.TOPIC_BYTES_MAX} bytes"
+                )
+            check_topic_name(name)
+        if name in UNSENDABLE_TOPICS:
+            raise RequestError(ResponseCode.NO_PERMISSION, f"topic {name} belongs to the broker")
+        if is_batch and name.startswith(RETRY_PREFIX):
+            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"no batches to the retry topic {name}")
+        if topic is None:
+            if name.startswith(RETRY_PREFIX):
+                group = self._subscription_groups.find(name.removeprefix(RETRY_PREFIX))
+                topic = self._topics.ensure(
+                    name, queues=1 if group is None else max(1, group.retry_queue_nums)
+                )
+            else:
+                topic = self._topics.create_from_template(
+                    name, header.default_topic, header.default_topic_queues
+                )
+        if topic is None:
+            raise RequestError(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"topic {name} does not exist and is not made after {header.default_topic}",
+            )
+        return topic
+
+    def _retry_or_dead_letter(
+        self, request: Command, names: FieldNames, topic: TopicConfig, *, queue_id: int, reconsume_times: int
+    ) -> tuple[TopicConfig, int]:
+        """Where a message goes that a consumer sent to its own retry topic (wire document 10.2)."""
+        group_name = topic.topic_name.removeprefix(RETRY_PREFIX)
+        group = self._subscription_groups.find_or_create(group_name)
+        if group is None:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"consumer group {group_name} does not exist"
+            )
+        times_max = group.retry_max_times
+        if request.version >= Version.HONOURS_MAX_RECONSUME_TIMES:
+            times_max = request.integer(
+                names.max_reconsume_times, times_max, minimum=_INT32_MIN, maximum=_INT32_MAX
+            )
+        if reconsume_times < times_max:
+            return topic, queue_id
+        return self._topics.ensure(DLQ_PREFIX + group_name, queues=1), 0
+
+    def _born_host(self, connection: ServerConnection) -> bytes:
+        host, port = connection.peer
+        encoded = self._born_hosts[connection] = encode_host(host, port)
+        return encoded
+
+    def answer_ext(self, batch: StoredBatch) -> dict[str, str]:
+        """The header fields of the answer to a stored send."""
+        appended = batch.appended
+        if appended.count == 1:
+            message_id = self._message_ids.one(appended.start_position)
+        else:
+            message_id = self._message_ids.joined(appended.positions())
+        return {
+            "msgId": message_id,
+            "queueId": str(batch.queue_id),
+            "queueOffset": str(appended.first_offset),
+            "MSG_REGION": self._region,
+            "TRACE_ON": self._trace_on,
+        }
+
+
+class _Answer:
+    """The answer to one send: returned when the intake is done at once, sent when it is done later."""
+
+    __slots__ = ("_connection", "_handler", "_is_late", "_request", "_response")
+
+    def __init__(self, handler: SendHandler, connection: ServerConnection, request: Command) -> None:
+        self._handler = handler
+        self._connection = connection
+        self._request = request
+        self._response: Command | None = None
+        self._is_late = False
+
+    def __call__(self, result: StoredBatch | IntakeError) -> None:
+        request = self._request
+        if isinstance(result, IntakeError):
+            self._handler.failed_count += 1
+        if request.is_oneway:
+            return
+        if isinstance(result, IntakeError):
+            response = request.reply(result.code, remark=result.remark)
+        else:
+            response = request.reply(result.status, ext=self._handler.answer_ext(result))
+        if self._is_late:
+            self._connection.reply(response)
+        else:
+            self._response = response
+
+    def take(self) -> Command | None:
+        """What to return from the handler: the answer, or None when it will be sent later."""
+        self._is_late = True
+        return self._response
+
+
+def _read_header(request: Command, names: FieldNames) -> SendHeader:
+    """The fields of a send. The short way in; what is missing or wrong is named by the long way round."""
+    ext = request.ext
+    try:
+        header = SendHeader(
+            ext[names.producer_group],
+            ext[names.topic],
+            ext[names.default_topic],
+            int(ext[names.default_topic_queues]),
+            int(ext[names.queue_id]),
+            int(ext[names.sys_flag]),
+            int(ext[names.born_timestamp]),
+            int(ext[names.flag]),
+            ext.get(names.properties, ""),
+        )
+    except (KeyError, ValueError):
+        return _read_header_slowly(request, names)
+    if (
+        1 <= header.default_topic_queues <= _INT32_MAX
+        and _INT32_MIN <= header.queue_id <= _INT32_MAX
+        and 0 <= header.sys_flag <= _INT32_MAX
+        and 0 <= header.born_timestamp_ms <= _INT64_MAX
+        and _INT32_MIN <= header.flag <= _INT32_MAX
+    ):
+        return header
+    return _read_header_slowly(request, names)
+
+
+def _read_header_slowly(request: Command, names: FieldNames) -> SendHeader:
+    """The same, field by field. Raises RequestError for the first field that is missing or wrong."""
+    return SendHeader(
+        request.text(names.producer_group),
+        request.text(names.topic),
+        request.text(names.default_topic),
+        max(1, request.integer(names.default_topic_queues, minimum=_INT32_MIN, maximum=_INT32_MAX)),
+        request.integer(names.queue_id, minimum=_INT32_MIN, maximum=_INT32_MAX),
+        request.integer(names.sys_flag, minimum=0, maximum=_INT32_MAX),
+        request.integer(names.born_timestamp, minimum=0, maximum=_INT64_MAX),
+        request.integer(names.flag, minimum=_INT32_MIN, maximum=_INT32_MAX),
+        request.text(names.properties, ""),
+    )

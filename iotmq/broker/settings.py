@@ -1,0 +1,120 @@
+"""Settings of the broker role (section `[broker]` of the configuration)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from iotmq import limits
+
+_NAME_PATTERN = r"^[%|a-zA-Z0-9_-]+$"
+_ADDRESS_PATTERN = r"^(\[[^\]]+\]|[^:\s]+):\d{1,5}$"
+
+
+class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a broker is called, where it listens, whom it tells, and what it allows its clients."""
+
+    name: Annotated[
+        str,
+        Meta(
+            pattern=_NAME_PATTERN,
+            max_length=limits.TOPIC_BYTES_MAX,
+            description="Broker name, the same for a master and its slaves; a topic of this name is made. "
+            "Renaming a broker with data strands the consumer offsets clients keep by broker name.",
+        ),
+    ] = "broker-a"
+    cluster: Annotated[
+        str,
+        Meta(
+            pattern=_NAME_PATTERN,
+            max_length=limits.TOPIC_BYTES_MAX - len("_REPLY_TOPIC"),
+            description="Cluster name, written as property CLUSTER into every record.",
+        ),
+    ] = "DefaultCluster"
+    broker_id: Annotated[int, Meta(ge=0, le=1_000_000, description="0 is the master of the name.")] = 0
+    listen_host: Annotated[
+        str, Meta(min_length=1, description="Address to listen on; loopback unless told otherwise.")
+    ] = "127.0.0.1"
+    listen_port: Annotated[
+        int, Meta(ge=0, le=65_535, description="TCP port of the native protocol; 0 takes a free one.")
+    ] = 10_911
+    advertised_host: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            description="IP address or name that clients connect to; registries are told, and the address "
+            "is part of every record and message id. Clients cannot reach the broker when it is wrong.",
+        ),
+    ] = "127.0.0.1"
+    advertised_port: Annotated[
+        int, Meta(ge=0, le=65_535, description="Port that clients connect to; 0 means the listening port.")
+    ] = 0
+    registries: Annotated[
+        tuple[Annotated[str, Meta(pattern=_ADDRESS_PATTERN)], ...],
+        Meta(
+            max_length=64, description="host:port of every registry; the broker registers with each of them."
+        ),
+    ] = ("127.0.0.1:9876",)
+    registration_interval_s: Annotated[
+        float,
+        Meta(
+            ge=0.05,
+            le=60.0,
+            description="Seconds between registrations; registries forget a broker after 120 s.",
+        ),
+    ] = 30.0
+    registration_timeout_s: Annotated[
+        float, Meta(ge=0.05, le=60.0, description="Seconds a registry may take to connect or to answer.")
+    ] = 6.0
+    auto_create_topics: Annotated[
+        bool,
+        Meta(
+            description="Make a topic on the first send to it. A mistyped name becomes a topic, too: "
+            "turn it off where topics are administered."
+        ),
+    ] = True
+    auto_create_groups: Annotated[
+        bool, Meta(description="Make a consumer group on its first heartbeat or pull.")
+    ] = True
+    default_topic_queues: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=limits.QUEUES_PER_TOPIC_MAX,
+            description="Queues of the template topic TBW102, and of topics the gateway itself makes; "
+            "a client's own wish (4 by default) wins where it is smaller.",
+        ),
+    ] = 8
+    is_writable: Annotated[bool, Meta(description="Take sends; false drains a broker before removal.")] = True
+    is_readable: Annotated[bool, Meta(description="Answer pulls.")] = True
+    offsets_interval_s: Annotated[
+        float,
+        Meta(
+            ge=0.05,
+            le=3_600.0,
+            description="Seconds between writes of consumerOffset.json: so much consumption a crash repeats.",
+        ),
+    ] = 5.0
+    client_expiry_s: Annotated[
+        float, Meta(ge=1.0, le=3_600.0, description="A client silent for so many seconds leaves its groups.")
+    ] = 120.0
+    connections_max: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="Native connections at one time; more are closed at once.")
+    ] = limits.NATIVE_CONNECTIONS_MAX
+    idle_s: Annotated[
+        float,
+        Meta(ge=1.0, le=86_400.0, description="A connection without traffic for so many seconds is closed."),
+    ] = limits.NATIVE_IDLE_S
+    held_pulls_max: Annotated[
+        int,
+        Meta(ge=0, le=10_000_000, description="Parked pulls at one time; more are answered empty at once."),
+    ] = limits.HELD_PULLS_MAX
+    region: Annotated[
+        str,
+        Meta(max_length=64, description="Value of MSG_REGION in send answers; clients copy it into traces."),
+    ] = "DefaultRegion"
+    is_tracing_allowed: Annotated[
+        bool, Meta(description="Value of TRACE_ON in send answers: clients with tracing send traces.")
+    ] = True

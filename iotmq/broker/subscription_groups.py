@@ -1,0 +1,133 @@
+"""What is configured for each consumer group, and subscriptionGroup.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from iotmq import limits
+from iotmq.broker.config_files import read_json_file, write_json_file
+from iotmq.broker.data_version import DataVersion
+from iotmq.broker.topics import is_legal_name
+from iotmq.clock import Clock
+from iotmq.errors import RequestError
+from iotmq.metrics import Metric
+from iotmq.remoting.codes import ResponseCode
+
+# Groups made at start: tools and gateways of the RocketMQ family use them without asking.
+SYSTEM_GROUPS = (
+    "TOOLS_CONSUMER",
+    "FILTERSRV_CONSUMER",
+    "SELF_TEST_C_GROUP",
+    "CID_ONS-HTTP-PROXY",
+    "CID_ONSAPI_PULL",
+    "CID_ONSAPI_PERMISSION",
+    "CID_ONSAPI_OWNER",
+)
+SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
+
+
+class SubscriptionGroupConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One group's configuration with the defaults of wire document 5.4."""
+
+    broker_id: int = 0
+    consume_broadcast_enable: bool = True
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    group_name: str
+    notify_consumer_ids_changed_enable: bool = True
+    retry_max_times: int = 16
+    retry_queue_nums: int = 1
+    which_broker_when_consume_slowly: int = 1
+
+
+class SubscriptionGroupTable(msgspec.Struct, kw_only=True, rename="camel"):
+    """The shape of subscriptionGroup.json and of the answer to code 201."""
+
+    data_version: DataVersion = DataVersion()
+    subscription_group_table: dict[str, SubscriptionGroupConfig] = {}
+
+
+class SubscriptionGroups:
+    """All configured groups of this broker; `on_change` listeners save the file."""
+
+    def __init__(
+        self, path: Path, clock: Clock, *, may_create: bool, groups_max: int = limits.GROUPS_MAX
+    ) -> None:
+        self._path = path
+        self._clock = clock
+        self._may_create = may_create
+        self._groups_max = groups_max
+        self._listeners: list[Callable[[str], None]] = []
+        stored = read_json_file(path, SubscriptionGroupTable) or SubscriptionGroupTable()
+        self._groups = stored.subscription_group_table
+        self.version = stored.data_version
+        for name in SYSTEM_GROUPS:
+            self._groups.setdefault(name, SubscriptionGroupConfig(group_name=name))
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def find(self, name: str) -> SubscriptionGroupConfig | None:
+        return self._groups.get(name)
+
+    def find_or_create(self, name: str) -> SubscriptionGroupConfig | None:
+        """The group's configuration, made by default where that is allowed; None where it is not."""
+        found = self._groups.get(name)
+        if found is not None:
+            return found
+        if not self._may_create and not name.startswith(SYSTEM_GROUP_PREFIX):
+            return None
+        return self.put(SubscriptionGroupConfig(group_name=name))
+
+    def put(self, config: SubscriptionGroupConfig) -> SubscriptionGroupConfig:
+        """Add or replace a group. Raises RequestError (1) for a bad name or too many groups."""
+        name = config.group_name
+        if self._groups.get(name) == config:
+            return config
+        if name not in self._groups:
+            check_group_name(name)
+            if len(self._groups) >= self._groups_max:
+                raise RequestError(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"group {name} cannot be made: this broker has its maximum of {self._groups_max} groups",
+                )
+        self._groups[name] = config
+        self.version = self.version.next(self._clock.now_ms())
+        for listener in self._listeners:
+            listener(name)
+        return config
+
+    def add_listener(self, listener: Callable[[str], None]) -> None:
+        self._listeners.append(listener)
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(
+            SubscriptionGroupTable(data_version=self.version, subscription_group_table=self._groups)
+        )
+
+    def save(self, *, is_synced: bool) -> None:
+        write_json_file(self._path, self.encode(), is_synced=is_synced)
+
+    def metrics(self) -> Iterable[Metric]:
+        yield Metric(
+            "iotmq_broker_subscription_groups", "gauge", "Consumer groups configured.", len(self._groups)
+        )
+
+
+def check_group_name(name: str) -> None:
+    """Raise RequestError (1) unless `name` may be a group: the characters of topics, up to 255 bytes."""
+    if not name:
+        raise RequestError(ResponseCode.SYSTEM_ERROR, "the group is empty")
+    if len(name.encode()) > limits.GROUP_BYTES_MAX:
+        raise RequestError(
+            ResponseCode.SYSTEM_ERROR,
+            f"the group has {len(name.encode())} bytes, more than {limits.GROUP_BYTES_MAX}",
+        )
+    if not is_legal_name(name):
+        raise RequestError(
+            ResponseCode.SYSTEM_ERROR,
+            f"the group {name!r} has characters other than letters, digits, %, |, _ and -",
+        )

@@ -1,0 +1,220 @@
+"""The broker's topics: their configuration, the names allowed, the ones made at start, and topics.json."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from iotmq import limits
+from iotmq.broker.config_files import read_json_file, write_json_file
+from iotmq.broker.data_version import DataVersion
+from iotmq.clock import Clock
+from iotmq.errors import RequestError
+from iotmq.metrics import Metric
+from iotmq.remoting.codes import ResponseCode
+
+PERMISSION_READ = 4
+PERMISSION_WRITE = 2
+PERMISSION_INHERIT = 1
+PERMISSION_READ_WRITE = PERMISSION_READ | PERMISSION_WRITE
+
+RETRY_PREFIX = "%RETRY%"
+DLQ_PREFIX = "%DLQ%"
+TEMPLATE_TOPIC = "TBW102"
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_HALF_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+TRANSACTION_CHECKS_MAX_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
+SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
+OFFSET_MOVED_TOPIC = "OFFSET_MOVED_EVENT"
+BENCHMARK_TOPIC = "BenchmarkTest"
+
+# Topics only the broker itself writes to.
+UNSENDABLE_TOPICS = frozenset(
+    {
+        SCHEDULE_TOPIC,
+        HALF_TOPIC,
+        OP_HALF_TOPIC,
+        TRANSACTION_CHECKS_MAX_TOPIC,
+        SELF_TEST_TOPIC,
+        OFFSET_MOVED_TOPIC,
+    }
+)
+
+_LEGAL_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
+
+
+class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One topic as topics.json and the registries know it (wire document 5.4)."""
+
+    order: bool = False
+    perm: int = PERMISSION_READ_WRITE
+    read_queue_nums: int = 8
+    topic_filter_type: str = "SINGLE_TAG"
+    topic_name: str
+    topic_sys_flag: int = 0
+    write_queue_nums: int = 8
+
+    @property
+    def queue_count(self) -> int:
+        """Queues that exist, for reading or for writing."""
+        return max(self.read_queue_nums, self.write_queue_nums)
+
+    @property
+    def is_readable(self) -> bool:
+        return bool(self.perm & PERMISSION_READ)
+
+    @property
+    def is_writable(self) -> bool:
+        return bool(self.perm & PERMISSION_WRITE)
+
+
+class TopicConfigTable(msgspec.Struct, kw_only=True, rename="camel"):
+    """The shape of topics.json, of the answer to code 21 and inside a registration."""
+
+    data_version: DataVersion = DataVersion()
+    topic_config_table: dict[str, TopicConfig] = {}
+
+
+class TopicTable:
+    """All topics of this broker.
+
+    A change counts up `version` and is told to every listener with the topic's name, in the order the
+    listeners were added; saving and registering are listeners' work.
+    """
+
+    def __init__(self, path: Path, clock: Clock, *, topics_max: int = limits.TOPICS_MAX) -> None:
+        self._path = path
+        self._clock = clock
+        self._topics_max = topics_max
+        self._listeners: list[Callable[[str], None]] = []
+        stored = read_json_file(path, TopicConfigTable) or TopicConfigTable()
+        self._topics = stored.topic_config_table
+        self.version = stored.data_version
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def find(self, name: str) -> TopicConfig | None:
+        return self._topics.get(name)
+
+    def names(self) -> list[str]:
+        return list(self._topics)
+
+    def add_listener(self, listener: Callable[[str], None]) -> None:
+        self._listeners.append(listener)
+
+    def put(self, config: TopicConfig) -> TopicConfig:
+        """Add or replace a topic. Raises RequestError (1) for a bad name, queue count, or too many topics."""
+        name = config.topic_name
+        current = self._topics.get(name)
+        if current == config:
+            return config
+        if current is None:
+            check_topic_name(name)
+            if len(self._topics) >= self._topics_max:
+                raise RequestError(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"topic {name} cannot be made: this broker has its maximum of {self._topics_max} topics",
+                )
+        self._topics[name] = config
+        self._changed(name)
+        return config
+
+    def delete(self, name: str) -> bool:
+        """Forget a topic; its queues are left to the store's cleaning. False when there was none."""
+        if self._topics.pop(name, None) is None:
+            return False
+        self._changed(name)
+        return True
+
+    def ensure(self, name: str, *, queues: int, perm: int = PERMISSION_READ_WRITE) -> TopicConfig:
+        """The topic, made with `queues` queues when there is none."""
+        return self._topics.get(name) or self.put(
+            TopicConfig(topic_name=name, read_queue_nums=queues, write_queue_nums=queues, perm=perm)
+        )
+
+    def create_from_template(self, name: str, template_name: str, queues_wanted: int) -> TopicConfig | None:
+        """A new topic after the template's pattern, with the smaller queue count (wire document 4.1).
+
+        None when the template does not exist or may not be inherited from.
+        """
+        template = self._topics.get(template_name)
+        if template is None or not template.perm & PERMISSION_INHERIT:
+            return None
+        queues = max(1, min(queues_wanted, template.write_queue_nums))
+        return self.put(
+            TopicConfig(
+                topic_name=name,
+                read_queue_nums=queues,
+                write_queue_nums=queues,
+                perm=template.perm & ~PERMISSION_INHERIT,
+                topic_sys_flag=template.topic_sys_flag,
+                topic_filter_type=template.topic_filter_type,
+            )
+        )
+
+    def encode(self) -> bytes:
+        """The table as topics.json holds it."""
+        return msgspec.json.encode(
+            TopicConfigTable(data_version=self.version, topic_config_table=self._topics)
+        )
+
+    def save(self, *, is_synced: bool) -> None:
+        write_json_file(self._path, self.encode(), is_synced=is_synced)
+
+    def metrics(self) -> Iterable[Metric]:
+        yield Metric("iotmq_broker_topics", "gauge", "Topics this broker has.", len(self._topics))
+
+    def _changed(self, name: str) -> None:
+        self.version = self.version.next(self._clock.now_ms())
+        for listener in self._listeners:
+            listener(name)
+
+
+def check_topic_name(name: str) -> None:
+    """Raise RequestError (1) unless `name` may be a topic."""
+    if not name:
+        raise RequestError(ResponseCode.SYSTEM_ERROR, "the topic is empty")
+    if len(name.encode()) > limits.TOPIC_BYTES_MAX:
+        raise RequestError(
+            ResponseCode.SYSTEM_ERROR,
+            f"the topic has {len(name.encode())} bytes, more than {limits.TOPIC_BYTES_MAX}",
+        )
+    if not is_legal_name(name):
+        raise RequestError(
+            ResponseCode.SYSTEM_ERROR,
+            f"the topic {name!r} has characters other than letters, digits, %, |, _ and -",
+        )
+
+
+def is_legal_name(name: str) -> bool:
+    """True when `name` has only the characters that topics and groups may have."""
+    return _LEGAL_NAME.fullmatch(name) is not None
+
+
+def system_topics(
+    *, cluster: str, broker: str, template_queues: int, may_inherit: bool
+) -> tuple[TopicConfig, ...]:
+    """Topics made at start when they are not there yet (wire document 15)."""
+
+    def topic(name: str, queues: int, perm: int = PERMISSION_READ_WRITE) -> TopicConfig:
+        return TopicConfig(topic_name=name, read_queue_nums=queues, write_queue_nums=queues, perm=perm)
+
+    inherit = PERMISSION_INHERIT if may_inherit else 0
+    return (
+        topic(SELF_TEST_TOPIC, 1),
+        topic(TEMPLATE_TOPIC, template_queues, PERMISSION_READ_WRITE | inherit),
+        topic(BENCHMARK_TOPIC, 1_024),
+        topic(cluster, 16, PERMISSION_READ_WRITE | PERMISSION_INHERIT),
+        topic(broker, 1, PERMISSION_READ_WRITE | PERMISSION_INHERIT),
+        topic(OFFSET_MOVED_TOPIC, 1),
+        topic(SCHEDULE_TOPIC, 18),
+        topic(f"{cluster}_REPLY_TOPIC", 1),
+        topic(HALF_TOPIC, 1),
+        topic(OP_HALF_TOPIC, 1),
+        topic(TRANSACTION_CHECKS_MAX_TOPIC, 1),
+    )
