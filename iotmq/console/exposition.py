@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -18,11 +18,11 @@ PREFIX = "iotmq_"
 
 
 class Exposition:
-    """Asks every source when somebody scrapes, and never in between."""
+    """Asks every source when somebody scrapes, and never in between. `sources` may grow meanwhile."""
 
-    def __init__(self, sources: Iterable[MetricSource]) -> None:
+    def __init__(self, sources: Collection[MetricSource]) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_SourceCollector(tuple(sources)))
+        self._registry.register(_SourceCollector(sources))
         # Memory, CPU seconds and open files of this process, under the names every dashboard knows.
         ProcessCollector(registry=self._registry)
 
@@ -35,13 +35,13 @@ class Exposition:
 class _SourceCollector:
     """Gathers the samples of all sources into families, because the text format wants them together."""
 
-    def __init__(self, sources: Sequence[MetricSource]) -> None:
+    def __init__(self, sources: Collection[MetricSource]) -> None:
         self._sources = sources
         self._errors = 0
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
-        for source in self._sources:
+        for source in tuple(self._sources):
             try:
                 for sample in source.metrics():
                     _add(families, sample)

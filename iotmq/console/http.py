@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 from aiohttp import web
@@ -16,18 +16,21 @@ ReadinessCheck = Callable[[], str | None]
 
 
 class HttpServer:
-    """A role. `port` is the bound one after `start()`, also when the setting asked for any free port."""
+    """A role. `port` is the bound one after `start()`, also when the setting asked for any free port.
+
+    `sources` and `checks` are looked at anew with each request, so parts may join while it runs.
+    """
 
     def __init__(
         self,
         settings: HttpSettings,
         *,
-        sources: Iterable[MetricSource] = (),
+        sources: Collection[MetricSource] = (),
         checks: Mapping[str, ReadinessCheck] | None = None,
     ) -> None:
         self._settings = settings
         self._exposition = Exposition(sources)
-        self._checks = dict(checks or {})
+        self._checks: Mapping[str, ReadinessCheck] = {} if checks is None else checks
         self._runner: web.AppRunner | None = None  # set while the role runs
         self.port = settings.listen_port
 

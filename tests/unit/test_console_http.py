@@ -107,6 +107,18 @@ async def test_a_broken_part_hides_no_other(serve, caplog: pytest.LogCaptureFixt
     assert "BrokenPart" in caplog.text
 
 
+async def test_parts_may_join_while_it_runs(serve) -> None:
+    sources: list[Part] = []
+    checks: dict[str, Callable[[], str | None]] = {}
+    url = await serve(sources=sources, checks=checks)
+    assert "depth_bytes" not in (await get(url + "/metrics"))[2]
+    assert (await get(url + "/readyz"))[0] == 200
+    sources.append(Part())
+    checks["late"] = lambda: "starting"
+    assert "iotmq_depth_bytes 1.5" in (await get(url + "/metrics"))[2]
+    assert (await get(url + "/readyz"))[0] == 503
+
+
 async def test_health_is_answered_while_the_loop_turns(serve) -> None:
     url = await serve()
     assert await get(url + "/healthz") == (200, "text/plain; charset=utf-8", "ok\n")
@@ -162,5 +174,5 @@ async def test_stopping_ends_open_connections(serve) -> None:
     await reader.read()
     assert reader.at_eof()
     writer.close()
-    with pytest.raises(OSError, match="(?i)connect"):
+    with pytest.raises(OSError, match=r"(?i)connect"):
         await asyncio.open_connection("127.0.0.1", server.port)

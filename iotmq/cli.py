@@ -1,0 +1,290 @@
+"""The `iotmq` command."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import iotmq
+from iotmq.errors import ConfigError, IotmqError
+
+if TYPE_CHECKING:
+    from iotmq.assembly import RoleName
+    from iotmq.client.message import SendResult
+    from iotmq.config import Config
+
+# What the process answers to the shell.
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+
+_ROLES: Final = {
+    "serve": "every role in one process: registry, broker and MQTT front end",
+    "registry": "a registry: tells clients which broker has which topic",
+    "broker": "a broker: the log on disk and the native port",
+    "mqtt": "an MQTT front end for brokers in other processes",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code; argparse itself leaves with 2 on wrong usage."""
+    options = parser().parse_args(arguments)
+    command = cast("Callable[[argparse.Namespace], int]", options.command)
+    try:
+        return command(options)
+    except ConfigError as error:
+        return _complain(str(error), EXIT_USAGE)
+    except IotmqError as error:
+        return _complain(str(error), EXIT_FAILED)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has seen enough. Nothing may be left for the interpreter to flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    top = argparse.ArgumentParser(
+        prog="iotmq", description="An MQTT-first IoT gateway with a RocketMQ-compatible queue backend."
+    )
+    top.add_argument("--version", action="version", version=f"iotmq {iotmq.__version__}")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for role, what in _ROLES.items():
+        command = commands.add_parser(role, help=f"run {what}", description=f"Run {what}.")
+        _add_config_options(command)
+        command.set_defaults(command=_run_role, role=role)
+    _add_config_command(commands)
+    _add_produce_command(commands)
+    _add_consume_command(commands)
+    return top
+
+
+# Running roles ----------------------------------------------------------------------------------------
+
+
+def _add_config_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--config", type=Path, metavar="FILE.toml", help="read settings from this file")
+    command.add_argument("--data", metavar="DIR", help="directory of the log (the setting `data`)")
+    command.add_argument(
+        "--set",
+        dest="assignments",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="set one setting; may be repeated and wins over the file",
+    )
+
+
+def _load(options: argparse.Namespace) -> Config:
+    from iotmq.config import load_config
+
+    return load_config(options.config, assignments=options.assignments, data=options.data)
+
+
+def _run_role(options: argparse.Namespace) -> int:
+    config = _load(options)
+    # Only now: what a server needs takes a moment to import, and help or a wrong setting should not.
+    import uvloop
+
+    from iotmq.assembly import run
+    from iotmq.log_format import set_up_logging
+
+    set_up_logging(config.log)
+    uvloop.run(run(config, cast("RoleName", options.role)))
+    return EXIT_OK
+
+
+# Configuration ----------------------------------------------------------------------------------------
+
+
+def _add_config_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    config = commands.add_parser(
+        "config", help="check and show settings", description="Check and show settings."
+    )
+    actions = config.add_subparsers(title="actions", metavar="ACTION", required=True)
+    check = actions.add_parser("check", help="say what is wrong with the settings, if anything")
+    show = actions.add_parser("show", help="print the settings in effect, as TOML")
+    reference = actions.add_parser("reference", help="print every setting with its meaning, as Markdown")
+    for action in (check, show):
+        _add_config_options(action)
+    check.set_defaults(command=_check_config)
+    show.set_defaults(command=_show_config)
+    reference.set_defaults(command=_show_reference)
+
+
+def _check_config(options: argparse.Namespace) -> int:
+    _load(options)
+    print("the settings are valid")
+    return EXIT_OK
+
+
+def _show_config(options: argparse.Namespace) -> int:
+    from iotmq.setting_text import toml_document
+
+    print(toml_document(_load(options)), end="")
+    return EXIT_OK
+
+
+def _show_reference(_options: argparse.Namespace) -> int:
+    from iotmq.config import Config
+    from iotmq.setting_text import reference
+
+    print(reference(Config), end="")
+    return EXIT_OK
+
+
+# By hand ----------------------------------------------------------------------------------------------
+
+
+def _add_registry_option(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--registry",
+        dest="registries",
+        action="append",
+        metavar="HOST:PORT",
+        help="address of a registry, may be repeated (127.0.0.1:9876)",
+    )
+
+
+def _add_produce_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "produce",
+        help="send messages by hand",
+        description="Send each BODY as a message, or each line of standard input when there is none.",
+    )
+    command.add_argument("topic", metavar="TOPIC", help="broker topic")
+    command.add_argument("bodies", metavar="BODY", nargs="*")
+    command.add_argument("--key", default="", help="messages of one key stay in one queue, in order")
+    command.add_argument("--tags", default="", help="word that consumers may filter by")
+    command.add_argument(
+        "--property",
+        dest="properties",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a property of the messages, may be repeated",
+    )
+    _add_registry_option(command)
+    command.set_defaults(command=_produce)
+
+
+def _produce(options: argparse.Namespace) -> int:
+    from iotmq import by_hand
+
+    properties: dict[str, str] = {}
+    for pair in options.properties:
+        name, equals, value = pair.partition("=")
+        if not name or not equals:
+            return _complain(f"--property {pair}: the form is NAME=VALUE", EXIT_USAGE)
+        properties[name] = value
+
+    def report(result: SendResult) -> None:
+        queue = result.queue
+        print(f"{queue.topic} {queue.broker_name}/{queue.queue_id}@{result.queue_offset} {result.message_id}")
+
+    async def given() -> AsyncIterator[bytes]:
+        for body in options.bodies:
+            yield os.fsencode(body)
+
+    async def send() -> int:
+        return await by_hand.produce(
+            options.registries or _default_registries(),
+            options.topic,
+            given() if options.bodies else by_hand.lines_of(sys.stdin.buffer),
+            key=options.key,
+            tags=options.tags,
+            properties=properties,
+            report=report if options.bodies else None,
+        )
+
+    count = _run(send())
+    print(f"{count} {'message' if count == 1 else 'messages'} stored", file=sys.stderr)
+    return EXIT_OK
+
+
+def _add_consume_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "consume",
+        help="read messages by hand",
+        description="Write the messages of a topic to standard output until Ctrl-C, or --count of them.",
+    )
+    command.add_argument("topic", metavar="TOPIC", help="broker topic")
+    command.add_argument(
+        "--group",
+        default="",
+        help="share the messages with this group and store its offsets; without, read alone",
+    )
+    command.add_argument("--tags", default="*", metavar="EXPRESSION", help="such as 'alarm || fault'")
+    command.add_argument(
+        "--from",
+        dest="begin",
+        choices=("first", "last"),
+        default="last",
+        help="where to begin when the group has no offset: all that is stored, or only what comes (default)",
+    )
+    command.add_argument("--count", type=_count, metavar="N", help="end after N messages")
+    command.add_argument(
+        "--format", choices=("text", "json", "raw"), default="text", help="how to write them"
+    )
+    _add_registry_option(command)
+    command.set_defaults(command=_consume)
+
+
+def _consume(options: argparse.Namespace) -> int:
+    from iotmq import by_hand
+
+    _run(
+        by_hand.consume(
+            options.registries or _default_registries(),
+            options.topic,
+            sys.stdout.buffer,
+            group=options.group,
+            tags=options.tags,
+            begin=options.begin,
+            count_max=options.count,
+            output_format=options.format,
+        )
+    )
+    return EXIT_OK
+
+
+def _default_registries() -> tuple[str, ...]:
+    from iotmq.client.settings import ClientSettings
+
+    return ClientSettings().registries
+
+
+def _run(work: Coroutine[Any, Any, int]) -> int:
+    """Run to the end; SIGTERM ends it as Ctrl-C does, with offsets committed and the group left."""
+
+    async def watched() -> int:
+        task = asyncio.ensure_future(work)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await task
+
+    try:
+        return asyncio.run(watched())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise ValueError(text)
+    return number
+
+
+def _complain(text: str, code: int) -> int:
+    """Say on standard error why nothing came of it."""
+    print(f"iotmq: {text}", file=sys.stderr)
+    return code

@@ -1,0 +1,281 @@
+"""The one config: typed sections, read from a TOML file and `--set`, refused by name when wrong."""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
+
+import msgspec
+
+from iotmq.broker.settings import BrokerSettings
+from iotmq.console.settings import HttpSettings
+from iotmq.errors import ConfigError
+from iotmq.log_format import LogSettings
+from iotmq.mqtt_front.settings import MqttSettings
+from iotmq.registry.settings import RegistrySettings
+from iotmq.setting_text import (
+    Setting,
+    allowed_values,
+    annotated_type,
+    element_struct_of,
+    settings_of,
+    struct_of,
+    toml_value,
+)
+from iotmq.store.settings import StoreSettings
+
+CONFIG_FILE_BYTES_MAX: Final = 1024 * 1024
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that can be set, for one role or for all of them in one process."""
+
+    data: Annotated[
+        str,
+        msgspec.Meta(
+            min_length=1,
+            description="Directory of the log and everything derived from it. One process at a time, on "
+            "a local disk with an honest fdatasync.",
+        ),
+    ] = "data"
+    store: Annotated[
+        StoreSettings, msgspec.Meta(description="The log on disk: sizes, durability, retention.")
+    ] = StoreSettings()
+    broker: Annotated[
+        BrokerSettings, msgspec.Meta(description="The native port, topics, groups and holds.")
+    ] = BrokerSettings()
+    registry: Annotated[
+        RegistrySettings, msgspec.Meta(description="Where brokers announce themselves and clients ask.")
+    ] = RegistrySettings()
+    mqtt: Annotated[
+        MqttSettings, msgspec.Meta(description="The MQTT listeners, their limits and the routes.")
+    ] = MqttSettings()
+    http: Annotated[
+        HttpSettings, msgspec.Meta(description="The operator's port: metrics, health, readiness.")
+    ] = HttpSettings()
+    log: Annotated[LogSettings, msgspec.Meta(description="What is written to standard error.")] = (
+        LogSettings()
+    )
+
+
+def load_config(
+    file: Path | None = None, *, assignments: Iterable[str] = (), data: str | None = None
+) -> Config:
+    """Read `file`, then `assignments` ("section.key=value", later ones win), then `data`.
+
+    Raises ConfigError that names every wrong setting, where it was set, what it means and what is allowed.
+    """
+    table, origins = ({}, {}) if file is None else _read_file(file)
+    for assignment in assignments:
+        _assign(table, origins, assignment)
+    if data is not None:
+        table["data"] = data
+        origins["data"] = "--data"
+    return config_from_table(table, origins)
+
+
+def config_from_table(table: Mapping[str, Any], origins: Mapping[str, str] | None = None) -> Config:
+    """A config from plain tables. `origins` says where a setting was set, for the error text."""
+    problems: list[str] = []
+    config = _struct(Config, table, "", origins or {}, problems)
+    if not problems:
+        assert isinstance(config, Config)
+        problems = list(_contradictions(config))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    assert isinstance(config, Config)
+    return config
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a listener on `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+# Reading ----------------------------------------------------------------------------------------------
+
+
+def _read_file(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(CONFIG_FILE_BYTES_MAX + 1)
+        if len(content) > CONFIG_FILE_BYTES_MAX:
+            raise ConfigError(f"{file} has more than {CONFIG_FILE_BYTES_MAX:,} bytes")
+        text = content.decode()
+        return tomllib.loads(text), _line_origins(file, text)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not UTF-8 text (byte {error.start})") from error
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}") from error
+
+
+def _line_origins(file: Path, text: str) -> dict[str, str]:
+    """Where each `key = value` line of the file stands; good enough for error texts."""
+    origins: dict[str, str] = {}
+    section = ""
+    counts: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*(\[\[?)\s*([\w.-]+)\s*\]", line):
+            section = header[2]
+            if header[1] == "[[":
+                counts[section] = counts.get(section, -1) + 1
+                section = f"{section}[{counts[section]}]"
+            origins.setdefault(section, f"{file} line {number}")
+        elif key := re.match(r"\s*([\w.-]+)\s*=", line):
+            origins.setdefault(f"{section}.{key[1]}".lstrip("."), f"{file} line {number}")
+    return origins
+
+
+def _assign(table: dict[str, Any], origins: dict[str, str], assignment: str) -> None:
+    """Put one `section.key=value` into the table; the setting's type decides how the text is read."""
+    path, equals, text = assignment.partition("=")
+    path = path.strip()
+    if not equals or not path:
+        raise ConfigError(f"--set {assignment}: the form is section.key=value")
+    origins[path] = "--set"
+    *sections, key = path.split(".")
+    kind: Any = Config
+    for section in sections:
+        kind = _type_of(kind, section)
+        inner = table.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"--set {assignment}: {section} is not a section")
+        table = inner
+    table[key] = _parse(text.strip(), _type_of(kind, key))
+
+
+def _type_of(kind: Any, key: str) -> Any:
+    """The type of a key of a struct type; None for keys that are unknown, which are refused later."""
+    if struct := struct_of(kind):
+        for setting in settings_of(struct):
+            if setting.key == key:
+                return setting.type
+    return None
+
+
+def _parse(text: str, kind: Any) -> Any:
+    """The value that `text` means for a setting of type `kind`; text that fits nothing stays text."""
+    try:
+        value = tomllib.loads(f"value = {text}")["value"] if "\n" not in text else text
+    except (tomllib.TOMLDecodeError, RecursionError):
+        value = text
+    is_list = get_origin(kind) in (tuple, list)
+    if is_list and not isinstance(value, list):
+        return [_parse(part.strip(), get_args(kind)[0]) for part in text.split(",") if part.strip()]
+    if not is_list and _takes_text(kind) and not isinstance(value, str):
+        return text
+    return value
+
+
+def _takes_text(kind: Any) -> bool:
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    if get_origin(kind) is Literal:
+        return all(isinstance(value, str) for value in get_args(kind))
+    return kind is str
+
+
+# Checking ---------------------------------------------------------------------------------------------
+
+
+def _struct(
+    struct: type[msgspec.Struct], table: Any, path: str, origins: Mapping[str, str], problems: list[str]
+) -> msgspec.Struct | None:
+    """The struct that `table` describes. What is wrong goes into `problems`, everything at once."""
+    settings = {setting.key: setting for setting in settings_of(struct)}
+    if not isinstance(table, Mapping):
+        problems.append(f"{path}{_at(path, origins)} has to be a table, not {toml_value(table)}")
+        return None
+    before = len(problems)
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        inner_path = f"{path}.{key}".lstrip(".")
+        setting = settings.get(key)
+        if setting is None:
+            problems.append(_unknown(inner_path, key, list(settings), path, origins))
+        else:
+            values[key] = _value(setting, value, inner_path, origins, problems)
+    for key, setting in settings.items():
+        if setting.default is msgspec.NODEFAULT and key not in table:
+            problems.append(f"{path}.{key} is missing{_at(path, origins)}{_meaning(setting)}")
+    if len(problems) > before:
+        return None
+    try:
+        return struct(**values)
+    except (ValueError, TypeError) as error:
+        problems.append(f"{path or 'the config'}{_at(path, origins)} is refused: {error}")
+        return None
+
+
+def _value(setting: Setting, value: Any, path: str, origins: Mapping[str, str], problems: list[str]) -> Any:
+    if struct := struct_of(setting.type):
+        return _struct(struct, value, path, origins, problems)
+    if (element := element_struct_of(setting.type)) and isinstance(value, list):
+        read = [
+            _struct(element, inner, f"{path}[{index}]", origins, problems)
+            for index, inner in enumerate(value)
+        ]
+        if None in read:
+            return None
+        value = read
+    try:
+        return msgspec.convert(value, annotated_type(setting), strict=True)
+    except msgspec.ValidationError:
+        shown = toml_value(value)
+        if len(shown) > 200:
+            shown = shown[:200] + "..."
+        problems.append(f"{path} = {shown}{_at(path, origins)} is refused{_meaning(setting)}")
+        return None
+
+
+def _meaning(setting: Setting) -> str:
+    has_default = setting.default is not msgspec.NODEFAULT and setting.default is not None
+    default = f"; default {toml_value(setting.default)}" if has_default else ""
+    return (
+        f"\n    allowed: {allowed_values(setting.type, setting.meta)}{default}"
+        f"\n    meaning: {setting.description}"
+    )
+
+
+def _unknown(path: str, key: str, known: list[str], section: str, origins: Mapping[str, str]) -> str:
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"; did you mean {f'{section}.{near[0]}'.lstrip('.')}?" if near else ""
+    where = f"[{section}] has" if section else "the settings are"
+    return f"{path}{_at(path, origins)} is unknown{hint}\n    {where}: {', '.join(known)}"
+
+
+def _at(path: str, origins: Mapping[str, str]) -> str:
+    origin = origins.get(path)
+    return f" ({origin})" if origin else ""
+
+
+def _contradictions(config: Config) -> Iterable[str]:
+    """What no single setting shows: combinations that are refused."""
+    if not is_loopback(config.mqtt.listen_host) and not config.mqtt.allow_anonymous_remote:
+        yield (
+            f"mqtt.listen_host = {toml_value(config.mqtt.listen_host)} is refused: anybody who reaches this "
+            "address could publish and subscribe without a name or password\n"
+            "    allowed: a loopback address, or mqtt.allow_anonymous_remote = true where that is meant"
+        )
+    taken: dict[tuple[str, int], str] = {}
+    for section in ("registry", "broker", "mqtt", "http"):
+        settings = getattr(config, section)
+        address = (settings.listen_host, settings.listen_port)
+        if settings.listen_port and address in taken:
+            yield (
+                f"{section}.listen_port = {settings.listen_port} is refused: {taken[address]}.listen_port "
+                "has the same address"
+            )
+        taken.setdefault(address, section)
