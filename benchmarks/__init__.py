@@ -1,0 +1,1 @@
+"""Benchmarks: ``python -m benchmarks`` runs all of them, ``--quick`` in less time and less exactly."""

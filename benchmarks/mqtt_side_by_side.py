@@ -1,0 +1,411 @@
+"""MQTT work on Mosquitto and on iotmq in turns: the server on one core, the load on the other.
+
+Each round starts a fresh server, warms it up, measures and stops it; rounds alternate between the sides so
+that a machine that is slow for a while is slow for both. Printed: the median of each side, and the ratio of
+the medians with the least and the most that any two neighbouring rounds gave.
+"""
+
+import argparse
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks import machine, peers
+
+SIDES: Final = ("mosquitto", "iotmq")
+BASE_CONNECTIONS: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long and how often."""
+
+    rounds: int
+    seconds: float
+    warmup_s: float
+    latency_seconds: float
+    idle_connections: int
+    idle_rounds: int
+
+
+THOROUGH: Final = Effort(
+    rounds=3, seconds=5, warmup_s=1.5, latency_seconds=10, idle_connections=15_000, idle_rounds=2
+)
+QUICK: Final = Effort(
+    rounds=1, seconds=1.5, warmup_s=0.5, latency_seconds=3, idle_connections=2_000, idle_rounds=1
+)
+
+# What one round measured, by the names of the scenario's columns.
+Round = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One row of the comparison. ``first`` is the value compared, ``goal`` what the ratio is to reach."""
+
+    title: str
+    measure: Callable[[peers.Server, Effort], Round]
+    first: str
+    is_more_better: bool
+    goal: str
+    is_idle: bool = False
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the scenarios asked for; 0 when all of them could be measured."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    for name in options.scenarios:
+        if name not in SCENARIOS:
+            parser.error(f"unknown scenario {name}: one of {', '.join(SCENARIOS)}")
+    # Unwinds what is running: no server may outlive the comparison.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    effort = QUICK if options.quick else THOROUGH
+    results: dict[str, Any] = {}
+    rows: list[list[str]] = []
+    failures: list[str] = []
+    about = machine.description()
+    for name in options.scenarios or list(SCENARIOS):
+        try:
+            rounds = _play(name, options.side or list(SIDES), effort, options)
+        except (peers.PeerError, LoadError) as error:
+            failures.append(f"{name}: {error}")
+            print(f"{name}: {error}", file=sys.stderr)
+            continue
+        results[name] = _summary(name, rounds) | {
+            "machine": about,
+            "effort": "quick" if options.quick else "thorough",
+        }
+        rows += _rows(name, results[name])
+    if results:
+        print()
+        print(machine.table(["work", *SIDES, "ratio", "of rounds", "goal"], rows))
+        print(f"\n{about['processor']}, {about['cores']} cores; {machine.save('mqtt_side_by_side', results)}")
+    return 1 if failures else 0
+
+
+# Scenarios
+
+
+def acknowledged(window: int) -> Callable[[peers.Server, Effort], Round]:
+    """QoS 1 from 100 connections, each with this many messages on the way."""
+
+    def measure(server: peers.Server, effort: Effort) -> Round:
+        report = _publish(
+            server,
+            effort.seconds,
+            effort.warmup_s,
+            "--publishers",
+            "100",
+            "--window",
+            str(window),
+            "--qos",
+            "1",
+        )
+        return {"messages_per_s": report["acknowledged_per_s"]} | _costs(report, "acknowledged")
+
+    return measure
+
+
+def delivered(server: peers.Server, effort: Effort) -> Round:
+    """QoS 0 from 100 publishers, as fast as their sockets take it, to one subscriber."""
+    report = _publish(
+        server, effort.seconds, effort.warmup_s, "--publishers", "100", "--subscribers", "1", "--qos", "0"
+    )
+    published = report["counters"]["published"]
+    return {
+        "messages_per_s": report["delivered_per_s"],
+        "delivered_share": report["counters"]["delivered"] / published if published else 0.0,
+    } | _costs(report, "delivered")
+
+
+def latency(server: peers.Server, effort: Effort) -> Round:
+    """5,000 messages/s QoS 1 from 100 publishers, due at fixed times, to one subscriber."""
+    report = _publish(
+        server,
+        effort.latency_seconds,
+        1.0,
+        "--publishers",
+        "100",
+        "--subscribers",
+        "1",
+        "--qos",
+        "1",
+        "--rate",
+        "5000",
+    )
+    summary = report["latencies"]["delivery"]
+    if not report["is_drained"]:
+        raise LoadError(f"{server.name} did not deliver everything: {report['counters']}")
+    return {
+        "p99_us": summary["p99_ns"] / 1e3,
+        "p50_us": summary["p50_ns"] / 1e3,
+        "p999_us": summary["p999_ns"] / 1e3,
+        "max_us": summary["max_ns"] / 1e3,
+        "sender_delay_p99_us": report["latencies"]["send_delay"]["p99_ns"] / 1e3,
+        "violations": report["violations"],
+    }
+
+
+def idle(kind: str) -> Callable[[peers.Server, Effort], Round]:
+    """Connections that do nothing: what each adds to the memory of a server that has some already."""
+
+    def measure(server: peers.Server, effort: Effort) -> Round:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_holding(server, kind, BASE_CONNECTIONS, 0))
+            before = _settled(server)
+            opened, step = BASE_CONNECTIONS, 5_000
+            while opened < effort.idle_connections + BASE_CONNECTIONS:
+                count = min(step, effort.idle_connections + BASE_CONNECTIONS - opened)
+                stack.enter_context(_holding(server, kind, count, opened))
+                opened += count
+            after = _settled(server)
+        added = opened - BASE_CONNECTIONS
+        return {
+            "bytes_per_connection": (after["rss"] - before["rss"]) / added,
+            "anonymous_bytes_per_connection": (after["anonymous"] - before["anonymous"]) / added,
+            "base_rss_mb": before["rss"] / 1e6,
+            "connections": added,
+        }
+
+    return measure
+
+
+SCENARIOS: Final[dict[str, Scenario]] = {
+    "qos1_window100": Scenario(
+        "QoS 1, 100 connections, window 100, 100 bytes: acknowledged/s",
+        acknowledged(100),
+        "messages_per_s",
+        True,
+        ">= 5x",
+    ),
+    "qos1_window1": Scenario("the same with window 1", acknowledged(1), "messages_per_s", True, ">= 1x"),
+    "qos0_fan_in": Scenario(
+        "QoS 0, 100 publishers to 1 subscriber: delivered/s", delivered, "messages_per_s", True, ">= 2x"
+    ),
+    "latency": Scenario("5,000 msg/s QoS 1 end to end: p99 microseconds", latency, "p99_us", False, "<= 2x"),
+    "idle": Scenario(
+        "idle connection: bytes of process memory",
+        idle("--idle"),
+        "bytes_per_connection",
+        False,
+        "<= 3,072 B",
+        True,
+    ),
+    "idle_subscribed": Scenario(
+        "idle connection with one filter: bytes",
+        idle("--subscribers"),
+        "bytes_per_connection",
+        False,
+        "",
+        True,
+    ),
+}
+
+
+# Playing
+
+
+class LoadError(Exception):
+    """The load generator failed, or found that it was not served as the protocol demands."""
+
+
+def _play(name: str, sides: list[str], effort: Effort, options: argparse.Namespace) -> dict[str, list[Round]]:
+    scenario = SCENARIOS[name]
+    server_core, _ = machine.cores()
+    rounds: dict[str, list[Round]] = {side: [] for side in sides}
+    count = options.rounds or (effort.idle_rounds if scenario.is_idle else effort.rounds)
+    for number in range(count):
+        for side in sides:
+            arguments: dict[str, Any] = {"core": server_core}
+            if side == "mosquitto":
+                arguments["has_tcp_nodelay"] = options.mosquitto_nodelay
+            else:
+                arguments["settings"] = dict(one.split("=", 1) for one in options.set)
+                arguments["data_parent"] = options.data
+            with peers.PEERS[side](**arguments) as server:
+                values = scenario.measure(server, effort)
+            rounds[side].append(values)
+            told = ", ".join(f"{key} {_number(value)}" for key, value in values.items())
+            print(f"{name} {number + 1}/{count} {side}: {told}", flush=True)
+    return rounds
+
+
+def _publish(server: peers.Server, seconds: float, warmup_s: float, *arguments: str) -> dict[str, Any]:
+    """One run of the swarm on the load core; its report, and what the server's core did meanwhile."""
+    command = [
+        *_swarm("publish", server), "--seconds", str(seconds), "--warmup", str(warmup_s),
+        "--payload-bytes", "100", *arguments,
+    ]  # fmt: skip
+    cpu_before_s, began = server.cpu_s(), time.monotonic()
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            cwd=machine.ROOT,
+            timeout=seconds + warmup_s + 60,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise LoadError(f"the load on {server.name} did not end: {error}") from error
+    server.check()
+    if done.returncode:
+        raise LoadError(
+            f"the load on {server.name} ended with {done.returncode}: {done.stderr.strip()[-1_000:]}"
+        )
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    report["server_cpu_s"] = server.cpu_s() - cpu_before_s
+    report["server_cpu_share"] = report["server_cpu_s"] / (time.monotonic() - began)
+    return report
+
+
+def _swarm(command: str, server: peers.Server) -> list[str]:
+    core = machine.cores()[1]
+    return [sys.executable, "-m", "loadtest.swarm", command, "--core", str(core), "--port", str(server.port)]
+
+
+def _costs(report: dict[str, Any], counter: str) -> Round:
+    """What it took on both sides. With a full load core the load was measured."""
+    messages = report["counters"][counter]
+    return {
+        "server_us_per_message": report["server_cpu_s"] / messages * 1e6 if messages else 0.0,
+        "load_core_share": report["engine_cpu_share"],
+        "violations": report["violations"],
+        "connections_lost": report["counters"]["lost"],
+    }
+
+
+@contextlib.contextmanager
+def _holding(server: peers.Server, kind: str, count: int, number_base: int) -> Iterator[None]:
+    """A process with this many connections, all of them in."""
+    command = [
+        *_swarm("hold", server), kind, str(count), "--number-base", str(number_base),
+        "--filter", "devices/{n}/commands", "--until-input-ends", "--seconds", "600",
+        "--connect-rate", "5000", "--keep-alive", "600",
+    ]  # fmt: skip
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=machine.ROOT,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        # The swarm gives up by itself when it is not let in; its output ends then.
+        if not process.stdout.readline():
+            raise LoadError(f"{count} connections to {server.name}: {process.stderr.read().strip()[-1_000:]}")
+        yield
+        process.stdin.close()
+        try:
+            returned = process.wait(15)
+        except subprocess.TimeoutExpired as error:
+            raise LoadError(f"the connections to {server.name} did not close: {error}") from error
+        if returned:
+            raise LoadError(f"the connections to {server.name}: {process.stderr.read().strip()[-1_000:]}")
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            with contextlib.suppress(OSError):
+                stream.close()
+
+
+def _settled(server: peers.Server) -> dict[str, int]:
+    """Memory when it has stopped changing for half a second, or after five."""
+    deadline = time.monotonic() + 5
+    last = server.memory_bytes()
+    while True:
+        time.sleep(0.5)
+        now = server.memory_bytes()
+        if abs(now["rss"] - last["rss"]) < 64 * 1024 or time.monotonic() > deadline:
+            return now
+        last = now
+
+
+# Telling
+
+
+def _summary(name: str, rounds: dict[str, list[Round]]) -> dict[str, Any]:
+    scenario = SCENARIOS[name]
+    summary: dict[str, Any] = {"title": scenario.title, "goal": scenario.goal, "rounds": rounds}
+    summary["sides"] = {
+        side: {key: machine.spread([one[key] for one in values]) for key in values[0]}
+        for side, values in rounds.items()
+    }
+    if all(side in rounds for side in SIDES):
+        pairs = [
+            ours[scenario.first] / theirs[scenario.first]
+            for theirs, ours in zip(rounds["mosquitto"], rounds["iotmq"], strict=True)
+            if theirs[scenario.first]
+        ]
+        medians = [summary["sides"][side][scenario.first]["median"] for side in SIDES]
+        summary["ratio"] = {
+            "of_medians": medians[1] / medians[0] if medians[0] else 0.0,
+            "min": min(pairs, default=0.0),
+            "max": max(pairs, default=0.0),
+        }
+    return summary
+
+
+def _rows(name: str, summary: dict[str, Any]) -> list[list[str]]:
+    scenario = SCENARIOS[name]
+    ratio = summary.get("ratio")
+
+    def cells(key: str) -> list[str]:
+        return [
+            _number(summary["sides"][side][key]["median"]) if side in summary["sides"] else "-"
+            for side in SIDES
+        ]
+
+    rows = [
+        [
+            scenario.title,
+            *cells(scenario.first),
+            f"{ratio['of_medians']:.2f}x" if ratio else "-",
+            f"{ratio['min']:.2f}..{ratio['max']:.2f}" if ratio else "-",
+            scenario.goal,
+        ]
+    ]
+    others = [key for key in next(iter(summary["sides"].values())) if key != scenario.first]
+    return rows + [[f"    {key.replace('_', ' ')}", *cells(key), "", "", ""] for key in others]
+
+
+def _number(value: float) -> str:
+    if value == 0 or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.mqtt_side_by_side", description=__doc__)
+    parser.add_argument(
+        "scenarios", nargs="*", metavar="SCENARIO", help=f"of {', '.join(SCENARIOS)}; default: all"
+    )
+    parser.add_argument("--quick", action="store_true", help="one short round each")
+    parser.add_argument("--rounds", type=int, help="rounds of each side")
+    parser.add_argument("--side", action="append", choices=SIDES, help="only this server")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="a setting of iotmq"
+    )
+    parser.add_argument(
+        "--data", type=Path, help="where iotmq's data directories are made (default: build/benchmarks)"
+    )
+    parser.add_argument("--mosquitto-nodelay", action="store_true", help="Mosquitto with TCP_NODELAY")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,205 @@
+"""The servers under comparison: started alone on one core and a free port, measured from outside."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from benchmarks.machine import ROOT
+
+START_TIMEOUT_S: Final = 20.0
+STOP_TIMEOUT_S: Final = 10.0
+CLOCK_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+
+
+class PeerError(Exception):
+    """A server could not be started, or ended by itself."""
+
+
+class Server:
+    """One running server process and what can be seen of it from outside."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+        self.name = name
+        self.port = port
+        self.pid = process.pid
+        self._process = process
+        self._log = log
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Resident bytes of the process and its children: ``rss``, of it ``anonymous`` (no file pages)."""
+        totals = {"rss": 0, "anonymous": 0}
+        for pid in _family(self.pid):
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                name, _, rest = line.partition(":")
+                if name.lower() in totals:
+                    totals[name.lower()] += int(rest.split()[0]) * 1024
+        return totals
+
+    def cpu_s(self) -> float:
+        """Processor time used since the start, by the process and its children."""
+        ticks = 0
+        for pid in _family(self.pid):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+        return ticks / CLOCK_TICKS_PER_S
+
+    def check(self) -> None:
+        """Raises PeerError, with the end of its log, when the server is not running any more."""
+        if self._process.poll() is not None:
+            raise PeerError(f"{self.name} ended with {self._process.returncode}: {_tail(self._log)}")
+
+    def wait_ready(self) -> None:
+        """Returns when the port accepts connections."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            self.check()
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                return
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise PeerError(
+                        f"{self.name} did not listen within {START_TIMEOUT_S} s: {_tail(self._log)}"
+                    ) from None
+                time.sleep(0.05)
+
+    def stop(self) -> None:
+        """SIGTERM, and SIGKILL when that does not end it."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+
+@contextlib.contextmanager
+def mosquitto(*, core: int, has_tcp_nodelay: bool = False) -> Iterator[Server]:
+    """Mosquitto at its fastest: nothing on disk or logged, no bounds on queues and in-flight messages."""
+    program = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
+    if program is None:
+        raise PeerError("mosquitto is not installed (Debian: apt install mosquitto)")
+    (port,) = free_ports(1)
+    config = [
+        f"listener {port} 127.0.0.1",
+        "allow_anonymous true",
+        "persistence false",
+        "max_queued_messages 0",
+        "max_inflight_messages 0",
+        "log_type none",
+        f"set_tcp_nodelay {'true' if has_tcp_nodelay else 'false'}",
+    ]
+    with tempfile.TemporaryDirectory(prefix="benchmark-mosquitto-") as directory:
+        file = Path(directory, "mosquitto.conf")
+        file.write_text("\n".join(config) + "\n")
+        with _running("mosquitto", [program, "-c", str(file)], core, port, Path(directory)) as server:
+            yield server
+
+
+@contextlib.contextmanager
+def iotmq(
+    *, core: int, settings: Mapping[str, str] | None = None, data_parent: Path | None = None
+) -> Iterator[Server]:
+    """The all-in-one gateway with a durable log (async flush), in a data directory that goes with it.
+
+    ``settings`` are further ``--set`` assignments, ``section.key`` to value. The directory lies in
+    ``data_parent``, by default ``build/benchmarks``: a real disk, as a gateway has.
+    """
+    mqtt_port, broker_port, registry_port, http_port = free_ports(4)
+    parent = data_parent or ROOT / "build" / "benchmarks"
+    parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="data-iotmq-", dir=parent) as directory:
+        file = Path(directory, "iotmq.toml")
+        file.write_text(
+            f"""
+[log]
+level = "warning"
+[store]
+flush = "async"
+[registry]
+listen_port = {registry_port}
+[broker]
+listen_port = {broker_port}
+registries = ["127.0.0.1:{registry_port}"]
+[http]
+listen_port = {http_port}
+[mqtt]
+listen_port = {mqtt_port}
+[[mqtt.routes]]
+filter = "devices/+/telemetry"
+topic = "telemetry"
+key = "{{1}}"
+"""
+        )
+        command = [
+            sys.executable,
+            "-m",
+            "iotmq",
+            "serve",
+            "--config",
+            str(file),
+            "--data",
+            str(Path(directory, "data")),
+        ]
+        for name, value in (settings or {}).items():
+            command += ["--set", f"{name}={value}"]
+        with _running("iotmq", command, core, mqtt_port, Path(directory)) as server:
+            yield server
+
+
+PEERS: Final[Mapping[str, Callable[..., contextlib.AbstractContextManager[Server]]]] = {
+    "mosquitto": mosquitto,
+    "iotmq": iotmq,
+}
+
+
+def free_ports(count: int) -> list[int]:
+    """Different loopback ports that were free a moment ago."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+@contextlib.contextmanager
+def _running(name: str, command: list[str], core: int, port: int, directory: Path) -> Iterator[Server]:
+    log = directory / "output.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            ["taskset", "-c", str(core), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+        )
+    server = Server(name, process, port, log)
+    try:
+        server.wait_ready()
+        yield server
+        server.check()
+    finally:
+        server.stop()
+
+
+def _family(pid: int) -> list[int]:
+    """The process and all below it."""
+    members = [pid]
+    for one in members:
+        for task in Path(f"/proc/{one}/task").iterdir():
+            members += [int(child) for child in (task / "children").read_text().split()]
+    return members
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-2_000:].strip() or "it said nothing"
