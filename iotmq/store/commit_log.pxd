@@ -1,0 +1,38 @@
+# The CommitLog: all records of all queues, one after another in segments.
+
+from libc.stdint cimport int32_t, int64_t, uint8_t
+
+from iotmq.message.record cimport Element, RecordShared
+from iotmq.store.consume_queue cimport Queue
+from iotmq.store.segment cimport Segment
+
+cdef class Appended:
+    cdef readonly int64_t start_position     # of the first record
+    cdef readonly int64_t end_position       # behind the last one: appended_position after the call
+    cdef readonly int64_t first_offset       # in the queue; 0 for records that take none
+    cdef readonly int32_t count
+    cdef readonly int64_t store_timestamp_ms
+    cdef CommitLog log
+
+cdef class CommitLog:
+    cdef readonly str directory
+    cdef readonly int64_t appended_position  # end of the last record: where the next one starts
+    cdef readonly int64_t last_store_timestamp_ms    # of the last record appended or recovered; 0 before
+    cdef readonly int64_t appended_records
+    cdef readonly bint is_room_low           # the room ahead is smaller than one step
+    cdef int64_t segment_bytes
+    cdef int64_t allocation_step_bytes
+    cdef int64_t record_bytes_max
+    cdef bytes store_host
+    cdef list segments                       # lowest first; the last may be an empty one made ahead
+    cdef Py_ssize_t active_index             # of the segment that holds appended_position
+    cdef Segment active
+    cdef object lock                         # held while `segments` or an allocation changes
+
+    cdef Segment segment_at(self, int64_t position)
+    cdef int make_room(self, Py_ssize_t index, int64_t position) except -1
+    cdef Segment segment_number(self, Py_ssize_t index)
+    cdef int place(self, const uint8_t* elements, const uint8_t* end, const RecordShared* shared) except -1
+    cdef int64_t write(self, const uint8_t* at, const uint8_t* end, int32_t count, const RecordShared* shared,
+                       int64_t first_offset, int64_t offset_step) except -1
+    cdef const uint8_t* record_at(self, int64_t position, int64_t end_position, Py_ssize_t* room)

@@ -1,0 +1,545 @@
+"""The CommitLog: every record of every queue, one after another in fixed-size segments.
+
+Segments are `commitlog/<20 digits>`, named by the position of their first byte. A record never spans
+two: when it does not fit together with the 8 bytes that every segment keeps free at its end, a blank
+(size = bytes left, blank magic) ends the segment there.
+
+What the hot path does, per batch: one pass over the elements that checks every length and has disk
+blocks ready for all of them, so that nothing is written of a batch that cannot be written whole; one
+pass that writes the records into the mapping. The size of the batch's first record is stored last:
+a process killed in between leaves nothing of the batch for the next start to see.
+"""
+
+import os
+import threading
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.string cimport memcpy
+
+from iotmq.message.layout cimport (
+    AT_MAGIC, AT_SIZE, BLANK_BYTES, BLANK_MAGIC, HOST_V6_EXTRA_BYTES, SYS_FLAG_BORN_HOST_V6, SYS_FLAG_STORE_HOST_V6,
+    SYS_FLAG_TRANSACTION_MASK, get_u32, put_u32,
+)
+from iotmq.message.record cimport (
+    FORMAT_OK, Element, PROPERTIES_TOO_LONG, RECORD_TOO_LONG, TOPIC_TOO_LONG, RecordParts, RecordShared, body_crc,
+    element_record_size, parse_element, parse_record, write_record,
+)
+from iotmq.store.consume_queue cimport Queue
+from iotmq.store.segment cimport Segment
+
+from iotmq.errors import RecordTooLargeError, StoreCorruptError
+from iotmq.limits import BATCH_RECORDS_MAX
+from iotmq.message.errors import MessageFormatError
+from iotmq.message.record import problem_text
+from iotmq.store.segment import open_segments, segment_name, sync_directory
+
+cdef extern from * nogil:
+    """
+    /* The compiler may not move stores across it; a killed process needs no more than program order. */
+    #define iotmq_store_barrier() __atomic_signal_fence(__ATOMIC_SEQ_CST)
+    """
+    void store_barrier "iotmq_store_barrier"()
+
+cdef enum:
+    TRANSACTION_PREPARED = 4
+    TRANSACTION_ROLLBACK = 12
+    # A first record up to this size is built aside, so that its size field can be stored last.
+    ASIDE_BYTES = 4096
+    PAGE_BYTES = 4096
+
+cdef int32_t BATCH_COUNT_MAX = BATCH_RECORDS_MAX
+
+
+cdef class Appended:
+    """Where a batch went. `end_position` is what the confirmed position must reach."""
+
+    def positions(self):
+        """Position of every record of the batch; read from the log, so ask soon after the append."""
+        cdef list positions = []
+        cdef int64_t position = self.start_position
+        while position < self.end_position:
+            positions.append(position)
+            position = self.log.after(position)
+        return positions
+
+    def __repr__(self):
+        return (
+            f"<Appended {self.count} from offset {self.first_offset} at {self.start_position}..{self.end_position}>"
+        )
+
+
+cdef class CommitLog:
+    """The segments of a directory. One thread appends; `make_room_ahead` may run in another one.
+
+    Positions: `min_position` <= any readable position < `appended_position`.
+    """
+
+    def __init__(self, str directory, *, int64_t segment_bytes, int64_t allocation_step_bytes,
+                 int64_t record_bytes_max, bytes store_host):
+        """Map the segments of `directory` (made when missing). Call `recover` before anything else.
+
+        Raises StoreCorruptError when a segment is missing between two others.
+        """
+        if record_bytes_max + BLANK_BYTES > segment_bytes:
+            raise ValueError(f"a segment of {segment_bytes} bytes cannot take a record of {record_bytes_max}")
+        if PyBytes_GET_SIZE(store_host) not in (8, 8 + HOST_V6_EXTRA_BYTES):
+            raise ValueError(f"a host has 8 or 20 bytes, not {len(store_host)}")
+        self.directory = directory
+        self.segment_bytes = segment_bytes
+        self.allocation_step_bytes = allocation_step_bytes
+        self.record_bytes_max = record_bytes_max
+        self.store_host = store_host
+        self.lock = threading.Lock()
+        os.makedirs(directory, exist_ok=True)
+        self.segments = open_segments(directory, segment_bytes, keep_descriptor=True)
+        for before, after in zip(self.segments, self.segments[1:]):
+            if before.end_position != after.start_position:
+                raise StoreCorruptError(
+                    f"{directory}: no file holds the positions {before.end_position}..{after.start_position}"
+                )
+        if not self.segments:
+            self.segment_number(0)
+        self.active_index = 0
+        self.active = <Segment> self.segments[0]
+        self.appended_position = self.active.start_position
+
+    @property
+    def min_position(self):
+        """Position of the first byte that is still stored."""
+        return (<Segment> self.segments[0]).start_position
+
+    def append(self, Queue queue not None, elements, *, int64_t store_timestamp_ms, int64_t born_timestamp_ms,
+               bytes born_host not None, int sys_flag=0, int reconsume_times=0, int64_t prepared_position=0,
+               bytes batch_properties=b""):
+        """Write one record per element of a batch body and return an Appended; all of them or none.
+
+        The host bits of `sys_flag` follow from the hosts. Raises MessageFormatError, RecordTooLargeError,
+        and OSError when the log or the queue's file cannot grow.
+        """
+        cdef Py_buffer buffer
+        cdef RecordShared shared
+        cdef Appended appended
+        cdef const uint8_t* start
+        cdef int32_t count
+        cdef int transaction = sys_flag & SYS_FLAG_TRANSACTION_MASK
+        cdef bint is_queued = transaction != TRANSACTION_PREPARED and transaction != TRANSACTION_ROLLBACK
+        sys_flag &= ~(SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6)
+        if PyBytes_GET_SIZE(born_host) != 8:
+            if PyBytes_GET_SIZE(born_host) != 8 + HOST_V6_EXTRA_BYTES:
+                raise ValueError(f"a host has 8 or 20 bytes, not {len(born_host)}")
+            sys_flag |= SYS_FLAG_BORN_HOST_V6
+        if PyBytes_GET_SIZE(self.store_host) != 8:
+            sys_flag |= SYS_FLAG_STORE_HOST_V6
+        shared.topic = <const uint8_t*> PyBytes_AS_STRING(queue.topic_bytes)
+        shared.topic_size = PyBytes_GET_SIZE(queue.topic_bytes)
+        shared.properties = <const uint8_t*> PyBytes_AS_STRING(batch_properties)
+        shared.properties_size = PyBytes_GET_SIZE(batch_properties)
+        shared.born_host = <const uint8_t*> PyBytes_AS_STRING(born_host)
+        shared.store_host = <const uint8_t*> PyBytes_AS_STRING(self.store_host)
+        shared.born_timestamp_ms = born_timestamp_ms
+        shared.store_timestamp_ms = store_timestamp_ms
+        shared.prepared_position = prepared_position
+        shared.queue_id = queue.queue_id
+        shared.sys_flag = sys_flag
+        shared.reconsume_times = reconsume_times
+        PyObject_GetBuffer(elements, &buffer, PyBUF_SIMPLE)
+        try:
+            start = <const uint8_t*> buffer.buf
+            count = self.place(start, start + buffer.len, &shared)
+            if is_queued and queue.next_offset + count > queue.reserved_offset:
+                queue.reserve(queue.next_offset + count)
+            appended = Appended.__new__(Appended)
+            appended.log = self
+            appended.count = count
+            appended.first_offset = queue.next_offset if is_queued else 0
+            appended.store_timestamp_ms = store_timestamp_ms
+            appended.start_position = self.write(
+                start, start + buffer.len, count, &shared, appended.first_offset, 1 if is_queued else 0
+            )
+            appended.end_position = self.appended_position
+        finally:
+            PyBuffer_Release(&buffer)
+        if is_queued:
+            queue.next_offset += count
+        self.appended_records += count
+        self.last_store_timestamp_ms = store_timestamp_ms
+        return appended
+
+    def view(self, int64_t start_position, int64_t end_position):
+        """Read-only view of bytes inside one segment; ValueError when they are not stored."""
+        cdef Segment segment = self.segment_at(start_position)
+        if segment is None or end_position > self.appended_position:
+            raise ValueError(f"positions {start_position}..{end_position} are not stored")
+        return segment.view(start_position, end_position)
+
+    def records(self, int64_t start_position, int64_t limit_position, int64_t bytes_max):
+        """(start, end) of the whole records from `start_position` on that stand without a gap.
+
+        They end at `limit_position`, at the end of the segment's records, or once they are `bytes_max`
+        long; at least one is given. A blank at `start_position` is stepped over. Both positions must
+        be starts of records (or the end). Raises StoreCorruptError.
+        """
+        cdef Segment segment = self.segment_at(start_position)
+        cdef int64_t position
+        cdef Py_ssize_t room
+        cdef const uint8_t* at
+        cdef uint32_t size
+        if segment is None or not start_position < limit_position <= self.appended_position:
+            raise ValueError(f"positions {start_position}..{limit_position} are not stored")
+        position = start_position
+        at = self.record_at(position, limit_position, &room)
+        if room >= BLANK_BYTES and get_u32(at + AT_MAGIC) == <uint32_t> BLANK_MAGIC:
+            start_position = segment.end_position
+            if start_position >= limit_position:
+                return limit_position, limit_position
+            position = start_position
+            segment = self.segment_at(position)
+        if limit_position < segment.end_position and limit_position - start_position <= bytes_max:
+            return start_position, limit_position
+        while position < limit_position:
+            at = self.record_at(position, limit_position, &room)
+            if room < BLANK_BYTES:
+                break
+            size = get_u32(at + AT_SIZE)
+            if get_u32(at + AT_MAGIC) == <uint32_t> BLANK_MAGIC:
+                break
+            if size < BLANK_BYTES or size > room:
+                raise StoreCorruptError(f"no record at position {position}")
+            if position + size - start_position > bytes_max and position > start_position:
+                break
+            position += size
+        return start_position, position
+
+    def after(self, int64_t position):
+        """Position of the record behind the one at `position`; `appended_position` behind the last."""
+        cdef Py_ssize_t room
+        cdef const uint8_t* at = self.record_at(position, self.appended_position, &room)
+        cdef Segment segment
+        if room < BLANK_BYTES:
+            raise ValueError(f"no record at position {position}")
+        position += get_u32(at + AT_SIZE)
+        at = self.record_at(position, self.appended_position, &room)
+        if room >= BLANK_BYTES and get_u32(at + AT_MAGIC) == <uint32_t> BLANK_MAGIC:
+            segment = self.segment_at(position)
+            position = segment.end_position
+        return position
+
+    def read_record(self, int64_t position, int64_t end_position):
+        """View of the record at `position` if it proves itself and ends by `end_position`, else None.
+
+        Proof: lengths that add up, magic, body CRC, and the record's own position.
+        """
+        cdef RecordParts parts
+        cdef Py_ssize_t room
+        cdef const uint8_t* at
+        at = self.record_at(position, min(end_position, self.appended_position), &room)
+        if at == NULL or parse_record(at, at + room, &parts) != FORMAT_OK:
+            return None
+        if parts.position != position or body_crc(parts.body, parts.body_size) != parts.body_crc:
+            return None
+        return self.segment_at(position).view(position, position + parts.size)
+
+    def store_timestamp_ms(self, int64_t position):
+        """Store time of the record at `position`, 0 when there is none."""
+        cdef RecordParts parts
+        cdef Py_ssize_t room
+        cdef const uint8_t* at = self.record_at(position, self.appended_position, &room)
+        if at == NULL or parse_record(at, at + room, &parts) != FORMAT_OK or parts.position != position:
+            return 0
+        return parts.store_timestamp_ms
+
+    def segments_between(self, int64_t start_position, int64_t end_position):
+        """The segments that hold bytes of [start_position, end_position)."""
+        return [
+            segment
+            for segment in self.segments
+            if segment.start_position < end_position and segment.end_position > start_position
+        ]
+
+    def segment_list(self):
+        """All segments, an empty one made ahead included."""
+        return list(self.segments)
+
+    def first_store_timestamp_ms(self, Segment segment not None):
+        """Store time of a segment's first record if it proves itself by magic and position, else 0."""
+        cdef RecordParts parts
+        if parse_record(segment.data, segment.data + segment.allocated_bytes, &parts) != FORMAT_OK:
+            return 0
+        return parts.store_timestamp_ms if parts.position == segment.start_position else 0
+
+    def recover(self, int64_t start_position):
+        """Check every record from `start_position` (one's start) on, and end the log behind the last good one.
+
+        What comes after is zeroed and given back to the disk. Returns the new end. Raises OSError.
+        """
+        cdef Segment segment = None
+        cdef Py_ssize_t index
+        for index in range(len(self.segments)):
+            segment = <Segment> self.segments[index]
+            if segment.start_position <= start_position < segment.end_position:
+                break
+        else:
+            raise StoreCorruptError(f"{self.directory}: no file holds position {start_position}")
+        while True:
+            start_position = self._end_of_records(segment, start_position)
+            if start_position < segment.end_position or index + 1 == len(self.segments):
+                break
+            index += 1
+            segment = <Segment> self.segments[index]
+        if start_position == segment.end_position:
+            self.segment_number(index + 1)
+        self._settle(start_position)
+        return start_position
+
+    def _end_of_records(self, Segment segment, int64_t position):
+        """End of the good records of a segment from `position` on; its end when a blank closes it."""
+        cdef RecordParts parts
+        cdef const uint8_t* at = segment.data + (position - segment.start_position)
+        cdef const uint8_t* end = segment.data + segment.allocated_bytes
+        cdef int64_t last_position = segment.end_position - BLANK_BYTES
+        cdef int64_t timestamp_ms = 0
+        with nogil:
+            while end - at >= BLANK_BYTES:
+                if parse_record(at, end, &parts) != FORMAT_OK:
+                    if (
+                        get_u32(at + AT_MAGIC) == <uint32_t> BLANK_MAGIC
+                        and get_u32(at + AT_SIZE) == segment.end_position - position
+                    ):
+                        position = segment.end_position
+                    break
+                if parts.position != position or position + parts.size > last_position:
+                    break
+                if parts.topic_size == 0 or body_crc(parts.body, parts.body_size) != parts.body_crc:
+                    break
+                timestamp_ms = parts.store_timestamp_ms
+                at += parts.size
+                position += parts.size
+        if timestamp_ms:
+            self.last_store_timestamp_ms = timestamp_ms
+        return position
+
+    def _settle(self, int64_t position):
+        """Make `position` the end of the log."""
+        cdef Segment segment
+        cdef bint has_removed = False
+        while len(self.segments) > 1 and (<Segment> self.segments[len(self.segments) - 1]).start_position > position:
+            segment = <Segment> self.segments.pop()
+            os.unlink(segment.path)
+            has_removed = True
+        self.active_index = len(self.segments) - 1
+        self.active = <Segment> self.segments[self.active_index]
+        self.appended_position = position
+        if has_removed:
+            sync_directory(self.directory)
+
+    def cut(self):
+        """Zero whatever stands behind the end of the log. After `recover`, before the first append."""
+        cdef int64_t used_bytes = self.appended_position - self.active.start_position
+        if used_bytes < self.active.allocated_bytes and not is_zero(
+            self.active.data + used_bytes, self.active.allocated_bytes - used_bytes
+        ):
+            self.active.truncate(self.appended_position)
+
+    def make_room_ahead(self):
+        """Allocate the next step, or make the next segment, if the writer comes close. Any thread; OSError."""
+        cdef Segment segment = self.active
+        cdef int64_t position = self.appended_position
+        cdef int64_t wanted_position = position + self.allocation_step_bytes
+        cdef Py_ssize_t index = self.active_index
+        if wanted_position > segment.end_position:
+            self.make_room(index, segment.end_position)
+            self.make_room(index + 1, segment.end_position + 1)
+        else:
+            self.make_room(index, wanted_position)
+        self.is_room_low = False
+
+    def remove_segments_ahead(self):
+        """Delete segments that were made ahead and hold nothing."""
+        with self.lock:
+            while len(self.segments) > self.active_index + 1:
+                os.unlink((<Segment> self.segments.pop()).path)
+
+    cdef Segment segment_at(self, int64_t position):
+        cdef Py_ssize_t low, high, middle
+        cdef Segment segment = self.active
+        if segment.start_position <= position < segment.end_position:
+            return segment
+        low = 0
+        high = len(self.segments)
+        while low < high:
+            middle = (low + high) // 2
+            if (<Segment> self.segments[middle]).end_position <= position:
+                low = middle + 1
+            else:
+                high = middle
+        if low == len(self.segments) or (<Segment> self.segments[low]).start_position > position:
+            return None
+        return <Segment> self.segments[low]
+
+    cdef const uint8_t* record_at(self, int64_t position, int64_t end_position, Py_ssize_t* room):
+        """Address of a stored byte, and how many may be touched from there; NULL and 0 when none is."""
+        cdef Segment segment = self.segment_at(position)
+        room[0] = 0
+        if segment is None or position >= end_position:
+            return NULL
+        room[0] = min(segment.start_position + segment.allocated_bytes, end_position) - position
+        if room[0] <= 0:
+            room[0] = 0
+            return NULL
+        return segment.data + (position - segment.start_position)
+
+    cdef Segment segment_number(self, Py_ssize_t index):
+        """The segment at `index`, made when it is the one after the last. Hold the lock."""
+        cdef Segment segment
+        cdef int64_t start_position
+        if index < len(self.segments):
+            return <Segment> self.segments[index]
+        start_position = (<Segment> self.segments[index - 1]).end_position if index else 0
+        path = os.path.join(self.directory, segment_name(start_position))
+        segment = Segment(path, start_position, self.segment_bytes, keep_descriptor=True)
+        sync_directory(self.directory)
+        self.segments.append(segment)
+        return segment
+
+    cdef int make_room(self, Py_ssize_t index, int64_t position) except -1:
+        """Have disk blocks up to `position` (as far as the segment goes), a whole step where there is room."""
+        cdef Segment segment
+        cdef int64_t needed_bytes, wanted_bytes
+        if index < len(self.segments):
+            segment = <Segment> self.segments[index]
+            if min(position, segment.end_position) <= segment.start_position + segment.allocated_bytes:
+                return 0
+        with self.lock:
+            segment = self.segment_number(index)
+            needed_bytes = min(position, segment.end_position) - segment.start_position
+            if needed_bytes <= segment.allocated_bytes:
+                return 0
+            wanted_bytes = needed_bytes - 1
+            wanted_bytes += self.allocation_step_bytes - wanted_bytes % self.allocation_step_bytes
+            try:
+                segment.allocate(min(wanted_bytes, segment.size_bytes))
+            except OSError:
+                # The last bit of a nearly full disk.
+                needed_bytes += -needed_bytes % PAGE_BYTES
+                segment.allocate(min(needed_bytes, segment.size_bytes))
+        return 0
+
+    cdef int place(self, const uint8_t* elements, const uint8_t* end, const RecordShared* shared) except -1:
+        """Check every element and have room for its record; returns how many there are."""
+        cdef const uint8_t* at = elements
+        cdef Element element
+        cdef int32_t count = 0
+        cdef int problem
+        cdef Py_ssize_t size
+        cdef Py_ssize_t index = self.active_index
+        cdef Segment segment = self.active
+        cdef int64_t position = self.appended_position
+        cdef int64_t end_position = segment.end_position
+        while at < end:
+            problem = parse_element(at, end, &element)
+            if problem != FORMAT_OK:
+                raise MessageFormatError(
+                    f"batch element {count} at byte {at - elements}: {problem_text(problem)}", at - elements
+                )
+            size = element_record_size(&element, shared)
+            if size < 0:
+                if size in (PROPERTIES_TOO_LONG, RECORD_TOO_LONG, TOPIC_TOO_LONG):
+                    raise RecordTooLargeError(f"batch element {count}: {problem_text(size)}")
+                raise MessageFormatError(f"batch element {count}: {problem_text(size)}", at - elements)
+            if size > self.record_bytes_max:
+                raise RecordTooLargeError(
+                    f"batch element {count}: a record of {size} bytes; store.record_bytes_max is {self.record_bytes_max}"
+                )
+            if count == BATCH_COUNT_MAX:
+                raise MessageFormatError(f"batch of more than {BATCH_COUNT_MAX} elements", at - elements)
+            if position + size + BLANK_BYTES > end_position:
+                self.make_room(index, position + BLANK_BYTES)
+                index += 1
+                position = end_position
+                self.make_room(index, position + size + BLANK_BYTES)
+                end_position = (<Segment> self.segments[index]).end_position
+            position += size
+            at += element.size
+            count += 1
+        if count == 0:
+            raise MessageFormatError("batch without elements")
+        self.make_room(index, position + BLANK_BYTES)
+        return count
+
+    cdef int64_t write(self, const uint8_t* at, const uint8_t* end, int32_t count, const RecordShared* shared,
+                       int64_t first_offset, int64_t offset_step) except -1:
+        """Write the placed records and move the end of the log; returns the first one's position."""
+        cdef Element first, element
+        cdef uint8_t* target
+        cdef uint8_t* first_target
+        cdef uint8_t aside[ASIDE_BYTES]
+        cdef Py_ssize_t size, first_size
+        cdef Py_ssize_t index = self.active_index
+        cdef Segment segment = self.active
+        cdef int64_t position = self.appended_position
+        cdef int64_t offset = first_offset
+        cdef int64_t first_position
+        cdef int32_t number
+        # Every length was checked by `place`.
+        parse_element(at, end, &first)
+        at += first.size
+        first_size = element_record_size(&first, shared)
+        if position + first_size + BLANK_BYTES > segment.end_position:
+            put_blank(segment, position)
+            index += 1
+            segment = <Segment> self.segments[index]
+            position = segment.start_position
+        first_position = position
+        first_target = segment.data + (position - segment.start_position)
+        position += first_size
+        target = first_target + first_size
+        for number in range(1, count):
+            parse_element(at, end, &element)
+            at += element.size
+            offset += offset_step
+            size = write_record(
+                target, segment.end_position - BLANK_BYTES - position, &element, shared, offset, position
+            )
+            if size < 0:
+                put_blank(segment, position)
+                index += 1
+                segment = <Segment> self.segments[index]
+                position = segment.start_position
+                target = segment.data
+                size = write_record(
+                    target, segment.size_bytes - BLANK_BYTES, &element, shared, offset, position
+                )
+            position += size
+            target += size
+        if first_size <= ASIDE_BYTES:
+            write_record(aside, ASIDE_BYTES, &first, shared, first_offset, first_position)
+            memcpy(first_target + 4, aside + 4, first_size - 4)
+            store_barrier()
+            memcpy(first_target, aside, 4)
+        else:
+            write_record(first_target, first_size, &first, shared, first_offset, first_position)
+        self.active_index = index
+        self.active = segment
+        self.appended_position = position
+        if (
+            position + self.allocation_step_bytes > segment.start_position + segment.allocated_bytes
+            and (segment.allocated_bytes < segment.size_bytes or index + 1 == len(self.segments))
+        ):
+            self.is_room_low = True
+        return first_position
+
+
+cdef void put_blank(Segment segment, int64_t position) noexcept:
+    cdef uint8_t* target = segment.data + (position - segment.start_position)
+    put_u32(target + AT_MAGIC, <uint32_t> BLANK_MAGIC)
+    put_u32(target + AT_SIZE, <uint32_t> (segment.end_position - position))
+
+
+cdef bint is_zero(const uint8_t* at, int64_t size) noexcept nogil:
+    cdef int64_t number
+    for number in range(size):
+        if at[number]:
+            return False
+    return True

@@ -1,0 +1,54 @@
+# The ConsumeQueue projection: 20-byte entries per (topic, queue id) in mapped files.
+
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t, uint8_t, uint64_t
+
+from iotmq.message.record cimport RecordParts
+from iotmq.store.segment cimport Segment
+
+cdef class Queue:
+    cdef readonly str topic
+    cdef readonly int queue_id
+    cdef readonly int64_t min_offset         # first offset that can be read
+    cdef readonly int64_t max_offset         # next to be dispatched: what readers see as the end
+    cdef readonly int64_t next_offset        # next to be appended: ahead of max_offset under sync flush
+    cdef public bint watched                 # report it in ConsumeQueue.take_dispatched
+    cdef bint is_dispatched                  # in the list take_dispatched returns next
+    cdef bint is_dirty                       # has entries that were not synced yet
+    cdef bint is_new                         # has files whose directory was not synced yet
+    cdef bytes topic_bytes
+    cdef uint64_t hash
+    cdef str directory
+    cdef int64_t file_bytes
+    cdef list files                          # Segments, lowest first; gaps only where records were lost
+    cdef Py_ssize_t synced_files             # so many files at the front are full and on the disk
+    cdef Segment reading                     # file of the last entry_at
+    cdef int64_t reserved_offset             # entries in [max_offset, reserved_offset) have disk blocks
+    cdef uint8_t* write_at                   # where entry max_offset goes, while below write_stop
+    cdef uint8_t* write_stop
+
+    cdef int reserve(self, int64_t end_offset) except -1
+    cdef int skip_to(self, int64_t offset) except -1
+    cdef int aim(self) except -1
+    cdef Segment file_of(self, int64_t offset)
+    cdef const uint8_t* entry_at(self, int64_t offset) except? NULL
+    cdef int64_t position_up_to(self, int64_t offset) except? -2
+
+cdef class ConsumeQueue:
+    cdef readonly str name
+    cdef readonly int64_t applied_position
+    cdef readonly int64_t ignored_count      # records whose entry was there already, or cannot have one
+    cdef readonly str directory
+    cdef int64_t entries_per_file
+    cdef list queue_list                     # owns what the table points to
+    cdef list dispatched
+    cdef list dirty
+    cdef Queue last                          # queue of the last record: most batches are one queue's
+    cdef PyObject** table                    # open addressing over (topic bytes, queue id)
+    cdef Py_ssize_t table_size               # a power of two
+
+    cdef int apply_bytes(self, const uint8_t* at, const uint8_t* end) except -1
+    cdef Queue lookup(self, const uint8_t* topic, Py_ssize_t topic_size, int queue_id)
+    cdef Queue insert(self, bytes topic_bytes, int queue_id)
+    cdef int enter(self, Queue queue, const RecordParts* parts) except -1
+    cdef int grow_table(self) except -1

@@ -1,0 +1,571 @@
+"""ConsumeQueue: for every queue of every topic, where its records stand in the log.
+
+An entry has 20 bytes: position 8, record size 4, tags code 8; entry n of a queue is at byte 20 n.
+Files are `consumequeue/TOPIC/QUEUE/<20 digits>`, named by the byte offset of their first entry. A
+filler entry (position 0, size 0x7FFFFFFF, tags code 0) stands for an offset without a record. All of it
+is derived from the log and can be deleted.
+
+What the hot path does: per batch one call to `apply`; per record parse, compare with the last queue,
+store 20 bytes. Disk blocks are reserved before the record goes to the log (`Queue.reserve`), so that a
+full disk never leaves a record without room for its entry. Files start with one page and double their
+blocks: a thousand quiet queues cost 4 MiB.
+"""
+
+import os
+import shutil
+import struct
+import zlib
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.mem cimport PyMem_Calloc, PyMem_Free
+from cpython.object cimport PyObject
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy
+
+from iotmq.message.layout cimport (
+    AT_MAGIC, BLANK_BYTES, BLANK_MAGIC, QUEUE_ENTRY_SIZE, SYS_FLAG_TRANSACTION_MASK, get_u32, get_u64, put_u32,
+    put_u64,
+)
+from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record, tags_code
+from iotmq.store.segment cimport Segment
+
+from iotmq.errors import StoreCorruptError, StoreError
+from iotmq.limits import QUEUES_PER_TOPIC_MAX, TOPIC_BYTES_MAX
+from iotmq.message.record import problem_text
+from iotmq.store.segment import open_segments, segment_name, sync_directory
+
+cdef enum:
+    FILLER_SIZE = 0x7FFFFFFF
+    TRANSACTION_PREPARED = 4
+    TRANSACTION_ROLLBACK = 12
+    # Blocks of a queue file: the first page, then doubled up to this step.
+    ALLOCATION_FIRST_BYTES = 4096
+    ALLOCATION_STEP_BYTES_MAX = 262144
+    TABLE_SIZE_MIN = 64
+    # A 5.x broker writes longer topics than we take; a directory name ends at 255 bytes.
+    STORED_TOPIC_BYTES_MAX = 255
+
+# `consumequeue/.applied`: what the files were known to hold at the last checkpoint. No topic starts
+# with a dot. magic 8 | applied position 8 | queues 8 | sum of max offsets 8 | crc32 of those 4
+_STATE = struct.Struct(">8sqqqI")
+_STATE_MAGIC = b"iotmqCQ1"
+_STATE_NAME = ".applied"
+
+
+cdef class Queue:
+    """One queue of a topic: its offsets, and the files with its entries.
+
+    `min_offset` is the first offset that can be read, `max_offset` the one after the last; `next_offset`
+    the one the next append takes (ahead of `max_offset` while a sync flush is under way). Set `watched`
+    to find the queue in `Store.take_dispatched()` after it got entries.
+    """
+
+    def __init__(self, str topic, int queue_id, str directory, int64_t entries_per_file):
+        self.topic = topic
+        self.queue_id = queue_id
+        self.topic_bytes = topic.encode("utf-8", "surrogateescape")
+        self.hash = hash_key(<const uint8_t*> PyBytes_AS_STRING(self.topic_bytes),
+                             PyBytes_GET_SIZE(self.topic_bytes), queue_id)
+        self.directory = directory
+        self.file_bytes = entries_per_file * QUEUE_ENTRY_SIZE
+        self.files = []
+
+    def __repr__(self):
+        return f"<Queue {self.topic!r} {self.queue_id} {self.min_offset}..{self.max_offset}>"
+
+    def entry(self, int64_t offset):
+        """(position, record size, tags code) of an offset, or None where a file is missing."""
+        cdef const uint8_t* at
+        if not self.min_offset <= offset < self.max_offset:
+            raise IndexError(f"offset {offset} is not in {self!r}")
+        at = self.entry_at(offset)
+        if at == NULL:
+            return None
+        return <int64_t> get_u64(at), <int32_t> get_u32(at + 8), <int64_t> get_u64(at + 12)
+
+    cdef int reserve(self, int64_t end_offset) except -1:
+        """Have disk blocks for the entries below `end_offset`; raises OSError and changes nothing visible."""
+        cdef Segment file
+        cdef int64_t end_bytes, wanted_bytes, first_bytes
+        while self.reserved_offset < end_offset:
+            first_bytes = self.reserved_offset * QUEUE_ENTRY_SIZE
+            file = <Segment> self.files[len(self.files) - 1] if self.files else None
+            if file is None or first_bytes >= file.end_position:
+                os.makedirs(self.directory, exist_ok=True)
+                path = os.path.join(self.directory, segment_name(first_bytes))
+                file = Segment(path, first_bytes, self.file_bytes)
+                self.is_new = True
+                self.files.append(file)
+            end_bytes = min(end_offset * QUEUE_ENTRY_SIZE, file.end_position) - file.start_position
+            if end_bytes > file.allocated_bytes:
+                wanted_bytes = file.allocated_bytes + min(
+                    max(file.allocated_bytes, <int64_t> ALLOCATION_FIRST_BYTES), <int64_t> ALLOCATION_STEP_BYTES_MAX
+                )
+                wanted_bytes = max(end_bytes, wanted_bytes)
+                wanted_bytes += -wanted_bytes % ALLOCATION_FIRST_BYTES
+                file.allocate(min(wanted_bytes, file.size_bytes))
+            self.reserved_offset = (file.start_position + file.allocated_bytes) // QUEUE_ENTRY_SIZE
+        return 0
+
+    cdef int aim(self) except -1:
+        """Point write_at at the entry of `max_offset`, which gets its disk block here if it has none."""
+        cdef Segment file
+        self.reserve(self.max_offset + 1)
+        file = self.file_of(self.max_offset)
+        self.write_at = file.data + (self.max_offset * QUEUE_ENTRY_SIZE - file.start_position)
+        self.write_stop = file.data + min(
+            file.size_bytes, self.reserved_offset * QUEUE_ENTRY_SIZE - file.start_position
+        )
+        return 0
+
+    cdef int skip_to(self, int64_t offset) except -1:
+        """Make `offset` the next entry, with fillers for the offsets between.
+
+        A gap that leaves the file is not filled further than the file's end and the next one's start:
+        an offset is read from bytes that may be damaged, and must not cost a disk of fillers.
+        """
+        cdef int64_t file_entries = self.file_bytes // QUEUE_ENTRY_SIZE
+        cdef int64_t resumed_offset = offset - offset % file_entries
+        cdef Segment file
+        if self.max_offset == 0 and not self.files:
+            self.min_offset = offset
+        if self.files:
+            file = <Segment> self.files[len(self.files) - 1]
+            if offset * QUEUE_ENTRY_SIZE < file.end_position:
+                resumed_offset = self.max_offset
+            else:
+                self._fill_to(file.end_position // QUEUE_ENTRY_SIZE)
+                resumed_offset = max(resumed_offset, file.end_position // QUEUE_ENTRY_SIZE)
+        self.max_offset = max(self.max_offset, resumed_offset)
+        self.reserved_offset = max(self.reserved_offset, self.max_offset)
+        self._fill_to(offset)
+        return 0
+
+    def _fill_to(self, int64_t offset):
+        while self.max_offset < offset:
+            self.aim()
+            put_u64(self.write_at, 0)
+            put_u32(self.write_at + 8, FILLER_SIZE)
+            put_u64(self.write_at + 12, 0)
+            self.max_offset += 1
+        self.write_at = self.write_stop = NULL
+
+    cdef Segment file_of(self, int64_t offset):
+        cdef int64_t at_bytes = offset * QUEUE_ENTRY_SIZE
+        cdef Segment file = self.reading
+        cdef Py_ssize_t low, high, middle
+        if file is not None and file.start_position <= at_bytes < file.end_position:
+            return file
+        low = 0
+        high = len(self.files)
+        while low < high:
+            middle = (low + high) // 2
+            if (<Segment> self.files[middle]).end_position <= at_bytes:
+                low = middle + 1
+            else:
+                high = middle
+        if low == len(self.files) or (<Segment> self.files[low]).start_position > at_bytes:
+            return None
+        self.reading = <Segment> self.files[low]
+        return self.reading
+
+    cdef const uint8_t* entry_at(self, int64_t offset) except? NULL:
+        """The entry of an offset below max_offset; NULL (no error) where its file is missing."""
+        cdef Segment file = self.file_of(offset)
+        cdef int64_t at_bytes
+        if file is None:
+            return NULL
+        at_bytes = offset * QUEUE_ENTRY_SIZE - file.start_position
+        if at_bytes + QUEUE_ENTRY_SIZE > file.allocated_bytes:
+            return NULL
+        return file.data + at_bytes
+
+    def next_file_offset(self, int64_t offset):
+        """First offset of the first file that starts after `offset`; `max_offset` when there is none."""
+        for file in self.files:
+            if (<Segment> file).start_position > offset * QUEUE_ENTRY_SIZE:
+                return (<Segment> file).start_position // QUEUE_ENTRY_SIZE
+        return self.max_offset
+
+    def rewind(self, int64_t position, int64_t min_position):
+        """Forget every entry of a record at or past `position`, on disk too, and what stands behind it.
+
+        Entries are in the order of the log, so the ones to keep are the front of the files; the first
+        that is empty, or points too far, ends them. Then `min_offset` follows from `min_position`.
+        """
+        cdef Segment file = None
+        cdef int64_t kept = 0
+        cdef int64_t start_bytes
+        while self.files:
+            file = <Segment> self.files[len(self.files) - 1]
+            kept = kept_entries(file, position)
+            if kept:
+                break
+            self.files.pop()
+            os.unlink(file.path)
+        self.reading = None
+        self.synced_files = 0
+        self.write_at = self.write_stop = NULL
+        if not self.files:
+            self.min_offset = self.max_offset = self.next_offset = self.reserved_offset = 0
+            return
+        start_bytes = kept * QUEUE_ENTRY_SIZE
+        if not is_zero(file.data + start_bytes, file.allocated_bytes - start_bytes):
+            file.truncate(file.start_position + start_bytes)
+        self.max_offset = self.next_offset = self.reserved_offset = (
+            file.start_position // QUEUE_ENTRY_SIZE + kept
+        )
+        self.trim(min_position)
+
+    def trim(self, int64_t min_position):
+        """Move `min_offset` to the first entry of a record at or past `min_position`."""
+        cdef int64_t low = (<Segment> self.files[0]).start_position // QUEUE_ENTRY_SIZE if self.files else 0
+        cdef int64_t high = self.max_offset
+        cdef int64_t middle
+        while low < high:
+            middle = (low + high) // 2
+            if self.position_up_to(middle) < min_position:
+                low = middle + 1
+            else:
+                high = middle
+        self.min_offset = low
+
+    cdef int64_t position_up_to(self, int64_t offset) except? -2:
+        """Position of the nearest record at or before an offset, -1 when there are only fillers."""
+        cdef const uint8_t* at
+        cdef int64_t first = (<Segment> self.files[0]).start_position // QUEUE_ENTRY_SIZE
+        while offset >= first:
+            at = self.entry_at(offset)
+            if at != NULL and get_u32(at + 8) != FILLER_SIZE:
+                return <int64_t> get_u64(at)
+            offset -= 1
+        return -1
+
+    def sync(self, sync_file):
+        """Call `sync_file` on every file written since the last call, and make new files' names durable."""
+        cdef list files = self.files[self.synced_files:]
+        for file in files:
+            (<Segment> file).sync(sync_file)
+        # The last one is still being written to.
+        self.synced_files += max(0, len(files) - 1)
+        if self.is_new:
+            self.is_new = False
+            sync_directory(self.directory)
+            sync_directory(os.path.dirname(self.directory))
+
+
+cdef class ConsumeQueue:
+    """The projection that gives every record its place in its queue, from the log's bytes alone.
+
+    Records of prepared and rolled back transactions have no place in a queue and are passed over.
+    """
+
+    def __cinit__(self):
+        self.table = NULL
+
+    def __init__(self, str directory, *, int64_t entries_per_file):
+        """Map the queues found in `directory` (made when missing). Call `rewind` before anything else."""
+        self.name = "consumequeue"
+        self.directory = directory
+        self.entries_per_file = entries_per_file
+        self.queue_list = []
+        self.dispatched = []
+        self.dirty = []
+        self.grow_table()
+        os.makedirs(directory, exist_ok=True)
+        self._load()
+
+    def __dealloc__(self):
+        PyMem_Free(self.table)
+
+    def apply(self, view, int64_t start_position, int64_t end_position):
+        """Enter the records of `view`, the log's bytes of [start_position, end_position).
+
+        Entries that are there already (a batch applied twice) are left alone. Raises StoreCorruptError
+        when the bytes are not whole records, OSError when a queue file cannot grow.
+        """
+        cdef Py_buffer buffer
+        PyObject_GetBuffer(view, &buffer, PyBUF_SIMPLE)
+        try:
+            if buffer.len < end_position - start_position:
+                raise ValueError(f"{buffer.len} bytes for {start_position}..{end_position}")
+            self.apply_bytes(<const uint8_t*> buffer.buf, <const uint8_t*> buffer.buf + (end_position - start_position))
+            self.applied_position = end_position
+        finally:
+            PyBuffer_Release(&buffer)
+
+    def queue(self, str topic, int queue_id):
+        """The handle of a queue, made on first use; its files come with its first record.
+
+        Raises StoreError for a topic that cannot be a directory name or is longer than 127 bytes, and
+        for a queue id outside 0..1023.
+        """
+        cdef bytes topic_bytes = topic.encode("utf-8", "surrogateescape")
+        cdef Queue queue = self.lookup(
+            <const uint8_t*> PyBytes_AS_STRING(topic_bytes), PyBytes_GET_SIZE(topic_bytes), queue_id
+        )
+        if queue is not None:
+            return queue
+        if not 0 < PyBytes_GET_SIZE(topic_bytes) <= TOPIC_BYTES_MAX:
+            raise StoreError(f"a topic has 1 to {TOPIC_BYTES_MAX} bytes, not {PyBytes_GET_SIZE(topic_bytes)}")
+        if not is_topic(<const uint8_t*> PyBytes_AS_STRING(topic_bytes), PyBytes_GET_SIZE(topic_bytes)):
+            raise StoreError(f"topic {topic!r} cannot name a directory")
+        if not 0 <= queue_id < QUEUES_PER_TOPIC_MAX:
+            raise StoreError(f"queue id {queue_id} is not in 0..{QUEUES_PER_TOPIC_MAX - 1}")
+        return self.insert(topic_bytes, queue_id)
+
+    def find_queue(self, str topic, int queue_id):
+        """The handle of a queue if it was made before, else None."""
+        cdef bytes topic_bytes = topic.encode("utf-8", "surrogateescape")
+        return self.lookup(
+            <const uint8_t*> PyBytes_AS_STRING(topic_bytes), PyBytes_GET_SIZE(topic_bytes), queue_id
+        )
+
+    def queues(self):
+        """Every handle, in the order they were made."""
+        return list(self.queue_list)
+
+    def take_dispatched(self):
+        """The watched queues that got entries since the last call."""
+        cdef list taken
+        if not self.dispatched:
+            return []
+        taken = self.dispatched
+        self.dispatched = []
+        for queue in taken:
+            (<Queue> queue).is_dispatched = False
+        return taken
+
+    def take_dirty(self):
+        """The queues with entries since the last call, for the thread that syncs them."""
+        cdef list taken = self.dirty
+        self.dirty = []
+        for queue in taken:
+            (<Queue> queue).is_dirty = False
+        return taken
+
+    def state(self):
+        """What `write_state` is to write once every entry dispatched so far is on the disk."""
+        cdef int64_t offsets = 0
+        cdef int64_t count = 0
+        for queue in self.queue_list:
+            if (<Queue> queue).files:
+                offsets += (<Queue> queue).max_offset
+                count += 1
+        return self.applied_position, count, offsets
+
+    def write_state(self, state):
+        """Replace the remembered state in one step; raises OSError."""
+        record = _STATE.pack(_STATE_MAGIC, *state, 0)
+        record = record[:-4] + struct.pack(">I", zlib.crc32(record[:-4]))
+        path = os.path.join(self.directory, _STATE_NAME)
+        descriptor = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(descriptor, record)
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(path + ".new", path)
+        sync_directory(self.directory)
+
+    def read_state(self):
+        """The remembered (applied position, queues, sum of max offsets), or None when there is none."""
+        try:
+            with open(os.path.join(self.directory, _STATE_NAME), "rb") as file:
+                record = file.read(_STATE.size + 1)
+        except FileNotFoundError:
+            return None
+        if len(record) != _STATE.size or zlib.crc32(record[:-4]) != int.from_bytes(record[-4:], "big"):
+            return None
+        magic, applied_position, count, offsets, _ = _STATE.unpack(record)
+        return (applied_position, count, offsets) if magic == _STATE_MAGIC else None
+
+    def rewind(self, int64_t position, int64_t min_position):
+        """Forget all records at or past `position`; `apply` goes on from there."""
+        for queue in self.queue_list:
+            (<Queue> queue).rewind(position, min_position)
+        self.applied_position = position
+
+    def clear(self, int64_t position):
+        """Delete every entry; `apply` starts over from `position`, the first of the log."""
+        self.rewind(-1, position)
+        self.applied_position = position
+        for name in os.listdir(self.directory):
+            path = os.path.join(self.directory, name)
+            if os.path.isdir(path):
+                shutil.rmtree(path)
+            else:
+                os.unlink(path)
+
+    def trim(self, int64_t min_position):
+        """Move every queue's `min_offset` behind a log that now starts at `min_position`."""
+        for queue in self.queue_list:
+            (<Queue> queue).trim(min_position)
+
+    cdef int apply_bytes(self, const uint8_t* at, const uint8_t* end) except -1:
+        cdef RecordParts parts
+        cdef Queue queue
+        cdef int problem, transaction
+        while at < end:
+            problem = parse_record(at, end, &parts)
+            if problem != FORMAT_OK:
+                if end - at >= BLANK_BYTES and get_u32(at + AT_MAGIC) == <uint32_t> BLANK_MAGIC:
+                    return 0
+                raise StoreCorruptError(f"not a record where the log has one: {problem_text(problem)}")
+            at += parts.size
+            transaction = parts.sys_flag & SYS_FLAG_TRANSACTION_MASK
+            if transaction == TRANSACTION_PREPARED or transaction == TRANSACTION_ROLLBACK:
+                continue
+            queue = self.last
+            if (
+                queue is None
+                or queue.queue_id != parts.queue_id
+                or PyBytes_GET_SIZE(queue.topic_bytes) != parts.topic_size
+                or memcmp(PyBytes_AS_STRING(queue.topic_bytes), parts.topic, parts.topic_size) != 0
+            ):
+                queue = self.lookup(parts.topic, parts.topic_size, parts.queue_id)
+                if queue is None:
+                    if not is_topic(parts.topic, parts.topic_size) or parts.queue_id < 0:
+                        self.ignored_count += 1
+                        continue
+                    queue = self.insert(parts.topic[:parts.topic_size], parts.queue_id)
+                self.last = queue
+            self.enter(queue, &parts)
+        return 0
+
+    cdef int enter(self, Queue queue, const RecordParts* parts) except -1:
+        if parts.queue_offset != queue.max_offset:
+            if parts.queue_offset < queue.max_offset:
+                self.ignored_count += 1
+                return 0
+            queue.skip_to(parts.queue_offset)
+        if queue.write_stop - queue.write_at < QUEUE_ENTRY_SIZE:
+            queue.aim()
+        put_u64(queue.write_at, <uint64_t> parts.position)
+        put_u32(queue.write_at + 8, <uint32_t> parts.size)
+        put_u64(queue.write_at + 12, <uint64_t> tags_code(parts.properties, parts.properties_size))
+        queue.write_at += QUEUE_ENTRY_SIZE
+        queue.max_offset += 1
+        if queue.next_offset < queue.max_offset:
+            queue.next_offset = queue.max_offset
+        if not queue.is_dirty:
+            queue.is_dirty = True
+            self.dirty.append(queue)
+        if queue.watched and not queue.is_dispatched:
+            queue.is_dispatched = True
+            self.dispatched.append(queue)
+        return 0
+
+    cdef Queue lookup(self, const uint8_t* topic, Py_ssize_t topic_size, int queue_id):
+        cdef uint64_t hash = hash_key(topic, topic_size, queue_id)
+        cdef Py_ssize_t slot = <Py_ssize_t> (hash & <uint64_t> (self.table_size - 1))
+        cdef Queue queue
+        while self.table[slot] != NULL:
+            queue = <Queue> self.table[slot]
+            if (
+                queue.hash == hash
+                and queue.queue_id == queue_id
+                and PyBytes_GET_SIZE(queue.topic_bytes) == topic_size
+                and memcmp(PyBytes_AS_STRING(queue.topic_bytes), topic, topic_size) == 0
+            ):
+                return queue
+            slot = (slot + 1) & (self.table_size - 1)
+        return None
+
+    cdef Queue insert(self, bytes topic_bytes, int queue_id):
+        cdef str topic = topic_bytes.decode("utf-8", "surrogateescape")
+        cdef Queue queue = Queue(
+            topic, queue_id, os.path.join(self.directory, topic, str(queue_id)), self.entries_per_file
+        )
+        self.queue_list.append(queue)
+        if len(self.queue_list) * 2 > self.table_size:
+            self.grow_table()
+        else:
+            place(self.table, self.table_size, queue)
+        return queue
+
+    cdef int grow_table(self) except -1:
+        cdef Py_ssize_t size = max(<Py_ssize_t> TABLE_SIZE_MIN, self.table_size * 2)
+        cdef PyObject** table = <PyObject**> PyMem_Calloc(size, sizeof(PyObject*))
+        if table == NULL:
+            raise MemoryError
+        for queue in self.queue_list:
+            place(table, size, <Queue> queue)
+        PyMem_Free(self.table)
+        self.table = table
+        self.table_size = size
+        return 0
+
+    def _load(self):
+        cdef Queue queue
+        for topic in sorted(os.listdir(self.directory)):
+            topic_directory = os.path.join(self.directory, topic)
+            if not os.path.isdir(topic_directory):
+                continue
+            for queue_id in os.listdir(topic_directory):
+                directory = os.path.join(topic_directory, queue_id)
+                if queue_id.isdecimal() and os.path.isdir(directory):
+                    files = open_segments(directory, self.entries_per_file * QUEUE_ENTRY_SIZE)
+                    if files:
+                        queue = self.insert(topic.encode("utf-8", "surrogateescape"), int(queue_id))
+                        queue.files = files
+
+
+cdef uint64_t hash_key(const uint8_t* topic, Py_ssize_t topic_size, int queue_id) noexcept nogil:
+    """Eight bytes a step; topics come from peers, but only as many as the broker lets them make."""
+    cdef uint64_t hash = <uint64_t> (queue_id + 1) * <uint64_t> 0x9E3779B97F4A7C15
+    cdef uint64_t part
+    while topic_size >= 8:
+        memcpy(&part, topic, 8)
+        hash = (hash ^ part) * <uint64_t> 0xFF51AFD7ED558CCD
+        hash ^= hash >> 32
+        topic += 8
+        topic_size -= 8
+    part = <uint64_t> topic_size
+    while topic_size:
+        part = (part << 8) | topic[0]
+        topic += 1
+        topic_size -= 1
+    hash = (hash ^ part) * <uint64_t> 0xFF51AFD7ED558CCD
+    return hash ^ (hash >> 29)
+
+
+cdef void place(PyObject** table, Py_ssize_t size, Queue queue) noexcept:
+    cdef Py_ssize_t slot = <Py_ssize_t> (queue.hash & <uint64_t> (size - 1))
+    while table[slot] != NULL:
+        slot = (slot + 1) & (size - 1)
+    table[slot] = <PyObject*> queue
+
+
+cdef bint is_topic(const uint8_t* topic, Py_ssize_t size) noexcept nogil:
+    """Whether the bytes can name a directory of ours: no path, no control bytes, no leading dot."""
+    cdef Py_ssize_t at
+    if size <= 0 or size > STORED_TOPIC_BYTES_MAX or topic[0] == c".":
+        return False
+    for at in range(size):
+        if topic[at] < 0x20 or topic[at] == 0x7F or topic[at] == c"/":
+            return False
+    return True
+
+
+cdef int64_t kept_entries(Segment file, int64_t position) noexcept nogil:
+    """How many entries at the front of a file point below `position`; the first that does not ends them."""
+    cdef int64_t low = 0
+    cdef int64_t high = file.allocated_bytes // QUEUE_ENTRY_SIZE
+    cdef int64_t middle
+    cdef const uint8_t* at
+    while low < high:
+        middle = (low + high) // 2
+        at = file.data + middle * QUEUE_ENTRY_SIZE
+        if <int32_t> get_u32(at + 8) > 0 and 0 <= <int64_t> get_u64(at) < position:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+cdef bint is_zero(const uint8_t* at, int64_t size) noexcept nogil:
+    if size <= 0:
+        return True
+    return at[0] == 0 and memcmp(at, at + 1, size - 1) == 0

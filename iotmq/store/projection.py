@@ -1,0 +1,38 @@
+"""What the store asks of a structure that is derived from the log."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+
+class Projection(Protocol):
+    """A structure that can be deleted and is rebuilt from the log.
+
+    It remembers how far it got: `applied_position` is the position up to which it has seen every record,
+    0 when it has seen none. A projection that lasts stores it in one step with its data.
+    """
+
+    @property
+    def name(self) -> str:
+        """A word for logs and metrics."""
+
+    @property
+    def applied_position(self) -> int:
+        """The position up to which every record has been applied."""
+
+    def apply(self, view: memoryview, start_position: int, end_position: int) -> None:
+        """Take in the whole records of `view`, the log's bytes of [start_position, end_position).
+
+        Called on the store's thread, in the order of the log, once per appended batch and in larger
+        pieces when catching up. Blanks are never part of it, so `start_position` may be further on than
+        the last `end_position`. Must set `applied_position` to `end_position`; when it raises, the same
+        range comes again later. Keep `view` only as long as needed: it pins the segment.
+        """
+
+
+@runtime_checkable
+class RewindableProjection(Projection, Protocol):
+    """A projection that can go back, for a start after the log lost records it had applied already."""
+
+    def rewind(self, position: int, min_position: int) -> None:
+        """Forget every record at or past `position`; the log holds [min_position, position)."""

@@ -1,0 +1,43 @@
+from collections.abc import Collection
+from enum import IntEnum
+
+from iotmq.store.commit_log import CommitLog
+from iotmq.store.consume_queue import Queue
+
+class ReadStatus(IntEnum):
+    FOUND = 0
+    NO_MATCHED_MESSAGE = 1
+    MESSAGE_WAS_REMOVING = 2
+    OFFSET_FOUND_NULL = 3
+    OFFSET_OVERFLOW_BADLY = 4
+    OFFSET_OVERFLOW_ONE = 5
+    OFFSET_TOO_SMALL = 6
+    NO_MATCHED_LOGIC_QUEUE = 7
+    NO_MESSAGE_IN_QUEUE = 8
+
+class Read:
+    @property
+    def status(self) -> ReadStatus: ...
+    @property
+    def next_offset(self) -> int: ...
+    @property
+    def min_offset(self) -> int: ...
+    @property
+    def max_offset(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def views(self) -> list[memoryview]: ...
+
+def read_queue(
+    log: CommitLog,
+    queue: Queue | None,
+    offset: int,
+    *,
+    records_max: int,
+    bytes_max: int,
+    tags: Collection[int] | None = None,
+) -> Read: ...
+def offset_at_time(log: CommitLog, queue: Queue, timestamp_ms: int) -> int: ...

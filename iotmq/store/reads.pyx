@@ -1,0 +1,301 @@
+"""Reading a queue: from an offset to views of the log, and from a time to an offset.
+
+Records come out as they stand in the log. Neighbours in the log share one view of the mapping, with no
+copy; small records that lie scattered between those of other queues are gathered into one buffer,
+because a view of its own costs more than copying a few hundred bytes.
+"""
+
+from enum import IntEnum
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.string cimport memcpy
+
+from iotmq.message.layout cimport (
+    AT_BORN_HOST, AT_MAGIC, AT_POSITION, AT_SIZE, AT_SYS_FLAG, HOST_V6_EXTRA_BYTES, QUEUE_ENTRY_SIZE,
+    RECORD_FIXED_BYTES, SYS_FLAG_BORN_HOST_V6, get_u32, get_u64,
+)
+from iotmq.store.commit_log cimport CommitLog
+from iotmq.store.consume_queue cimport Queue
+from iotmq.store.segment cimport Segment
+
+from iotmq.limits import PULL_SCAN_ENTRIES_MIN
+
+cdef enum:
+    FILLER_SIZE = 0x7FFFFFFF
+    # A run of records up to this size is copied next to its neighbours rather than given a view.
+    GATHERED_BYTES_MAX = 8192
+
+cdef int64_t SCAN_ENTRIES_MIN = PULL_SCAN_ENTRIES_MIN
+
+
+class ReadStatus(IntEnum):
+    """What a read came to. The names are the remarks of pull responses."""
+
+    FOUND = 0
+    NO_MATCHED_MESSAGE = 1
+    MESSAGE_WAS_REMOVING = 2
+    OFFSET_FOUND_NULL = 3
+    OFFSET_OVERFLOW_BADLY = 4
+    OFFSET_OVERFLOW_ONE = 5
+    OFFSET_TOO_SMALL = 6
+    NO_MATCHED_LOGIC_QUEUE = 7
+    NO_MESSAGE_IN_QUEUE = 8
+
+
+cdef class Read:
+    """The answer to one read: `count` records in `views`, and the offset to read from next."""
+
+    cdef readonly object status
+    cdef readonly int64_t next_offset
+    cdef readonly int64_t min_offset
+    cdef readonly int64_t max_offset
+    cdef readonly int32_t count
+    cdef readonly int64_t size_bytes
+    cdef readonly list views
+
+    def __repr__(self):
+        return f"<Read {self.status.name} {self.count} records, next offset {self.next_offset}>"
+
+
+# Records that stand together in one segment.
+cdef struct Run:
+    const uint8_t* data
+    int64_t position
+    int64_t size
+
+
+def read_queue(CommitLog log not None, Queue queue, int64_t offset, *, int64_t records_max, int64_t bytes_max,
+               tags=None):
+    """Up to `records_max` records of `queue` from `offset` on, in at most `bytes_max` bytes (but at least one).
+
+    With `tags` only records whose tags code, as int32, is among them; the search stops after
+    max(800, records_max) entries. `queue` may be None: a queue nobody has heard of.
+    """
+    cdef Read read = Read.__new__(Read)
+    read.views = []
+    read.next_offset = offset
+    if queue is None:
+        read.status = ReadStatus.NO_MATCHED_LOGIC_QUEUE
+        read.next_offset = 0
+        return read
+    read.min_offset = queue.min_offset
+    read.max_offset = queue.max_offset
+    if queue.max_offset == 0:
+        read.status = ReadStatus.NO_MESSAGE_IN_QUEUE
+        read.next_offset = 0
+    elif offset < queue.min_offset:
+        read.status = ReadStatus.OFFSET_TOO_SMALL
+        read.next_offset = queue.min_offset
+    elif offset == queue.max_offset:
+        read.status = ReadStatus.OFFSET_OVERFLOW_ONE
+    elif offset > queue.max_offset:
+        read.status = ReadStatus.OFFSET_OVERFLOW_BADLY
+        read.next_offset = queue.max_offset
+    else:
+        collect(read, log, queue, records_max, bytes_max, tags)
+    return read
+
+
+def offset_at_time(CommitLog log not None, Queue queue not None, int64_t timestamp_ms):
+    """The offset whose record was stored at that time, or nearest to it; of equal times the first.
+
+    Earlier than all gives the first offset, later than all the last one (not the one after it), an
+    empty queue its first offset to come.
+    """
+    cdef int64_t low = queue.min_offset
+    cdef int64_t high = queue.max_offset
+    cdef int64_t middle, probed, after_ms, before_ms
+    # Invariant: records below `low` are older, the record at `high` and those behind it are not.
+    while low < high:
+        middle = (low + high) // 2
+        probed = next_record_offset(queue, middle, high)
+        if probed == high:
+            high = middle
+        elif record_time(log, queue, probed) < timestamp_ms:
+            low = probed + 1
+        else:
+            high = middle if middle < probed else probed
+    low = next_record_offset(queue, low, queue.max_offset)
+    probed = previous_record_offset(queue, low)
+    if low == queue.max_offset:
+        return max(probed, queue.min_offset)
+    if probed < queue.min_offset:
+        return low
+    after_ms = record_time(log, queue, low) - timestamp_ms
+    before_ms = timestamp_ms - record_time(log, queue, probed)
+    return low if after_ms < before_ms or after_ms == 0 else probed
+
+
+cdef int collect(Read read, CommitLog log, Queue queue, int64_t records_max, int64_t bytes_max,
+                 tags) except -1:
+    cdef int64_t offset = read.next_offset
+    cdef int64_t records_limit = max(<int64_t> 1, records_max)
+    cdef int64_t scan_end = min(queue.max_offset, offset + max(SCAN_ENTRIES_MIN, records_limit))
+    cdef int64_t min_position = (<Segment> log.segments[0]).start_position
+    cdef int64_t position, next_position = -1
+    cdef int32_t size
+    cdef Py_ssize_t tag_count = -1
+    cdef int32_t* tag_codes = NULL
+    cdef Run* runs = <Run*> PyMem_Malloc(min(records_limit, scan_end - offset) * sizeof(Run))
+    cdef Py_ssize_t run_count = 0
+    cdef bint was_removed = False
+    cdef const uint8_t* entry
+    cdef const uint8_t* record
+    cdef Segment segment = log.active
+    if runs == NULL:
+        raise MemoryError
+    try:
+        if tags is not None:
+            tag_count = len(tags)
+            tag_codes = <int32_t*> PyMem_Malloc((tag_count + 1) * sizeof(int32_t))
+            if tag_codes == NULL:
+                raise MemoryError
+            for number, tag in enumerate(tags):
+                tag_codes[<Py_ssize_t> number] = <int32_t> <int64_t> tag
+        while offset < scan_end:
+            entry = queue.entry_at(offset)
+            if entry == NULL:
+                if read.count == 0:
+                    read.next_offset = queue.next_file_offset(offset)
+                    read.status = ReadStatus.OFFSET_FOUND_NULL
+                    return 0
+                break
+            position = <int64_t> get_u64(entry)
+            size = <int32_t> get_u32(entry + 8)
+            if size == FILLER_SIZE or (
+                tag_count >= 0 and not is_among(<int32_t> <int64_t> get_u64(entry + 12), tag_codes, tag_count)
+            ):
+                offset += 1
+                continue
+            if position < min_position:
+                was_removed = True
+                offset += 1
+                continue
+            if not segment.start_position <= position < segment.end_position:
+                segment = log.segment_at(position)
+            record = NULL
+            if segment is not None:
+                record = proven_record(segment, position, size)
+            else:
+                segment = log.active
+            if record == NULL:
+                # The entry and the log disagree: what is there is not this queue's record.
+                was_removed = True
+                offset += 1
+                continue
+            if read.count and (read.count >= records_limit or read.size_bytes + size > bytes_max):
+                break
+            if position == next_position:
+                runs[run_count - 1].size += size
+            else:
+                runs[run_count].data = record
+                runs[run_count].position = position
+                runs[run_count].size = size
+                run_count += 1
+            next_position = position + size
+            read.count += 1
+            read.size_bytes += size
+            offset += 1
+            if read.count >= records_limit:
+                break
+        read.next_offset = offset
+        if read.count:
+            read.status = ReadStatus.FOUND
+            add_views(read, log, runs, run_count)
+        else:
+            read.status = ReadStatus.MESSAGE_WAS_REMOVING if was_removed else ReadStatus.NO_MATCHED_MESSAGE
+    finally:
+        PyMem_Free(runs)
+        PyMem_Free(tag_codes)
+    return 0
+
+
+cdef int add_views(Read read, CommitLog log, const Run* runs, Py_ssize_t run_count) except -1:
+    cdef Py_ssize_t start = 0
+    cdef Py_ssize_t end
+    cdef int64_t gathered_bytes
+    cdef Segment segment
+    cdef bytes gathered
+    cdef char* target
+    while start < run_count:
+        end = start
+        gathered_bytes = 0
+        while end < run_count and runs[end].size <= GATHERED_BYTES_MAX:
+            gathered_bytes += runs[end].size
+            end += 1
+        if end - start < 2:
+            segment = log.segment_at(runs[start].position)
+            read.views.append(segment.view(runs[start].position, runs[start].position + runs[start].size))
+            start += 1
+            continue
+        gathered = PyBytes_FromStringAndSize(NULL, <Py_ssize_t> gathered_bytes)
+        target = PyBytes_AS_STRING(gathered)
+        while start < end:
+            memcpy(target, runs[start].data, <size_t> runs[start].size)
+            target += runs[start].size
+            start += 1
+        read.views.append(memoryview(gathered))
+    return 0
+
+
+cdef const uint8_t* proven_record(Segment segment, int64_t position, int32_t size) noexcept:
+    """The record an entry points to, if the log's bytes there agree with the entry; else NULL."""
+    cdef const uint8_t* record = segment.data + (position - segment.start_position)
+    if size < RECORD_FIXED_BYTES or position + size > segment.start_position + segment.allocated_bytes:
+        return NULL
+    if get_u32(record + AT_SIZE) != <uint32_t> size or <int64_t> get_u64(record + AT_POSITION) != position:
+        return NULL
+    return record
+
+
+cdef bint is_among(int32_t tag, const int32_t* tags, Py_ssize_t count) noexcept:
+    cdef Py_ssize_t number
+    for number in range(count):
+        if tags[number] == tag:
+            return True
+    return False
+
+
+cdef int64_t next_record_offset(Queue queue, int64_t offset, int64_t end_offset) except? -2:
+    """The first offset from `offset` on that has a record, `end_offset` when none below it has."""
+    cdef const uint8_t* entry
+    while offset < end_offset:
+        entry = queue.entry_at(offset)
+        if entry == NULL:
+            offset = queue.next_file_offset(offset)
+        elif get_u32(entry + 8) == FILLER_SIZE:
+            offset += 1
+        else:
+            return offset
+    return end_offset
+
+
+cdef int64_t previous_record_offset(Queue queue, int64_t offset) except? -2:
+    """The last offset before `offset` that has a record, `min_offset - 1` when there is none."""
+    cdef const uint8_t* entry
+    offset -= 1
+    while offset >= queue.min_offset:
+        entry = queue.entry_at(offset)
+        if entry != NULL and get_u32(entry + 8) != FILLER_SIZE:
+            return offset
+        offset -= 1
+    return queue.min_offset - 1
+
+
+cdef int64_t record_time(CommitLog log, Queue queue, int64_t offset) except? -2:
+    """Store time of the record at an offset that has one; 0 when the log has lost it."""
+    cdef const uint8_t* entry = queue.entry_at(offset)
+    cdef int64_t position = <int64_t> get_u64(entry)
+    cdef Segment segment = log.segment_at(position)
+    cdef const uint8_t* record
+    cdef Py_ssize_t at = AT_BORN_HOST + 8
+    if segment is None:
+        return 0
+    record = proven_record(segment, position, <int32_t> get_u32(entry + 8))
+    if record == NULL:
+        return 0
+    if get_u32(record + AT_SYS_FLAG) & SYS_FLAG_BORN_HOST_V6:
+        at += HOST_V6_EXTRA_BYTES
+    return <int64_t> get_u64(record + at)

@@ -1,0 +1,101 @@
+"""Bringing log and queues into agreement at the start, after a clean stop or after a crash.
+
+The log decides. From a place that is known to be good its records are checked one by one, and the log
+ends behind the last that proves itself. The queues keep the entries that were known to be on the disk;
+whatever came later is taken from the log again (by the caller: a projection catches up from its
+`applied_position`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from iotmq.store.checkpoint import Checkpoint
+    from iotmq.store.commit_log import CommitLog
+    from iotmq.store.consume_queue import ConsumeQueue
+
+# Segments checked after a clean stop.
+CLEAN_SEGMENTS = 3
+# Clocks of a foreign checkpoint are trusted only this far.
+TIMESTAMP_SLACK_MS = 3_000
+
+logger = logging.getLogger("iotmq.store")
+
+
+class Recovery(NamedTuple):
+    """What a start found. Positions are bytes of the log."""
+
+    was_clean: bool
+    checked_from_position: int
+    end_position: int
+    # From here on the queues are filled again from the log.
+    queues_from_position: int
+
+
+def recover(
+    log: CommitLog,
+    queues: ConsumeQueue,
+    checkpoint: Checkpoint | None,
+    *,
+    was_clean: bool,
+    sync_file: Callable[[int], object],
+) -> Recovery:
+    """Check the log, cut off what is not whole, and take the queues back to what can be relied on.
+
+    Afterwards everything in the log is on the disk. Raises OSError.
+    """
+    start_position = clean_start(log) if was_clean else crash_start(log, checkpoint)
+    end_position = log.recover(start_position)
+    log.cut()
+    for segment in log.segments_between(start_position, max(end_position, start_position + 1)):
+        segment.sync(sync_file)
+    queues_position = recover_queues(log, queues, was_clean=was_clean)
+    return Recovery(was_clean, start_position, end_position, queues_position)
+
+
+def clean_start(log: CommitLog) -> int:
+    """After a clean stop only the last few segments are checked."""
+    segments = log.segment_list()
+    return segments[-min(CLEAN_SEGMENTS, len(segments))].start_position
+
+
+def crash_start(log: CommitLog, checkpoint: Checkpoint | None) -> int:
+    """Start of the last segment that holds nothing, or little, from after the checkpoint."""
+    segments = log.segment_list()
+    if checkpoint is None:
+        return segments[0].start_position
+    if checkpoint.position is not None:
+        candidates = [segment for segment in segments if segment.start_position <= checkpoint.position]
+        return candidates[-1].start_position if candidates else segments[0].start_position
+    latest_ms = min(checkpoint.log_timestamp_ms, checkpoint.queue_timestamp_ms) - TIMESTAMP_SLACK_MS
+    for segment in reversed(segments):
+        if 0 < log.first_store_timestamp_ms(segment) <= latest_ms:
+            return segment.start_position
+    return segments[0].start_position
+
+
+def recover_queues(log: CommitLog, queues: ConsumeQueue, *, was_clean: bool) -> int:
+    """Take the queues back to the last state known to be on the disk, or to nothing; returns its position."""
+    min_position, end_position = log.min_position, log.appended_position
+    remembered = queues.read_state()
+    if remembered is None:
+        queues.clear(min_position)
+        return min_position
+    applied_position, count, offsets = remembered
+    present_count = queues.state()[1]
+    if was_clean:
+        queues.rewind(end_position, min_position)
+        if queues.state() == (end_position, count, offsets) and applied_position == end_position:
+            return end_position
+        logger.warning("the queue files are not the ones of the last stop; filling them again from the log")
+    elif present_count >= count:
+        position = max(min_position, min(applied_position, end_position))
+        queues.rewind(position, min_position)
+        return position
+    else:
+        logger.warning("queue files are missing; filling all of them again from the log")
+    queues.clear(min_position)
+    return min_position

@@ -1,0 +1,19 @@
+# One fixed-size file, mapped whole. Everything a writer or reader touches lies below `allocated_bytes`.
+
+from libc.stdint cimport int64_t, uint8_t
+
+cdef class Segment:
+    cdef readonly str path
+    cdef readonly int64_t start_position     # of its first byte in the log (or the queue's entries)
+    cdef readonly int64_t end_position       # start_position + size_bytes
+    cdef readonly int64_t size_bytes
+    cdef readonly int64_t allocated_bytes    # from the front; has disk blocks, so touching it is safe
+    cdef uint8_t* data
+    cdef int descriptor                      # -1 unless held open
+    cdef bint is_descriptor_kept
+
+    cpdef int allocate(self, int64_t end_bytes) except -1
+    cpdef object view(self, int64_t start_position, int64_t end_position)
+    cdef int open_descriptor(self) except -1
+    cdef int done_with(self, int descriptor) except -1
+    cdef int64_t claim_data(self, int descriptor) except -1

@@ -1,0 +1,417 @@
+"""The store: one data directory, its log, the queues derived from it, and the threads that serve them."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from iotmq.clock import Clock, SystemClock
+from iotmq.errors import StoreCorruptError, StoreError, StoreFullError, StoreReadOnlyError
+from iotmq.metrics import Metric
+from iotmq.store.allocation import RETRY_S, AheadAllocator
+from iotmq.store.check import check_store
+from iotmq.store.checkpoint import Checkpointer, read_checkpoint
+from iotmq.store.commit_log import Appended, CommitLog
+from iotmq.store.consume_queue import ConsumeQueue, Queue
+from iotmq.store.flush import Flusher
+from iotmq.store.lock import AbortMark, DirectoryLock
+from iotmq.store.projection import Projection, RewindableProjection
+from iotmq.store.reads import Read, offset_at_time, read_queue
+from iotmq.store.recovery import Recovery, recover
+from iotmq.store.settings import StoreSettings
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+# A projection that catches up is given the log in pieces of about this size.
+CATCH_UP_BYTES = 8 * 1024 * 1024
+
+_FULL_ERRNOS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM))
+
+logger = logging.getLogger("iotmq.store")
+
+
+class Store:
+    """A data directory opened for appending and reading. One thread owns it and calls everything here.
+
+    Records become readable when they are *confirmed*: as durable as `settings.flush` promises, and in
+    their queue. Under async flush that is before `append` returns; under sync flush the flush thread
+    calls `on_flushed`, and the owner's call of `advance` confirms.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: StoreSettings,
+        clock: Clock,
+        lock: DirectoryLock,
+        abort: AbortMark,
+        log: CommitLog,
+        queues: ConsumeQueue,
+        checkpointer: Checkpointer,
+        sync_file: Callable[[int], object],
+        recovery: Recovery,
+    ) -> None:
+        """Use `Store.open`."""
+        self.settings = settings
+        self.recovery = recovery
+        # Called in the flush thread after flushed_position moved or a flush failed; set by the owner.
+        self.on_flushed: Callable[[], None] | None = None
+        self._is_sync = settings.flush == "sync"
+        self._clock = clock
+        self._lock = lock
+        self._abort = abort
+        self._log = log
+        self._queues = queues
+        self._projections: list[Projection] = []
+        self._failed_projections: set[str] = set()
+        self._checkpointer = checkpointer
+        self._confirmed_position = recovery.queues_from_position
+        # While set, appends are refused with it until the time (monotonic seconds) after it.
+        self._refusal: tuple[type[StoreError], str, float] | None = None
+        self._refused_appends = 0
+        self._is_closed = False
+        self._flusher = Flusher(
+            log, settings, checkpointer=checkpointer, sync_file=sync_file, on_flushed=self._flushed
+        )
+        self._allocator = AheadAllocator(log.make_room_ahead)
+        # Bound once: append is called for every batch.
+        self._append = log.append
+        self._apply = queues.apply
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        settings: StoreSettings,
+        *,
+        store_host: bytes,
+        clock: Clock | None = None,
+        sync_file: Callable[[int], object] = os.fdatasync,
+    ) -> Store:
+        """Open `directory`, made when missing, and bring everything in it into agreement.
+
+        `store_host` (8 or 20 bytes) is the broker's advertised address, which records carry; `sync_file`
+        is what brings a file descriptor's data to the disk. Raises StoreLockedError when another process
+        has the directory, StoreCorruptError, StoreFullError, and StoreError for other refusals of the
+        operating system.
+        """
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            lock = DirectoryLock(directory)
+        except OSError as error:
+            raise _refusal_of(error)(f"cannot open {directory}: {error}") from error
+        try:
+            return cls._open_locked(directory, settings, store_host, clock or SystemClock(), sync_file, lock)
+        except OSError as error:
+            lock.release()
+            raise _refusal_of(error)(f"cannot open {directory}: {error}") from error
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def _open_locked(
+        cls,
+        directory: Path,
+        settings: StoreSettings,
+        store_host: bytes,
+        clock: Clock,
+        sync_file: Callable[[int], object],
+        lock: DirectoryLock,
+    ) -> Store:
+        abort = AbortMark(directory)
+        abort.set()
+        log = CommitLog(
+            str(directory / "commitlog"),
+            segment_bytes=settings.segment_bytes,
+            allocation_step_bytes=settings.allocation_step_bytes,
+            record_bytes_max=min(settings.record_bytes_max, settings.segment_bytes - 8),
+            store_host=store_host,
+        )
+        queues = ConsumeQueue(str(directory / "consumequeue"), entries_per_file=settings.queue_file_entries)
+        checkpoint_path = directory / "checkpoint"
+        checkpoint = read_checkpoint(checkpoint_path)
+        recovery = recover(log, queues, checkpoint, was_clean=not abort.was_set, sync_file=sync_file)
+        store = cls(
+            settings=settings,
+            clock=clock,
+            lock=lock,
+            abort=abort,
+            log=log,
+            queues=queues,
+            checkpointer=Checkpointer(checkpoint_path, queues, sync_file=sync_file),
+            sync_file=sync_file,
+            recovery=recovery,
+        )
+        store._dispatch(log.appended_position)
+        store._flusher.start()
+        store._allocator.start()
+        return store
+
+    @property
+    def confirmed_position(self) -> int:
+        """Below it everything is as durable as promised, is in its queue, and may be read."""
+        return self._confirmed_position
+
+    @property
+    def appended_position(self) -> int:
+        """End of the log."""
+        return self._log.appended_position
+
+    @property
+    def flushed_position(self) -> int:
+        """Below it everything is on the disk."""
+        return self._flusher.flushed_position
+
+    @property
+    def min_position(self) -> int:
+        """Position of the first byte that is still stored."""
+        return self._log.min_position
+
+    @property
+    def failure(self) -> str | None:
+        """Why the store takes no more records until it is opened again; None while it does."""
+        error = self._flusher.failure
+        return None if error is None else f"a flush failed: {error}"
+
+    def queue(self, topic: str, queue_id: int) -> Queue:
+        """The handle of a queue, made on first use and kept; StoreError for a name that cannot be stored."""
+        return self._queues.queue(topic, queue_id)
+
+    def find_queue(self, topic: str, queue_id: int) -> Queue | None:
+        """The handle of a queue if there is one."""
+        return self._queues.find_queue(topic, queue_id)
+
+    def queues(self) -> list[Queue]:
+        """Every queue there is."""
+        return self._queues.queues()
+
+    def append(
+        self,
+        queue: Queue,
+        elements: Buffer,
+        *,
+        born_timestamp_ms: int,
+        born_host: bytes,
+        sys_flag: int = 0,
+        reconsume_times: int = 0,
+        prepared_position: int = 0,
+        batch_properties: bytes = b"",
+    ) -> Appended:
+        """Append one record for each element of a batch body, all or none.
+
+        Each gets its own properties followed by `batch_properties`. Raises MessageFormatError for a
+        broken batch, RecordTooLargeError, StoreFullError (try again later), StoreReadOnlyError.
+        """
+        if self._refusal is not None or self._flusher.failure is not None:
+            self._refuse_append()
+        try:
+            appended = self._append(
+                queue,
+                elements,
+                store_timestamp_ms=self._clock.now_ms(),
+                born_timestamp_ms=born_timestamp_ms,
+                born_host=born_host,
+                sys_flag=sys_flag,
+                reconsume_times=reconsume_times,
+                prepared_position=prepared_position,
+                batch_properties=batch_properties,
+            )
+        except OSError as error:
+            self._refuse_for_a_while(error)
+            raise _refusal_of(error)(f"cannot take disk blocks: {error}") from error
+        if self._log.is_room_low:
+            self._allocator.request()
+        if self._is_sync:
+            self._flusher.request()
+        else:
+            self._dispatch(appended.end_position)
+        return appended
+
+    def advance(self) -> int:
+        """Confirm what the durability promise now allows; returns `confirmed_position`."""
+        end_position = self._flusher.flushed_position if self._is_sync else self._log.appended_position
+        if end_position > self._confirmed_position:
+            self._dispatch(end_position)
+        return self._confirmed_position
+
+    def request_flush(self) -> None:
+        """Have everything appended so far flushed soon."""
+        self._flusher.request()
+
+    def take_dispatched(self) -> list[Queue]:
+        """The watched queues that got records confirmed since the last call."""
+        return self._queues.take_dispatched()
+
+    def add_projection(self, projection: Projection) -> None:
+        """Let `projection` catch up with what is confirmed, and keep it up to date from then on.
+
+        Raises StoreCorruptError when it is ahead of the log and cannot go back, and whatever its `apply`
+        raises while it catches up.
+        """
+        if projection.applied_position > self._confirmed_position:
+            if not isinstance(projection, RewindableProjection):
+                raise StoreCorruptError(
+                    f"projection {projection.name} has applied up to {projection.applied_position}, "
+                    f"but the log ends at {self._confirmed_position}; delete it and it will be rebuilt"
+                )
+            projection.rewind(self._confirmed_position, self._log.min_position)
+        self._catch_up(projection, self._confirmed_position)
+        self._projections.append(projection)
+
+    def read(
+        self,
+        queue: Queue | None,
+        offset: int,
+        *,
+        records_max: int,
+        bytes_max: int,
+        tags: frozenset[int] | None = None,
+    ) -> Read:
+        """Confirmed records of a queue from `offset` on; at least one if there is one, whatever `bytes_max`.
+
+        `tags` are tag hashes; records with other tags are passed over. None for `queue` is a queue
+        nobody has heard of.
+        """
+        return read_queue(self._log, queue, offset, records_max=records_max, bytes_max=bytes_max, tags=tags)
+
+    def read_record(self, position: int) -> memoryview | None:
+        """The confirmed record that starts at `position`, None when none proves itself there."""
+        return self._log.read_record(position, self._confirmed_position)
+
+    def log_view(self, start_position: int, end_position: int) -> memoryview:
+        """The log's bytes of a range inside one segment; ValueError when they are not stored."""
+        return self._log.view(start_position, end_position)
+
+    def offset_at_time(self, queue: Queue, timestamp_ms: int) -> int:
+        """The offset stored at that time or nearest to it; the first or last one when it is outside all."""
+        return offset_at_time(self._log, queue, timestamp_ms)
+
+    def close(self) -> None:
+        """Bring everything to the disk and let go of the directory. Views handed out stay valid."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._refusal = (StoreError, "the store is closed", float("inf"))
+        self._allocator.stop()
+        self._flusher.stop()
+        try:
+            self._flusher.flush()
+            self.advance()
+            self._log.remove_segments_ahead()
+            self._flusher.flush_and_checkpoint()
+            if self._flusher.failure is None and not self._checkpointer.has_failed:
+                self._abort.clear()
+        except OSError as error:
+            logger.error("the store did not close cleanly; the next start will check it: %s", error)
+        finally:
+            self._lock.release()
+
+    def check(self) -> list[str]:
+        """Every inconsistency between log, queues and positions, each as a sentence; empty when all is well.
+
+        Reads everything there is: for tests and tools.
+        """
+        problems = check_store(self._log, self._queues, confirmed_position=self._confirmed_position)
+        if self._is_sync and self._confirmed_position > self.flushed_position:
+            problems.append(
+                f"position {self._confirmed_position} is confirmed, "
+                f"but only {self.flushed_position} is on the disk"
+            )
+        if self.flushed_position > self.appended_position:
+            problems.append(f"flushed to {self.flushed_position}, past the end {self.appended_position}")
+        problems += [
+            f"projection {projection.name} has applied {projection.applied_position} "
+            f"of {self._confirmed_position}"
+            for projection in self._projections
+            if projection.applied_position != self._confirmed_position
+        ]
+        return problems
+
+    def metrics(self) -> Iterable[Metric]:
+        """Positions, counts, and whether appends are taken."""
+        flusher = self._flusher
+        samples: tuple[tuple[str, str, float], ...] = (
+            ("min_position_bytes", "First stored byte of the log", self.min_position),
+            ("appended_position_bytes", "End of the log", self.appended_position),
+            ("flushed_position_bytes", "End of what is on the disk", self.flushed_position),
+            ("confirmed_position_bytes", "End of what may be read", self._confirmed_position),
+            ("records_total", "Records appended", self._log.appended_records),
+            ("refused_appends_total", "Batches refused for want of a working disk", self._refused_appends),
+            ("flushes_total", "Syncs of the log", flusher.flushes),
+            ("flush_seconds_total", "Time spent in syncs of the log", flusher.flush_s),
+            ("queues", "Queues known", len(self._queues.queues())),
+            ("read_only", "1 after a failed flush", float(flusher.failure is not None)),
+            ("failed_projections", "Projections that stay behind", len(self._failed_projections)),
+        )
+        for name, text, value in samples:
+            kind: Literal["counter", "gauge"] = "counter" if name.endswith("_total") else "gauge"
+            yield Metric(f"iotmq_store_{name}", kind, text, value)
+
+    def _dispatch(self, end_position: int) -> None:
+        """Give the projections everything up to `end_position`, then let readers see it."""
+        log, queues = self._log, self._queues
+        start_position = queues.applied_position
+        while start_position < end_position:
+            start_position, next_position = log.records(start_position, end_position, CATCH_UP_BYTES)
+            if next_position > start_position:
+                self._apply(log.view(start_position, next_position), start_position, next_position)
+            start_position = next_position
+        for projection in self._projections:
+            self._keep_up(projection, end_position)
+        self._confirmed_position = end_position
+
+    def _keep_up(self, projection: Projection, end_position: int) -> None:
+        """A projection that fails must not fail the append: it stays behind and is tried again."""
+        try:
+            self._catch_up(projection, end_position)
+            self._failed_projections.discard(projection.name)
+        except Exception:
+            if projection.name not in self._failed_projections:
+                self._failed_projections.add(projection.name)
+                logger.exception("projection %s stopped at %d", projection.name, projection.applied_position)
+
+    def _catch_up(self, projection: Projection, end_position: int) -> None:
+        start_position = max(projection.applied_position, self._log.min_position)
+        while start_position < end_position:
+            start_position, next_position = self._log.records(start_position, end_position, CATCH_UP_BYTES)
+            if next_position > start_position:
+                view = self._log.view(start_position, next_position)
+                projection.apply(view, start_position, next_position)
+            start_position = next_position
+
+    def _flushed(self) -> None:
+        callback = self.on_flushed
+        if callback is not None:
+            callback()
+
+    def _refuse_append(self) -> None:
+        """Raise the refusal that holds; forget it when its time is over."""
+        failure = self.failure
+        if failure is not None:
+            self._refused_appends += 1
+            raise StoreReadOnlyError(f"the store takes no more records: {failure}")
+        if self._refusal is not None:
+            error_class, text, end_s = self._refusal
+            if self._clock.monotonic_s() < end_s:
+                self._refused_appends += 1
+                raise error_class(text)
+            self._refusal = None
+
+    def _refuse_for_a_while(self, error: OSError) -> None:
+        """Spare a full disk the same question for every batch."""
+        self._refused_appends += 1
+        self._refusal = (
+            _refusal_of(error),
+            f"cannot take disk blocks: {error}",
+            self._clock.monotonic_s() + RETRY_S,
+        )
+
+
+def _refusal_of(error: OSError) -> type[StoreError]:
+    return StoreFullError if error.errno in _FULL_ERRNOS else StoreReadOnlyError
