@@ -19,6 +19,7 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.store.reads", ".pyx", []),
     ("iotmq.mqtt.topic_table", ".pyx", []),
     ("iotmq.mqtt.connection", ".pyx", []),
+    ("iotmq.broker.delivery", ".pyx", []),
     ("iotmq.mqtt.filters", ".pyx", []),
     ("iotmq.mqtt_front.device", ".pyx", []),
     ("iotmq.mqtt_front.ingress", ".pyx", []),

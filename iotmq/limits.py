@@ -48,6 +48,12 @@ PULL_RECORDS_MAX: Final = 65_536
 PULL_BYTES_MAX: Final = 4 * 1024 * 1024
 PULL_SCAN_ENTRIES_MIN: Final = 800
 BROKERS_MAX: Final = 1_024
+REGISTRY_NAME_BYTES_MAX: Final = 255
+REGISTRATION_INFLATED_BYTES_MAX: Final = 16 * 1024 * 1024
+# Key-value settings of a registry: one text, and all of them, which are written as a whole.
+KV_TEXT_BYTES_MAX: Final = 32 * 1024
+KV_BYTES_MAX: Final = 4 * 1024 * 1024
+FILTERS_PER_CHANNEL_MAX: Final = 10_000_000
 
 # MQTT. A topic is at most 65,535 bytes in the protocol; ours is shorter because it is stored as a
 # property of every record.

@@ -40,8 +40,13 @@ class GatewayPort(Protocol):
     def not_ready_reason(self) -> str | None:
         """None while messages can be handed over, else what is missing, in words."""
 
-    async def start(self, topics: Collection[str], receiver: DeliveryReceiver) -> None:
-        """Connect, make sure that every broker topic of `topics` exists, and learn its queues."""
+    async def start(
+        self, topics: Collection[str], receiver: DeliveryReceiver, queues_changed: Callable[[], None]
+    ) -> None:
+        """Connect, make sure that every broker topic of `topics` exists, and learn its queues.
+
+        `queues_changed` is called whenever `queue_count` answers differently from before.
+        """
 
     async def stop(self) -> None:
         """Give up the channel; batches that were not confirmed are reported as not stored."""

@@ -58,7 +58,7 @@ cdef class ServerConnection:
     cdef list _events                   # None while there are none
     cdef public double last_received_s
     cdef double _connect_deadline_s
-    cdef readonly uint16_t keep_alive_s
+    cdef public uint16_t keep_alive_s   # from CONNECT; the owner may shorten it
     cdef readonly uint8_t state
     cdef public bint is_write_paused    # set by the shell while the socket takes no more
     cdef readonly object close_reason   # None until the connection is to end

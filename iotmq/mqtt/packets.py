@@ -155,7 +155,8 @@ def _check_protocol(reader: _Reader) -> None:
         return
     if name in (b"MQTT", b"MQIsdp"):  # [MQTT-3.1.2-2]
         raise MqttProtocolError(
-            UNSUPPORTED_PROTOCOL_VERSION, f"protocol {name.decode()} level {level} is not supported, use MQTT 3.1.1"
+            UNSUPPORTED_PROTOCOL_VERSION,
+            f"protocol {name.decode()} level {level} is not supported, use MQTT 3.1.1",
         )
     raise MqttProtocolError(PROTOCOL_ERROR, "CONNECT names another protocol")  # [MQTT-3.1.2-1]
 
@@ -253,7 +254,13 @@ def encode_connack(return_code: int, *, session_present: bool) -> bytes:
 
 
 def encode_publish(
-    topic: str | bytes, payload: bytes, *, qos: int = 0, packet_id: int = 0, retain: bool = False, dup: bool = False
+    topic: str | bytes,
+    payload: bytes,
+    *,
+    qos: int = 0,
+    packet_id: int = 0,
+    retain: bool = False,
+    dup: bool = False,
 ) -> bytes:
     """A PUBLISH; `packet_id` is used for QoS 1 and 2 only."""
     identifier = packet_id.to_bytes(2, "big") if qos else b""

@@ -80,7 +80,8 @@ def matches(topic_filter: str, topic: str) -> bool:
 def _check_size(raw: bytes, what: str) -> None:
     if len(raw) > limits.MQTT_TOPIC_BYTES_MAX:
         raise MqttProtocolError(
-            TOPIC_NAME_INVALID, f"{what} is {len(raw)} bytes, at most {limits.MQTT_TOPIC_BYTES_MAX} are allowed"
+            TOPIC_NAME_INVALID,
+            f"{what} is {len(raw)} bytes, at most {limits.MQTT_TOPIC_BYTES_MAX} are allowed",
         )
     if raw.count(b"/") >= limits.MQTT_TOPIC_LEVELS_MAX:
         raise MqttProtocolError(

@@ -60,10 +60,13 @@ def _expand(template: str, topic: str, levels: list[str]) -> str:
 
 def _check_route(route: RouteSettings, where: str) -> None:
     if not topics.is_valid_filter(route.filter):
-        raise ConfigError(f"{where}.filter = {route.filter!r}: not an MQTT topic filter (+ and # stand alone, # last)")
+        raise ConfigError(
+            f"{where}.filter = {route.filter!r}: not an MQTT topic filter (+ and # stand alone, # last)"
+        )
     for field, template in (("key", route.key), ("tags", route.tags)):
         for name in _PLACEHOLDER.findall(template):
             if name != "topic" and not (name.isdecimal() and int(name) < 128):
                 raise ConfigError(
-                    f"{where}.{field} = {template!r}: {{{name}}} is not known, use {{topic}} or a level such as {{1}}"
+                    f"{where}.{field} = {template!r}: {{{name}}} is not known; "
+                    "use {topic} or a level such as {1}"
                 )

@@ -9,8 +9,8 @@ import socket
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from iotmq.clock import Clock, SystemClock
 from iotmq.client.ports import GatewayPort
+from iotmq.clock import Clock, SystemClock
 from iotmq.message.properties import MQTT_CLIENT_ID, encode_properties
 from iotmq.metrics import Metric
 from iotmq.mqtt import packets, reason_codes
@@ -81,7 +81,7 @@ class MqttFront:
         group = self._group = DeviceGroup(loop, ingress, self, now_s=self._clock.monotonic_s())
         ingress.group = group
         self._egress = Egress(group)
-        await self._gateway.start(self._router.broker_topics, self._egress)
+        await self._gateway.start(self._router.broker_topics, self._egress, ingress.forget_routes)
         self._server = await loop.create_server(
             lambda: Device(group, self._connection_settings),
             self._settings.listen_host,
@@ -165,7 +165,9 @@ class MqttFront:
         self._accepted_total += 1
         if self._connections > self._settings.connections_max or self._is_stopping:
             self._refused_total += 1
-            device.close(reason_codes.SERVER_BUSY, f"mqtt.connections_max is {self._settings.connections_max}")
+            device.close(
+                reason_codes.SERVER_BUSY, f"mqtt.connections_max is {self._settings.connections_max}"
+            )
             device.abort()
             return
         _enable_tcp_keep_alive(device)
@@ -217,6 +219,9 @@ class MqttFront:
         device.client_id = client_id
         device.properties = encode_properties({MQTT_CLIENT_ID: client_id})
         device.will = connect.will
+        keep_alive_s_max = self._settings.keep_alive_s_max
+        if keep_alive_s_max and not 0 < connect.keep_alive_s <= keep_alive_s_max:
+            device.keep_alive_s = keep_alive_s_max
         device.open_session(session_present=False)
         self._deadlines.watch(device, self._clock.monotonic_s())
 
@@ -258,7 +263,9 @@ class MqttFront:
         self._gateway.attach(new_filters, attached)
 
     def _unsubscribe(self, device: Device, event: packets.Unsubscribe) -> None:
-        self._drop_subscriptions(device, [name for name in event.filters if name in (device.subscriptions or {})])
+        self._drop_subscriptions(
+            device, [name for name in event.filters if name in (device.subscriptions or {})]
+        )
         device.send_unsuback(event.packet_id)  # also when nothing was subscribed [MQTT-3.10.4-5]
 
     def _drop_subscriptions(self, device: Device, filters: Iterable[str]) -> None:
@@ -281,42 +288,78 @@ class MqttFront:
         """Connections, messages and bytes of this front end."""
         yield Metric("iotmq_mqtt_connections", "gauge", "Open MQTT connections.", self._connections)
         yield Metric("iotmq_mqtt_sessions", "gauge", "Connected sessions.", len(self._sessions))
-        yield Metric("iotmq_mqtt_subscriptions", "gauge", "Subscriptions of connected sessions.", self._subscriptions)
-        yield Metric("iotmq_mqtt_accepted_total", "counter", "MQTT connections accepted.", self._accepted_total)
         yield Metric(
-            "iotmq_mqtt_refused_total", "counter", "Connections closed past mqtt.connections_max.", self._refused_total
+            "iotmq_mqtt_subscriptions", "gauge", "Subscriptions of connected sessions.", self._subscriptions
+        )
+        yield Metric(
+            "iotmq_mqtt_accepted_total", "counter", "MQTT connections accepted.", self._accepted_total
+        )
+        yield Metric(
+            "iotmq_mqtt_refused_total",
+            "counter",
+            "Connections closed past mqtt.connections_max.",
+            self._refused_total,
         )
         for reason, count in sorted(self._closed_total.items()):
             yield Metric(
-                "iotmq_mqtt_closed_total", "counter", "MQTT connections ended, by reason.", count, (("reason", reason),)
+                "iotmq_mqtt_closed_total",
+                "counter",
+                "MQTT connections ended, by reason.",
+                count,
+                (("reason", reason),),
             )
         if self._ingress is None or self._egress is None or self._group is None:
             return
         ingress, egress, group = self._ingress, self._egress, self._group
-        yield Metric("iotmq_mqtt_received_bytes_total", "counter", "Bytes read from devices.", group.received_bytes)
+        yield Metric(
+            "iotmq_mqtt_received_bytes_total", "counter", "Bytes read from devices.", group.received_bytes
+        )
         yield Metric("iotmq_mqtt_sent_bytes_total", "counter", "Bytes written to devices.", group.sent_bytes)
         yield Metric("iotmq_mqtt_paused_connections", "gauge", "Devices not being read.", group.paused_count)
-        yield Metric("iotmq_mqtt_published_total", "counter", "Messages published by devices.", ingress.messages)
         yield Metric(
-            "iotmq_mqtt_published_bytes_total", "counter", "Payload bytes published by devices.", ingress.message_bytes
-        )
-        yield Metric("iotmq_mqtt_batches_total", "counter", "Batches the broker answered for good.", ingress.batches)
-        yield Metric(
-            "iotmq_mqtt_batch_retries_total", "counter", "Times a batch was not taken and is offered again.", ingress.retries
+            "iotmq_mqtt_published_total", "counter", "Messages published by devices.", ingress.messages
         )
         yield Metric(
-            "iotmq_mqtt_not_stored_total", "counter", "Messages the broker refused for good.", ingress.not_stored
+            "iotmq_mqtt_published_bytes_total",
+            "counter",
+            "Payload bytes published by devices.",
+            ingress.message_bytes,
         )
         yield Metric(
-            "iotmq_mqtt_pending_bytes", "gauge", "Bytes of messages that wait for the broker.", ingress.pending_bytes
+            "iotmq_mqtt_batches_total", "counter", "Batches the broker answered for good.", ingress.batches
         )
-        yield Metric("iotmq_mqtt_filters", "gauge", "Topic filters with local subscribers.", egress.filter_count)
-        yield Metric("iotmq_mqtt_delivered_total", "counter", "Messages written to subscribers.", egress.delivered)
+        yield Metric(
+            "iotmq_mqtt_batch_retries_total",
+            "counter",
+            "Times a batch was not taken and is offered again.",
+            ingress.retries,
+        )
+        yield Metric(
+            "iotmq_mqtt_not_stored_total",
+            "counter",
+            "Messages the broker refused for good.",
+            ingress.not_stored,
+        )
+        yield Metric(
+            "iotmq_mqtt_pending_bytes",
+            "gauge",
+            "Bytes of messages that wait for the broker.",
+            ingress.pending_bytes,
+        )
+        yield Metric(
+            "iotmq_mqtt_filters", "gauge", "Topic filters with local subscribers.", egress.filter_count
+        )
+        yield Metric(
+            "iotmq_mqtt_delivered_total", "counter", "Messages written to subscribers.", egress.delivered
+        )
         yield Metric(
             "iotmq_mqtt_dropped_total", "counter", "Messages dropped for slow subscribers.", egress.dropped
         )
         yield Metric(
-            "iotmq_mqtt_undeliverable_total", "counter", "Pushed records that could not be read.", egress.malformed
+            "iotmq_mqtt_undeliverable_total",
+            "counter",
+            "Pushed records that could not be read.",
+            egress.malformed,
         )
 
 

@@ -16,7 +16,12 @@ class RouteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Where the messages of some MQTT topics go; the first route whose filter matches decides."""
 
     filter: Annotated[
-        str, Meta(min_length=1, max_length=limits.MQTT_TOPIC_BYTES_MAX, description="MQTT topic filter, such as devices/+/telemetry.")
+        str,
+        Meta(
+            min_length=1,
+            max_length=limits.MQTT_TOPIC_BYTES_MAX,
+            description="MQTT topic filter, such as devices/+/telemetry.",
+        ),
     ]
     topic: Annotated[
         str,
@@ -30,71 +35,136 @@ class RouteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         str,
         Meta(
             max_length=1_024,
-            description="Key of a message: text with {0}, {1}, ... for the levels of the MQTT topic and {topic} for all of it. "
+            description=(
+                "Key of a message: text with {0}, {1}, ... for the levels of the MQTT topic and {topic} for "
+                "all of it."
+            ),
             "Messages of one key stay in one queue, in order.",
         ),
     ] = "{topic}"
     tags: Annotated[
-        str, Meta(max_length=1_024, description="Tag of a message for native consumers' filters; levels as in key; empty = none.")
+        str,
+        Meta(
+            max_length=1_024,
+            description="Tag of a message for native consumers' filters; levels as in key; empty = none.",
+        ),
     ] = ""
     store: Annotated[
         bool,
-        Meta(description="False: live subscribers get the message, the log does not; an acknowledgement promises nothing then."),
+        Meta(
+            description=(
+                "False: live subscribers get the message, the log does not; an acknowledgement promises "
+                "nothing then."
+            ),
+        ),
     ] = True
 
 
 class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where devices connect, what they may send, and where their messages go."""
 
-    listen_host: Annotated[str, Meta(min_length=1, description="Address to listen on; loopback unless told otherwise.")] = (
-        "127.0.0.1"
-    )
-    listen_port: Annotated[int, Meta(ge=0, le=65_535, description="TCP port for MQTT; 0 takes a free one.")] = 1883
+    listen_host: Annotated[
+        str, Meta(min_length=1, description="Address to listen on; loopback unless told otherwise.")
+    ] = "127.0.0.1"
+    listen_port: Annotated[
+        int, Meta(ge=0, le=65_535, description="TCP port for MQTT; 0 takes a free one.")
+    ] = 1883
     allow_anonymous_remote: Annotated[
         bool,
         Meta(
-            description="Must be true when listen_host is not loopback, because any host that reaches the port may then publish and subscribe."
+            description=(
+                "Must be true when listen_host is not loopback, because any host that reaches the port may "
+                "then publish and subscribe."
+            ),
         ),
     ] = False
     connections_max: Annotated[
         int,
-        Meta(ge=1, le=10_000_000, description="Connections of one front-end process; more are closed at once. The limit on open files must allow it."),
+        Meta(
+            ge=1,
+            le=10_000_000,
+            description=(
+                "Connections of one front-end process; more are closed at once. The limit on open files must "
+                "allow it."
+            ),
+        ),
     ] = limits.MQTT_CONNECTIONS_MAX
     packet_bytes_max: Annotated[
         int,
-        Meta(ge=128, le=16 * 1024 * 1024, description="Largest packet a device may send, in bytes (remaining length); larger ones end the connection."),
+        Meta(
+            ge=128,
+            le=16 * 1024 * 1024,
+            description=(
+                "Largest packet a device may send, in bytes (remaining length); larger ones end the "
+                "connection."
+            ),
+        ),
     ] = limits.MQTT_PACKET_BYTES_MAX
     connect_timeout_s: Annotated[
-        float, Meta(gt=0, le=300, description="How long a new connection may take to send its CONNECT, in seconds.")
+        float,
+        Meta(gt=0, le=300, description="How long a new connection may take to send its CONNECT, in seconds."),
     ] = limits.MQTT_CONNECT_TIMEOUT_S
     keep_alive_s_max: Annotated[
         int,
-        Meta(ge=0, le=65_535, description="Longest keep-alive honoured, in seconds; a device that asks for more, or for none, is watched with this one. 0 = no limit."),
+        Meta(
+            ge=0,
+            le=65_535,
+            description=(
+                "Longest keep-alive honoured, in seconds; a device that asks for more, or for none, is "
+                "watched with this one. 0 = no limit."
+            ),
+        ),
     ] = 0
     in_flight_max: Annotated[
         int,
-        Meta(ge=1, le=65_535, description="QoS 1 messages a subscriber may hold unacknowledged; more of them wait in queued_bytes_max."),
+        Meta(
+            ge=1,
+            le=65_535,
+            description=(
+                "QoS 1 messages a subscriber may hold unacknowledged; more of them wait in queued_bytes_max."
+            ),
+        ),
     ] = 256
     queued_bytes_max: Annotated[
         int,
-        Meta(ge=16 * 1024, le=1 << 31, description="Bytes kept in memory for one slow subscriber, for QoS 0 and for QoS 1; what comes on top is dropped and counted."),
+        Meta(
+            ge=16 * 1024,
+            le=1 << 31,
+            description=(
+                "Bytes kept in memory for one slow subscriber, for QoS 0 and for QoS 1; what comes on top is "
+                "dropped and counted."
+            ),
+        ),
     ] = limits.MQTT_QUEUED_BYTES_MAX
     subscriptions_max: Annotated[
-        int, Meta(ge=1, le=1_000_000, description="Filters one session may hold; further ones are refused in the SUBACK.")
+        int,
+        Meta(
+            ge=1,
+            le=1_000_000,
+            description="Filters one session may hold; further ones are refused in the SUBACK.",
+        ),
     ] = limits.MQTT_SUBSCRIPTIONS_PER_SESSION_MAX
     batch_bytes_max: Annotated[
-        int, Meta(ge=64 * 1024, le=8 * 1024 * 1024, description="Largest batch handed to the broker, in bytes.")
+        int,
+        Meta(ge=64 * 1024, le=8 * 1024 * 1024, description="Largest batch handed to the broker, in bytes."),
     ] = 1024 * 1024
     pending_bytes_max: Annotated[
         int,
         Meta(
             ge=1024 * 1024,
             le=1 << 32,
-            description="Bytes of messages that may wait for the broker before reading from publishers stops.",
+            description=(
+                "Bytes of messages that may wait for the broker before reading from publishers stops."
+            ),
         ),
     ] = 32 * 1024 * 1024
     retry_interval_s: Annotated[
-        float, Meta(gt=0, le=60, description="Pause before a batch that the broker could not take is offered again, in seconds.")
+        float,
+        Meta(
+            gt=0,
+            le=60,
+            description="Pause before a batch that the broker could not take is offered again, in seconds.",
+        ),
     ] = 0.5
     default_topic: Annotated[
         str,
@@ -106,8 +176,13 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = "mqtt"
     registries: Annotated[
         tuple[Annotated[str, Meta(pattern=_ADDRESS_PATTERN)], ...],
-        Meta(min_length=1, max_length=64, description="host:port of the registries, for a front end without a broker in its process."),
+        Meta(
+            min_length=1,
+            max_length=64,
+            description="host:port of the registries, for a front end without a broker in its process.",
+        ),
     ] = ("127.0.0.1:9876",)
     routes: Annotated[
-        tuple[RouteSettings, ...], Meta(max_length=10_000, description="Routes in order; the first match decides.")
+        tuple[RouteSettings, ...],
+        Meta(max_length=10_000, description="Routes in order; the first match decides."),
     ] = ()

@@ -104,6 +104,12 @@ class RequestCode:
     POLLING_INFO: Final = 200_055
     BATCH_ACK_MESSAGE: Final = 200_151
 
+    # Ours: an MQTT front end's delivery channel (docs/wire-protocol.md).
+    ATTACH_FILTERS: Final = 30_001
+    DETACH_FILTERS: Final = 30_002
+    DELIVER_RECORDS: Final = 30_003
+    PUBLISH_TRANSIENT: Final = 30_004
+
 
 class ResponseCode:
     """How a request ended."""

@@ -1,0 +1,292 @@
+"""Which front ends want which records: matches what the store confirms against the attached filters.
+
+Operations: one `apply` per confirmed range of the log, one `attach`/`detach` per filter and front end. Goals:
+nothing per record while no filter is attached; one cached look-up per record when some are; each record pushed
+once per front end, with the ids of all its filters. Plan: a projection that lives in memory only; the filter
+index gives broker-wide ids, a table turns them into (channel, id of the channel).
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcmp, memcpy
+
+from iotmq.message.layout cimport get_u32, put_u32
+from iotmq.message.record cimport (
+    FORMAT_OK,
+    Element,
+    RecordParts,
+    RecordShared,
+    element_record_size,
+    find_property,
+    parse_element,
+    parse_record,
+    write_record,
+)
+from iotmq.mqtt.filters cimport FilterIndex, Matches
+
+from iotmq.message.errors import MessageFormatError
+from iotmq.message.properties import MQTT_TOPIC
+
+cdef bytes _TOPIC = MQTT_TOPIC.encode()
+cdef const char* _topic_key = _TOPIC
+cdef Py_ssize_t _topic_key_size = len(_TOPIC)
+
+cdef enum:
+    MATCH_HEAD_BYTES = 8
+
+
+cdef inline bint _is_detour(const RecordParts* record) noexcept nogil:
+    """A record on its way through a retry, dead-letter, delay or transaction topic keeps its properties, but
+    it was pushed already, or will be when it arrives in its own topic."""
+    return (
+        record.topic_size > 0
+        and record.topic[0] == b"%"
+        or _starts_with(record, b"RMQ_SYS_", 8)
+        or _starts_with(record, b"SCHEDULE_TOPIC_XXXX", 19)
+    )
+
+
+cdef inline bint _starts_with(const RecordParts* record, const char* text, Py_ssize_t size) noexcept nogil:
+    return record.topic_size >= size and memcmp(record.topic, text, size) == 0
+
+
+cdef class DeliveryChannel:
+    """One front end as the broker sees it. `receiver(records, matches)` takes what was matched; the layout of
+    both is that of client.ports.DeliveryReceiver."""
+
+    cdef object receiver
+    cdef readonly dict filters          # the channel's filter id -> filter
+    cdef uint8_t* matches
+    cdef Py_ssize_t size
+    cdef Py_ssize_t capacity
+    cdef Py_ssize_t last_entry          # where the entry of the latest record begins, -1 when there is none
+    cdef uint32_t last_place
+
+    def __init__(self, receiver not None):
+        self.receiver = receiver
+        self.filters = {}
+        self.last_entry = -1
+
+    def __dealloc__(self):
+        free(self.matches)
+
+    cdef int add(self, uint32_t place, uint32_t filter_id) except -1:
+        """The record at `place` matches `filter_id`; ids of one record come one after the other."""
+        cdef Py_ssize_t needed = self.size + MATCH_HEAD_BYTES + 4
+        cdef Py_ssize_t capacity = self.capacity if self.capacity else 1024
+        cdef uint8_t* grown
+        if needed > self.capacity:
+            while capacity < needed:
+                capacity *= 2
+            grown = <uint8_t*>realloc(self.matches, capacity)
+            if grown == NULL:
+                raise MemoryError
+            self.matches = grown
+            self.capacity = capacity
+        if self.last_entry >= 0 and self.last_place == place:
+            put_u32(self.matches + self.last_entry + 4, get_u32(self.matches + self.last_entry + 4) + 1)
+        else:
+            self.last_entry = self.size
+            self.last_place = place
+            put_u32(self.matches + self.size, place)
+            put_u32(self.matches + self.size + 4, 1)
+            self.size += MATCH_HEAD_BYTES
+        put_u32(self.matches + self.size, filter_id)
+        self.size += 4
+        return 0
+
+    cdef int push(self, records) except -1:
+        """Hand over what was added, if anything."""
+        cdef bytes matches
+        if self.size:
+            matches = self.matches[:self.size]
+            self.size = 0
+            self.last_entry = -1
+            self.receiver(records, matches)
+        return 0
+
+
+cdef class Delivery:
+    """The filters of all front ends, and the projection that serves them. Lives on the store's thread."""
+
+    cdef readonly str name
+    cdef readonly int64_t applied_position
+    cdef FilterIndex _index
+    cdef dict _attached                 # id in the index -> list of (channel, id of the channel)
+    cdef list _channels
+    cdef readonly uint64_t matched      # records that at least one filter selected
+
+    def __init__(self, *, int64_t applied_position):
+        self.name = "delivery"
+        self.applied_position = applied_position
+        self._index = FilterIndex()
+        self._attached = {}
+        self._channels = []
+
+    @property
+    def filter_count(self):
+        """Distinct filters over all front ends."""
+        return len(self._index)
+
+    @property
+    def channel_count(self):
+        """Front ends with an open channel."""
+        return len(self._channels)
+
+    def open_channel(self, receiver not None):
+        """A channel for a front end that has no filters yet."""
+        channel = DeliveryChannel(receiver)
+        self._channels.append(channel)
+        return channel
+
+    def close_channel(self, DeliveryChannel channel not None):
+        """Forget a front end and its filters."""
+        self.detach(channel, list(channel.filters))
+        self._channels.remove(channel)
+
+    def attach(self, DeliveryChannel channel not None, filters):
+        """Push records that match from now on; `filters` are (id of the channel, valid filter)."""
+        for filter_id, topic_filter in filters:
+            if filter_id in channel.filters:
+                self.detach(channel, (filter_id,))
+            channel.filters[filter_id] = topic_filter
+            self._attached.setdefault(self._index.add(topic_filter), []).append((channel, filter_id))
+
+    def detach(self, DeliveryChannel channel not None, filter_ids):
+        """Stop pushing for these ids; unknown ones are ignored."""
+        for filter_id in filter_ids:
+            topic_filter = channel.filters.pop(filter_id, None)
+            if topic_filter is None:
+                continue
+            known = self._index.id_of(topic_filter)
+            attached = self._attached[known]
+            attached.remove((channel, filter_id))
+            if not attached:
+                del self._attached[known]
+                self._index.remove(topic_filter)
+
+    def apply(self, view not None, int64_t start_position, int64_t end_position):
+        """Match the records of [start_position, end_position) and push them (store.projection.Projection)."""
+        cdef const uint8_t[::1] data
+        if not self._index.is_empty:
+            data = view
+            if data.shape[0]:
+                self._match(&data[0], data.shape[0], view)
+        self.applied_position = end_position
+
+    cdef int _match(self, const uint8_t* data, Py_ssize_t size, records) except -1:
+        cdef Py_ssize_t at = 0
+        cdef RecordParts record
+        cdef const uint8_t* topic = NULL
+        cdef Py_ssize_t topic_size
+        cdef const Matches* matches
+        cdef uint32_t index
+        cdef DeliveryChannel channel
+        while at < size:
+            if parse_record(data + at, data + size, &record) != FORMAT_OK:
+                break
+            topic_size = -1
+            if not _is_detour(&record):
+                topic_size = find_property(
+                    record.properties, record.properties_size, _topic_key, _topic_key_size, &topic
+                )
+            if topic_size > 0:
+                matches = self._index.find(topic, topic_size)
+                if matches.count:
+                    self.matched += 1
+                for index in range(matches.count):
+                    for entry in <list>self._attached[matches.ids[index]]:
+                        channel = <DeliveryChannel>(<tuple>entry)[0]
+                        channel.add(<uint32_t>at, (<tuple>entry)[1])
+            at += record.size
+        for channel in self._channels:
+            channel.push(records)
+        return 0
+
+    def publish_transient(
+        self, elements not None, bytes topic not None, int queue_id, *, int64_t now_ms, bytes host not None
+    ):
+        """Push messages that are not stored: the records they would have become, without a place in the log.
+
+        Returns how many there were. Raises MessageFormatError for a batch that is not one.
+        """
+        cdef const uint8_t[::1] batch = elements
+        cdef const uint8_t* at
+        cdef const uint8_t* end
+        cdef const uint8_t* host_bytes = host
+        cdef const uint8_t* topic_bytes = topic
+        cdef Element element
+        cdef RecordShared shared
+        cdef Py_ssize_t size = 0, written
+        cdef int count = 0
+        cdef uint8_t* target
+        if batch.shape[0] == 0:
+            raise MessageFormatError("the batch is empty")
+        shared.topic = topic_bytes
+        shared.topic_size = len(topic)
+        shared.properties = NULL
+        shared.properties_size = 0
+        shared.born_host = host_bytes
+        shared.store_host = host_bytes
+        shared.born_timestamp_ms = now_ms
+        shared.store_timestamp_ms = now_ms
+        shared.prepared_position = 0
+        shared.queue_id = queue_id
+        shared.sys_flag = 0
+        shared.reconsume_times = 0
+        at = &batch[0]
+        end = at + batch.shape[0]
+        while at < end:
+            if parse_element(at, end, &element) != FORMAT_OK:
+                raise MessageFormatError(f"element {count} of the batch is broken")
+            written = element_record_size(&element, &shared)
+            if written < 0:
+                raise MessageFormatError(f"element {count} of the batch is past a limit of the record")
+            size += written
+            count += 1
+            at += element.size
+        if self._index.is_empty:
+            return count
+        records = bytearray(size)
+        cdef uint8_t[::1] room = records
+        target = &room[0]
+        at = &batch[0]
+        while at < end:
+            parse_element(at, end, &element)
+            written = write_record(target, size, &element, &shared, 0, 0)
+            target += written
+            size -= written
+            at += element.size
+        self._match(&room[0], room.shape[0], records)
+        return count
+
+
+def gather(const uint8_t[::1] records not None, const uint8_t[::1] matches not None):
+    """The matched records alone, one after the other, and the matches with their new places.
+
+    For a channel that leaves the process: (records, matches) as bytes.
+    """
+    cdef Py_ssize_t at = 0, size = 0, record_size
+    cdef Py_ssize_t end = matches.shape[0]
+    cdef uint32_t count
+    cdef uint8_t* target
+    cdef uint8_t* moved
+    while at < end:
+        size += get_u32(&records[0] + get_u32(&matches[at]))
+        at += MATCH_HEAD_BYTES + 4 * <Py_ssize_t>get_u32(&matches[at + 4])
+    gathered = bytearray(size)
+    renumbered = bytearray(matches)
+    if not end:
+        return bytes(gathered), bytes(renumbered)
+    target = gathered
+    moved = renumbered
+    at = 0
+    size = 0
+    while at < end:
+        record_size = get_u32(&records[0] + get_u32(moved + at))
+        memcpy(target + size, &records[0] + get_u32(moved + at), record_size)
+        count = get_u32(moved + at + 4)
+        put_u32(moved + at, <uint32_t>size)
+        size += record_size
+        at += MATCH_HEAD_BYTES + 4 * <Py_ssize_t>count
+    return bytes(gathered), bytes(renumbered)

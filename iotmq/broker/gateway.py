@@ -1,0 +1,272 @@
+"""The broker's side of MQTT front ends: in the same process, and over the native protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+from typing_extensions import Buffer
+
+from iotmq import limits
+from iotmq.broker.delivery import Delivery, DeliveryChannel, gather
+from iotmq.broker.intake import Intake, IntakeError, StoredBatch
+from iotmq.broker.request_table import Handler
+from iotmq.broker.topics import TopicTable
+from iotmq.client.ports import AppendDone, DeliveryReceiver
+from iotmq.clock import Clock
+from iotmq.errors import ConfigError, RequestError
+from iotmq.message.errors import MessageFormatError
+from iotmq.metrics import Metric
+from iotmq.mqtt.topics import is_valid_filter
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.server import ServerConnection
+
+
+class LocalGateway:
+    """`client.ports.GatewayPort` as method calls on the broker of the same process.
+
+    `host` is the address records of devices carry as their born host (8 or 20 bytes).
+    """
+
+    def __init__(
+        self,
+        intake: Intake,
+        topics: TopicTable,
+        delivery: Delivery,
+        *,
+        host: bytes,
+        record_bytes_max: int,
+        clock: Clock,
+    ) -> None:
+        self._intake = intake
+        self._topics = topics
+        self._delivery = delivery
+        self._host = host
+        self._clock = clock
+        self._record_bytes_max = record_bytes_max
+        # Set by start().
+        self._channel: DeliveryChannel | None = None
+        self._queue_counts: dict[str, int] = {}
+        self._queues_changed: Callable[[], None] = _nothing
+
+    @property
+    def record_bytes_max(self) -> int:
+        return self._record_bytes_max
+
+    @property
+    def not_ready_reason(self) -> str | None:
+        return self._intake.refusal or None
+
+    async def start(
+        self, topics: Collection[str], receiver: DeliveryReceiver, queues_changed: Callable[[], None]
+    ) -> None:
+        """Make the topics; ConfigError for a name that takes no messages."""
+        for topic in topics:
+            count = self._intake.queue_count(topic, create=True)
+            if not count:
+                raise ConfigError(f"mqtt.routes: broker topic {topic} does not take messages")
+            self._queue_counts[topic] = count
+        self._queues_changed = queues_changed
+        self._topics.add_listener(self._topic_changed)
+        self._channel = self._delivery.open_channel(receiver.deliver)
+
+    async def stop(self) -> None:
+        if self._channel is not None:
+            self._delivery.close_channel(self._channel)
+            self._channel = None
+
+    def queue_count(self, topic: str) -> int:
+        return self._queue_counts[topic]
+
+    def append(
+        self, topic: str, queue_id: int, elements: Buffer, *, count: int, is_stored: bool, done: AppendDone
+    ) -> None:
+        now_ms = self._clock.now_ms()
+        if not is_stored:
+            try:
+                self._delivery.publish_transient(
+                    elements, topic.encode(), queue_id, now_ms=now_ms, host=self._host
+                )
+            except MessageFormatError as error:
+                done(ResponseCode.MESSAGE_ILLEGAL, str(error))
+                return
+            done(ResponseCode.SUCCESS, "")
+            return
+
+        def answered(outcome: StoredBatch | IntakeError) -> None:
+            if isinstance(outcome, IntakeError):
+                done(outcome.code, outcome.remark)
+            elif outcome.status == ResponseCode.SUCCESS:
+                done(ResponseCode.SUCCESS, "")
+            else:
+                done(outcome.status, "the batch is stored, but not as durably as store.flush promises")
+
+        self._intake.append(
+            topic, queue_id, elements, born_timestamp_ms=now_ms, born_host=self._host, done=answered
+        )
+
+    def attach(self, filters: Sequence[tuple[int, str]], done: Callable[[bool], None]) -> None:
+        assert self._channel is not None, "start() was not called"
+        self._delivery.attach(self._channel, filters)
+        done(True)
+
+    def detach(self, filter_ids: Sequence[int]) -> None:
+        if self._channel is not None:
+            self._delivery.detach(self._channel, filter_ids)
+
+    def metrics(self) -> Iterable[Metric]:
+        return ()
+
+    def _topic_changed(self, topic: str) -> None:
+        if topic in self._queue_counts:
+            count = self._intake.queue_count(topic, create=False)
+            if count and count != self._queue_counts[topic]:
+                self._queue_counts[topic] = count
+                self._queues_changed()
+
+
+_Body = TypeVar("_Body", bound=msgspec.Struct)
+
+
+def _nothing() -> None:
+    pass
+
+
+class _AttachBody(msgspec.Struct, forbid_unknown_fields=True):
+    filters: list[tuple[int, str]]
+
+
+class _DetachBody(msgspec.Struct, forbid_unknown_fields=True):
+    ids: list[int]
+
+
+class GatewayHandler:
+    """Delivery channels over native connections (request codes 30001-30004, docs/wire-protocol.md).
+
+    A connection has one channel, which lives as long as it does.
+    """
+
+    def __init__(self, intake: Intake, delivery: Delivery, *, host: bytes, clock: Clock) -> None:
+        self._intake = intake
+        self._delivery = delivery
+        self._host = host
+        self._clock = clock
+        self._channels: dict[ServerConnection, DeliveryChannel] = {}
+        self.pushed_bytes = 0
+        # Pushes not sent because the front end did not take the ones before.
+        self.dropped_pushes = 0
+
+    def handlers(self) -> Mapping[int, Handler]:
+        return {
+            RequestCode.ATTACH_FILTERS: self._attach,
+            RequestCode.DETACH_FILTERS: self._detach,
+            RequestCode.PUBLISH_TRANSIENT: self._publish_transient,
+        }
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        channel = self._channels.pop(connection, None)
+        if channel is not None:
+            self._delivery.close_channel(channel)
+
+    def _attach(self, connection: ServerConnection, request: Command) -> Command:
+        body = _decode(request, _AttachBody)
+        channel = self._channels.get(connection)
+        if channel is None:
+            channel = self._delivery.open_channel(self._pusher(connection))
+            self._channels[connection] = channel
+        for filter_id, topic_filter in body.filters:
+            if not 0 < filter_id < 1 << 32:
+                raise RequestError(
+                    ResponseCode.SYSTEM_ERROR, f"filter id {filter_id} is not a positive 32-bit number"
+                )
+            if not topic_filter or not is_valid_filter(topic_filter):
+                raise RequestError(ResponseCode.SYSTEM_ERROR, f"{topic_filter!r} is not a topic filter")
+        if len(channel.filters) + len(body.filters) > limits.FILTERS_PER_CHANNEL_MAX:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"a channel has at most {limits.FILTERS_PER_CHANNEL_MAX} filters"
+            )
+        self._delivery.attach(channel, body.filters)
+        return request.reply(ResponseCode.SUCCESS)
+
+    def _detach(self, connection: ServerConnection, request: Command) -> Command:
+        body = _decode(request, _DetachBody)
+        channel = self._channels.get(connection)
+        if channel is not None:
+            self._delivery.detach(channel, body.ids)
+        return request.reply(ResponseCode.SUCCESS)
+
+    def _publish_transient(self, connection: ServerConnection, request: Command) -> Command:
+        topic = request.text("topic")
+        queue_id = request.integer("queueId")
+        if not 0 <= queue_id < max(1, self._intake.queue_count(topic, create=False)):
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"the queueId {queue_id} is not one of topic {topic}"
+            )
+        try:
+            self._delivery.publish_transient(
+                _bytes(request), topic.encode(), queue_id, now_ms=self._clock.now_ms(), host=self._host
+            )
+        except MessageFormatError as error:
+            return request.reply(ResponseCode.MESSAGE_ILLEGAL, remark=str(error))
+        return request.reply(ResponseCode.SUCCESS)
+
+    def _pusher(self, connection: ServerConnection) -> Callable[[Buffer, bytes], None]:
+        def push(records: Buffer, matches: bytes) -> None:
+            if connection.is_congested:
+                self.dropped_pushes += 1
+                return
+            wanted, places = gather(records, matches)
+            self.pushed_bytes += len(wanted)
+            connection.send_oneway(
+                Command.request(
+                    RequestCode.DELIVER_RECORDS,
+                    {"matchesBytes": str(len(places))},
+                    [places, wanted],
+                    oneway=True,
+                )
+            )
+
+        return push
+
+    def metrics(self) -> Iterable[Metric]:
+        yield Metric(
+            "iotmq_broker_delivery_channels",
+            "gauge",
+            "Front ends with a delivery channel.",
+            self._delivery.channel_count,
+        )
+        yield Metric(
+            "iotmq_broker_filters", "gauge", "Distinct MQTT topic filters.", self._delivery.filter_count
+        )
+        yield Metric(
+            "iotmq_broker_matched_total",
+            "counter",
+            "Records that matched a live filter.",
+            self._delivery.matched,
+        )
+        yield Metric(
+            "iotmq_broker_pushed_bytes_total",
+            "counter",
+            "Bytes of records pushed to remote front ends.",
+            self.pushed_bytes,
+        )
+        yield Metric(
+            "iotmq_broker_dropped_pushes_total",
+            "counter",
+            "Pushes dropped because a front end did not take those before.",
+            self.dropped_pushes,
+        )
+
+
+def _bytes(request: Command) -> bytes | memoryview:
+    body = request.body
+    return b"".join(body) if isinstance(body, list) else body
+
+
+def _decode(request: Command, kind: type[_Body]) -> _Body:
+    try:
+        return msgspec.json.decode(_bytes(request), type=kind)
+    except msgspec.DecodeError as error:
+        raise RequestError(ResponseCode.SYSTEM_ERROR, f"the body cannot be read: {error}") from None
