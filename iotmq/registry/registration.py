@@ -1,0 +1,158 @@
+"""The body of a broker's registration: its topic table as JSON or in the compressed form.
+
+Compressed is a zlib stream of: int32 size + DataVersion JSON; int32 number of topics, each int32 size +
+``name readQueues writeQueues permissions filterType`` with single spaces; int32 size + filter server JSON.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Final, NamedTuple
+
+import msgspec
+
+from iotmq.errors import RequestError
+from iotmq.limits import (
+    QUEUES_PER_TOPIC_MAX,
+    REGISTRATION_INFLATED_BYTES_MAX,
+    TOPIC_BYTES_MAX,
+    TOPICS_MAX,
+)
+from iotmq.registry.routes import DataVersion, TopicQueues
+from iotmq.remoting import lenient_json
+from iotmq.remoting.codes import ResponseCode
+
+_INT32: Final = struct.Struct(">i")
+_PERMISSIONS_MAX: Final = 15
+
+
+class Registration(NamedTuple):
+    """What a broker says about its topics."""
+
+    data_version: DataVersion | None
+    topics: dict[str, TopicQueues]
+    # Topics left out because their name or numbers are past what any client could use.
+    topics_refused: int
+
+
+class VersionDocument(msgspec.Struct, rename="camel"):
+    """DataVersion as JSON."""
+
+    counter: int = 0
+    timestamp: int = 0
+    state_version: int = 0
+
+    def value(self) -> DataVersion:
+        return DataVersion(self.counter, self.timestamp, self.state_version)
+
+
+class _TopicDocument(msgspec.Struct, rename="camel"):
+    read_queue_nums: int = 16
+    write_queue_nums: int = 16
+    perm: int = 6
+    topic_sys_flag: int = 0
+
+
+class _TableDocument(msgspec.Struct, rename="camel"):
+    topic_config_table: dict[str, _TopicDocument] = {}
+    data_version: VersionDocument | None = None
+
+
+class _BodyDocument(msgspec.Struct, rename="camel"):
+    topic_config_serialize_wrapper: _TableDocument | None = None
+
+
+def decode_registration(body: bytes, *, is_compressed: bool, crc: int) -> Registration:
+    """The topics in a registration; an empty body has none. `crc` is that of the body as sent, 0 for none.
+
+    RequestError when the body is damaged.
+    """
+    if crc and zlib.crc32(body) & 0x7FFFFFFF != crc:
+        raise RequestError(ResponseCode.SYSTEM_ERROR, "the CRC of the registration does not match its body")
+    if not body:
+        return Registration(None, {}, 0)
+    if is_compressed:
+        return _decode_compressed(_inflate(body))
+    table = lenient_json.decode(body, _BodyDocument).topic_config_serialize_wrapper
+    if table is None:
+        return Registration(None, {}, 0)
+    topics = _Topics()
+    for name, topic in table.topic_config_table.items():
+        topics.add(
+            name, topic.read_queue_nums, topic.write_queue_nums, topic.perm, sys_flag=topic.topic_sys_flag
+        )
+    version = table.data_version
+    return Registration(None if version is None else version.value(), topics.accepted, topics.refused_count)
+
+
+class _Topics:
+    def __init__(self) -> None:
+        self.accepted: dict[str, TopicQueues] = {}
+        self.refused_count = 0
+
+    def add(self, name: str, read_queues: int, write_queues: int, perm: int, *, sys_flag: int = 0) -> None:
+        if (
+            0 < len(name.encode()) <= TOPIC_BYTES_MAX
+            and 0 <= read_queues <= QUEUES_PER_TOPIC_MAX
+            and 0 <= write_queues <= QUEUES_PER_TOPIC_MAX
+            and 0 <= perm <= _PERMISSIONS_MAX
+            and 0 <= sys_flag <= 0x7FFFFFFF
+        ):
+            self.accepted[name] = TopicQueues(read_queues, write_queues, perm, sys_flag)
+        else:
+            self.refused_count += 1
+
+
+def _inflate(body: bytes) -> bytes:
+    inflater = zlib.decompressobj()
+    try:
+        plain = inflater.decompress(body, REGISTRATION_INFLATED_BYTES_MAX)
+    except zlib.error:
+        raise _broken() from None
+    if not inflater.eof:
+        raise RequestError(
+            ResponseCode.SYSTEM_ERROR,
+            f"the registration is cut off or inflates past {REGISTRATION_INFLATED_BYTES_MAX} bytes",
+        )
+    return plain
+
+
+def _decode_compressed(data: bytes) -> Registration:
+    version_text, at = _take_text(data, 0)
+    version = lenient_json.decode(version_text, VersionDocument).value()
+    topic_count, at = _take_int32(data, at)
+    if topic_count > TOPICS_MAX:
+        raise RequestError(ResponseCode.SYSTEM_ERROR, f"more than {TOPICS_MAX} topics in a registration")
+    topics = _Topics()
+    for _ in range(topic_count):
+        text, at = _take_text(data, at)
+        words = text.split(b" ")
+        try:
+            name = words[0].decode()
+            read_queues, write_queues, perm = int(words[1]), int(words[2]), int(words[3])
+        except (ValueError, IndexError):
+            raise _broken() from None
+        topics.add(name, read_queues, write_queues, perm)
+    # The filter servers that may follow are a feature no broker has any more.
+    return Registration(version, topics.accepted, topics.refused_count)
+
+
+def _take_int32(data: bytes, at: int) -> tuple[int, int]:
+    if at + 4 > len(data):
+        raise _broken()
+    (value,) = _INT32.unpack_from(data, at)
+    if value < 0:
+        raise _broken()
+    return value, at + 4
+
+
+def _take_text(data: bytes, at: int) -> tuple[bytes, int]:
+    size, at = _take_int32(data, at)
+    if size > len(data) - at:
+        raise _broken()
+    return data[at : at + size], at + size
+
+
+def _broken() -> RequestError:
+    return RequestError(ResponseCode.SYSTEM_ERROR, "the compressed registration cannot be read")

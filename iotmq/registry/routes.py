@@ -1,0 +1,327 @@
+"""Which broker has which topic, and for how long a silent broker is believed. Pure: time is an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from iotmq.errors import RequestError
+from iotmq.limits import BROKERS_MAX, TOPICS_MAX
+from iotmq.remoting.codes import ResponseCode
+
+MASTER_ID: Final = 0
+_PERMISSION_WRITE: Final = 2
+
+
+class DataVersion(NamedTuple):
+    """The state of a broker's topic table; any difference means that it changed."""
+
+    counter: int = 0
+    timestamp_ms: int = 0
+    state_version: int = 0
+
+
+class BrokerIdentity(NamedTuple):
+    """Who registers."""
+
+    cluster: str
+    name: str
+    address: str
+    broker_id: int
+
+
+class TopicQueues(NamedTuple):
+    """What one broker offers of one topic."""
+
+    read_queue_count: int
+    write_queue_count: int
+    permissions: int
+    sys_flag: int = 0
+
+
+class MasterAddress(NamedTuple):
+    """What a slave is told about its master; empty while there is none."""
+
+    address: str = ""
+    ha_address: str = ""
+
+
+class BrokerGroup:
+    """The master and slaves of one broker name."""
+
+    __slots__ = ("addresses", "cluster", "name")
+
+    def __init__(self, name: str, cluster: str) -> None:
+        self.name = name
+        self.cluster = cluster
+        # Never empty while the group is in a table.
+        self.addresses: dict[int, str] = {}
+
+
+class TopicRoute(NamedTuple):
+    """Everything a client needs to reach a topic, sorted by broker name."""
+
+    queues: list[tuple[str, TopicQueues]]
+    brokers: list[BrokerGroup]
+
+
+class _Lease:
+    """One address that registered and was heard of lately."""
+
+    __slots__ = ("channel", "data_version", "ha_address", "identity", "renewed_s")
+
+    def __init__(
+        self,
+        identity: BrokerIdentity,
+        *,
+        ha_address: str,
+        data_version: DataVersion | None,
+        channel: Hashable,
+        renewed_s: float,
+    ) -> None:
+        self.identity = identity
+        self.ha_address = ha_address
+        self.data_version = data_version
+        # The connection of the latest registration; its end is the end of the lease.
+        self.channel = channel
+        self.renewed_s = renewed_s
+
+
+class RouteTable:
+    """The soft state of one registry.
+
+    An address holds at most one place (broker name and id), and a place at most one address; the later
+    registration wins. The topics of a broker name are those its master registered last, and stay as long
+    as any broker of that name lives.
+    """
+
+    def __init__(self, *, brokers_max: int = BROKERS_MAX, topics_max: int = TOPICS_MAX) -> None:
+        self._brokers_max = brokers_max
+        self._topics_max = topics_max
+        self._leases: dict[str, _Lease] = {}
+        self._groups: dict[str, BrokerGroup] = {}
+        self._topics: dict[str, dict[str, TopicQueues]] = {}
+        # Broker name -> its topics, the other way round.
+        self._topics_of: dict[str, set[str]] = {}
+
+    # Brokers.
+
+    def register(
+        self,
+        identity: BrokerIdentity,
+        *,
+        ha_address: str,
+        data_version: DataVersion | None,
+        topics: Mapping[str, TopicQueues],
+        channel: Hashable,
+        now_s: float,
+    ) -> MasterAddress:
+        """Take or renew a place; a master's topics are replaced when its data version changed.
+
+        RequestError when the registry is full; nothing has changed then.
+        """
+        address = identity.address
+        lease = self._leases.get(address)
+        if lease is None and len(self._leases) >= self._brokers_max:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"the registry is full: {self._brokers_max} brokers are registered"
+            )
+        is_new = lease is None or lease.identity != identity
+        is_changed = identity.broker_id == MASTER_ID and (
+            is_new or lease is None or lease.data_version is None or lease.data_version != data_version
+        )
+        if is_changed:
+            self._check_room(topics)
+        if is_new:
+            if lease is not None:
+                self._leave(lease.identity)
+            self._take_place(identity)
+        self._leases[address] = _Lease(
+            identity, ha_address=ha_address, data_version=data_version, channel=channel, renewed_s=now_s
+        )
+        if is_changed:
+            self._replace_topics(identity.name, topics)
+        return MasterAddress() if identity.broker_id == MASTER_ID else self._master_of(identity.name)
+
+    def unregister(self, identity: BrokerIdentity) -> bool:
+        """Give up a place; False when that address does not hold it."""
+        lease = self._leases.get(identity.address)
+        if lease is None or (lease.identity.name, lease.identity.broker_id) != (
+            identity.name,
+            identity.broker_id,
+        ):
+            return False
+        self._leave(lease.identity)
+        return True
+
+    def channel_lost(self, channel: Hashable) -> list[BrokerIdentity]:
+        """End the leases registered last through `channel`; returns who left."""
+        lost = [lease.identity for lease in self._leases.values() if lease.channel is channel]
+        for identity in lost:
+            self._leave(identity)
+        return lost
+
+    def expire(self, now_s: float, timeout_s: float) -> list[BrokerIdentity]:
+        """End the leases not renewed for `timeout_s`; returns who was dropped."""
+        silent = [lease.identity for lease in self._leases.values() if now_s - lease.renewed_s >= timeout_s]
+        for identity in silent:
+            self._leave(identity)
+        return silent
+
+    def data_version(self, address: str) -> DataVersion | None:
+        """The version the broker at `address` registered with last."""
+        lease = self._leases.get(address)
+        return None if lease is None else lease.data_version
+
+    def renew(self, address: str, now_s: float) -> None:
+        """Extend the lease of a broker that asked whether its version is known, and it is."""
+        lease = self._leases.get(address)
+        if lease is not None:
+            lease.renewed_s = now_s
+
+    # Questions.
+
+    def route(self, topic: str) -> TopicRoute | None:
+        """The route of a topic; None when no live broker has it."""
+        queues = self._topics.get(topic)
+        if not queues:
+            return None
+        in_order = sorted(queues.items())
+        return TopicRoute(in_order, [self._groups[name] for name, _ in in_order])
+
+    def groups(self) -> list[BrokerGroup]:
+        """All broker names, sorted."""
+        return [self._groups[name] for name in sorted(self._groups)]
+
+    def clusters(self) -> dict[str, list[str]]:
+        """Cluster name -> its broker names, both sorted."""
+        clusters: dict[str, list[str]] = {}
+        for group in self.groups():
+            clusters.setdefault(group.cluster, []).append(group.name)
+        return dict(sorted(clusters.items()))
+
+    def topics(self, cluster: str | None = None) -> list[str]:
+        """The names of all topics, or of those a cluster has; sorted."""
+        if cluster is None:
+            return sorted(self._topics)
+        names: set[str] = set()
+        for group in self._groups.values():
+            if group.cluster == cluster:
+                names |= self._topics_of.get(group.name, set())
+        return sorted(names)
+
+    def topics_with_flags(self) -> Iterator[tuple[str, int]]:
+        """Every topic with its sys flags, those of all brokers joined."""
+        for topic in sorted(self._topics):
+            flags = 0
+            for queues in self._topics[topic].values():
+                flags |= queues.sys_flag
+            yield topic, flags
+
+    @property
+    def broker_count(self) -> int:
+        return len(self._leases)
+
+    @property
+    def topic_count(self) -> int:
+        return len(self._topics)
+
+    # Administration.
+
+    def set_writable(self, broker_name: str, is_writable: bool) -> int:
+        """Give or take the write permission of all topics of a broker; returns how many it has.
+
+        Lasts until the broker registers with another data version.
+        """
+        topics = self._topics_of.get(broker_name, set())
+        for topic in topics:
+            queues = self._topics[topic][broker_name]
+            permissions = (
+                queues.permissions | _PERMISSION_WRITE
+                if is_writable
+                else queues.permissions & ~_PERMISSION_WRITE
+            )
+            self._topics[topic][broker_name] = queues._replace(permissions=permissions)
+        return len(topics)
+
+    def delete_topic(self, topic: str, cluster: str | None = None) -> None:
+        """Forget a topic, everywhere or in one cluster, until a broker registers it again."""
+        for name in list(self._topics.get(topic, ())):
+            if cluster is None or self._groups[name].cluster == cluster:
+                self._drop_topic(name, topic)
+
+    def _check_room(self, topics: Mapping[str, TopicQueues]) -> None:
+        if len(self._topics) + len(topics) <= self._topics_max:
+            return
+        if len(self._topics.keys() | topics.keys()) > self._topics_max:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"the registry is full: more than {self._topics_max} topics"
+            )
+
+    def _take_place(self, identity: BrokerIdentity) -> None:
+        group = self._groups.get(identity.name)
+        if group is None:
+            group = self._groups[identity.name] = BrokerGroup(identity.name, identity.cluster)
+        group.cluster = identity.cluster
+        former = group.addresses.get(identity.broker_id)
+        if former is not None:
+            del self._leases[former]
+        group.addresses[identity.broker_id] = identity.address
+
+    def _leave(self, identity: BrokerIdentity) -> None:
+        del self._leases[identity.address]
+        group = self._groups[identity.name]
+        del group.addresses[identity.broker_id]
+        if not group.addresses:
+            del self._groups[identity.name]
+            for topic in self._topics_of.pop(identity.name, set()):
+                self._drop_queues(identity.name, topic)
+
+    def _replace_topics(self, name: str, topics: Mapping[str, TopicQueues]) -> None:
+        former = self._topics_of.get(name, set())
+        self._topics_of[name] = set(topics)
+        for topic in former - topics.keys():
+            self._drop_queues(name, topic)
+        for topic, queues in topics.items():
+            self._topics.setdefault(topic, {})[name] = queues
+
+    def _drop_topic(self, name: str, topic: str) -> None:
+        self._topics_of[name].discard(topic)
+        self._drop_queues(name, topic)
+
+    def _drop_queues(self, name: str, topic: str) -> None:
+        brokers = self._topics[topic]
+        del brokers[name]
+        if not brokers:
+            del self._topics[topic]
+
+    def _master_of(self, name: str) -> MasterAddress:
+        address = self._groups[name].addresses.get(MASTER_ID)
+        if address is None:
+            return MasterAddress()
+        return MasterAddress(address, self._leases[address].ha_address)
+
+    def check(self) -> list[str]:
+        """Every inconsistency as a sentence; tests end with it."""
+        problems = []
+        places = {
+            (name, broker_id): address
+            for name, group in self._groups.items()
+            for broker_id, address in group.addresses.items()
+        }
+        leased = {
+            (lease.identity.name, lease.identity.broker_id): address
+            for address, lease in self._leases.items()
+        }
+        if places != leased:
+            problems.append(f"places {places} and leases {leased} differ")
+        problems += [f"{name} has no address" for name, group in self._groups.items() if not group.addresses]
+        by_topic = {(topic, name) for topic, brokers in self._topics.items() for name in brokers}
+        by_broker = {(topic, name) for name, topics in self._topics_of.items() for topic in topics}
+        if by_topic != by_broker:
+            problems.append(f"topics {by_topic ^ by_broker} are known one way only")
+        problems += [f"topic {topic} has no broker" for topic, brokers in self._topics.items() if not brokers]
+        problems += [
+            f"topics of {name}, which is not registered" for name in self._topics_of.keys() - self._groups
+        ]
+        return problems

@@ -1,0 +1,415 @@
+"""The registry role: brokers announce themselves, clients ask where a topic is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import msgspec
+
+from iotmq.clock import Clock, SystemClock
+from iotmq.errors import RequestError
+from iotmq.limits import REGISTRY_NAME_BYTES_MAX
+from iotmq.metrics import Metric
+from iotmq.registry.kv import ORDER_TOPIC_NAMESPACE, KeyValueFile, KeyValues, check_texts
+from iotmq.registry.registration import VersionDocument, decode_registration
+from iotmq.registry.routes import BrokerGroup, BrokerIdentity, RouteTable, TopicRoute
+from iotmq.registry.settings import RegistrySettings
+from iotmq.remoting import lenient_json
+from iotmq.remoting.codes import RequestCode, ResponseCode, Version
+from iotmq.remoting.command import Command
+from iotmq.remoting.server import RemotingServer, ServerConnection
+
+logger = logging.getLogger("iotmq.registry")
+
+KV_FILE_NAME: Final = "kvConfig.json"
+_FIRST_SCAN_S: Final = 5.0
+_CHANGES_WAITING_MAX: Final = 256
+_UNIT: Final = 1
+_UNIT_SUBSCRIPTION: Final = 2
+
+_Handle: TypeAlias = Callable[[ServerConnection, Command], Command | None]
+_Change: TypeAlias = Callable[[KeyValues], KeyValues]
+
+
+class Registry:
+    """Routes in memory, rebuilt by the brokers' registrations; key-value settings in a file.
+
+    Registries know nothing of each other: brokers register with all of them.
+    """
+
+    def __init__(
+        self, settings: RegistrySettings, *, directory: Path | None = None, clock: Clock | None = None
+    ) -> None:
+        """`directory` gets kvConfig.json; without one key-value settings last as long as the process."""
+        self._settings = settings
+        self._clock: Clock = clock or SystemClock()
+        self._routes = RouteTable()
+        self._values = KeyValues()
+        self._file = None if directory is None else KeyValueFile(directory / KV_FILE_NAME)
+        # Changes of key-value settings, applied one after the other.
+        self._changes: asyncio.Queue[tuple[ServerConnection, Command, _Change]] = asyncio.Queue(
+            _CHANGES_WAITING_MAX
+        )
+        # Both are set from start() to stop().
+        self._changer: asyncio.Task[None] | None = None
+        self._scan_timer: asyncio.TimerHandle | None = None
+        self._registrations_count = 0
+        self._topics_refused_count = 0
+        self._brokers_lost = {"silent": 0, "disconnected": 0, "unregistered": 0}
+        self._server = RemotingServer(
+            self,
+            host=settings.listen_host,
+            port=settings.listen_port,
+            idle_s=settings.idle_timeout_s,
+            connections_max=settings.connections_max,
+            clock=self._clock,
+            name="registry",
+        )
+        self._handlers: dict[int, _Handle] = {
+            RequestCode.PUT_KV_CONFIG: self._put_value,
+            RequestCode.GET_KV_CONFIG: self._get_value,
+            RequestCode.DELETE_KV_CONFIG: self._delete_value,
+            RequestCode.GET_KV_LIST_BY_NAMESPACE: self._list_values,
+            RequestCode.REGISTER_BROKER: self._register,
+            RequestCode.UNREGISTER_BROKER: self._unregister,
+            RequestCode.QUERY_DATA_VERSION: self._query_data_version,
+            RequestCode.GET_ROUTE_INFO_BY_TOPIC: self._route,
+            RequestCode.GET_BROKER_CLUSTER_INFO: self._cluster_info,
+            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self._wipe_write_permission,
+            RequestCode.ADD_WRITE_PERM_OF_BROKER: self._add_write_permission,
+            RequestCode.GET_ALL_TOPIC_LIST_FROM_REGISTRY: self._topics,
+            RequestCode.DELETE_TOPIC_IN_REGISTRY: self._delete_topic,
+            RequestCode.GET_TOPICS_BY_CLUSTER: self._topics_of_cluster,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_REGISTRY: self._system_topics,
+            RequestCode.GET_UNIT_TOPIC_LIST: self._unit_topics,
+            RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: self._unit_subscription_topics,
+            RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: self._unit_subscription_only_topics,
+            RequestCode.GET_REGISTRY_CONFIG: self._config,
+        }
+
+    @property
+    def port(self) -> int:
+        """The port listened on; the real one after start()."""
+        return self._server.port
+
+    async def start(self) -> None:
+        """Read the key-value settings and listen. StoreCorruptError, OSError."""
+        if self._file is not None:
+            self._values = await asyncio.to_thread(self._file.load)
+        self._changer = asyncio.create_task(self._apply_changes())
+        await self._server.start()
+        self._scan_after(min(_FIRST_SCAN_S, self._settings.scan_interval_s))
+
+    async def stop(self) -> None:
+        """Stop listening; changes already asked for are saved and answered."""
+        if self._scan_timer is not None:
+            self._scan_timer.cancel()
+            self._scan_timer = None
+        if self._changer is not None:
+            await self._changes.join()
+            self._changer.cancel()
+            await asyncio.gather(self._changer, return_exceptions=True)
+            self._changer = None
+        await self._server.stop()
+
+    def metrics(self) -> Iterable[Metric]:
+        yield from self._server.metrics()
+        prefix = "iotmq_registry_"
+        yield Metric(f"{prefix}brokers", "gauge", "Registered brokers.", self._routes.broker_count)
+        yield Metric(f"{prefix}topics", "gauge", "Topics with a route.", self._routes.topic_count)
+        yield Metric(f"{prefix}kv_entries", "gauge", "Key-value settings.", self._values.count)
+        yield Metric(
+            f"{prefix}registrations_total", "counter", "Registrations taken.", self._registrations_count
+        )
+        yield Metric(
+            f"{prefix}topics_refused_total",
+            "counter",
+            "Topics left out of registrations for a bad name or bad numbers.",
+            self._topics_refused_count,
+        )
+        for reason, count in self._brokers_lost.items():
+            yield Metric(
+                f"{prefix}brokers_lost_total", "counter", "Brokers taken out of the routes.", count,
+                (("reason", reason),),
+            )  # fmt: skip
+
+    def drop_silent_brokers(self) -> None:
+        """Take brokers out of the routes that were silent too long; runs by itself."""
+        silent = self._routes.expire(self._clock.monotonic_s(), self._settings.broker_timeout_s)
+        self._lost("silent", silent)
+
+    # The listener's handler.
+
+    def handle(self, connection: ServerConnection, request: Command) -> Command | None:
+        handler = self._handlers.get(request.code)
+        return request.not_supported() if handler is None else handler(connection, request)
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        self._lost("disconnected", self._routes.channel_lost(connection))
+
+    def _scan_after(self, delay_s: float) -> None:
+        def scan() -> None:
+            self.drop_silent_brokers()
+            self._scan_after(self._settings.scan_interval_s)
+
+        self._scan_timer = asyncio.get_running_loop().call_later(delay_s, scan)
+
+    def _lost(self, reason: str, brokers: list[BrokerIdentity]) -> None:
+        self._brokers_lost[reason] += len(brokers)
+        for broker in brokers:
+            level = logging.INFO if reason == "unregistered" else logging.WARNING
+            logger.log(
+                level,
+                "broker lost",
+                extra={
+                    "reason": reason,
+                    "broker": broker.name,
+                    "broker_id": broker.broker_id,
+                    "address": broker.address,
+                },
+            )
+
+    # Brokers.
+
+    def _register(self, connection: ServerConnection, request: Command) -> Command:
+        identity = _identity(request)
+        registration = decode_registration(
+            request.body_bytes(),
+            is_compressed=request.boolean("compressed"),
+            crc=request.integer("bodyCrc32", 0),
+        )
+        count_before = self._routes.broker_count
+        master = self._routes.register(
+            identity,
+            ha_address=_name(request, "haServerAddr", ""),
+            data_version=registration.data_version,
+            topics=registration.topics,
+            channel=connection,
+            now_s=self._clock.monotonic_s(),
+        )
+        self._registrations_count += 1
+        if registration.topics_refused:
+            self._topics_refused_count += registration.topics_refused
+            logger.warning(
+                "topics refused", extra={"broker": identity.name, "count": registration.topics_refused}
+            )
+        if self._routes.broker_count > count_before:
+            logger.info(
+                "broker registered",
+                extra={
+                    "broker": identity.name,
+                    "broker_id": identity.broker_id,
+                    "address": identity.address,
+                    "topics": len(registration.topics),
+                },
+            )
+        ext = {}
+        if master.address:
+            ext = {"haServerAddr": master.ha_address, "masterAddr": master.address}
+        table = {"table": self._values.namespace(ORDER_TOPIC_NAMESPACE)}
+        return request.reply(ResponseCode.SUCCESS, ext=ext, body=lenient_json.encode(table))
+
+    def _unregister(self, connection: ServerConnection, request: Command) -> Command:
+        identity = _identity(request)
+        if self._routes.unregister(identity):
+            self._lost("unregistered", [identity])
+        return request.reply(ResponseCode.SUCCESS)
+
+    def _query_data_version(self, connection: ServerConnection, request: Command) -> Command:
+        identity = _identity(request)
+        asked = lenient_json.decode(request.body, VersionDocument).value()
+        known = self._routes.data_version(identity.address)
+        is_changed = known is None or known != asked
+        if not is_changed:
+            self._routes.renew(identity.address, self._clock.monotonic_s())
+        body = b""
+        if known is not None:
+            document = {"counter": known.counter, "timestamp": known.timestamp_ms}
+            if known.state_version:
+                document["stateVersion"] = known.state_version
+            body = lenient_json.encode(document)
+        return request.reply(
+            ResponseCode.SUCCESS, ext={"changed": "true" if is_changed else "false"}, body=body
+        )
+
+    # Clients.
+
+    def _route(self, connection: ServerConnection, request: Command) -> Command:
+        topic = request.text("topic")
+        route = self._routes.route(topic)
+        if route is None:
+            return request.reply(
+                ResponseCode.TOPIC_NOT_EXIST, remark=f"no broker has the topic {topic[:128]!a}"
+            )
+        document = _route_document(route, self._values.get(ORDER_TOPIC_NAMESPACE, topic))
+        if request.version >= Version.STANDARD_JSON or request.boolean("acceptStandardJsonOnly"):
+            return request.reply(ResponseCode.SUCCESS, body=lenient_json.encode_ascii(document))
+        return request.reply(ResponseCode.SUCCESS, body=lenient_json.encode(document))
+
+    def _cluster_info(self, connection: ServerConnection, request: Command) -> Command:
+        document = {
+            "brokerAddrTable": {group.name: _broker_document(group) for group in self._routes.groups()},
+            "clusterAddrTable": self._routes.clusters(),
+        }
+        return request.reply(ResponseCode.SUCCESS, body=lenient_json.encode(document))
+
+    def _topics(self, connection: ServerConnection, request: Command) -> Command:
+        return _topic_list(request, self._routes.topics())
+
+    def _topics_of_cluster(self, connection: ServerConnection, request: Command) -> Command:
+        return _topic_list(request, self._routes.topics(request.text("cluster")))
+
+    def _system_topics(self, connection: ServerConnection, request: Command) -> Command:
+        names: list[str] = []
+        for cluster, brokers in self._routes.clusters().items():
+            names += [cluster, *brokers]
+        groups = self._routes.groups()
+        address = groups[0].addresses[min(groups[0].addresses)] if groups else None
+        return _topic_list(request, list(dict.fromkeys(names)), address)
+
+    def _unit_topics(self, connection: ServerConnection, request: Command) -> Command:
+        return self._topics_with(request, _UNIT, _UNIT)
+
+    def _unit_subscription_topics(self, connection: ServerConnection, request: Command) -> Command:
+        return self._topics_with(request, _UNIT_SUBSCRIPTION, _UNIT_SUBSCRIPTION)
+
+    def _unit_subscription_only_topics(self, connection: ServerConnection, request: Command) -> Command:
+        return self._topics_with(request, _UNIT | _UNIT_SUBSCRIPTION, _UNIT_SUBSCRIPTION)
+
+    def _topics_with(self, request: Command, mask: int, flags: int) -> Command:
+        found = self._routes.topics_with_flags()
+        return _topic_list(request, [topic for topic, sys_flag in found if sys_flag & mask == flags])
+
+    # Operators.
+
+    def _wipe_write_permission(self, connection: ServerConnection, request: Command) -> Command:
+        count = self._routes.set_writable(request.text("brokerName"), False)
+        return request.reply(ResponseCode.SUCCESS, ext={"wipeTopicCount": str(count)})
+
+    def _add_write_permission(self, connection: ServerConnection, request: Command) -> Command:
+        count = self._routes.set_writable(request.text("brokerName"), True)
+        return request.reply(ResponseCode.SUCCESS, ext={"addTopicCount": str(count)})
+
+    def _delete_topic(self, connection: ServerConnection, request: Command) -> Command:
+        self._routes.delete_topic(request.text("topic"), request.ext.get("clusterName") or None)
+        return request.reply(ResponseCode.SUCCESS)
+
+    def _config(self, connection: ServerConnection, request: Command) -> Command:
+        settings = msgspec.structs.asdict(self._settings)
+        text = "".join([f"{name}={value}\n" for name, value in settings.items()])
+        return request.reply(ResponseCode.SUCCESS, body=text.encode())
+
+    # Key-value settings.
+
+    def _get_value(self, connection: ServerConnection, request: Command) -> Command:
+        value = self._values.get(request.text("namespace"), request.text("key"))
+        if value is None:
+            return request.reply(ResponseCode.QUERY_NOT_FOUND, remark="no value under this key")
+        return request.reply(ResponseCode.SUCCESS, ext={"value": value})
+
+    def _list_values(self, connection: ServerConnection, request: Command) -> Command:
+        values = self._values.namespace(request.text("namespace"))
+        if not values:
+            return request.reply(ResponseCode.QUERY_NOT_FOUND, remark="no values in this namespace")
+        return request.reply(ResponseCode.SUCCESS, body=lenient_json.encode({"table": values}))
+
+    def _put_value(self, connection: ServerConnection, request: Command) -> None:
+        namespace, key, value = request.text("namespace"), request.text("key"), request.text("value")
+        check_texts(namespace, key, value)
+        self._change(connection, request, lambda values: values.put(namespace, key, value))
+
+    def _delete_value(self, connection: ServerConnection, request: Command) -> None:
+        namespace, key = request.text("namespace"), request.text("key")
+        self._change(connection, request, lambda values: values.delete(namespace, key))
+
+    def _change(self, connection: ServerConnection, request: Command, change: _Change) -> None:
+        try:
+            self._changes.put_nowait((connection, request, change))
+        except asyncio.QueueFull:
+            raise RequestError(
+                ResponseCode.SYSTEM_BUSY, f"{_CHANGES_WAITING_MAX} changes wait for the disk"
+            ) from None
+
+    async def _apply_changes(self) -> None:
+        """Save each change off the loop, then use it and answer: what was answered is on the disk."""
+        while True:
+            connection, request, change = await self._changes.get()
+            try:
+                fresh = change(self._values)
+                if self._file is not None and fresh is not self._values:
+                    await asyncio.to_thread(self._file.save, fresh)
+                self._values = fresh
+                response = request.reply(ResponseCode.SUCCESS)
+            except RequestError as error:
+                response = request.reply(error.code, remark=str(error))
+            except OSError as error:
+                logger.error("key-value settings not saved", extra={"detail": str(error)})
+                response = request.reply(
+                    ResponseCode.SYSTEM_ERROR, remark=f"the value could not be saved: {error.strerror}"
+                )
+            except Exception as error:
+                # A fault of ours must not end the one task that changes values.
+                self._server.traffic.handler_failed(request.code, error)
+                response = request.reply(ResponseCode.SYSTEM_ERROR, remark=type(error).__name__)
+            finally:
+                self._changes.task_done()
+            connection.reply(response)
+
+
+def _identity(request: Command) -> BrokerIdentity:
+    return BrokerIdentity(
+        _name(request, "clusterName"),
+        _name(request, "brokerName"),
+        _name(request, "brokerAddr"),
+        request.integer("brokerId", minimum=0),
+    )
+
+
+def _name(request: Command, field: str, default: str | None = None) -> str:
+    text = request.text(field, default)
+    if (not text and default is None) or len(text.encode()) > REGISTRY_NAME_BYTES_MAX:
+        raise RequestError(
+            ResponseCode.SYSTEM_ERROR, f"the field {field} must have 1 to {REGISTRY_NAME_BYTES_MAX} bytes"
+        )
+    return text
+
+
+def _broker_document(group: BrokerGroup) -> dict[str, object]:
+    return {
+        "brokerAddrs": {str(broker_id): group.addresses[broker_id] for broker_id in sorted(group.addresses)},
+        "brokerName": group.name,
+        "cluster": group.cluster,
+    }
+
+
+def _route_document(route: TopicRoute, order: str | None) -> dict[str, object]:
+    document: dict[str, object] = {
+        "brokerDatas": [_broker_document(group) for group in route.brokers],
+        "filterServerTable": {},
+        "queueDatas": [
+            {
+                "brokerName": name,
+                "perm": queues.permissions,
+                "readQueueNums": queues.read_queue_count,
+                # Clients before 4.6 read the misspelt name.
+                "topicSynFlag": queues.sys_flag,
+                "topicSysFlag": queues.sys_flag,
+                "writeQueueNums": queues.write_queue_count,
+            }
+            for name, queues in route.queues
+        ],
+    }
+    if order is not None:
+        document["orderTopicConf"] = order
+    return document
+
+
+def _topic_list(request: Command, topics: list[str], address: str | None = None) -> Command:
+    document: dict[str, object] = {"topicList": topics}
+    if address is not None:
+        document["brokerAddr"] = address
+    return request.reply(ResponseCode.SUCCESS, body=lenient_json.encode(document))

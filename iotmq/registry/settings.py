@@ -1,0 +1,55 @@
+"""Settings of the registry role (section `[registry]` of the configuration)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from iotmq.limits import NATIVE_CONNECTIONS_MAX, NATIVE_IDLE_S
+
+
+class RegistrySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a registry listens and how long it believes a silent broker."""
+
+    listen_host: Annotated[
+        str, Meta(min_length=1, description="Address to listen on; loopback unless told otherwise.")
+    ] = "127.0.0.1"
+    listen_port: Annotated[
+        int, Meta(ge=0, le=65_535, description="TCP port of the native protocol; 0 takes a free one.")
+    ] = 9_876
+    broker_timeout_s: Annotated[
+        float,
+        Meta(
+            ge=1.0,
+            le=86_400.0,
+            description="Seconds without a registration after which a broker is taken out of all routes. "
+            "Brokers register every 30 s; below 60 s one lost registration makes topics vanish.",
+        ),
+    ] = 120.0
+    scan_interval_s: Annotated[
+        float,
+        Meta(
+            ge=0.1,
+            le=3_600.0,
+            description="Seconds between looks for silent brokers; a silent one is seen this much later.",
+        ),
+    ] = 10.0
+    idle_timeout_s: Annotated[
+        float,
+        Meta(
+            ge=1.0,
+            le=86_400.0,
+            description="Seconds without traffic after which a connection is closed. Clients ask every 30 s, "
+            "and a broker whose connection is closed leaves the routes at once.",
+        ),
+    ] = NATIVE_IDLE_S
+    connections_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1_000_000,
+            description="Open connections, brokers and clients together; more are refused.",
+        ),
+    ] = NATIVE_CONNECTIONS_MAX

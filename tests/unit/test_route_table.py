@@ -1,0 +1,272 @@
+"""The route table: places, leases and topics, with time as an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iotmq.errors import RequestError
+from iotmq.registry.routes import BrokerIdentity, DataVersion, MasterAddress, RouteTable, TopicQueues
+
+QUEUES = TopicQueues(4, 4, 6)
+A_MASTER = BrokerIdentity("C", "a", "10.0.0.1:10911", 0)
+A_SLAVE = BrokerIdentity("C", "a", "10.0.0.2:10911", 1)
+B_MASTER = BrokerIdentity("C", "b", "10.0.0.3:10911", 0)
+D_MASTER = BrokerIdentity("D", "d", "10.0.0.4:10911", 0)
+
+
+@pytest.fixture
+def table() -> Iterator[RouteTable]:
+    table = RouteTable()
+    yield table
+    assert table.check() == []
+
+
+def register(
+    table: RouteTable,
+    identity: BrokerIdentity,
+    *topics: str,
+    version: int = 1,
+    channel: object = None,
+    now_s: float = 0.0,
+    queues: TopicQueues = QUEUES,
+) -> MasterAddress:
+    return table.register(
+        identity,
+        ha_address=identity.address.replace("10911", "10912"),
+        data_version=DataVersion(version, 0),
+        topics=dict.fromkeys(topics, queues),
+        channel=identity.address if channel is None else channel,  # type: ignore[arg-type]
+        now_s=now_s,
+    )
+
+
+def addresses(table: RouteTable, topic: str) -> dict[str, dict[int, str]]:
+    route = table.route(topic)
+    return {} if route is None else {group.name: dict(group.addresses) for group in route.brokers}
+
+
+def test_a_registered_topic_has_a_route(table: RouteTable) -> None:
+    register(table, B_MASTER, "T", "only-b", queues=TopicQueues(8, 2, 4, 1))
+    register(table, A_MASTER, "T")
+    route = table.route("T")
+    assert route is not None
+    assert route.queues == [("a", QUEUES), ("b", TopicQueues(8, 2, 4, 1))]
+    assert addresses(table, "T") == {"a": {0: A_MASTER.address}, "b": {0: B_MASTER.address}}
+    assert list(addresses(table, "only-b")) == ["b"]
+    assert table.route("unknown") is None
+
+
+def test_clusters_groups_and_topics_are_listed(table: RouteTable) -> None:
+    register(table, D_MASTER, "T", "x")
+    register(table, B_MASTER, "T", "y")
+    register(table, A_MASTER)
+    assert table.clusters() == {"C": ["a", "b"], "D": ["d"]}
+    assert [group.name for group in table.groups()] == ["a", "b", "d"]
+    assert table.topics() == ["T", "x", "y"]
+    assert table.topics("C") == ["T", "y"]
+    assert table.topics("none") == []
+    assert (table.broker_count, table.topic_count) == (3, 3)
+
+
+def test_a_slave_learns_its_master_and_adds_no_topics(table: RouteTable) -> None:
+    assert register(table, A_SLAVE, "T") == MasterAddress()
+    assert table.route("T") is None
+    register(table, A_MASTER, "T")
+    assert register(table, A_SLAVE) == MasterAddress("10.0.0.1:10911", "10.0.0.1:10912")
+    assert addresses(table, "T") == {"a": {0: A_MASTER.address, 1: A_SLAVE.address}}
+
+
+def test_topics_change_only_with_the_data_version(table: RouteTable) -> None:
+    register(table, A_MASTER, "T", version=1)
+    register(table, A_MASTER, "T", "U", version=1)
+    assert table.topics() == ["T"]
+    register(table, A_MASTER, "U", version=2)
+    assert table.topics() == ["U"]
+
+
+def test_a_place_belongs_to_the_address_that_took_it_last(table: RouteTable) -> None:
+    register(table, A_MASTER, "T")
+    usurper = A_MASTER._replace(address="10.0.0.9:10911")
+    register(table, usurper, "T")
+    assert addresses(table, "T") == {"a": {0: usurper.address}}
+    assert table.broker_count == 1
+    assert table.channel_lost(A_MASTER.address) == []
+
+
+def test_an_address_that_changes_its_place_leaves_the_old_one(table: RouteTable) -> None:
+    register(table, A_MASTER, "T")
+    register(table, A_SLAVE)
+    register(table, A_SLAVE._replace(broker_id=2))
+    assert addresses(table, "T") == {"a": {0: A_MASTER.address, 2: A_SLAVE.address}}
+    register(table, A_MASTER._replace(name="z"), "T")
+    assert addresses(table, "T") == {"z": {0: A_MASTER.address}, "a": {2: A_SLAVE.address}} or addresses(
+        table, "T"
+    ) == {"a": {2: A_SLAVE.address}, "z": {0: A_MASTER.address}}
+
+
+def test_a_broker_that_changes_its_cluster_is_in_the_new_one_only(table: RouteTable) -> None:
+    register(table, A_MASTER, "T")
+    register(table, A_MASTER._replace(cluster="E"), "T")
+    assert table.clusters() == {"E": ["a"]}
+    assert table.topics("E") == ["T"]
+
+
+def test_the_topics_of_a_name_live_as_long_as_any_broker_of_it(table: RouteTable) -> None:
+    register(table, A_MASTER, "T")
+    register(table, A_SLAVE)
+    assert table.unregister(A_MASTER)
+    assert addresses(table, "T") == {"a": {1: A_SLAVE.address}}
+    assert table.unregister(A_SLAVE)
+    assert table.route("T") is None
+    assert table.groups() == []
+
+
+def test_a_foreign_address_cannot_unregister_a_broker(table: RouteTable) -> None:
+    register(table, A_MASTER, "T")
+    assert not table.unregister(A_MASTER._replace(address="10.9.9.9:1"))
+    assert not table.unregister(A_MASTER._replace(broker_id=1))
+    assert not table.unregister(A_MASTER._replace(name="b"))
+    assert table.route("T") is not None
+
+
+def test_a_silent_broker_expires_after_the_timeout_and_not_before(table: RouteTable) -> None:
+    register(table, A_MASTER, "T", now_s=1_000.0)
+    register(table, B_MASTER, "T", now_s=1_030.0)
+    assert table.expire(1_119.9, 120.0) == []
+    assert table.expire(1_120.0, 120.0) == [A_MASTER]
+    assert list(addresses(table, "T")) == ["b"]
+
+
+def test_registering_again_and_asking_for_the_version_renew_the_lease(table: RouteTable) -> None:
+    register(table, A_MASTER, "T", now_s=0.0)
+    register(table, A_MASTER, "T", now_s=100.0)
+    assert table.data_version(A_MASTER.address) == DataVersion(1, 0)
+    table.renew(A_MASTER.address, 200.0)
+    table.renew("10.9.9.9:1", 200.0)
+    assert table.expire(319.9, 120.0) == []
+    assert table.expire(320.0, 120.0) == [A_MASTER]
+    assert table.data_version(A_MASTER.address) is None
+
+
+def test_a_closed_channel_ends_its_leases_at_once(table: RouteTable) -> None:
+    register(table, A_MASTER, "T", channel="one")
+    register(table, B_MASTER, "T", channel="two")
+    assert table.channel_lost("one") == [A_MASTER]
+    assert list(addresses(table, "T")) == ["b"]
+
+
+def test_the_end_of_a_former_channel_does_nothing(table: RouteTable) -> None:
+    register(table, A_MASTER, "T", channel="one")
+    register(table, A_MASTER, "T", channel="two")
+    assert table.channel_lost("one") == []
+    assert table.route("T") is not None
+
+
+def test_a_broker_that_comes_back_with_its_old_version_gets_its_topics_back(table: RouteTable) -> None:
+    register(table, A_MASTER, "T", version=7)
+    table.unregister(A_MASTER)
+    register(table, A_MASTER, "T", version=7)
+    assert table.route("T") is not None
+
+
+def test_write_permission_is_taken_and_given_for_one_broker(table: RouteTable) -> None:
+    register(table, A_MASTER, "T", "U", queues=TopicQueues(4, 4, 7))
+    register(table, B_MASTER, "T")
+    assert table.set_writable("a", False) == 2
+    route = table.route("T")
+    assert route is not None
+    assert [queues.permissions for _, queues in route.queues] == [5, 6]
+    register(table, A_MASTER, "T", "U")
+    assert table.route("U") is not None
+    assert table.set_writable("a", True) == 2
+    route = table.route("T")
+    assert route is not None
+    assert [queues.permissions for _, queues in route.queues] == [7, 6]
+    assert table.set_writable("unknown", True) == 0
+
+
+def test_a_topic_is_deleted_everywhere_or_in_one_cluster(table: RouteTable) -> None:
+    for identity in (A_MASTER, D_MASTER):
+        register(table, identity, "T", "U")
+    table.delete_topic("T", "D")
+    assert list(addresses(table, "T")) == ["a"]
+    table.delete_topic("T")
+    table.delete_topic("unknown")
+    assert table.route("T") is None
+    assert table.topics() == ["U"]
+
+
+def test_flags_of_all_brokers_are_joined(table: RouteTable) -> None:
+    register(table, A_MASTER, "T", "U", queues=TopicQueues(1, 1, 6, 1))
+    register(table, B_MASTER, "T", queues=TopicQueues(1, 1, 6, 2))
+    assert list(table.topics_with_flags()) == [("T", 3), ("U", 1)]
+
+
+def test_a_full_table_refuses_one_more_broker_and_keeps_the_rest() -> None:
+    table = RouteTable(brokers_max=2)
+    register(table, A_MASTER, "T")
+    register(table, B_MASTER)
+    with pytest.raises(RequestError, match="2 brokers"):
+        register(table, D_MASTER)
+    register(table, A_MASTER, "T", now_s=5.0)
+    assert table.clusters() == {"C": ["a", "b"]}
+    assert table.check() == []
+
+
+def test_a_full_table_refuses_one_more_topic_and_changes_nothing() -> None:
+    table = RouteTable(topics_max=3)
+    register(table, A_MASTER, "T", "U")
+    register(table, B_MASTER, "T", "U", "V")
+    with pytest.raises(RequestError, match="3 topics"):
+        register(table, A_MASTER, "T", "W", version=2)
+    with pytest.raises(RequestError, match="3 topics"):
+        register(table, D_MASTER, "X")
+    assert table.topics() == ["T", "U", "V"]
+    assert table.data_version(A_MASTER.address) == DataVersion(1, 0)
+    assert table.clusters() == {"C": ["a", "b"]}
+    assert table.check() == []
+
+
+identities = st.builds(
+    BrokerIdentity,
+    st.sampled_from(["C", "D"]),
+    st.sampled_from(["a", "b"]),
+    st.sampled_from(["1:1", "2:2", "3:3"]),
+    st.integers(0, 1),
+)
+topic_sets = st.sets(st.sampled_from(["T", "U", "V"]))
+steps = st.one_of(
+    st.tuples(st.just("register"), identities, topic_sets, st.integers(0, 2), st.integers(0, 2)),
+    st.tuples(st.just("unregister"), identities),
+    st.tuples(st.just("lost"), st.integers(0, 2)),
+    st.tuples(st.just("expire"), st.integers(0, 3)),
+    st.tuples(st.just("delete"), st.sampled_from(["T", "U"]), st.sampled_from([None, "C"])),
+    st.tuples(st.just("wipe"), st.sampled_from(["a", "b"])),
+)
+
+
+@given(st.lists(steps, max_size=30))
+def test_any_order_of_events_leaves_a_consistent_table(events: list[tuple[object, ...]]) -> None:
+    table = RouteTable()
+    for now_s, event in enumerate(events):
+        match event:
+            case ("register", BrokerIdentity() as identity, set() as topics, int() as version, channel):
+                register(table, identity, *topics, version=version, channel=channel, now_s=float(now_s))
+                assert identity.address in {
+                    address for group in table.groups() for address in group.addresses.values()
+                }
+            case ("unregister", BrokerIdentity() as identity):
+                table.unregister(identity)
+            case ("lost", int() as channel):
+                table.channel_lost(channel)
+            case ("expire", int() as timeout):
+                table.expire(float(now_s), float(timeout))
+            case ("delete", str() as topic, cluster):
+                table.delete_topic(topic, cluster)  # type: ignore[arg-type]
+            case ("wipe", str() as name):
+                table.set_writable(name, False)
+        assert table.check() == []
