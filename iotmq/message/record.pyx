@@ -7,8 +7,9 @@ Numbers are big-endian. Sizes and positions are bytes, timestamps milliseconds s
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memchr, memcmp, memcpy
 
+from iotmq.message.crc cimport crc32
 from iotmq.message.layout cimport (
     AT_BODY, AT_BODY_CRC, AT_BODY_SIZE, AT_BORN_HOST, AT_BORN_TIMESTAMP, AT_FLAG, AT_MAGIC, AT_POSITION,
     AT_QUEUE_ID, AT_QUEUE_OFFSET, AT_SIZE, AT_SYS_FLAG, ELEMENT_FIXED_BYTES, HOST_V6_EXTRA_BYTES,
@@ -18,9 +19,6 @@ from iotmq.message.layout cimport (
 
 from iotmq.limits import BATCH_RECORDS_MAX, PROPERTIES_BYTES_MAX, TOPIC_BYTES_MAX
 from iotmq.message.errors import MessageFormatError
-
-cdef extern from "zlib.h" nogil:
-    unsigned long crc32_z(unsigned long crc, const uint8_t* data, size_t size)
 
 cdef extern from "string.h" nogil:
     void* memrchr(const void* data, int byte, size_t size)
@@ -172,7 +170,7 @@ def iter_records(buffer):
     """The records of `buffer` one after another, as a pull response holds them.
 
     Raises MessageFormatError on reaching bytes that are not a record. For many records
-    `iotmq.message.columns` is a hundred times faster.
+    `iotmq.message.columns` is several times faster, and makes no objects.
     """
     cdef Py_ssize_t at = 0
     cdef Py_ssize_t size = memoryview(buffer).nbytes
@@ -572,7 +570,7 @@ cdef Py_ssize_t write_record(uint8_t* target, Py_ssize_t room, const Element* el
 
 
 cdef uint32_t body_crc(const uint8_t* body, Py_ssize_t size) noexcept nogil:
-    return <uint32_t> (crc32_z(0, body, <size_t> size) & 0x7FFFFFFF)
+    return crc32(body, <size_t> size) & 0x7FFFFFFF
 
 
 cdef Py_ssize_t find_property(const uint8_t* properties, Py_ssize_t size, const char* key,
@@ -595,8 +593,20 @@ cdef Py_ssize_t find_property(const uint8_t* properties, Py_ssize_t size, const 
 
 cdef int64_t tags_code(const uint8_t* properties, Py_ssize_t size) noexcept nogil:
     cdef const uint8_t* value = NULL
-    cdef Py_ssize_t value_size = find_property(properties, size, "TAGS", 4, &value)
-    return tag_hash(value, value_size) if value_size > 0 else 0
+    cdef const uint8_t* end = properties + size
+    cdef const uint8_t* at = properties + 2
+    cdef Py_ssize_t value_size
+    # Most records of devices have no tag and no G either: one pass of memchr says so in a third of the
+    # time it takes to look at each property.
+    while end - at > 2:
+        at = <const uint8_t*> memchr(at, 71, end - at - 2)
+        if at == NULL:
+            return 0
+        if memcmp(at - 2, "TAGS\x01", 5) == 0:
+            value_size = find_property(properties, size, "TAGS", 4, &value)
+            return tag_hash(value, value_size) if value_size > 0 else 0
+        at += 1
+    return 0
 
 
 cdef int32_t tag_hash(const uint8_t* text, Py_ssize_t size) noexcept nogil:

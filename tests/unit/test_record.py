@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import struct
+import zlib
 
 import pytest
 from record_oracle import MAGIC_LONG_TOPIC, OracleRecord, encode
@@ -134,6 +136,10 @@ def test_filter_expressions(expression: str, tags: tuple[str, ...]) -> None:
         (b"TAGSX\x01TagA\x02", 0),
         (b"KEYS\x01TAGS\x01TagA\x02", 0),
         (b"\x02\x02TAGS\x01TagA", 2_598_919),
+        (b"MSG_REGION\x01TAGS\x02GGTAGS\x01TagB\x02TAGS\x01TagA\x02G", 2_598_919),
+        (b"MSG_REGION\x01G\x02TRACE_ON\x01true\x02TAGS", 0),
+        (b"TAGS\x01", 0),
+        (b"G", 0),
     ],
 )
 def test_tags_code_finds_the_tags_property_only(properties: bytes, code: int) -> None:
@@ -312,3 +318,10 @@ def test_broken_elements_are_refused_with_the_place(broken: bytes, reason: str) 
     with pytest.raises(MessageFormatError, match=f"batch element 1 at byte 30: .*{reason}") as caught:
         check_batch(ELEMENT + broken)
     assert caught.value.at == 30
+
+
+@pytest.mark.parametrize("size", [*range(300), 1_000, 65_535, 100_003])
+def test_body_checksum_is_zlibs_at_every_size(size: int) -> None:
+    body = random.Random(size).randbytes(size)
+    assert body_checksum(body) == zlib.crc32(body) & 0x7FFFFFFF
+    assert body_checksum(bytes(size)) == zlib.crc32(bytes(size)) & 0x7FFFFFFF
