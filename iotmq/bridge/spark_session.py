@@ -56,6 +56,9 @@ _LOW_LATENCY_CONF: Final[Mapping[str, str]] = {
 _LOGGING: Final = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
+# PySpark counts as a shell, whose own level would be announced and set to WARN.
+logger.shell.name = org.apache.spark.repl.Main
+logger.shell.level = error
 appender.stderr.type = Console
 appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
