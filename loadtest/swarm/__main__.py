@@ -135,6 +135,7 @@ def _plan(options: argparse.Namespace, **kinds: int) -> Plan:
         qos=options.qos,
         filter_qos=options.filter_qos,
         window=options.window,
+        lead_max=options.lead,
         payload_bytes=options.payload_bytes,
         rate_per_s=options.rate,
         messages_max=options.messages,
@@ -190,6 +191,7 @@ def _parser() -> argparse.ArgumentParser:
         "--filter-qos", type=int, choices=(0, 1), help="QoS of subscribers; that of --qos by default"
     )
     load.add_argument("--window", type=int, default=100, help="unacknowledged messages a publisher may have")
+    load.add_argument("--lead", type=int, default=0, help="QoS 0 messages ahead of the subscribers; 0: any")
     load.add_argument("--payload-bytes", type=int, default=100)
     load.add_argument(
         "--rate", type=int, default=0, help="messages/s over all publishers; 0: as fast as possible"

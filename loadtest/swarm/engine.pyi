@@ -20,6 +20,7 @@ class Engine:
         window: int = 100,
         payload: bytes = ...,
         keep_alive_s: float = 60.0,
+        lead_max: int = 0,
         measures_acks: bool = False,
         number_base: int = 0,
         publishers_tracked: int = 0,

@@ -225,6 +225,8 @@ cdef struct Connection:
     uint64_t written_bytes
     uint64_t owed              # paced: due and not yet created
     uint64_t paced_from        # value of created when pacing began
+    uint64_t arrived           # with a lead: every message below it was delivered or given up
+    uint8_t has_moved          # with a lead: listed in moved, because arrived went up
     # Subscriber: next sequence expected of each publisher; made at the first delivery.
     uint64_t* expected
 
@@ -359,7 +361,8 @@ cdef class Engine:
     """The connections of one process to one server. All calls come from one thread, except ``wake``.
 
     ``host`` is a dotted IPv4 address. QoS, window and payload hold for all publishers; ``window`` means
-    nothing for QoS 0. ``number_base`` is added to publisher numbers in stamps, so that several processes
+    nothing for QoS 0, where ``lead_max`` bounds how far a publisher may be ahead of the subscribers of this
+    engine (0: not at all); what a server dropped is given up after 0.2 s without a delivery. ``number_base`` is added to publisher numbers in stamps, so that several processes
     can share a subscriber; ``publishers_tracked`` is how many of them subscribers follow by sequence.
     """
     cdef Connection* connections
@@ -383,6 +386,11 @@ cdef class Engine:
     cdef uint32_t publisher_count
     cdef uint32_t subscriber_count
     cdef uint32_t* publishers          # indexes of the publisher connections
+    cdef uint64_t lead_max             # QoS 0: messages a publisher may be ahead of the subscribers; 0: any
+    cdef uint32_t* moved               # publishers that may go on after this read
+    cdef uint32_t moved_count
+    cdef uint64_t delivered_at_look    # value of delivered when leads were last looked at
+    cdef int64_t looked_at_ns
 
     cdef int epoll
     cdef int timer
@@ -424,7 +432,7 @@ cdef class Engine:
         self.epoll = self.timer = self.wakeup = -1
 
     def __init__(self, host, port, *, qos=1, window=100, payload=b"\x00" * 100, keep_alive_s=60.0,
-                 measures_acks=False, number_base=0, publishers_tracked=0, source_addresses=()):
+                 lead_max=0, measures_acks=False, number_base=0, publishers_tracked=0, source_addresses=()):
         if self.epoll >= 0:
             raise RuntimeError("an engine is initialised once")
         if qos not in (0, 1):
@@ -433,6 +441,8 @@ cdef class Engine:
             raise ValueError(f"window must be 1..{WINDOW_MAX}, not {window}")
         if len(payload) > PAYLOAD_BYTES_MAX:
             raise ValueError(f"a payload is at most {PAYLOAD_BYTES_MAX} bytes, not {len(payload)}")
+        if lead_max < 0 or (lead_max and qos):
+            raise ValueError("a lead is for QoS 0 and not negative")
         if not 1 <= port <= 65_535:
             raise ValueError(f"port must be 1..65535, not {port}")
         cdef bytes packed = _socket.inet_pton(_socket.AF_INET, host)
@@ -448,6 +458,7 @@ cdef class Engine:
         self.window = window
         self.payload = bytes(payload)
         self.keep_alive_ns = int(keep_alive_s * 1e9)
+        self.lead_max = lead_max
         self.measures_acks = measures_acks
         self.number_base = number_base
         self.publishers_tracked = publishers_tracked
@@ -481,6 +492,7 @@ cdef class Engine:
             free(c.expected)
         free(self.connections)
         free(self.publishers)
+        free(self.moved)
         free(self.sources)
         free(self.buffer)
         free(self.acks)
@@ -557,6 +569,11 @@ cdef class Engine:
             free(ring)
             raise MemoryError
         self.publishers = grown
+        grown = <uint32_t*>realloc(self.moved, (self.publisher_count + 1) * 4)
+        if grown == NULL:
+            free(ring)
+            raise MemoryError
+        self.moved = grown
         cdef bytes template = bytes(packet)
         for i in range(slots):
             memcpy(ring + <size_t>i * size, <const uint8_t*>template, size)
@@ -746,6 +763,8 @@ cdef class Engine:
                     return 2
             if self.keep_alive_ns and self.now - self.swept_at_ns > 1_000_000_000:
                 self._keep_alive()
+            if self.lead_max and self.publishing and self.now - self.looked_at_ns > 200_000_000:
+                self._give_up_lost()
 
     cdef bint _open_due(self) noexcept nogil:
         """Opens connections that are due; True while some are still to be opened."""
@@ -900,6 +919,8 @@ cdef class Engine:
             room = self.remaining
         if paced and room > c.owed:
             room = c.owed
+        if self.lead_max:
+            room = min(room, self._lead_left(c))
         if room == 0:
             return
         stamp = clock = now_ns() if stamp_at else 0
@@ -953,7 +974,33 @@ cdef class Engine:
                 c.acked = whole
         # QoS 0 without a pace has always more to send: the socket says when.
         self._ask(c, True, c.written_bytes < end or (
-            c.id_at == 0 and self.publishing and self.remaining != 0 and (self.rate_per_s == 0 or c.owed != 0)))
+            c.id_at == 0 and self.publishing and self.remaining != 0 and (self.rate_per_s == 0 or c.owed != 0)
+            and (self.lead_max == 0 or self._lead_left(c) != 0)))
+
+    cdef uint64_t _lead_left(self, Connection* c) noexcept nogil:
+        return c.arrived + self.lead_max - c.created if c.created < c.arrived + self.lead_max else 0
+
+    cdef void _move_on(self) noexcept nogil:
+        """Lets publishers go on whose messages arrived in the read that is over."""
+        cdef uint32_t i
+        cdef Connection* c
+        for i in range(self.moved_count):
+            c = &self.connections[self.moved[i]]
+            c.has_moved = 0
+            self._pump(c)
+        self.moved_count = 0
+
+    cdef void _give_up_lost(self) noexcept nogil:
+        """QoS 0 may be dropped: where nothing comes any more, nothing more is waited for."""
+        cdef uint32_t i
+        cdef Connection* c
+        self.looked_at_ns = self.now
+        if self.counters.delivered == self.delivered_at_look:
+            for i in range(self.publisher_count):
+                c = &self.connections[self.publishers[i]]
+                c.arrived = c.created
+                self._pump(c)
+        self.delivered_at_look = self.counters.delivered
 
     cdef void _keep_alive(self) noexcept nogil:
         """PINGREQ where nothing was written for half the keep-alive; never inside a half-written packet."""
@@ -1008,6 +1055,8 @@ cdef class Engine:
             if c.kind == PUBLISHER:
                 self._pump(c)
                 return
+            if self.moved_count:
+                self._move_on()
             if got < READ_BYTES:
                 return
 
@@ -1142,6 +1191,7 @@ cdef class Engine:
         cdef uint32_t publisher
         cdef uint64_t sequence, expected
         cdef int64_t stamp
+        cdef Connection* from_us
         if c.kind != SUBSCRIBER or c.state < SUBSCRIBING or qos > 1 or payload_at > length:
             return False
         payload_at += get_u16(packet + header)
@@ -1166,6 +1216,14 @@ cdef class Engine:
         stamp = <int64_t>get_u64(payload + 16)
         if stamp >= self.measure_from_ns:
             record(&self.delivery, clock - stamp)
+        if self.lead_max and 0 <= <int64_t>publisher - self.number_base < self.publisher_count:
+            from_us = &self.connections[self.publishers[publisher - self.number_base]]
+            if sequence >= from_us.arrived and sequence < from_us.created:
+                from_us.arrived = sequence + 1
+                if not from_us.has_moved:
+                    from_us.has_moved = 1
+                    self.moved[self.moved_count] = self.publishers[publisher - self.number_base]
+                    self.moved_count += 1
         if publisher >= self.publishers_tracked:
             return True
         if c.expected == NULL:

@@ -210,6 +210,22 @@ def test_a_subscriber_counts_every_delivery_in_sequence(relay: Sink, qos: int, p
     assert report.latencies["delivery"]["count"] == 20_000
 
 
+@pytest.mark.parametrize("lead_max", [1, 50])
+def test_a_lead_keeps_qos_0_within_reach_of_the_subscriber(relay: Sink, lead_max: int) -> None:
+    plan = Plan(port=relay.port, publishers=3, subscribers=1, qos=0, lead_max=lead_max, messages_max=2_000)
+    counters = _run(plan)
+    assert counters["delivered"] == 2_000
+    assert counters["sequence_gaps"] == counters["sequence_repeats"] == 0
+
+
+def test_a_lead_gives_up_what_was_dropped(sink: Sink) -> None:
+    """The sink delivers nothing, so a publisher goes on by its lead each time that is noticed."""
+    plan = Plan(port=sink.port, publishers=1, subscribers=1, qos=0, lead_max=10, messages_max=25)
+    counters = _run(plan)
+    assert counters["published"] == 25
+    assert counters["delivered"] == 0
+
+
 def test_payloads_too_small_for_a_stamp_are_counted_as_such(relay: Sink) -> None:
     plan = Plan(
         port=relay.port, publishers=2, subscribers=1, qos=0, payload_bytes=STAMP_BYTES - 1, messages_max=100
@@ -619,8 +635,10 @@ def test_limits_hold_at_and_past_them() -> None:
         {"window": WINDOW_MAX + 1},
         {"payload": b"x" * (PAYLOAD_BYTES_MAX + 1)},
         {"qos": 2},
+        {"lead_max": -1},
+        {"lead_max": 1, "qos": 1},
     ):
-        with pytest.raises(ValueError, match=r"must be|at most"):
+        with pytest.raises(ValueError, match=r"must be|at most|a lead"):
             Engine("127.0.0.1", 1, **wrong)  # type: ignore[arg-type]
     for port in (0, 65_536):
         with pytest.raises(ValueError, match="port"):
@@ -647,6 +665,8 @@ def test_a_plan_beyond_the_open_files_is_refused_before_it_starts() -> None:
         Swarm(Plan(idle=files_max))
     with pytest.raises(SwarmError, match="at least one connection"):
         Swarm(Plan())
+    with pytest.raises(SwarmError, match="a lead needs"):
+        Swarm(Plan(publishers=1, qos=0, lead_max=1))
 
 
 def test_stamps_are_read_back() -> None:
