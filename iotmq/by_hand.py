@@ -103,6 +103,8 @@ async def consume(
 ) -> int:
     """Write messages to `output` until `count_max` are written or the task is cancelled; returns how many.
 
+    ConnectionClosedError when no registry is there, OSError when `output` takes no more.
+
     With a `group` the messages are shared with its other members and its offsets are stored; messages not
     written stay for the next reader. `begin` counts for groups without offsets, and always without a group.
     """
@@ -137,6 +139,8 @@ async def consume(
     client = IotmqClient(ClientSettings(registries=tuple(registries)))
     consumer = PushConsumer(client, group or ANONYMOUS_GROUP, show, settings=settings)
     async with client:
+        # A service waits for its registry; a person wants to know. A topic that is not there yet may come.
+        await client.routes.find(topic)
         await consumer.subscribe(topic, tags)
         async with consumer:
             if count_max != 0:

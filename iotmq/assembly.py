@@ -1,0 +1,273 @@
+"""Puts the roles of one process together, starts them from the back and stops them from the front."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import resource
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Literal, Protocol
+
+import msgspec
+
+import iotmq
+from iotmq.broker.broker import Broker, resolve_store_host
+from iotmq.broker.settings import BrokerSettings
+from iotmq.client.gateway import RemoteGateway
+from iotmq.client.ports import GatewayPort
+from iotmq.clock import Clock, SystemClock
+from iotmq.config import Config
+from iotmq.console.http import HttpServer
+from iotmq.errors import IotmqError, StoreError
+from iotmq.metrics import MetricSource
+from iotmq.mqtt_front.server import MqttFront
+from iotmq.registry.server import Registry
+from iotmq.store.store import Store
+
+logger = logging.getLogger("iotmq")
+
+RoleName = Literal["serve", "registry", "broker", "mqtt"]
+
+# Listeners and connections have this long to end, all together; the log is closed after that and to the
+# end, because cutting it short would be a crash. In all a stop takes less than two seconds.
+_CONNECTIONS_STOP_S: Final = 1.5
+_ROLE_STOP_S_MIN: Final = 0.05
+# How long a log may take to open before the HTTP port opens beside it.
+_OPEN_AT_ONCE_S: Final = 0.1
+
+
+class StartError(IotmqError):
+    """A role could not start; the text names it and says why."""
+
+
+class Role(Protocol):
+    """What runs: `start` returns when it serves, `stop` when nothing of it is left."""
+
+    async def start(self) -> None:
+        """Begin to serve."""
+
+    async def stop(self) -> None:
+        """End; allowed once, after `start` returned."""
+
+
+class Process:
+    """The roles of one process: "serve" has all of them, every other name one; all have the HTTP port."""
+
+    def __init__(self, config: Config, role: RoleName, *, clock: Clock | None = None) -> None:
+        self._config = config
+        self._role = role
+        self._clock: Clock = clock or SystemClock()
+        # Gets its port while starting when the setting asks for any free one.
+        self._broker_settings = config.broker
+        self._started: list[tuple[str, Role]] = []
+        # The log being opened, from the start to the stop of a process that has the broker.
+        self._opening: asyncio.Future[Store] | None = None
+        self._sources: list[MetricSource] = []
+        self._checks: dict[str, Callable[[], str | None]] = {"process": lambda: "starting"}
+        self.addresses: dict[str, str] = {}
+        """Role -> HOST:PORT it listens on; filled while starting."""
+
+    async def start(self) -> None:
+        """Start every role. When one fails, those before it are stopped and StartError is raised."""
+        try:
+            if self._role in ("serve", "broker"):
+                await self._begin_opening_store()
+            # Before the others: it shows why a process that recovers a long log is not ready yet.
+            await self._start_http()
+            if self._role in ("serve", "registry"):
+                await self._start_registry()
+            broker = await self._start_broker() if self._role in ("serve", "broker") else None
+            if self._role in ("serve", "mqtt"):
+                await self._start_mqtt_front(broker)
+        except BaseException:
+            await self.stop()
+            raise
+        del self._checks["process"]
+
+    async def stop(self) -> None:
+        """Stop what was started, the last one first, and close the log. What goes wrong is logged."""
+        self._checks["process"] = lambda: "stopping"
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + _CONNECTIONS_STOP_S
+        while self._started:
+            name, role = self._started.pop()
+            try:
+                async with asyncio.timeout_at(max(deadline_s, loop.time() + _ROLE_STOP_S_MIN)):
+                    await role.stop()
+            except TimeoutError:
+                logger.warning("%s did not stop in time", name)
+            except Exception:
+                logger.exception("%s failed while stopping", name)
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            try:
+                # A thread that still recovers cannot be told to end, and an open log has to be closed.
+                # Nobody else calls into the store any more, so closing it may block.
+                (await opening).close()
+            except StoreError as error:
+                logger.debug("the log was not open: %s", error)
+            except Exception:
+                logger.exception("the log could not be closed")
+
+    # One method per role ------------------------------------------------------------------------------
+
+    async def _start_http(self) -> None:
+        settings = self._config.http
+        http = HttpServer(settings, sources=self._sources, checks=self._checks)
+        await self._start("http", http)
+        self._listens("http", settings.listen_host, http.port)
+
+    async def _start_registry(self) -> None:
+        settings = self._config.registry
+        registry = Registry(settings, directory=Path(self._config.data) / "registry", clock=self._clock)
+        await self._start("registry", registry)
+        self._watch("registry", registry)
+        self._listens("registry", settings.listen_host, registry.port)
+
+    async def _start_broker(self) -> Broker:
+        assert self._opening is not None
+        store = await asyncio.shield(self._opening)
+        self._sources.append(store)
+        self._checks["store"] = lambda: store.failure
+        settings = self._registering(self._broker_settings)
+        broker = Broker(settings, store, directory=Path(self._config.data), clock=self._clock)
+        await self._start("broker", broker)
+        self._watch("broker", broker)
+        self._listens("broker", settings.listen_host, broker.port)
+        return broker
+
+    async def _start_mqtt_front(self, broker: Broker | None) -> None:
+        settings = self._config.mqtt
+        port: GatewayPort
+        # The one difference between the all-in-one process and separate ones.
+        port = broker.local_gateway() if broker is not None else RemoteGateway(settings.registries)
+        front = MqttFront(settings, port, clock=self._clock)
+        await self._start("mqtt", front)
+        self._watch("mqtt", front)
+        self._listens("mqtt", settings.listen_host, front.port)
+
+    # Helpers ------------------------------------------------------------------------------------------
+
+    async def _begin_opening_store(self) -> None:
+        """Open the log in a thread, because recovery after a crash reads for a while.
+
+        Waits a moment, so that a directory that cannot be opened is what the operator is told of first.
+        """
+        if self._broker_settings.listen_port == 0:
+            # Records carry the broker's port, so a free one has to be known before the log is opened.
+            port = _free_port(self._broker_settings.listen_host)
+            self._broker_settings = msgspec.structs.replace(self._broker_settings, listen_port=port)
+        self._opening = asyncio.ensure_future(
+            asyncio.to_thread(
+                Store.open,
+                Path(self._config.data),
+                self._config.store,
+                store_host=resolve_store_host(self._broker_settings),
+                clock=self._clock,
+            )
+        )
+        done, _ = await asyncio.wait((self._opening,), timeout=_OPEN_AT_ONCE_S)
+        for opened in done:
+            opened.result()
+
+    def _registering(self, settings: BrokerSettings) -> BrokerSettings:
+        """In the all-in-one process the broker registers with the registry beside it, whatever its port."""
+        if self._role != "serve":
+            return settings
+        own = _reachable(self.addresses["registry"])
+        others = () if settings.registries == BrokerSettings().registries else settings.registries
+        return msgspec.structs.replace(settings, registries=tuple(dict.fromkeys((own, *others))))
+
+    async def _start(self, name: str, role: Role) -> None:
+        try:
+            await role.start()
+        except (OSError, ValueError) as error:
+            raise StartError(f"{name} cannot start: {error}") from error
+        self._started.append((name, role))
+
+    def _watch(self, name: str, part: MetricSource) -> None:
+        """Show a part's numbers, and why it is not ready when it has a way to say so."""
+        self._sources.append(part)
+        if hasattr(part, "not_ready_reason"):
+            self._checks[name] = lambda: part.not_ready_reason
+
+    def _listens(self, name: str, host: str, port: int) -> None:
+        self.addresses[name] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+async def run(config: Config, role: RoleName) -> None:
+    """Run the roles until SIGTERM or SIGINT; a second signal ends the process at once.
+
+    Raises StartError when they cannot start.
+    """
+    loop = asyncio.get_running_loop()
+    stop_asked = asyncio.Event()
+
+    def stop(number: int) -> None:
+        logger.debug("stop asked by signal %d", number)
+        stop_asked.set()
+        for other in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(other)
+            signal.signal(other, signal.SIG_DFL)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, number)
+    allow_open_files()
+
+    process = Process(config, role)
+    starting = asyncio.ensure_future(process.start())
+    asking = asyncio.ensure_future(stop_asked.wait())
+    try:
+        await asyncio.wait((starting, asking), return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait((starting,))
+            return
+        starting.result()
+        # What was made while starting lives as long as the process: no collection looks at it again.
+        gc.collect()
+        gc.freeze()
+        logger.info("iotmq %s is ready", iotmq.__version__, extra=_ready_fields(config, role, process))
+        await asking
+        began_s = loop.time()
+        await process.stop()
+        logger.info("stopped", extra={"took_ms": round((loop.time() - began_s) * 1000)})
+    finally:
+        asking.cancel()
+
+
+def allow_open_files() -> None:
+    """Raise the soft limit on open files to the hard one: every connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError) as error:
+            logger.debug("the limit of %d open files stays: %s", soft, error)
+
+
+def _ready_fields(config: Config, role: RoleName, process: Process) -> dict[str, str]:
+    fields = {"role": role, **process.addresses}
+    if role in ("serve", "broker"):
+        fields["data"] = str(Path(config.data).absolute())
+    return fields
+
+
+def _free_port(host: str) -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError as error:
+            raise StartError(f"broker cannot listen on {host}: {error}") from error
+        return int(probe.getsockname()[1])
+
+
+def _reachable(address: str) -> str:
+    """Where to connect to for a listener of this process: a listener on every address is met on loopback."""
+    host, _, port = address.rpartition(":")
+    return {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host) + ":" + port
