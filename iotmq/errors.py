@@ -68,6 +68,14 @@ class RouteNotFoundError(IotmqError):
     """No registry knows a broker for the topic (now); the text says what to look at."""
 
 
+class OffsetMovedError(IotmqError):
+    """An offset lies outside of its queue (expired, or never written); `next_offset` is the nearest inside."""
+
+    def __init__(self, message: str, next_offset: int) -> None:
+        super().__init__(message)
+        self.next_offset = next_offset
+
+
 class SendFailedError(IotmqError):
     """All tries of a send failed for reasons that another try may cure; `__cause__` is the last one."""
 

@@ -265,7 +265,9 @@ class PushConsumer:
             self._has_balanced.set()
             wait_s = self.settings.rebalance_ms / 1000 if is_complete else _REBALANCE_RETRY_S
             try:
-                await asyncio.wait_for(self._rebalance_due.wait(), wait_s)
+                # Not wait_for: in Python 3.11 that loses a cancellation which comes with the event.
+                async with asyncio.timeout(wait_s):
+                    await self._rebalance_due.wait()
             except TimeoutError:
                 continue
             await asyncio.sleep(_REBALANCE_PAUSE_S)

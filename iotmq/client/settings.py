@@ -279,6 +279,15 @@ class PullConsumerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
         int,
         Meta(ge=1, le=PULL_BYTES_MAX, description="Bytes asked for in one pull; at least one message comes."),
     ] = PULL_BYTES_MAX
+    cached_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=2**34,
+            description="Bytes fetched and not polled yet, over all queues; pulling pauses past it. Answers "
+            "on their way come on top, one per queue at most.",
+        ),
+    ] = 128 * 1024 * 1024
     hold_ms: Annotated[
         int,
         Meta(ge=0, le=30_000, description="Milliseconds a broker may park a pull that finds nothing."),

@@ -1,0 +1,204 @@
+"""The blocking facade, from ordinary threads."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from fake_broker import SILENT, FakeBroker, FakeRegistry
+
+from iotmq.client import (
+    ClientSettings,
+    Message,
+    ProducerSettings,
+    PushConsumerSettings,
+    SyncAdmin,
+    SyncClient,
+    SyncProducer,
+    SyncPullConsumer,
+    SyncPushConsumer,
+)
+from iotmq.errors import ClientClosedError, ClientError, RequestTimeoutError
+from iotmq.message.record import encode_batch
+from iotmq.remoting.codes import RequestCode
+
+
+class BrokerThread:
+    """A fake broker and registry on a loop of their own, as another process would be."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
+        self.run(self._start())
+
+    async def _start(self) -> None:
+        self.broker = FakeBroker()
+        self.registry = FakeRegistry(self.broker)
+        await self.broker.start()
+        await self.registry.start()
+
+    async def _stop(self) -> None:
+        await self.broker.stop()
+        await self.registry.stop()
+
+    def run(self, coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(5)
+
+    def stop(self) -> None:
+        self.run(self._stop())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeBroker]:
+    thread = BrokerThread()
+    thread.broker.add_topic("T", 2)
+    thread.broker.registry_address = thread.registry.address  # type: ignore[attr-defined]
+    yield thread.broker
+    thread.stop()
+
+
+@pytest.fixture
+def client(broker: FakeBroker) -> Iterator[SyncClient]:
+    with SyncClient(ClientSettings(registries=(broker.registry_address,))) as client:  # type: ignore[attr-defined]
+        yield client
+
+
+def test_produce_and_pull(client: SyncClient) -> None:
+    with SyncProducer(client) as producer, SyncPullConsumer(client) as consumer:
+        producer.send(Message("T", b"1"))
+        assert producer.send_async(Message("T", b"2")).result(5).count == 1
+        producer.send_oneway(Message("T", b"3"))
+        producer.send_batch([Message("T", b"4"), Message("T", b"5")])
+        queue = producer.queues("T")[0]
+        producer.send_encoded_batch("T", queue, encode_batch([(b"6", b"", 0)]), 1)
+        consumer.assign(consumer.queues("T"))
+        got: set[bytes] = set()
+        deadline_s = time.monotonic() + 5
+        while len(got) < 6 and time.monotonic() < deadline_s:
+            got.update(message.body for message in consumer.poll())
+        assert got == {b"1", b"2", b"3", b"4", b"5", b"6"}
+        consumer.commit()
+        assert consumer.committed(queue) == consumer.position(queue) == consumer.end_offset(queue)
+        consumer.seek(queue, consumer.begin_offset(queue))
+        result = consumer.poll_columns()
+        assert result is not None
+        assert result[0] == queue
+        assert set(consumer.positions()) == set(consumer.queues("T"))
+        assert consumer.offset_at_time(queue, 0) == 0
+
+
+def test_a_blocking_listener_does_not_stop_the_client(broker: FakeBroker, client: SyncClient) -> None:
+    got: list[bytes] = []
+    threads: set[str] = set()
+    both = threading.Barrier(2, timeout=5)
+    all_done = threading.Event()
+
+    def listen(batch) -> None:
+        # Two queues at once: this passes only when two threads are in here.
+        both.wait()
+        threads.add(threading.current_thread().name)
+        got.extend(message.body for message in batch)
+        if len(got) == 2:
+            all_done.set()
+
+    settings = PushConsumerSettings(consume_from="first", commit_ms=20)
+    consumer = SyncPushConsumer(client, "cg", listen, settings=settings, threads=2)
+    consumer.subscribe("T")
+    with consumer, SyncProducer(client) as producer:
+        assert len(consumer.assigned) == 2
+        for queue in producer.queues("T"):
+            producer.send(Message("T", b"%d" % queue.queue_id), queue=queue)
+        assert all_done.wait(5)
+    assert sorted(got) == [b"0", b"1"]
+    assert len(threads) == 2
+    assert all(name.startswith("iotmq-cg") for name in threads)
+    assert {broker.offsets["cg", "T", number] for number in (0, 1)} == {1}
+
+
+def test_a_listener_may_send_with_the_same_client(client: SyncClient) -> None:
+    done = threading.Event()
+    with SyncProducer(client) as producer:
+
+        def listen(batch) -> None:
+            producer.send_batch([Message("out", message.body) for message in batch])
+            done.set()
+
+        settings = PushConsumerSettings(consume_from="first")
+        consumer = SyncPushConsumer(client, "cg", listen, settings=settings)
+        consumer.subscribe("T")
+        with consumer:
+            producer.send(Message("T", b"x"))
+            assert done.wait(5)
+
+
+def test_columns_on_worker_threads(client: SyncClient) -> None:
+    counts: list[int] = []
+    done = threading.Event()
+
+    def listen(_queue, columns) -> None:
+        counts.append(len(columns))
+        done.set()
+
+    consumer = SyncPushConsumer(
+        client, "cg", columns_listener=listen, settings=PushConsumerSettings(consume_from="first")
+    )
+    consumer.subscribe("T")
+    with consumer, SyncProducer(client) as producer:
+        producer.send(Message("T", b"x"))
+        assert done.wait(5)
+        consumer.unsubscribe("T")
+    assert counts == [1]
+
+
+def test_many_threads_share_one_producer(broker: FakeBroker, client: SyncClient) -> None:
+    with SyncProducer(client) as producer, ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: producer.send(Message("T", b"%d" % number)), range(200)))
+    assert len(set(broker.stored_bodies("T"))) == 200
+
+
+def test_errors_come_through(broker: FakeBroker, client: SyncClient) -> None:
+    broker.script[RequestCode.SEND_MESSAGE_V2].append(SILENT)
+    settings = ProducerSettings(send_timeout_ms=50)
+    with SyncProducer(client, settings=settings) as producer, pytest.raises(RequestTimeoutError):
+        producer.send(Message("T", b""))
+
+
+def test_admin(client: SyncClient) -> None:
+    admin = SyncAdmin(client)
+    admin.create_topic("made", queues=2)
+    assert "made" in admin.topics()
+    queues = admin.queues("made")
+    assert len(queues) == 2
+    admin.set_group_offset("g", queues[0], 0)
+    assert admin.group_offsets("g", "made") == {queues[0]: 0, queues[1]: None}
+    assert {offsets.end for offsets in admin.offsets("made").values()} == {0}
+    assert list(admin.brokers()) == ["broker-a"]
+
+
+def test_misuse_is_named_instead_of_hanging(client: SyncClient) -> None:
+    with pytest.raises(ClientClosedError, match="with SyncClient"):
+        SyncProducer(SyncClient()).start()
+    with pytest.raises(ClientError, match="at least 1"):
+        SyncPushConsumer(client, "cg", lambda batch: None, threads=0)
+
+    async def blocking_call() -> None:
+        SyncAdmin(client).topics()
+
+    with pytest.raises(ClientError, match="wait for itself forever"):
+        client.run(blocking_call())
+
+
+def test_stopping_twice_and_starting_twice_is_harmless(broker: FakeBroker) -> None:
+    client = SyncClient(ClientSettings(registries=(broker.registry_address,)))  # type: ignore[attr-defined]
+    client.start()
+    client.start()
+    client.stop()
+    client.stop()
