@@ -14,6 +14,8 @@ from iotmq import __version__
 from iotmq.broker.admin_handler import AdminHandler
 from iotmq.broker.client_handler import ClientHandler
 from iotmq.broker.consumer_offsets import ConsumerOffsets
+from iotmq.broker.delivery import Delivery
+from iotmq.broker.gateway import GatewayHandler, LocalGateway
 from iotmq.broker.groups import Groups
 from iotmq.broker.holds import Holds
 from iotmq.broker.intake import Intake
@@ -54,18 +56,30 @@ class Broker:
     `offsets`, and `requests`, to which further areas of request codes may be added before `start`.
     """
 
-    def __init__(self, settings: BrokerSettings, store: Store, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        store: Store,
+        *,
+        directory: Path,
+        store_host: bytes | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """`directory` is the data directory (files go to its `config/`); `store_host` is what the store
+        was opened with, by default the advertised address of the settings."""
         clock = clock or SystemClock()
         self._settings = settings
         self._store = store
         self._clock = clock
         self._started_ms = clock.now_ms()
-        directory = Path(store.directory) / "config"
-        self.topics = TopicTable(directory / "topics.json", clock)
+        self._directory = directory
+        self._store_host = store_host or resolve_store_host(settings)
+        config = directory / "config"
+        self.topics = TopicTable(config / "topics.json", clock)
         self.subscription_groups = SubscriptionGroups(
-            directory / "subscriptionGroup.json", clock, may_create=settings.auto_create_groups
+            config / "subscriptionGroup.json", clock, may_create=settings.auto_create_groups
         )
-        self.offsets = ConsumerOffsets(directory / "consumerOffset.json")
+        self.offsets = ConsumerOffsets(config / "consumerOffset.json")
         self.groups = Groups(clock, expiry_s=settings.client_expiry_s)
         self.locks = QueueLocks(clock)
         self.holds = Holds(held_max=settings.held_pulls_max)
@@ -73,6 +87,7 @@ class Broker:
             store,
             self.topics,
             clock,
+            directory=directory,
             default_topic_queues=settings.default_topic_queues,
             flush_timeout_s=store.settings.sync_flush_timeout_ms / 1000,
         )
@@ -80,7 +95,7 @@ class Broker:
             self.intake,
             self.topics,
             self.subscription_groups,
-            OffsetMessageIds(store.store_host),
+            OffsetMessageIds(self._store_host),
             cluster=settings.cluster,
             region=settings.region,
             is_tracing_allowed=settings.is_tracing_allowed,
@@ -113,6 +128,10 @@ class Broker:
                 runtime_info=self.runtime_info,
             ),
         ]
+        self.delivery = Delivery(applied_position=store.confirmed_position)
+        store.add_projection(self.delivery)
+        self._gateway = GatewayHandler(self.intake, self.delivery, host=self._store_host, clock=clock)
+        areas.append(self._gateway)
         self.requests = RequestTable(areas)
         self._server = RemotingServer(
             self.requests,
@@ -130,6 +149,17 @@ class Broker:
         # Files that changed in this turn of the loop and are saved at its end.
         self._unsaved: set[Callable[[], None]] = set()
         self.intake.add_dispatch_listener(self._pulls.wake)
+
+    def local_gateway(self) -> LocalGateway:
+        """The way to this broker for an MQTT front end in the same process."""
+        return LocalGateway(
+            self.intake,
+            self.topics,
+            self.delivery,
+            host=self._store_host,
+            record_bytes_max=self._store.settings.record_bytes_max,
+            clock=self._clock,
+        )
 
     @property
     def port(self) -> int:
@@ -216,7 +246,7 @@ class Broker:
     def runtime_info(self) -> dict[str, str]:
         """What code 28 answers; the keys tools of the RocketMQ family read (wire document 4.5)."""
         store = self._store
-        disk = shutil.disk_usage(store.directory)
+        disk = shutil.disk_usage(self._directory)
         now_ms = self._clock.now_ms()
         records = self.intake.records_count
         found, missed = self._pulls.found_count, self._pulls.missed_count
@@ -277,6 +307,7 @@ class Broker:
             self.subscription_groups,
             self.groups,
             self.offsets,
+            self._gateway,
         ):
             yield from part.metrics()
         if self._registration is not None:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TypeAlias
 
 from typing_extensions import Buffer
@@ -92,12 +93,14 @@ class Intake:
         topics: TopicTable,
         clock: Clock,
         *,
+        directory: Path,
         default_topic_queues: int,
         flush_timeout_s: float,
     ) -> None:
         self._store = store
         self._topics = topics
         self._clock = clock
+        self._directory = directory
         self._default_topic_queues = default_topic_queues
         self._flush_timeout_s = flush_timeout_s
         self._timer = DeadlineTimer(clock, self.expire)
@@ -115,6 +118,8 @@ class Intake:
         # Why appends are refused, and until when; empty while they are taken.
         self._refusal = "the broker has not started"
         self._refused_until_s = float("inf")
+        # The disk refused, and no append has succeeded since.
+        self._was_refused = False
         self.batches_count = 0
         self.records_count = 0
         self.bytes_count = 0
@@ -233,6 +238,9 @@ class Intake:
         except (StoreError, MessageFormatError) as error:
             self._refuse_for(done, error)
             return
+        if self._was_refused:
+            self._was_refused = False
+            logger.info("sends are taken again")
         self.batches_count += 1
         self.records_count += appended.count
         self.bytes_count += appended.end_position - appended.start_position
@@ -331,15 +339,18 @@ class Intake:
 
     def _refuse_for(self, done: Done, error: StoreError | MessageFormatError) -> None:
         code: int = ResponseCode.SYSTEM_ERROR
+        remark = str(error)
         if isinstance(error, MessageFormatError | RecordTooLargeError):
             code = ResponseCode.MESSAGE_ILLEGAL
         elif isinstance(error, StoreFullError | StoreReadOnlyError):
             code = ResponseCode.SERVICE_NOT_AVAILABLE
-            if not self._refusal:
-                logger.error("sends are refused: %s", error)
-            self._refusal = str(error)
+            remark = f"{error} (data directory {self._directory})"
+            if not self._was_refused:
+                logger.error("sends are refused: %s", remark)
+                self._was_refused = True
+            self._refusal = remark
             self._refused_until_s = self._clock.monotonic_s() + _FULL_RETRY_S
-        self._refuse(done, code, str(error))
+        self._refuse(done, code, remark)
 
     def _refuse(self, done: Done, code: int, remark: str) -> None:
         self.refused_count += 1

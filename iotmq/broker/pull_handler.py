@@ -314,7 +314,7 @@ def _read_header(request: Command) -> PullHeader:
     except (KeyError, ValueError):
         return _read_header_slowly(request)
     if (
-        0 <= header.offset <= _INT64_MAX
+        -_INT64_MAX <= header.offset <= _INT64_MAX
         and 1 <= header.records_max <= _INT32_MAX
         and 0 <= header.sys_flag <= _INT32_MAX
         and -_INT64_MAX <= header.commit_offset <= _INT64_MAX
@@ -328,7 +328,7 @@ def _read_header_slowly(request: Command) -> PullHeader:
         request.text("consumerGroup"),
         request.text("topic"),
         request.integer("queueId", minimum=-_INT32_MAX - 1, maximum=_INT32_MAX),
-        request.integer("queueOffset", minimum=0),
+        request.integer("queueOffset"),
         request.integer("maxMsgNums", minimum=1, maximum=_INT32_MAX),
         request.integer("sysFlag", minimum=0, maximum=_INT32_MAX),
         request.integer("commitOffset"),

@@ -113,7 +113,9 @@ def test_the_cpp_clients_heartbeat_is_understood(groups: Groups) -> None:
 
 def test_missing_sets_are_understood(groups: Groups) -> None:
     assert register(groups, FakeConnection(), b'{"clientID":"c"}') == []
-    assert register(groups, FakeConnection(), b'{"clientID":"c","consumerDataSet":[{"groupName":"g"}]}') == ["g"]
+    assert register(groups, FakeConnection(), b'{"clientID":"c","consumerDataSet":[{"groupName":"g"}]}') == [
+        "g"
+    ]
 
 
 @pytest.mark.parametrize(

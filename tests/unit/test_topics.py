@@ -52,14 +52,18 @@ def test_the_smaller_queue_count_wins_and_the_inherit_bit_is_not_passed_on(topic
     assert many.write_queue_nums == 8
 
 
-def test_no_topic_is_made_after_a_template_that_is_missing_or_may_not_be_inherited(topics: TopicTable) -> None:
+def test_no_topic_is_made_after_a_template_that_is_missing_or_not_for_inheritance(
+    topics: TopicTable,
+) -> None:
     assert topics.create_from_template("t", "nothing", 4) is None
     assert topics.create_from_template("t", "SELF_TEST_TOPIC", 4) is None
     assert topics.find("t") is None
 
 
 def test_without_auto_create_the_template_has_no_inherit_bit() -> None:
-    made = {t.topic_name: t for t in system_topics(cluster="C", broker="b", template_queues=8, may_inherit=False)}
+    made = {
+        t.topic_name: t for t in system_topics(cluster="C", broker="b", template_queues=8, may_inherit=False)
+    }
     assert made["TBW102"].perm == 6
     assert made["SCHEDULE_TOPIC_XXXX"].queue_count == 18
     assert made["BenchmarkTest"].queue_count == 1024
