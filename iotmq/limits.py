@@ -25,6 +25,8 @@ HEADER_FIELDS_MAX: Final = 256
 # JSON with unquoted map keys is put right byte by byte in Python, on the event loop.
 LENIENT_JSON_BYTES_MAX: Final = 512 * 1024
 REQUESTS_IN_FLIGHT_MAX: Final = 16_384
+# Frames that have not arrived whole, of all connections of one listener.
+UNFINISHED_FRAMES_BYTES_MAX: Final = 256 * 1024 * 1024
 NATIVE_CONNECTIONS_MAX: Final = 16_384
 NATIVE_IDLE_S: Final = 120.0
 WRITE_BUFFER_BYTES_MAX: Final = 64 * 1024 * 1024

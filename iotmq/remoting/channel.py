@@ -6,7 +6,7 @@ import asyncio
 from typing import Final, cast
 
 from iotmq.errors import ConnectionClosedError, RequestError, RequestTimeoutError
-from iotmq.limits import REQUESTS_IN_FLIGHT_MAX, WRITE_BUFFER_BYTES_MAX
+from iotmq.limits import REQUESTS_IN_FLIGHT_MAX, UNFINISHED_FRAMES_BYTES_MAX, WRITE_BUFFER_BYTES_MAX
 from iotmq.remoting.codes import Flag, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.frame import FrameReader, encode
@@ -15,6 +15,8 @@ from iotmq.remoting.traffic import Traffic
 # Above the high mark the transport reports congestion, and a server stops reading from the peer.
 _HIGH_WATER_BYTES: Final = 1024 * 1024
 _LOW_WATER_BYTES: Final = 256 * 1024
+# An unfinished frame up to this size is never held against its sender.
+_UNFINISHED_BYTES_FREE: Final = 64 * 1024
 _REMARK_CHARACTERS_MAX: Final = 200
 _OPAQUE_MAX: Final = 2**31 - 1
 
@@ -46,6 +48,7 @@ class Channel(asyncio.Protocol):
         "_scanned_size",
         "_traffic",
         "_transport",
+        "_unfinished_size",
         "_write_buffer_bytes_max",
         "close_reason",
         "is_active",
@@ -91,6 +94,8 @@ class Channel(asyncio.Protocol):
         self.is_congested = False
         # Something was received whole or could be sent since the last idle scan.
         self.is_active = True
+        # What of `traffic.unfinished_bytes` is ours.
+        self._unfinished_size = 0
         # What the transport still held at the last idle scan.
         self._scanned_size = 0
 
@@ -272,6 +277,8 @@ class Channel(asyncio.Protocol):
                 self._backlog += commands
             else:
                 self._process(commands)
+        if reader.pending_size != self._unfinished_size:
+            self._count_unfinished(reader.pending_size)
         if reader.frames_ignored:
             traffic.frames_ignored += reader.frames_ignored
             reader.frames_ignored = 0
@@ -296,6 +303,8 @@ class Channel(asyncio.Protocol):
                 waiter.set_exception(ConnectionClosedError("the connection ended"))
         self._drain_waiters.clear()
         self._backlog.clear()
+        self._traffic.unfinished_bytes -= self._unfinished_size
+        self._unfinished_size = 0
         self._on_lost()
 
     def pause_writing(self) -> None:
@@ -387,6 +396,16 @@ class Channel(asyncio.Protocol):
         if entry is not None:
             self._traffic.requests_timed_out += 1
             _fail(entry[0], RequestTimeoutError(f"no answer from {self._peer_text()} in time"))
+
+    def _count_unfinished(self, size: int) -> None:
+        """Half frames of all peers together are bounded: past the limit the sender of a large one is closed."""
+        traffic = self._traffic
+        traffic.unfinished_bytes += size - self._unfinished_size
+        self._unfinished_size = size
+        if traffic.unfinished_bytes > UNFINISHED_FRAMES_BYTES_MAX and size > _UNFINISHED_BYTES_FREE:
+            traffic.closed["memory"] += 1
+            traffic.warn("connection closed", self.peer, "memory", "too much of unfinished frames in memory")
+            self.abort("memory")
 
     def _end_malformed(self) -> None:
         reason = self._reader.reason

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from iotmq.clock import Clock, SystemClock
@@ -122,7 +122,7 @@ class RemotingServer:
                     connection.abort("idle")
                 else:
                     connection.close("idle")
-                    # Should it not end by itself, the next round but seven aborts it.
+                    # Closing waits for the peer to take what is left; after another idle time it is aborted.
                     active_s[connection] = now_s
 
     def _schedule_scan(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -133,10 +133,16 @@ class RemotingServer:
         self._scan_timer = loop.call_later(self._idle_s / 8, scan)
 
     def _accept(self) -> ServerConnection:
-        return ServerConnection(self, self._handler, self._traffic, self._write_buffer_bytes_max)
+        return ServerConnection(
+            self._handler,
+            self._traffic,
+            opened=self._opened,
+            lost=self._lost,
+            write_buffer_bytes_max=self._write_buffer_bytes_max,
+        )
 
-    def opened(self, connection: ServerConnection) -> bool:
-        """Called by a new connection; False when there is no room for it."""
+    def _opened(self, connection: ServerConnection) -> bool:
+        """Count a new connection; False when there is no room for it."""
         if len(self._active_s) >= self._connections_max or self._server is None:
             self._traffic.closed["refused"] += 1
             self._traffic.warn(
@@ -150,8 +156,7 @@ class RemotingServer:
         self._active_s[connection] = self._clock.monotonic_s()
         return True
 
-    def lost(self, connection: ServerConnection) -> None:
-        """Called by a connection that ended."""
+    def _lost(self, connection: ServerConnection) -> None:
         if self._active_s.pop(connection, None) is not None:
             try:
                 self._handler.connection_lost(connection)
@@ -164,25 +169,33 @@ class RemotingServer:
 class ServerConnection(Channel):
     """One accepted connection. Hashed by identity, so a role can key its own tables by it."""
 
-    __slots__ = ("_handler", "_server")
+    __slots__ = ("_handler", "_lost", "_opened")
 
     def __init__(
-        self, server: RemotingServer, handler: RequestHandler, traffic: Traffic, write_buffer_bytes_max: int
+        self,
+        handler: RequestHandler,
+        traffic: Traffic,
+        *,
+        opened: Callable[[ServerConnection], bool],
+        lost: Callable[[ServerConnection], None],
+        write_buffer_bytes_max: int,
     ) -> None:
+        """`opened` says whether the listener has room; `lost` is told of every end, refused ones too."""
         super().__init__(traffic, write_buffer_bytes_max=write_buffer_bytes_max, holds_back=True)
-        self._server = server
         self._handler = handler
+        self._opened = opened
+        self._lost = lost
 
     def close(self, reason: str = "closed") -> None:
         """End the connection once everything sent so far is written."""
         self._close(reason)
 
     def _on_opened(self) -> None:
-        if not self._server.opened(self):
+        if not self._opened(self):
             self.abort("refused")
 
     def _on_request(self, request: Command) -> Command | None:
         return self._handler.handle(self, request)
 
     def _on_lost(self) -> None:
-        self._server.lost(self)
+        self._lost(self)

@@ -16,7 +16,7 @@ _log = logging.getLogger("iotmq.remoting")
 _FAILURES_REMEMBERED: Final = 256
 
 #: Why we end connections ourselves, besides malformed frames.
-CLOSE_REASONS: Final = ("idle", "slow", "refused")
+CLOSE_REASONS: Final = ("idle", "slow", "refused", "memory")
 
 
 class Traffic:
@@ -33,6 +33,8 @@ class Traffic:
         self.bytes_received = 0
         self.bytes_sent = 0
         self.connections_opened = 0
+        # Bytes of frames that are not whole yet, of all connections.
+        self.unfinished_bytes = 0
         self.malformed = dict.fromkeys(REASONS, 0)
         self.closed = dict.fromkeys(CLOSE_REASONS, 0)
         self._failures_seen: set[str] = set()
@@ -64,6 +66,13 @@ class Traffic:
         """The counters as samples; `connections` are those open now."""
         prefix = "iotmq_remoting_"
         yield Metric(f"{prefix}connections", "gauge", "Open native connections.", connections, labels)
+        yield Metric(
+            f"{prefix}unfinished_bytes",
+            "gauge",
+            "Bytes of frames not whole yet.",
+            self.unfinished_bytes,
+            labels,
+        )
         for name, help_text, value in (
             ("connections_opened", "Native connections accepted.", self.connections_opened),
             ("requests", "Requests received.", self.requests),

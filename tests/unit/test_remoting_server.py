@@ -14,6 +14,7 @@ import uvloop
 from iotmq.clock import ManualClock
 from iotmq.errors import ConnectionClosedError, RequestError, RequestTimeoutError
 from iotmq.limits import FRAME_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX
+from iotmq.remoting import channel
 from iotmq.remoting.codes import ResponseCode, Serialize
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
@@ -169,7 +170,7 @@ async def test_every_request_of_a_chunk_is_answered_in_order(peer: RawPeer) -> N
 async def test_answers_of_one_chunk_leave_in_one_write(handler: Handler) -> None:
     server = RemotingServer(handler)
     server._server = object()  # type: ignore[assignment]
-    connection = ServerConnection(server, handler, server.traffic, 1 << 20)
+    connection = server._accept()
     transport = FakeTransport()
     connection.connection_made(transport)
     requests = [b"".join(encode(numbered(ECHO, opaque))) for opaque in range(100)]
@@ -354,6 +355,31 @@ async def test_a_frame_that_never_ends_does_not_keep_a_connection_open(
         clock.advance(40)
         server.close_idle()
     assert await peer.ended() == b""
+
+
+async def test_unfinished_frames_of_many_peers_are_bounded_together(
+    server: RemotingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "UNFINISHED_FRAMES_BYTES_MAX", 300_000)
+    other = await RawPeer.connect(server)
+    other.writer.write(b"".join(encode(numbered(ECHO, 1)))[:20])
+    half = struct.pack(">iI", 1_000_000, 20) + bytes(149_000)
+    first, second = await RawPeer.connect(server), await RawPeer.connect(server)
+    first.writer.write(half)
+    await until(lambda: server.traffic.unfinished_bytes == 20 + len(half))
+    second.writer.write(half)
+    await until(lambda: server.traffic.unfinished_bytes == 20 + 2 * len(half))
+    assert server.traffic.closed["memory"] == 0
+    second.writer.write(bytes(2_000))
+    assert await second.ended() == b""
+    await until(lambda: server.traffic.unfinished_bytes == 20 + len(half))
+    assert server.traffic.closed["memory"] == 1
+    other.writer.write(b"".join(encode(numbered(ECHO, 1)))[20:])
+    await other.receive(1)
+    assert server.traffic.unfinished_bytes == len(half)
+    for peer in (other, first, second):
+        await peer.close()
+    await until(lambda: server.traffic.unfinished_bytes == 0)
 
 
 async def test_too_many_connections_are_refused(server: RemotingServer, handler: Handler) -> None:
