@@ -398,7 +398,7 @@ class Channel(asyncio.Protocol):
             _fail(entry[0], RequestTimeoutError(f"no answer from {self._peer_text()} in time"))
 
     def _count_unfinished(self, size: int) -> None:
-        """Half frames of all peers together are bounded: past the limit the sender of a large one is closed."""
+        """Half frames of all peers together are bounded: past the limit a large one costs its sender."""
         traffic = self._traffic
         traffic.unfinished_bytes += size - self._unfinished_size
         self._unfinished_size = size
