@@ -228,7 +228,6 @@ def decode_columns(buffer, **options):
     Raises MessageFormatError as that does, and when the bodies are too much for one Columns.
     """
     cdef Columns columns
-    options.setdefault("records_max", None)
     columns = _decode(buffer, 0, **options)
     if columns.end < memoryview(buffer).nbytes:
         raise MessageFormatError(
@@ -372,7 +371,8 @@ cdef int fill(Plan* plan, const uint8_t* at, Counted* counted) noexcept nogil:
     cdef RecordParts parts
     cdef Py_ssize_t index = 0
     cdef int problem = FORMAT_OK
-    while at < end:
+    # The arrays have room for `count`: held to even if somebody writes to the input meanwhile.
+    while at < end and index < counted.count:
         problem = parse_record(at, end, &parts)
         if problem == FORMAT_OK:
             problem = fill_record(plan, index, &parts)
