@@ -72,7 +72,10 @@ class Process:
         """Role -> HOST:PORT it listens on; filled while starting."""
 
     async def start(self) -> None:
-        """Start every role. When one fails, those before it are stopped and StartError is raised."""
+        """Start every role. When one fails, those before it are stopped.
+
+        StartError names the role; StoreError, StoreLockedError among them, says why the log cannot be opened.
+        """
         try:
             if self._role in ("serve", "broker"):
                 await self._begin_opening_store()
@@ -202,7 +205,7 @@ class Process:
 async def run(config: Config, role: RoleName) -> None:
     """Run the roles until SIGTERM or SIGINT; a second signal ends the process at once.
 
-    Raises StartError when they cannot start.
+    Raises StartError or StoreError when they cannot start.
     """
     loop = asyncio.get_running_loop()
     stop_asked = asyncio.Event()

@@ -42,6 +42,7 @@ cdef class PublishSink:
         bint retain,
         uint32_t sequence,
     ) except -1
+    cdef int end_turn(self) except -1
 
 
 cdef class ServerConnection:

@@ -144,6 +144,10 @@ cdef class PublishSink:
     ) except -1:
         raise NotImplementedError("a PublishSink overrides on_publish")
 
+    cdef int end_turn(self) except -1:
+        """Nothing more comes in this turn of the loop; what was collected may go on."""
+        return 0
+
 
 cdef class CollectingSink(PublishSink):
     """Keeps every PUBLISH as a tuple (topic, payload, qos, retain, sequence); for tests and tools."""

@@ -1,4 +1,4 @@
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from iotmq.mqtt.connection cimport PublishSink, ServerConnection
 
@@ -8,13 +8,23 @@ cdef class DeviceGroup:
     cdef readonly PublishSink sink
     cdef object _handler
     cdef public double now_s
-    cdef bint _is_write_scheduled
+    cdef bytearray _input               # what every device reads into, one after the other
+    cdef uint8_t* _input_data
+    cdef list _views                    # writable views of _input, of READ_BYTES_MIN << index bytes
+    cdef object _view                   # the one devices get in this turn
+    cdef uint32_t _read_bytes           # its size: a device's share of a turn
+    cdef uint32_t _turn                 # number of the turn, for devices to know a new one
+    cdef uint32_t _active_count         # devices that sent something in this turn
+    cdef bint _is_turn_scheduled
+    cdef bint _is_ending_turn
     cdef public bint is_congested       # reading from devices is to stop
     cdef list _touched                  # devices with output, each once
-    cdef set _paused                    # devices whose reading stopped
+    cdef list _yielding                 # devices that used up their share of this turn
+    cdef set _paused                    # devices whose reading stopped for longer
     cdef readonly uint64_t received_bytes
     cdef readonly uint64_t sent_bytes
 
+    cdef int schedule_turn(self) except -1
     cdef int touch(self, Device device) except -1
     cdef int write_touched(self) except -1
     cdef int pause(self, Device device) except -1
@@ -27,8 +37,11 @@ cdef class Device(ServerConnection):
     cdef public bytes properties        # the record properties of everything it publishes
     cdef public dict subscriptions      # filter -> granted QoS; None while it has none
     cdef public object will             # None when there is none, or it was dropped by DISCONNECT
+    cdef uint32_t _turn                 # the turn _turn_bytes counts
+    cdef uint32_t _turn_bytes
     cdef bint _is_touched
-    cdef bint _is_paused
+    cdef bint _is_paused                # reading stopped, for the rest of the turn or for longer
 
     cdef int _after_input(self) except -1
+    cdef int _resume(self) except -1
     cdef int write_output(self) except -1

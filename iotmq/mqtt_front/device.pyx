@@ -1,18 +1,25 @@
 """The shell of a device's connection: moves bytes between a transport and the MQTT core, nothing else.
 
-An asyncio protocol made for uvloop. Output is written once per loop turn and device; reading stops while the
-group is congested, or while the device does not take its own answers.
+Operations: a read callback per readable device and loop turn, one write per device and turn. Goals: no copy
+between kernel and core; an idle device holds no buffer; a device that sends without pause cannot keep the
+others, or the subscribers, waiting. Plan: buffered asyncio protocols on uvloop that all read into one buffer,
+because the core uses up what it gets before it returns. A turn has `TURN_BYTES` to give: each device may take
+its share, and one that has used it up is read again in the next turn, so that what was published can leave
+before more comes. Reading stops for longer while the group is congested, or while the device does not take
+its own answers.
 """
 
-from libc.stdint cimport uint64_t
+from cpython.bytearray cimport PyByteArray_AS_STRING
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from iotmq.mqtt.connection cimport ConnectionSettings, PublishSink, ServerConnection
-
-from iotmq.mqtt import connection as core
 
 cdef enum:
     STATE_CLOSED = 3
     UNREAD_BYTES_MAX = 256 * 1024   # answers a device may leave unread before it is not read either
+    READ_BYTES_MIN = 16 * 1024
+    READ_SIZES = 5                  # 16 KiB to 256 KiB
+    TURN_BYTES = 2 * 1024 * 1024
 
 
 cdef class DeviceGroup:
@@ -23,44 +30,81 @@ cdef class DeviceGroup:
         self.sink = sink
         self._handler = handler
         self.now_s = now_s
+        self._input = bytearray(READ_BYTES_MIN << (READ_SIZES - 1))
+        self._input_data = <uint8_t*>PyByteArray_AS_STRING(self._input)
+        whole = memoryview(self._input)
+        self._views = [whole[: READ_BYTES_MIN << index] for index in range(READ_SIZES)]
         self._touched = []
+        self._yielding = []
         self._paused = set()
+        self._share_input(1)
 
     @property
     def paused_count(self):
         """Devices that are not being read."""
         return len(self._paused)
 
+    cdef int schedule_turn(self) except -1:
+        """Have `end_turn` called when the loop has served everything that is readable now."""
+        if not self._is_turn_scheduled and not self._is_ending_turn:
+            self._is_turn_scheduled = True
+            self.loop.call_soon(self.end_turn)
+        return 0
+
+    def end_turn(self):
+        """Hand on what was published in this turn, write what became due, and read from everybody again."""
+        cdef Device device
+        self._is_turn_scheduled = False
+        self._is_ending_turn = True
+        try:
+            self.sink.end_turn()
+            self.write_touched()
+        finally:
+            self._is_ending_turn = False
+        self._share_input(self._active_count)
+        self._turn += 1
+        self._active_count = 0
+        if self._yielding:
+            yielding = self._yielding
+            self._yielding = []
+            for device in yielding:
+                if self.is_congested and device.transport is not None:
+                    self._paused.add(device)
+                else:
+                    device._resume()
+
+    def _share_input(self, uint32_t active_count):
+        """Choose how much a device may read in the next turn, after how many were active in the last."""
+        cdef uint32_t index = 0
+        while index + 1 < READ_SIZES and (<uint64_t>READ_BYTES_MIN << (index + 1)) * active_count <= TURN_BYTES:
+            index += 1
+        self._view = self._views[index]
+        self._read_bytes = READ_BYTES_MIN << index
+
     cdef int touch(self, Device device) except -1:
-        """The device has output: it is written when the loop turn ends."""
+        """The device has output: it is written when the turn ends."""
         if not device._is_touched:
             device._is_touched = True
             self._touched.append(device)
-            if not self._is_write_scheduled:
-                self._is_write_scheduled = True
-                self.loop.call_soon(self._write_scheduled)
+            self.schedule_turn()
         return 0
-
-    def _write_scheduled(self):
-        self.write_touched()
 
     cdef int write_touched(self) except -1:
         cdef Device device
-        touched = self._touched
-        self._is_write_scheduled = False
-        if not touched:
-            return 0
-        self._touched = []
-        for device in touched:
-            device._is_touched = False
-            device.write_output()
+        while self._touched:
+            touched = self._touched
+            self._touched = []
+            for device in touched:
+                device._is_touched = False
+                device.write_output()
         return 0
 
     cdef int pause(self, Device device) except -1:
-        if not device._is_paused and device.transport is not None:
-            device._is_paused = True
-            device.transport.pause_reading()
+        if device.transport is not None:
             self._paused.add(device)
+            if not device._is_paused:
+                device._is_paused = True
+                device.transport.pause_reading()
         return 0
 
     def resume_all(self):
@@ -72,9 +116,8 @@ cdef class DeviceGroup:
         for device in waiting:
             if device.is_write_paused:
                 self._paused.add(device)
-            elif device.transport is not None:
-                device._is_paused = False
-                device.transport.resume_reading()
+            else:
+                device._resume()
 
 
 cdef class Device(ServerConnection):
@@ -88,13 +131,25 @@ cdef class Device(ServerConnection):
         self.transport = transport
         self.group._handler.device_connected(self)
 
-    def data_received(self, bytes data not None):
-        cdef const unsigned char* pointer = data
-        self.last_received_s = self.group.now_s
-        self.group.received_bytes += len(data)
-        if len(data):
-            self._receive_guarded(pointer, len(data))
+    def get_buffer(self, size_hint):
+        return self.group._view
+
+    def buffer_updated(self, uint32_t size):
+        cdef DeviceGroup group = self.group
+        group.received_bytes += size
+        self.last_received_s = group.now_s
+        if self._turn != group._turn or not self._turn_bytes:
+            self._turn = group._turn
+            self._turn_bytes = 0
+            group._active_count += 1
+            group.schedule_turn()
+        self._turn_bytes += size
+        self._receive_guarded(group._input_data, size)
         self._after_input()
+        if self._turn_bytes >= group._read_bytes and not self._is_paused and self.state != STATE_CLOSED:
+            self._is_paused = True
+            self.transport.pause_reading()
+            group._yielding.append(self)
 
     cdef int _after_input(self) except -1:
         while self._events is not None:     # opening a session may release more input
@@ -138,10 +193,16 @@ cdef class Device(ServerConnection):
     def resume_writing(self):
         self.is_write_paused = False
         self.write_output()
-        if self._is_paused and not self.group.is_congested and not self.is_write_paused and self.transport is not None:
-            self._is_paused = False
+        if self in self.group._paused and not self.group.is_congested and not self.is_write_paused:
             self.group._paused.discard(self)
-            self.transport.resume_reading()
+            self._resume()
+
+    cdef int _resume(self) except -1:
+        if self._is_paused:
+            self._is_paused = False
+            if self.transport is not None and not self.transport.is_closing():
+                self.transport.resume_reading()
+        return 0
 
     cdef int write_output(self) except -1:
         if self.output.size and not self.is_write_paused and self.transport is not None:

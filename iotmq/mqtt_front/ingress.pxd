@@ -59,8 +59,6 @@ cdef class Ingress(PublishSink):
     cdef dict _lane_of                  # (broker topic, queue id, is stored) -> place in _lanes
     cdef list _active                   # lanes with something to send at the end of the turn
     cdef list _spare                    # empty batches with their memory
-    cdef bint _is_scheduled
-    cdef bint _is_flushing
     cdef Py_ssize_t _batch_bytes_max
     cdef Py_ssize_t _pending_bytes_max
     cdef Py_ssize_t _record_bytes_max
@@ -74,7 +72,6 @@ cdef class Ingress(PublishSink):
 
     cdef Target* _resolve(self, const uint8_t* topic, Py_ssize_t size) except NULL
     cdef int add(self, Target* target, Device device, const uint8_t* payload, Py_ssize_t payload_size, int qos, bint retain, bint is_waiting, uint32_t sequence) except -1
-    cdef int _schedule(self) except -1
     cdef Batch _take_batch(self, Lane lane)
     cdef int _batch_done(self, Batch batch, int code, str remark) except -1
     cdef void _drop_targets(self) noexcept

@@ -285,7 +285,7 @@ cdef class Ingress(PublishSink):
         if not lane.is_active:
             lane.is_active = True
             self._active.append(lane)
-            self._schedule()
+            self.group.schedule_turn()
         if self._pending_bytes > self._pending_bytes_max:
             self.group.is_congested = True
         return 0
@@ -334,27 +334,20 @@ cdef class Ingress(PublishSink):
 
     # One turn
 
-    cdef int _schedule(self) except -1:
-        if not self._is_scheduled and not self._is_flushing:
-            self._is_scheduled = True
-            self._loop.call_soon(self.flush)
+    cdef int end_turn(self) except -1:
+        """Hand every lane's messages to the broker."""
+        cdef Lane lane
+        while self._active:
+            active = self._active
+            self._active = []
+            for lane in active:
+                lane.is_active = False
+                lane.send()
         return 0
 
     def flush(self):
-        """Hand every lane's messages to the broker, and write what that made due to devices."""
-        cdef Lane lane
-        self._is_scheduled = False
-        self._is_flushing = True
-        try:
-            while self._active:
-                active = self._active
-                self._active = []
-                for lane in active:
-                    lane.is_active = False
-                    lane.send()
-        finally:
-            self._is_flushing = False
-        self.group.write_touched()
+        """`end_turn` now, when the front end stops."""
+        self.group.end_turn()
 
     cdef Batch _take_batch(self, Lane lane):
         cdef Batch batch = self._spare.pop() if self._spare else Batch()
@@ -403,5 +396,5 @@ cdef class Ingress(PublishSink):
         if (lane.waiting or lane.filling.count) and not lane.is_active:
             lane.is_active = True
             self._active.append(lane)
-            self._schedule()
+            self.group.schedule_turn()
         return 0

@@ -37,9 +37,8 @@ class RouteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             max_length=1_024,
             description=(
                 "Key of a message: text with {0}, {1}, ... for the levels of the MQTT topic and {topic} for "
-                "all of it."
+                "all of it. Messages of one key stay in one queue, in order."
             ),
-            "Messages of one key stay in one queue, in order.",
         ),
     ] = "{topic}"
     tags: Annotated[
