@@ -21,9 +21,9 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Final, TextIO
 
 from fleet import Fleet
 from measurements import Machine
@@ -43,8 +43,7 @@ _SAMPLE_S: Final = 0.5
 _GATEWAY_READY_S: Final = 30.0
 _ACKNOWLEDGED_S: Final = 10.0
 _CONSUMED_S: Final = 20.0
-_SPARK_READ_S: Final = 120.0
-_SPARK_STOP_S: Final = 30.0
+_SPARK_END_S: Final = 120.0
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -71,8 +70,13 @@ class Ports:
 
 
 @contextlib.asynccontextmanager
-async def child(name: str, *command: str, output: int | TextIO) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A process that ends with us: Ctrl-C in the terminal is ours alone, and our death is its end."""
+async def child(
+    name: str, *command: str, log: TextIO, shows_output: bool = False
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A process that ends with us: Ctrl-C in the terminal is ours alone, and our death is its end.
+
+    What it writes goes to `log`, its standard output to a pipe when it is to be shown.
+    """
 
     def in_child() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -82,8 +86,8 @@ async def child(name: str, *command: str, output: int | TextIO) -> AsyncIterator
         *command,
         cwd=ROOT,
         stdin=asyncio.subprocess.DEVNULL,
-        stdout=output,
-        stderr=asyncio.subprocess.STDOUT,
+        stdout=asyncio.subprocess.PIPE if shows_output else log,
+        stderr=log,
         start_new_session=True,
         preexec_fn=in_child,
     )
@@ -140,24 +144,11 @@ class Consumer:
         self.count += len(seen) - before
 
 
-class SparkJob:
-    """The statistics job: its lines go to our output, its report says how far it has read."""
-
-    def __init__(self, report: Path) -> None:
-        self._report = report
-
-    @property
-    def rows_read(self) -> int:
-        """Rows of all finished micro-batches."""
-        try:
-            return int(json.loads(self._report.read_text())["rows_read"])
-        except (OSError, ValueError, KeyError):
-            return 0
-
-    async def show_lines(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
-        while line := await process.stdout.readline():
-            print(f"    spark | {line.decode(errors='replace').rstrip()}", flush=True)
+async def show_lines(process: asyncio.subprocess.Process) -> None:
+    """What a child says, among our own lines."""
+    assert process.stdout is not None
+    while line := await process.stdout.readline():
+        print(f"    spark | {line.decode(errors='replace').rstrip()}", flush=True)
 
 
 # The demo ---------------------------------------------------------------------------------------------
@@ -171,8 +162,8 @@ class Demo:
         self._ports = Ports()
         self._fleet = Fleet("127.0.0.1", self._ports.mqtt)
         self._consumer = Consumer()
-        self._spark = SparkJob(directory / "spark-report.json")
-        self._began_s = time.monotonic()
+        self._report = directory / "spark-report.json"
+        self._spark_log = directory / "spark.log"
         self.stopping = asyncio.Event()
 
     async def run(self) -> bool:
@@ -180,7 +171,7 @@ class Demo:
         log = self._directory / "gateway.log"
         say("starting the gateway: registry, broker and MQTT front end in one process")
         with log.open("w") as stream:
-            async with child("the gateway", *self._gateway_command(), output=stream) as gateway:
+            async with child("the gateway", *self._gateway_command(), log=stream) as gateway:
                 await gateway_ready(gateway, self._ports, log)
                 say(
                     f"ready: MQTT {self._ports.mqtt}, broker {self._ports.broker}, registry "
@@ -230,12 +221,16 @@ class Demo:
             "--checkpoint",
             str(self._directory / "checkpoint"),
             "--report",
-            str(self._directory / "spark-report.json"),
+            str(self._report),
+            "--console",
+            "--console-rows",
+            "12",
         ]
+        stream = stack.enter_context(self._spark_log.open("w"))
         process = await stack.enter_async_context(
-            child("the Spark job", *command, output=asyncio.subprocess.PIPE)
+            child("the Spark job", *command, log=stream, shows_output=True)
         )
-        showing = asyncio.ensure_future(self._spark.show_lines(process))
+        showing = asyncio.ensure_future(show_lines(process))
         stack.callback(showing.cancel)
         return process
 
@@ -256,7 +251,9 @@ class Demo:
             if gateway.returncode is not None:
                 raise DemoError(f"the gateway ended by itself; {log} ends with:\n{tail(log)}")
             if spark is not None and spark.returncode is not None:
-                raise DemoError(f"the Spark job ended by itself with code {spark.returncode}")
+                raise DemoError(
+                    f"the Spark job ended by itself; {self._spark_log} ends with:\n{tail(self._spark_log)}"
+                )
             await asyncio.to_thread(self._publish_round, machine)
             rounds += 1
             now_s = time.monotonic()
@@ -283,8 +280,7 @@ class Demo:
             f"    {at_s:5.0f} s  {self._fleet.device_count:3} devices"
             f"   published {published:7,} ({(published - last[0]) / passed_s:5.0f}/s)"
             f"   stored {stored:7,}"
-            f"   consumed {consumed:7,} ({(consumed - last[1]) / passed_s:5.0f}/s)"
-            f"   Spark {self._spark.rows_read:7,}",
+            f"   consumed {consumed:7,} ({(consumed - last[1]) / passed_s:5.0f}/s)",
             flush=True,
         )
         return published, consumed
@@ -297,9 +293,8 @@ class Demo:
         stored = await stored_count(client)
         await reaches(lambda: self._consumer.count, stored, _CONSUMED_S)
         if spark is not None:
-            say("waiting for Spark to read the rest")
-            await reaches(lambda: self._spark.rows_read, stored, _SPARK_READ_S)
-            await end("the Spark job", spark, timeout_s=_SPARK_STOP_S)
+            say("the Spark job reads what is left and ends")
+            await end("the Spark job", spark, timeout_s=_SPARK_END_S)
         counts = {
             "sent by the devices": self._fleet.sent_count,
             "published (acknowledged to the devices)": self._fleet.acknowledged_count,
@@ -307,7 +302,7 @@ class Demo:
             "consumed by the group": self._consumer.count,
         }
         if spark is not None:
-            counts["read by Spark"] = self._spark.rows_read
+            counts["read by Spark"] = self._rows_read_by_spark()
         print()
         for name, count in counts.items():
             print(f"    {name:40} {count:10,}")
@@ -318,6 +313,13 @@ class Demo:
             files = list((self._directory / "statistics").rglob("*.parquet"))
             say(f"one-minute statistics as Parquet: {self._directory / 'statistics'} ({len(files)} files)")
         return is_equal
+
+    def _rows_read_by_spark(self) -> int:
+        """From the report that the job writes when it ends; 0 when it could not."""
+        try:
+            return int(json.loads(self._report.read_text())["rows_read"])
+        except (OSError, ValueError, KeyError):
+            return 0
 
 
 async def stored_count(client: IotmqClient) -> int:
@@ -330,10 +332,10 @@ async def stored_count(client: IotmqClient) -> int:
     return sum(ends) - sum(starts)
 
 
-async def reaches(count: Any, target: int, timeout_s: float) -> None:
+async def reaches(count: Callable[[], int], target: int, timeout_s: float) -> None:
     """Wait until `count()` is `target` or time is up."""
     deadline_s = time.monotonic() + timeout_s
-    while count() < target and time.monotonic() < deadline_s:  # noqa: ASYNC110 - it is a file's content
+    while count() < target and time.monotonic() < deadline_s:  # noqa: ASYNC110 - counts only grow
         await asyncio.sleep(0.05)
 
 
