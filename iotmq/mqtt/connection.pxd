@@ -67,6 +67,7 @@ cdef class ServerConnection:
 
     cdef int _receive_guarded(self, const uint8_t* data, Py_ssize_t size) except -1
     cdef int _receive(self, const uint8_t* data, Py_ssize_t size) except -1
+    cdef int _check_first_byte(self, uint8_t first) except -1
     cdef int _check_packet_size(self, uint64_t remaining) except -1
     cdef int _check_empty(self, Py_ssize_t size, str name) except -1
     cdef int _add_event(self, object event) except -1

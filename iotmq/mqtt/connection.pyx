@@ -226,6 +226,8 @@ cdef class ServerConnection:
             if self._input.size:
                 at += self._complete_input(data + at, size - at)
                 continue
+            if self.state == STATE_AWAITING_CONNECT:
+                self._check_first_byte(data[at])
             # The fixed header: one byte, then one to four bytes of remaining length [section 2.2.3].
             header_end = at + 1
             remaining = 0
@@ -287,6 +289,14 @@ cdef class ServerConnection:
                 free(whole.data)
         return used
 
+    cdef int _check_first_byte(self, uint8_t first) except -1:
+        """Before anything is kept for a peer that speaks HTTP or TLS here."""
+        if first >> 4 != PACKET_CONNECT:  # [MQTT-3.1.0-1]
+            raise MqttProtocolError(reason_codes.PROTOCOL_ERROR, "the first packet is not CONNECT")
+        if first & 0x0F:
+            raise MqttProtocolError(reason_codes.MALFORMED_PACKET, "CONNECT has flags in its first byte")
+        return 0
+
     cdef int _check_packet_size(self, uint64_t remaining) except -1:
         if remaining > self.settings.packet_bytes_max:
             raise MqttProtocolError(
@@ -297,8 +307,6 @@ cdef class ServerConnection:
 
     cdef int _handle_packet(self, uint8_t first, const uint8_t* body, Py_ssize_t size) except -1:
         cdef int packet_type = first >> 4
-        if self.state == STATE_AWAITING_CONNECT and packet_type != PACKET_CONNECT:  # [MQTT-3.1.0-1]
-            raise MqttProtocolError(reason_codes.PROTOCOL_ERROR, "the first packet is not CONNECT")
         if packet_type == PACKET_PUBLISH:
             return self._handle_publish(first, body, size)
         if packet_type == PACKET_PUBACK and first & 0x0F == 0 and size == 2:
