@@ -86,15 +86,9 @@ class Admin:
                 )
             await asyncio.sleep(_LOOK_AGAIN_S)
 
-    async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The queues of a topic that can be read, sorted; RouteNotFoundError for an unknown topic."""
-        route = await self._client.routes.refresh(topic)
-        if route is None:
-            raise RouteNotFoundError(
-                f"no route for topic {topic}: does it exist, and is its broker registered with "
-                f"{self._client.registries.addresses_text}?"
-            )
-        return route.readable
+    async def queues(self, topic: str, *, timeout_s: float = 1.0) -> tuple[MessageQueue, ...]:
+        """The queues of a topic that can be read, sorted; RouteNotFoundError when none show in time."""
+        return (await self._client.routes.find_for_reading(topic, timeout_s=timeout_s)).readable
 
     async def offsets(self, topic: str) -> dict[MessageQueue, QueueOffsets]:
         """What each queue of a topic holds."""

@@ -251,9 +251,9 @@ class SyncPullConsumer:
     ) -> None:
         self.stop()
 
-    def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+    def queues(self, topic: str, *, timeout_ms: int = 1_000) -> tuple[MessageQueue, ...]:
         """The queues of `topic`, sorted."""
-        return self._client.run(self.consumer.queues(topic))
+        return self._client.run(self.consumer.queues(topic, timeout_ms=timeout_ms))
 
     def assign(
         self, positions: Mapping[MessageQueue, int] | Iterable[MessageQueue], *, tags: str = "*"

@@ -68,7 +68,7 @@ class Message:
 
     def encoded_properties(self, unique_key: str) -> bytes:
         """The stored form of all properties; MessageRefusedError for what cannot be stored."""
-        pairs: dict[str, str] = dict(self.properties) if self.properties else {}
+        pairs = dict(self.properties) if self.properties else {}
         keys = " ".join((self.key, *self.keys) if self.key else self.keys)
         if keys:
             pairs[KEYS] = keys

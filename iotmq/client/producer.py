@@ -724,10 +724,9 @@ class Producer:
         elements: list[tuple[bytes, bytes, int]] = []
         size = 0
         first_key = ""
-        for message in messages:
+        for message, unique_key in zip(messages, self._unique_keys.next_batch(len(messages)), strict=True):
             if message.delay_level:
                 raise MessageRefusedError("a batch cannot carry delayed messages: send them singly")
-            unique_key = self._unique_keys.next()
             properties = message.encoded_properties(unique_key)
             element_size = 22 + len(message.body) + len(properties)
             if element_size > self.settings.body_bytes_max:

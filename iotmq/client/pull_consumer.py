@@ -92,15 +92,9 @@ class PullConsumer:
 
     # --- what to read -------------------------------------------------------------------------------
 
-    async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The queues of `topic`, sorted; RouteNotFoundError when no registry knows the topic."""
-        route = await self._client.routes.refresh(topic)
-        if route is None or not route.readable:
-            raise RouteNotFoundError(
-                f"no route for topic {topic}: does it exist, and is its broker registered with "
-                f"{self._client.registries.addresses_text}?"
-            )
-        return route.readable
+    async def queues(self, topic: str, *, timeout_ms: int = 1_000) -> tuple[MessageQueue, ...]:
+        """The queues of `topic`, sorted; RouteNotFoundError when no registry shows it in `timeout_ms`."""
+        return (await self._client.routes.find_for_reading(topic, timeout_s=timeout_ms / 1000)).readable
 
     async def assign(
         self, positions: Mapping[MessageQueue, int] | Iterable[MessageQueue], *, tags: str = "*"

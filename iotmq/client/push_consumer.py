@@ -354,10 +354,18 @@ class PushConsumer:
         task.add_done_callback(closed)
 
     async def _close_reader(self, reader: QueueReader) -> None:
-        # At once, because the new owner asks for the offset now; and again when the last call ended.
+        # At once, because the new owner asks for the offset now.
         await self._commit([reader])
         await reader.close()
-        await self._commit([reader])
+        if reader.committable == reader.committed or not self._is_clustering:
+            await self._commit([reader])
+            return
+        # What the last calls finished counts only if no new owner has committed meanwhile.
+        try:
+            if await stored_offset(self._client, self._group, reader.queue) == reader.committed:
+                await self._commit([reader])
+        except IotmqError as error:
+            _log.info("the last offset of %s is not committed: %s", reader.queue, error)
 
     async def _start_offset(self, queue: MessageQueue) -> int:
         if not self._is_clustering:

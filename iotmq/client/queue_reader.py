@@ -35,7 +35,7 @@ Payload: TypeAlias = list[ReceivedMessage] | Columns
 class Batch:
     """Messages handed over in one call, and the offsets they stand for."""
 
-    __slots__ = ("count", "first_offset", "payload", "progress", "queue", "size")
+    __slots__ = ("count", "end_offset", "first_offset", "payload", "progress", "queue", "size")
 
     def __init__(
         self,
@@ -45,6 +45,7 @@ class Batch:
         count: int,
         size: int,
         first_offset: int,
+        end_offset: int,
         progress: QueueProgress,
     ) -> None:
         self.queue = queue
@@ -52,6 +53,7 @@ class Batch:
         self.count = count
         self.size = size
         self.first_offset = first_offset
+        self.end_offset = end_offset
         self.progress = progress
         """Where its end is noted; not the reader's any more after the broker moved the offset."""
 
@@ -181,6 +183,10 @@ class QueueReader:
                 _log.log(level, "pull from %s waits: %s", self.queue, error)
                 self._broker_id = MASTER_ID
                 await asyncio.sleep(self._rest.next_s())
+            except Exception:
+                # A reader that ended here would leave its queue unread without anybody noticing.
+                _log.exception("pull from %s failed", self.queue)
+                await asyncio.sleep(self._rest.next_s())
 
     def _is_full(self) -> bool:
         # A queue with nothing cached may always fetch, or one stuck queue would stop all others.
@@ -243,7 +249,9 @@ class QueueReader:
             if self._as_columns
             else self._message_batches(pulled, progress)
         )
+        # Everything is decoded by now: a range that is taken is handed over, or nothing is committed again.
         for batch in batches:
+            progress.taken(batch.first_offset, batch.end_offset)
             self._waiting.append(batch)
             self._cached_records += batch.count
             self.records_total += batch.count
@@ -263,7 +271,6 @@ class QueueReader:
             if not wants_all:
                 group = [message for message in group if accepts(message.tags)]
             if group:
-                progress.taken(first_offset, end_offset)
                 batches.append(
                     Batch(
                         self.queue,
@@ -271,6 +278,7 @@ class QueueReader:
                         count=len(group),
                         size=size,
                         first_offset=first_offset,
+                        end_offset=end_offset,
                         progress=progress,
                     )
                 )
@@ -282,7 +290,6 @@ class QueueReader:
         for columns in iter_columns(pulled.records, bad_bodies="null", bytes_max=COLUMN_BYTES_MAX):
             offsets = columns.numpy("queue_offset")
             first_offset, end_offset = int(offsets[0]), int(offsets[-1]) + 1
-            progress.taken(first_offset, end_offset)
             batches.append(
                 Batch(
                     self.queue,
@@ -290,6 +297,7 @@ class QueueReader:
                     count=len(columns),
                     size=size,
                     first_offset=first_offset,
+                    end_offset=end_offset,
                     progress=progress,
                 )
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from iotmq.client.connections import Connections
 from iotmq.client.routes import (
@@ -25,6 +26,8 @@ from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 
 _log = logging.getLogger(__name__)
+
+_LOOK_AGAIN_S: Final = 0.05
 
 
 class Registries:
@@ -151,6 +154,25 @@ class Routes:
         """The known route, else the registry's; None when there is no such topic."""
         route = self._known.get(topic)
         return route if route is not None and not route.is_provisional else await self.refresh(topic)
+
+    async def find_for_reading(self, topic: str, *, timeout_s: float) -> TopicRoute:
+        """The registry's route of now. One without queues is asked for again until `timeout_s`, because a
+        topic made a moment ago is still on its way from its broker to the registry.
+
+        RouteNotFoundError when the topic has no queue to read then.
+        """
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        while True:
+            route = await self.refresh(topic)
+            if route is not None and route.readable:
+                return route
+            if loop.time() >= deadline_s:
+                raise RouteNotFoundError(
+                    f"no route for topic {topic}: does it exist, and is its broker registered with "
+                    f"{self._registries.addresses_text}?"
+                )
+            await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def find_for_sending(self, topic: str, *, template_topic: str, queues_max: int) -> TopicRoute:
         """Like `find`; for an unknown topic the template's route, so that a first send can make it.

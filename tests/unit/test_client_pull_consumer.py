@@ -233,7 +233,7 @@ async def test_offsets_are_stored_only_when_asked_for() -> None:
 async def test_mistakes_are_named() -> None:
     async with consumer_of(broker_with(0)) as consumer:
         with pytest.raises(RouteNotFoundError, match="no route for topic nowhere"):
-            await consumer.queues("nowhere")
+            await consumer.queues("nowhere", timeout_ms=60)
         with pytest.raises(RouteNotFoundError, match="no route to broker"):
             await consumer.begin_offset(MessageQueue("T", "other", 0))
         await consumer.stop()
@@ -241,6 +241,13 @@ async def test_mistakes_are_named() -> None:
             await consumer.assign([])
     with pytest.raises(ClientError, match="longer than hold_ms"):
         PullConsumer(IotmqClient(), "g", PullConsumerSettings(hold_ms=200, pull_timeout_ms=200))
+
+
+async def test_a_topic_made_a_moment_ago_is_waited_for() -> None:
+    broker = FakeBroker()
+    async with consumer_of(broker) as consumer:
+        asyncio.get_running_loop().call_later(0.07, broker.add_topic, "T", 3)
+        assert len(await consumer.queues("T")) == 3
 
 
 async def test_admin_makes_topics_and_shows_offsets() -> None:
@@ -267,7 +274,7 @@ async def test_admin_mistakes_are_named() -> None:
         with pytest.raises(RouteNotFoundError, match="no broker named x: registered are broker-a"):
             await admin.create_topic("made", broker_names=["x"])
         with pytest.raises(RouteNotFoundError, match="no route for topic nowhere"):
-            await admin.queues("nowhere")
+            await admin.queues("nowhere", timeout_s=0.06)
         broker.script[RequestCode.UPDATE_AND_CREATE_TOPIC].append(1)
         with pytest.raises(BrokerError, match="creating topic made at broker broker-a"):
             await admin.create_topic("made")

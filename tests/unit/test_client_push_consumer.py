@@ -403,6 +403,47 @@ async def test_a_refused_pull_is_asked_again() -> None:
         await until(lambda: got == [b"0"])
 
 
+async def test_a_broken_answer_neither_ends_the_reader_nor_holds_its_offset_back() -> None:
+    broker = broker_with(6)
+    queue = broker.topics["T"][0]
+    wrong, right = queue[0], queue[4]
+    queue[4] = wrong
+    got: list[int] = []
+    async with running(broker) as cluster:
+        await cluster.consumer(
+            lambda batch: got.extend(message.queue_offset for message in batch),
+            batch_max=1,
+            pull_records_max=3,
+        )
+        await until(lambda: len(self_pulls(broker)) >= 4)
+        queue[4] = right
+        await until(lambda: broker.offsets.get(("cg", "T", 0)) == 6)
+    assert got == [0, 1, 2, 3, 4, 5]
+
+
+async def test_an_owner_that_leaves_does_not_set_back_what_the_next_one_committed() -> None:
+    broker = broker_with(1)
+    began, gate = asyncio.Event(), asyncio.Event()
+
+    async def listen(batch) -> None:
+        began.set()
+        await gate.wait()
+
+    async with running(broker) as cluster:
+        consumer = await cluster.consumer(listen)
+        await began.wait()
+        await consumer.subscribe("U")
+        await consumer.unsubscribe("T")
+        await until(lambda: not consumer.assigned)
+        await until(lambda: broker.offsets.get(("cg", "T", 0)) == 0)
+        # The next owner has consumed it meanwhile.
+        broker.offsets["cg", "T", 0] = 5
+        gate.set()
+        await until(lambda: len(broker.seen(RequestCode.QUERY_CONSUMER_OFFSET)) >= 3)
+        await consumer.stop()
+    assert broker.offsets["cg", "T", 0] == 5
+
+
 async def test_empty_pulls_that_are_not_held_are_not_hurried() -> None:
     broker = broker_with(0)
     async with running(broker) as cluster:
