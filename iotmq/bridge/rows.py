@@ -12,7 +12,6 @@ from typing import Any, Final, NamedTuple
 import numpy
 import numpy.typing
 import pyarrow
-import pyarrow.compute
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
@@ -179,7 +178,9 @@ def properties_as_maps(raw: pyarrow.Array) -> pyarrow.Array:
     As `decode_properties`: pieces without a name or without a separator are left out, and the last of
     several values of one name wins. Those rare cases, and text that is not UTF-8, take the slow way.
     """
-    compute = pyarrow.compute
+    # Costs every planning process 40 ms of start, so only those pay that need it.
+    from pyarrow import compute
+
     pieces = compute.split_pattern(raw, PROPERTY_END)
     rows = compute.list_parent_indices(pieces).to_numpy()
     flat = compute.list_flatten(pieces)
