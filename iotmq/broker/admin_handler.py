@@ -1,4 +1,4 @@
-"""Administration every installation needs: topics (17, 21, 202), groups (200, 201), offsets (43),
+"""Administration every installation needs: topics (17, 21, 202), groups (200, 201), offsets (43, 45),
 runtime info (28) and a record by its position (33)."""
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import msgspec
 
 from iotmq import limits
 from iotmq.broker.consumer_offsets import ConsumerOffsets
+from iotmq.broker.delays import DelayDelivery
 from iotmq.broker.queue_locks import MessageQueue
 from iotmq.broker.request_table import Handler
 from iotmq.broker.subscription_groups import SubscriptionGroupConfig, SubscriptionGroups
@@ -34,6 +35,7 @@ class AdminHandler:
         topics: TopicTable,
         subscription_groups: SubscriptionGroups,
         offsets: ConsumerOffsets,
+        delays: DelayDelivery,
         *,
         broker_name: str,
         cluster: str,
@@ -43,6 +45,7 @@ class AdminHandler:
         self._topics = topics
         self._subscription_groups = subscription_groups
         self._offsets = offsets
+        self._delays = delays
         self._broker_name = broker_name
         self._runtime_info = runtime_info
         # Topics the broker depends on; their configuration is not a client's to change.
@@ -55,6 +58,7 @@ class AdminHandler:
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTION_GROUP: self._put_group,
             RequestCode.GET_ALL_SUBSCRIPTION_GROUP_CONFIG: self._all_groups,
             RequestCode.GET_ALL_CONSUMER_OFFSET: self._all_offsets,
+            RequestCode.GET_ALL_DELAY_OFFSET: self._delay_offsets,
             RequestCode.GET_TOPIC_STATS_INFO: self._topic_stats,
             RequestCode.GET_BROKER_RUNTIME_INFO: self._runtime,
             RequestCode.VIEW_MESSAGE_BY_ID: self._view_record,
@@ -111,6 +115,9 @@ class AdminHandler:
 
     def _all_offsets(self, connection: ServerConnection, request: Command) -> Command | None:
         return request.reply(ResponseCode.SUCCESS, body=self._offsets.encode())
+
+    def _delay_offsets(self, connection: ServerConnection, request: Command) -> Command | None:
+        return request.reply(ResponseCode.SUCCESS, body=self._delays.encode())
 
     def _topic_stats(self, connection: ServerConnection, request: Command) -> Command | None:
         name = request.text("topic")

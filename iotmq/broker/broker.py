@@ -9,11 +9,13 @@ import shutil
 import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Protocol
 
 from iotmq import __version__
 from iotmq.broker.admin_handler import AdminHandler
 from iotmq.broker.client_handler import ClientHandler
 from iotmq.broker.consumer_offsets import ConsumerOffsets
+from iotmq.broker.delays import DelayDelivery, DelayLevels
 from iotmq.broker.delivery import Delivery
 from iotmq.broker.gateway import GatewayHandler, LocalGateway
 from iotmq.broker.groups import Groups
@@ -27,6 +29,7 @@ from iotmq.broker.queue_locks import QueueLocks
 from iotmq.broker.rates import SAMPLE_INTERVAL_S, Rates
 from iotmq.broker.registration import Registration, parse_address
 from iotmq.broker.request_table import Area, RequestTable
+from iotmq.broker.send_back_handler import SendBackHandler
 from iotmq.broker.send_handler import SendHandler
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.subscription_groups import SubscriptionGroups
@@ -46,6 +49,16 @@ _EXPIRY_SCAN_S = 10.0
 _LAST_FLUSH_S = 1.0
 # A queue whose first record is within this share of the memory counts as young (wire document 9.3).
 _YOUNG_MEMORY_SHARE = 0.4
+
+
+class _SavedTable(Protocol):
+    """A table whose file is written every few seconds, off the loop."""
+
+    is_dirty: bool
+
+    def take_unsaved(self) -> bytes | None: ...
+
+    def write(self, data: bytes) -> None: ...
 
 
 class Broker:
@@ -91,11 +104,16 @@ class Broker:
             default_topic_queues=settings.default_topic_queues,
             flush_timeout_s=store.settings.sync_flush_timeout_ms / 1000,
         )
+        message_ids = OffsetMessageIds(self._store_host)
+        delay_levels = DelayLevels(settings.delay_levels)
+        self._delays = DelayDelivery(store, self.intake, delay_levels, config / "delayOffset.json", clock)
         self._sends = SendHandler(
             self.intake,
             self.topics,
             self.subscription_groups,
-            OffsetMessageIds(self._store_host),
+            message_ids,
+            delay_levels,
+            self._delays,
             cluster=settings.cluster,
             region=settings.region,
             is_tracing_allowed=settings.is_tracing_allowed,
@@ -114,6 +132,16 @@ class Broker:
         self._clients = ClientHandler(self.groups, self.subscription_groups, self.topics)
         areas: list[Area] = [
             self._sends,
+            SendBackHandler(
+                store,
+                self.intake,
+                self.topics,
+                self.subscription_groups,
+                message_ids,
+                delay_levels,
+                self._delays,
+                is_writable=settings.is_writable,
+            ),
             self._pulls,
             OffsetHandler(store, self.topics, self.offsets, young_bytes_max=_young_bytes_max()),
             self._clients,
@@ -123,6 +151,7 @@ class Broker:
                 self.topics,
                 self.subscription_groups,
                 self.offsets,
+                self._delays,
                 broker_name=settings.name,
                 cluster=settings.cluster,
                 runtime_info=self.runtime_info,
@@ -192,6 +221,7 @@ class Broker:
         self.subscription_groups.add_listener(self._on_group_changed)
         await self._server.start()
         self.intake.open()
+        self._delays.start()
         self._registration = Registration(
             map(parse_address, settings.registries),
             cluster=settings.cluster,
@@ -206,7 +236,8 @@ class Broker:
         self._registration.start()
         loop = asyncio.get_running_loop()
         self._tasks = [
-            loop.create_task(self._save_offsets_repeatedly()),
+            loop.create_task(self._save_repeatedly(self.offsets)),
+            loop.create_task(self._save_repeatedly(self._delays)),
             loop.create_task(_repeat(_EXPIRY_SCAN_S, self._expire)),
             loop.create_task(_repeat(SAMPLE_INTERVAL_S, self._sample)),
         ]
@@ -231,15 +262,18 @@ class Broker:
         await self._finish_flushes()
         self.intake.finish()
         self._pulls.stop()
+        self._delays.stop()
         await self._server.stop()
         self._save_changed()
         self.topics.save(is_synced=True)
         self.subscription_groups.save(is_synced=True)
-        self._save_offsets()
+        self._save(self.offsets)
+        self._save(self._delays)
 
     def expire(self) -> None:
         """Do everything whose time has come by the clock; timers do it anyway, tests move the clock."""
         self._pulls.expire()
+        self._delays.deliver()
         self.intake.expire()
         self._expire()
 
@@ -293,6 +327,10 @@ class Broker:
             "queryThreadPoolQueueCapacity": "0",
             "queryThreadPoolQueueHeadWaitTimeMills": "0",
             "EndTransactionQueueSize": "0",
+            **{
+                f"scheduleMessageOffset_{level}": f"{delivered},{end}"
+                for level, (delivered, end) in enumerate(self._delays.progress(), start=1)
+            },
         }
 
     def metrics(self) -> Iterable[Metric]:
@@ -307,6 +345,7 @@ class Broker:
             self.subscription_groups,
             self.groups,
             self.offsets,
+            self._delays,
             self._gateway,
         ):
             yield from part.metrics()
@@ -350,31 +389,31 @@ class Broker:
             except OSError as error:
                 logger.error("a configuration file could not be written: %s", error)
 
-    def _save_offsets(self) -> None:
-        data = self.offsets.take_unsaved()
+    def _save(self, table: _SavedTable) -> None:
+        data = table.take_unsaved()
         if data is not None:
             try:
-                self.offsets.write(data)
+                table.write(data)
             except OSError as error:
-                self.offsets.is_dirty = True
-                logger.error("consumer offsets could not be written: %s", error)
+                table.is_dirty = True
+                logger.error("offsets could not be written: %s", error)
 
-    async def _save_offsets_repeatedly(self) -> None:
+    async def _save_repeatedly(self, table: _SavedTable) -> None:
         while True:
             await asyncio.sleep(self._settings.offsets_interval_s)
-            data = self.offsets.take_unsaved()
+            data = table.take_unsaved()
             if data is None:
                 continue
-            writing = asyncio.get_running_loop().run_in_executor(None, self.offsets.write, data)
+            writing = asyncio.get_running_loop().run_in_executor(None, table.write, data)
             try:
                 await asyncio.shield(writing)
             except OSError as error:
-                self.offsets.is_dirty = True
-                logger.error("consumer offsets could not be written: %s", error)
+                table.is_dirty = True
+                logger.error("offsets could not be written: %s", error)
             except asyncio.CancelledError:
                 # stop() writes the file itself, after this one is done.
                 await asyncio.wait([writing])
-                self.offsets.is_dirty = True
+                table.is_dirty = True
                 raise
 
     async def _finish_flushes(self) -> None:

@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from typing_extensions import Buffer
 
+from iotmq import limits
 from iotmq.broker.deadline_timer import DeadlineTimer
 from iotmq.broker.topics import TopicTable
 from iotmq.clock import Clock
@@ -38,6 +39,8 @@ logger = logging.getLogger(__name__)
 _FULL_RETRY_S = 1.0
 _BORN_HOST_IS_IPV6 = 16
 _STORE_HOST_IS_IPV6 = 32
+# What stands for the queues of a topic whose configuration is not asked.
+_ANY_QUEUE: list[Queue | None] = [None] * limits.QUEUES_PER_TOPIC_MAX
 _HOST_FLAGS = _BORN_HOST_IS_IPV6 | _STORE_HOST_IS_IPV6
 
 
@@ -196,16 +199,19 @@ class Intake:
         batch_properties: bytes = b"",
         done: Done,
         waits_for_flush: bool = True,
+        is_internal: bool = False,
     ) -> None:
         """Store a batch (wire document 6.5); `done` is called once, at once or when it is confirmed.
 
         Never raises for a batch that is refused. `waits_for_flush=False` confirms after the append
-        even where the store promises more.
+        even where the store promises more. `is_internal` is for the broker's own messages: the topic's
+        configuration is not asked.
         """
         if self._refusal and self.refusal:
             self._refuse(done, ResponseCode.SERVICE_NOT_AVAILABLE, self._refusal)
             return
-        queues = self._queues.get(topic)
+        store = self._store
+        queues = _ANY_QUEUE if is_internal else self._queues.get(topic)
         if queues is None:
             queues = self._open_topic(topic)
             if queues is None:
@@ -219,9 +225,10 @@ class Intake:
             )
             return
         queue = queues[queue_id]
-        store = self._store
         if queue is None:
-            queue = queues[queue_id] = store.queue(topic, queue_id)
+            queue = store.queue(topic, queue_id)
+            if not is_internal:
+                queues[queue_id] = queue
         sys_flag &= ~_HOST_FLAGS
         if len(born_host) > 8:
             sys_flag |= _BORN_HOST_IS_IPV6

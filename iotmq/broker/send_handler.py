@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
-import struct
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from iotmq import limits
+from iotmq.broker.delays import DelayDelivery, DelayLevels
+from iotmq.broker.element import encode_element
 from iotmq.broker.intake import Intake, IntakeError, StoredBatch
+from iotmq.broker.intake_answer import IntakeAnswer
 from iotmq.broker.offset_ids import OffsetMessageIds
 from iotmq.broker.request_table import Handler
 from iotmq.broker.subscription_groups import SubscriptionGroups
@@ -31,11 +34,6 @@ from iotmq.remoting.server import ServerConnection
 _INT32_MIN = -(2**31)
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
-
-# One batch element up to its body: total size, magic 0, CRC 0, flag, body size (wire document 6.5).
-_ELEMENT_HEAD = struct.Struct(">iiiii")
-_ELEMENT_PROPERTIES_SIZE = struct.Struct(">h")
-_ELEMENT_FIXED_BYTES = _ELEMENT_HEAD.size + _ELEMENT_PROPERTIES_SIZE.size
 
 _NO_WAIT = "WAIT\x01false"
 _TRUE = ("true", "1")
@@ -98,6 +96,8 @@ class SendHandler:
         topics: TopicTable,
         subscription_groups: SubscriptionGroups,
         message_ids: OffsetMessageIds,
+        levels: DelayLevels,
+        delivery: DelayDelivery,
         *,
         cluster: str,
         region: str,
@@ -108,6 +108,8 @@ class SendHandler:
         self._topics = topics
         self._subscription_groups = subscription_groups
         self._message_ids = message_ids
+        self._levels = levels
+        self._delivery = delivery
         self._is_writable = is_writable
         self._cluster_property = f"CLUSTER\x01{cluster}\x02".encode()
         self._region = region
@@ -186,27 +188,25 @@ class SendHandler:
             raise RequestError(ResponseCode.NO_PERMISSION, "this broker takes no transactional messages")
         if queue_id < 0:
             queue_id = random.randrange(topic.write_queue_nums)
+        level = 0 if is_batch or b"DELAY" not in properties else self._levels.level_of(properties)
 
+        respond = self._respond
         if is_batch:
             if properties and not properties.endswith(b"\x02"):
                 properties += b"\x02"
             elements = request.body if not isinstance(request.body, list) else request.body_bytes()
             batch_properties = properties + self._cluster_property
         else:
+            if level and not name.startswith(DLQ_PREFIX):
+                # The answer names the queue the message is for, not the one it waits in.
+                respond = partial(self._respond, queue_id=queue_id)
+                name, queue_id, properties = self._levels.divert(name, queue_id, properties, level)
+                self._delivery.expect(level)
             body = request.body if not isinstance(request.body, list) else request.body_bytes()
-            elements = b"".join(
-                (
-                    _ELEMENT_HEAD.pack(
-                        _ELEMENT_FIXED_BYTES + len(body) + len(properties), 0, 0, header.flag, len(body)
-                    ),
-                    body,
-                    _ELEMENT_PROPERTIES_SIZE.pack(len(properties)),
-                    properties,
-                )
-            )
+            elements = encode_element(body, properties, header.flag)
             batch_properties = self._cluster_property
 
-        answer = _Answer(self, connection, request)
+        answer = IntakeAnswer(connection, request, respond)
         self._intake.append(
             name,
             queue_id,
@@ -278,53 +278,27 @@ class SendHandler:
         encoded = self._born_hosts[connection] = encode_host(host, port)
         return encoded
 
-    def answer_ext(self, batch: StoredBatch) -> dict[str, str]:
-        """The header fields of the answer to a stored send."""
-        appended = batch.appended
+    def _respond(
+        self, request: Command, result: StoredBatch | IntakeError, *, queue_id: int | None = None
+    ) -> Command:
+        if isinstance(result, IntakeError):
+            self.failed_count += 1
+            return request.reply(result.code, remark=result.remark)
+        appended = result.appended
         if appended.count == 1:
             message_id = self._message_ids.one(appended.start_position)
         else:
             message_id = self._message_ids.joined(appended.positions())
-        return {
-            "msgId": message_id,
-            "queueId": str(batch.queue_id),
-            "queueOffset": str(appended.first_offset),
-            "MSG_REGION": self._region,
-            "TRACE_ON": self._trace_on,
-        }
-
-
-class _Answer:
-    """The answer to one send: returned when the intake is done at once, sent when it is done later."""
-
-    __slots__ = ("_connection", "_handler", "_is_late", "_request", "_response")
-
-    def __init__(self, handler: SendHandler, connection: ServerConnection, request: Command) -> None:
-        self._handler = handler
-        self._connection = connection
-        self._request = request
-        self._response: Command | None = None
-        self._is_late = False
-
-    def __call__(self, result: StoredBatch | IntakeError) -> None:
-        request = self._request
-        if isinstance(result, IntakeError):
-            self._handler.failed_count += 1
-        if request.is_oneway:
-            return
-        if isinstance(result, IntakeError):
-            response = request.reply(result.code, remark=result.remark)
-        else:
-            response = request.reply(result.status, ext=self._handler.answer_ext(result))
-        if self._is_late:
-            self._connection.reply(response)
-        else:
-            self._response = response
-
-    def take(self) -> Command | None:
-        """What to return from the handler: the answer, or None when it will be sent later."""
-        self._is_late = True
-        return self._response
+        return request.reply(
+            result.status,
+            ext={
+                "msgId": message_id,
+                "queueId": str(result.queue_id if queue_id is None else queue_id),
+                "queueOffset": str(appended.first_offset),
+                "MSG_REGION": self._region,
+                "TRACE_ON": self._trace_on,
+            },
+        )
 
 
 def _read_header(request: Command, names: FieldNames) -> SendHeader:

@@ -87,6 +87,15 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "a client's own wish (4 by default) wins where it is smaller.",
         ),
     ] = 8
+    delay_levels: Annotated[
+        str,
+        Meta(
+            pattern=r"^\s*\d{1,6}[smhd](\s+\d{1,6}[smhd])*\s*$",
+            max_length=1_024,
+            description="How long each delay level waits, from level 1 on. Consumers' retries start at 3. "
+            "Messages already waiting follow a change.",
+        ),
+    ] = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
     is_writable: Annotated[bool, Meta(description="Take sends; false drains a broker before removal.")] = True
     is_readable: Annotated[bool, Meta(description="Answer pulls.")] = True
     offsets_interval_s: Annotated[

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from iotmq import limits
+from iotmq.broker.delays import DelayDelivery, DelayLevels
 from iotmq.broker.intake import Intake
 from iotmq.broker.offset_ids import OffsetMessageIds
 from iotmq.broker.request_table import RequestTable
@@ -73,11 +74,15 @@ class Bench:
         self.intake = Intake(
             store, self.topics, clock, directory=directory, default_topic_queues=8, flush_timeout_s=5.0
         )
+        levels = DelayLevels("1s 5s 10s")
+        self.delays = DelayDelivery(store, self.intake, levels, directory / "delayOffset.json", clock)
         self.handler = SendHandler(
             self.intake,
             self.topics,
             self.groups,
             OffsetMessageIds(encode_host("127.0.0.1", 10911)),
+            levels,
+            self.delays,
             cluster="C",
             region="R",
             is_tracing_allowed=True,

@@ -1,0 +1,126 @@
+"""Consumers giving a message back to try it later: code 36 (wire document 10.2)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+from iotmq import limits
+from iotmq.broker.delays import DelayDelivery, DelayLevels, without_properties
+from iotmq.broker.element import encode_element
+from iotmq.broker.intake import Intake, IntakeError, StoredBatch
+from iotmq.broker.intake_answer import IntakeAnswer
+from iotmq.broker.offset_ids import OffsetMessageIds
+from iotmq.broker.request_table import Handler
+from iotmq.broker.subscription_groups import SubscriptionGroups
+from iotmq.broker.topics import DLQ_PREFIX, RETRY_PREFIX, TopicTable
+from iotmq.errors import RequestError
+from iotmq.message.record import decode_record, property_value
+from iotmq.remoting.codes import RequestCode, ResponseCode, Version
+from iotmq.remoting.command import Command
+from iotmq.remoting.server import ServerConnection
+from iotmq.store.store import Store
+
+# The first attempt waits for level 3 (10 s), each further one a level longer.
+_FIRST_RETRY_LEVEL = 3
+_INT32_MAX = 2**31 - 1
+
+
+class SendBackHandler:
+    """Stores a copy for the group alone: in its retry topic, or in its dead letters after too many tries."""
+
+    def __init__(
+        self,
+        store: Store,
+        intake: Intake,
+        topics: TopicTable,
+        subscription_groups: SubscriptionGroups,
+        message_ids: OffsetMessageIds,
+        levels: DelayLevels,
+        delivery: DelayDelivery,
+        *,
+        is_writable: bool,
+    ) -> None:
+        self._store = store
+        self._intake = intake
+        self._topics = topics
+        self._subscription_groups = subscription_groups
+        self._message_ids = message_ids
+        self._levels = levels
+        self._delivery = delivery
+        self._is_writable = is_writable
+
+    def handlers(self) -> Mapping[int, Handler]:
+        return {RequestCode.CONSUMER_SEND_MESSAGE_BACK: self._send_back}
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        """Nothing is kept per connection."""
+
+    def _send_back(self, connection: ServerConnection, request: Command) -> Command | None:
+        position = request.integer("offset", minimum=0)
+        group_name = request.text("group")
+        level = request.integer("delayLevel", minimum=-_INT32_MAX, maximum=_INT32_MAX)
+        group = self._subscription_groups.find_or_create(group_name)
+        if group is None:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"the field group names the group {group_name}, which does not exist",
+            )
+        if not self._is_writable:
+            raise RequestError(ResponseCode.NO_PERMISSION, "this broker does not take messages")
+        if group.retry_queue_nums <= 0:
+            return request.reply(ResponseCode.SUCCESS)
+        view = self._store.read_record(position)
+        if view is None:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"the field offset is {position}, where no record starts"
+            )
+        record = decode_record(view)
+
+        times_max = group.retry_max_times
+        if request.version >= Version.HONOURS_MAX_RECONSUME_TIMES:
+            times_max = request.integer(
+                "maxReconsumeTimes", times_max, minimum=-_INT32_MAX, maximum=_INT32_MAX
+            )
+        properties = without_properties(record.properties, b"DELAY", b"REAL_TOPIC", b"REAL_QID")
+        if property_value(properties, b"RETRY_TOPIC") is None:
+            properties += b"RETRY_TOPIC\x01%s\x02" % record.topic.encode()
+        if property_value(properties, b"ORIGIN_MESSAGE_ID") is None:
+            properties += b"ORIGIN_MESSAGE_ID\x01%s\x02" % self._message_ids.one(position).encode()
+
+        if record.reconsume_times >= times_max or level < 0:
+            level = 0
+            topic = self._topics.ensure(DLQ_PREFIX + group_name, queues=1).topic_name
+            queue_id = 0
+        else:
+            level = self._levels.clamp(level or _FIRST_RETRY_LEVEL + record.reconsume_times)
+            retry = self._topics.ensure(RETRY_PREFIX + group_name, queues=group.retry_queue_nums)
+            topic = retry.topic_name
+            queue_id = random.randrange(min(group.retry_queue_nums, retry.write_queue_nums))
+        if level:
+            topic, queue_id, properties = self._levels.divert(topic, queue_id, properties, level)
+            self._delivery.expect(level)
+        if len(properties) > limits.PROPERTIES_BYTES_MAX:
+            raise RequestError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                "the properties of the message have no room for those of a retry",
+            )
+        answer = IntakeAnswer(connection, request, _respond)
+        self._intake.append(
+            topic,
+            queue_id,
+            encode_element(record.body, properties, record.flag),
+            born_timestamp_ms=record.born_timestamp_ms,
+            born_host=record.born_host,
+            sys_flag=record.sys_flag,
+            reconsume_times=record.reconsume_times + 1,
+            done=answer,
+        )
+        return answer.take()
+
+
+def _respond(request: Command, result: StoredBatch | IntakeError) -> Command:
+    if isinstance(result, IntakeError):
+        return request.reply(result.code, remark=result.remark)
+    # Stored is what counts here: a slow flush would make the client give it back twice.
+    return request.reply(ResponseCode.SUCCESS)
