@@ -38,7 +38,7 @@ _UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 # One read of a level, and how much is delivered before the loop gets its turn.
 _READ_RECORDS_MAX = 64
 _READ_BYTES_MAX = 1 << 20
-_TURN_RECORDS_MAX = 1_000
+_TURN_RECORDS_MAX = 1_024
 # Looked at again this often while something waits, in case the wall clock was set forward.
 _LOOK_AGAIN_S = 10.0
 _RETRY_S = 1.0

@@ -15,6 +15,7 @@ from iotmq.broker.broker import Broker
 from iotmq.broker.settings import BrokerSettings
 from iotmq.clock import ManualClock
 from iotmq.message.hosts import encode_host
+from iotmq.message.properties import decode_properties
 from iotmq.message.record import decode_record, encode_batch, iter_records
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
@@ -442,6 +443,76 @@ async def test_a_record_can_be_viewed_by_its_position(site: Site, client: Client
     assert "offset" in (wrong.remark or "")
 
 
+async def test_a_delayed_send_waits_for_its_level(site: Site, client: ClientConnection) -> None:
+    answer = await send(client, b"later", e="2", i="KEYS\x01k\x02DELAY\x012")
+    assert answer.ext["queueId"] == "2"
+    assert (await ok(client, RequestCode.GET_MAX_OFFSET, {**QUEUE, "queueId": "2"})).ext == {"offset": "0"}
+    site.clock.advance(5)
+    site.broker.expire()
+    assert bodies(await pull(client, queueId="2")) == [b"later"]
+    delays = await ok(client, RequestCode.GET_ALL_DELAY_OFFSET)
+    assert msgspec.json.decode(delays.body_bytes())["offsetTable"]["2"] == 1
+
+
+async def give_back(client: ClientConnection, position: int, **changes: str) -> Command:
+    ext = {"offset": str(position), "group": "g", "delayLevel": "0", "maxReconsumeTimes": "2", **changes}
+    return await ask(client, RequestCode.CONSUMER_SEND_MESSAGE_BACK, ext)
+
+
+async def retries(client: ClientConnection, topic: str) -> list[Any]:
+    response = await pull(client, topic=topic, sysFlag="4")
+    return list(iter_records(response.body_bytes())) if response.code == 0 else []
+
+
+async def test_a_message_given_back_is_tried_again_later_and_at_last_a_dead_letter(
+    site: Site, client: ClientConnection
+) -> None:
+    await ok(client, RequestCode.HEART_BEAT, body=beat())
+    answer = await send(client, b"hard", i="KEYS\x01k\x02")
+    position = int(answer.ext["msgId"][16:], 16)
+    assert (await give_back(client, position)).code == 0
+    assert await retries(client, "%RETRY%g") == []
+    site.clock.advance(10)
+    site.broker.expire()
+    (first,) = await retries(client, "%RETRY%g")
+    properties = decode_properties(first.properties)
+    assert (first.body, first.reconsume_times) == (b"hard", 1)
+    assert properties["RETRY_TOPIC"] == "T"
+    assert properties["ORIGIN_MESSAGE_ID"] == answer.ext["msgId"]
+    assert "DELAY" not in properties
+
+    assert (await give_back(client, first.position)).code == 0
+    site.clock.advance(29.9)
+    site.broker.expire()
+    assert len(await retries(client, "%RETRY%g")) == 1
+    site.clock.advance(0.1)
+    site.broker.expire()
+    second = (await retries(client, "%RETRY%g"))[1]
+    assert second.reconsume_times == 2
+
+    assert (await give_back(client, second.position)).code == 0
+    (dead,) = await retries(client, "%DLQ%g")
+    assert (dead.body, dead.reconsume_times) == (b"hard", 3)
+    assert decode_properties(dead.properties)["ORIGIN_MESSAGE_ID"] == answer.ext["msgId"]
+
+
+async def test_giving_back_by_level_and_what_is_refused(site: Site, client: ClientConnection) -> None:
+    position = int((await send(client)).ext["msgId"][16:], 16)
+    assert (await give_back(client, position, delayLevel="1")).code == 0
+    assert (await give_back(client, position, delayLevel="-1")).code == 0
+    site.clock.advance(1)
+    site.broker.expire()
+    assert len(await retries(client, "%RETRY%g")) == 1
+    assert len(await retries(client, "%DLQ%g")) == 1
+    wrong = await give_back(client, position + 1)
+    assert wrong.code == 1
+    assert "offset" in (wrong.remark or "")
+    none = b'{"groupName":"none","retryQueueNums":0}'
+    await ok(client, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTION_GROUP, body=none)
+    assert (await give_back(client, position, group="none")).code == 0
+    assert site.broker.topics.find("%RETRY%none") is None
+
+
 async def test_codes_nobody_serves_get_3(client: ClientConnection) -> None:
     response = await ask(client, 9_999)
     assert response.code == 3
@@ -462,6 +533,7 @@ REQUIRED: list[tuple[int, dict[str, str]]] = [
     (RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"}),
     (RequestCode.VIEW_MESSAGE_BY_ID, {"offset": "0"}),
     (RequestCode.GET_TOPIC_STATS_INFO, {"topic": "T"}),
+    (RequestCode.CONSUMER_SEND_MESSAGE_BACK, {"offset": "0", "group": "g", "delayLevel": "0"}),
     (
         RequestCode.UPDATE_AND_CREATE_TOPIC,
         {
@@ -474,7 +546,7 @@ REQUIRED: list[tuple[int, dict[str, str]]] = [
         },
     ),
 ]
-TEXTS = {"a", "b", "c", "topic", "consumerGroup", "clientID", "defaultTopic", "topicFilterType"}
+TEXTS = {"group", "a", "b", "c", "topic", "consumerGroup", "clientID", "defaultTopic", "topicFilterType"}
 
 
 async def test_each_required_field_is_named_when_it_is_missing_or_no_number(
