@@ -13,8 +13,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 from benchmarks import machine, peers
@@ -33,13 +34,15 @@ class Effort:
     latency_seconds: float
     idle_connections: int
     idle_rounds: int
+    warm_gib: float
+    """Page cache to warm before iotmq writes its log: about what it writes in a round."""
 
 
 THOROUGH: Final = Effort(
-    rounds=3, seconds=5, warmup_s=1.5, latency_seconds=10, idle_connections=15_000, idle_rounds=2
+    rounds=3, seconds=5, warmup_s=1.5, latency_seconds=10, idle_connections=15_000, idle_rounds=2, warm_gib=5
 )
 QUICK: Final = Effort(
-    rounds=1, seconds=1.5, warmup_s=0.5, latency_seconds=3, idle_connections=2_000, idle_rounds=1
+    rounds=1, seconds=1.5, warmup_s=0.5, latency_seconds=3, idle_connections=2_000, idle_rounds=1, warm_gib=2
 )
 
 # What one round measured, by the names of the scenario's columns.
@@ -56,6 +59,8 @@ class Scenario:
     is_more_better: bool
     goal: str
     is_idle: bool = False
+    stores_much: bool = False
+    """Fills memory with a log as fast as it can, which wants memory that the machine really has."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,6 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Unwinds what is running: no server may outlive the comparison.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     effort = QUICK if options.quick else THOROUGH
+    if options.warm_gib is not None:
+        effort = replace(effort, warm_gib=options.warm_gib)
     results: dict[str, Any] = {}
     rows: list[list[str]] = []
     failures: list[str] = []
@@ -192,6 +199,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         "messages_per_s",
         True,
         ">= 5x",
+        stores_much=True,
     ),
     "qos1_window1": Scenario("the same with window 1", acknowledged(1), "messages_per_s", True, ">= 1x"),
     "qos0_fan_in": Scenario(
@@ -200,6 +208,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         "messages_per_s",
         True,
         ">= 2x",
+        stores_much=True,
     ),
     "qos0_fan_in_paced": Scenario(
         "the same, each at most 200 messages ahead",
@@ -207,6 +216,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         "messages_per_s",
         True,
         ">= 2x",
+        stores_much=True,
     ),
     "latency": Scenario("5,000 msg/s QoS 1 end to end: p99 microseconds", latency, "p99_us", False, "<= 2x"),
     "idle": Scenario(
@@ -237,23 +247,34 @@ class LoadError(Exception):
 
 def _play(name: str, sides: list[str], effort: Effort, options: argparse.Namespace) -> dict[str, list[Round]]:
     scenario = SCENARIOS[name]
-    server_core, _ = machine.cores()
     rounds: dict[str, list[Round]] = {side: [] for side in sides}
     count = options.rounds or (effort.idle_rounds if scenario.is_idle else effort.rounds)
     for number in range(count):
         for side in sides:
-            arguments: dict[str, Any] = {"core": server_core}
-            if side == "mosquitto":
-                arguments["has_tcp_nodelay"] = options.mosquitto_nodelay
-            else:
-                arguments["settings"] = dict(one.split("=", 1) for one in options.set)
-                arguments["data_parent"] = options.data
-            with peers.PEERS[side](**arguments) as server:
+            if side == "iotmq" and scenario.stores_much:
+                _warm(effort, options)
+            with _started(side, options) as server:
                 values = scenario.measure(server, effort)
             rounds[side].append(values)
             told = ", ".join(f"{key} {_number(value)}" for key, value in values.items())
             print(f"{name} {number + 1}/{count} {side}: {told}", flush=True)
     return rounds
+
+
+def _started(side: str, options: argparse.Namespace) -> contextlib.AbstractContextManager[peers.Server]:
+    core = machine.cores()[0]
+    if side == "mosquitto":
+        return peers.mosquitto(core=core, has_tcp_nodelay=options.mosquitto_nodelay)
+    settings = dict(one.split("=", 1) for one in options.set)
+    return peers.iotmq(core=core, settings=settings, data_parent=options.data)
+
+
+def _warm(effort: Effort, options: argparse.Namespace) -> None:
+    directory = options.data or machine.RESULTS
+    directory.mkdir(parents=True, exist_ok=True)
+    cost_us = machine.warm_page_cache(directory, int(effort.warm_gib * 2**30))
+    if cost_us:
+        print(f"    (page cache warmed, {cost_us:.1f} us a page)", flush=True)
 
 
 def _publish(server: peers.Server, seconds: float, warmup_s: float, *arguments: str) -> dict[str, Any]:
@@ -294,6 +315,7 @@ def _costs(report: dict[str, Any], counter: str) -> Round:
     """What it took on both sides. With a full load core the load was measured."""
     messages = report["counters"][counter]
     return {
+        "per_server_cpu_s": messages / report["server_cpu_s"] if report["server_cpu_s"] else 0.0,
         "server_us_per_message": report["server_cpu_s"] / messages * 1e6 if messages else 0.0,
         "load_core_share": report["engine_cpu_share"],
         "violations": report["violations"],
@@ -364,41 +386,39 @@ def _summary(name: str, rounds: dict[str, list[Round]]) -> dict[str, Any]:
         for side, values in rounds.items()
     }
     if all(side in rounds for side in SIDES):
-        pairs = [
-            ours[scenario.first] / theirs[scenario.first]
-            for theirs, ours in zip(rounds["mosquitto"], rounds["iotmq"], strict=True)
-            if theirs[scenario.first]
-        ]
-        medians = [summary["sides"][side][scenario.first]["median"] for side in SIDES]
-        summary["ratio"] = {
-            "of_medians": medians[1] / medians[0] if medians[0] else 0.0,
-            "min": min(pairs, default=0.0),
-            "max": max(pairs, default=0.0),
+        summary["ratios"] = {
+            key: _ratio([one[key] for one in rounds["mosquitto"]], [one[key] for one in rounds["iotmq"]])
+            for key in rounds["iotmq"][0]
         }
     return summary
 
 
+def _ratio(theirs: list[float], ours: list[float]) -> dict[str, float] | None:
+    """Ours to theirs; None where theirs is nothing."""
+    if not all(theirs):
+        return None
+    pairs = [mine / other for other, mine in zip(theirs, ours, strict=True)]
+    return {"of_medians": median(ours) / median(theirs), "min": min(pairs), "max": max(pairs)}
+
+
 def _rows(name: str, summary: dict[str, Any]) -> list[list[str]]:
     scenario = SCENARIOS[name]
-    ratio = summary.get("ratio")
-
-    def cells(key: str) -> list[str]:
-        return [
-            _number(summary["sides"][side][key]["median"]) if side in summary["sides"] else "-"
-            for side in SIDES
-        ]
-
-    rows = [
-        [
-            scenario.title,
-            *cells(scenario.first),
-            f"{ratio['of_medians']:.2f}x" if ratio else "-",
-            f"{ratio['min']:.2f}..{ratio['max']:.2f}" if ratio else "-",
-            scenario.goal,
-        ]
-    ]
-    others = [key for key in next(iter(summary["sides"].values())) if key != scenario.first]
-    return rows + [[f"    {key.replace('_', ' ')}", *cells(key), "", "", ""] for key in others]
+    sides = summary["sides"]
+    keys = list(next(iter(sides.values())))
+    rows = []
+    for key in [scenario.first, *(key for key in keys if key != scenario.first)]:
+        is_first = key == scenario.first
+        ratio = summary.get("ratios", {}).get(key)
+        rows.append(
+            [
+                scenario.title if is_first else f"    {key.replace('_', ' ')}",
+                *(_number(sides[side][key]["median"]) if side in sides else "-" for side in SIDES),
+                f"{ratio['of_medians']:.2f}x" if ratio else "",
+                f"{ratio['min']:.2f}..{ratio['max']:.2f}" if ratio else "",
+                scenario.goal if is_first else "",
+            ]
+        )
+    return rows
 
 
 def _number(value: float) -> str:
@@ -420,6 +440,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--data", type=Path, help="where iotmq's data directories are made (default: build/benchmarks)"
+    )
+    parser.add_argument(
+        "--warm-gib", type=float, help="page cache to warm before a round that writes; 0: none"
     )
     parser.add_argument("--mosquitto-nodelay", action="store_true", help="Mosquitto with TCP_NODELAY")
     return parser

@@ -9,11 +9,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from benchmarks.machine import ROOT
+from benchmarks.machine import RESULTS, ROOT
 
 START_TIMEOUT_S: Final = 20.0
 STOP_TIMEOUT_S: Final = 10.0
@@ -116,7 +116,7 @@ def iotmq(
     ``data_parent``, by default ``build/benchmarks``: a real disk, as a gateway has.
     """
     mqtt_port, broker_port, registry_port, http_port = free_ports(4)
-    parent = data_parent or ROOT / "build" / "benchmarks"
+    parent = data_parent or RESULTS
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="data-iotmq-", dir=parent) as directory:
         file = Path(directory, "iotmq.toml")
@@ -155,12 +155,6 @@ key = "{{1}}"
             command += ["--set", f"{name}={value}"]
         with _running("iotmq", command, core, mqtt_port, Path(directory)) as server:
             yield server
-
-
-PEERS: Final[Mapping[str, Callable[..., contextlib.AbstractContextManager[Server]]]] = {
-    "mosquitto": mosquitto,
-    "iotmq": iotmq,
-}
 
 
 def free_ports(count: int) -> list[int]:
