@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -37,7 +38,9 @@ from iotmq.registry.settings import RegistrySettings
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 
+ROOT = Path(__file__).resolve().parents[2]
 SEGMENT_BYTES = 4 * 1024 * 1024
+DELAY_LEVELS = "1s 1s 1s 1s 1s"
 
 
 class Cluster:
@@ -311,6 +314,99 @@ async def test_a_broker_restart_loses_nothing_acknowledged(cluster: Cluster) -> 
         assert set(acknowledged) <= set(await read_all(client, "T"))
 
 
+BROKER_PROCESS = """
+import asyncio, sys
+from pathlib import Path
+from iotmq.broker.broker import Broker, resolve_store_host
+from iotmq.broker.settings import BrokerSettings
+from iotmq.store.settings import StoreSettings
+from iotmq.store.store import Store
+
+async def main(directory, registry, port):
+    settings = BrokerSettings(listen_port=port, registries=(registry,), registration_interval_s=0.2)
+    store = Store.open(
+        directory, StoreSettings(segment_bytes=4 << 20), store_host=resolve_store_host(settings)
+    )
+    broker = Broker(settings, store, directory=directory)
+    await broker.start()
+    print(broker.port, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])))
+"""
+
+
+class BrokerProcess:
+    """A broker in a process that can be killed, on the same port and directory each time."""
+
+    def __init__(self, directory: Path, registry: str) -> None:
+        self.directory = directory
+        self.registry = registry
+        self.port = 0
+
+    async def start(self) -> None:
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            BROKER_PROCESS,
+            str(self.directory),
+            self.registry,
+            str(self.port),
+            cwd=ROOT,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert self.process.stdout is not None
+        self.port = int(await self.process.stdout.readline())
+
+    async def kill(self) -> None:
+        self.process.kill()
+        await self.process.wait()
+
+
+@pytest.mark.crash
+async def test_a_killed_broker_loses_nothing_acknowledged(tmp_path: Path) -> None:
+    registry = Registry(RegistrySettings(listen_port=0), directory=tmp_path / "registry")
+    await registry.start()
+    address = f"127.0.0.1:{registry.port}"
+    broker = BrokerProcess(tmp_path / "data", address)
+    await broker.start()
+    settings = ClientSettings(registries=(address,), reconnect_ms_min=5, reconnect_ms_max=50)
+    collector = Collector()
+    acknowledged: list[bytes] = []
+    try:
+        async with (
+            IotmqClient(settings) as client,
+            Producer(client) as producer,
+            IotmqClient(settings) as consuming,
+            pushing(consuming, collector),
+        ):
+            await until_async(lambda: client.routes.refresh("TBW102"))
+            stopped = asyncio.Event()
+
+            async def send_some(name: int) -> None:
+                number = 0
+                while not stopped.is_set():
+                    bodies = [b"%d-%d" % (name, number + index) for index in range(10)]
+                    number += 10
+                    await producer.send_batch([Message("T", body, key=body.decode()) for body in bodies])
+                    acknowledged.extend(bodies)
+
+            senders = [asyncio.ensure_future(send_some(name)) for name in range(4)]
+            await until(lambda: len(collector.bodies) > 200)
+            for _ in range(3):
+                await broker.kill()
+                await broker.start()
+                before = len(acknowledged)
+                await until(lambda before=before: len(acknowledged) > before + 200)
+            stopped.set()
+            await asyncio.gather(*senders)
+            await until(lambda: collector.has(acknowledged))
+            assert set(acknowledged) <= set(await read_all(client, "T"))
+    finally:
+        await broker.kill()
+        await registry.stop()
+
+
 async def test_a_pull_consumer_goes_on_after_a_broker_restart(cluster: Cluster) -> None:
     async with (
         cluster.client() as client,
@@ -333,21 +429,52 @@ async def test_a_pull_consumer_goes_on_after_a_broker_restart(cluster: Cluster) 
         assert caught.value.next_offset == 2
 
 
-async def test_failed_messages_are_taken_back_by_the_broker(cluster: Cluster) -> None:
+async def test_failed_messages_come_again_and_end_as_dead_letters(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, delay_levels=DELAY_LEVELS)
+    await cluster.start()
     calls: Counter[bytes] = Counter()
+    seen: list[tuple[str, int, str]] = []
 
     def listen(batch):
         calls.update(message.body for message in batch)
-        return [message for message in batch if message.body == b"bad"]
+        failed = [message for message in batch if message.body != b"good"]
+        seen.extend((message.topic, message.redeliveries, message.message_id) for message in failed)
+        # "bad" always fails, "weak" only at first.
+        return [message for message in failed if message.body == b"bad" or message.redeliveries == 0]
 
-    async with cluster.client() as client, Producer(client) as producer, pushing(client, listen) as consumer:
-        await producer.send_batch([Message("T", body) for body in (b"good", b"bad", b"fine")])
-        await until(lambda: len(calls) == 3)
-        numbers = {metric.name: metric.value for metric in consumer.metrics()}
-        # A broker without delayed delivery refuses, and the message is tried again here.
-        if numbers["iotmq_client_given_back_total"] == 0:
-            await until(lambda: calls[b"bad"] >= 2)
-    assert calls[b"good"] == calls[b"fine"] == 1
+    async with (
+        cluster.client() as client,
+        Producer(client) as producer,
+        pushing(client, listen, redeliveries_max=2),
+    ):
+        await producer.send_batch([Message("T", body) for body in (b"good", b"bad", b"weak")])
+        await until(lambda: calls == {b"good": 1, b"bad": 3, b"weak": 2})
+        await until_async(lambda: has_count(client, "%DLQ%cg", 1))
+        assert await read_all(client, "%DLQ%cg") == [b"bad"]
+        assert len({message_id for _, _, message_id in seen}) == 2
+        assert {topic for topic, _, _ in seen} == {"T"}
+        assert sorted(times for _, times, _ in seen) == [0, 0, 1, 1, 2]
+        # Nothing stands in the way of what comes after.
+        await producer.send(Message("T", b"good"))
+        await until(lambda: calls[b"good"] == 2)
+    await cluster.stop()
+
+
+async def test_delayed_messages_arrive_later(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, delay_levels=DELAY_LEVELS)
+    await cluster.start()
+    got: list[bytes] = []
+    async with (
+        cluster.client() as client,
+        Producer(client) as producer,
+        pushing(client, lambda batch: got.extend(message.body for message in batch)),
+    ):
+        await Admin(client).create_topic("T", queues=1)
+        await producer.send(Message("T", b"late", delay_level=1))
+        await producer.send(Message("T", b"now"))
+        await until(lambda: len(got) == 2)
+    assert got == [b"now", b"late"]
+    await cluster.stop()
 
 
 async def test_columns_of_a_million_bytes_come_in_few_polls(cluster: Cluster) -> None:
