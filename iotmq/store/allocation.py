@@ -19,6 +19,8 @@ class AheadAllocator:
     """
 
     def __init__(self, make_room_ahead: Callable[[], None]) -> None:
+        # Whether the last attempt failed.
+        self.is_failing = False
         self._make_room_ahead = make_room_ahead
         self._is_requested = False
         self._stopping = threading.Event()
@@ -50,7 +52,10 @@ class AheadAllocator:
                 return
             try:
                 self._make_room_ahead()
+                self.is_failing = False
             except OSError as error:
-                logger.warning("cannot take disk blocks ahead of need: %s", error)
+                if not self.is_failing:
+                    self.is_failing = True
+                    logger.warning("cannot take disk blocks ahead of need: %s", error)
                 self._stopping.wait(RETRY_S)
             self._is_requested = False

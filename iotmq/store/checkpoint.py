@@ -8,20 +8,24 @@ with a flushed index entry 8. Behind it ours, which other brokers leave alone:
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
+import threading
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from iotmq.store.consume_queue import ConsumeQueue, Queue
+    from iotmq.store.consume_queue import ConsumeQueue
 
 CHECKPOINT_BYTES = 4096
 
 _FIELDS = struct.Struct(">qqq8sqI")
 _MAGIC = b"iotmqCP1"
+
+logger = logging.getLogger("iotmq.store")
 
 
 class Checkpoint(NamedTuple):
@@ -67,41 +71,69 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 class Checkpointer:
     """Syncs the queue files and then writes down how far log and queues are on the disk.
 
-    Two steps around a flush of the log: `begin` notes how far the queues are, `finish` brings exactly
-    that to the disk. After a failure it never writes again, because nobody knows any more which queue
-    pages reached the disk; the next start then goes back to the last checkpoint that is true.
+    In a thread of its own once started, so that no flush of the log waits for the queues' many files.
+    After a failure it never writes again: nobody knows then which queue pages reached the disk, and the
+    next start has to go back to the last checkpoint that is true.
     """
 
-    def __init__(self, path: Path, queues: ConsumeQueue, *, sync_file: Callable[[int], object]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        queues: ConsumeQueue,
+        *,
+        interval_s: float,
+        flushed: Callable[[], tuple[int, int]],
+        sync_file: Callable[[int], object],
+    ) -> None:
+        """`flushed` gives the position up to which the log is on the disk, and the store time (ms) there."""
         self.has_failed = False
         self._path = path
         self._queues = queues
+        self._interval_s = interval_s
+        self._flushed = flushed
         self._sync_file = sync_file
-        self._written_position = -1
-        # Set by `begin` for `finish`.
-        self._state = (0, 0, 0)
-        self._dirty: list[Queue] = []
-        self._timestamp_ms = 0
+        # What the file says; None before the first write of this run.
+        self._written: Checkpoint | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="iotmq-store-checkpoint", daemon=True)
 
-    def begin(self, timestamp_ms: int) -> None:
-        """Note the state of the queues; `timestamp_ms` is the store time of the last record appended."""
-        self._timestamp_ms = timestamp_ms
-        self._state = self._queues.state()
-        self._dirty += self._queues.take_dirty()
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
 
-    def finish(self, flushed_position: int) -> None:
-        """Sync the queues noted and write the checkpoint; raises OSError."""
-        position = min(flushed_position, self._state[0])
-        if self.has_failed or (position == self._written_position and not self._dirty):
+    def stop(self) -> None:
+        """End the thread, after the checkpoint that may be under way."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def write(self) -> None:
+        """Sync the queues and write a checkpoint if anything changed; raises OSError.
+
+        For the thread, or after `stop`.
+        """
+        if self.has_failed:
             return
-        dirty, self._dirty = self._dirty, []
+        flushed_position, timestamp_ms = self._flushed()
+        # The state comes first: entries made while the queues are synced may or may not be covered.
+        state = self._queues.state()
+        dirty = self._queues.take_dirty()
+        position = min(flushed_position, state[0])
+        checkpoint = Checkpoint(timestamp_ms, timestamp_ms, timestamp_ms, position)
+        if checkpoint == self._written and not dirty:
+            return
         try:
-            for queue in dirty:
-                queue.sync(self._sync_file)
-            self._queues.write_state(self._state)
-            timestamp_ms = self._timestamp_ms
-            write_checkpoint(self._path, Checkpoint(timestamp_ms, timestamp_ms, timestamp_ms, position))
+            self._queues.sync(dirty, self._sync_file)
+            self._queues.write_state(state)
+            write_checkpoint(self._path, checkpoint)
         except OSError:
             self.has_failed = True
             raise
-        self._written_position = position
+        self._written = checkpoint
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._interval_s):
+            try:
+                self.write()
+            except OSError as error:
+                logger.warning("no more checkpoints; a start after a crash will take longer: %s", error)

@@ -19,7 +19,8 @@ cdef class CommitLog:
     cdef readonly int64_t appended_position  # end of the last record: where the next one starts
     cdef readonly int64_t last_store_timestamp_ms    # of the last record appended or recovered; 0 before
     cdef readonly int64_t appended_records
-    cdef readonly bint is_room_low           # the room ahead is smaller than one step
+    cdef readonly bint is_room_low           # make_room_ahead should be called
+    cdef int64_t touched_position            # pages below it were mapped ahead of the writer
     cdef int64_t segment_bytes
     cdef int64_t allocation_step_bytes
     cdef int64_t record_bytes_max

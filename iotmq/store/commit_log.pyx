@@ -26,7 +26,7 @@ from iotmq.message.record cimport (
     FORMAT_OK, Element, PROPERTIES_TOO_LONG, RECORD_TOO_LONG, TOPIC_TOO_LONG, RecordParts, RecordShared, body_crc,
     element_record_size, parse_element, parse_record, write_record,
 )
-from iotmq.store.consume_queue cimport Queue
+from iotmq.store.consume_queue cimport Queue, is_topic
 from iotmq.store.segment cimport Segment
 
 from iotmq.errors import RecordTooLargeError, StoreCorruptError
@@ -48,6 +48,9 @@ cdef enum:
     # A first record up to this size is built aside, so that its size field can be stored last.
     ASIDE_BYTES = 4096
     PAGE_BYTES = 4096
+    # Pages are mapped so far ahead of the writer: what it writes while a thread waits for the GIL.
+    TOUCHED_BYTES_AHEAD = 4194304
+    TOUCHED_BYTES_LOW = 2097152
 
 cdef int32_t BATCH_COUNT_MAX = BATCH_RECORDS_MAX
 
@@ -311,7 +314,7 @@ cdef class CommitLog:
                     break
                 if parts.position != position or position + parts.size > last_position:
                     break
-                if parts.topic_size == 0 or body_crc(parts.body, parts.body_size) != parts.body_crc:
+                if not is_topic(parts.topic, parts.topic_size) or body_crc(parts.body, parts.body_size) != parts.body_crc:
                     break
                 timestamp_ms = parts.store_timestamp_ms
                 at += parts.size
@@ -343,9 +346,13 @@ cdef class CommitLog:
             self.active.truncate(self.appended_position)
 
     def make_room_ahead(self):
-        """Allocate the next step, or make the next segment, if the writer comes close. Any thread; OSError."""
+        """Allocate the next step, or make the next segment, if the writer comes close; map what it writes next.
+
+        In another thread than the writer's, but only in one. Raises OSError.
+        """
         cdef Segment segment = self.active
         cdef int64_t position = self.appended_position
+        cdef int64_t touched_position
         cdef int64_t wanted_position = position + self.allocation_step_bytes
         cdef Py_ssize_t index = self.active_index
         if wanted_position > segment.end_position:
@@ -353,6 +360,17 @@ cdef class CommitLog:
             self.make_room(index + 1, segment.end_position + 1)
         else:
             self.make_room(index, wanted_position)
+        touched_position = max(position, self.touched_position)
+        self.touched_position = position + TOUCHED_BYTES_AHEAD
+        while index < len(self.segments):
+            segment = <Segment> self.segments[index]
+            if segment.start_position >= self.touched_position:
+                break
+            segment.touch(
+                max(<int64_t> 0, touched_position - segment.start_position),
+                min(segment.size_bytes, self.touched_position - segment.start_position),
+            )
+            index += 1
         self.is_room_low = False
 
     def remove_segments_ahead(self):
@@ -523,7 +541,7 @@ cdef class CommitLog:
         self.active_index = index
         self.active = segment
         self.appended_position = position
-        if (
+        if position + TOUCHED_BYTES_LOW > self.touched_position or (
             position + self.allocation_step_bytes > segment.start_position + segment.allocated_bytes
             and (segment.allocated_bytes < segment.size_bytes or index + 1 == len(self.segments))
         ):

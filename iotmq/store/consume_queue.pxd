@@ -34,6 +34,9 @@ cdef class Queue:
     cdef const uint8_t* entry_at(self, int64_t offset) except? NULL
     cdef int64_t position_up_to(self, int64_t offset) except? -2
 
+# Whether the bytes can name a topic, and so a directory of ours.
+cdef bint is_topic(const uint8_t* topic, Py_ssize_t size) noexcept nogil
+
 cdef class ConsumeQueue:
     cdef readonly str name
     cdef readonly int64_t applied_position

@@ -21,7 +21,8 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcmp, memcpy
+from libc.errno cimport errno
+from libc.string cimport memcmp, memcpy, strerror
 
 from iotmq.message.layout cimport (
     AT_MAGIC, BLANK_BYTES, BLANK_MAGIC, QUEUE_ENTRY_SIZE, SYS_FLAG_TRANSACTION_MASK, get_u32, get_u64, put_u32,
@@ -35,6 +36,9 @@ from iotmq.limits import QUEUES_PER_TOPIC_MAX, TOPIC_BYTES_MAX
 from iotmq.message.record import problem_text
 from iotmq.store.segment import open_segments, segment_name, sync_directory
 
+cdef extern from "<unistd.h>" nogil:
+    int syncfs(int descriptor)
+
 cdef enum:
     FILLER_SIZE = 0x7FFFFFFF
     TRANSACTION_PREPARED = 4
@@ -43,6 +47,7 @@ cdef enum:
     ALLOCATION_FIRST_BYTES = 4096
     ALLOCATION_STEP_BYTES_MAX = 262144
     TABLE_SIZE_MIN = 64
+    SYNCED_ONE_BY_ONE_MAX = 32
     # A 5.x broker writes longer topics than we take; a directory name ends at 255 bytes.
     STORED_TOPIC_BYTES_MAX = 255
 
@@ -298,8 +303,8 @@ cdef class ConsumeQueue:
     def queue(self, str topic, int queue_id):
         """The handle of a queue, made on first use; its files come with its first record.
 
-        Raises StoreError for a topic that cannot be a directory name or is longer than 127 bytes, and
-        for a queue id outside 0..1023.
+        Raises StoreError for a topic that is not printable ASCII, has a slash, starts with a dot or is
+        longer than 127 bytes, and for a queue id outside 0..1023.
         """
         cdef bytes topic_bytes = topic.encode("utf-8", "surrogateescape")
         cdef Queue queue = self.lookup(
@@ -310,7 +315,7 @@ cdef class ConsumeQueue:
         if not 0 < PyBytes_GET_SIZE(topic_bytes) <= TOPIC_BYTES_MAX:
             raise StoreError(f"a topic has 1 to {TOPIC_BYTES_MAX} bytes, not {PyBytes_GET_SIZE(topic_bytes)}")
         if not is_topic(<const uint8_t*> PyBytes_AS_STRING(topic_bytes), PyBytes_GET_SIZE(topic_bytes)):
-            raise StoreError(f"topic {topic!r} cannot name a directory")
+            raise StoreError(f"topic {topic!r} is not printable ASCII without slash and leading dot")
         if not 0 <= queue_id < QUEUES_PER_TOPIC_MAX:
             raise StoreError(f"queue id {queue_id} is not in 0..{QUEUES_PER_TOPIC_MAX - 1}")
         return self.insert(topic_bytes, queue_id)
@@ -344,6 +349,28 @@ cdef class ConsumeQueue:
         for queue in taken:
             (<Queue> queue).is_dirty = False
         return taken
+
+    def sync(self, list queues not None, sync_file):
+        """Bring the entries of `queues` to the disk; raises OSError. Any thread.
+
+        Few queues are synced file by file. Each such call waits for the file system's journal, so past a
+        number one sync of the whole file system is faster by far.
+        """
+        cdef int descriptor, result
+        if len(queues) <= SYNCED_ONE_BY_ONE_MAX:
+            for queue in queues:
+                (<Queue> queue).sync(sync_file)
+            return
+        descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with nogil:
+                result = syncfs(descriptor)
+            if result < 0:
+                raise OSError(errno, strerror(errno).decode(), self.directory)
+        finally:
+            os.close(descriptor)
+        for queue in queues:
+            (<Queue> queue).is_new = False
 
     def state(self):
         """What `write_state` is to write once every entry dispatched so far is on the disk."""
@@ -539,12 +566,12 @@ cdef void place(PyObject** table, Py_ssize_t size, Queue queue) noexcept:
 
 
 cdef bint is_topic(const uint8_t* topic, Py_ssize_t size) noexcept nogil:
-    """Whether the bytes can name a directory of ours: no path, no control bytes, no leading dot."""
+    """Printable ASCII without space and slash, no leading dot. Brokers of this format take even less."""
     cdef Py_ssize_t at
     if size <= 0 or size > STORED_TOPIC_BYTES_MAX or topic[0] == c".":
         return False
     for at in range(size):
-        if topic[at] < 0x20 or topic[at] == 0x7F or topic[at] == c"/":
+        if topic[at] <= 0x20 or topic[at] >= 0x7F or topic[at] == c"/":
             return False
     return True
 

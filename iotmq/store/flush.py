@@ -1,8 +1,7 @@
 """The flush thread: brings the log to the disk, off the owner's thread.
 
 Under async flush it wakes every interval and syncs when enough waits; under sync flush it syncs as soon
-as it is asked, and one sync covers everything appended before it began (group commit). It also writes
-the checkpoint every now and then.
+as it is asked, and one sync covers everything appended before it began (group commit).
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from iotmq.store.checkpoint import Checkpointer
     from iotmq.store.commit_log import CommitLog
     from iotmq.store.settings import StoreSettings
 
@@ -36,33 +34,34 @@ class Flusher:
         log: CommitLog,
         settings: StoreSettings,
         *,
-        checkpointer: Checkpointer,
         sync_file: Callable[[int], object],
         on_flushed: Callable[[], None],
     ) -> None:
         """The whole log counts as flushed. `on_flushed` is called in the thread after a move or failure."""
-        self.flushed_position = log.appended_position
+        self._flushed = (log.appended_position, log.last_store_timestamp_ms)
         # Set once, by the first sync that failed.
         self.failure: OSError | None = None
         self.flushes = 0
         self.flush_s = 0.0
         self._log = log
-        self._checkpointer = checkpointer
         self._sync_file = sync_file
         self._on_flushed = on_flushed
         self._interval_s = settings.flush_interval_ms / 1000
         self._thorough_interval_s = settings.flush_thorough_interval_ms / 1000
-        self._checkpoint_interval_s = settings.checkpoint_interval_ms / 1000
         self._waiting_bytes_min = settings.flush_pages_min * PAGE_BYTES
         if settings.flush == "sync":
-            # Whatever was appended was asked for; the interval only serves the checkpoint.
-            self._interval_s = self._checkpoint_interval_s
-            self._waiting_bytes_min = 0
+            # Every append asks; what an interval finds waiting all the same is flushed at once.
+            self._waiting_bytes_min = 1
         self._is_stopping = False
         # A request the thread has not taken up yet; spares the event, which is the expensive part.
         self._is_requested = False
         self._event = threading.Event()
         self._thread = threading.Thread(target=self._run, name="iotmq-store-flush", daemon=True)
+
+    @property
+    def flushed_position(self) -> int:
+        """Below it everything is on the disk."""
+        return self._flushed[0]
 
     def start(self) -> None:
         """Start the thread."""
@@ -90,6 +89,7 @@ class Flusher:
             return False
         start_position = self.flushed_position
         # Read before the syncs: what is appended while they run may or may not be covered.
+        timestamp_ms = self._log.last_store_timestamp_ms
         end_position = self._log.appended_position
         if end_position <= start_position:
             return False
@@ -112,19 +112,15 @@ class Flusher:
             return False
         self.flush_s += time.monotonic() - began_s
         self.flushes += 1
-        self.flushed_position = end_position
+        self._flushed = (end_position, timestamp_ms)
         return True
 
-    def flush_and_checkpoint(self) -> None:
-        """Flush the log, sync the queues, write the checkpoint. Raises OSError when the latter fail."""
-        self._checkpointer.begin(self._log.last_store_timestamp_ms)
-        if self.flush() or self.failure is not None:
-            self._on_flushed()
-        self._checkpointer.finish(self.flushed_position)
+    def flushed(self) -> tuple[int, int]:
+        """(`flushed_position`, store time in ms of the last record before it)."""
+        return self._flushed
 
     def _run(self) -> None:
-        now_s = time.monotonic()
-        flushed_s = checkpointed_s = now_s
+        flushed_s = time.monotonic()
         while not self._is_stopping:
             self._event.wait(self._interval_s)
             self._event.clear()
@@ -140,13 +136,3 @@ class Flusher:
                 flushed_s = now_s
                 if self.flush() or self.failure is not None:
                     self._on_flushed()
-            if now_s - checkpointed_s >= self._checkpoint_interval_s and self.failure is None:
-                checkpointed_s = now_s
-                self._checkpoint()
-
-    def _checkpoint(self) -> None:
-        try:
-            self.flush_and_checkpoint()
-        except OSError as error:
-            # Costs only time at the next start, so appends go on.
-            logger.warning("cannot write the checkpoint; a start after a crash will take longer: %s", error)

@@ -25,8 +25,9 @@ class Projection(Protocol):
 
         Called on the store's thread, in the order of the log, once per appended batch and in larger
         pieces when catching up. Blanks are never part of it, so `start_position` may be further on than
-        the last `end_position`. Must set `applied_position` to `end_position`; when it raises, the same
-        range comes again later. Keep `view` only as long as needed: it pins the segment.
+        the last `end_position`, and the range may be empty. Must set `applied_position` to
+        `end_position`; when it raises, the same range comes again later. Keep `view` only as long as
+        needed: it pins the segment.
         """
 
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from iotmq.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+
 if TYPE_CHECKING:
-    from iotmq.store.checkpoint import Checkpoint
     from iotmq.store.commit_log import CommitLog
     from iotmq.store.consume_queue import ConsumeQueue
 
@@ -38,7 +40,7 @@ class Recovery(NamedTuple):
 def recover(
     log: CommitLog,
     queues: ConsumeQueue,
-    checkpoint: Checkpoint | None,
+    checkpoint_path: Path,
     *,
     was_clean: bool,
     sync_file: Callable[[int], object],
@@ -47,12 +49,16 @@ def recover(
 
     Afterwards everything in the log is on the disk. Raises OSError.
     """
+    checkpoint = read_checkpoint(checkpoint_path)
     start_position = clean_start(log) if was_clean else crash_start(log, checkpoint)
     end_position = log.recover(start_position)
     log.cut()
     for segment in log.segments_between(start_position, max(end_position, start_position + 1)):
         segment.sync(sync_file)
     queues_position = recover_queues(log, queues, was_clean=was_clean)
+    if checkpoint is not None and checkpoint.position is not None and checkpoint.position > end_position:
+        # It would become a false statement as soon as the log grows past it with other records.
+        write_checkpoint(checkpoint_path, checkpoint._replace(position=end_position))
     return Recovery(was_clean, start_position, end_position, queues_position)
 
 
@@ -94,6 +100,9 @@ def recover_queues(log: CommitLog, queues: ConsumeQueue, *, was_clean: bool) -> 
     elif present_count >= count:
         position = max(min_position, min(applied_position, end_position))
         queues.rewind(position, min_position)
+        if position < applied_position:
+            # For the same reason as the checkpoint.
+            queues.write_state(queues.state())
         return position
     else:
         logger.warning("queue files are missing; filling all of them again from the log")

@@ -13,6 +13,7 @@ cdef class Segment:
     cdef bint is_descriptor_kept
 
     cpdef int allocate(self, int64_t end_bytes) except -1
+    cpdef int touch(self, int64_t start_bytes, int64_t end_bytes) except -1
     cpdef object view(self, int64_t start_position, int64_t end_position)
     cdef int open_descriptor(self) except -1
     cdef int done_with(self, int descriptor) except -1

@@ -14,7 +14,7 @@ from iotmq.errors import StoreCorruptError, StoreError, StoreFullError, StoreRea
 from iotmq.metrics import Metric
 from iotmq.store.allocation import RETRY_S, AheadAllocator
 from iotmq.store.check import check_store
-from iotmq.store.checkpoint import Checkpointer, read_checkpoint
+from iotmq.store.checkpoint import Checkpointer
 from iotmq.store.commit_log import Appended, CommitLog
 from iotmq.store.consume_queue import ConsumeQueue, Queue
 from iotmq.store.flush import Flusher
@@ -52,9 +52,9 @@ class Store:
         abort: AbortMark,
         log: CommitLog,
         queues: ConsumeQueue,
-        checkpointer: Checkpointer,
         sync_file: Callable[[int], object],
         recovery: Recovery,
+        checkpoint_path: Path,
     ) -> None:
         """Use `Store.open`."""
         self.settings = settings
@@ -69,14 +69,18 @@ class Store:
         self._queues = queues
         self._projections: list[Projection] = []
         self._failed_projections: set[str] = set()
-        self._checkpointer = checkpointer
         self._confirmed_position = recovery.queues_from_position
         # While set, appends are refused with it until the time (monotonic seconds) after it.
         self._refusal: tuple[type[StoreError], str, float] | None = None
         self._refused_appends = 0
         self._is_closed = False
-        self._flusher = Flusher(
-            log, settings, checkpointer=checkpointer, sync_file=sync_file, on_flushed=self._flushed
+        self._flusher = Flusher(log, settings, sync_file=sync_file, on_flushed=self._flushed)
+        self._checkpointer = Checkpointer(
+            checkpoint_path,
+            queues,
+            interval_s=settings.checkpoint_interval_ms / 1000,
+            flushed=self._flusher.flushed,
+            sync_file=sync_file,
         )
         self._allocator = AheadAllocator(log.make_room_ahead)
         # Bound once: append is called for every batch.
@@ -135,8 +139,7 @@ class Store:
         )
         queues = ConsumeQueue(str(directory / "consumequeue"), entries_per_file=settings.queue_file_entries)
         checkpoint_path = directory / "checkpoint"
-        checkpoint = read_checkpoint(checkpoint_path)
-        recovery = recover(log, queues, checkpoint, was_clean=not abort.was_set, sync_file=sync_file)
+        recovery = recover(log, queues, checkpoint_path, was_clean=not abort.was_set, sync_file=sync_file)
         store = cls(
             settings=settings,
             clock=clock,
@@ -144,12 +147,13 @@ class Store:
             abort=abort,
             log=log,
             queues=queues,
-            checkpointer=Checkpointer(checkpoint_path, queues, sync_file=sync_file),
             sync_file=sync_file,
             recovery=recovery,
+            checkpoint_path=checkpoint_path,
         )
         store._dispatch(log.appended_position)
         store._flusher.start()
+        store._checkpointer.start()
         store._allocator.start()
         return store
 
@@ -299,12 +303,13 @@ class Store:
         self._is_closed = True
         self._refusal = (StoreError, "the store is closed", float("inf"))
         self._allocator.stop()
+        self._checkpointer.stop()
         self._flusher.stop()
         try:
             self._flusher.flush()
             self.advance()
             self._log.remove_segments_ahead()
-            self._flusher.flush_and_checkpoint()
+            self._checkpointer.write()
             if self._flusher.failure is None and not self._checkpointer.has_failed:
                 self._abort.clear()
         except OSError as error:
@@ -359,8 +364,7 @@ class Store:
         start_position = queues.applied_position
         while start_position < end_position:
             start_position, next_position = log.records(start_position, end_position, CATCH_UP_BYTES)
-            if next_position > start_position:
-                self._apply(log.view(start_position, next_position), start_position, next_position)
+            self._apply(log.view(start_position, next_position), start_position, next_position)
             start_position = next_position
         for projection in self._projections:
             self._keep_up(projection, end_position)
@@ -380,9 +384,8 @@ class Store:
         start_position = max(projection.applied_position, self._log.min_position)
         while start_position < end_position:
             start_position, next_position = self._log.records(start_position, end_position, CATCH_UP_BYTES)
-            if next_position > start_position:
-                view = self._log.view(start_position, next_position)
-                projection.apply(view, start_position, next_position)
+            view = self._log.view(start_position, next_position)
+            projection.apply(view, start_position, next_position)
             start_position = next_position
 
     def _flushed(self) -> None:
