@@ -316,7 +316,6 @@ def _costs(report: dict[str, Any], counter: str) -> Round:
     messages = report["counters"][counter]
     return {
         "per_server_cpu_s": messages / report["server_cpu_s"] if report["server_cpu_s"] else 0.0,
-        "server_us_per_message": report["server_cpu_s"] / messages * 1e6 if messages else 0.0,
         "load_core_share": report["engine_cpu_share"],
         "violations": report["violations"],
         "connections_lost": report["counters"]["lost"],
