@@ -33,9 +33,9 @@ types:  ## mypy --strict
 	@tools/setup.sh dev
 	@$(PYTHON_ENV) -m mypy
 
-bench:  ## Side by side with Mosquitto, and the micro benchmarks
+bench:  ## Side by side with Mosquitto, and the micro benchmarks; ARGS="--quick" for a look
 	@tools/setup.sh dev
-	@$(PYTHON_ENV) benchmarks/run.py $(ARGS)
+	@$(PYTHON_ENV) -m benchmarks $(ARGS)
 
 fuzz:  ## The property tests with many more examples
 	@tools/setup.sh dev

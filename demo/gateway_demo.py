@@ -225,6 +225,8 @@ class Demo:
             "--console",
             "--console-rows",
             "12",
+            "--lateness",
+            "2 seconds",  # the devices are on this machine, and so are their clocks
         ]
         stream = stack.enter_context(self._spark_log.open("w"))
         process = await stack.enter_async_context(

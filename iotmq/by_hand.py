@@ -74,13 +74,21 @@ async def lines_of(stream: BinaryIO) -> AsyncIterator[bytes]:
     loop = asyncio.get_running_loop()
     lines: asyncio.Queue[bytes | None] = asyncio.Queue(_AHEAD_MAX)
 
+    def hand_over(line: bytes | None) -> None:
+        putting = lines.put(line)
+        try:
+            asyncio.run_coroutine_threadsafe(putting, loop).result()
+        except RuntimeError:
+            putting.close()  # the loop has ended: nobody will
+            raise
+
     def read() -> None:
-        # A stopped loop ends this thread with an error nobody has to see.
-        with contextlib.suppress(RuntimeError, OSError, ValueError, asyncio.CancelledError):
-            while line := stream.readline(RECORD_BYTES_MAX + 1):
-                asyncio.run_coroutine_threadsafe(lines.put(line), loop).result()
+        # A loop that ended before the stream ends this thread, with an error nobody has to see.
         with contextlib.suppress(RuntimeError, asyncio.CancelledError):
-            asyncio.run_coroutine_threadsafe(lines.put(None), loop).result()
+            with contextlib.suppress(OSError, ValueError):
+                while line := stream.readline(RECORD_BYTES_MAX + 1):
+                    hand_over(line)
+            hand_over(None)
 
     # Not the loop's executor: that would wait at the end for a read that may never return.
     threading.Thread(target=read, name="lines", daemon=True).start()

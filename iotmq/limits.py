@@ -6,10 +6,9 @@ bear the same name. Sizes are bytes and counts are items, unless a name says oth
 
 from typing import Final
 
-# Records (docs/formats.md). The first three are widths of fields on disk and cannot be raised.
+# Records (docs/formats.md). The first two are widths of fields on disk and cannot be raised.
 TOPIC_BYTES_MAX: Final = 127
 PROPERTIES_BYTES_MAX: Final = 32_767
-QUEUE_ENTRY_BYTES: Final = 20
 RECORD_BYTES_MAX: Final = 4 * 1024 * 1024
 BATCH_RECORDS_MAX: Final = 65_536
 # A compressed body may not grow past the first; one decode of a pull response into columns makes at
