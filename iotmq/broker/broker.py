@@ -175,8 +175,8 @@ class Broker:
         # Set while running; needs the port that is really listened on.
         self._registration: Registration | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        # Files that changed in this turn of the loop and are saved at its end.
-        self._unsaved: set[Callable[[], None]] = set()
+        # Tables that changed in this turn of the loop and are saved at its end.
+        self._unsaved: set[TopicTable | SubscriptionGroups] = set()
         self.intake.add_dispatch_listener(self._pulls.wake)
 
     def local_gateway(self) -> LocalGateway:
@@ -216,7 +216,7 @@ class Broker:
         clamped = self.offsets.clamp(self._end_of)
         if clamped:
             logger.warning("%d consumer offsets were past the end of their queues and were set back", clamped)
-        self.topics.save(is_synced=True)
+        _save_config(self.topics, is_synced=True)
         self.topics.add_listener(self._on_topic_changed)
         self.subscription_groups.add_listener(self._on_group_changed)
         await self._server.start()
@@ -264,9 +264,8 @@ class Broker:
         self._pulls.stop()
         self._delays.stop()
         await self._server.stop()
-        self._save_changed()
-        self.topics.save(is_synced=True)
-        self.subscription_groups.save(is_synced=True)
+        _save_config(self.topics, is_synced=True)
+        _save_config(self.subscription_groups, is_synced=True)
         self._save(self.offsets)
         self._save(self._delays)
 
@@ -362,32 +361,23 @@ class Broker:
         return None if queue is None else queue.max_offset
 
     def _on_topic_changed(self, name: str) -> None:
-        self._save_soon(self._save_topics)
+        self._save_soon(self.topics)
         if self._registration is not None:
             self._registration.wake()
 
     def _on_group_changed(self, name: str) -> None:
-        self._save_soon(self._save_groups)
+        self._save_soon(self.subscription_groups)
 
-    def _save_topics(self) -> None:
-        self.topics.save(is_synced=False)
-
-    def _save_groups(self) -> None:
-        self.subscription_groups.save(is_synced=False)
-
-    def _save_soon(self, save: Callable[[], None]) -> None:
+    def _save_soon(self, table: TopicTable | SubscriptionGroups) -> None:
         """Many changes in one turn of the loop make one write at its end."""
         if not self._unsaved:
             asyncio.get_running_loop().call_soon(self._save_changed)
-        self._unsaved.add(save)
+        self._unsaved.add(table)
 
     def _save_changed(self) -> None:
         unsaved, self._unsaved = self._unsaved, set()
-        for save in unsaved:
-            try:
-                save()
-            except OSError as error:
-                logger.error("a configuration file could not be written: %s", error)
+        for table in unsaved:
+            _save_config(table, is_synced=False)
 
     def _save(self, table: _SavedTable) -> None:
         data = table.take_unsaved()
@@ -473,6 +463,14 @@ def _with_port(address: str, step: int) -> str:
 
 def _young_bytes_max() -> int:
     return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * _YOUNG_MEMORY_SHARE)
+
+
+def _save_config(table: TopicTable | SubscriptionGroups, *, is_synced: bool) -> None:
+    """A disk that takes nothing does not stop a broker from serving what it has."""
+    try:
+        table.save(is_synced=is_synced)
+    except OSError as error:
+        logger.error("a configuration file could not be written: %s", error)
 
 
 async def _repeat(interval_s: float, action: Callable[[], None]) -> None:

@@ -24,6 +24,7 @@ from iotmq.clock import Clock
 from iotmq.errors import ConfigError
 from iotmq.message.record import Record, iter_records, property_value
 from iotmq.metrics import Metric
+from iotmq.remoting.codes import ResponseCode
 from iotmq.store.consume_queue import Queue
 from iotmq.store.store import Store
 
@@ -117,6 +118,7 @@ class DelayDelivery:
         self._levels: list[_Level] = []
         self.is_dirty = False
         self.delivered_count = 0
+        self.skipped_count = 0
 
     def start(self) -> None:
         """Deliver what fell due meanwhile, and everything else from now on."""
@@ -174,6 +176,12 @@ class DelayDelivery:
             "Delayed messages moved to their topics.",
             self.delivered_count,
         )
+        yield Metric(
+            "iotmq_broker_delayed_messages_skipped_total",
+            "counter",
+            "Delayed messages that no topic takes.",
+            self.skipped_count,
+        )
 
     def _deliver_level(self, level: _Level, delay_ms: int, room: int) -> tuple[int, float | None]:
         """Returns the room left, and in how many seconds to look again; None for an empty level."""
@@ -210,20 +218,28 @@ class DelayDelivery:
         queue_id = property_value(properties, _REAL_QUEUE_ID)
         if not topic or queue_id is None or not queue_id.isdigit():
             logger.warning("delayed message at position %d has no real topic and is skipped", record.position)
+            self.skipped_count += 1
             level.delivered_offset = offset + 1
             return
 
         def done(result: StoredBatch | IntakeError) -> None:
-            if isinstance(result, IntakeError):
+            if isinstance(result, StoredBatch):
+                self.delivered_count += 1
+            elif result.code == ResponseCode.SERVICE_NOT_AVAILABLE:
                 level.taken_offset = offset
                 level.is_blocked = True
                 return
-            level.delivered_offset = offset + 1
-            self.delivered_count += 1
+            else:
+                # Would be refused for ever, and the level would stand still behind it.
+                self.skipped_count += 1
+                logger.warning(
+                    "delayed message at position %d is skipped: %s", record.position, result.remark
+                )
+            level.delivered_offset = max(level.delivered_offset, offset + 1)
             self.is_dirty = True
 
         self._intake.append(
-            topic.decode(),
+            topic.decode("utf-8", "replace"),
             int(queue_id),
             encode_element(
                 record.body,

@@ -225,14 +225,14 @@ class Intake:
             )
             return
         queue = queues[queue_id]
-        if queue is None:
-            queue = store.queue(topic, queue_id)
-            if not is_internal:
-                queues[queue_id] = queue
         sys_flag &= ~_HOST_FLAGS
         if len(born_host) > 8:
             sys_flag |= _BORN_HOST_IS_IPV6
         try:
+            if queue is None:
+                queue = store.queue(topic, queue_id)
+                if not is_internal:
+                    queues[queue_id] = queue
             appended = store.append(
                 queue,
                 elements,

@@ -41,4 +41,7 @@ class IntakeAnswer:
     def take(self) -> Command | None:
         """The answer if there is one already, otherwise None: it will be sent."""
         self._is_late = True
+        if self._response is None:
+            # What waits for a flush must not keep what was received alive.
+            self._request.body = b""
         return self._response

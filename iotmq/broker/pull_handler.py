@@ -159,6 +159,9 @@ class PullHandler:
                 deadline_s=self._clock.monotonic_s() + min(header.suspend_ms, limits.HOLD_MS_MAX) / 1000,
             )
             if not request.is_oneway and self._holds.park(hold):
+                # What waits costs little, whatever came with it.
+                request.body = b""
+                request.ext = {}
                 self._timer.arm(self._holds.next_deadline_s)
                 return None
         return self._answer(request, code, read)
