@@ -1,0 +1,231 @@
+"""Any mix of missing, wrong and extreme fields and bodies gets an answer of the protocol."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iotmq.broker.broker import Broker
+from iotmq.broker.settings import BrokerSettings
+from iotmq.clock import ManualClock
+from iotmq.errors import RequestError
+from iotmq.message.hosts import encode_host
+from iotmq.message.record import encode_batch
+from iotmq.remoting.codes import RequestCode
+from iotmq.remoting.command import Command
+from iotmq.store.settings import StoreSettings
+from iotmq.store.store import Store
+
+HOST = encode_host("127.0.0.1", 10911)
+ROUNDS = 400
+
+# What each kind of field may hold; the first of each is what a good client sends.
+NUMBERS = [
+    "0",
+    "1",
+    "-1",
+    "7",
+    "2147483647",
+    "2147483648",
+    "-2147483649",
+    "9223372036854775807",
+    "1e3",
+    "",
+    " 1",
+    "٣",
+]
+NAMES = [
+    "T",
+    "g",
+    "",
+    "a b",
+    "%RETRY%g",
+    "%DLQ%g",
+    "SCHEDULE_TOPIC_XXXX",
+    "TBW102",
+    "x" * 127,
+    "x" * 256,
+    "\x00",
+    "ü",
+]
+TEXTS = [
+    "",
+    "*",
+    "A || B",
+    "||",
+    "TAGS\x01A\x02",
+    "DELAY\x013\x02",
+    "TRAN_MSG\x01true\x02",
+    "\x01\x02",
+    "k" * 40_000,
+]
+BOOLEANS = ["false", "true", "0", "1", "", "maybe"]
+LOCKS = json.dumps(
+    {"clientId": "c", "consumerGroup": "g", "mqSet": [{"topic": "T", "brokerName": "b", "queueId": 0}]}
+).encode()
+BODIES = [
+    b"",
+    b"hello",
+    encode_batch([(b"one", b"", 0), (b"two", b"TAGS\x01A", 0)]),
+    encode_batch([(b"one", b"", 0)])[:-1],
+    b"\x00" * 64,
+    b"\xff" * 64,
+    b"{}",
+    b'{"clientID":"c","consumerDataSet":[{"groupName":"g","subscriptionDataSet":[{"topic":"T"}]}]}',
+    b'{"clientID":"c","producerDataSet":[{"groupName":"p"}]}\n',
+    LOCKS,
+    b'{"groupName":"g"}',
+    b'{"groupName":"a b"}',
+    b'{"groupName":"g","retryQueueNums":-1}',
+    b"[" * 5_000,
+    '{"clientID":"ü\ud7ff"}'.encode(),
+]
+
+SEND = {"abc": NAMES, "defgjl": NUMBERS, "h": NUMBERS, "i": TEXTS, "km": BOOLEANS}
+SEND_FIELDS = {letter: values for letters, values in SEND.items() for letter in letters}
+LONG_FIELDS = {
+    "producerGroup": NAMES,
+    "topic": NAMES,
+    "defaultTopic": NAMES,
+    "defaultTopicQueueNums": NUMBERS,
+    "queueId": NUMBERS,
+    "sysFlag": NUMBERS,
+    "bornTimestamp": NUMBERS,
+    "flag": NUMBERS,
+    "properties": TEXTS,
+    "reconsumeTimes": NUMBERS,
+    "maxReconsumeTimes": NUMBERS,
+    "batch": BOOLEANS,
+}
+QUEUE_FIELDS = {"topic": NAMES, "queueId": NUMBERS}
+FIELDS: dict[int, dict[str, list[str]]] = {
+    RequestCode.SEND_MESSAGE: LONG_FIELDS,
+    RequestCode.SEND_MESSAGE_V2: SEND_FIELDS,
+    RequestCode.SEND_BATCH_MESSAGE: SEND_FIELDS,
+    RequestCode.PULL_MESSAGE: {
+        "consumerGroup": NAMES,
+        "queueOffset": NUMBERS,
+        "maxMsgNums": NUMBERS,
+        "sysFlag": NUMBERS,
+        "commitOffset": NUMBERS,
+        "suspendTimeoutMillis": NUMBERS,
+        "subscription": TEXTS,
+        "subVersion": NUMBERS,
+        "expressionType": ["TAG", "SQL92", ""],
+        "maxMsgBytes": NUMBERS,
+        **QUEUE_FIELDS,
+    },
+    RequestCode.QUERY_CONSUMER_OFFSET: {"consumerGroup": NAMES, **QUEUE_FIELDS},
+    RequestCode.UPDATE_CONSUMER_OFFSET: {"consumerGroup": NAMES, "commitOffset": NUMBERS, **QUEUE_FIELDS},
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: {"timestamp": NUMBERS, **QUEUE_FIELDS},
+    RequestCode.GET_MAX_OFFSET: QUEUE_FIELDS,
+    RequestCode.GET_MIN_OFFSET: QUEUE_FIELDS,
+    RequestCode.GET_EARLIEST_MESSAGE_STORE_TIME: QUEUE_FIELDS,
+    RequestCode.HEART_BEAT: {},
+    RequestCode.UNREGISTER_CLIENT: {"clientID": NAMES, "producerGroup": NAMES, "consumerGroup": NAMES},
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP: {"consumerGroup": NAMES},
+    RequestCode.LOCK_BATCH_QUEUES: {},
+    RequestCode.UNLOCK_BATCH_QUEUES: {},
+    RequestCode.UPDATE_AND_CREATE_TOPIC: {
+        "topic": NAMES,
+        "defaultTopic": NAMES,
+        "readQueueNums": NUMBERS,
+        "writeQueueNums": NUMBERS,
+        "perm": NUMBERS,
+        "topicFilterType": ["SINGLE_TAG", "", "OTHER"],
+        "topicSysFlag": NUMBERS,
+        "order": BOOLEANS,
+    },
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTION_GROUP: {},
+    RequestCode.GET_ALL_TOPIC_CONFIG: {},
+    RequestCode.GET_ALL_SUBSCRIPTION_GROUP_CONFIG: {},
+    RequestCode.GET_ALL_CONSUMER_OFFSET: {},
+    RequestCode.GET_ALL_DELAY_OFFSET: {},
+    RequestCode.GET_BROKER_RUNTIME_INFO: {},
+    RequestCode.GET_TOPIC_STATS_INFO: {"topic": NAMES},
+    RequestCode.VIEW_MESSAGE_BY_ID: {"offset": NUMBERS},
+    RequestCode.CONSUMER_SEND_MESSAGE_BACK: {
+        "offset": NUMBERS,
+        "group": NAMES,
+        "delayLevel": NUMBERS,
+        "maxReconsumeTimes": NUMBERS,
+    },
+}
+ALLOWED = {0, 1, 13, 14, 16, 17, 19, 20, 21, 22, 23, 24, 25, 26}
+
+
+class FakeConnection:
+    peer = ("127.0.0.1", 5000)
+
+    def __init__(self) -> None:
+        self.replies: list[Command] = []
+
+    def reply(self, response: Command) -> None:
+        self.replies.append(response)
+
+    def send_oneway(self, command: Command) -> None:
+        pass
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    store = Store.open(tmp_path, StoreSettings(segment_bytes=16 << 20), store_host=HOST)
+    settings = BrokerSettings(listen_port=0, registries=())
+    broker = Broker(settings, store, directory=tmp_path, store_host=HOST, clock=ManualClock())
+    await broker.start()
+    broker.topics.ensure("T", queues=4)
+    yield broker
+    await broker.stop()
+    assert store.check() == []
+    store.close()
+
+
+def handle(broker: Broker, connection: Any, request: Command) -> Command | None:
+    """As the listener does it; any other exception fails the test."""
+    try:
+        return broker.requests.handle(connection, request)
+    except RequestError as error:
+        return request.reply(error.code, remark=str(error))
+
+
+def some_request(chance: random.Random, code: int) -> Command:
+    """Mostly good fields, so that the checks behind the first are reached as well."""
+    ext: dict[str, str] = {}
+    for name, values in FIELDS[code].items():
+        roll = chance.random()
+        if roll < 0.75:
+            ext[name] = values[0]
+        elif roll < 0.97:
+            ext[name] = chance.choice(values)
+    request = Command.request(code, ext, chance.choice(BODIES), oneway=chance.random() < 0.1)
+    request.version = chance.choice([0, 120, 409])
+    return request
+
+
+@pytest.mark.parametrize("code", sorted(FIELDS))
+async def test_whatever_comes_is_answered_with_a_code_of_the_protocol(broker: Broker, code: int) -> None:
+    chance = random.Random(code)
+    connection: Any = FakeConnection()
+    # Something to be found by whoever asks well.
+    good = {name: values[0] for name, values in SEND_FIELDS.items()}
+    for body in (b"one", b"two"):
+        assert broker.requests.handle(connection, Command.request(RequestCode.SEND_MESSAGE_V2, good, body))
+    for _ in range(ROUNDS):
+        request = some_request(chance, code)
+        response = handle(broker, connection, request)
+        if response is not None:
+            assert response.code in ALLOWED, request
+            assert response.opaque == request.opaque
+            assert response.code == 0 or response.remark, request
+    broker.requests.connection_lost(connection)
+    assert len(broker.holds) == 0
+
+
+async def test_every_code_of_the_broker_is_in_this_test(broker: Broker) -> None:
+    native = [code for code in broker.requests.codes if code < 30_001]
+    assert sorted(FIELDS) == native
