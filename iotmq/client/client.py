@@ -73,6 +73,7 @@ class IotmqClient:
             on_request=self._requested,
             on_connected=self._connected,
             on_lost=self._lost,
+            clock=self.clock,
         )
         self._registries = Registries(
             self.settings.registries, self._connections, timeout_s=self.request_timeout_s

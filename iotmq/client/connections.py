@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Callable
 
 from iotmq.client.backoff import Backoff
+from iotmq.clock import Clock
 from iotmq.errors import ClientClosedError, ConnectionClosedError
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
@@ -49,6 +49,7 @@ class Connections:
         on_request: Callable[[ClientConnection, Command], Command | None],
         on_connected: Callable[[str, ClientConnection], None],
         on_lost: Callable[[str], None],
+        clock: Clock,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._connect_timeout_s = connect_timeout_s
@@ -57,6 +58,7 @@ class Connections:
         self._on_request = on_request
         self._on_connected = on_connected
         self._on_lost = on_lost
+        self._clock = clock
         self._chance = chance
         self._addresses: dict[str, _Address] = {}
         self._is_closed = False
@@ -84,7 +86,7 @@ class Connections:
         if known.connection is not None and not known.connection.is_closed:
             return known.connection
         if known.connecting is None:
-            rest_s = known.not_before_s - time.monotonic()
+            rest_s = known.not_before_s - self._clock.monotonic_s()
             if rest_s > 0:
                 raise ConnectionClosedError(
                     f"{address} is not reachable ({known.last_error}); next try in {rest_s:.1f} s"
@@ -97,7 +99,7 @@ class Connections:
     def rest_s(self, address: str) -> float:
         """Seconds until a new try of HOST:PORT is allowed; 0 when it is."""
         known = self._addresses.get(address)
-        return 0.0 if known is None else max(0.0, known.not_before_s - time.monotonic())
+        return 0.0 if known is None else max(0.0, known.not_before_s - self._clock.monotonic_s())
 
     def open_addresses(self) -> list[str]:
         """The addresses with an open connection."""
@@ -125,12 +127,12 @@ class Connections:
             )
         except (OSError, ConnectionClosedError, TimeoutError, ValueError) as error:
             known.last_error = str(error) or type(error).__name__
-            known.not_before_s = time.monotonic() + known.backoff.next_s()
+            known.not_before_s = self._clock.monotonic_s() + known.backoff.next_s()
             raise ConnectionClosedError(f"{address} is not reachable: {known.last_error}") from error
         finally:
             known.connecting = None
         known.connection = connection
-        known.connected_s = time.monotonic()
+        known.connected_s = self._clock.monotonic_s()
         known.not_before_s = 0.0
         self._on_connected(address, connection)
         return connection
@@ -139,7 +141,7 @@ class Connections:
         if known.connection is not connection:
             return
         known.connection = None
-        now_s = time.monotonic()
+        now_s = self._clock.monotonic_s()
         if now_s - known.connected_s >= LIFE_S_MIN:
             known.backoff.reset()
         known.last_error = "the connection was lost"

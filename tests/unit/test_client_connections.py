@@ -14,6 +14,7 @@ from iotmq.client.connections import Connections, split_address
 from iotmq.client.producer import Producer
 from iotmq.client.push_consumer import PushConsumer
 from iotmq.client.settings import ClientSettings, PushConsumerSettings
+from iotmq.clock import ManualClock
 from iotmq.errors import BrokerError, ClientClosedError, ConnectionClosedError, RouteNotFoundError
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
@@ -29,6 +30,7 @@ class Events:
     def __init__(self, **settings) -> None:
         self.connected: list[str] = []
         self.lost: list[str] = []
+        self.clock = ManualClock()
         self.connections = Connections(
             **{
                 "connect_timeout_s": 1.0,
@@ -37,6 +39,7 @@ class Events:
                 "on_request": lambda connection, request: None,
                 "on_connected": lambda address, connection: self.connected.append(address),
                 "on_lost": self.lost.append,
+                "clock": self.clock,
                 "chance": lambda: 1.0,
                 **settings,
             }
@@ -97,9 +100,8 @@ async def test_a_failed_address_rests_longer_each_time() -> None:
         rests.append(events.connections.rest_s(address))
         with pytest.raises(ConnectionClosedError, match="next try in"):
             await events.connections.get(address)
-        await asyncio.sleep(rests[-1] + 0.002)
-    expected = (0.05, 0.1, 0.2, 0.2)
-    assert all(0.5 * step_s < rest_s <= step_s for rest_s, step_s in zip(rests, expected, strict=True))
+        events.clock.advance(rests[-1] + 0.001)
+    assert rests == pytest.approx([0.05, 0.1, 0.2, 0.2])
     assert events.connections.rest_s("never:1") == 0
 
 
@@ -107,14 +109,21 @@ async def test_a_peer_that_closes_at_once_is_not_asked_without_pause() -> None:
     broker = FakeBroker()
     async with started(broker):
         events = Events()
-        for round_number in range(1, 4):
+
+        async def connect_and_lose(life_s: float) -> float:
             await events.connections.get(broker.address)
+            events.clock.advance(life_s)
+            lost = len(events.lost)
             for connection in list(broker.server.connections):
                 connection.close()
-            await until(lambda: len(events.lost) == round_number)  # noqa: B023
+            await until(lambda: len(events.lost) > lost)
             rest_s = events.connections.rest_s(broker.address)
-            assert rest_s > 0.04 * 2 ** (round_number - 1)
-            await asyncio.sleep(rest_s + 0.002)
+            events.clock.advance(rest_s + 0.001)
+            return rest_s
+
+        assert [await connect_and_lose(0.5) for _ in range(3)] == pytest.approx([0.05, 0.1, 0.2])
+        # A connection that lived is no failure: the first pause again.
+        assert await connect_and_lose(1.0) == pytest.approx(0.05)
         await events.connections.close()
 
 

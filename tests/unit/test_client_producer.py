@@ -201,14 +201,13 @@ async def test_a_shorter_timeout_of_one_send_ends_only_that_one() -> None:
     broker = FakeBroker()
     broker.add_topic("T", 1)
     broker.script[SEND].extend([SILENT, SILENT])
-    async with running(broker, send_timeout_ms=300) as producer:
+    async with running(broker, send_timeout_ms=5_000) as producer:
         await producer.queues("T")
         slow = producer.send_nowait(Message("T", b"slow"))
         with pytest.raises(RequestTimeoutError):
             await producer.send(Message("T", b"fast"), timeout_ms=30)
         assert not slow.done()
-        with pytest.raises(RequestTimeoutError):
-            await slow
+        slow.cancel()
 
 
 @pytest.mark.parametrize(("step", "stored"), [(CLOSE, 1), (CLOSE_AFTER, 2)])
