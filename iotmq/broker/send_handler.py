@@ -24,6 +24,8 @@ from iotmq.broker.topics import (
     check_topic_name,
 )
 from iotmq.errors import RequestError
+from iotmq.message.bodies import COMPRESSED, METHOD_MASK, inflate_body
+from iotmq.message.errors import MessageFormatError
 from iotmq.message.hosts import encode_host
 from iotmq.message.record import property_value
 from iotmq.metrics import Metric
@@ -189,12 +191,15 @@ class SendHandler:
         if queue_id < 0:
             queue_id = random.randrange(topic.write_queue_nums)
         level = 0 if is_batch or b"DELAY" not in properties else self._levels.level_of(properties)
+        sys_flag = header.sys_flag
 
         respond = self._respond
         if is_batch:
             if properties and not properties.endswith(b"\x02"):
                 properties += b"\x02"
             elements = request.body if not isinstance(request.body, list) else request.body_bytes()
+            if sys_flag & COMPRESSED:
+                elements, sys_flag = _inflate_batch(elements, sys_flag)
             batch_properties = properties + self._cluster_property
         else:
             if level and not name.startswith(DLQ_PREFIX):
@@ -213,7 +218,7 @@ class SendHandler:
             elements,
             born_timestamp_ms=header.born_timestamp_ms,
             born_host=self._born_hosts.get(connection) or self._born_host(connection),
-            sys_flag=header.sys_flag,
+            sys_flag=sys_flag,
             reconsume_times=reconsume_times,
             batch_properties=batch_properties,
             done=answer,
@@ -299,6 +304,20 @@ class SendHandler:
                 "TRACE_ON": self._trace_on,
             },
         )
+
+
+def _inflate_batch(elements: bytes | memoryview, sys_flag: int) -> tuple[bytes | memoryview, int]:
+    """The elements of a batch that was compressed as a whole, as the C++ client does it past 4 KiB.
+
+    Elements cannot be taken for zlib: as the size of one, zlib's first byte would mean 2 GB.
+    """
+    if bytes(elements[:1]) != b"\x78":
+        return elements, sys_flag
+    try:
+        plain = inflate_body(bytes(elements), sys_flag)
+    except MessageFormatError as error:
+        raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"compressed batch: {error}") from error
+    return plain, sys_flag & ~(COMPRESSED | METHOD_MASK)
 
 
 def _read_header(request: Command, names: FieldNames) -> SendHeader:

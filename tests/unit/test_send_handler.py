@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -305,6 +306,21 @@ async def test_broken_batches_are_refused_whole(bench: Bench) -> None:
     for body in (b"", good[:-1], good + b"x", b"garbage" * 9):
         assert bench.refused(SHORT, body, code=RequestCode.SEND_BATCH_MESSAGE)[0] == 13
     assert bench.records("T") == []
+
+
+async def test_a_batch_compressed_as_a_whole_becomes_plain_records(bench: Bench) -> None:
+    """The C++ client compresses the body of a batch past 4 KiB like that of a single message."""
+    code = RequestCode.SEND_BATCH_MESSAGE
+    body = zlib.compress(encode_batch([(b"one" * 999, b"", 0), (b"two", b"", 0)]))
+    bench.ok({**SHORT, "f": "1"}, body, code=code)
+    assert [record.body for record in bench.records("T")] == [b"one" * 999, b"two"]
+    assert {record.sys_flag & 0x701 for record in bench.records("T")} == {0}
+    too_much = zlib.compress(bytes(limits.INFLATED_BODY_BYTES_MAX + 1))
+    for bad in (body[:-1], body[:1], zlib.compress(b"no elements"), too_much):
+        assert bench.refused({**SHORT, "f": "1"}, bad, code=code)[0] == 13
+    # Elements whose bodies are compressed one by one stay what they are.
+    bench.ok({**SHORT, "e": "1", "f": "1"}, encode_batch([(zlib.compress(b"one"), b"", 0)]), code=code)
+    assert bench.records("T", 1)[0].sys_flag & 0x701 == 1
 
 
 async def test_batches_to_retry_topics_and_long_names_get_13(bench: Bench) -> None:

@@ -1,0 +1,17 @@
+"""One gateway per test file: foreign clients share it as they would share a real one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from gateway_process import GatewayProcess
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    """Delay levels of a second, so that a failed message comes back while the test looks."""
+    data = tmp_path_factory.mktemp("gateway") / "data"
+    with GatewayProcess(data, "broker.delay_levels=1s 1s 1s 1s 2s 3s") as running:
+        yield running

@@ -1,0 +1,43 @@
+"""Waiting for a condition with a deadline: what tests do instead of sleeping for long enough."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+STEP_S = 0.02
+
+
+def eventually(condition: Callable[[], T], what: str, *, within_s: float = 15.0, step_s: float = STEP_S) -> T:
+    """The first truthy value of `condition`; AssertionError naming `what` after `within_s`.
+
+    OSError of a condition counts as "not yet": what is asked may still be starting.
+    """
+    deadline_s = time.monotonic() + within_s
+    value: T | OSError
+    while True:
+        try:
+            value = condition()
+            if value:
+                return value
+        except OSError as error:
+            value = error
+        if time.monotonic() >= deadline_s:
+            raise AssertionError(f"not within {within_s} s: {what} (last: {value!r})")
+        time.sleep(step_s)
+
+
+async def soon(condition: Callable[[], T], what: str, *, within_s: float = 15.0, step_s: float = STEP_S) -> T:
+    """`eventually` for coroutines."""
+    deadline_s = time.monotonic() + within_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() >= deadline_s:
+            raise AssertionError(f"not within {within_s} s: {what} (last: {value!r})")
+        await asyncio.sleep(step_s)
