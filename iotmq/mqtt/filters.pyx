@@ -13,6 +13,9 @@ from libc.stdlib cimport calloc, free, malloc
 
 from iotmq.mqtt.topic_table cimport TopicTable
 
+from iotmq.mqtt.errors import MqttProtocolError
+from iotmq.mqtt.topics import decode_topic_name
+
 _TRIE_ID = object()     # key of a trie node's own filter id; no level is equal to it
 
 
@@ -50,7 +53,7 @@ cdef class FilterIndex:
         return self._ids.get(topic_filter)
 
     def add(self, str topic_filter not None):
-        """The filter's id: the one it has, or a new one (the smallest ids are used again first)."""
+        """The filter's id: the one it has, or a new one (those that became free are used again)."""
         known = self._ids.get(topic_filter)
         if known is not None:
             return known
@@ -95,21 +98,28 @@ cdef class FilterIndex:
         return filter_id
 
     def match(self, str topic not None):
-        """The ids of the filters that match, ascending."""
+        """The ids of the filters that match, ascending; none for what is not a topic name."""
         raw = topic.encode()
         cdef const uint8_t* data = raw
         cdef const Matches* found = self.find(data, len(raw))
         return sorted([found.ids[index] for index in range(found.count)])
 
     cdef const Matches* find(self, const uint8_t* topic, Py_ssize_t size) except NULL:
-        """The matches of a topic in UTF-8; valid until the next call of any method."""
+        """The matches of a topic; valid until the next call of any method.
+
+        What is not a legal topic name matches nothing: native producers can put anything into a record, and
+        a device would have to hang up on a PUBLISH with a wildcard in its topic [MQTT-3.3.2-2].
+        """
         cdef Matches* found = <Matches*>self._cache.find(topic, size)
         cdef bint is_new = found == NULL
         cdef uint32_t* ids = NULL
         cdef Py_ssize_t index
         if not is_new and found.version == self._version:
             return found
-        matches = self._match(topic[:size].decode("utf-8", "replace"))
+        try:
+            matches = self._match(decode_topic_name(topic[:size]))
+        except MqttProtocolError:
+            matches = []
         if matches:
             ids = <uint32_t*>malloc(len(matches) * sizeof(uint32_t))
             if ids == NULL:
@@ -192,7 +202,7 @@ def _remove_from_trie(dict root, list levels):
 
 
 def _match_trie(dict root, list levels, bint is_system, list matches):
-    """Breadth first; at most one node per trie level and branch, so a topic's cost is bounded by its depth."""
+    """Breadth first: only nodes whose path matches the topic so far are looked at."""
     nodes = [root]
     for depth, level in enumerate(levels):
         following = []

@@ -12,6 +12,7 @@ cdef class TopicTable:
     cdef TopicSlot* slots
     cdef uint32_t mask
     cdef uint64_t seed
+    cdef uint64_t multiplier
     cdef readonly uint32_t count
     cdef readonly uint32_t count_max
 

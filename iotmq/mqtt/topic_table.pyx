@@ -1,8 +1,10 @@
 """A bounded hash table from topic bytes to a C pointer.
 
 Operations: find per message (10 ns, no Python object), insert per new topic, clear when full. Plan: open
-addressing with linear probing at a load of at most one half; the hash is seeded per process, so that
-devices cannot choose topics that collide. Values belong to the caller, who frees them before
+addressing with linear probing at a load of at most one half. Devices choose the topics and must not be able to
+choose ones that collide: start and multiplier of the hash are secrets of the process, and each word goes
+through a folded 64 x 64 bit product, in which the effect of a flipped bit depends on the secret (a plain
+multiplication passes a flip of the top bits on unchanged, whatever the secret is). Values belong to the caller, who frees them before
 `clear_topics`; there is no single removal, because caches are dropped whole when they fill or age.
 """
 
@@ -13,26 +15,29 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
 
-cdef inline uint64_t _mix(uint64_t value) noexcept nogil:
-    value ^= value >> 32
-    value *= <uint64_t>0x9E3779B97F4A7C15
-    value ^= value >> 29
-    return value
+cdef extern from *:
+    """
+    static inline uint64_t iotmq_fold(uint64_t left, uint64_t right) {
+        unsigned __int128 product = (unsigned __int128)left * right;
+        return (uint64_t)product ^ (uint64_t)(product >> 64);
+    }
+    """
+    uint64_t iotmq_fold(uint64_t left, uint64_t right) noexcept nogil
 
 
-cdef inline uint64_t _hash(uint64_t seed, const uint8_t* data, Py_ssize_t size) noexcept nogil:
+cdef inline uint64_t _hash(uint64_t seed, uint64_t multiplier, const uint8_t* data, Py_ssize_t size) noexcept nogil:
     cdef uint64_t state = seed ^ <uint64_t>size
     cdef uint64_t word
     while size >= 8:
         memcpy(&word, data, 8)
-        state = _mix(state ^ word)
+        state = iotmq_fold(state ^ word, multiplier)
         data += 8
         size -= 8
     if size:
         word = 0
         memcpy(&word, data, size)
-        state = _mix(state ^ word)
-    return _mix(state)
+        state = iotmq_fold(state ^ word, multiplier)
+    return iotmq_fold(state ^ seed, multiplier)
 
 
 cdef class TopicTable:
@@ -50,6 +55,7 @@ cdef class TopicTable:
         self.mask = <uint32_t>(capacity - 1)
         self.count_max = count_max
         self.seed = int.from_bytes(os.urandom(8), "little")
+        self.multiplier = int.from_bytes(os.urandom(8), "little") | 1
 
     def __dealloc__(self):
         if self.slots != NULL:
@@ -57,7 +63,7 @@ cdef class TopicTable:
             free(self.slots)
 
     cdef void* find(self, const uint8_t* topic, Py_ssize_t size) noexcept nogil:
-        cdef uint64_t hash = _hash(self.seed, topic, size)
+        cdef uint64_t hash = _hash(self.seed, self.multiplier, topic, size)
         cdef uint32_t at = <uint32_t>hash & self.mask
         cdef TopicSlot* slot
         while True:
@@ -72,7 +78,7 @@ cdef class TopicTable:
         """Add a topic that `find` does not know; `value` is not NULL."""
         if self.count >= self.count_max:
             raise OverflowError("topic table is full")
-        cdef uint64_t hash = _hash(self.seed, topic, size)
+        cdef uint64_t hash = _hash(self.seed, self.multiplier, topic, size)
         cdef uint32_t at = <uint32_t>hash & self.mask
         while self.slots[at].topic != NULL:
             at = (at + 1) & self.mask
@@ -105,6 +111,10 @@ cdef class TopicTable:
     def _insert(self, bytes topic not None, size_t value):
         cdef const uint8_t* data = topic
         self.insert(data, len(topic), <void*>value)
+
+    def _hash(self, bytes topic not None):
+        cdef const uint8_t* data = topic
+        return _hash(self.seed, self.multiplier, data, len(topic))
 
     def _clear(self):
         self.clear_topics()
