@@ -189,7 +189,8 @@ ensure_environment() {
             fail "Python 3.11 or newer with its venv module is needed; name one with PYTHON=/path/to/python3"
     fi
     say "making .venv from $python"
-    rm -rf .venv
+    # What was installed and compiled for another environment does not count for this one.
+    rm -rf .venv "$stamps/core" "$stamps/demo" "$stamps/dev" "$stamps/compiled"
     "$python" -m venv .venv
 }
 
