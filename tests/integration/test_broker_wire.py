@@ -11,9 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from iotmq import limits
 from iotmq.broker.broker import Broker
 from iotmq.broker.settings import BrokerSettings
 from iotmq.clock import ManualClock
+from iotmq.errors import StoreFullError, StoreReadOnlyError
 from iotmq.message.hosts import encode_host
 from iotmq.message.properties import decode_properties
 from iotmq.message.record import decode_record, encode_batch, iter_records
@@ -231,6 +233,50 @@ async def test_under_synchronous_flush_the_answer_comes_after_the_flush(tmp_path
     await site.stop()
 
 
+async def test_a_stop_finishes_what_was_taken(tmp_path: Path) -> None:
+    site = Site(tmp_path / "data", flush="sync")
+    await site.broker.start()
+    client = await site.connect()
+    taken = [asyncio.ensure_future(send(client, b"%d" % number)) for number in range(20)]
+    await until(lambda: site.broker.intake.records_count == 20)
+    async with asyncio.timeout(2):
+        await site.broker.stop()
+    assert [(await answer).ext["queueOffset"] for answer in taken] == [str(number) for number in range(20)]
+    assert site.store.flushed_position == site.store.appended_position
+    await site.stop()
+
+
+@pytest.mark.parametrize("error", [StoreFullError("no space left"), StoreReadOnlyError("a flush failed")])
+async def test_a_disk_that_takes_nothing_refuses_sends_and_serves_pulls(
+    site: Site, client: ClientConnection, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    await send(client, b"before")
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(site.store, "append", refuse)
+        refused = await ask(client, RequestCode.SEND_MESSAGE_V2, SEND, b"lost")
+        assert refused.code == 14
+        assert str(error) in (refused.remark or "")
+        assert str(site.directory) in (refused.remark or "")
+        assert not site.broker.intake.is_writable
+        assert bodies(await pull(client)) == [b"before"]
+    site.clock.advance(1)
+    await send(client, b"after")
+    assert bodies(await pull(client)) == [b"before", b"after"]
+
+
+async def test_topics_that_cannot_be_saved_still_serve(
+    site: Site, client: ClientConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (site.directory / "config" / "topics.json.tmp").mkdir()
+    await send(client, b"kept", b="New")
+    assert bodies(await pull(client, topic="New")) == [b"kept"]
+    (site.directory / "config" / "topics.json.tmp").rmdir()
+
+
 async def test_a_topic_made_by_a_send_survives_a_restart(tmp_path: Path) -> None:
     site = Site(tmp_path / "data")
     await site.broker.start()
@@ -374,6 +420,31 @@ async def test_queue_locks(site: Site, client: ClientConnection) -> None:
     assert json.loads(await lock("c2", [queue])) == {"lockOKMQSet": []}
     await lock("c1", [queue], RequestCode.UNLOCK_BATCH_QUEUES)
     assert json.loads(await lock("c2", [queue])) == {"lockOKMQSet": [queue]}
+
+
+async def test_a_lock_request_names_at_most_so_many_queues(site: Site, client: ClientConnection) -> None:
+    queue = {"brokerName": "broker-a", "queueId": 0, "topic": "T"}
+    for count, code in (
+        (limits.LOCKED_QUEUES_PER_REQUEST_MAX, 0),
+        (limits.LOCKED_QUEUES_PER_REQUEST_MAX + 1, 1),
+    ):
+        body = {"clientId": "c", "consumerGroup": "g", "mqSet": [queue] * count}
+        response = await ask(client, RequestCode.LOCK_BATCH_QUEUES, body=json.dumps(body).encode())
+        assert response.code == code, response
+
+
+async def test_a_topic_has_at_most_so_many_queues(site: Site, client: ClientConnection) -> None:
+    topic = {"topic": "Wide", "defaultTopic": "TBW102", "perm": "6", "topicFilterType": "SINGLE_TAG"}
+    most = str(limits.QUEUES_PER_TOPIC_MAX)
+    more = str(limits.QUEUES_PER_TOPIC_MAX + 1)
+    code = RequestCode.UPDATE_AND_CREATE_TOPIC
+    await ok(client, code, {**topic, "readQueueNums": most, "writeQueueNums": most})
+    for name in ("readQueueNums", "writeQueueNums"):
+        refused = await ask(
+            client, code, {**topic, "readQueueNums": most, "writeQueueNums": most, name: more}
+        )
+        assert refused.code == 1
+        assert name in (refused.remark or "")
 
 
 async def test_administration_of_topics_and_groups(site: Site, client: ClientConnection) -> None:

@@ -152,6 +152,24 @@ def test_client_id_and_group_have_maxima(groups: Groups) -> None:
         register(groups, connection, beat(group="g" * (limits.GROUP_BYTES_MAX + 1)))
 
 
+@pytest.mark.parametrize("over", [0, 1])
+def test_a_heartbeat_has_at_most_so_many_groups_and_subscriptions(clock: ManualClock, over: int) -> None:
+    names = [{"groupName": f"g{number}"} for number in range(limits.HEARTBEAT_GROUPS_MAX + over)]
+    topics = [{"topic": f"t{number}"} for number in range(limits.HEARTBEAT_SUBSCRIPTIONS_MAX + over)]
+    for data in (
+        {"producerDataSet": names},
+        {"consumerDataSet": names},
+        {"consumerDataSet": [{"groupName": "g", "subscriptionDataSet": topics}]},
+    ):
+        groups = Groups(clock, expiry_s=120)
+        body = json.dumps({"clientID": "c", **data}).encode()
+        if over:
+            with pytest.raises(RequestError, match="1024"):
+                register(groups, FakeConnection(), body)
+        else:
+            register(groups, FakeConnection(), body)
+
+
 def test_one_connection_cannot_register_without_end(clock: ManualClock) -> None:
     groups = Groups(clock, expiry_s=120, clients_per_connection_max=2)
     connection = FakeConnection()
