@@ -90,7 +90,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     delay_levels: Annotated[
         str,
         Meta(
-            pattern=r"^\s*\d{1,6}[smhd](\s+\d{1,6}[smhd])*\s*$",
+            pattern=r"^(\s*\d{1,6}[smhd]\b)+\s*$",
             max_length=1_024,
             description="How long each delay level waits, from level 1 on. Consumers' retries start at 3. "
             "Messages already waiting follow a change.",
