@@ -124,7 +124,9 @@ class Client:
         consumer.start()
         self.consumers[instance or group] = consumer
 
-    def pull(self, group: str, topic: str, expression: str = "*", records_max: int = 32) -> list[dict[str, Any]]:
+    def pull(
+        self, group: str, topic: str, expression: str = "*", records_max: int = 32
+    ) -> list[dict[str, Any]]:
         """Everything the pull consumer of `group` has not had yet."""
         consumer = self.consumers.get(group)
         if consumer is None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import paho.mqtt.publish
 import pytest
-
 from gateway_process import ROOT, GatewayProcess
-from iotmq.client import ClientSettings, Message, SyncAdmin, SyncClient, SyncProducer
 from log_reader import StoredMessage, read_topic
 from piped_client import ClientFailedError, PipedClient
+
+from iotmq.client import ClientSettings, Message, SyncAdmin, SyncClient, SyncProducer
 
 MODULES = ROOT / "build" / "interop" / "node" / "node_modules"
 SCRIPT = Path(__file__).parent / "node" / "ali_ons_client.js"

@@ -11,12 +11,12 @@ from typing import Any
 
 import paho.mqtt.publish
 import pytest
-
 from eventually import eventually
 from gateway_process import GatewayProcess
-from iotmq.client import ClientSettings, Message, SyncClient, SyncProducer
 from log_reader import StoredMessage, read_topic
 from piped_client import ClientFailedError, PipedClient
+
+from iotmq.client import ClientSettings, Message, SyncClient, SyncProducer
 
 pytestmark = [
     pytest.mark.interop,

@@ -17,7 +17,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
@@ -44,10 +43,9 @@ def free_port() -> int:
     """A port on loopback that nobody listens on now and no outgoing connection will take."""
     for _ in range(1_000):
         port = random.SystemRandom().choice(_PORTS)
-        with socket.socket() as probe:
-            with contextlib.suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                return port
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
     raise AssertionError("no free port")
 
 
@@ -64,8 +62,8 @@ class GatewayProcess:
     ) -> None:
         """`assignments` are for --set; they win over the small store that is the default here.
 
-        The log file is `log`, or the data directory's name with .log. Unless `has_clean_log` is false, leaving
-        the `with` block fails when a traceback stands in it.
+        The log file is `log`, or the data directory's name with .log. Unless `has_clean_log` is false,
+        leaving the `with` block fails when a traceback stands in it.
         """
         self.data = data
         self.role = role
@@ -127,7 +125,8 @@ class GatewayProcess:
             code = process.wait(within_s)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise AssertionError(f"still there {within_s} s after SIGTERM\n{self.log_text()[-4000:]}") from None
+            text = self.log_text()[-4000:]
+            raise AssertionError(f"still there {within_s} s after SIGTERM\n{text}") from None
         self.process = None
         assert code == 0, f"ended with {code} after SIGTERM\n{self.log_text()[-4000:]}"
         return time.monotonic() - began_s
@@ -206,13 +205,3 @@ class GatewayProcess:
         """Memory of the process."""
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-@contextlib.contextmanager
-def apart(directory: Path, *assignments: str) -> Iterator[dict[str, GatewayProcess]]:
-    """The same gateway as three processes: registry, broker, mqtt."""
-    registry = GatewayProcess(directory / "registry", role="registry")
-    broker = GatewayProcess(directory / "broker", f"broker.registries={registry.registry}", *assignments, role="broker")
-    front = GatewayProcess(directory / "mqtt", f"mqtt.registries={registry.registry}", role="mqtt")
-    with registry, broker, front:
-        yield {"registry": registry, "broker": broker, "mqtt": front}

@@ -9,10 +9,11 @@ import json
 import re
 from dataclasses import dataclass
 
+from record_oracle import OracleRecord, decode_all, properties_of
+
 from iotmq.remoting.blocking import BlockingConnection
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
-from record_oracle import OracleRecord, decode_all, properties_of
 
 
 @dataclass(frozen=True)
