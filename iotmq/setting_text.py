@@ -70,7 +70,7 @@ def allowed_values(kind: Any, meta: msgspec.Meta | None = None) -> str:
     if struct := struct_of(kind):
         return "a table of " + ", ".join(setting.key for setting in settings_of(struct))
     if kind is str:
-        return "text" + _sizes(meta, "characters") + (f" matching {meta.pattern}" if meta.pattern else "")
+        return "text" + _sizes(meta, "characters") + (f" matching `{meta.pattern}`" if meta.pattern else "")
     return _ARTICLES.get(kind, getattr(kind, "__name__", str(kind))) + _range(meta)
 
 
