@@ -56,8 +56,8 @@ _LOW_LATENCY_CONF: Final[Mapping[str, str]] = {
 _LOGGING: Final = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
-# PySpark counts as a shell, whose own level would be announced and set to WARN.
-logger.shell.name = org.apache.spark.repl.Main
+# PySpark counts as a shell: without a level of its own it would announce one and set it for all.
+logger.shell.name = org.apache.spark.api.python.PythonGatewayServer
 logger.shell.level = error
 appender.stderr.type = Console
 appender.stderr.name = stderr
@@ -100,8 +100,11 @@ def session(
     settings = dict(_BASE_CONF)
     if profile == "low_latency":
         settings |= _LOW_LATENCY_CONF
-    settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={_write_logging().as_uri()}"
     settings |= conf or {}
+    java_options = settings.get("spark.driver.extraJavaOptions", "")
+    if "log4j2.configurationFile" not in java_options:
+        java_options = f"-Dlog4j2.configurationFile={_write_logging().as_uri()} {java_options}"
+    settings["spark.driver.extraJavaOptions"] = java_options.strip()
     for name, value in settings.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()

@@ -71,6 +71,7 @@ class JobSettings:
     seconds: float | None = None
     available_now: bool = False
     cores: int | None = None
+    conf: tuple[str, ...] = ()
     report: str | None = None
 
 
@@ -93,11 +94,18 @@ def device_readings(rows: DataFrame, *, device_level: int) -> DataFrame:
     `rows` has the columns of SOURCE_SCHEMA. What is no JSON object, and values that are no numbers,
     give no rows.
     """
+    # Each step is a column of its own, because Spark computes a named column once however often it is
+    # used, and an expression written twice possibly twice.
     return (
         rows.withColumn("payload", F.expr("try_parse_json(CAST(value AS STRING))"))
-        .withColumn("entries", F.expr("map_entries(try_variant_get(payload, '$', 'map<string, variant>'))"))
+        .withColumn("entries", F.expr("try_variant_get(payload, '$', 'map<string, variant>')"))
+        .withColumn("said", F.expr(_said_time()))
+        .withColumn("number", F.expr("try_variant_get(said, '$', 'double')"))
+        .withColumn("stamp", F.expr(_stamp()))
         .select(
-            F.expr(_event_time()).alias("event_time"),
+            F.expr(
+                f"IF(stamp <= timestamp + {_TIME_AHEAD_MAX}, stamp, timestamp)",
+            ).alias("event_time"),
             F.expr(
                 f"coalesce(nullif(try_element_at(split(mqtt_topic, '/'), {device_level}), ''),"
                 " key, client_id, 'unknown')"
@@ -323,13 +331,22 @@ def parse_arguments(words: Sequence[str] | None = None) -> JobSettings:
     add("--seconds", type=float, metavar="N", help="end after N seconds")
     add("--available-now", action="store_true", help="read what is stored, then end")
     add("--cores", type=int, metavar="N", help="tasks at once (default: one per CPU)")
+    add(
+        "--conf",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of Spark; may be repeated",
+    )
     add("--report", metavar="FILE.json", help="where to write counts at the end")
     arguments = parser.parse_args(words)
     if arguments.device_level < 1:
         parser.error("--device-level counts from 1")
     if arguments.parquet is None and not arguments.console:
         parser.error("nothing would be shown or written: give --parquet, --console or both")
-    return JobSettings(**vars(arguments))
+    if not all("=" in pair for pair in arguments.conf):
+        parser.error("--conf takes NAME=VALUE")
+    return JobSettings(**(vars(arguments) | {"conf": tuple(arguments.conf)}))
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -345,7 +362,12 @@ def main(words: Sequence[str] | None = None) -> int:
 
     _on_signals(on_signal)
     try:
-        spark = session("iotmq device statistics", cores=settings.cores, profile="low_latency")
+        spark = session(
+            "iotmq device statistics",
+            cores=settings.cores,
+            profile="low_latency",
+            conf=dict(pair.split("=", 1) for pair in settings.conf),
+        )
     except JavaMissingError as error:
         print(error, file=sys.stderr)
         return 1
@@ -367,35 +389,35 @@ def main(words: Sequence[str] | None = None) -> int:
     return 130 if report.ended == "given up" else 0
 
 
-def _event_time() -> str:
-    """SQL for the time of a measurement, see the module's text."""
-    fields = ", ".join(f"try_variant_get(payload, '$.{name}', 'double')" for name in _TIME_FIELDS)
-    texts = ", ".join(
-        f"try_to_timestamp(try_variant_get(payload, '$.{name}', 'string'))" for name in _TIME_FIELDS
+def _said_time() -> str:
+    """SQL for what a payload gives as its time, as a variant; null when it gives none."""
+    return f"coalesce({', '.join(f'try_element_at(entries, {name!r})' for name in _TIME_FIELDS)})"
+
+
+def _stamp() -> str:
+    """SQL for the time that `said` (or as a double `number`) means; null when it is none."""
+    return (
+        "CASE WHEN said IS NULL THEN NULL"
+        f" WHEN number BETWEEN {_SECONDS_MIN} AND {_SECONDS_MAX} THEN timestamp_seconds(number)"
+        f" WHEN number BETWEEN {_SECONDS_MAX} AND {_MILLISECONDS_MAX}"
+        " THEN timestamp_millis(CAST(number AS BIGINT))"
+        " WHEN number IS NULL THEN try_to_timestamp(try_variant_get(said, '$', 'string')) END"
     )
-    number = f"coalesce({fields})"
-    stamp = (
-        f"CASE WHEN {number} IS NULL THEN coalesce({texts})"
-        f" WHEN {number} BETWEEN {_SECONDS_MIN} AND {_SECONDS_MAX} THEN timestamp_seconds({number})"
-        f" WHEN {number} BETWEEN {_SECONDS_MAX} AND {_MILLISECONDS_MAX}"
-        f" THEN timestamp_millis(CAST({number} AS BIGINT)) END"
-    )
-    return f"CASE WHEN {stamp} <= timestamp + {_TIME_AHEAD_MAX} THEN {stamp} ELSE timestamp END"
 
 
 def _readings() -> str:
     """SQL for the numbers of a payload as an array of (metric, reading)."""
     names = ", ".join(f"'{name}'" for name in _TIME_FIELDS)
+    none = f"CAST(array() AS {_READING})"
     inner = "map_entries(try_variant_get(outer_.value, '$', 'map<string, variant>'))"
     return (
-        "flatten(transform(entries, outer_ -> CASE"
-        f" WHEN {_is_number('outer_.value')} THEN IF(outer_.key IN ({names}), CAST(array() AS {_READING}),"
-        f" {_single('outer_.key', 'outer_.value')})"
-        " ELSE coalesce(transform(filter("
-        f"{inner}, inner_ -> {_is_number('inner_.value')}), inner_ -> named_struct("
+        "flatten(transform(map_entries(entries), outer_ -> CASE"
+        f" WHEN outer_.key IN ({names}) THEN {none}"
+        f" WHEN {_is_number('outer_.value')} THEN {_single('outer_.key', 'outer_.value')}"
+        f" ELSE coalesce(transform(filter({inner}, inner_ -> {_is_number('inner_.value')}),"
+        " inner_ -> named_struct("
         "'metric', IF(outer_.key = 'metrics', inner_.key, concat(outer_.key, '.', inner_.key)),"
-        " 'reading', try_variant_get(inner_.value, '$', 'double'))),"
-        f" CAST(array() AS {_READING})) END))"
+        f" 'reading', try_variant_get(inner_.value, '$', 'double'))), {none}) END))"
     )
 
 
