@@ -89,7 +89,7 @@ class _Check:
             position += size
         if self._log.appended_position < position and position > segment.start_position:
             self._say(f"a record ends at {position}, past the end of the log {self._log.appended_position}")
-        if position >= segment.end_position - _HEAD.size:
+        if end_position == segment.end_position:
             self._say(f"{segment.path} has no blank at its end")
         if any(view[position - segment.start_position :]):
             self._say(f"there are bytes behind the end of the log at {position}")

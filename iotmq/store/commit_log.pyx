@@ -27,7 +27,7 @@ from iotmq.message.record cimport (
     element_record_size, parse_element, parse_record, write_record,
 )
 from iotmq.store.consume_queue cimport Queue, is_topic
-from iotmq.store.segment cimport Segment
+from iotmq.store.segment cimport Segment, whole_steps
 
 from iotmq.errors import RecordTooLargeError, StoreCorruptError
 from iotmq.limits import BATCH_RECORDS_MAX
@@ -434,14 +434,13 @@ cdef class CommitLog:
             needed_bytes = min(position, segment.end_position) - segment.start_position
             if needed_bytes <= segment.allocated_bytes:
                 return 0
-            wanted_bytes = needed_bytes - 1
-            wanted_bytes += self.allocation_step_bytes - wanted_bytes % self.allocation_step_bytes
+            wanted_bytes = whole_steps(needed_bytes, self.allocation_step_bytes)
             try:
                 segment.allocate(min(wanted_bytes, segment.size_bytes))
             except OSError:
                 # The last bit of a nearly full disk.
-                needed_bytes += -needed_bytes % PAGE_BYTES
-                segment.allocate(min(needed_bytes, segment.size_bytes))
+                segment.allocate(min(whole_steps(needed_bytes, PAGE_BYTES), segment.size_bytes))
+            assert needed_bytes <= segment.allocated_bytes
         return 0
 
     cdef int place(self, const uint8_t* elements, const uint8_t* end, const RecordShared* shared) except -1:

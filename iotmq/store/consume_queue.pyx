@@ -29,7 +29,7 @@ from iotmq.message.layout cimport (
     put_u64,
 )
 from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record, tags_code
-from iotmq.store.segment cimport Segment
+from iotmq.store.segment cimport Segment, whole_steps
 
 from iotmq.errors import StoreCorruptError, StoreError
 from iotmq.limits import QUEUES_PER_TOPIC_MAX, TOPIC_BYTES_MAX
@@ -107,8 +107,7 @@ cdef class Queue:
                 wanted_bytes = file.allocated_bytes + min(
                     max(file.allocated_bytes, <int64_t> ALLOCATION_FIRST_BYTES), <int64_t> ALLOCATION_STEP_BYTES_MAX
                 )
-                wanted_bytes = max(end_bytes, wanted_bytes)
-                wanted_bytes += -wanted_bytes % ALLOCATION_FIRST_BYTES
+                wanted_bytes = whole_steps(max(end_bytes, wanted_bytes), ALLOCATION_FIRST_BYTES)
                 file.allocate(min(wanted_bytes, file.size_bytes))
             self.reserved_offset = (file.start_position + file.allocated_bytes) // QUEUE_ENTRY_SIZE
         return 0
@@ -373,28 +372,37 @@ cdef class ConsumeQueue:
             (<Queue> queue).is_new = False
 
     def state(self):
-        """What `write_state` is to write once every entry dispatched so far is on the disk."""
+        """What `write_state` is to write once every entry dispatched so far is on the disk.
+
+        (applied position, queues with entries, sum of their max offsets)
+        """
         cdef int64_t offsets = 0
         cdef int64_t count = 0
         for queue in self.queue_list:
-            if (<Queue> queue).files:
+            if (<Queue> queue).max_offset:
                 offsets += (<Queue> queue).max_offset
                 count += 1
         return self.applied_position, count, offsets
 
     def write_state(self, state):
-        """Replace the remembered state in one step; raises OSError."""
+        """Remember `state`; raises OSError.
+
+        In place, so that a full disk does not keep a store from closing cleanly: the few bytes share one
+        disk sector, and should they be torn nevertheless, their CRC fails and the queues are rebuilt.
+        """
         record = _STATE.pack(_STATE_MAGIC, *state, 0)
         record = record[:-4] + struct.pack(">I", zlib.crc32(record[:-4]))
         path = os.path.join(self.directory, _STATE_NAME)
-        descriptor = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        is_new = not os.path.exists(path)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            os.write(descriptor, record)
+            os.pwrite(descriptor, record, 0)
+            os.ftruncate(descriptor, len(record))
             os.fdatasync(descriptor)
         finally:
             os.close(descriptor)
-        os.replace(path + ".new", path)
-        sync_directory(self.directory)
+        if is_new:
+            sync_directory(self.directory)
 
     def read_state(self):
         """The remembered (applied position, queues, sum of max offsets), or None when there is none."""

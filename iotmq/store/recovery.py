@@ -59,7 +59,19 @@ def recover(
     if checkpoint is not None and checkpoint.position is not None and checkpoint.position > end_position:
         # It would become a false statement as soon as the log grows past it with other records.
         write_checkpoint(checkpoint_path, checkpoint._replace(position=end_position))
+    prepare_files(queues, checkpoint_path)
     return Recovery(was_clean, start_position, end_position, queues_position)
+
+
+def prepare_files(queues: ConsumeQueue, checkpoint_path: Path) -> None:
+    """Have the small files that are rewritten in place, so that a stop on a full disk can be a clean one."""
+    try:
+        if queues.read_state() is None:
+            queues.write_state((queues.applied_position, 0, 0))
+        if not checkpoint_path.exists():
+            write_checkpoint(checkpoint_path, Checkpoint(0, 0, 0, 0))
+    except OSError as error:
+        logger.warning("cannot write %s: %s", checkpoint_path, error)
 
 
 def clean_start(log: CommitLog) -> int:
@@ -91,7 +103,8 @@ def recover_queues(log: CommitLog, queues: ConsumeQueue, *, was_clean: bool) -> 
         queues.clear(min_position)
         return min_position
     applied_position, count, offsets = remembered
-    present_count = queues.state()[1]
+    # Before `rewind` these are the ones found on the disk.
+    present_count = len(queues.queues())
     if was_clean:
         queues.rewind(end_position, min_position)
         if queues.state() == (end_position, count, offsets) and applied_position == end_position:

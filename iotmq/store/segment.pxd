@@ -2,6 +2,10 @@
 
 from libc.stdint cimport int64_t, uint8_t
 
+# `size` rounded up to a multiple of `step`. (With C division `-size % step` is not what it is in Python.)
+cdef inline int64_t whole_steps(int64_t size, int64_t step) noexcept nogil:
+    return (size + step - 1) // step * step
+
 cdef class Segment:
     cdef readonly str path
     cdef readonly int64_t start_position     # of its first byte in the log (or the queue's entries)

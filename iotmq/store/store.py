@@ -68,7 +68,8 @@ class Store:
         self._log = log
         self._queues = queues
         self._projections: list[Projection] = []
-        self._failed_projections: set[str] = set()
+        # The ones whose last `apply` failed, by identity.
+        self._failed_projections: set[int] = set()
         self._confirmed_position = recovery.queues_from_position
         # While set, appends are refused with it until the time (monotonic seconds) after it.
         self._refusal: tuple[type[StoreError], str, float] | None = None
@@ -374,10 +375,10 @@ class Store:
         """A projection that fails must not fail the append: it stays behind and is tried again."""
         try:
             self._catch_up(projection, end_position)
-            self._failed_projections.discard(projection.name)
+            self._failed_projections.discard(id(projection))
         except Exception:
-            if projection.name not in self._failed_projections:
-                self._failed_projections.add(projection.name)
+            if id(projection) not in self._failed_projections:
+                self._failed_projections.add(id(projection))
                 logger.exception("projection %s stopped at %d", projection.name, projection.applied_position)
 
     def _catch_up(self, projection: Projection, end_position: int) -> None:
