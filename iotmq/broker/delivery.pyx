@@ -10,7 +10,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy
 
-from iotmq.message.layout cimport get_u32, put_u32
+from iotmq.message.layout cimport SYS_FLAG_BORN_HOST_V6, SYS_FLAG_STORE_HOST_V6, get_u32, put_u32
 from iotmq.message.record cimport (
     FORMAT_OK,
     Element,
@@ -24,8 +24,12 @@ from iotmq.message.record cimport (
 )
 from iotmq.mqtt.filters cimport FilterIndex, Matches
 
+import logging
+
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.properties import MQTT_TOPIC
+
+_log = logging.getLogger("iotmq.broker")
 
 cdef bytes _TOPIC = MQTT_TOPIC.encode()
 cdef const char* _topic_key = _TOPIC
@@ -115,6 +119,7 @@ cdef class Delivery:
     cdef dict _attached                 # id in the index -> list of (channel, id of the channel)
     cdef list _channels
     cdef readonly uint64_t matched      # records that at least one filter selected
+    cdef readonly uint64_t failed_pushes
 
     def __init__(self, *, int64_t applied_position):
         self.name = "delivery"
@@ -199,8 +204,14 @@ cdef class Delivery:
                         channel = <DeliveryChannel>(<tuple>entry)[0]
                         channel.add(<uint32_t>at, (<tuple>entry)[1])
             at += record.size
-        for channel in self._channels:
-            channel.push(records)
+        for channel in tuple(self._channels):
+            # One front end's trouble is not the others', nor the store's, which would apply all of it again.
+            try:
+                channel.push(records)
+            except Exception:
+                if not self.failed_pushes:
+                    _log.exception("records could not be pushed to a front end")
+                self.failed_pushes += 1
         return 0
 
     def publish_transient(
@@ -232,7 +243,7 @@ cdef class Delivery:
         shared.store_timestamp_ms = now_ms
         shared.prepared_position = 0
         shared.queue_id = queue_id
-        shared.sys_flag = 0
+        shared.sys_flag = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6 if len(host) > 8 else 0
         shared.reconsume_times = 0
         at = &batch[0]
         end = at + batch.shape[0]

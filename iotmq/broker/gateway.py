@@ -64,7 +64,10 @@ class LocalGateway:
     ) -> None:
         """Make the topics; ConfigError for a name that takes no messages."""
         for topic in topics:
-            count = self._intake.queue_count(topic, create=True)
+            try:
+                count = self._intake.queue_count(topic, create=True)
+            except RequestError as error:
+                raise ConfigError(f"mqtt.routes: {error}") from None
             if not count:
                 raise ConfigError(f"mqtt.routes: broker topic {topic} does not take messages")
             self._queue_counts[topic] = count
@@ -73,6 +76,7 @@ class LocalGateway:
         self._channel = self._delivery.open_channel(receiver.deliver)
 
     async def stop(self) -> None:
+        self._queues_changed = _nothing
         if self._channel is not None:
             self._delivery.close_channel(self._channel)
             self._channel = None
@@ -84,6 +88,8 @@ class LocalGateway:
         self, topic: str, queue_id: int, elements: Buffer, *, count: int, is_stored: bool, done: AppendDone
     ) -> None:
         now_ms = self._clock.now_ms()
+        # What came for a queue that was taken away meanwhile goes on in its order, to one other queue.
+        queue_id %= self._queue_counts[topic]
         if not is_stored:
             try:
                 self._delivery.publish_transient(
@@ -200,7 +206,9 @@ class GatewayHandler:
     def _publish_transient(self, connection: ServerConnection, request: Command) -> Command:
         topic = request.text("topic")
         queue_id = request.integer("queueId")
-        if not 0 <= queue_id < max(1, self._intake.queue_count(topic, create=False)):
+        # A topic that nothing was stored in yet has no queues here; front ends count on those it will have.
+        queue_count = self._intake.queue_count(topic, create=False) or limits.QUEUES_PER_TOPIC_MAX
+        if not 0 <= queue_id < queue_count:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR, f"the queueId {queue_id} is not one of topic {topic}"
             )
@@ -257,6 +265,12 @@ class GatewayHandler:
             "counter",
             "Pushes dropped because a front end did not take those before.",
             self.dropped_pushes,
+        )
+        yield Metric(
+            "iotmq_broker_failed_pushes_total",
+            "counter",
+            "Pushes to a front end that failed here; the log has the first.",
+            self._delivery.failed_pushes,
         )
 
 

@@ -22,6 +22,7 @@ from iotmq.errors import (
     BrokerError,
     ConnectionClosedError,
     IotmqError,
+    MessageRefusedError,
     RequestTimeoutError,
     RouteNotFoundError,
 )
@@ -50,7 +51,9 @@ class RemoteGateway:
             self._client,
             _GROUP,
             # A topic that a first message makes gets all the queues its template allows.
-            ProducerSettings(new_topic_queues=limits.QUEUES_PER_TOPIC_MAX),
+            ProducerSettings(
+                new_topic_queues=limits.QUEUES_PER_TOPIC_MAX, body_bytes_max=limits.RECORD_BYTES_MAX
+            ),
         )
         self._queues: dict[str, tuple[MessageQueue, ...]] = {}
         self._filters: dict[int, str] = {}
@@ -81,7 +84,12 @@ class RemoteGateway:
                 try:
                     self._queues[topic] = await self._producer.queues(topic)
                     break
-                except (RouteNotFoundError, BrokerError, ConnectionClosedError) as error:
+                except (
+                    RouteNotFoundError,
+                    BrokerError,
+                    ConnectionClosedError,
+                    RequestTimeoutError,
+                ) as error:
                     if self._not_ready != str(error):
                         self._not_ready = str(error)
                         _log.warning("waiting for a broker", extra={"topic": topic, "detail": str(error)})
@@ -120,6 +128,9 @@ class RemoteGateway:
             return
         try:
             sending = self._producer.send_encoded_batch_nowait(topic, queue, body, count)
+        except MessageRefusedError as error:
+            done(ResponseCode.MESSAGE_ILLEGAL, str(error))
+            return
         except IotmqError as error:
             done(ResponseCode.SYSTEM_ERROR, str(error))
             return
@@ -156,6 +167,13 @@ class RemoteGateway:
                 "counter",
                 "Times the channel was opened.",
                 channel.opened_total,
+                labels,
+            )
+            yield Metric(
+                "iotmq_mqtt_delivery_malformed_total",
+                "counter",
+                "Pushes whose parts do not add up.",
+                channel.malformed_total,
                 labels,
             )
 
@@ -234,9 +252,12 @@ class _DeliveryChannel:
 
     def detach(self, filter_ids: Sequence[int]) -> None:
         if self._connection is not None:
-            self._connection.send_oneway(
-                Command.request(RequestCode.DETACH_FILTERS, body=msgspec.json.encode({"ids": filter_ids}))
-            )
+            self._detach(self._connection, filter_ids)
+
+    def _detach(self, connection: ClientConnection, filter_ids: Sequence[int]) -> None:
+        connection.send_oneway(
+            Command.request(RequestCode.DETACH_FILTERS, body=msgspec.json.encode({"ids": filter_ids}))
+        )
 
     async def _keep_open(self) -> None:
         backoff = Backoff(min_s=0.1, max_s=5.0)
@@ -264,17 +285,23 @@ class _DeliveryChannel:
             await asyncio.sleep(backoff.next_s())
 
     async def _attach_all(self, connection: ClientConnection) -> None:
-        """Attach every filter, those included that come meanwhile. ConnectionClosedError when refused."""
+        """Bring the broker to what `_filters` holds, which may change meanwhile.
+
+        Raises ConnectionClosedError when the broker refuses.
+        """
         attached: set[int] = set()
         while True:
             missing = [(number, name) for number, name in self._filters.items() if number not in attached]
             if attached and not missing:
-                return
+                break
             if not await self._attach(connection, missing):
                 raise ConnectionClosedError(f"{self._address} refuses the delivery channel")
             if not missing:
-                return
+                break
             attached.update(number for number, _ in missing)
+        unwanted = sorted(attached - self._filters.keys())
+        if unwanted:
+            self._detach(connection, unwanted)
 
     async def _attach(self, connection: ClientConnection, filters: Sequence[tuple[int, str]]) -> bool:
         """True when the broker took all of them."""

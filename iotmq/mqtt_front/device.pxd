@@ -7,17 +7,20 @@ cdef class DeviceGroup:
     cdef readonly object loop
     cdef readonly PublishSink sink
     cdef object _handler
-    cdef public double now_s
+    cdef public double now_s            # what devices are stamped with; never behind the clock
     cdef bytearray _input               # what every device reads into, one after the other
     cdef uint8_t* _input_data
     cdef list _views                    # writable views of _input, of READ_BYTES_MIN << index bytes
     cdef object _view                   # the one devices get in this turn
     cdef uint32_t _read_bytes           # its size: a device's share of a turn
+    cdef uint32_t _turn_bytes           # what all devices together may send in the next turn
+    cdef uint32_t _lagging_count        # subscribers that were sent more while they did not take the last
     cdef uint32_t _turn                 # number of the turn, for devices to know a new one
     cdef uint32_t _active_count         # devices that sent something in this turn
     cdef bint _is_turn_scheduled
     cdef bint _is_ending_turn
     cdef public bint is_congested       # reading from devices is to stop
+    cdef public bint is_ending          # and never to go on
     cdef list _touched                  # devices with output, each once
     cdef list _yielding                 # devices that used up their share of this turn
     cdef set _paused                    # devices whose reading stopped for longer

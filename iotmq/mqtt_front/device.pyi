@@ -13,6 +13,7 @@ class DeviceHandler(Protocol):
 class DeviceGroup:
     now_s: float
     is_congested: bool
+    is_ending: bool
     def __init__(
         self, loop: asyncio.AbstractEventLoop, sink: PublishSink, handler: DeviceHandler, *, now_s: float
     ) -> None: ...

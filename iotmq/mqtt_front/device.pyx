@@ -3,10 +3,11 @@
 Operations: a read callback per readable device and loop turn, one write per device and turn. Goals: no copy
 between kernel and core; an idle device holds no buffer; a device that sends without pause cannot keep the
 others, or the subscribers, waiting. Plan: buffered asyncio protocols on uvloop that all read into one buffer,
-because the core uses up what it gets before it returns. A turn has `TURN_BYTES` to give: each device may take
-its share, and one that has used it up is read again in the next turn, so that what was published can leave
-before more comes. Reading stops for longer while the group is congested, or while the device does not take
-its own answers.
+because the core uses up what it gets before it returns. A turn has a number of bytes to give: each device may
+take its share, and one that has used it up is read again in the next turn, so that what was published can
+leave before more comes. The number shrinks while subscribers that still have room take less than they are
+sent, and grows again when they keep up; one whose room is used up is not waited for. Reading stops for longer
+while the group is congested, or while the device does not take its own answers.
 """
 
 from cpython.bytearray cimport PyByteArray_AS_STRING
@@ -15,11 +16,13 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from iotmq.mqtt.connection cimport ConnectionSettings, PublishSink, ServerConnection
 
 cdef enum:
+    STATE_CONNECTED = 2
     STATE_CLOSED = 3
     UNREAD_BYTES_MAX = 256 * 1024   # answers a device may leave unread before it is not read either
-    READ_BYTES_MIN = 16 * 1024
-    READ_SIZES = 5                  # 16 KiB to 256 KiB
-    TURN_BYTES = 2 * 1024 * 1024
+    READ_BYTES_MIN = 1024
+    READ_SIZES = 9                  # 1 KiB to 256 KiB
+    TURN_BYTES_MIN = 64 * 1024
+    TURN_BYTES_MAX = 1024 * 1024
 
 
 cdef class DeviceGroup:
@@ -37,6 +40,7 @@ cdef class DeviceGroup:
         self._touched = []
         self._yielding = []
         self._paused = set()
+        self._turn_bytes = TURN_BYTES_MAX
         self._share_input(1)
 
     @property
@@ -61,6 +65,11 @@ cdef class DeviceGroup:
             self.write_touched()
         finally:
             self._is_ending_turn = False
+        if self._lagging_count:
+            self._turn_bytes = max(self._turn_bytes // 2, TURN_BYTES_MIN)
+            self._lagging_count = 0
+        else:
+            self._turn_bytes = min(self._turn_bytes + TURN_BYTES_MIN, TURN_BYTES_MAX)
         self._share_input(self._active_count)
         self._turn += 1
         self._active_count = 0
@@ -76,7 +85,7 @@ cdef class DeviceGroup:
     def _share_input(self, uint32_t active_count):
         """Choose how much a device may read in the next turn, after how many were active in the last."""
         cdef uint32_t index = 0
-        while index + 1 < READ_SIZES and (<uint64_t>READ_BYTES_MIN << (index + 1)) * active_count <= TURN_BYTES:
+        while index + 1 < READ_SIZES and (<uint64_t>READ_BYTES_MIN << (index + 1)) * active_count <= self._turn_bytes:
             index += 1
         self._view = self._views[index]
         self._read_bytes = READ_BYTES_MIN << index
@@ -110,6 +119,8 @@ cdef class DeviceGroup:
     def resume_all(self):
         """Read again from the devices that were paused, except those that leave their answers unread."""
         cdef Device device
+        if self.is_ending:
+            return
         self.is_congested = False
         waiting = self._paused
         self._paused = set()
@@ -158,9 +169,20 @@ cdef class Device(ServerConnection):
             self.group.touch(self)
         if self.state == STATE_CLOSED:
             self.finish()
-        elif self.group.is_congested or (self.is_write_paused and self.output.size > UNREAD_BYTES_MAX):
+        elif (
+            self.group.is_congested
+            and self.state == STATE_CONNECTED       # a CONNECT that came in part is read to its end
+            or self.is_write_paused
+            and self.output.size > UNREAD_BYTES_MAX
+        ):
             self.group.pause(self)
         return 0
+
+    def next_deadline(self):
+        """As of the core, but None while it is us who do not read: that silence is not the device's."""
+        if self._is_paused and not self.is_write_paused:
+            return None
+        return ServerConnection.next_deadline(self)
 
     def after_answer(self):
         """To be called when the handler answered outside of `device_events`."""
@@ -200,12 +222,17 @@ cdef class Device(ServerConnection):
     cdef int _resume(self) except -1:
         if self._is_paused:
             self._is_paused = False
+            self.last_received_s = self.group.now_s
             if self.transport is not None and not self.transport.is_closing():
                 self.transport.resume_reading()
         return 0
 
     cdef int write_output(self) except -1:
-        if self.output.size and not self.is_write_paused and self.transport is not None:
-            self.group.sent_bytes += self.output.size
-            self.transport.write(self.data_to_send())
+        if not self.output.size or self.transport is None:
+            return 0
+        if self.is_write_paused:
+            self.group._lagging_count += self.output.size < self.settings.queued_bytes_max // 4 * 3
+            return 0
+        self.group.sent_bytes += self.output.size
+        self.transport.write(self.data_to_send())
         return 0

@@ -26,6 +26,10 @@ cdef Py_ssize_t _topic_key_size = len(_TOPIC)
 cdef Py_ssize_t _qos_key_size = len(_QOS)
 
 
+cdef enum:
+    STATE_CONNECTED = 2
+
+
 cdef struct Subscriber:
     void* device        # a counted reference
     uint8_t qos
@@ -136,11 +140,9 @@ cdef class Egress:
         """Write each matched record to the subscribers of its filters (client.ports.DeliveryReceiver)."""
         cdef Py_ssize_t at = 0, size = matches.shape[0]
         cdef Py_ssize_t records_size = records.shape[0]
-        cdef uint32_t place, count, index
+        cdef uint32_t place, count
         cdef RecordParts record
         cdef const uint8_t* match
-        if size == 0 or records_size == 0:
-            return
         while at + 8 <= size:
             match = &matches[0] + at
             place = get_u32(match)
@@ -153,6 +155,8 @@ cdef class Egress:
                 self.malformed += 1
                 continue
             self._deliver_record(&record, match + 8, count)
+        if at != size:
+            self.malformed += 1
 
     cdef int _deliver_record(self, const RecordParts* record, const uint8_t* ids, uint32_t count) except -1:
         cdef const uint8_t* topic = NULL
@@ -191,7 +195,6 @@ cdef class Egress:
                         min(qos, <int>subscribers.entries[place].qos),
                     )
             return 0
-        self._gathered.clear()
         for index in range(count):
             subscribers = self._find(get_u32(ids + 4 * index))
             if subscribers is None:
@@ -201,6 +204,7 @@ cdef class Egress:
                 self._gathered[device] = max(self._gathered.get(device, 0), subscribers.entries[place].qos)
         for device, granted in self._gathered.items():
             self._deliver_one(<Device>device, topic, topic_size, body, body_size, min(qos, <int>granted))
+        self._gathered.clear()
         return 0
 
     cdef Subscribers _find(self, uint32_t filter_id):
@@ -213,6 +217,6 @@ cdef class Egress:
             self.delivered += 1
             if device.output.size:
                 self.group.touch(device)
-        else:
+        elif device.state == STATE_CONNECTED:   # one that is on its way out is no slow subscriber
             self.dropped += 1
         return 0

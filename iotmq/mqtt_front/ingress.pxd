@@ -64,6 +64,7 @@ cdef class Ingress(PublishSink):
     cdef Py_ssize_t _record_bytes_max
     cdef double _retry_interval_s
     cdef Py_ssize_t _pending_bytes      # in batches of any kind
+    cdef bint _is_closed                # nothing is offered again
     cdef readonly uint64_t messages
     cdef readonly uint64_t message_bytes
     cdef readonly uint64_t batches

@@ -151,6 +151,8 @@ cdef class Lane:
     def offer(self):
         """Offer the batch under way (again)."""
         cdef Batch batch = self.under_way
+        if self.ingress._is_closed:
+            return
         batch.is_done = False
         self.ingress._port.append(
             self.topic, self.queue_id, batch, count=batch.count, is_stored=self.is_stored, done=batch.completed
@@ -224,9 +226,9 @@ cdef class Ingress(PublishSink):
         cdef bytes topic = will.topic.encode()
         cdef bytes payload = will.payload
         cdef Target* target = <Target*>self._targets.find(topic, len(topic))
-        if target == NULL:
-            target = self._resolve(topic, len(topic))
         try:
+            if target == NULL:
+                target = self._resolve(topic, len(topic))
             self.add(target, device, payload, len(payload), will.qos, will.retain, False, 0)
         except MqttProtocolError as error:
             self.not_stored += 1
@@ -251,14 +253,15 @@ cdef class Ingress(PublishSink):
         cdef Py_ssize_t properties_size = target.properties_size + own_size + _flag_properties_size[flags]
         cdef Py_ssize_t size = ELEMENT_FIXED_BYTES + payload_size + properties_size
         cdef uint8_t* at
+        cdef bint is_full
         if size + RECORD_FIXED_BYTES + 255 > self._record_bytes_max or properties_size + 128 > PROPERTIES_BYTES_MAX:
             raise MqttProtocolError(
                 PACKET_TOO_LARGE, f"a message of {payload_size} bytes; store.record_bytes_max is {self._record_bytes_max}"
             )
-        if batch.count and (batch.size + size > self._batch_bytes_max or batch.count == BATCH_RECORDS_MAX):
+        is_full = batch.count and (batch.size + size > self._batch_bytes_max or batch.count == BATCH_RECORDS_MAX)
+        if is_full:
             lane.waiting.append(batch)
             lane.filling = batch = self._take_batch(lane)
-            lane.send()
         at = batch.reserve(size)
         put_u32(at, <uint32_t>size)
         put_u32(at + 4, 0)
@@ -288,6 +291,8 @@ cdef class Ingress(PublishSink):
             self.group.schedule_turn()
         if self._pending_bytes > self._pending_bytes_max:
             self.group.is_congested = True
+        if is_full:
+            lane.send()     # last, because its answer may come at once and change anything, `target` included
         return 0
 
     cdef Target* _resolve(self, const uint8_t* topic, Py_ssize_t size) except NULL:
@@ -348,6 +353,10 @@ cdef class Ingress(PublishSink):
     def flush(self):
         """`end_turn` now, when the front end stops."""
         self.group.end_turn()
+
+    def close(self):
+        """Offer nothing again: what the broker has not confirmed by now stays unacknowledged."""
+        self._is_closed = True
 
     cdef Batch _take_batch(self, Lane lane):
         cdef Batch batch = self._spare.pop() if self._spare else Batch()

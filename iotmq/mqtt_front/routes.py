@@ -7,10 +7,12 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from iotmq.errors import ConfigError
+from iotmq.message.properties import NAME_END, PROPERTY_END
 from iotmq.mqtt import topics
 from iotmq.mqtt_front.settings import RouteSettings
 
 _PLACEHOLDER: Final = re.compile(r"\{([^{}]*)\}")
+_SEPARATORS: Final = frozenset((NAME_END, PROPERTY_END))
 
 
 class Target(NamedTuple):
@@ -64,6 +66,10 @@ def _check_route(route: RouteSettings, where: str) -> None:
             f"{where}.filter = {route.filter!r}: not an MQTT topic filter (+ and # stand alone, # last)"
         )
     for field, template in (("key", route.key), ("tags", route.tags)):
+        if not _SEPARATORS.isdisjoint(template):
+            raise ConfigError(
+                f"{where}.{field} = {template!r}: \\x01 and \\x02 separate the properties of a record"
+            )
         for name in _PLACEHOLDER.findall(template):
             if name != "topic" and not (name.isdecimal() and int(name) < 128):
                 raise ConfigError(

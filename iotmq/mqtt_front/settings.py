@@ -145,7 +145,11 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = limits.MQTT_SUBSCRIPTIONS_PER_SESSION_MAX
     batch_bytes_max: Annotated[
         int,
-        Meta(ge=64 * 1024, le=8 * 1024 * 1024, description="Largest batch handed to the broker, in bytes."),
+        Meta(
+            ge=64 * 1024,
+            le=limits.RECORD_BYTES_MAX,
+            description="Largest batch handed to the broker, in bytes; one request carries no more.",
+        ),
     ] = 1024 * 1024
     pending_bytes_max: Annotated[
         int,

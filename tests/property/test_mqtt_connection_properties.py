@@ -74,7 +74,7 @@ def chunked(draw: st.DrawFn, *, is_damaged: bool = False) -> list[bytes]:
 
 
 def feed(chunks: list[bytes]) -> Outcome:
-    """Run the compiled core as its owner would: sessions open and messages are durable at the end of a chunk."""
+    """Run the compiled core as its owner would: sessions open and messages are durable after each chunk."""
     sink = CollectingSink()
     connection = ServerConnection(ConnectionSettings(packet_bytes_max=PACKET_BYTES_MAX), sink, 0.0)
     outcome = Outcome()
