@@ -33,7 +33,14 @@ from iotmq.broker.send_back_handler import SendBackHandler
 from iotmq.broker.send_handler import SendHandler
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.subscription_groups import SubscriptionGroups
-from iotmq.broker.topics import TEMPLATE_TOPIC, TopicTable, system_topics
+from iotmq.broker.topics import (
+    DLQ_PREFIX,
+    RETRY_PREFIX,
+    TEMPLATE_TOPIC,
+    TopicTable,
+    is_legal_name,
+    system_topics,
+)
 from iotmq.clock import Clock, SystemClock
 from iotmq.errors import ConfigError
 from iotmq.message.hosts import encode_host
@@ -213,6 +220,8 @@ class Broker:
         ):
             if self.topics.find(topic.topic_name) is None or topic.topic_name == TEMPLATE_TOPIC:
                 self.topics.put(topic)
+        if not self._store.recovery.was_clean:
+            self._recall_topics()
         clamped = self.offsets.clamp(self._end_of)
         if clamped:
             logger.warning("%d consumer offsets were past the end of their queues and were set back", clamped)
@@ -275,6 +284,19 @@ class Broker:
         self._delays.deliver()
         self.intake.expire()
         self._expire()
+
+    def _recall_topics(self) -> None:
+        """After a crash: have a topic for every queue of the log, which is on the disk before topics.json."""
+        counts: dict[str, int] = {}
+        for queue in self._store.queues():
+            if queue.max_offset > 0 and self.topics.find(queue.topic) is None and is_legal_name(queue.topic):
+                counts[queue.topic] = max(counts.get(queue.topic, 0), queue.queue_id + 1)
+        for name, count in counts.items():
+            # How many it had is not known; one too many is an empty queue, one too few hides messages.
+            if not name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+                count = max(count, self._settings.default_topic_queues)
+            self.topics.ensure(name, queues=count)
+            logger.warning("topic %s was not in topics.json and is made again for its messages", name)
 
     def runtime_info(self) -> dict[str, str]:
         """What code 28 answers; the keys tools of the RocketMQ family read (wire document 4.5)."""

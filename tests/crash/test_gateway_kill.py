@@ -256,8 +256,8 @@ async def test_nothing_acknowledged_is_lost(tmp_path: Path, flush: str, stop: St
                 )
         assert all(publisher.connections > 1 for publisher in load.publishers)
         await load.check()
-        print(f"{load.acknowledged_count()} acknowledged, {sum(load.received.values())} received, sent again:")
-        print([sum(sender.resent.values()) for sender in load.senders])
+        again = [sum(sender.resent.values()) for sender in load.senders]
+        print(f"{load.acknowledged_count()} acknowledged, {load.received.total()} received, again: {again}")
     check_store(gateway.data)
 
 
@@ -281,3 +281,22 @@ def test_a_second_process_on_the_data_is_refused_by_the_name_of_the_lock(tmp_pat
     # A lock that a killed process left behind holds nobody up.
     with GatewayProcess(tmp_path / "data") as gateway:
         gateway.restart()
+
+
+async def test_messages_of_a_topic_that_was_not_saved_are_found_again(tmp_path: Path) -> None:
+    """A power cut may take topics.json back to before the topic, while its messages are on the disk."""
+    with GatewayProcess(tmp_path / "data") as gateway:
+        async with (
+            IotmqClient(ClientSettings(registries=(gateway.registry,))) as client,
+            Producer(client) as producer,
+        ):
+            for number in range(20):
+                await producer.send(Message("Young", b"%d" % number, key=str(number)))
+        gateway.kill()
+        for file in (gateway.data / "config").glob("topics.json*"):
+            file.unlink()
+        gateway.start()
+        queues = await asyncio.to_thread(read_topic, gateway.registry, "Young")
+        bodies = [message.body for messages in queues.values() for message in messages]
+        assert sorted(bodies) == sorted(b"%d" % number for number in range(20))
+        assert "topic Young was not in topics.json" in gateway.log_text()

@@ -17,6 +17,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
@@ -59,11 +60,13 @@ class GatewayProcess:
         role: str = "serve",
         log: Path | None = None,
         has_clean_log: bool = True,
+        prefix: Sequence[str] = (),
     ) -> None:
         """`assignments` are for --set; they win over the small store that is the default here.
 
         The log file is `log`, or the data directory's name with .log. Unless `has_clean_log` is false,
-        leaving the `with` block fails when a traceback stands in it.
+        leaving the `with` block fails when a traceback stands in it. `prefix` is a command that ends in
+        executing the words behind it (nsenter, taskset).
         """
         self.data = data
         self.role = role
@@ -77,6 +80,7 @@ class GatewayProcess:
         self.process: subprocess.Popen[bytes] | None = None
         """The process while it runs."""
         self._has_clean_log = has_clean_log
+        self._prefix = prefix
 
     # Life ---------------------------------------------------------------------------------------------
 
@@ -92,7 +96,7 @@ class GatewayProcess:
         words = [word for each in self.assignments for word in ("--set", each)]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "iotmq", self.role, "--data", str(self.data), *words],
+                [*self._prefix, sys.executable, "-m", "iotmq", self.role, "--data", str(self.data), *words],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stderr=log,
