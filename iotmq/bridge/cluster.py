@@ -6,8 +6,10 @@ failure until `retry_timeout_s` has passed, so that a broker may restart under a
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from iotmq.bridge.offsets import QueueBounds, QueueKey
@@ -26,6 +28,12 @@ DEFAULT_BROKER_PORT: Final = 10911
 _BACKOFF_FIRST_S: Final = 0.05
 _BACKOFF_MAX_S: Final = 2.0
 _REQUESTS_AT_ONCE: Final = 256
+
+# Topics that brokers make for themselves; those named like clusters and brokers are asked for.
+_SYSTEM_TOPIC: Final = re.compile(
+    "%(RETRY|DLQ|LMQ|SYS)%.*|rmq_sys_.*|RMQ_SYS_.*|.*_REPLY_TOPIC|TBW102|SELF_TEST_TOPIC|BenchmarkTest"
+    "|OFFSET_MOVED_EVENT|SCHEDULE_TOPIC_XXXX|TRANS_CHECK_MAX_TIME_TOPIC"
+)
 
 # Answers that a moment later may be different ones: the broker is starting, stopping or overloaded.
 _PASSING_CODES: Final = frozenset(
@@ -142,10 +150,20 @@ class Cluster:
         self.retry = retry
 
     def topics(self) -> list[str]:
-        """All topics that the registries know, sorted."""
-        request = Command.request(RequestCode.GET_ALL_TOPIC_LIST_FROM_REGISTRY, {})
-        answer = self.retry.call(lambda: self._ask_registry(request), what="list of topics")
-        return sorted(parse_topics(answer.body_bytes()))
+        """All topics made for messages, sorted: without those of brokers' own affairs and of retries."""
+        codes = (
+            RequestCode.GET_ALL_TOPIC_LIST_FROM_REGISTRY,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_REGISTRY,
+        )
+        known, own = (
+            parse_topics(
+                self.retry.call(
+                    partial(self._ask_registry, Command.request(code, {})), what="list of topics"
+                ).body_bytes()
+            )
+            for code in codes
+        )
+        return sorted(name for name in set(known) - set(own) if not _SYSTEM_TOPIC.fullmatch(name))
 
     def route(self, topic: str) -> Route:
         """Queues and brokers of `topic`; raises TopicMissingError when there is no such topic."""

@@ -288,7 +288,7 @@ class _View:
         pattern = self._options.subscription.pattern
         if pattern is None:
             return self._options.subscription.topics
-        return [name for name in self._cluster.topics() if "%" not in name and re.fullmatch(pattern, name)]
+        return [name for name in self._cluster.topics() if re.fullmatch(pattern, name)]
 
     def _bounds(self, topics: Sequence[str]) -> dict[QueueKey, QueueBounds]:
         bounds: dict[QueueKey, QueueBounds] = {}

@@ -83,7 +83,16 @@ class FakeCluster:
 
     def __init__(self) -> None:
         self.queues = {0: FakeQueue(0, 10), 1: FakeQueue(1, 25)}
-        self.topics = ["t", "%RETRY%g"]
+        self.topics = [
+            "t",
+            "%RETRY%g",
+            "%DLQ%g",
+            "SCHEDULE_TOPIC_XXXX",
+            "TBW102",
+            "c",
+            "broker-a",
+            "RMQ_SYS_X",
+        ]
         self.broker = "broker-a"
         self.pulls: list[tuple[int, int, int]] = []
         self.pull_records_max = 8
@@ -97,6 +106,8 @@ class FakeCluster:
         self.port = self._server.port
 
     def stop(self) -> None:
+        if self._loop.is_closed():
+            return
         asyncio.run_coroutine_threadsafe(self._server.stop(), self._loop).result(5)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
@@ -109,6 +120,8 @@ class FakeCluster:
             return self._route(request)
         if request.code == RequestCode.GET_ALL_TOPIC_LIST_FROM_REGISTRY:
             return request.reply(0, body=json.dumps({"topicList": self.topics}).encode())
+        if request.code == RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_REGISTRY:
+            return request.reply(0, body=json.dumps({"topicList": ["c", self.broker]}).encode())
         queue = self.queues[request.integer("queueId")]
         if request.code == RequestCode.GET_MIN_OFFSET:
             return request.reply(0, ext={"offset": str(queue.min_offset)})
@@ -313,12 +326,18 @@ def test_min_partitions_splits_queues(cluster: FakeCluster) -> None:
     assert seen(rows_of(reader, partitions)) == expected(0, 0, 10) + expected(1, 0, 25)
 
 
-def test_patterns_match_whole_names_and_no_retry_topics(cluster: FakeCluster) -> None:
+def matched(cluster: FakeCluster, pattern: str) -> int:
     made = IotmqDataSource(
-        {"iotmq.bootstrap.servers": f"127.0.0.1:{cluster.port}", "subscribePattern": ".|%RETRY%.*"}
+        {"iotmq.bootstrap.servers": f"127.0.0.1:{cluster.port}", "subscribePattern": pattern}
     )
     reader = made.reader(made.schema())
-    assert len(rows_of(reader, reader.partitions())) == 35
+    return len(rows_of(reader, reader.partitions()))
+
+
+def test_patterns_match_whole_names_and_no_topics_of_brokers_own(cluster: FakeCluster) -> None:
+    assert matched(cluster, ".*") == 35
+    assert matched(cluster, "t|x") == 35
+    assert matched(cluster, "t.") == 0
 
 
 def test_a_missing_topic_is_named(cluster: FakeCluster) -> None:
@@ -412,11 +431,8 @@ def test_nobody_listening_is_said(cluster: FakeCluster) -> None:
     made = source(cluster)
     reader = made.reader(made.schema())
     cluster.stop()
-    try:
-        with pytest.raises(ConnectionClosedError, match=str(cluster.port)):
-            reader.partitions()
-    finally:
-        cluster.__init__()  # type: ignore[misc]
+    with pytest.raises(ConnectionClosedError, match=str(cluster.port)):
+        reader.partitions()
 
 
 def test_a_refused_pull_says_why(cluster: FakeCluster) -> None:

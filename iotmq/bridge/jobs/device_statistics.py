@@ -37,7 +37,9 @@ from iotmq.bridge.spark_session import LOW_LATENCY_OPTIONS, JavaMissingError, se
 
 SOURCE_SCHEMA: Final = "key string, value binary, timestamp timestamp, mqtt_topic string, client_id string"
 
-_POLL_S: Final = 0.5
+_POLL_S: Final = 0.25
+# Spark remembers the last 100 batches: more than can pass in this time.
+_PROGRESS_S: Final = 2.0
 _FINISH_BATCH_S: Final = 60.0
 
 _TIME_FIELDS: Final = ("ts", "timestamp", "time")
@@ -163,7 +165,7 @@ class DeviceStatistics:
         """Run until the time is up, `stop` is set or the query fails; then catch up and report."""
         started_s = time.monotonic()
         try:
-            if not self._settings.available_now:
+            if not self._settings.available_now and not self._stop.is_set():
                 self._stream(started_s)
             if not self._give_up.is_set():
                 self._catch_up()
@@ -181,13 +183,11 @@ class DeviceStatistics:
         return self.report
 
     def _stream(self, started_s: float) -> None:
+        """Run batch after batch until told to stop, until the time is up, or until the query fails."""
         seconds = self._settings.seconds
         query = self._start(available_now=False)
         try:
-            while query.isActive and not (seconds is not None and time.monotonic() - started_s >= seconds):
-                if self._stop.wait(_POLL_S):
-                    break
-                self._note_progress(query)
+            self._watch(query, self._stop, float("inf") if seconds is None else started_s + seconds)
             self._finish_batch(query)
         finally:
             query.stop()
@@ -205,12 +205,23 @@ class DeviceStatistics:
         """Read what is stored up to now. A batch that was interrupted is done again first."""
         query = self._start(available_now=True)
         try:
-            while query.isActive and not self._give_up.wait(_POLL_S / 5):
-                self._note_progress(query)
+            self._watch(query, self._give_up, float("inf"))
         finally:
             query.stop()
         self._note_progress(query)
         _raise_failure(query)
+
+    def _watch(self, query: StreamingQuery, until: threading.Event, deadline_s: float) -> None:
+        """Follow a query until it ends by itself, `until` is set or the time is up."""
+        noted_s = 0.0
+        while query.isActive and not until.is_set():
+            now_s = time.monotonic()
+            if now_s >= deadline_s:
+                return
+            if now_s - noted_s >= _PROGRESS_S:
+                self._note_progress(query)
+                noted_s = now_s
+            until.wait(min(_POLL_S, deadline_s - now_s))
 
     def _start(self, *, available_now: bool) -> StreamingQuery:
         settings = self._settings
