@@ -54,7 +54,7 @@ class Handed:
 
 
 class ScriptedGateway:
-    """Keeps every batch. `automatic` is the code all are answered with at once; None leaves it to the test."""
+    """Keeps every batch. `automatic` is the code all are answered with at once; None: the test answers."""
 
     def __init__(self, *, queues: int = 1, record_bytes_max: int = 100_000) -> None:
         self.record_bytes_max = record_bytes_max
