@@ -21,6 +21,7 @@ cdef class CommitLog:
     cdef readonly int64_t appended_records
     cdef readonly bint is_room_low           # make_room_ahead should be called
     cdef int64_t touched_position            # pages below it were mapped ahead of the writer
+    cdef bint is_touching                    # there is a second core to do it on
     cdef int64_t segment_bytes
     cdef int64_t allocation_step_bytes
     cdef int64_t record_bytes_max

@@ -98,7 +98,7 @@ class Flusher:
             for segment in self._log.segments_between(start_position, end_position):
                 segment.sync(self._sync_file)
                 if segment.end_position <= end_position:
-                    segment.release_descriptor()
+                    self._log.release_descriptor(segment)
         except OSError as error:
             self.failure = error
             logger.critical(

@@ -391,8 +391,13 @@ class Store:
 
     def _flushed(self) -> None:
         callback = self.on_flushed
-        if callback is not None:
+        if callback is None:
+            return
+        try:
             callback()
+        except Exception:
+            # The owner may be gone already (a closed event loop); the flush thread is needed all the same.
+            logger.exception("the owner of the store could not be told about a flush")
 
     def _refuse_append(self) -> None:
         """Raise the refusal that holds; forget it when its time is over."""

@@ -181,3 +181,24 @@ def test_sync_store_takes_no_time_to_close(tmp_path: Path) -> None:
     assert store.recovery.was_clean
     assert bodies_of(store, "T", 0) == [b"x"]
     store.close()
+
+
+def test_owner_that_cannot_be_told_does_not_stop_the_flushing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_small(tmp_path, flush="sync")
+    told = threading.Event()
+
+    def gone() -> None:
+        told.set()
+        raise RuntimeError("Event loop is closed")
+
+    store.on_flushed = gone
+    put(store, "T", 0, b"x")
+    assert told.wait(WAIT_S)
+    put(store, "T", 0, b"y")
+    wait_flushed(store)
+    assert bodies_of(store, "T", 0) == [b"x", b"y"]
+    assert "could not be told" in caplog.text
+    assert store.check() == []
+    store.close()
