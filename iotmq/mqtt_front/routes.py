@@ -12,6 +12,17 @@ from iotmq.mqtt import topics
 from iotmq.mqtt_front.settings import RouteSettings
 
 _PLACEHOLDER: Final = re.compile(r"\{([^{}]*)\}")
+# Topics brokers keep messages in on their way to another one, or write themselves: nobody may send to them.
+_RESERVED_PREFIXES: Final = ("%", "RMQ_SYS_")
+_RESERVED: Final = frozenset(
+    {
+        "OFFSET_MOVED_EVENT",
+        "SCHEDULE_TOPIC_XXXX",
+        "SELF_TEST_TOPIC",
+        "TBW102",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+    }
+)
 _SEPARATORS: Final = frozenset((NAME_END, PROPERTY_END))
 
 
@@ -27,7 +38,8 @@ class Target(NamedTuple):
 class Router:
     """Resolves topics by the first matching route; without a match everything goes to `default_topic`.
 
-    Raises ConfigError when a route's filter or template is not legal. Front ends cache what `resolve` says.
+    Raises ConfigError when a route's filter, topic or template is not legal. Front ends cache what `resolve`
+    says.
     """
 
     def __init__(self, routes: Iterable[RouteSettings], *, default_topic: str) -> None:
@@ -35,6 +47,8 @@ class Router:
         self._fallback = RouteSettings(filter="#", topic=default_topic)
         for number, route in enumerate(self._routes):
             _check_route(route, f"mqtt.routes[{number}]")
+            _check_broker_topic(route.topic, f"mqtt.routes[{number}].topic")
+        _check_broker_topic(default_topic, "mqtt.default_topic")
 
     @property
     def broker_topics(self) -> tuple[str, ...]:
@@ -58,6 +72,11 @@ def _expand(template: str, topic: str, levels: list[str]) -> str:
         return levels[level] if level < len(levels) else ""
 
     return _PLACEHOLDER.sub(value, template)
+
+
+def _check_broker_topic(topic: str, where: str) -> None:
+    if topic in _RESERVED or topic.startswith(_RESERVED_PREFIXES):
+        raise ConfigError(f"{where} = {topic!r}: a topic that brokers keep for themselves")
 
 
 def _check_route(route: RouteSettings, where: str) -> None:

@@ -281,9 +281,8 @@ def read_publish(packet: tuple[int, bytes]) -> tuple[str, bytes, int]:
 class RawClient:
     """An MQTT client of bare packets on a real socket; every read has a time limit."""
 
-    WAIT_S = 10.0
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.wait_s = 10.0
         self._reader = reader
         self._writer = writer
 
@@ -304,7 +303,7 @@ class RawClient:
 
     async def packet(self) -> tuple[int, bytes]:
         """The next packet: (first byte, body)."""
-        async with asyncio.timeout(self.WAIT_S):
+        async with asyncio.timeout(self.wait_s):
             first = (await self._reader.readexactly(1))[0]
             remaining = shift = 0
             while True:
@@ -344,7 +343,7 @@ class RawClient:
 
     async def rest(self) -> bytes:
         """What comes until the server ends the connection."""
-        async with asyncio.timeout(self.WAIT_S):
+        async with asyncio.timeout(self.wait_s):
             try:
                 return await self._reader.read()
             except ConnectionError:

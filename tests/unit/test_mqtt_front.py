@@ -563,7 +563,7 @@ async def test_metrics_and_readiness_include_the_way_to_the_brokers(site: Site) 
 
 async def test_a_port_that_is_taken_is_an_error_and_leaves_no_gateway_behind(site: Site) -> None:
     second = Site(listen_port=site.front.port)
-    with pytest.raises(OSError, match="(?i)address already in use"):
+    with pytest.raises(OSError, match="in use"):
         await second.front.start()
     assert second.gateway.stopped == 1
 

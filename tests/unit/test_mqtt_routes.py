@@ -86,6 +86,16 @@ def test_what_is_not_legal_is_refused_by_name(route: dict[str, object], words: s
 
 
 @pytest.mark.parametrize(
+    "topic", ["%RETRY%g", "%DLQ%g", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRACE_TOPIC", "TBW102"]
+)
+def test_topics_that_brokers_keep_for_themselves_are_refused_by_name(topic: str) -> None:
+    with pytest.raises(ConfigError, match=r"mqtt\.routes\[0\]\.topic"):
+        router({"filter": "a", "topic": topic})
+    with pytest.raises(ConfigError, match=r"mqtt\.default_topic"):
+        Router([], default_topic=topic)
+
+
+@pytest.mark.parametrize(
     "section",
     [
         {"routes": [{"filter": "", "topic": "T"}]},
