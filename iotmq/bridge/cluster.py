@@ -241,10 +241,24 @@ class Cluster:
         raise failure
 
     def _ask_all(self, address: Address, requests: Sequence[Command]) -> list[Command]:
-        """Answers to `requests`, all of them on their way at once; raises BrokerError for a refused one."""
+        """Answers to `requests`, sent ahead of each other; raises BrokerError for a refused one."""
+        was_open = address in self._connections
+        try:
+            answers = self._exchange(address, requests)
+        except ConnectionClosedError:
+            # A connection that was not used for a while has been closed by the other side.
+            if not was_open:
+                raise
+            answers = self._exchange(address, requests)
+        for answer in answers:
+            if answer.code != ResponseCode.SUCCESS:
+                raise BrokerError(answer.code, answer.remark or "refused without a remark")
+        return answers
+
+    def _exchange(self, address: Address, requests: Sequence[Command]) -> list[Command]:
+        answers: list[Command] = []
         try:
             connection = self.connection(address)
-            answers: list[Command] = []
             for at in range(0, len(requests), _REQUESTS_AT_ONCE):
                 opaques = [connection.send(request) for request in requests[at : at + _REQUESTS_AT_ONCE]]
                 answers += [connection.receive(opaque) for opaque in opaques]
@@ -253,9 +267,6 @@ class Cluster:
             if isinstance(error, OSError):
                 raise ConnectionClosedError(f"{address[0]}:{address[1]}: {error}") from error
             raise
-        for answer in answers:
-            if answer.code != ResponseCode.SUCCESS:
-                raise BrokerError(answer.code, answer.remark or "refused without a remark")
         return answers
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from iotmq.bridge.offsets import QueueBounds, QueueKey, QueueRange, StreamOffset
@@ -20,6 +20,10 @@ class Loss(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.key} offset {self.wanted}: {self.what}"
+
+
+#: Told about records that cannot be had; raises to stop there (failOnDataLoss), returns to go on.
+LossHandler = Callable[[Loss], None]
 
 
 class Advance(NamedTuple):

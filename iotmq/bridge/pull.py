@@ -6,13 +6,13 @@ bounded twice: never a record at or behind the end of the range, and about `pull
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from iotmq import limits
 from iotmq.bridge.cluster import Address, BrokerMissingError, Cluster, ext_number
 from iotmq.bridge.offsets import QueueKey, QueueRange
-from iotmq.bridge.plan import Loss
+from iotmq.bridge.plan import Loss, LossHandler
 from iotmq.errors import BrokerError, ConnectionClosedError, IotmqError, RequestTimeoutError
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
@@ -34,9 +34,6 @@ class Pulled(NamedTuple):
     body: bytes | memoryview
     first_offset: int
     next_offset: int
-
-
-LossHandler = Callable[[Loss], None]
 
 
 def pull_range(

@@ -6,7 +6,7 @@ columns to make; each one left out is work saved.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy
@@ -25,14 +25,18 @@ from pyspark.sql.types import (
 )
 
 from iotmq.bridge.offsets import QueueKey
-from iotmq.bridge.plan import Loss
+from iotmq.bridge.plan import Loss, LossHandler
 from iotmq.bridge.pull import Pulled
-from iotmq.errors import ConfigError
+from iotmq.errors import ConfigError, IotmqError
 from iotmq.message.columns import Columns, iter_columns
 from iotmq.message.properties import KEYS, MQTT_CLIENT_ID, MQTT_TOPIC, TAGS, decode_properties
 
 NAME_END: Final = b"\x01"
 PROPERTY_END: Final = b"\x02"
+
+
+class RecordOrderError(IotmqError):
+    """A pull answer whose offsets do not rise: the broker's queue is damaged, and nothing of it is used."""
 
 
 class Column(NamedTuple):
@@ -60,9 +64,6 @@ COLUMNS: Final[dict[str, Column]] = {
 }
 
 _PROPERTY_PREFIX: Final = "property."
-
-# Spark may replace `lose` with one that raises (failOnDataLoss) or logs.
-LossHandler = Callable[[Loss], None]
 
 
 def default_schema(*, with_properties: bool) -> StructType:
@@ -114,7 +115,8 @@ class RowBuilder:
         """The rows of `pulled`, exactly those from its first to before its next offset.
 
         Offsets that are missing, and bodies that cannot be read (their value is null then), go to
-        `lose`. Raises MessageFormatError for bytes that are no records.
+        `lose`. Raises MessageFormatError for bytes that are no records, RecordOrderError for records
+        that do not come in the order of their offsets.
         """
         expected = pulled.first_offset
         for columns in iter_columns(
@@ -162,7 +164,7 @@ class RowBuilder:
         """The rows of `batch` from `expected` to before `end`; what is missing between goes to `lose`."""
         steps = numpy.diff(offsets)
         if (steps < 1).any():
-            raise ValueError(f"the broker sent records of {key} out of order behind offset {expected}")
+            raise RecordOrderError(f"the broker sent records of {key} out of order from offset {expected} on")
         low, high = (int(n) for n in numpy.searchsorted(offsets, (expected, end)))
         kept = offsets[low:high]
         if len(kept):

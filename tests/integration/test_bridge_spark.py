@@ -285,6 +285,56 @@ def test_a_running_stream_from_latest_survives_a_broker_restart_and_its_own(
     assert sink.rows == expected((0, 30, 60), (1, 0, 12), (2, 0, 7))
 
 
+KILLED_STREAM = """
+import sys
+from iotmq.bridge.spark_session import session
+address, topic, directory, java_options = sys.argv[1:]
+conf = {"spark.driver.extraJavaOptions": java_options}
+spark = session("killed", cores=1, profile="low_latency", conf=conf)
+rows = (spark.readStream.format("iotmq").option("iotmq.bootstrap.servers", address)
+        .option("subscribe", topic).option("startingOffsets", "earliest").load())
+rows.writeStream.format("parquet").option("checkpointLocation", directory + "/checkpoint").trigger(
+    processingTime="0 seconds").start(directory + "/out").awaitTermination()
+"""
+
+
+@pytest.mark.crash
+def test_a_killed_stream_has_every_record_once_after_its_restart(
+    spark: SparkSession, gateway: Gateway, topic: str, tmp_path: Path
+) -> None:
+    gateway.produce(topic, 0, numbered(0, 0, 50))
+    words = ["-c", KILLED_STREAM, gateway.address, topic, str(tmp_path), FAST_START]
+    victim = subprocess.Popen([sys.executable, *words], stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        # Killed while batches are under way: after three of them are committed, with more coming in.
+        end = 50
+        deadline_s = time.monotonic() + STEP_S
+        while not (tmp_path / "checkpoint" / "commits" / "3").exists():
+            assert victim.poll() is None
+            assert time.monotonic() < deadline_s
+            gateway.produce(topic, 0, numbered(0, end, end + 5))
+            end += 5
+            threading.Event().wait(0.02)
+    finally:
+        os.killpg(victim.pid, signal.SIGKILL)
+        victim.wait()
+    gateway.produce(topic, 1, numbered(1, 0, 5))
+    query = (
+        spark.readStream.format("iotmq")
+        .options(**options(gateway, topic, startingOffsets="earliest"))
+        .load()
+        .writeStream.format("parquet")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(tmp_path / "out"))
+    )
+    finish(query)
+    rows = spark.read.parquet(str(tmp_path / "out")).select("partition", "offset", "value").collect()
+    assert sorted((row[0], row[1], bytes(row[2]).decode()) for row in rows) == expected(
+        (0, 0, end), (1, 0, 5)
+    )
+
+
 PAYLOADS: list[tuple[str, list[tuple[str, float, str]]]] = [
     ('{"cpu_percent": 3.2}', [("cpu_percent", 3.2, "12:00:00")]),
     (

@@ -13,25 +13,24 @@ from typing import Any
 import pytest
 
 pytest.importorskip("pyspark")
-pyarrow = pytest.importorskip("pyarrow")
 
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows  # noqa: E402
-from pyspark.sql.types import IntegerType, StringType, StructType  # noqa: E402
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import IntegerType, StringType, StructType
 
-from iotmq.bridge.cluster import TopicMissingError  # noqa: E402
-from iotmq.bridge.rows import COLUMNS, default_schema  # noqa: E402
-from iotmq.bridge.source import (  # noqa: E402
+from iotmq.bridge.cluster import TopicMissingError
+from iotmq.bridge.rows import COLUMNS, default_schema
+from iotmq.bridge.source import (
     DataLossError,
     IotmqDataSource,
     IotmqStreamReader,
     QueueRanges,
 )
-from iotmq.errors import BrokerError, ConfigError, ConnectionClosedError  # noqa: E402
-from iotmq.message.properties import encode_properties  # noqa: E402
-from iotmq.message.record import encode_record  # noqa: E402
-from iotmq.remoting.codes import RequestCode, ResponseCode  # noqa: E402
-from iotmq.remoting.command import Command  # noqa: E402
-from iotmq.remoting.server import RemotingServer, ServerConnection  # noqa: E402
+from iotmq.errors import BrokerError, ConfigError, ConnectionClosedError
+from iotmq.message.properties import encode_properties
+from iotmq.message.record import encode_record
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.server import RemotingServer, ServerConnection
 
 BORN_MS = 1_700_000_000_000
 STORED_MS = 1_700_000_100_000

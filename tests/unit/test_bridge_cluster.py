@@ -1,0 +1,191 @@
+"""Asking a cluster again, with patience measured by a clock that the test moves."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from iotmq.bridge.cluster import Cluster, Retry, TopicMissingError
+from iotmq.bridge.offsets import QueueBounds, QueueKey
+from iotmq.clock import ManualClock
+from iotmq.errors import BrokerError, ConnectionClosedError, RequestTimeoutError
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+
+REGISTRY_A, REGISTRY_B = ("ra", 1), ("rb", 2)
+
+
+def patient(timeout_s: float) -> tuple[Retry, list[float]]:
+    """A Retry whose pauses only move its clock, and the pauses it made."""
+    clock = ManualClock()
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        clock.advance(seconds)
+
+    return Retry(timeout_s, clock=clock, sleep=sleep), pauses
+
+
+class Failing:
+    """Fails with each of `failures`, then answers 5."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self._failures = list(failures)
+        self.asked = 0
+
+    def __call__(self) -> int:
+        self.asked += 1
+        if self._failures:
+            raise self._failures.pop(0)
+        return 5
+
+
+def test_passing_failures_are_asked_again_with_growing_pauses() -> None:
+    retry, pauses = patient(10)
+    ask = Failing(
+        OSError("down"),
+        ConnectionClosedError("gone"),
+        RequestTimeoutError("slow"),
+        BrokerError(ResponseCode.SYSTEM_BUSY, "busy"),
+        BrokerError(ResponseCode.SERVICE_NOT_AVAILABLE, "starting"),
+    )
+    assert retry.call(ask, what="x") == 5
+    assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8]
+
+
+def test_refusals_are_not_asked_again() -> None:
+    retry, pauses = patient(10)
+    with pytest.raises(BrokerError, match="no such group"):
+        retry.call(Failing(BrokerError(26, "no such group")), what="x")
+    assert pauses == []
+
+
+def test_patience_is_spent_exactly_and_the_last_failure_is_told() -> None:
+    retry, pauses = patient(1)
+    ask = Failing(*(OSError(f"failure {n}") for n in range(100)))
+    with pytest.raises(ConnectionClosedError, match=r"offsets of t: .* 1 s .*retryTimeoutMs.*failure 5"):
+        retry.call(ask, what="offsets of t")
+    assert sum(pauses) == pytest.approx(1)
+    assert ask.asked == len(pauses) + 1
+
+
+def test_without_patience_there_is_one_try() -> None:
+    retry, pauses = patient(0)
+    ask = Failing(OSError("down"))
+    with pytest.raises(ConnectionClosedError):
+        retry.call(ask, what="x")
+    assert (ask.asked, pauses) == (1, [])
+
+
+class FakeConnection:
+    def __init__(self, network: FakeNetwork, address: tuple[str, int]) -> None:
+        self._network = network
+        self._address = address
+        self._answers: list[Command] = []
+
+    def send(self, command: Command) -> int:
+        self._network.requests.append((self._address, command.code))
+        if self._address in self._network.stale:
+            self._network.stale.discard(self._address)
+            raise ConnectionClosedError("closed while idle")
+        self._answers.append(self._network.answer(self._address, command))
+        return len(self._answers) - 1
+
+    def receive(self, opaque: int) -> Command:
+        return self._answers[opaque]
+
+    def request(self, command: Command) -> Command:
+        return self.receive(self.send(command))
+
+    def close(self) -> None:
+        self._network.closed += 1
+
+
+class FakeNetwork:
+    """Two registries and the brokers a and b with two queues each; `down` cannot be connected to."""
+
+    def __init__(self) -> None:
+        self.down: set[tuple[str, int]] = set()
+        self.stale: set[tuple[str, int]] = set()
+        self.requests: list[tuple[tuple[str, int], int]] = []
+        self.addresses: dict[str, dict[str, str]] = {"a": {"0": "a:10"}, "b": {"2": "b:12", "1": "[::1]:11"}}
+        self.closed = 0
+
+    def cluster(self, retry: Retry) -> Cluster:
+        return Cluster((REGISTRY_A, REGISTRY_B), request_timeout_s=1, retry=retry, connect=self.connect)
+
+    def connect(self, host: str, port: int, timeout_s: float) -> FakeConnection:
+        if (host, port) in self.down:
+            raise ConnectionClosedError(f"{host} is down")
+        return FakeConnection(self, (host, port))
+
+    def answer(self, address: tuple[str, int], command: Command) -> Command:
+        if command.code == RequestCode.GET_ROUTE_INFO_BY_TOPIC:
+            if command.ext["topic"] != "t":
+                return command.reply(ResponseCode.TOPIC_NOT_EXIST, remark="unknown")
+            route: dict[str, Any] = {
+                "brokerDatas": [
+                    {"brokerName": name, "brokerAddrs": of_id} for name, of_id in self.addresses.items()
+                ],
+                "queueDatas": [
+                    {"brokerName": name, "perm": 6, "readQueueNums": 2, "writeQueueNums": 2}
+                    for name in self.addresses
+                ],
+            }
+            return command.reply(0, body=json.dumps(route).encode())
+        queue_id = int(command.ext["queueId"])
+        base = 100 if address[0] == "a" else 200
+        offset = base + queue_id * 10 + (5 if command.code == RequestCode.GET_MAX_OFFSET else 0)
+        return command.reply(0, ext={"offset": str(offset)})
+
+
+def test_bounds_of_all_brokers_come_in_queue_order_from_masters_or_the_first_slave() -> None:
+    network = FakeNetwork()
+    found = network.cluster(patient(0)[0]).bounds("t", lambda key: key != QueueKey("t", "a", 1))
+    assert list(found.bounds.items()) == [
+        (QueueKey("t", "a", 0), QueueBounds(100, 105)),
+        (QueueKey("t", "b", 0), QueueBounds(200, 205)),
+        (QueueKey("t", "b", 1), QueueBounds(210, 215)),
+    ]
+    assert found.addresses == {"a": ("a", 10), "b": ("::1", 11)}
+
+
+def test_the_next_registry_is_asked_when_one_is_down() -> None:
+    network = FakeNetwork()
+    network.down = {REGISTRY_A}
+    assert len(network.cluster(patient(0)[0]).route("t").queues) == 4
+    network.down = {REGISTRY_A, REGISTRY_B}
+    with pytest.raises(ConnectionClosedError, match="rb is down"):
+        network.cluster(patient(0)[0]).route("t")
+
+
+def test_an_unknown_topic_is_not_asked_for_again() -> None:
+    retry, pauses = patient(10)
+    with pytest.raises(TopicMissingError, match="'nope' does not exist: unknown"):
+        FakeNetwork().cluster(retry).route("nope")
+    assert pauses == []
+
+
+def test_a_connection_that_was_closed_while_idle_costs_no_patience() -> None:
+    network = FakeNetwork()
+    cluster = network.cluster(patient(0)[0])
+    cluster.route("t")
+    network.stale = {REGISTRY_A}
+    assert len(cluster.route("t").queues) == 4
+    # A new connection that fails at once is a failure.
+    other = network.cluster(patient(0)[0])
+    network.stale = {REGISTRY_A, REGISTRY_B}
+    with pytest.raises(ConnectionClosedError):
+        other.route("t")
+
+
+def test_closing_closes_every_connection() -> None:
+    network = FakeNetwork()
+    cluster = network.cluster(patient(0)[0])
+    cluster.bounds("t", lambda _key: True)
+    cluster.close()
+    cluster.close()
+    assert network.closed == 3
