@@ -86,14 +86,14 @@ class MqttFront:
         group = self._group = DeviceGroup(loop, ingress, self, now_s=self._clock.monotonic_s() + _TICK_S)
         ingress.group = group
         self._egress = Egress(group)
-        await self._gateway.start(self._router.broker_topics, self._egress, ingress.forget_routes)
         try:
+            await self._gateway.start(self._router.broker_topics, self._egress, ingress.forget_routes)
             self._server = await loop.create_server(
                 lambda: Device(group, self._connection_settings),
                 sock=_listen(self._settings.listen_host, self._settings.listen_port),
                 backlog=_BACKLOG,
             )
-        except OSError:
+        except BaseException:  # a start that waits for a broker may be cancelled
             await self._gateway.stop()
             raise
         self._ticker = loop.call_later(_TICK_S, self._tick)

@@ -442,3 +442,17 @@ async def test_a_stop_of_the_front_end_leaves_the_broker_without_its_filters(tmp
             await front.stop()
         await soon(lambda: site.broker.delivery.channel_count == 0, "the channel is closed")
         assert site.broker.delivery.filter_count == 0
+
+
+async def test_a_front_end_that_waits_for_a_broker_can_be_stopped() -> None:
+    registry = Registry(RegistrySettings(listen_port=0))
+    await registry.start()
+    gateway = RemoteGateway((f"127.0.0.1:{registry.port}",))
+    before = asyncio.all_tasks()
+    starting = asyncio.ensure_future(MqttFront(MqttSettings(listen_port=0), gateway).start())
+    await soon(lambda: "mqtt" in (gateway.not_ready_reason or ""), "it says what it waits for", step_s=0.001)
+    starting.cancel()
+    await asyncio.wait([starting], timeout=2)
+    assert starting.cancelled()
+    await soon(lambda: asyncio.all_tasks() <= before, "nothing is left running")
+    await registry.stop()
