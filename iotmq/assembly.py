@@ -122,6 +122,7 @@ class Process:
         settings = self._config.http
         http = HttpServer(settings, sources=self._sources, checks=self._checks)
         await self._start("http", http)
+        self._watch("http", http)
         self._listens("http", settings.listen_host, http.port)
 
     async def _start_registry(self) -> None:

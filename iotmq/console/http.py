@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from iotmq.console.exposition import Exposition
 from iotmq.console.settings import HttpSettings
-from iotmq.metrics import MetricSource
+from iotmq.metrics import Metric, MetricSource
 
 # A check answers None when its part is ready, else the reason why it is not.
 ReadinessCheck = Callable[[], str | None]
@@ -31,6 +33,7 @@ class HttpServer:
         self._settings = settings
         self._exposition = Exposition(sources)
         self._checks: Mapping[str, ReadinessCheck] = {} if checks is None else checks
+        self._log = _RequestLog(logging.getLogger("iotmq.http"), {})
         self._runner: web.AppRunner | None = None  # set while the role runs
         self.port = settings.listen_port
 
@@ -43,6 +46,7 @@ class HttpServer:
         runner = web.AppRunner(
             application,
             access_log=None,
+            logger=self._log,
             handle_signals=False,
             keepalive_timeout=75.0,
             shutdown_timeout=0.5,
@@ -63,6 +67,12 @@ class HttpServer:
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
+
+    def metrics(self) -> Iterable[Metric]:
+        """What this port itself has to report."""
+        yield Metric(
+            "iotmq_http_bad_requests_total", "counter", "Requests that were no HTTP.", self._log.bad_requests
+        )
 
     async def _metrics(self, request: web.Request) -> web.Response:
         body, content_type = self._exposition.render(request.headers.get("Accept", ""))
@@ -86,3 +96,27 @@ class HttpServer:
             content_type="application/json",
             status=200 if is_ready else 503,
         )
+
+
+class _RequestLog(logging.LoggerAdapter[logging.Logger]):
+    """What aiohttp logs; bytes that are no HTTP are the peer's fault, so they get a line and no traceback."""
+
+    bad_requests = 0
+
+    def exception(self, msg: object, *args: object, exc_info: object = True, **words: object) -> None:
+        if isinstance(exc_info, HttpProcessingError):
+            self._refused(exc_info)
+        else:
+            super().exception(msg, *args, exc_info=exc_info, **words)  # type: ignore[arg-type]
+
+    def debug(self, msg: object, *args: object, exc_info: object = None, **words: object) -> None:
+        # A connection whose first bytes are no HTTP is reported this way.
+        if isinstance(exc_info, HttpProcessingError):
+            self._refused(exc_info)
+        else:
+            super().debug(msg, *args, exc_info=exc_info, **words)  # type: ignore[arg-type]
+
+    def _refused(self, error: HttpProcessingError) -> None:
+        self.bad_requests += 1
+        detail = ascii(error.message.strip().partition("\n")[0])[:100]
+        self.warning("bad request", extra={"code": error.code, "detail": detail})

@@ -364,6 +364,8 @@ class Channel(asyncio.Protocol):
         self._requests_held += 1
         try:
             response = self._on_request(request)
+            if response is not None and response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                traffic.request_errors += 1
         except RequestError as error:
             traffic.request_errors += 1
             response = request.reply(error.code, remark=str(error)[:_REMARK_CHARACTERS_MAX])

@@ -156,6 +156,25 @@ async def test_a_header_is_taken_up_to_its_limit(serve, size: int, status: int) 
     assert (await get(url + "/healthz", headers={"X-Long": "x" * size}))[0] == status
 
 
+@pytest.mark.parametrize(
+    "sent", [b"\x16\x03\x01\x00\xba\x01\x03\x03\r\n\r\n", b"GET / HTTP/1.1\r\nContent-Length: -1\r\n\r\n"]
+)
+async def test_what_is_no_http_is_one_line_without_a_traceback_and_counted(
+    caplog: pytest.LogCaptureFixture, sent: bytes
+) -> None:
+    server = HttpServer(HttpSettings(listen_port=0))
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(sent)
+    answer = await reader.read()
+    writer.close()
+    await server.stop()
+    assert answer.startswith((b"HTTP/1.0 400", b"HTTP/1.1 400"))
+    assert [record.getMessage() for record in caplog.records] == ["bad request"]
+    assert caplog.records[0].exc_info is None
+    assert [metric.value for metric in server.metrics()] == [1]
+
+
 async def test_a_taken_port_is_an_error_and_leaves_nothing_open(serve) -> None:
     url = await serve()
     server = HttpServer(HttpSettings(listen_port=int(url.rsplit(":", 1)[1])))
