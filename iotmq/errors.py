@@ -69,7 +69,7 @@ class RouteNotFoundError(IotmqError):
 
 
 class OffsetMovedError(IotmqError):
-    """An offset lies outside of its queue (expired, or never written); `next_offset` is the nearest inside."""
+    """An offset lies outside its queue (expired, or never written); `next_offset` is the nearest inside."""
 
     def __init__(self, message: str, next_offset: int) -> None:
         super().__init__(message)
