@@ -88,10 +88,10 @@ def main() -> None:
     results: dict[str, list[float]] = {}
     root = Path(tempfile.mkdtemp(prefix="iotmq-append-", dir=options.directory))
     try:
-        machine.warm_page_cache(root, 2 * batches * options.batch * record_bytes)
         for number in range(options.rounds + 1):
             directory = root / str(number)
             directory.mkdir()
+            machine.warm_page_cache(root, 2 * batches * options.batch * record_bytes)
             seconds, size_bytes = append_s(directory / "store", batch=batch, batches=batches, queues=1)
             copied_s = memcpy_s(directory, piece=bytes(size_bytes // batches), pieces=batches)
             round_results = {

@@ -15,6 +15,7 @@ import threading
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy
 
@@ -26,8 +27,8 @@ from iotmq.message.record cimport (
     FORMAT_OK, Element, PROPERTIES_TOO_LONG, RECORD_TOO_LONG, TOPIC_TOO_LONG, RecordParts, RecordShared, body_crc,
     element_record_size, parse_element, parse_record, write_record,
 )
-from iotmq.store.consume_queue cimport Queue, is_topic
-from iotmq.store.segment cimport Segment, whole_steps
+from iotmq.store.consume_queue cimport TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, Queue, is_topic
+from iotmq.store.segment cimport Segment, is_zero, whole_steps
 
 from iotmq.errors import RecordTooLargeError, StoreCorruptError
 from iotmq.limits import BATCH_RECORDS_MAX
@@ -43,10 +44,8 @@ cdef extern from * nogil:
     void store_barrier "iotmq_store_barrier"()
 
 cdef enum:
-    TRANSACTION_PREPARED = 4
-    TRANSACTION_ROLLBACK = 12
-    # A first record up to this size is built aside, so that its size field can be stored last.
-    ASIDE_BYTES = 4096
+    # A first record up to this size is built on the stack, so that its size field can be stored last.
+    STACK_BYTES = 4096
     PAGE_BYTES = 4096
     # Pages are mapped so far ahead of the writer: what it writes while a thread waits for the GIL.
     TOUCHED_BYTES_AHEAD = 4194304
@@ -500,7 +499,8 @@ cdef class CommitLog:
         cdef Element first, element
         cdef uint8_t* target
         cdef uint8_t* first_target
-        cdef uint8_t aside[ASIDE_BYTES]
+        cdef uint8_t stack[STACK_BYTES]
+        cdef uint8_t* aside = stack
         cdef Py_ssize_t size, first_size
         cdef Py_ssize_t index = self.active_index
         cdef Segment segment = self.active
@@ -512,6 +512,10 @@ cdef class CommitLog:
         parse_element(at, end, &first)
         at += first.size
         first_size = element_record_size(&first, shared)
+        if first_size > STACK_BYTES:
+            aside = <uint8_t*> PyMem_Malloc(first_size)
+            if aside == NULL:
+                raise MemoryError
         if position + first_size + BLANK_BYTES > segment.end_position:
             put_blank(segment, position)
             index += 1
@@ -539,13 +543,12 @@ cdef class CommitLog:
                 )
             position += size
             target += size
-        if first_size <= ASIDE_BYTES:
-            write_record(aside, ASIDE_BYTES, &first, shared, first_offset, first_position)
-            memcpy(first_target + 4, aside + 4, first_size - 4)
-            store_barrier()
-            memcpy(first_target, aside, 4)
-        else:
-            write_record(first_target, first_size, &first, shared, first_offset, first_position)
+        write_record(aside, first_size, &first, shared, first_offset, first_position)
+        memcpy(first_target + 4, aside + 4, first_size - 4)
+        store_barrier()
+        memcpy(first_target, aside, 4)
+        if aside != stack:
+            PyMem_Free(aside)
         self.active_index = index
         self.active = segment
         self.appended_position = position
@@ -561,11 +564,3 @@ cdef void put_blank(Segment segment, int64_t position) noexcept:
     cdef uint8_t* target = segment.data + (position - segment.start_position)
     put_u32(target + AT_MAGIC, <uint32_t> BLANK_MAGIC)
     put_u32(target + AT_SIZE, <uint32_t> (segment.end_position - position))
-
-
-cdef bint is_zero(const uint8_t* at, int64_t size) noexcept nogil:
-    cdef int64_t number
-    for number in range(size):
-        if at[number]:
-            return False
-    return True

@@ -6,6 +6,13 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from iotmq.message.record cimport RecordParts
 from iotmq.store.segment cimport Segment
 
+cdef enum:
+    # Record size in an entry that stands for an offset without a record.
+    FILLER_SIZE = 0x7FFFFFFF
+    # Transaction types, in the sys flag, of records that have no place in a queue.
+    TRANSACTION_PREPARED = 4
+    TRANSACTION_ROLLBACK = 12
+
 cdef class Queue:
     cdef readonly str topic
     cdef readonly int queue_id

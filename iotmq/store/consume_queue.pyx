@@ -29,7 +29,7 @@ from iotmq.message.layout cimport (
     put_u64,
 )
 from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record, tags_code
-from iotmq.store.segment cimport Segment, whole_steps
+from iotmq.store.segment cimport Segment, is_zero, whole_steps
 
 from iotmq.errors import StoreCorruptError, StoreError
 from iotmq.limits import QUEUES_PER_TOPIC_MAX, TOPIC_BYTES_MAX
@@ -40,9 +40,6 @@ cdef extern from "<unistd.h>" nogil:
     int syncfs(int descriptor)
 
 cdef enum:
-    FILLER_SIZE = 0x7FFFFFFF
-    TRANSACTION_PREPARED = 4
-    TRANSACTION_ROLLBACK = 12
     # Blocks of a queue file: the first page, then doubled up to this step.
     ALLOCATION_FIRST_BYTES = 4096
     ALLOCATION_STEP_BYTES_MAX = 262144
@@ -598,9 +595,3 @@ cdef int64_t kept_entries(Segment file, int64_t position) noexcept nogil:
         else:
             high = middle
     return low
-
-
-cdef bint is_zero(const uint8_t* at, int64_t size) noexcept nogil:
-    if size <= 0:
-        return True
-    return at[0] == 0 and memcmp(at, at + 1, size - 1) == 0

@@ -17,13 +17,12 @@ from iotmq.message.layout cimport (
     RECORD_FIXED_BYTES, SYS_FLAG_BORN_HOST_V6, get_u32, get_u64,
 )
 from iotmq.store.commit_log cimport CommitLog
-from iotmq.store.consume_queue cimport Queue
+from iotmq.store.consume_queue cimport FILLER_SIZE, Queue
 from iotmq.store.segment cimport Segment
 
 from iotmq.limits import PULL_SCAN_ENTRIES_MIN
 
 cdef enum:
-    FILLER_SIZE = 0x7FFFFFFF
     # A run of records up to this size is copied next to its neighbours rather than given a view.
     GATHERED_BYTES_MAX = 8192
 

@@ -55,6 +55,8 @@ def recover(
     log.cut()
     for segment in log.segments_between(start_position, max(end_position, start_position + 1)):
         segment.sync(sync_file)
+    for segment in log.segment_list()[:-1]:
+        log.release_descriptor(segment)
     queues_position = recover_queues(log, queues, was_clean=was_clean)
     if checkpoint is not None and checkpoint.position is not None and checkpoint.position > end_position:
         # It would become a false statement as soon as the log grows past it with other records.

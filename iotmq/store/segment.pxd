@@ -1,10 +1,15 @@
 # One fixed-size file, mapped whole. Everything a writer or reader touches lies below `allocated_bytes`.
 
 from libc.stdint cimport int64_t, uint8_t
+from libc.string cimport memcmp
 
 # `size` rounded up to a multiple of `step`. (With C division `-size % step` is not what it is in Python.)
 cdef inline int64_t whole_steps(int64_t size, int64_t step) noexcept nogil:
     return (size + step - 1) // step * step
+
+# Whether `size` bytes are all zero.
+cdef inline bint is_zero(const uint8_t* at, int64_t size) noexcept nogil:
+    return size <= 0 or (at[0] == 0 and memcmp(at, at + 1, size - 1) == 0)
 
 cdef class Segment:
     cdef readonly str path

@@ -316,6 +316,8 @@ class Store:
         except OSError as error:
             logger.error("the store did not close cleanly; the next start will check it: %s", error)
         finally:
+            for segment in self._log.segment_list():
+                self._log.release_descriptor(segment)
             self._lock.release()
 
     def check(self) -> list[str]:

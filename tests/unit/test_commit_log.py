@@ -100,7 +100,7 @@ def test_first_record_of_a_batch_may_open_a_segment(store: Store) -> None:
 
 
 def test_large_first_record(tmp_path: Path) -> None:
-    """Past the size that is built aside, the record goes straight into the mapping."""
+    """Past a page the first record is built on the heap instead of the stack."""
     store = open_small(tmp_path, segment_bytes=1 << 20, record_bytes_max=1 << 18)
     bodies = [os.urandom(100_000), os.urandom(5_000), os.urandom(4096 - 92), os.urandom(4096 - 91)]
     for body in bodies:

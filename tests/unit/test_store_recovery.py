@@ -299,3 +299,19 @@ def test_failed_start_leaves_the_directory_to_others(directory: Path) -> None:
     assert store.queue("T", 0).max_offset == 1
     assert store.check() == []
     store.close()
+
+
+def test_full_segments_hold_no_descriptors(directory: Path) -> None:
+    def open_segments() -> int:
+        links = (path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink())
+        return sum(1 for link in links if str(link).startswith(f"{directory}/commitlog/"))
+
+    store = open_small(directory)
+    put_many(store, 40)
+    wait_flushed(store)
+    assert open_segments() <= 2
+    store.close()
+    store = open_small(directory)
+    assert open_segments() <= 1
+    assert store.check() == []
+    store.close()
