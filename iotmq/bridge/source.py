@@ -140,7 +140,9 @@ class IotmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         bounds = view.settled_bounds(begin)
         self._ends = {key: held.max_offset for key, held in bounds.items()}
         if self._target is not None:
-            bounds = within(bounds, {**begin.offsets, **self._target})
+            # What is already read stays read, even where it came after the target was taken.
+            reached = {key: max(offset, self._target.get(key, 0)) for key, offset in begin.offsets.items()}
+            bounds = within(bounds, self._target | reached)
         step = advance(begin, bounds, rows_max=limit.max_rows if isinstance(limit, ReadMaxRows) else None)
         view.report(step.losses)
         return to_json(step.end)

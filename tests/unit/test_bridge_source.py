@@ -513,6 +513,16 @@ def test_available_now_stops_at_the_target(cluster: FakeCluster) -> None:
     assert reader.latestOffset(end, ReadAllAvailable()) == end
 
 
+def test_available_now_from_latest_may_be_pinned_behind_its_target(cluster: FakeCluster) -> None:
+    reader = stream_reader(cluster)
+    reader.prepareForTriggerAvailableNow()
+    cluster.queues[0].max_offset = 15
+    pinned = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    assert pinned == offsets(q0=15, q1=25)
+    cluster.queues[0].max_offset = 20
+    assert reader.latestOffset(pinned, ReadAllAvailable()) == pinned
+
+
 def test_a_queue_added_later_is_read_from_its_beginning(cluster: FakeCluster) -> None:
     reader = stream_reader(cluster)
     at = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
