@@ -290,15 +290,15 @@ class _DeliveryChannel:
         Raises ConnectionClosedError when the broker refuses.
         """
         attached: set[int] = set()
+        # The first request goes out without any filter, too: it makes the channel.
+        missing = list(self._filters.items())
         while True:
-            missing = [(number, name) for number, name in self._filters.items() if number not in attached]
-            if attached and not missing:
-                break
             if not await self._attach(connection, missing):
                 raise ConnectionClosedError(f"{self._address} refuses the delivery channel")
+            attached.update(number for number, _ in missing)
+            missing = [(number, name) for number, name in self._filters.items() if number not in attached]
             if not missing:
                 break
-            attached.update(number for number, _ in missing)
         unwanted = sorted(attached - self._filters.keys())
         if unwanted:
             self._detach(connection, unwanted)

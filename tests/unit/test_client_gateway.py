@@ -1,0 +1,266 @@
+"""The gateway to brokers in other processes, against scripted ones: channels, filters, answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from eventually import soon
+from fake_broker import CLOSE, FakeBroker, FakeRegistry
+from fake_gateway import matches_of, record_of
+
+from iotmq import limits
+from iotmq.client.gateway import RemoteGateway
+from iotmq.message.properties import MQTT_TOPIC, encode_properties
+from iotmq.message.record import encode_batch
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.server import ServerConnection
+
+
+class GatewayBroker(FakeBroker):
+    """Knows filters, too. While `is_holding`, attaching is answered by `release`."""
+
+    def __init__(self, name: str = "broker-a") -> None:
+        super().__init__(name)
+        self.add_topic("mqtt", 4)
+        self.channels: dict[ServerConnection, dict[int, str]] = {}
+        self.is_holding = False
+        self.held_attaches: list[tuple[ServerConnection, Command]] = []
+
+    @property
+    def filters(self) -> dict[int, str]:
+        return {number: name for channel in self.channels.values() for number, name in channel.items()}
+
+    def release(self) -> None:
+        held, self.held_attaches = self.held_attaches, []
+        for connection, request in held:
+            connection.reply(request.reply(0))
+
+    def answer(self, connection: ServerConnection, request: Command) -> Command | None:
+        if request.code == RequestCode.ATTACH_FILTERS:
+            self.channels.setdefault(connection, {}).update(json.loads(request.body_bytes())["filters"])
+            if self.is_holding:
+                self.held_attaches.append((connection, request))
+                return None
+            return request.reply(0)
+        if request.code == RequestCode.DETACH_FILTERS:
+            for number in json.loads(request.body_bytes())["ids"]:
+                del self.channels[connection][number]
+            return request.reply(0)
+        if request.code == RequestCode.PUBLISH_TRANSIENT:
+            return request.reply(0)
+        return super().answer(connection, request)
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        self.channels.pop(connection, None)
+        super().connection_lost(connection)
+
+    def push(self, records: bytes, matches: bytes, **ext: str) -> None:
+        for connection in self.channels:
+            fields = {"matchesBytes": str(len(matches)), **ext}
+            connection.send_oneway(
+                Command.request(RequestCode.DELIVER_RECORDS, fields, [matches, records], oneway=True)
+            )
+
+
+class Inbox:
+    def __init__(self) -> None:
+        self.pushes: list[tuple[bytes, bytes]] = []
+
+    def deliver(self, records: memoryview, matches: memoryview) -> None:
+        self.pushes.append((bytes(records), bytes(matches)))
+
+
+class Site:
+    def __init__(self, brokers: list[GatewayBroker]) -> None:
+        self.brokers = brokers
+        self.registry = FakeRegistry(*brokers)
+        self.inbox = Inbox()
+        self.answers: list[tuple[int, str]] = []
+        self.attached: list[bool] = []
+
+    @property
+    def broker(self) -> GatewayBroker:
+        return self.brokers[0]
+
+    def append(self, queue_id: int, elements: bytes, *, is_stored: bool = True, count: int = 1) -> None:
+        self.gateway.append(
+            "mqtt",
+            queue_id,
+            elements,
+            count=count,
+            is_stored=is_stored,
+            done=lambda code, remark: self.answers.append((code, remark)),
+        )
+
+    async def answer(self) -> tuple[int, str]:
+        """The only answer there is, or will be."""
+        await soon(lambda: self.answers, "an answer", step_s=0.001)
+        [answer], self.answers = self.answers, []
+        return answer
+
+    async def attach(self, *filters: tuple[int, str]) -> bool:
+        self.gateway.attach(filters, self.attached.append)
+        await soon(lambda: self.attached, "an answer", step_s=0.001)
+        [is_attached], self.attached = self.attached, []
+        return is_attached
+
+    async def ready(self) -> None:
+        await soon(lambda: self.gateway.not_ready_reason is None, "ready", step_s=0.001)
+
+
+@asynccontextmanager
+async def running(*brokers: GatewayBroker, waits: bool = True) -> AsyncIterator[Site]:
+    site = Site(list(brokers) or [GatewayBroker()])
+    for role in (*site.brokers, site.registry):
+        await role.start()
+    site.gateway = RemoteGateway((site.registry.address,))
+    await site.gateway.start(("mqtt",), site.inbox, lambda: None)
+    if waits:
+        await site.ready()
+    try:
+        yield site
+    finally:
+        await site.gateway.stop()
+        for role in (*site.brokers, site.registry):
+            await role.stop()
+
+
+def batch(*bodies: bytes) -> bytes:
+    properties = encode_properties({MQTT_TOPIC: "a"})
+    return encode_batch([(body, properties, 0) for body in bodies])
+
+
+async def test_queues_are_those_of_all_brokers_and_batches_go_where_they_belong() -> None:
+    async with running(GatewayBroker("a"), GatewayBroker("b")) as site:
+        assert site.gateway.queue_count("mqtt") == 8
+        for queue_id in range(8):
+            site.append(queue_id, batch(b"%d" % queue_id))
+            assert await site.answer() == (0, "")
+        assert [broker.stored_bodies("mqtt") for broker in site.brokers] == [
+            [b"0", b"1", b"2", b"3"],
+            [b"4", b"5", b"6", b"7"],
+        ]
+        site.append(9, batch(b"9"))
+        assert await site.answer() == (0, "")
+        assert site.broker.stored_bodies("mqtt") == [b"0", b"1", b"9", b"2", b"3"]
+
+
+@pytest.mark.parametrize(
+    ("scripted", "code"),
+    [
+        (ResponseCode.MESSAGE_ILLEGAL, ResponseCode.MESSAGE_ILLEGAL),
+        (ResponseCode.NO_PERMISSION, ResponseCode.NO_PERMISSION),
+        (ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.FLUSH_DISK_TIMEOUT),
+        (ResponseCode.SLAVE_NOT_AVAILABLE, ResponseCode.SLAVE_NOT_AVAILABLE),
+    ],
+)
+async def test_what_the_broker_says_is_passed_on(scripted: int, code: int) -> None:
+    async with running() as site:
+        site.broker.script[RequestCode.SEND_BATCH_MESSAGE].append(scripted)
+        site.append(0, batch(b"x"))
+        answer = await site.answer()
+        assert answer[0] == code
+        assert answer[1]
+
+
+async def test_a_connection_that_ends_is_not_a_refusal() -> None:
+    async with running() as site:
+        site.broker.script[RequestCode.SEND_BATCH_MESSAGE].extend([CLOSE] * 3)
+        site.append(0, batch(b"x"))
+        assert (await site.answer())[0] == ResponseCode.SERVICE_NOT_AVAILABLE
+
+
+async def test_a_batch_at_the_limit_of_a_request_and_past_it() -> None:
+    async with running() as site:
+        overhead = len(batch(b""))
+        fitting = batch(bytes(limits.RECORD_BYTES_MAX - overhead))
+        assert len(fitting) == limits.RECORD_BYTES_MAX
+        site.append(0, fitting)
+        assert await site.answer() == (0, "")
+        site.append(0, batch(bytes(limits.RECORD_BYTES_MAX - overhead + 1)))
+        assert (await site.answer())[0] == ResponseCode.MESSAGE_ILLEGAL, "offering it again would not help"
+
+
+@pytest.mark.parametrize("code", [0, ResponseCode.MESSAGE_ILLEGAL, ResponseCode.SYSTEM_ERROR])
+async def test_messages_that_are_not_stored_have_a_request_of_their_own(code: int) -> None:
+    async with running() as site:
+        if code:
+            site.broker.script[RequestCode.PUBLISH_TRANSIENT].append(code)
+        site.append(2, batch(b"x"), is_stored=False)
+        assert (await site.answer())[0] == code
+        [request] = site.broker.seen(RequestCode.PUBLISH_TRANSIENT)
+        assert request.ext.items() >= {"topic": "mqtt", "queueId": "2"}.items()
+        assert request.body_bytes() == batch(b"x")
+        site.broker.script[RequestCode.PUBLISH_TRANSIENT].append(CLOSE)
+        site.append(2, batch(b"x"), is_stored=False)
+        assert (await site.answer())[0] == ResponseCode.SERVICE_NOT_AVAILABLE
+
+
+async def test_filters_are_attached_at_every_broker_and_again_when_a_channel_was_lost() -> None:
+    async with running(GatewayBroker("a"), GatewayBroker("b")) as site:
+        assert await site.attach((1, "a/#"), (2, "b"))
+        site.gateway.detach([2])
+        assert await site.attach((3, "c"))
+        for broker in site.brokers:
+            assert broker.filters == {1: "a/#", 3: "c"}
+        await site.broker.restart()
+        await soon(lambda: site.broker.filters == {1: "a/#", 3: "c"}, "attached again", step_s=0.001)
+        await site.ready()
+
+
+async def test_one_broker_that_refuses_a_filter_is_enough() -> None:
+    async with running(GatewayBroker("a"), GatewayBroker("b")) as site:
+        site.broker.script[RequestCode.ATTACH_FILTERS].append(ResponseCode.SYSTEM_ERROR)
+        assert not await site.attach((1, "a"))
+        site.broker.script[RequestCode.ATTACH_FILTERS].append(CLOSE)
+        assert not await site.attach((2, "b"))
+
+
+async def test_many_filters_go_in_several_requests() -> None:
+    async with running() as site:
+        before = len(site.broker.seen(RequestCode.ATTACH_FILTERS))
+        filters = [(number, f"t/{number}") for number in range(1, 2_502)]
+        assert await site.attach(*filters)
+        assert site.broker.filters == dict(filters)
+        assert len(site.broker.seen(RequestCode.ATTACH_FILTERS)) - before == 3
+
+
+async def test_filters_that_come_and_go_while_a_channel_opens_are_right_when_it_is_open() -> None:
+    broker = GatewayBroker()
+    broker.is_holding = True
+    async with running(broker, waits=False) as site:
+        await soon(lambda: broker.held_attaches, "the channel is being opened", step_s=0.001)
+        assert site.gateway.not_ready_reason is not None
+        assert not broker.filters
+        assert await site.attach((1, "early"), (2, "gone")), "every channel attaches it as soon as it opens"
+        broker.release()
+        await soon(lambda: broker.held_attaches, "the second round", step_s=0.001)
+        site.gateway.detach([2])
+        assert await site.attach((3, "late"))
+        broker.release()
+        await soon(lambda: broker.held_attaches, "the third round", step_s=0.001)
+        broker.release()
+        await site.ready()
+        await soon(lambda: broker.filters == {1: "early", 3: "late"}, "filters agree", step_s=0.001)
+
+
+async def test_pushes_are_delivered_and_malformed_ones_counted() -> None:
+    async with running() as site:
+        record, matches = record_of("a", b"x"), matches_of((0, [1]))
+        site.broker.push(record, matches)
+        site.broker.push(record, matches, matchesBytes="100000")
+        site.broker.push(record, matches, matchesBytes="-1")
+        site.broker.push(record, matches)
+        await soon(lambda: len(site.inbox.pushes) == 2, "two pushes", step_s=0.001)
+        assert site.inbox.pushes == [(record, matches)] * 2
+        assert metric(site, "iotmq_mqtt_delivery_malformed_total") == 2
+        assert metric(site, "iotmq_mqtt_delivery_channel_up") == 1
+
+
+def metric(site: Site, name: str) -> Any:
+    return sum(one.value for one in site.gateway.metrics() if one.name == name)
