@@ -119,4 +119,4 @@ class _RequestLog(logging.LoggerAdapter[logging.Logger]):
     def _refused(self, error: HttpProcessingError) -> None:
         self.bad_requests += 1
         detail = ascii(error.message.strip().partition("\n")[0])[:100]
-        self.warning("bad request", extra={"code": error.code, "detail": detail})
+        self.logger.warning("bad request", extra={"code": error.code, "detail": detail})

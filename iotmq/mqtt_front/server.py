@@ -292,7 +292,8 @@ class MqttFront:
     def _drop_subscriptions(self, device: Device, filters: Iterable[str]) -> None:
         egress, subscriptions = self._egress, device.subscriptions
         assert egress is not None
-        assert subscriptions is not None
+        if subscriptions is None:  # nothing was ever subscribed
+            return
         unused = []
         for topic_filter in dict.fromkeys(filters):
             del subscriptions[topic_filter]

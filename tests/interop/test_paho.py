@@ -231,6 +231,14 @@ def test_unsubscribed_means_nothing_more(gateway: GatewayProcess) -> None:
         assert subscriber.payloads() == [b"1", b"3", b"4"]
 
 
+def test_unsubscribing_from_nothing_is_answered(gateway: GatewayProcess) -> None:
+    """[MQTT-3.10.4-5], also when the session never had a subscription."""
+    with device(gateway) as each:
+        each.unsubscribe("never/subscribed")
+        each.publish("still/served", b"x")
+        assert each.disconnects == 0
+
+
 def test_bad_filters_end_the_connection(gateway: GatewayProcess) -> None:
     """paho checks filters itself, so the packet is built here."""
     with device(gateway) as subscriber:
