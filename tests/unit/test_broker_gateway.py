@@ -1,0 +1,190 @@
+"""The broker and front ends in other processes: requests 30001 to 30004, limits, slow front ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from fake_gateway import record_of
+
+from iotmq import limits
+from iotmq.broker import gateway as gateway_module
+from iotmq.broker.delivery import Delivery
+from iotmq.broker.gateway import GatewayHandler
+from iotmq.clock import ManualClock
+from iotmq.errors import RequestError
+from iotmq.message.hosts import encode_host
+from iotmq.message.properties import MQTT_TOPIC, encode_properties
+from iotmq.message.record import encode_batch
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+
+
+class Connection:
+    """What a handler needs of a ServerConnection."""
+
+    def __init__(self) -> None:
+        self.is_congested = False
+        self.pushed: list[tuple[bytes, bytes]] = []
+
+    def send_oneway(self, command: Command) -> None:
+        assert command.code == RequestCode.DELIVER_RECORDS
+        body = command.body_bytes()
+        size = int(command.ext["matchesBytes"])
+        self.pushed.append((body[size:], body[:size]))
+
+
+class Intake:
+    """Knows one topic with two queues."""
+
+    def queue_count(self, topic: str, *, create: bool) -> int:
+        assert not create, "front ends do not make topics this way"
+        return 2 if topic == "T" else 0
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.delivery = Delivery(applied_position=0)
+        self.handler = GatewayHandler(
+            Intake(),  # type: ignore[arg-type]
+            self.delivery,
+            host=encode_host("127.0.0.1", 1),
+            clock=ManualClock(),
+        )
+        self.connection = Connection()
+
+    def ask(self, code: int, body: bytes = b"", connection: Connection | None = None, **ext: str) -> Command:
+        handle = self.handler.handlers()[code]
+        response = handle(connection or self.connection, Command.request(code, ext, body))  # type: ignore[arg-type]
+        assert response is not None
+        return response
+
+    def attach(self, *filters: Any, connection: Connection | None = None) -> Command:
+        body = msgspec.json.encode({"filters": filters})
+        return self.ask(RequestCode.ATTACH_FILTERS, body, connection)
+
+    def detach(self, *ids: int) -> Command:
+        return self.ask(RequestCode.DETACH_FILTERS, msgspec.json.encode({"ids": ids}))
+
+    def apply(self, *records: bytes) -> None:
+        view = memoryview(b"".join(records)).toreadonly()
+        self.delivery.apply(view, 0, len(view))
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_a_connection_is_a_channel_as_long_as_it_lives(bench: Bench) -> None:
+    other = Connection()
+    assert bench.attach().code == 0
+    assert bench.attach((1, "a/#"), (2, "b")).code == 0
+    assert bench.attach((1, "a/b"), connection=other).code == 0
+    assert bench.delivery.channel_count == 2
+    bench.apply(record_of("c", b"0"), record_of("a/b", b"1"))
+    assert [records for records, _ in bench.connection.pushed] == [record_of("a/b", b"1")]
+    assert [records for records, _ in other.pushed] == [record_of("a/b", b"1")]
+    assert bench.detach(1, 77).code == 0
+    bench.apply(record_of("a/b", b"2"))
+    assert (len(bench.connection.pushed), len(other.pushed)) == (1, 2)
+    for _ in range(2):
+        bench.handler.connection_lost(other)  # type: ignore[arg-type]
+        bench.handler.connection_lost(bench.connection)  # type: ignore[arg-type]
+    assert bench.delivery.channel_count == bench.delivery.filter_count == 0
+
+
+def test_detaching_without_a_channel_is_nothing(bench: Bench) -> None:
+    assert bench.detach(1).code == 0
+    assert bench.delivery.channel_count == 0
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [(0, "a"), (-1, "a"), (1 << 32, "a"), (1, ""), (1, "a/#/b"), (1, "a+")],
+)
+def test_filters_that_are_none_are_refused_and_the_others_of_the_request_with_them(
+    bench: Bench, entry: tuple[int, str]
+) -> None:
+    with pytest.raises(RequestError) as raised:
+        bench.attach((5, "good"), entry)
+    assert raised.value.code == ResponseCode.SYSTEM_ERROR
+    assert bench.delivery.filter_count == 0
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b"[]", b'{"filters": 1}', b'{"filters": [["a", 1]]}', b"\xff", b'{"x": 1}']
+)
+def test_bodies_that_cannot_be_read_are_refused(bench: Bench, body: bytes) -> None:
+    for code in (RequestCode.ATTACH_FILTERS, RequestCode.DETACH_FILTERS):
+        with pytest.raises(RequestError):
+            bench.ask(code, body)
+
+
+def test_the_largest_filter_id(bench: Bench) -> None:
+    assert bench.attach(((1 << 32) - 1, "a")).code == 0
+    bench.apply(record_of("a", b"x"))
+    assert bench.connection.pushed[0][1].endswith(b"\xff\xff\xff\xff")
+
+
+def test_filters_of_a_channel_at_their_limit_and_past_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_module.limits, "FILTERS_PER_CHANNEL_MAX", 3)
+    assert bench.attach((1, "a"), (2, "b")).code == 0
+    assert bench.attach((3, "c")).code == 0
+    with pytest.raises(RequestError, match="at most 3"):
+        bench.attach((4, "d"))
+    assert bench.delivery.filter_count == 3
+    assert bench.attach((4, "d"), connection=Connection()).code == 0, "others have their own"
+
+
+def test_a_front_end_that_does_not_take_its_pushes_loses_them_and_nobody_else(bench: Bench) -> None:
+    other = Connection()
+    bench.attach((1, "a"))
+    bench.attach((1, "a"), connection=other)
+    bench.connection.is_congested = True
+    bench.apply(record_of("a", b"1"))
+    bench.connection.is_congested = False
+    bench.apply(record_of("a", b"2"))
+    assert [records for records, _ in bench.connection.pushed] == [record_of("a", b"2")]
+    assert len(other.pushed) == 2
+    numbers = {metric.name: metric.value for metric in bench.handler.metrics()}
+    assert numbers["iotmq_broker_dropped_pushes_total"] == 1
+    assert numbers["iotmq_broker_failed_pushes_total"] == 0
+    assert numbers["iotmq_broker_pushed_bytes_total"] == 3 * len(record_of("a", b"1"))
+
+
+BATCH = encode_batch([(b"x", encode_properties({MQTT_TOPIC: "a"}), 0)])
+
+
+@pytest.mark.parametrize(
+    ("topic", "queue_id", "is_taken"),
+    [
+        ("T", 0, True),
+        ("T", 1, True),
+        ("T", 2, False),
+        ("T", -1, False),
+        ("not-made-yet", limits.QUEUES_PER_TOPIC_MAX - 1, True),
+        ("not-made-yet", limits.QUEUES_PER_TOPIC_MAX, False),
+    ],
+)
+def test_queues_of_messages_that_are_not_stored(
+    bench: Bench, topic: str, queue_id: int, is_taken: bool
+) -> None:
+    bench.attach((1, "a"))
+    fields = {"topic": topic, "queueId": str(queue_id)}
+    if is_taken:
+        assert bench.ask(RequestCode.PUBLISH_TRANSIENT, BATCH, **fields).code == 0
+    else:
+        with pytest.raises(RequestError, match="queueId"):
+            bench.ask(RequestCode.PUBLISH_TRANSIENT, BATCH, **fields)
+    assert len(bench.connection.pushed) == is_taken
+
+
+@pytest.mark.parametrize(("body", "topic"), [(b"", "T"), (BATCH[:-1], "T"), (BATCH, "x" * 128)])
+def test_messages_that_are_not_stored_must_be_messages(bench: Bench, body: bytes, topic: str) -> None:
+    response = bench.ask(RequestCode.PUBLISH_TRANSIENT, body, topic=topic, queueId="0")
+    assert response.code == ResponseCode.MESSAGE_ILLEGAL
+    assert response.remark
