@@ -42,6 +42,8 @@ _POLL_S: Final = 0.25
 _PROGRESS_S: Final = 2.0
 _FINISH_BATCH_S: Final = 60.0
 
+_TOLD_TWICE: Final = 130
+
 _TIME_FIELDS: Final = ("ts", "timestamp", "time")
 # A number is seconds up to 1e11 (the year 5138) and milliseconds above; one before 1973 is no time of
 # day but the clock of a device that was never set.
@@ -147,22 +149,28 @@ def window_statistics(readings: DataFrame, *, window: str, slide: str) -> DataFr
 
 
 class DeviceStatistics:
-    """One run of the job: a query that ends when told to, and its report."""
+    """One run of the job: a query that ends when told to, and its report.
 
-    def __init__(self, spark: SparkSession, settings: JobSettings, stop: threading.Event) -> None:
+    `stop` makes it finish its batch and read the rest, `give_up` makes it end without that.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: JobSettings,
+        *,
+        stop: threading.Event,
+        give_up: threading.Event,
+    ) -> None:
         self._spark = spark
         self._settings = settings
         self._stop = stop
-        self._give_up = threading.Event()
+        self._give_up = give_up
         self._rows_of_batch: dict[int, int] = {}
         self.report = Report()
 
-    def give_up(self) -> None:
-        """End without reading the rest."""
-        self._give_up.set()
-
     def run(self) -> Report:
-        """Run until the time is up, `stop` is set or the query fails; then catch up and report."""
+        """Run until the time is up, told to end, or the query fails; then catch up and report."""
         started_s = time.monotonic()
         try:
             if not self._settings.available_now and not self._stop.is_set():
@@ -363,12 +371,12 @@ def parse_arguments(words: Sequence[str] | None = None) -> JobSettings:
 def main(words: Sequence[str] | None = None) -> int:
     """Run the job; 0 when it caught up, 1 when it failed, 130 when it was told twice to end."""
     settings = parse_arguments(words)
-    stop = threading.Event()
-    job: DeviceStatistics | None = None
+    stop, give_up = threading.Event(), threading.Event()
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
-        if stop.is_set() and job is not None:
-            job.give_up()
+        # Only noted: to break off Spark's start in the middle would leave a Java process behind.
+        if stop.is_set():
+            give_up.set()
         stop.set()
 
     _on_signals(on_signal)
@@ -384,9 +392,8 @@ def main(words: Sequence[str] | None = None) -> int:
         return 1
     # Spark has put its own handler in place, which would cancel the batch at work.
     _on_signals(on_signal)
-    job = DeviceStatistics(spark, settings, stop)
     try:
-        report = job.run()
+        report = DeviceStatistics(spark, settings, stop=stop, give_up=give_up).run()
     except Exception as error:
         print(f"device statistics failed: {error}", file=sys.stderr)
         return 1
@@ -397,7 +404,7 @@ def main(words: Sequence[str] | None = None) -> int:
         f"{report.windows_written} rows of complete windows",
         flush=True,
     )
-    return 130 if report.ended == "given up" else 0
+    return _TOLD_TWICE if report.ended == "given up" else 0
 
 
 def _said_time() -> str:
