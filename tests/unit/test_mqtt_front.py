@@ -309,6 +309,13 @@ async def test_subscribe_deliver_unsubscribe(site: Site) -> None:
     await client.ping()
 
 
+async def test_unsubscribe_without_any_subscription_is_answered(site: Site) -> None:
+    """[MQTT-3.10.4-5]"""
+    client = await site.connect("d")
+    client.send(packets.encode_unsubscribe(4, ["a", "b/#"]))
+    assert await client.packet() == (packets.UNSUBACK << 4, b"\0\4")
+
+
 async def test_a_filter_is_attached_once_and_detached_with_its_last_subscriber(site: Site) -> None:
     one, two = await site.connect("one"), await site.connect("two")
     assert await one.subscribe(("a", 1)) == [1]
