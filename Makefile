@@ -1,11 +1,13 @@
 # Every target does its own set-up first; `make help` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test serve compile lint types bench fuzz reference clean
+.PHONY: help demo test serve compile lint types bench crash fuzz interop reference clean
 
 PYTHON_ENV := .venv/bin/python
 # Extra words for the command of a target: make test ARGS="-k store", make serve ARGS="--set ..."
 ARGS ?=
+CRASH_ROUNDS ?= 50
+FUZZ_SECONDS ?= 60
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,9 +39,19 @@ bench:  ## Side by side with Mosquitto, and the micro benchmarks; ARGS="--quick"
 	@tools/setup.sh dev
 	@$(PYTHON_ENV) -m benchmarks $(ARGS)
 
-fuzz:  ## The property tests with many more examples
+crash:  ## Kill and restart under load for many rounds (CRASH_ROUNDS=50, IOTMQ_CRASH_SEED=N repeats one)
 	@tools/setup.sh dev
+	@IOTMQ_CRASH_ROUNDS=$(CRASH_ROUNDS) IOTMQ_CRASH_SEED=$${IOTMQ_CRASH_SEED:-$$RANDOM} \
+		$(PYTHON_ENV) -m pytest tests/crash $(ARGS)
+
+fuzz:  ## Mutated traffic on every port (FUZZ_SECONDS=60), then the property tests with many more examples
+	@tools/setup.sh dev
+	@$(PYTHON_ENV) tests/fuzz/fuzz_ports.py --seconds $(FUZZ_SECONDS)
 	@$(PYTHON_ENV) -m pytest tests/property --hypothesis-profile=fuzz --timeout=3600 $(ARGS)
+
+interop:  ## The tests with foreign clients only
+	@tools/setup.sh dev
+	@$(PYTHON_ENV) -m pytest tests/interop $(ARGS)
 
 reference:  ## Write the configuration reference into docs/operating.md
 	@tools/setup.sh core
