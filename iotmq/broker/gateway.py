@@ -110,7 +110,13 @@ class LocalGateway:
                 done(outcome.status, "the batch is stored, but not as durably as store.flush promises")
 
         self._intake.append(
-            topic, queue_id, elements, born_timestamp_ms=now_ms, born_host=self._host, done=answered
+            topic,
+            queue_id,
+            elements,
+            born_timestamp_ms=now_ms,
+            born_host=self._host,
+            done=answered,
+            is_patient=True,
         )
 
     def attach(self, filters: Sequence[tuple[int, str]], done: Callable[[bool], None]) -> None:

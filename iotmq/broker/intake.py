@@ -79,11 +79,13 @@ Done: TypeAlias = Callable[[StoredBatch | IntakeError], None]
 class _Waiting:
     """A stored batch whose group commit is outstanding."""
 
-    __slots__ = ("batch", "deadline_s", "done")
+    __slots__ = ("batch", "deadline_s", "done", "is_patient")
 
-    def __init__(self, batch: StoredBatch, deadline_s: float, done: Done) -> None:
+    def __init__(self, batch: StoredBatch, deadline_s: float, done: Done, *, is_patient: bool) -> None:
         self.batch = batch
+        # When it is answered anyway, or, if it is patient, looked at again.
         self.deadline_s = deadline_s
+        self.is_patient = is_patient
         self.done = done
 
 
@@ -199,12 +201,14 @@ class Intake:
         batch_properties: bytes = b"",
         done: Done,
         waits_for_flush: bool = True,
+        is_patient: bool = False,
         is_internal: bool = False,
     ) -> None:
         """Store a batch (wire document 6.5); `done` is called once, at once or when it is confirmed.
 
         Never raises for a batch that is refused. `waits_for_flush=False` confirms after the append
-        even where the store promises more. `is_internal` is for the broker's own messages: the topic's
+        even where the store promises more. A patient caller would only send the same again, so it waits
+        for a slow disk as long as that may take, unless the store has given up. `is_internal` is for the broker's own messages: the topic's
         configuration is not asked.
         """
         if self._refusal and self.refusal:
@@ -259,7 +263,7 @@ class Intake:
             done(batch)
         elif waits_for_flush:
             deadline_s = self._clock.monotonic_s() + self._flush_timeout_s
-            self._waiting.append(_Waiting(batch, deadline_s, done))
+            self._waiting.append(_Waiting(batch, deadline_s, done, is_patient=is_patient))
             if len(self._waiting) == 1:
                 self._timer.arm(deadline_s)
         else:
@@ -294,10 +298,15 @@ class Intake:
     def expire(self) -> None:
         """Answer the batches whose group commit takes longer than the flush timeout."""
         now_s = self._clock.monotonic_s()
-        while self._waiting and self._waiting[0].deadline_s <= now_s:
-            self._time_out(self._waiting.popleft())
+        late = [waiting for waiting in self._waiting if waiting.deadline_s <= now_s]
+        for waiting in late:
+            if waiting.is_patient and self._store.failure is None:
+                waiting.deadline_s = now_s + self._flush_timeout_s
+            else:
+                self._waiting.remove(waiting)
+                self._time_out(waiting)
         if self._waiting:
-            self._timer.arm(self._waiting[0].deadline_s)
+            self._timer.arm(min(waiting.deadline_s for waiting in self._waiting))
 
     def metrics(self) -> Iterable[Metric]:
         yield Metric("iotmq_broker_batches_total", "counter", "Batches stored.", self.batches_count)

@@ -32,6 +32,7 @@ class FakeStore:
         self.appended_position = self.flushed_position = self.confirmed_position = 0
         self.on_flushed = lambda: None
         self.error: Exception | None = None
+        self.failure: str | None = None
         self.calls: list[dict[str, object]] = []
         self.handles: dict[tuple[str, int], tuple[str, int]] = {}
         self.dispatched: list[object] = []
@@ -203,6 +204,24 @@ async def test_a_flush_past_its_time_is_reported_and_not_confirmed_again(sync_be
     await turn()
     assert bench.codes() == [10, 0]
     assert bench.intake.flush_timeouts_count == 1
+
+
+async def test_a_patient_batch_waits_for_a_slow_disk_but_not_for_a_broken_one(sync_bench: Bench) -> None:
+    bench = sync_bench
+    bench.append(is_patient=True)
+    bench.append()
+    bench.append(is_patient=True)
+    bench.clock.advance(60.0)
+    bench.intake.expire()
+    assert bench.codes() == [10], "only the batch that is not patient"
+    bench.store.flush()
+    await turn()
+    assert bench.codes() == [10, 0, 0]
+    bench.append(is_patient=True)
+    bench.store.failure = "a flush failed"
+    bench.clock.advance(5.0)
+    bench.intake.expire()
+    assert bench.codes() == [10, 0, 0, 10]
 
 
 async def test_who_does_not_wait_for_the_flush_is_done_at_once(sync_bench: Bench) -> None:
