@@ -32,6 +32,8 @@ def message(values: dict[str, Any]) -> Any:
         made.set_tags(values["tags"])
     if "keys" in values:
         made.set_keys(values["keys"])
+    if "delay_level" in values:
+        made.set_delay_time_level(values["delay_level"])
     for name, value in values.get("properties", {}).items():
         made.set_property(name, value)
     return made
@@ -102,10 +104,12 @@ class Client:
 
     def push(
         self, group: str, topic: str, expression: str = "*", orderly: bool = False, fail_first: int = 0,
-        instance: str = "",
+        instance: str = "", broadcast: bool = False,
     ) -> None:  # fmt: skip
         """Messages follow as lines of kind "message"; the first `fail_first` tries of each one fail."""
-        consumer = rocketmq.PushConsumer(group, orderly=orderly)
+        models = rocketmq.MessageModel
+        model = models.BROADCASTING if broadcast else models.CLUSTERING
+        consumer = rocketmq.PushConsumer(group, orderly=orderly, message_model=model)
         consumer.set_namesrv_addr(self.registry)
         consumer.set_instance_name(instance or group)
         tries: dict[str, int] = {}

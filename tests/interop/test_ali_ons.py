@@ -143,6 +143,18 @@ def test_a_failed_message_comes_back(gateway: GatewayProcess, ons: PipedClient) 
     ]
 
 
+def test_a_delayed_message_comes_later(gateway: GatewayProcess, ons: PipedClient) -> None:
+    """Level 1 is a second here; the log has the message once it is due."""
+    make_topic(gateway, "OnsDelay")
+    ons.call("producer", group="ons-delay-producer")
+    ons.call("push", group="ons-delay", topic="OnsDelay")
+    sent = messages("OnsDelay", "late", delay_level=1)
+    ons.call("send", group="ons-delay-producer", messages=sent)
+    assert stored(gateway, "OnsDelay") == {}
+    (late,) = ons.wait_for("message", 1)
+    assert (late["topic"], late["body"]) == ("OnsDelay", "late")
+
+
 def test_a_broadcast_consumer_gets_everything(gateway: GatewayProcess, ons: PipedClient) -> None:
     make_topic(gateway, "OnsBroadcast")
     for group in ("ons-broadcast-1", "ons-broadcast-2"):

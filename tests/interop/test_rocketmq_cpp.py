@@ -224,6 +224,43 @@ def test_a_failed_message_comes_back(gateway: GatewayProcess, cpp: PipedClient, 
     assert got[0]["id"] == got[1]["id"]
 
 
+def test_a_delayed_message_comes_later(gateway: GatewayProcess, cpp: PipedClient) -> None:
+    """Level 1 is a second here."""
+    cpp.call("producer", group="cpp-delay-producer")
+    cpp.call("send", group="cpp-delay-producer", messages=messages("CppDelay", "first"))
+    cpp.call("push", group="cpp-delay", topic="CppDelay")
+    cpp.wait_for("message", 1)
+    cpp.call("send", group="cpp-delay-producer", messages=messages("CppDelay", "late", delay_level=1))
+    (late,) = cpp.wait_for("message", 1, body="late")
+    assert late["topic"] == "CppDelay"
+    assert late["store_timestamp_ms"] - late["born_timestamp_ms"] >= 1_000
+
+
+def test_a_broadcast_consumer_gets_everything(
+    gateway: GatewayProcess, cpp: PipedClient, tmp_path: Path
+) -> None:
+    send_natively(gateway, "CppBroadcast", ("first", "t"))
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    command = [sys.executable, str(SCRIPT), gateway.registry]
+    names = [f"m{number}" for number in range(20)]
+    with PipedClient(command, directory=tmp_path / "other", environment=environment) as other:
+        for each, instance in ((cpp, "one"), (other, "two")):
+            each.call("push", group="cpp-broadcast", topic="CppBroadcast", instance=instance, broadcast=True)
+
+        def consumes(each: PipedClient) -> bool:
+            send_natively(gateway, "CppBroadcast", ("warm", "t"))
+            return bool(each.said("message"))
+
+        # Each begins at the end of its queues, once it has them.
+        for each in (cpp, other):
+            eventually(lambda each=each: consumes(each), "it consumes", step_s=0.2)
+        send_natively(gateway, "CppBroadcast", *((name, "t") for name in names))
+        for each in (cpp, other):
+            eventually(
+                lambda each=each: set(names) <= set(bodies(each.said("message"))), "each one has everything"
+            )
+
+
 def test_an_ordered_consumer_keeps_the_order_of_a_queue(gateway: GatewayProcess, cpp: PipedClient) -> None:
     """It locks its queues at the broker, and tries a failed message again before the next one."""
     names = [f"step-{number}" for number in range(15)]
