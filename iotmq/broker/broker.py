@@ -166,7 +166,13 @@ class Broker:
         ]
         self.delivery = Delivery(applied_position=store.confirmed_position)
         store.add_projection(self.delivery)
-        self._gateway = GatewayHandler(self.intake, self.delivery, host=self._store_host, clock=clock)
+        self._gateway = GatewayHandler(
+            self.intake,
+            self.delivery,
+            host=self._store_host,
+            record_bytes_max=store.settings.record_bytes_max,
+            clock=clock,
+        )
         areas.append(self._gateway)
         self.requests = RequestTable(areas)
         self._server = RemotingServer(

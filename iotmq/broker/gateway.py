@@ -160,10 +160,13 @@ class GatewayHandler:
     A connection has one channel, which lives as long as it does.
     """
 
-    def __init__(self, intake: Intake, delivery: Delivery, *, host: bytes, clock: Clock) -> None:
+    def __init__(
+        self, intake: Intake, delivery: Delivery, *, host: bytes, record_bytes_max: int, clock: Clock
+    ) -> None:
         self._intake = intake
         self._delivery = delivery
         self._host = host
+        self._record_bytes_max = record_bytes_max
         self._clock = clock
         self._channels: dict[ServerConnection, DeliveryChannel] = {}
         self.pushed_bytes = 0
@@ -200,7 +203,7 @@ class GatewayHandler:
                 ResponseCode.SYSTEM_ERROR, f"a channel has at most {limits.FILTERS_PER_CHANNEL_MAX} filters"
             )
         self._delivery.attach(channel, body.filters)
-        return request.reply(ResponseCode.SUCCESS)
+        return request.reply(ResponseCode.SUCCESS, ext={"recordBytesMax": str(self._record_bytes_max)})
 
     def _detach(self, connection: ServerConnection, request: Command) -> Command:
         body = _decode(request, _DetachBody)

@@ -208,8 +208,8 @@ class Intake:
 
         Never raises for a batch that is refused. `waits_for_flush=False` confirms after the append
         even where the store promises more. A patient caller would only send the same again, so it waits
-        for a slow disk as long as that may take, unless the store has given up. `is_internal` is for the broker's own messages: the topic's
-        configuration is not asked.
+        for a slow disk as long as that may take, unless the store has given up. `is_internal` is for the
+        broker's own messages: the topic's configuration is not asked.
         """
         if self._refusal and self.refusal:
             self._refuse(done, ResponseCode.SERVICE_NOT_AVAILABLE, self._refusal)

@@ -60,10 +60,13 @@ class RemoteGateway:
         self._channels: dict[str, _DeliveryChannel] = {}
         self._refresher: asyncio.Task[None] | None = None
         self._not_ready: str | None = "not connected to the brokers yet"
+        # What the brokers met so far take; the format's limit until then.
+        self._record_bytes_max = limits.RECORD_BYTES_MAX
+        self._limits_changed: Callable[[], None] | None = None
 
     @property
     def record_bytes_max(self) -> int:
-        return limits.RECORD_BYTES_MAX
+        return self._record_bytes_max
 
     @property
     def not_ready_reason(self) -> str | None:
@@ -94,6 +97,7 @@ class RemoteGateway:
                         self._not_ready = str(error)
                         _log.warning("waiting for a broker", extra={"topic": topic, "detail": str(error)})
                     await asyncio.sleep(backoff.next_s())
+        self._limits_changed = queues_changed
         await self._follow_brokers(receiver)
         self._not_ready = None
         self._refresher = asyncio.ensure_future(self._refresh_forever(receiver, queues_changed))
@@ -219,16 +223,35 @@ class RemoteGateway:
             if route is not None:
                 wanted |= {by_id[MASTER_ID] for by_id in route.addresses.values() if MASTER_ID in by_id}
         for address in wanted - self._channels.keys():
-            self._channels[address] = _DeliveryChannel(address, self._filters, receiver)
+            self._channels[address] = _DeliveryChannel(
+                address, self._filters, receiver, opened=self._channel_opened
+            )
         gone = [self._channels.pop(address) for address in self._channels.keys() - wanted]
         await asyncio.gather(*(channel.stop() for channel in gone))
+
+    def _channel_opened(self) -> None:
+        """A broker has said how large a record it takes: a message that is too large for any is nobody's."""
+        smallest = min(channel.record_bytes_max for channel in self._channels.values())
+        if smallest != self._record_bytes_max:
+            self._record_bytes_max = smallest
+            if self._limits_changed is not None:
+                self._limits_changed()
 
 
 class _DeliveryChannel:
     """The delivery channel to one broker: made again, with all filters, whenever it ends."""
 
-    def __init__(self, address: str, filters: dict[int, str], receiver: DeliveryReceiver) -> None:
+    def __init__(
+        self,
+        address: str,
+        filters: dict[int, str],
+        receiver: DeliveryReceiver,
+        *,
+        opened: Callable[[], None],
+    ) -> None:
         self._address = address
+        self._opened = opened
+        self.record_bytes_max = limits.RECORD_BYTES_MAX
         self._filters = filters
         self._receiver = receiver
         self._connection: ClientConnection | None = None
@@ -272,6 +295,7 @@ class _DeliveryChannel:
                 await self._attach_all(connection)
                 self._connection = connection
                 self.opened_total += 1
+                self._opened()
                 backoff.reset()
                 await self._lost.wait()
                 _log.warning("delivery channel lost", extra={"broker": self._address})
@@ -320,6 +344,7 @@ class _DeliveryChannel:
         except (ConnectionClosedError, RequestTimeoutError) as error:
             _log.debug("attaching filters at %s: %s", self._address, error)
             return False
+        self.record_bytes_max = responses[-1].integer("recordBytesMax", limits.RECORD_BYTES_MAX, minimum=1)
         return all(response.code == ResponseCode.SUCCESS for response in responses)
 
     def _requested(self, connection: ClientConnection, request: Command) -> Command | None:

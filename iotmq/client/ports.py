@@ -45,7 +45,8 @@ class GatewayPort(Protocol):
     ) -> None:
         """Connect, make sure that every broker topic of `topics` exists, and learn its queues.
 
-        `queues_changed` is called whenever `queue_count` answers differently from before.
+        `queues_changed` is called whenever `queue_count` or `record_bytes_max` answers differently than
+        before.
         """
 
     async def stop(self) -> None:

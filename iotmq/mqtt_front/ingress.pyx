@@ -200,8 +200,9 @@ cdef class Ingress(PublishSink):
         return self._pending_bytes == 0
 
     def forget_routes(self):
-        """Resolve every topic anew: routes or numbers of queues changed."""
+        """Resolve every topic anew: routes, numbers of queues or the brokers' limits changed."""
         self._drop_targets()
+        self._record_bytes_max = self._port.record_bytes_max
 
     # One message
 

@@ -50,6 +50,7 @@ class Bench:
             Intake(),  # type: ignore[arg-type]
             self.delivery,
             host=encode_host("127.0.0.1", 1),
+            record_bytes_max=70_000,
             clock=ManualClock(),
         )
         self.connection = Connection()
@@ -79,7 +80,7 @@ def bench() -> Bench:
 
 def test_a_connection_is_a_channel_as_long_as_it_lives(bench: Bench) -> None:
     other = Connection()
-    assert bench.attach().code == 0
+    assert bench.attach().ext == {"recordBytesMax": "70000"}
     assert bench.attach((1, "a/#"), (2, "b")).code == 0
     assert bench.attach((1, "a/b"), connection=other).code == 0
     assert bench.delivery.channel_count == 2

@@ -29,6 +29,7 @@ class GatewayBroker(FakeBroker):
         self.add_topic("mqtt", 4)
         self.channels: dict[ServerConnection, dict[int, str]] = {}
         self.is_holding = False
+        self.record_bytes_max: int | None = None
         self.held_attaches: list[tuple[ServerConnection, Command]] = []
 
     @property
@@ -46,7 +47,8 @@ class GatewayBroker(FakeBroker):
             if self.is_holding:
                 self.held_attaches.append((connection, request))
                 return None
-            return request.reply(0)
+            limit = self.record_bytes_max
+            return request.reply(0, ext={} if limit is None else {"recordBytesMax": str(limit)})
         if request.code == RequestCode.DETACH_FILTERS:
             for number in json.loads(request.body_bytes())["ids"]:
                 del self.channels[connection][number]
@@ -82,6 +84,10 @@ class Site:
         self.inbox = Inbox()
         self.answers: list[tuple[int, str]] = []
         self.attached: list[bool] = []
+        self.changes = 0
+
+    def changed(self) -> None:
+        self.changes += 1
 
     @property
     def broker(self) -> GatewayBroker:
@@ -119,7 +125,7 @@ async def running(*brokers: GatewayBroker, waits: bool = True) -> AsyncIterator[
     for role in (*site.brokers, site.registry):
         await role.start()
     site.gateway = RemoteGateway((site.registry.address,))
-    await site.gateway.start(("mqtt",), site.inbox, lambda: None)
+    await site.gateway.start(("mqtt",), site.inbox, site.changed)
     if waits:
         await site.ready()
     try:
@@ -133,6 +139,14 @@ async def running(*brokers: GatewayBroker, waits: bool = True) -> AsyncIterator[
 def batch(*bodies: bytes) -> bytes:
     properties = encode_properties({MQTT_TOPIC: "a"})
     return encode_batch([(body, properties, 0) for body in bodies])
+
+
+async def test_the_smallest_record_limit_of_the_brokers_is_everybodys() -> None:
+    small, silent = GatewayBroker("a"), GatewayBroker("b")
+    small.record_bytes_max = 70_000
+    async with running(small, silent) as site:
+        assert site.gateway.record_bytes_max == 70_000
+        assert site.changes == 1
 
 
 async def test_queues_are_those_of_all_brokers_and_batches_go_where_they_belong() -> None:
