@@ -17,8 +17,6 @@ from iotmq.remoting.connection import ClientConnection
 from iotmq.remoting.server import RemotingServer, ServerConnection
 from iotmq.remoting.traffic import Traffic
 
-pytestmark = pytest.mark.filterwarnings("ignore:Overriding the .event_loop_policy. fixture")
-
 WAIT_S = 5.0
 ECHO, HOLD, CLOSE, SINK = 1, 2, 3, 4
 

@@ -21,8 +21,6 @@ from iotmq.remoting.connection import ClientConnection
 from iotmq.remoting.frame import FrameReader, encode
 from iotmq.remoting.server import RemotingServer, ServerConnection
 
-pytestmark = pytest.mark.filterwarnings("ignore:Overriding the .event_loop_policy. fixture")
-
 WAIT_S = 5.0
 
 ECHO, HOLD, FAIL, REFUSE, LARGE, ASK, LEAVE, HOLD_AND_REPLY, TOO_LARGE = range(1, 10)
