@@ -352,6 +352,54 @@ def test_half_frames_of_many_peers_leave_nothing_behind(gateway: GatewayProcess,
     eventually(lambda: gateway.metric("iotmq_remoting_unfinished_bytes") == 0, "half frames are forgotten")
 
 
+# Peers that do not read -----------------------------------------------------------------------------------
+
+
+async def test_a_subscriber_that_does_not_read_costs_bounded_memory(gateway: GatewayProcess) -> None:
+    """What it does not take is dropped and counted; neither the publisher nor others wait for it."""
+    publisher = Publisher(gateway.mqtt_port, "loud", "loud/1", window=50, padding=20_000)
+    subscribe = packet(0x82, b"\x00\x01\x00\x06loud/#\x00")
+    with contextlib.ExitStack() as stack:
+        for name in (b"1", b"2", b"3"):
+            peer = stack.enter_context(Peer(gateway.mqtt_port))
+            peer.send(CONNECT[:-1] + name + subscribe)
+            assert peer.read_until(9) == CONNACK + b"\x90\x03\x00\x01\x00"
+        before_bytes = gateway.memory_bytes()
+        with counted(gateway, "iotmq_mqtt_dropped_total"):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(publisher.run())
+                await soon(lambda: len(publisher.acknowledged) > 3_000, "60 MB are published")
+                publisher.finish()
+        assert publisher.connections == 1
+        assert gateway.memory_bytes() - before_bytes < 40 << 20
+    eventually(lambda: gateway.metric("iotmq_mqtt_connections") == 0, "they are gone")
+
+
+def test_a_consumer_that_does_not_read_is_hung_up_on(gateway: GatewayProcess) -> None:
+    """It asks for far more than a connection may hold back; what others ask is answered meanwhile."""
+    with BlockingConnection("127.0.0.1", gateway.ports["broker"], timeout_s=10) as connection:
+        for _ in range(5):
+            fields = {"a": "g", "b": "Big", "c": "TBW102", "d": "1", "e": "0", "f": "0", "g": "1", "h": "0"}
+            sent = Command.request(RequestCode.SEND_MESSAGE_V2, {**fields, "i": ""}, bytes(1_000_000))
+            assert connection.request(sent).code == 0
+    pull = {
+        "consumerGroup": "g", "topic": "Big", "queueId": "0", "queueOffset": "0", "maxMsgNums": "32",
+        "sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0", "subscription": "*",
+        "subVersion": "0", "expressionType": "TAG", "maxMsgBytes": str(1 << 22),
+    }  # fmt: skip
+    before_bytes = gateway.memory_bytes()
+    with (
+        Peer(gateway.ports["broker"]) as peer,
+        counted(gateway, "iotmq_remoting_connections_closed_total"),
+        native_witness(gateway, "broker"),
+    ):
+        for number in range(1_000):
+            peer.send(request(RequestCode.PULL_MESSAGE, pull, opaque=number))
+            if peer.is_closed:
+                break
+        assert gateway.memory_bytes() - before_bytes < 120 << 20
+
+
 # HTTP ---------------------------------------------------------------------------------------------------
 
 

@@ -205,7 +205,9 @@ class GatewayProcess:
         """Descriptors the process holds: a connection nobody closed shows here."""
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
-    def resident_bytes(self) -> int:
-        """Memory of the process."""
-        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
+    def memory_bytes(self) -> int:
+        """Memory that is the process's own: without the pages of mapped files, which the log has many of."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        found = re.search(r"^RssAnon:\s+(\d+) kB$", status, re.M)
+        assert found is not None
+        return int(found[1]) * 1024
