@@ -323,10 +323,14 @@ def main() -> None:
 
 
 def fuzzed_gateway(directory: Path) -> GatewayProcess:
-    """A gateway that gives up on dawdlers soon."""
+    """A gateway that gives up on dawdlers soon.
+
+    Its devices' topic has a name of its own: a request may well forbid writing to one it can name.
+    """
     return GatewayProcess(
         directory / "data", "broker.idle_s=5", "registry.idle_timeout_s=5",
         "broker.registration_interval_s=1", "mqtt.connect_timeout_s=2",
+        "mqtt.default_topic=FuzzedDevices",
     )  # fmt: skip
 
 
