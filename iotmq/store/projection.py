@@ -37,3 +37,18 @@ class RewindableProjection(Projection, Protocol):
 
     def rewind(self, position: int, min_position: int) -> None:
         """Forget every record at or past `position`; the log holds [min_position, position)."""
+
+
+@runtime_checkable
+class DurableProjection(Projection, Protocol):
+    """A projection that reaches the disk later than it is applied."""
+
+    @property
+    def durable_position(self) -> int:
+        """A crash takes it back to here at most: the log must keep what comes after."""
+
+    def sync(self) -> None:
+        """Bring everything applied to the disk, so that `durable_position` is `applied_position`."""
+
+    def trim(self, min_position: int) -> None:
+        """The log is about to begin at `min_position`: make that safe, and forget what is gone with it."""

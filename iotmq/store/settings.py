@@ -98,3 +98,28 @@ class StoreSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "by default.",
         ),
     ] = RECORD_BYTES_MAX
+    latest_enabled: Annotated[
+        bool,
+        Meta(
+            description="Keep the place of the last record of every MQTT topic, for looking up what a "
+            "device said last. Costs appends about a tenth of their speed with some thousand topics, more "
+            "with very many; changing it needs a restart, which goes through the log once."
+        ),
+    ] = False
+    kv_cache_bytes: Annotated[
+        int,
+        Meta(
+            ge=1 << 20,
+            le=1 << 40,
+            description="Memory for blocks, indexes and filters of the key-value database under kv/, in "
+            "bytes. Only there when something is kept in it.",
+        ),
+    ] = 16 << 20
+    kv_write_buffer_bytes: Annotated[
+        int,
+        Meta(
+            ge=1 << 20,
+            le=1 << 40,
+            description="Memory for writes of the key-value database that are not on the disk yet, in bytes.",
+        ),
+    ] = 16 << 20

@@ -5,21 +5,23 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from iotmq.clock import Clock, SystemClock
 from iotmq.errors import StoreCorruptError, StoreError, StoreFullError, StoreReadOnlyError
+from iotmq.message.record import decode_record, property_value
 from iotmq.metrics import Metric
 from iotmq.store.allocation import RETRY_S, AheadAllocator
+from iotmq.store.catch_up import CATCH_UP_BYTES, CatchUpReport, catch_up
 from iotmq.store.check import check_store
 from iotmq.store.checkpoint import Checkpointer
 from iotmq.store.commit_log import Appended, CommitLog
 from iotmq.store.consume_queue import ConsumeQueue, Queue
 from iotmq.store.flush import Flusher
 from iotmq.store.lock import AbortMark, DirectoryLock
-from iotmq.store.projection import Projection, RewindableProjection
+from iotmq.store.projection import DurableProjection, Projection, RewindableProjection
 from iotmq.store.reads import Read, offset_at_time, read_queue
 from iotmq.store.recovery import Recovery, recover
 from iotmq.store.settings import StoreSettings
@@ -27,8 +29,8 @@ from iotmq.store.settings import StoreSettings
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-# A projection that catches up is given the log in pieces of about this size.
-CATCH_UP_BYTES = 8 * 1024 * 1024
+    from iotmq.store.kv import KeyValueStore
+    from iotmq.store.latest import Latest, LatestPlace
 
 _FULL_ERRNOS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 
@@ -57,6 +59,7 @@ class Store:
         checkpoint_path: Path,
     ) -> None:
         """Use `Store.open`."""
+        self.directory = checkpoint_path.parent
         self.settings = settings
         self.recovery = recovery
         # Called in the flush thread after flushed_position moved or a flush failed; set by the owner.
@@ -68,6 +71,9 @@ class Store:
         self._log = log
         self._queues = queues
         self._projections: list[Projection] = []
+        # Opened by the first use: most processes have no projection in it.
+        self._key_values: KeyValueStore | None = None
+        self._latest: Latest | None = None
         # The ones whose last `apply` failed, by identity.
         self._failed_projections: set[int] = set()
         self._confirmed_position = recovery.queues_from_position
@@ -153,6 +159,8 @@ class Store:
             checkpoint_path=checkpoint_path,
         )
         store._dispatch(log.appended_position)
+        if settings.latest_enabled:
+            store._open_latest()
         store._flusher.start()
         store._checkpointer.start()
         store._allocator.start()
@@ -266,8 +274,26 @@ class Store:
                     f"but the log ends at {self._confirmed_position}; delete it and it will be rebuilt"
                 )
             projection.rewind(self._confirmed_position, self._log.min_position)
-        self._catch_up(projection, self._confirmed_position)
+        start_position = max(projection.applied_position, self._log.min_position)
+        report = CatchUpReport(projection.name, start_position, self._confirmed_position)
+        catch_up(self._log, projection, self._confirmed_position, progress=report)
         self._projections.append(projection)
+
+    def key_values(self) -> KeyValueStore:
+        """The database of projections that are kept as keys and values, opened by the first call.
+
+        Raises StoreError. The store closes it, after `sync` of the projections that have one.
+        """
+        if self._key_values is None:
+            # A process that needs none should not pay for it.
+            from iotmq.store.kv import KV_DIRECTORY, KeyValueStore
+
+            self._key_values = KeyValueStore(
+                self.directory / KV_DIRECTORY,
+                cache_bytes=self.settings.kv_cache_bytes,
+                write_buffer_bytes=self.settings.kv_write_buffer_bytes,
+            )
+        return self._key_values
 
     def read(
         self,
@@ -289,6 +315,26 @@ class Store:
         """The confirmed record that starts at `position`, None when none proves itself there."""
         return self._log.read_record(position, self._confirmed_position)
 
+    def latest(self, mqtt_topic: str) -> memoryview | None:
+        """The last confirmed record published to a MQTT topic, None when there is none (any more).
+
+        Raises StoreError unless `settings.latest_enabled`.
+        """
+        place = self._latest_projection().find(mqtt_topic)
+        return None if place is None else self._record_of(place)
+
+    def latest_records(
+        self, prefix: str = "", *, after: str | None = None
+    ) -> Iterator[tuple[LatestPlace, memoryview]]:
+        """The last records of all MQTT topics that start with `prefix`, by topic, from behind `after` on.
+
+        Take no more at a time than the loop can wait for. Raises StoreError as `latest` does.
+        """
+        for place in self._latest_projection().places(prefix, after=after):
+            record = self._record_of(place)
+            if record is not None:
+                yield place, record
+
     def log_view(self, start_position: int, end_position: int) -> memoryview:
         """The log's bytes of a range inside one segment; ValueError when they are not stored."""
         return self._log.view(start_position, end_position)
@@ -309,6 +355,7 @@ class Store:
         try:
             self._flusher.flush()
             self.advance()
+            self._close_key_values()
             self._log.remove_segments_ahead()
             self._checkpointer.write()
             if self._flusher.failure is None and not self._checkpointer.has_failed:
@@ -360,6 +407,8 @@ class Store:
         for name, text, value in samples:
             kind: Literal["counter", "gauge"] = "counter" if name.endswith("_total") else "gauge"
             yield Metric(f"iotmq_store_{name}", kind, text, value)
+        if self._key_values is not None:
+            yield from self._key_values.metrics()
 
     def _dispatch(self, end_position: int) -> None:
         """Give the projections everything up to `end_position`, then let readers see it."""
@@ -384,12 +433,46 @@ class Store:
                 logger.exception("projection %s stopped at %d", projection.name, projection.applied_position)
 
     def _catch_up(self, projection: Projection, end_position: int) -> None:
-        start_position = max(projection.applied_position, self._log.min_position)
-        while start_position < end_position:
-            start_position, next_position = self._log.records(start_position, end_position, CATCH_UP_BYTES)
-            view = self._log.view(start_position, next_position)
-            projection.apply(view, start_position, next_position)
-            start_position = next_position
+        catch_up(self._log, projection, end_position)
+
+    def _open_latest(self) -> None:
+        from iotmq.store.latest import Latest
+
+        key_values = self.key_values()
+        try:
+            latest = Latest(key_values)
+            self.add_projection(latest)
+            latest.trim(self._log.min_position)
+        except BaseException:
+            key_values.close()
+            raise
+        self._latest = latest
+
+    def _latest_projection(self) -> Latest:
+        if self._latest is None:
+            raise StoreError("last values are not kept: store.latest_enabled is false")
+        return self._latest
+
+    def _record_of(self, place: LatestPlace) -> memoryview | None:
+        """The record at a place if it is the one: the log may have lost it and have another there."""
+        record = self.read_record(place.position)
+        if record is None:
+            return None
+        topic = property_value(decode_record(record).properties, b"MQTT_TOPIC")
+        return record if topic == place.mqtt_topic.encode("utf-8", "surrogateescape") else None
+
+    def _close_key_values(self) -> None:
+        """What cannot be written now is taken from the log at the next start."""
+        if self._key_values is None:
+            return
+        for projection in self._projections:
+            if isinstance(projection, DurableProjection):
+                try:
+                    projection.sync()
+                except StoreError as error:
+                    logger.warning("projection %s was not brought to the disk: %s", projection.name, error)
+        self._key_values.close()
+        self._key_values = None
 
     def _flushed(self) -> None:
         callback = self.on_flushed

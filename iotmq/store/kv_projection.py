@@ -1,0 +1,150 @@
+"""A projection in the key-value database: what every one of them needs besides its own keys.
+
+    class Sessions(KeyValueProjection): ...     or      KeyValueProjection(key_values, "sessions", ...)
+
+What it makes of the records is the business of a *collector*, compiled code that goes through a range of
+the log and keeps what is to be written. It is written when enough has come together, as one batch with the
+position it belongs to; so keys that change often are written seldom. Reads ask the collector first.
+
+A column family holds the marker under the key 0x00 and the projection's keys, which start with another byte:
+0 magic "iotmqKV1" 8 | 8 the projection's format version 4 | 12 applied position 8, big-endian.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    from iotmq.store.kv import KeyValueStore
+
+MARKER_KEY: Final = b"\0"
+_MARKER: Final = struct.Struct(">8sIQ")
+_MAGIC: Final = b"iotmqKV1"
+
+# What has been collected is written once it is so much. A write of so many keys takes some milliseconds on
+# the loop; the bytes are those of the log since the last write, which is what a crash repeats at least.
+PENDING_KEYS_MAX: Final = 4_096
+PENDING_LOG_BYTES_MAX: Final = 32 << 20
+# Written batches are brought to the disk after so much of the log: a start after a crash goes through so
+# much again, which takes less than a second.
+FLUSH_LOG_BYTES: Final = 256 << 20
+
+logger = logging.getLogger("iotmq.store")
+
+
+class Collector(Protocol):
+    """What a projection makes of the log: keys and values that are not in the database yet."""
+
+    @property
+    def count(self) -> int:
+        """How many keys there are."""
+
+    def collect(self, view: memoryview) -> None:
+        """Take in the whole records of `view`. Must be repeatable: a range may come twice."""
+
+    def items(self) -> tuple[list[bytes], list[bytes]]:
+        """All keys, and their values in the same order."""
+
+    def clear(self) -> None:
+        """Forget everything."""
+
+
+class KeyValueProjection:
+    """One projection. For the store's thread alone."""
+
+    def __init__(
+        self, key_values: KeyValueStore, name: str, *, format_version: int, collector: Collector
+    ) -> None:
+        """Go on from what is stored under `name`; with another `format_version` from the start of the log."""
+        self.name = name
+        self._key_values = key_values
+        self._format_version = format_version
+        self._collector = collector
+        self._space = key_values.space(name)
+        marker = self._space.get(MARKER_KEY)
+        position = read_marker(marker, format_version)
+        if position is None:
+            if marker is not None:
+                logger.warning("projection %s has another format and starts over from the log", name)
+                self._space = key_values.clear(name)
+            position = 0
+        # Up to here the log has been collected, written to the database, and is safe from a crash.
+        self.applied_position = self.written_position = self.durable_position = position
+        # The written position at the last flush that was begun; None when none is under way.
+        self._flushing_position: int | None = None
+
+    def apply(self, view: memoryview, start_position: int, end_position: int) -> None:
+        """Take in the records of [start_position, end_position); StoreError when the database is full."""
+        # First, so that a database that refuses leaves the projection behind and its memory bounded.
+        if (
+            self._collector.count >= PENDING_KEYS_MAX
+            or self.applied_position - self.written_position >= PENDING_LOG_BYTES_MAX
+        ):
+            self.write_out()
+        self._collector.collect(view)
+        self.applied_position = end_position
+
+    def write_out(self) -> None:
+        """Write what has been collected, with its position, as one batch."""
+        if self.applied_position == self.written_position:
+            return
+        keys, values = self._collector.items()
+        keys.append(MARKER_KEY)
+        values.append(_MARKER.pack(_MAGIC, self._format_version, self.applied_position))
+        self._space.write(keys, values)
+        self.written_position = self.applied_position
+        self._collector.clear()
+        self._flush_when_due()
+
+    def sync(self) -> None:
+        """Make everything applied so far safe from a crash."""
+        self.write_out()
+        if self.durable_position != self.written_position:
+            self._space.flush(wait=True)
+            self.durable_position = self.written_position
+            self._flushing_position = None
+
+    def rewind(self, position: int, min_position: int) -> None:
+        """Start over: what an older record had set is not known any more once a later one replaced it."""
+        if position < self.applied_position:
+            logger.warning(
+                "projection %s had applied the log up to %d, which ends at %d; it starts over",
+                self.name, self.applied_position, position,
+            )  # fmt: skip
+            self.clear(min_position)
+
+    def clear(self, position: int) -> None:
+        """Delete everything; the log is applied again from `position` on."""
+        self._collector.clear()
+        self._space = self._key_values.clear(self.name)
+        self.applied_position = position
+        self.written_position = self.durable_position = 0
+        self._flushing_position = None
+
+    def trim(self, min_position: int) -> None:
+        """The log begins at `min_position` now, or soon: nothing before it may have to come again."""
+        if self.durable_position < min_position:
+            self.sync()
+
+    def _flush_when_due(self) -> None:
+        if self._flushing_position is not None and not self._space.is_flushing:
+            self.durable_position = self._flushing_position
+            self._flushing_position = None
+        if (
+            self._flushing_position is None
+            and self.written_position - self.durable_position >= FLUSH_LOG_BYTES
+        ):
+            self._flushing_position = self.written_position
+            self._space.flush(wait=False)
+
+
+def read_marker(marker: bytes | None, format_version: int | None = None) -> int | None:
+    """The applied position a marker tells; None when it is no marker, or one of another format version."""
+    if marker is None or len(marker) != _MARKER.size:
+        return None
+    magic, found_version, position = _MARKER.unpack(marker)
+    if magic != _MAGIC or format_version not in (None, found_version):
+        return None
+    return int(position)
