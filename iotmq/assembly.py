@@ -136,7 +136,7 @@ class Process:
         assert self._opening is not None
         store = await asyncio.shield(self._opening)
         self._sources.append(store)
-        self._checks["store"] = lambda: store.failure
+        self._checks["store"] = lambda: store.failure or store.refusal
         settings = self._registering(self._broker_settings)
         broker = Broker(settings, store, directory=Path(self._config.data), clock=self._clock)
         await self._start("broker", broker)

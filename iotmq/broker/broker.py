@@ -14,6 +14,7 @@ from typing import Protocol
 from iotmq import __version__
 from iotmq.broker.admin_handler import AdminHandler
 from iotmq.broker.client_handler import ClientHandler
+from iotmq.broker.consumed import lowest_consumed_position
 from iotmq.broker.consumer_offsets import ConsumerOffsets
 from iotmq.broker.delays import DelayDelivery, DelayLevels
 from iotmq.broker.delivery import Delivery
@@ -29,6 +30,7 @@ from iotmq.broker.queue_locks import QueueLocks
 from iotmq.broker.rates import SAMPLE_INTERVAL_S, Rates
 from iotmq.broker.registration import Registration, parse_address
 from iotmq.broker.request_table import Area, RequestTable
+from iotmq.broker.retention_handler import RetentionHandler
 from iotmq.broker.send_back_handler import SendBackHandler
 from iotmq.broker.send_handler import SendHandler
 from iotmq.broker.settings import BrokerSettings
@@ -36,6 +38,7 @@ from iotmq.broker.subscription_groups import SubscriptionGroups
 from iotmq.broker.topics import (
     DLQ_PREFIX,
     RETRY_PREFIX,
+    SCHEDULE_TOPIC,
     TEMPLATE_TOPIC,
     TopicTable,
     is_legal_name,
@@ -52,6 +55,8 @@ from iotmq.store.store import Store
 logger = logging.getLogger(__name__)
 
 _EXPIRY_SCAN_S = 10.0
+# How often the store may see to its retention; it knows itself when a pass is due.
+_RETENTION_SCAN_S = 1.0
 # How long stop() waits for batches whose group commit is under way.
 _LAST_FLUSH_S = 1.0
 # A queue whose first record is within this share of the memory counts as young (wire document 9.3).
@@ -153,6 +158,7 @@ class Broker:
             OffsetHandler(store, self.topics, self.offsets, young_bytes_max=_young_bytes_max()),
             self._clients,
             LockHandler(self.locks, self.topics),
+            RetentionHandler(store),
             AdminHandler(
                 store,
                 self.topics,
@@ -185,12 +191,20 @@ class Broker:
             name="broker",
         )
         self._rates = Rates(clock, ("put", "found", "missed", "transferred"))
+        # Nobody consumes what the broker writes there.
+        self._own_topics = frozenset(
+            topic.topic_name
+            for topic in system_topics(
+                cluster=settings.cluster, broker=settings.name, template_queues=1, may_inherit=False
+            )
+        ) - {SCHEDULE_TOPIC}
         # Set while running; needs the port that is really listened on.
         self._registration: Registration | None = None
         self._tasks: list[asyncio.Task[None]] = []
         # Tables that changed in this turn of the loop and are saved at its end.
         self._unsaved: set[TopicTable | SubscriptionGroups] = set()
         self.intake.add_dispatch_listener(self._pulls.wake)
+        store.consumed_position = self._consumed_position
 
     def local_gateway(self) -> LocalGateway:
         """The way to this broker for an MQTT front end in the same process."""
@@ -255,6 +269,7 @@ class Broker:
             loop.create_task(self._save_repeatedly(self._delays)),
             loop.create_task(_repeat(_EXPIRY_SCAN_S, self._expire)),
             loop.create_task(_repeat(SAMPLE_INTERVAL_S, self._sample)),
+            loop.create_task(_repeat(_RETENTION_SCAN_S, self._store.retain)),
         ]
         logger.info(
             "broker %s of cluster %s listens on %s:%d and is advertised as %s",
@@ -387,6 +402,11 @@ class Broker:
     def _end_of(self, topic: str, queue_id: int) -> int | None:
         queue = self._store.find_queue(topic, queue_id)
         return None if queue is None else queue.max_offset
+
+    def _consumed_position(self) -> int | None:
+        return lowest_consumed_position(
+            self._store, self.offsets, delivered=self._delays.delivered(), ignored_topics=self._own_topics
+        )
 
     def _on_topic_changed(self, name: str) -> None:
         self._save_soon(self.topics)

@@ -60,6 +60,15 @@ class ConsumerOffsets:
         """All (topic, group) that have offsets. A group cannot contain `@`, a topic neither."""
         return [(topic, group) for topic, _, group in (key.partition("@") for key in self._offsets)]
 
+    def lowest(self) -> dict[tuple[str, int], int]:
+        """Per topic and queue id the offset of the group that is furthest behind."""
+        lowest: dict[tuple[str, int], int] = {}
+        for key, queues in self._offsets.items():
+            topic = key.partition("@")[0]
+            for queue_id, offset in queues.items():
+                lowest[topic, queue_id] = min(offset, lowest.get((topic, queue_id), offset))
+        return lowest
+
     def forget_group(self, group: str) -> None:
         """Drop every offset of the group."""
         suffix = "@" + group

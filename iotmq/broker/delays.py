@@ -167,6 +167,10 @@ class DelayDelivery:
         """Delivered offset and end of each level's queue."""
         return [(level.delivered_offset, level.queue.max_offset) for level in self._levels]
 
+    def delivered(self) -> list[tuple[Queue, int]]:
+        """Each level's queue and the offset before which everything is in its real topic."""
+        return [(level.queue, level.delivered_offset) for level in self._levels]
+
     def metrics(self) -> Iterable[Metric]:
         waiting = sum(end - delivered for delivered, end in self.progress())
         yield Metric("iotmq_broker_delayed_messages", "gauge", "Messages waiting for their time.", waiting)

@@ -30,6 +30,7 @@ cdef class CommitLog:
     cdef Py_ssize_t active_index             # of the segment that holds appended_position
     cdef Segment active
     cdef object lock                         # held while `segments` or an allocation changes
+    cdef object ahead_lock                   # held while `make_room_ahead` runs: indexes stay what they are
 
     cdef Segment segment_at(self, int64_t position)
     cdef int make_room(self, Py_ssize_t index, int64_t position) except -1

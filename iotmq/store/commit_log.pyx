@@ -94,6 +94,7 @@ cdef class CommitLog:
         self.record_bytes_max = record_bytes_max
         self.store_host = store_host
         self.lock = threading.Lock()
+        self.ahead_lock = threading.Lock()
         # Measured with new pages at 10 us each (a hypervisor's) it halves the writer's time; with warm ones
         # it gains nothing, and on a single core it costs a tenth.
         self.is_touching = len(os.sched_getaffinity(0)) > 1
@@ -259,7 +260,7 @@ cdef class CommitLog:
         """The segments that hold bytes of [start_position, end_position)."""
         return [
             segment
-            for segment in self.segments
+            for segment in list(self.segments)
             if segment.start_position < end_position and segment.end_position > start_position
         ]
 
@@ -352,6 +353,10 @@ cdef class CommitLog:
 
         In another thread than the writer's, but only in one. Raises OSError.
         """
+        with self.ahead_lock:
+            self._make_room_ahead()
+
+    def _make_room_ahead(self):
         cdef Segment segment = self.active
         cdef int64_t position = self.appended_position
         cdef int64_t touched_position
@@ -374,6 +379,26 @@ cdef class CommitLog:
             )
             index += 1
         self.is_room_low = False
+
+    def trim(self, int64_t position):
+        """Let go of the segments that end by `position`, but never of the active one; returns them, lowest first.
+
+        Nothing in them is stored any more from here on; views handed out stay valid. Deleting the files is
+        the caller's. On the writer's thread; empty, too, while room is being made ahead: try again later.
+        """
+        cdef Py_ssize_t count = 0
+        cdef list removed
+        while count < self.active_index and (<Segment> self.segments[count]).end_position <= position:
+            count += 1
+        if count == 0 or not self.ahead_lock.acquire(blocking=False):
+            return []
+        try:
+            removed = self.segments[:count]
+            del self.segments[:count]
+            self.active_index -= count
+        finally:
+            self.ahead_lock.release()
+        return removed
 
     def release_descriptor(self, Segment segment not None):
         """Close a segment's file once it is full and synced. For the thread that syncs."""

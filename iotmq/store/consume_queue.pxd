@@ -20,6 +20,7 @@ cdef class Queue:
     cdef readonly int64_t max_offset         # next to be dispatched: what readers see as the end
     cdef readonly int64_t next_offset        # next to be appended: ahead of max_offset under sync flush
     cdef public bint watched                 # report it in ConsumeQueue.take_dispatched
+    cdef readonly bint may_expire            # some record may have a time to live (MSG_TTL_MS)
     cdef bint is_dispatched                  # in the list take_dispatched returns next
     cdef bint is_dirty                       # has entries that were not synced yet
     cdef bint is_new                         # has files whose directory was not synced yet
@@ -28,7 +29,7 @@ cdef class Queue:
     cdef str directory
     cdef int64_t file_bytes
     cdef list files                          # Segments, lowest first; gaps only where records were lost
-    cdef Py_ssize_t synced_files             # so many files at the front are full and on the disk
+    cdef int64_t synced_bytes                # files that end by here are full and on the disk
     cdef Segment reading                     # file of the last entry_at
     cdef int64_t reserved_offset             # entries in [max_offset, reserved_offset) have disk blocks
     cdef uint8_t* write_at                   # where entry max_offset goes, while below write_stop
@@ -39,7 +40,7 @@ cdef class Queue:
     cdef int aim(self) except -1
     cdef Segment file_of(self, int64_t offset)
     cdef const uint8_t* entry_at(self, int64_t offset) except? NULL
-    cdef int64_t position_up_to(self, int64_t offset) except? -2
+    cdef int64_t position_up_to(self, int64_t offset, int64_t first) except? -2
 
 # Whether the bytes can name a topic, and so a directory of ours.
 cdef bint is_topic(const uint8_t* topic, Py_ssize_t size) noexcept nogil
@@ -48,6 +49,7 @@ cdef class ConsumeQueue:
     cdef readonly str name
     cdef readonly int64_t applied_position
     cdef readonly int64_t ignored_count      # records whose entry was there already, or cannot have one
+    cdef bint may_expire                     # some queue's may_expire is set
     cdef readonly str directory
     cdef int64_t entries_per_file
     cdef list queue_list                     # owns what the table points to

@@ -22,7 +22,7 @@ from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.errno cimport errno
-from libc.string cimport memcmp, memcpy, strerror
+from libc.string cimport memchr, memcmp, memcpy, strerror
 
 from iotmq.message.layout cimport (
     AT_MAGIC, BLANK_BYTES, BLANK_MAGIC, QUEUE_ENTRY_SIZE, SYS_FLAG_TRANSACTION_MASK, get_u32, get_u64, put_u32,
@@ -52,6 +52,8 @@ cdef enum:
 # with a dot. magic 8 | applied position 8 | queues 8 | sum of max offsets 8 | crc32 of those 4
 _STATE = struct.Struct(">8sqqqI")
 _STATE_MAGIC = b"iotmqCQ1"
+# The same, and some queue has had records with a time to live.
+_STATE_MAGIC_EXPIRING = b"iotmqCQX"
 _STATE_NAME = ".applied"
 
 
@@ -206,7 +208,7 @@ cdef class Queue:
             self.files.pop()
             os.unlink(file.path)
         self.reading = None
-        self.synced_files = 0
+        self.synced_bytes = 0
         self.write_at = self.write_stop = NULL
         if not self.files:
             self.min_offset = self.max_offset = self.next_offset = self.reserved_offset = 0
@@ -220,22 +222,47 @@ cdef class Queue:
         self.trim(min_position)
 
     def trim(self, int64_t min_position):
-        """Move `min_offset` to the first entry of a record at or past `min_position`."""
-        cdef int64_t low = (<Segment> self.files[0]).start_position // QUEUE_ENTRY_SIZE if self.files else 0
-        cdef int64_t high = self.max_offset
-        cdef int64_t middle
-        while low < high:
-            middle = (low + high) // 2
-            if self.position_up_to(middle) < min_position:
-                low = middle + 1
-            else:
-                high = middle
-        self.min_offset = low
+        """Move `min_offset` to the first entry of a record at or past `min_position`; to the end without one."""
+        cdef Segment file
+        cdef int64_t first, low, high, middle
+        for file in self.files:
+            first = low = max(file.start_position // QUEUE_ENTRY_SIZE, self.min_offset)
+            high = min(file.end_position // QUEUE_ENTRY_SIZE, self.max_offset)
+            if low >= high or self.position_up_to(high - 1, first) < min_position:
+                continue
+            while low < high:
+                middle = (low + high) // 2
+                if self.position_up_to(middle, first) < min_position:
+                    low = middle + 1
+                else:
+                    high = middle
+            self.min_offset = low
+            return
+        self.min_offset = self.max_offset
 
-    cdef int64_t position_up_to(self, int64_t offset) except? -2:
-        """Position of the nearest record at or before an offset, -1 when there are only fillers."""
+    def take_passed_files(self):
+        """Let go of the files with nothing from `min_offset` on; returns their paths, to be deleted.
+
+        The last file always stays: it says where the queue goes on.
+        """
+        cdef Py_ssize_t count = 0
+        cdef Segment file
+        cdef list paths = []
+        while count < len(self.files) - 1:
+            file = <Segment> self.files[count]
+            if file.end_position > self.min_offset * QUEUE_ENTRY_SIZE:
+                break
+            paths.append(file.path)
+            count += 1
+        if count:
+            if self.reading is not None and self.reading.end_position <= self.min_offset * QUEUE_ENTRY_SIZE:
+                self.reading = None
+            del self.files[:count]
+        return paths
+
+    cdef int64_t position_up_to(self, int64_t offset, int64_t first) except? -2:
+        """Position of the nearest record of [first, offset], -1 when there are only fillers."""
         cdef const uint8_t* at
-        cdef int64_t first = (<Segment> self.files[0]).start_position // QUEUE_ENTRY_SIZE
         while offset >= first:
             at = self.entry_at(offset)
             if at != NULL and get_u32(at + 8) != FILLER_SIZE:
@@ -245,11 +272,19 @@ cdef class Queue:
 
     def sync(self, sync_file):
         """Call `sync_file` on every file written since the last call, and make new files' names durable."""
-        cdef list files = self.files[self.synced_files:]
+        cdef list files = [
+            file for file in list(self.files) if (<Segment> file).end_position > self.synced_bytes
+        ]
         for file in files:
-            (<Segment> file).sync(sync_file)
+            try:
+                (<Segment> file).sync(sync_file)
+            except FileNotFoundError:
+                if file in self.files:
+                    raise
+                # Passed by the start of the log meanwhile, and deleted.
         # The last one is still being written to.
-        self.synced_files += max(0, len(files) - 1)
+        if len(files) > 1:
+            self.synced_bytes = (<Segment> files[len(files) - 1]).start_position
         if self.is_new:
             self.is_new = False
             sync_directory(self.directory)
@@ -352,21 +387,14 @@ cdef class ConsumeQueue:
         Few queues are synced file by file. Each such call waits for the file system's journal, so past a
         number one sync of the whole file system is faster by far.
         """
-        cdef int descriptor, result
         if len(queues) <= SYNCED_ONE_BY_ONE_MAX:
             for queue in queues:
                 (<Queue> queue).sync(sync_file)
             return
-        descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            with nogil:
-                result = syncfs(descriptor)
-            if result < 0:
-                raise OSError(errno, strerror(errno).decode(), self.directory)
-        finally:
-            os.close(descriptor)
+        # Before the sync: files made while it runs may or may not be covered.
         for queue in queues:
             (<Queue> queue).is_new = False
+        sync_file_system(self.directory)
 
     def state(self):
         """What `write_state` is to write once every entry dispatched so far is on the disk.
@@ -387,7 +415,7 @@ cdef class ConsumeQueue:
         In place, so that a full disk does not keep a store from closing cleanly: the few bytes share one
         disk sector, and should they be torn nevertheless, their CRC fails and the queues are rebuilt.
         """
-        record = _STATE.pack(_STATE_MAGIC, *state, 0)
+        record = _STATE.pack(_STATE_MAGIC_EXPIRING if self.may_expire else _STATE_MAGIC, *state, 0)
         record = record[:-4] + struct.pack(">I", zlib.crc32(record[:-4]))
         path = os.path.join(self.directory, _STATE_NAME)
         is_new = not os.path.exists(path)
@@ -411,7 +439,14 @@ cdef class ConsumeQueue:
         if len(record) != _STATE.size or zlib.crc32(record[:-4]) != int.from_bytes(record[-4:], "big"):
             return None
         magic, applied_position, count, offsets, _ = _STATE.unpack(record)
-        return (applied_position, count, offsets) if magic == _STATE_MAGIC else None
+        if magic == _STATE_MAGIC_EXPIRING:
+            # Which queues it was is not remembered.
+            self.may_expire = True
+            for queue in self.queue_list:
+                (<Queue> queue).may_expire = True
+        elif magic != _STATE_MAGIC:
+            return None
+        return applied_position, count, offsets
 
     def rewind(self, int64_t position, int64_t min_position):
         """Forget all records at or past `position`; `apply` goes on from there."""
@@ -423,6 +458,9 @@ cdef class ConsumeQueue:
         """Delete every entry; `apply` starts over from `position`, the first of the log."""
         self.rewind(-1, position)
         self.applied_position = position
+        self.may_expire = False
+        for queue in self.queue_list:
+            (<Queue> queue).may_expire = False
         for name in os.listdir(self.directory):
             path = os.path.join(self.directory, name)
             if os.path.isdir(path):
@@ -434,6 +472,14 @@ cdef class ConsumeQueue:
         """Move every queue's `min_offset` behind a log that now starts at `min_position`."""
         for queue in self.queue_list:
             (<Queue> queue).trim(min_position)
+
+    def take_passed_files(self):
+        """Every queue's `take_passed_files`."""
+        cdef list paths = []
+        for queue in self.queue_list:
+            if len((<Queue> queue).files) > 1:
+                paths += (<Queue> queue).take_passed_files()
+        return paths
 
     cdef int apply_bytes(self, const uint8_t* at, const uint8_t* end) except -1:
         cdef RecordParts parts
@@ -479,6 +525,8 @@ cdef class ConsumeQueue:
         put_u64(queue.write_at + 12, <uint64_t> tags_code(parts.properties, parts.properties_size))
         queue.write_at += QUEUE_ENTRY_SIZE
         queue.max_offset += 1
+        if not queue.may_expire and may_have_time_to_live(parts.properties, parts.properties_size):
+            queue.may_expire = self.may_expire = True
         if queue.next_offset < queue.max_offset:
             queue.next_offset = queue.max_offset
         if not queue.is_dirty:
@@ -544,6 +592,19 @@ cdef class ConsumeQueue:
                         queue.files = files
 
 
+def sync_file_system(str directory):
+    """Bring everything in the file system of `directory` to the disk; raises OSError."""
+    cdef int result
+    cdef int descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with nogil:
+            result = syncfs(descriptor)
+        if result < 0:
+            raise OSError(errno, strerror(errno).decode(), directory)
+    finally:
+        os.close(descriptor)
+
+
 cdef uint64_t hash_key(const uint8_t* topic, Py_ssize_t topic_size, int queue_id) noexcept nogil:
     """Eight bytes a step; topics come from peers, but only as many as the broker lets them make."""
     cdef uint64_t hash = <uint64_t> (queue_id + 1) * <uint64_t> 0x9E3779B97F4A7C15
@@ -579,6 +640,20 @@ cdef bint is_topic(const uint8_t* topic, Py_ssize_t size) noexcept nogil:
         if topic[at] <= 0x20 or topic[at] >= 0x7F or topic[at] == c"/":
             return False
     return True
+
+
+cdef bint may_have_time_to_live(const uint8_t* properties, Py_ssize_t size) noexcept nogil:
+    """Whether MSG_TTL_MS is among the properties (or a name that ends like it). Rarely more than a memchr."""
+    cdef const uint8_t* end = properties + size
+    cdef const uint8_t* at = properties + 2
+    while end - at > 8:
+        at = <const uint8_t*> memchr(at, c"G", end - at - 8)
+        if at == NULL:
+            return False
+        if memcmp(at - 2, "MSG_TTL_MS\x01", 11) == 0:
+            return True
+        at += 1
+    return False
 
 
 cdef int64_t kept_entries(Segment file, int64_t position) noexcept nogil:

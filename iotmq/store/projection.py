@@ -52,3 +52,11 @@ class DurableProjection(Projection, Protocol):
 
     def trim(self, min_position: int) -> None:
         """The log is about to begin at `min_position`: make that safe, and forget what is gone with it."""
+
+
+@runtime_checkable
+class TrimmableProjection(Projection, Protocol):
+    """A projection that holds something for every record, and can forget the ones the log has deleted."""
+
+    def trim(self, min_position: int) -> None:
+        """The log begins at `min_position` now: nothing before it needs to be kept."""

@@ -16,6 +16,7 @@ from iotmq.message.layout cimport (
     AT_BORN_HOST, AT_MAGIC, AT_POSITION, AT_SIZE, AT_SYS_FLAG, HOST_V6_EXTRA_BYTES, QUEUE_ENTRY_SIZE,
     RECORD_FIXED_BYTES, SYS_FLAG_BORN_HOST_V6, get_u32, get_u64,
 )
+from iotmq.message.record cimport FORMAT_OK, RecordParts, find_property, parse_record
 from iotmq.store.commit_log cimport CommitLog
 from iotmq.store.consume_queue cimport FILLER_SIZE, Queue
 from iotmq.store.segment cimport Segment
@@ -51,6 +52,7 @@ cdef class Read:
     cdef readonly int64_t min_offset
     cdef readonly int64_t max_offset
     cdef readonly int32_t count
+    cdef readonly int32_t expired_count
     cdef readonly int64_t size_bytes
     cdef readonly list views
 
@@ -66,11 +68,12 @@ cdef struct Run:
 
 
 def read_queue(CommitLog log not None, Queue queue, int64_t offset, *, int64_t records_max, int64_t bytes_max,
-               tags=None):
+               tags=None, int64_t now_ms=0):
     """Up to `records_max` records of `queue` from `offset` on, in at most `bytes_max` bytes (but at least one).
 
     With `tags` only records whose tags code, as int32, is among them; the search stops after
-    max(800, records_max) entries. `queue` may be None: a queue nobody has heard of.
+    max(800, records_max) entries. `queue` may be None: a queue nobody has heard of. Records whose time to
+    live (property MSG_TTL_MS, from the store time on) is over at `now_ms` are passed over; 0 for none.
     """
     cdef Read read = Read.__new__(Read)
     read.views = []
@@ -93,7 +96,7 @@ def read_queue(CommitLog log not None, Queue queue, int64_t offset, *, int64_t r
         read.status = ReadStatus.OFFSET_OVERFLOW_BADLY
         read.next_offset = queue.max_offset
     else:
-        collect(read, log, queue, records_max, bytes_max, tags)
+        collect(read, log, queue, records_max, bytes_max, tags, now_ms if queue.may_expire else 0)
     return read
 
 
@@ -128,7 +131,7 @@ def offset_at_time(CommitLog log not None, Queue queue not None, int64_t timesta
 
 
 cdef int collect(Read read, CommitLog log, Queue queue, int64_t records_max, int64_t bytes_max,
-                 tags) except -1:
+                 tags, int64_t now_ms) except -1:
     cdef int64_t offset = read.next_offset
     cdef int64_t records_limit = max(<int64_t> 1, records_max)
     cdef int64_t scan_end = min(queue.max_offset, offset + max(SCAN_ENTRIES_MIN, records_limit))
@@ -182,6 +185,10 @@ cdef int collect(Read read, CommitLog log, Queue queue, int64_t records_max, int
             if record == NULL:
                 # The entry and the log disagree: what is there is not this queue's record.
                 was_removed = True
+                offset += 1
+                continue
+            if now_ms and has_expired(record, size, now_ms):
+                read.expired_count += 1
                 offset += 1
                 continue
             if read.count and (read.count >= records_limit or read.size_bytes + size > bytes_max):
@@ -247,6 +254,24 @@ cdef const uint8_t* proven_record(Segment segment, int64_t position, int32_t siz
     if get_u32(record + AT_SIZE) != <uint32_t> size or <int64_t> get_u64(record + AT_POSITION) != position:
         return NULL
     return record
+
+
+cdef bint has_expired(const uint8_t* record, int32_t size, int64_t now_ms) noexcept nogil:
+    """Whether the record has a time to live that is over. Anything but 1 to 15 digits is none."""
+    cdef RecordParts parts
+    cdef const uint8_t* value = NULL
+    cdef Py_ssize_t value_size, at
+    cdef int64_t time_to_live_ms = 0
+    if parse_record(record, record + size, &parts) != FORMAT_OK:
+        return False
+    value_size = find_property(parts.properties, parts.properties_size, "MSG_TTL_MS", 10, &value)
+    if not 0 < value_size <= 15:
+        return False
+    for at in range(value_size):
+        if not c"0" <= value[at] <= c"9":
+            return False
+        time_to_live_ms = time_to_live_ms * 10 + (value[at] - c"0")
+    return time_to_live_ms > 0 and parts.store_timestamp_ms + time_to_live_ms <= now_ms
 
 
 cdef bint is_among(int32_t tag, const int32_t* tags, Py_ssize_t count) noexcept:

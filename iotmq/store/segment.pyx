@@ -90,10 +90,12 @@ cdef class Segment:
         self.done_with(descriptor)
 
     def __dealloc__(self):
-        if self.data != NULL:
-            munmap(self.data, <size_t> self.size_bytes)
-        if self.descriptor >= 0:
-            close(self.descriptor)
+        # The last reference to a deleted file: giving back a gigabyte takes its time.
+        with nogil:
+            if self.data != NULL:
+                munmap(self.data, <size_t> self.size_bytes)
+            if self.descriptor >= 0:
+                close(self.descriptor)
 
     def __getbuffer__(self, Py_buffer* buffer, int flags):
         if flags & PyBUF_WRITABLE == PyBUF_WRITABLE:

@@ -98,6 +98,90 @@ class StoreSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "by default.",
         ),
     ] = RECORD_BYTES_MAX
+    retention_hours: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1_000_000,
+            description="Hours a CommitLog file is kept after its last record was stored; what it held is "
+            "gone after that, read or not. Files go as a whole, so segment_bytes decides how much longer a "
+            "record may stay.",
+        ),
+    ] = 72
+    delete_hour: Annotated[
+        str,
+        Meta(
+            pattern=r"^([01][0-9]|2[0-3])([;,]([01][0-9]|2[0-3]))*$",
+            description="Hours of the day, local time, in which files past their age are deleted, such as 04 "
+            "or 04;16: a quiet hour, because deleting keeps the disk busy. Above disk_delete_percent any "
+            "hour will do.",
+        ),
+    ] = "04"
+    disk_delete_percent: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=100,
+            description="Percent of the disk in use above which files past their age go at any hour.",
+        ),
+    ] = 75
+    disk_force_percent: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=100,
+            description="Percent in use above which the oldest files are deleted whatever their age, and "
+            "consumed or not, until it is this much or less. 100 never deletes early: a full disk then stops "
+            "senders instead.",
+        ),
+    ] = 85
+    disk_full_percent: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=100,
+            description="Percent in use above which records are refused; they are taken again once it is "
+            "disk_force_percent or less. Others who fill the same disk count, too.",
+        ),
+    ] = 90
+    delete_files_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=10_000,
+            description="CommitLog files deleted in one pass, so that a late start does not keep the disk "
+            "busy for long.",
+        ),
+    ] = 10
+    delete_pause_ms: Annotated[
+        int,
+        Meta(ge=0, le=60_000, description="Milliseconds between two deleted files, for the same reason."),
+    ] = 100
+    retention_interval_ms: Annotated[
+        int,
+        Meta(
+            ge=10,
+            le=3_600_000,
+            description="Milliseconds between passes that look at ages and disks.",
+        ),
+    ] = 10_000
+    retention_delay_ms: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=3_600_000,
+            description="Milliseconds from the start to the first pass: time to stop a broker that was "
+            "started with the wrong settings before it deletes anything.",
+        ),
+    ] = 60_000
+    protect_unconsumed: Annotated[
+        bool,
+        Meta(
+            description="Keep files with messages that no group has consumed until disk_force_percent, "
+            "whatever their age. A group that is gone for good, or a topic nobody consumes, then keeps "
+            "everything behind it."
+        ),
+    ] = False
     latest_enabled: Annotated[
         bool,
         Meta(

@@ -24,13 +24,18 @@ from iotmq.store.lock import AbortMark, DirectoryLock
 from iotmq.store.projection import DurableProjection, Projection, RewindableProjection
 from iotmq.store.reads import Read, offset_at_time, read_queue
 from iotmq.store.recovery import Recovery, recover
+from iotmq.store.retention import DiskUsage, read_disk_usage
 from iotmq.store.settings import StoreSettings
+from iotmq.store.trimming import Trimmer
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from iotmq.store.kv import KeyValueStore
     from iotmq.store.latest import Latest, LatestPlace
+
+# Record size in a queue entry that stands for an offset without a record.
+_FILLER_SIZE = 0x7FFFFFFF
 
 _FULL_ERRNOS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 
@@ -57,6 +62,7 @@ class Store:
         sync_file: Callable[[int], object],
         recovery: Recovery,
         checkpoint_path: Path,
+        read_usage: Callable[[Path], DiskUsage],
     ) -> None:
         """Use `Store.open`."""
         self.directory = checkpoint_path.parent
@@ -64,6 +70,8 @@ class Store:
         self.recovery = recovery
         # Called in the flush thread after flushed_position moved or a flush failed; set by the owner.
         self.on_flushed: Callable[[], None] | None = None
+        # The position before which some group has consumed everything, None for all; asked by `retain`.
+        self.consumed_position: Callable[[], int | None] | None = None
         self._is_sync = settings.flush == "sync"
         self._clock = clock
         self._lock = lock
@@ -90,6 +98,15 @@ class Store:
             sync_file=sync_file,
         )
         self._allocator = AheadAllocator(log.make_room_ahead)
+        self._trimmer = Trimmer(
+            log,
+            queues,
+            self._projections,
+            settings,
+            clock=clock,
+            directories=(Path(log.directory), Path(queues.directory), self.directory),
+            read_usage=read_usage,
+        )
         # Bound once: append is called for every batch.
         self._append = log.append
         self._apply = queues.apply
@@ -103,13 +120,14 @@ class Store:
         store_host: bytes,
         clock: Clock | None = None,
         sync_file: Callable[[int], object] = os.fdatasync,
+        read_usage: Callable[[Path], DiskUsage] = read_disk_usage,
     ) -> Store:
         """Open `directory`, made when missing, and bring everything in it into agreement.
 
         `store_host` (8 or 20 bytes) is the broker's advertised address, which records carry; `sync_file`
-        is what brings a file descriptor's data to the disk. Raises StoreLockedError when another process
-        has the directory, StoreCorruptError, StoreFullError, and StoreError for other refusals of the
-        operating system.
+        is what brings a file descriptor's data to the disk, `read_usage` asks how full a directory's disk
+        is. Raises StoreLockedError when another process has the directory, StoreCorruptError,
+        StoreFullError, and StoreError for other refusals of the operating system.
         """
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -117,7 +135,9 @@ class Store:
         except OSError as error:
             raise _refusal_of(error)(f"cannot open {directory}: {error}") from error
         try:
-            return cls._open_locked(directory, settings, store_host, clock or SystemClock(), sync_file, lock)
+            return cls._open_locked(
+                directory, settings, store_host, clock or SystemClock(), sync_file, read_usage, lock
+            )
         except OSError as error:
             lock.release()
             raise _refusal_of(error)(f"cannot open {directory}: {error}") from error
@@ -133,6 +153,7 @@ class Store:
         store_host: bytes,
         clock: Clock,
         sync_file: Callable[[int], object],
+        read_usage: Callable[[Path], DiskUsage],
         lock: DirectoryLock,
     ) -> Store:
         abort = AbortMark(directory)
@@ -157,8 +178,11 @@ class Store:
             sync_file=sync_file,
             recovery=recovery,
             checkpoint_path=checkpoint_path,
+            read_usage=read_usage,
         )
         store._dispatch(log.appended_position)
+        # Where entries were missing up to the log's start, queues begin behind the gap.
+        queues.trim(log.min_position)
         if settings.latest_enabled:
             store._open_latest()
         store._flusher.start()
@@ -191,6 +215,11 @@ class Store:
         """Why the store takes no more records until it is opened again; None while it does."""
         error = self._flusher.failure
         return None if error is None else f"a flush failed: {error}"
+
+    @property
+    def refusal(self) -> str | None:
+        """Why no records are taken although nothing is broken: a disk is too full; None while they are."""
+        return self._trimmer.refusal
 
     def queue(self, topic: str, queue_id: int) -> Queue:
         """The handle of a queue, made on first use and kept; StoreError for a name that cannot be stored."""
@@ -257,6 +286,38 @@ class Store:
         """Have everything appended so far flushed soon."""
         self._flusher.request()
 
+    def retain(self) -> None:
+        """Do what retention finds due; to be called about every second.
+
+        Lets go of log files past their age and of what was derived from them, and sees to it that a disk
+        too full refuses appends in time. Files are deleted in a thread.
+        """
+        if self._is_closed:
+            return
+        self._trimmer.run(
+            safe_position=min(self._flusher.flushed_position, self._confirmed_position),
+            consumed_position=self.consumed_position,
+        )
+        self._take_disk_refusal()
+
+    def delete_expired(self) -> None:
+        """Delete what is past its age now, whatever the hour; a pass may not do all of it at once."""
+        self._trimmer.ask()
+        self.retain()
+
+    def position_of(self, queue: Queue, offset: int) -> int | None:
+        """Position of the first stored record of a queue from `offset` on, None when there is none."""
+        offset = max(offset, queue.min_offset)
+        while offset < queue.max_offset:
+            entry = queue.entry(offset)
+            if entry is None:
+                offset = queue.next_file_offset(offset)
+            elif entry[1] == _FILLER_SIZE:
+                offset += 1
+            else:
+                return entry[0]
+        return None
+
     def take_dispatched(self) -> list[Queue]:
         """The watched queues that got records confirmed since the last call."""
         return self._queues.take_dispatched()
@@ -307,9 +368,23 @@ class Store:
         """Confirmed records of a queue from `offset` on; at least one if there is one, whatever `bytes_max`.
 
         `tags` are tag hashes; records with other tags are passed over. None for `queue` is a queue
-        nobody has heard of.
+        nobody has heard of. Records whose time to live is over are passed over, too.
         """
-        return read_queue(self._log, queue, offset, records_max=records_max, bytes_max=bytes_max, tags=tags)
+        if queue is None or not queue.may_expire:
+            return read_queue(
+                self._log, queue, offset, records_max=records_max, bytes_max=bytes_max, tags=tags
+            )
+        read = read_queue(
+            self._log,
+            queue,
+            offset,
+            records_max=records_max,
+            bytes_max=bytes_max,
+            tags=tags,
+            now_ms=self._clock.now_ms(),
+        )
+        self._trimmer.expired_reads += read.expired_count
+        return read
 
     def read_record(self, position: int) -> memoryview | None:
         """The confirmed record that starts at `position`, None when none proves itself there."""
@@ -350,6 +425,7 @@ class Store:
         self._is_closed = True
         self._refusal = (StoreError, "the store is closed", float("inf"))
         self._allocator.stop()
+        self._trimmer.remover.stop()
         self._checkpointer.stop()
         self._flusher.stop()
         try:
@@ -407,6 +483,7 @@ class Store:
         for name, text, value in samples:
             kind: Literal["counter", "gauge"] = "counter" if name.endswith("_total") else "gauge"
             yield Metric(f"iotmq_store_{name}", kind, text, value)
+        yield from self._trimmer.metrics()
         if self._key_values is not None:
             yield from self._key_values.metrics()
 
@@ -483,6 +560,14 @@ class Store:
         except Exception:
             # The owner may be gone already (a closed event loop); the flush thread is needed all the same.
             logger.exception("the owner of the store could not be told about a flush")
+
+    def _take_disk_refusal(self) -> None:
+        """Make the trimmer's refusal the one appends meet, or take it back."""
+        text = self._trimmer.refusal
+        if text is not None:
+            self._refusal = (StoreFullError, text, float("inf"))
+        elif self._refusal is not None and self._refusal[2] == float("inf"):
+            self._refusal = None
 
     def _refuse_append(self) -> None:
         """Raise the refusal that holds; forget it when its time is over."""

@@ -28,11 +28,18 @@ SMALL = {
 
 
 def open_small(
-    directory: Path, *, clock: Clock | None = None, sync_file: Any = None, **settings: Any
+    directory: Path,
+    *,
+    clock: Clock | None = None,
+    sync_file: Any = None,
+    read_usage: Any = None,
+    **settings: Any,
 ) -> Store:
     """A store of tiny files; nothing is flushed or checkpointed unless asked for."""
     quiet = {"flush_interval_ms": 3_600_000, "checkpoint_interval_ms": 3_600_000}
     more = {} if sync_file is None else {"sync_file": sync_file}
+    if read_usage is not None:
+        more["read_usage"] = read_usage
     return Store.open(
         directory,
         StoreSettings(**{**SMALL, **quiet, **settings}),
