@@ -18,6 +18,8 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.store.consume_queue", ".pyx", []),
     ("iotmq.store.reads", ".pyx", []),
     ("iotmq.store.latest_collector", ".pyx", []),
+    ("iotmq.store.residency", ".pyx", []),
+    ("iotmq.store.raw", ".pyx", ["z"]),
     ("iotmq.mqtt.topic_table", ".pyx", []),
     ("iotmq.mqtt.connection", ".pyx", []),
     ("iotmq.broker.delivery", ".pyx", []),

@@ -14,6 +14,7 @@ from typing import Protocol
 from iotmq import __version__
 from iotmq.broker.admin_handler import AdminHandler
 from iotmq.broker.client_handler import ClientHandler
+from iotmq.broker.cold_reads import ColdReads
 from iotmq.broker.consumed import lowest_consumed_position
 from iotmq.broker.consumer_offsets import ConsumerOffsets
 from iotmq.broker.delays import DelayDelivery, DelayLevels
@@ -131,6 +132,9 @@ class Broker:
             is_tracing_allowed=settings.is_tracing_allowed,
             is_writable=settings.is_writable,
         )
+        self._cold_reads = ColdReads(
+            store, threads_max=settings.cold_read_threads, waiting_max=settings.cold_reads_max
+        )
         self._pulls = PullHandler(
             store,
             self.topics,
@@ -138,6 +142,7 @@ class Broker:
             self.subscription_groups,
             self.offsets,
             self.holds,
+            self._cold_reads,
             clock,
             is_readable=settings.is_readable,
         )
@@ -383,6 +388,7 @@ class Broker:
             self._sends,
             self._pulls,
             self.holds,
+            self._cold_reads,
             self.topics,
             self.subscription_groups,
             self.groups,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple, cast
 
 from iotmq import limits
+from iotmq.broker.cold_reads import ColdReads
 from iotmq.broker.consumer_offsets import ConsumerOffsets
 from iotmq.broker.deadline_timer import DeadlineTimer
 from iotmq.broker.groups import Groups
@@ -33,6 +34,10 @@ _HAS_SUBSCRIPTION = 4
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
 
+# A pull waits for the disk so often before it reads whatever is there: under memory pressure pages may go
+# as fast as they come.
+_COLD_LOADS_MAX = 4
+
 _CODES: dict[ReadStatus, int] = {
     ReadStatus.FOUND: ResponseCode.SUCCESS,
     ReadStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
@@ -58,6 +63,19 @@ class PullHeader(NamedTuple):
     subscription_version: int
 
 
+class _Asked(NamedTuple):
+    """A pull that may be read: what for, how much, and until when it would wait (None: not at all)."""
+
+    connection: ServerConnection
+    request: Command
+    queue: Queue
+    offset: int
+    tags: frozenset[int] | None
+    records_max: int
+    bytes_max: int
+    deadline_s: float | None
+
+
 class PullHandler:
     """Answers pulls from the store, and parks those that ask for what is not there yet."""
 
@@ -69,6 +87,7 @@ class PullHandler:
         subscription_groups: SubscriptionGroups,
         offsets: ConsumerOffsets,
         holds: Holds,
+        cold_reads: ColdReads,
         clock: Clock,
         *,
         is_readable: bool,
@@ -79,6 +98,7 @@ class PullHandler:
         self._subscription_groups = subscription_groups
         self._offsets = offsets
         self._holds = holds
+        self._cold_reads = cold_reads
         self._clock = clock
         self._is_readable = is_readable
         self._timer = DeadlineTimer(clock, self.expire)
@@ -94,6 +114,7 @@ class PullHandler:
 
     def stop(self) -> None:
         self._timer.cancel()
+        self._cold_reads.stop()
 
     def wake(self, queues: Iterable[Queue]) -> None:
         """Look again for the pulls parked on queues that have new entries."""
@@ -145,18 +166,41 @@ class PullHandler:
                 max_offset=0,
             )
         records_max, bytes_max = _maxima(request, header)
-        read = self._store.read(queue, header.offset, records_max=records_max, bytes_max=bytes_max, tags=tags)
-        code = self._code_of(read, header.offset)
-        if code == ResponseCode.PULL_NOT_FOUND and may_wait:
+        deadline_s = None
+        if may_wait:
+            deadline_s = self._clock.monotonic_s() + min(header.suspend_ms, limits.HOLD_MS_MAX) / 1000
+        asked = _Asked(connection, request, queue, header.offset, tags, records_max, bytes_max, deadline_s)
+        return self._look(asked, loads_left=_COLD_LOADS_MAX)
+
+    def _look(self, asked: _Asked, *, loads_left: int) -> Command | None:
+        """Answer a pull, park it, or have what it needs brought into memory first: then None."""
+        request, queue, records_max = asked.request, asked.queue, asked.records_max
+        plan = self._store.plan_read(
+            queue, asked.offset, records_max=records_max, bytes_max=asked.bytes_max, tags=asked.tags
+        )
+        if plan is not None and loads_left > 0:
+            limited = asked
+            if plan.records_max:
+                # One load covers so many; the rest is the next pull's.
+                limited = asked._replace(records_max=min(records_max, plan.records_max))
+            self._cold_reads.start(
+                plan, lambda error: self._loaded(limited, error, loads_left=loads_left - 1)
+            )
+            return None
+        read = self._store.read(
+            queue, asked.offset, records_max=records_max, bytes_max=asked.bytes_max, tags=asked.tags
+        )
+        code = self._code_of(read, asked.offset)
+        if code == ResponseCode.PULL_NOT_FOUND and asked.deadline_s is not None:
             hold = Hold(
-                connection,
+                asked.connection,
                 request,
                 queue,
-                offset=header.offset,
-                tags=tags,
+                offset=asked.offset,
+                tags=asked.tags,
                 records_max=records_max,
-                bytes_max=bytes_max,
-                deadline_s=self._clock.monotonic_s() + min(header.suspend_ms, limits.HOLD_MS_MAX) / 1000,
+                bytes_max=asked.bytes_max,
+                deadline_s=asked.deadline_s,
             )
             if not request.is_oneway and self._holds.park(hold):
                 # What waits costs little, whatever came with it.
@@ -165,6 +209,23 @@ class PullHandler:
                 self._timer.arm(self._holds.next_deadline_s)
                 return None
         return self._answer(request, code, read)
+
+    def _loaded(self, asked: _Asked, error: OSError | None, *, loads_left: int) -> None:
+        """What a pull needs has been brought in, or the disk refused it."""
+        connection = asked.connection
+        if connection.is_closed or asked.request.is_oneway:
+            return
+        if error is not None:
+            response: Command | None = asked.request.reply(
+                ResponseCode.SYSTEM_ERROR, remark=f"the disk does not give what is stored there: {error}"
+            )
+        else:
+            try:
+                response = self._look(asked, loads_left=loads_left)
+            except RequestError as refusal:
+                response = asked.request.reply(refusal.code, remark=str(refusal))
+        if response is not None:
+            connection.reply(response)
 
     def _check(self, header: PullHeader) -> SubscriptionGroupConfig:
         """The checks of a pull in the protocol's order, up to the queue id."""

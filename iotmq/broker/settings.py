@@ -120,6 +120,19 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         int,
         Meta(ge=0, le=10_000_000, description="Parked pulls at one time; more are answered empty at once."),
     ] = limits.HELD_PULLS_MAX
+    cold_read_threads: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=256,
+            description="Threads that fetch from the disk what pulls far behind the end of the log ask for; "
+            "about as many as the disk serves at a time.",
+        ),
+    ] = 4
+    cold_reads_max: Annotated[
+        int,
+        Meta(ge=1, le=1_000_000, description="Pulls that wait for the disk; more are told SYSTEM_BUSY."),
+    ] = limits.COLD_READS_MAX
     region: Annotated[
         str,
         Meta(max_length=64, description="Value of MSG_REGION in send answers; clients copy it into traces."),

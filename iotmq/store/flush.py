@@ -63,6 +63,10 @@ class Flusher:
         """Below it everything is on the disk."""
         return self._flushed[0]
 
+    def start_at(self, position: int) -> None:
+        """An empty log now begins at `position`."""
+        self._flushed = (position, 0)
+
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()

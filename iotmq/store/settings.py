@@ -182,6 +182,26 @@ class StoreSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "everything behind it."
         ),
     ] = False
+    hot_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1 << 40,
+            description="So many bytes at the end of the log are taken to be in memory: reads there are "
+            "answered at once, without asking the kernel. More than the page cache has room for lets reads "
+            "of the rest stop everything while the disk works.",
+        ),
+    ] = 64 << 20
+    cold_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=1 << 20,
+            le=1 << 40,
+            description="Page cache, in bytes, for what reads far behind the end of the log bring in from "
+            "the disk; what was used longest ago is given back, so that such a read does not push out what "
+            "everybody else works with. Less than 4 MiB a reader makes readers fetch things twice.",
+        ),
+    ] = 128 << 20
     latest_enabled: Annotated[
         bool,
         Meta(

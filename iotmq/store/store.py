@@ -17,13 +17,17 @@ from iotmq.store.allocation import RETRY_S, AheadAllocator
 from iotmq.store.catch_up import CATCH_UP_BYTES, CatchUpReport, catch_up
 from iotmq.store.check import check_store
 from iotmq.store.checkpoint import Checkpointer
+from iotmq.store.cold_pages import ColdPages
 from iotmq.store.commit_log import Appended, CommitLog
 from iotmq.store.consume_queue import ConsumeQueue, Queue
 from iotmq.store.flush import Flusher
+from iotmq.store.flushed_waiters import FlushedWaiters
 from iotmq.store.lock import AbortMark, DirectoryLock
 from iotmq.store.projection import DurableProjection, Projection, RewindableProjection
+from iotmq.store.raw import append_raw, read_raw, start_at
 from iotmq.store.reads import Read, offset_at_time, read_queue
 from iotmq.store.recovery import Recovery, recover
+from iotmq.store.residency import ColdRead, plan_read
 from iotmq.store.retention import DiskUsage, read_disk_usage
 from iotmq.store.settings import StoreSettings
 from iotmq.store.trimming import Trimmer
@@ -107,6 +111,8 @@ class Store:
             directories=(Path(log.directory), Path(queues.directory), self.directory),
             read_usage=read_usage,
         )
+        self._cold_pages = ColdPages(bytes_max=settings.cold_bytes_max)
+        self._flushed_waiters = FlushedWaiters()
         # Bound once: append is called for every batch.
         self._append = log.append
         self._apply = queues.apply
@@ -280,6 +286,8 @@ class Store:
         end_position = self._flusher.flushed_position if self._is_sync else self._log.appended_position
         if end_position > self._confirmed_position:
             self._dispatch(end_position)
+        if self._flushed_waiters:
+            self._call_flushed_waiters()
         return self._confirmed_position
 
     def request_flush(self) -> None:
@@ -317,6 +325,63 @@ class Store:
             else:
                 return entry[0]
         return None
+    def when_flushed(self, position: int, callback: Callable[[], None]) -> None:
+        """Call `callback` once, from `advance` (or now), when everything below `position` is on the disk.
+
+        Also when that will not happen any more, after a failed flush or from `close`: look at
+        `flushed_position`. Asks for no flush; `request_flush` does.
+        """
+        if position <= self.flushed_position or self._flusher.failure is not None or self._is_closed:
+            callback()
+        else:
+            self._flushed_waiters.add(position, callback)
+
+    def read_raw(self, position: int, bytes_max: int, *, end_position: int | None = None) -> memoryview:
+        """The log's bytes from `position` on, blanks included: at most `bytes_max`, from one file.
+
+        Up to `end_position`, by default what is confirmed; empty when `position` is there already. Raises
+        ValueError when the log does not hold that range.
+        """
+        if end_position is None:
+            end_position = self._confirmed_position
+        return read_raw(self._log, position, bytes_max, end_position)
+
+    def append_raw(self, position: int, data: Buffer) -> int:
+        """Append bytes of another store's log at `position`, which must be `appended_position`; the new one.
+
+        Whole records and blanks are taken, all or none of them. What is left of `data` behind the returned
+        position is the beginning of one more (at most as long as the largest record and 8 bytes): give it
+        again, with the bytes that follow it. Both logs must have the same `segment_bytes`. Offsets and
+        times stay what they were; projections, flush and confirmation are as with `append`.
+
+        Raises ValueError for a wrong position, StoreCorruptError for bytes that are no record or do not
+        belong there, StoreFullError, StoreReadOnlyError.
+        """
+        if self._refusal is not None or self._flusher.failure is not None:
+            self._refuse_append()
+        try:
+            end_position = append_raw(self._log, self._queues, position, data)
+        except OSError as error:
+            self._refuse_for_a_while(error)
+            raise _refusal_of(error)(f"cannot take disk blocks: {error}") from error
+        if self._log.is_room_low:
+            self._allocator.request()
+        if end_position > position:
+            if self._is_sync:
+                self._flusher.request()
+            else:
+                self._dispatch(end_position)
+        return end_position
+
+    def start_at(self, position: int) -> None:
+        """Let an empty log begin at `position`, where the oldest file of the log to be copied begins.
+
+        Before any projection is added. Raises ValueError when there are records.
+        """
+        start_at(self._log, position)
+        self._queues.clear(position)
+        self._flusher.start_at(position)
+        self._confirmed_position = position
 
     def take_dispatched(self) -> list[Queue]:
         """The watched queues that got records confirmed since the last call."""
@@ -385,6 +450,38 @@ class Store:
         )
         self._trimmer.expired_reads += read.expired_count
         return read
+
+    def plan_read(
+        self,
+        queue: Queue | None,
+        offset: int,
+        *,
+        records_max: int,
+        bytes_max: int,
+        tags: frozenset[int] | None = None,
+    ) -> ColdRead | None:
+        """None when `read` with these arguments finds everything in memory: call it at once.
+
+        Otherwise what has to be brought in by `load`. After that plan again; `plan.records_max` says how
+        many records one load covers (0: not known before the next plan).
+        """
+        return plan_read(
+            self._log,
+            queue,
+            offset,
+            records_max=records_max,
+            bytes_max=bytes_max,
+            tags=tags,
+            hot_position=self._confirmed_position - self.settings.hot_bytes,
+        )
+
+    def load(self, plan: ColdRead) -> None:
+        """Bring in what a read needs, in a thread of the caller's; several may do so at a time.
+
+        Takes as long as the disk does. Raises OSError when it does not give the pages: then the read must
+        not be done.
+        """
+        self._cold_pages.load(plan, plan.hot_position)
 
     def read_record(self, position: int) -> memoryview | None:
         """The confirmed record that starts at `position`, None when none proves itself there."""
@@ -479,6 +576,9 @@ class Store:
             ("queues", "Queues known", len(self._queues.queues())),
             ("read_only", "1 after a failed flush", float(flusher.failure is not None)),
             ("failed_projections", "Projections that stay behind", len(self._failed_projections)),
+            ("cold_loads_total", "Reads that had to wait for the disk", self._cold_pages.loads),
+            ("cold_loaded_bytes_total", "Bytes read from the disk for them", self._cold_pages.loaded_bytes),
+            ("cold_held_bytes", "Page cache they take", self._cold_pages.held_bytes),
         )
         for name, text, value in samples:
             kind: Literal["counter", "gauge"] = "counter" if name.endswith("_total") else "gauge"
@@ -550,6 +650,12 @@ class Store:
                     logger.warning("projection %s was not brought to the disk: %s", projection.name, error)
         self._key_values.close()
         self._key_values = None
+
+    def _call_flushed_waiters(self) -> None:
+        waiters = self._flushed_waiters
+        is_over = self._flusher.failure is not None or self._is_closed
+        for callback in waiters.take_all() if is_over else waiters.take(self.flushed_position):
+            callback()
 
     def _flushed(self) -> None:
         callback = self.on_flushed

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from iotmq import limits
+from iotmq.broker.cold_reads import ColdReads
 from iotmq.broker.consumer_offsets import ConsumerOffsets
 from iotmq.broker.groups import Groups
 from iotmq.broker.heartbeat import decode_heartbeat
@@ -61,6 +62,9 @@ class Bench:
         self.groups = Groups(self.clock, expiry_s=120)
         self.offsets = ConsumerOffsets(directory / "offsets.json")
         self.holds = Holds(held_max=settings.pop("held_max", 100))
+        self.cold_reads = ColdReads(
+            store, threads_max=1, waiting_max=settings.pop("cold_reads_max", 10)
+        )
         self.handler = PullHandler(
             store,
             self.topics,
@@ -68,6 +72,7 @@ class Bench:
             self.configs,
             self.offsets,
             self.holds,
+            self.cold_reads,
             self.clock,
             is_readable=settings.pop("is_readable", True),
         )

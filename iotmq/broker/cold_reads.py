@@ -1,0 +1,93 @@
+"""Pulls of what is not in memory: the disk is waited for in threads, the answer is made on the loop.
+
+Threads are few, because a disk gains nothing from many; the pulls that wait for one are bounded, because
+each keeps its request. One too many is told that the broker is busy, and clients come again later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from iotmq.errors import RequestError
+from iotmq.metrics import Metric
+from iotmq.remoting.codes import ResponseCode
+from iotmq.store.residency import ColdRead
+from iotmq.store.store import Store
+
+
+class ColdReads:
+    """Brings in pages for the loop, off the loop."""
+
+    def __init__(self, store: Store, *, threads_max: int, waiting_max: int) -> None:
+        self._store = store
+        self._waiting_max = waiting_max
+        # Its threads start with the first cold read.
+        self._threads = ThreadPoolExecutor(threads_max, thread_name_prefix="iotmq-cold-read")
+        self._is_stopped = False
+        self.waiting_count = 0
+        self.reads_count = 0
+        self.refused_count = 0
+        self.failed_count = 0
+
+    def start(self, plan: ColdRead, ready: Callable[[OSError | None], None]) -> None:
+        """Call `ready` on the loop once the pages are there, or with what the disk said instead.
+
+        Raises RequestError (SYSTEM_BUSY) when too many wait already.
+        """
+        if self.waiting_count >= self._waiting_max or self._is_stopped:
+            self.refused_count += 1
+            raise RequestError(
+                ResponseCode.SYSTEM_BUSY,
+                f"{self.waiting_count} pulls wait for the disk already; try again later",
+            )
+        self.waiting_count += 1
+        self.reads_count += 1
+        loop = asyncio.get_running_loop()
+
+        def finished(done: Future[None]) -> None:
+            if done.cancelled():
+                return
+            try:
+                loop.call_soon_threadsafe(self._finish, done, ready)
+            except RuntimeError:
+                # The loop is closed: nobody waits any more.
+                pass
+
+        self._threads.submit(self._store.load, plan).add_done_callback(finished)
+
+    def stop(self) -> None:
+        """Forget what waits. Reads under way end by themselves and are not answered."""
+        self._is_stopped = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def metrics(self) -> Iterable[Metric]:
+        yield Metric(
+            "iotmq_broker_cold_reads_total", "counter", "Times a pull waited for the disk.", self.reads_count
+        )
+        yield Metric(
+            "iotmq_broker_cold_reads_waiting", "gauge", "Pulls that wait for the disk.", self.waiting_count
+        )
+        yield Metric(
+            "iotmq_broker_refused_cold_reads_total",
+            "counter",
+            "Pulls refused because too many waited for the disk.",
+            self.refused_count,
+        )
+        yield Metric(
+            "iotmq_broker_failed_cold_reads_total", "counter", "Reads the disk refused.", self.failed_count
+        )
+
+    def _finish(self, done: Future[None], ready: Callable[[OSError | None], None]) -> None:
+        self.waiting_count -= 1
+        if self._is_stopped:
+            return
+        error = done.exception()
+        if error is None:
+            ready(None)
+        elif isinstance(error, OSError):
+            self.failed_count += 1
+            ready(error)
+        else:
+            raise error
