@@ -7,6 +7,7 @@ PYTHON_ENV := .venv/bin/python
 # Extra words for the command of a target: make test ARGS="-k store", make serve ARGS="--set ..."
 ARGS ?=
 CRASH_ROUNDS ?= 50
+CRASH_STATES ?= 3000
 FUZZ_SECONDS ?= 60
 
 help:  ## This list
@@ -39,9 +40,10 @@ bench:  ## Side by side with Mosquitto, and the micro benchmarks; ARGS="--quick"
 	@tools/setup.sh dev
 	@$(PYTHON_ENV) -m benchmarks $(ARGS)
 
-crash:  ## Kill and restart under load for many rounds (CRASH_ROUNDS=50, IOTMQ_CRASH_SEED=N repeats one)
+crash:  ## Kills under load and power cuts (CRASH_ROUNDS=50, CRASH_STATES=3000); IOTMQ_CRASH_SEED=N repeats
 	@tools/setup.sh dev
-	@IOTMQ_CRASH_ROUNDS=$(CRASH_ROUNDS) IOTMQ_CRASH_SEED=$${IOTMQ_CRASH_SEED:-$$RANDOM} \
+	@IOTMQ_CRASH_ROUNDS=$(CRASH_ROUNDS) IOTMQ_CRASH_STATES=$(CRASH_STATES) \
+		IOTMQ_CRASH_SEED=$${IOTMQ_CRASH_SEED:-$$RANDOM} \
 		$(PYTHON_ENV) -m pytest tests/crash $(ARGS)
 
 fuzz:  ## Mutated traffic on every port (FUZZ_SECONDS=60), then the property tests with many more examples

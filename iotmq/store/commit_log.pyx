@@ -47,6 +47,7 @@ cdef enum:
     # A first record up to this size is built on the stack, so that its size field can be stored last.
     STACK_BYTES = 4096
     PAGE_BYTES = 4096
+    SECTOR_BYTES = 512
     # Pages are mapped so far ahead of the writer: what it writes while a thread waits for the GIL.
     TOUCHED_BYTES_AHEAD = 4194304
     TOUCHED_BYTES_LOW = 2097152
@@ -216,6 +217,8 @@ cdef class CommitLog:
             if position + size - start_position > bytes_max and position > start_position:
                 break
             position += size
+        if position == start_position:
+            raise StoreCorruptError(f"no record at position {position}")
         return start_position, position
 
     def after(self, int64_t position):
@@ -318,6 +321,8 @@ cdef class CommitLog:
                 if parts.position != position or position + parts.size > last_position:
                     break
                 if not is_topic(parts.topic, parts.topic_size) or body_crc(parts.body, parts.body_size) != parts.body_crc:
+                    break
+                if has_lost_sector(segment.data, &parts):
                     break
                 timestamp_ms = parts.store_timestamp_ms
                 at += parts.size
@@ -589,3 +594,20 @@ cdef void put_blank(Segment segment, int64_t position) noexcept:
     cdef uint8_t* target = segment.data + (position - segment.start_position)
     put_u32(target + AT_MAGIC, <uint32_t> BLANK_MAGIC)
     put_u32(target + AT_SIZE, <uint32_t> (segment.end_position - position))
+
+
+cdef bint has_lost_sector(const uint8_t* data, const RecordParts* parts) noexcept nogil:
+    """Whether part of the properties never reached the disk: a disk sector of theirs is all zero.
+
+    A power cut loses what was not synced by sectors, and in a new file leaves zeros there. The body's CRC
+    finds that in the body and lengths find it before, but properties have no checksum. Properties are text:
+    a whole sector of zeros, or zeros from a sector's start to the record's end, nobody has sent.
+    """
+    cdef const uint8_t* end = parts.properties + parts.properties_size
+    # `data` is the start of the file, so at the start of a sector.
+    cdef const uint8_t* at = data + ((parts.properties - data) + SECTOR_BYTES - 1) // SECTOR_BYTES * SECTOR_BYTES
+    while at < end:
+        if is_zero(at, min(end - at, <Py_ssize_t> SECTOR_BYTES)):
+            return True
+        at += SECTOR_BYTES
+    return False

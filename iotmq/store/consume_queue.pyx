@@ -195,9 +195,11 @@ cdef class Queue:
         """Forget every entry of a record at or past `position`, on disk too, and what stands behind it.
 
         Entries are in the order of the log, so the ones to keep are the front of the files; the first
-        that is empty, or points too far, ends them. Then `min_offset` follows from `min_position`.
+        that is empty, or points too far, ends them. Then `min_offset` follows from `min_position`. Returns
+        whether anything on the disk changed: it must not come back, so `sync` before a state is written.
         """
         cdef Segment file = None
+        cdef bint has_changed = False
         cdef int64_t kept = 0
         cdef int64_t start_bytes
         while self.files:
@@ -207,19 +209,22 @@ cdef class Queue:
                 break
             self.files.pop()
             os.unlink(file.path)
+            self.is_new = has_changed = True
         self.reading = None
         self.synced_bytes = 0
         self.write_at = self.write_stop = NULL
         if not self.files:
             self.min_offset = self.max_offset = self.next_offset = self.reserved_offset = 0
-            return
+            return has_changed
         start_bytes = kept * QUEUE_ENTRY_SIZE
         if not is_zero(file.data + start_bytes, file.allocated_bytes - start_bytes):
             file.truncate(file.start_position + start_bytes)
+            has_changed = True
         self.max_offset = self.next_offset = self.reserved_offset = (
             file.start_position // QUEUE_ENTRY_SIZE + kept
         )
         self.trim(min_position)
+        return has_changed
 
     def trim(self, int64_t min_position):
         """Move `min_offset` to the first entry of a record at or past `min_position`; to the end without one."""
@@ -275,6 +280,8 @@ cdef class Queue:
         cdef list files = [
             file for file in list(self.files) if (<Segment> file).end_position > self.synced_bytes
         ]
+        # Read before the syncs. Files are made when records are appended, entered into when confirmed.
+        cdef int64_t entered_bytes = self.max_offset * QUEUE_ENTRY_SIZE
         for file in files:
             try:
                 (<Segment> file).sync(sync_file)
@@ -282,13 +289,15 @@ cdef class Queue:
                 if file in self.files:
                     raise
                 # Passed by the start of the log meanwhile, and deleted.
-        # The last one is still being written to.
-        if len(files) > 1:
-            self.synced_bytes = (<Segment> files[len(files) - 1]).start_position
+        # The ones that are full are written to no more.
+        for file in files:
+            if (<Segment> file).end_position <= entered_bytes:
+                self.synced_bytes = (<Segment> file).end_position
         if self.is_new:
             self.is_new = False
             sync_directory(self.directory)
             sync_directory(os.path.dirname(self.directory))
+            sync_directory(os.path.dirname(os.path.dirname(self.directory)))
 
 
 cdef class ConsumeQueue:
@@ -451,13 +460,21 @@ cdef class ConsumeQueue:
     def rewind(self, int64_t position, int64_t min_position):
         """Forget all records at or past `position`; `apply` goes on from there."""
         for queue in self.queue_list:
-            (<Queue> queue).rewind(position, min_position)
+            if (<Queue> queue).rewind(position, min_position) and not (<Queue> queue).is_dirty:
+                (<Queue> queue).is_dirty = True
+                self.dirty.append(queue)
         self.applied_position = position
 
     def clear(self, int64_t position):
         """Delete every entry; `apply` starts over from `position`, the first of the log."""
+        if os.path.exists(os.path.join(self.directory, _STATE_NAME)):
+            # First, and for good: what it says is not true from here on.
+            os.unlink(os.path.join(self.directory, _STATE_NAME))
+            sync_directory(self.directory)
         self.rewind(-1, position)
         self.applied_position = position
+        for queue in self.take_dirty():
+            (<Queue> queue).is_new = False
         self.may_expire = False
         for queue in self.queue_list:
             (<Queue> queue).may_expire = False

@@ -53,7 +53,8 @@ def recover(
     start_position = clean_start(log) if was_clean else crash_start(log, checkpoint)
     end_position = log.recover(start_position)
     log.cut()
-    for segment in log.segments_between(start_position, max(end_position, start_position + 1)):
+    # The last segment too if it is empty: what was cut off must not come back.
+    for segment in log.segments_between(start_position, end_position + 1):
         segment.sync(sync_file)
     for segment in log.segment_list()[:-1]:
         log.release_descriptor(segment)

@@ -29,6 +29,7 @@ from iotmq.store.reads import Read, offset_at_time, read_queue
 from iotmq.store.recovery import Recovery, recover
 from iotmq.store.residency import ColdRead, plan_read
 from iotmq.store.retention import DiskUsage, read_disk_usage
+from iotmq.store.segment import sync_directory
 from iotmq.store.settings import StoreSettings
 from iotmq.store.trimming import Trimmer
 
@@ -136,7 +137,9 @@ class Store:
         StoreFullError, and StoreError for other refusals of the operating system.
         """
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            if not directory.exists():
+                directory.mkdir(parents=True, exist_ok=True)
+                sync_directory(str(directory.parent))
             lock = DirectoryLock(directory)
         except OSError as error:
             raise _refusal_of(error)(f"cannot open {directory}: {error}") from error
@@ -172,6 +175,8 @@ class Store:
             store_host=store_host,
         )
         queues = ConsumeQueue(str(directory / "consumequeue"), entries_per_file=settings.queue_file_entries)
+        # The two directories may be new.
+        sync_directory(str(directory))
         checkpoint_path = directory / "checkpoint"
         recovery = recover(log, queues, checkpoint_path, was_clean=not abort.was_set, sync_file=sync_file)
         store = cls(
