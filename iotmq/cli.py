@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import iotmq
-from iotmq.errors import ConfigError, IotmqError
+from iotmq.errors import ConfigError, IotmqError, StoreError
 
 if TYPE_CHECKING:
     from iotmq.assembly import RoleName
@@ -31,6 +31,11 @@ _ROLES: Final = {
     "broker": "a broker: the log on disk and the native port",
     "mqtt": "an MQTT front end for brokers in other processes",
 }
+
+# What `store dump` can print: `iotmq.store_tools` has the same names.
+_DUMP_SUBJECTS: Final = (
+    "summary", "segments", "records", "queues", "entries", "index", "checkpoint", "kv", "latest",
+)  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
         _add_config_options(command)
         command.set_defaults(command=_run_role, role=role)
     _add_config_command(commands)
+    _add_store_command(commands)
     _add_produce_command(commands)
     _add_consume_command(commands)
     return top
@@ -140,6 +146,80 @@ def _show_reference(_options: argparse.Namespace) -> int:
 
     print(reference(Config), end="")
     return EXIT_OK
+
+
+# The store ---------------------------------------------------------------------------------------------
+
+
+def _add_store_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    store = commands.add_parser(
+        "store",
+        help="look into a data directory that is not in use",
+        description="Look into a data directory and put it right. Nobody may have it open. Exit codes: 0 all "
+        "is well, 1 something was found, 2 it could not be done.",
+    )
+    actions = store.add_subparsers(title="actions", metavar="ACTION", required=True)
+    check = actions.add_parser("check", help="say every inconsistency in a sentence; changes nothing")
+    check.set_defaults(tool=_store_check)
+    dump = actions.add_parser("dump", help="print what is in the files, an item a line; changes nothing")
+    dump.add_argument("subject", nargs="?", choices=_DUMP_SUBJECTS, default="summary", metavar="WHAT",
+                      help=f"one of {', '.join(_DUMP_SUBJECTS)} (summary)")  # fmt: skip
+    dump.add_argument("--json", dest="is_json", action="store_true", help="one JSON object a line")
+    dump.add_argument(
+        "--from",
+        dest="begin",
+        metavar="N",
+        help="begin at a position (segments, records), offset (entries), slot (index) or MQTT topic (latest)",
+    )
+    dump.add_argument("--limit", type=_count, metavar="N", help="end after N items")
+    dump.add_argument("--topic", help="only this broker topic's")
+    dump.add_argument("--queue", type=_count, metavar="ID", help="only the queues with this id")
+    dump.add_argument("--bodies", action="store_true", help="print the bodies of records, too")
+    dump.set_defaults(tool=_store_dump)
+    rebuild = actions.add_parser("rebuild", help="delete what is derived from the log and make it again")
+    rebuild.add_argument(
+        "names", nargs="*", metavar="NAME", help="consumequeue, index, latest ... (all there are)"
+    )
+    rebuild.set_defaults(tool=_store_rebuild)
+    for action in (check, dump, rebuild):
+        _add_config_options(action)
+        action.set_defaults(command=_run_store_tool)
+
+
+def _run_store_tool(options: argparse.Namespace) -> int:
+    config = _load(options)
+    try:
+        return cast("Callable[[argparse.Namespace, Config], int]", options.tool)(options, config)
+    except StoreError as error:
+        return _complain(str(error), EXIT_USAGE)
+
+
+def _store_check(_options: argparse.Namespace, config: Config) -> int:
+    from iotmq import store_tools
+
+    return store_tools.check(Path(config.data), config.store, output=sys.stdout)
+
+
+def _store_dump(options: argparse.Namespace, config: Config) -> int:
+    from iotmq import store_tools
+
+    wanted = store_tools.DumpFilter(
+        options.begin, options.limit, options.topic, options.queue, has_bodies=options.bodies
+    )
+    return store_tools.dump(
+        Path(config.data),
+        config.store,
+        options.subject,
+        wanted=wanted,
+        is_json=options.is_json,
+        output=sys.stdout,
+    )
+
+
+def _store_rebuild(options: argparse.Namespace, config: Config) -> int:
+    from iotmq import store_tools
+
+    return store_tools.rebuild(Path(config.data), config.store, options.names, output=sys.stdout)
 
 
 # By hand ----------------------------------------------------------------------------------------------

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from iotmq.store.commit_log import CommitLog
     from iotmq.store.projection import Projection
 
+# Told of a projection's name, the position it has reached and the one it goes to.
+CatchUpProgress = Callable[[str, int, int], object]
+
 # The log is given in pieces of about this size.
 CATCH_UP_BYTES: Final = 8 * 1024 * 1024
 # A catch-up that takes longer says how far it is, so often.
@@ -41,15 +44,22 @@ def catch_up(
 
 
 class CatchUpReport:
-    """A `progress` that logs how far a long catch-up is."""
+    """A `progress` that logs how far a long catch-up is, unless somebody else wants to know."""
 
-    def __init__(self, name: str, start_position: int, end_position: int) -> None:
+    def __init__(
+        self, name: str, start_position: int, end_position: int, progress: CatchUpProgress | None = None
+    ) -> None:
         self._name = name
+        self._progress = progress
         self._start_position = start_position
         self._end_position = end_position
         self._began_s = self._said_s = time.monotonic()
 
     def __call__(self, position: int) -> None:
+        """Take notice of a position."""
+        if self._progress is not None:
+            self._progress(self._name, position, self._end_position)
+            return
         now_s = time.monotonic()
         is_over = position >= self._end_position
         if now_s - self._said_s < SAID_EVERY_S and not (is_over and self._said_s > self._began_s):

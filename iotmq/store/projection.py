@@ -50,9 +50,6 @@ class DurableProjection(Projection, Protocol):
     def sync(self) -> None:
         """Bring everything applied to the disk, so that `durable_position` is `applied_position`."""
 
-    def trim(self, min_position: int) -> None:
-        """The log is about to begin at `min_position`: make that safe, and forget what is gone with it."""
-
 
 @runtime_checkable
 class TrimmableProjection(Projection, Protocol):

@@ -14,7 +14,7 @@ from iotmq.errors import StoreCorruptError, StoreError, StoreFullError, StoreRea
 from iotmq.message.record import decode_record, property_value
 from iotmq.metrics import Metric
 from iotmq.store.allocation import RETRY_S, AheadAllocator
-from iotmq.store.catch_up import CATCH_UP_BYTES, CatchUpReport, catch_up
+from iotmq.store.catch_up import CATCH_UP_BYTES, CatchUpProgress, CatchUpReport, catch_up
 from iotmq.store.check import check_store
 from iotmq.store.checkpoint import Checkpointer
 from iotmq.store.cold_pages import ColdPages
@@ -128,13 +128,15 @@ class Store:
         clock: Clock | None = None,
         sync_file: Callable[[int], object] = os.fdatasync,
         read_usage: Callable[[Path], DiskUsage] = read_disk_usage,
+        progress: CatchUpProgress | None = None,
     ) -> Store:
         """Open `directory`, made when missing, and bring everything in it into agreement.
 
         `store_host` (8 or 20 bytes) is the broker's advertised address, which records carry; `sync_file`
         is what brings a file descriptor's data to the disk, `read_usage` asks how full a directory's disk
-        is. Raises StoreLockedError when another process has the directory, StoreCorruptError,
-        StoreFullError, and StoreError for other refusals of the operating system.
+        is, `progress` is told how far projections are that have to go through the log. Raises
+        StoreLockedError when another process has the directory, StoreCorruptError, StoreFullError, and
+        StoreError for other refusals of the operating system.
         """
         try:
             if not directory.exists():
@@ -145,7 +147,7 @@ class Store:
             raise _refusal_of(error)(f"cannot open {directory}: {error}") from error
         try:
             return cls._open_locked(
-                directory, settings, store_host, clock or SystemClock(), sync_file, read_usage, lock
+                directory, settings, store_host, clock or SystemClock(), sync_file, read_usage, progress, lock
             )
         except OSError as error:
             lock.release()
@@ -163,6 +165,7 @@ class Store:
         clock: Clock,
         sync_file: Callable[[int], object],
         read_usage: Callable[[Path], DiskUsage],
+        progress: CatchUpProgress | None,
         lock: DirectoryLock,
     ) -> Store:
         abort = AbortMark(directory)
@@ -191,11 +194,11 @@ class Store:
             checkpoint_path=checkpoint_path,
             read_usage=read_usage,
         )
-        store._dispatch(log.appended_position)
+        store._dispatch(log.appended_position, progress)
         # Where entries were missing up to the log's start, queues begin behind the gap.
         queues.trim(log.min_position)
         if settings.latest_enabled:
-            store._open_latest()
+            store._open_latest(progress)
         store._flusher.start()
         store._checkpointer.start()
         store._allocator.start()
@@ -392,7 +395,7 @@ class Store:
         """The watched queues that got records confirmed since the last call."""
         return self._queues.take_dispatched()
 
-    def add_projection(self, projection: Projection) -> None:
+    def add_projection(self, projection: Projection, *, progress: CatchUpProgress | None = None) -> None:
         """Let `projection` catch up with what is confirmed, and keep it up to date from then on.
 
         Raises StoreCorruptError when it is ahead of the log and cannot go back, and whatever its `apply`
@@ -406,7 +409,7 @@ class Store:
                 )
             projection.rewind(self._confirmed_position, self._log.min_position)
         start_position = max(projection.applied_position, self._log.min_position)
-        report = CatchUpReport(projection.name, start_position, self._confirmed_position)
+        report = CatchUpReport(projection.name, start_position, self._confirmed_position, progress)
         catch_up(self._log, projection, self._confirmed_position, progress=report)
         self._projections.append(projection)
 
@@ -592,7 +595,7 @@ class Store:
         if self._key_values is not None:
             yield from self._key_values.metrics()
 
-    def _dispatch(self, end_position: int) -> None:
+    def _dispatch(self, end_position: int, progress: CatchUpProgress | None = None) -> None:
         """Give the projections everything up to `end_position`, then let readers see it."""
         log, queues = self._log, self._queues
         start_position = queues.applied_position
@@ -600,6 +603,8 @@ class Store:
             start_position, next_position = log.records(start_position, end_position, CATCH_UP_BYTES)
             self._apply(log.view(start_position, next_position), start_position, next_position)
             start_position = next_position
+            if progress is not None:
+                progress(queues.name, start_position, end_position)
         for projection in self._projections:
             self._keep_up(projection, end_position)
         self._confirmed_position = end_position
@@ -617,13 +622,13 @@ class Store:
     def _catch_up(self, projection: Projection, end_position: int) -> None:
         catch_up(self._log, projection, end_position)
 
-    def _open_latest(self) -> None:
+    def _open_latest(self, progress: CatchUpProgress | None) -> None:
         from iotmq.store.latest import Latest
 
         key_values = self.key_values()
         try:
             latest = Latest(key_values)
-            self.add_projection(latest)
+            self.add_projection(latest, progress=progress)
             latest.trim(self._log.min_position)
         except BaseException:
             key_values.close()

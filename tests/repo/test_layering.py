@@ -20,7 +20,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"client", "store"}),
     frozenset({"mqtt_front", "bridge", "console", "broker", "registry"}),
     frozenset({"config"}),
-    frozenset({"assembly", "by_hand"}),
+    frozenset({"assembly", "by_hand", "store_tools"}),
     frozenset({"cli"}),
     frozenset({"__main__"}),
 )
