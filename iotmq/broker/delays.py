@@ -193,8 +193,13 @@ class DelayDelivery:
         while level.taken_offset < queue.max_offset:
             if room <= 0:
                 return 0, 0.0
+            # A message's time to live begins when it is due.
             read = self._store.read(
-                queue, level.taken_offset, records_max=_READ_RECORDS_MAX, bytes_max=_READ_BYTES_MAX
+                queue,
+                level.taken_offset,
+                records_max=_READ_RECORDS_MAX,
+                bytes_max=_READ_BYTES_MAX,
+                with_expired=True,
             )
             now_ms = self._clock.now_ms()
             for view in read.views:

@@ -437,13 +437,14 @@ class Store:
         records_max: int,
         bytes_max: int,
         tags: frozenset[int] | None = None,
+        with_expired: bool = False,
     ) -> Read:
         """Confirmed records of a queue from `offset` on; at least one if there is one, whatever `bytes_max`.
 
         `tags` are tag hashes; records with other tags are passed over. None for `queue` is a queue
-        nobody has heard of. Records whose time to live is over are passed over, too.
+        nobody has heard of. Records whose time to live is over are passed over, too, unless `with_expired`.
         """
-        if queue is None or not queue.may_expire:
+        if queue is None or with_expired or not queue.may_expire:
             return read_queue(
                 self._log, queue, offset, records_max=records_max, bytes_max=bytes_max, tags=tags
             )

@@ -68,9 +68,107 @@ print("done", count)
 """
 
 
+RETAINING_CHILD = r"""
+import sys
+from pathlib import Path
+
+sys.path.insert(0, sys.argv[1])
+from store_model import bodies_of, open_small, put, wait_flushed
+from iotmq.clock import ManualClock
+from iotmq.errors import StoreFullError
+from iotmq.store.segment import segment_name
+
+root, filled_by = Path(sys.argv[2]), sys.argv[3]
+clock = ManualClock()
+settings = dict(
+    segment_bytes=1 << 16, record_bytes_max=1 << 14, queue_file_entries=500, allocation_step_bytes=1 << 14,
+    flush_interval_ms=5, retention_delay_ms=0, delete_pause_ms=0,
+)
+store = open_small(root / "data", clock=clock, **settings)
+
+
+def look():
+    # Ten seconds of a broker's life.
+    wait_flushed(store)
+    clock.advance(10)
+    store.retain()
+    assert store._trimmer.remover.wait_idle(20)
+    store.retain()
+
+
+def metric(name):
+    (value,) = (m.value for m in store.metrics() if m.name == "iotmq_store_" + name)
+    return value
+
+
+def put_some(count):
+    for number in range(count):
+        put(store, "T%d" % (number % 3), 0, *(b"x" * 500 for _ in range(10)))
+
+
+put_some(20)
+look()
+assert (store.min_position, store.refusal) == (0, None)
+if filled_by == "us":
+    # Far more than the disk holds, without anybody's help: the oldest goes in time.
+    for _ in range(300):
+        put_some(5)
+        look()
+        assert metric("disk_used_ratio") < 0.95, metric("disk_used_ratio")
+    assert store.appended_position > 4 * (2 << 20)
+    assert store.min_position > 0
+    assert not (root / "data" / "commitlog" / segment_name(0)).exists()
+else:
+    ballast = root / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            pass
+    look()
+    # Everything but the file in use went for nothing: the others have it all.
+    assert metric("refusing") == 1
+    try:
+        put_some(1)
+        raise SystemExit("taken by a full disk")
+    except StoreFullError as error:
+        assert "store.disk_full_percent = 90" in str(error), error
+        assert str(root) in str(error), error
+    ballast.unlink()
+    clock.advance(1)
+    store.retain()
+    assert store.refusal is None
+    put_some(20)
+problems = store.check()
+assert problems == [], problems
+end, start = store.appended_position, store.min_position
+store.close()
+store = open_small(root / "data", clock=clock, **settings)
+assert (store.recovery.was_clean, store.min_position, store.appended_position) == (True, start, end)
+assert store.check() == []
+assert bodies_of(store, "T0", 0)
+store.close()
+print("done")
+"""
+
+
 @pytest.mark.crash
 @pytest.mark.parametrize("filled_by", ["others", "us"])
 def test_full_disk_is_an_error_and_passes(tmp_path: Path, filled_by: str) -> None:
+    run_on_small_disk(CHILD, tmp_path, filled_by)
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("filled_by", ["others", "us"])
+def test_store_keeps_a_small_disk_from_filling_or_takes_records_again_by_itself(
+    tmp_path: Path, filled_by: str
+) -> None:
+    run_on_small_disk(RETAINING_CHILD, tmp_path, filled_by)
+
+
+def run_on_small_disk(program: str, tmp_path: Path, filled_by: str) -> None:
+    """Run `program` in a process that has a disk of 2 MiB at `tmp_path`."""
     if shutil.which("unshare") is None:
         pytest.skip("no unshare")
     namespace = ["unshare", "--mount"] + ([] if os.geteuid() == 0 else ["--user", "--map-root-user"])
@@ -79,7 +177,7 @@ def test_full_disk_is_an_error_and_passes(tmp_path: Path, filled_by: str) -> Non
         [*namespace, "sh", "-c", mount], capture_output=True, timeout=60, check=False
     ).returncode:
         pytest.skip("no mount namespaces here")
-    child = [sys.executable, "-c", CHILD, ORACLES, str(tmp_path), filled_by]
+    child = [sys.executable, "-c", program, ORACLES, str(tmp_path), filled_by]
     result = subprocess.run(
         [*namespace, "sh", "-c", f'{mount} && exec "$@"', "sh", *child],
         capture_output=True,

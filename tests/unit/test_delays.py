@@ -124,6 +124,15 @@ async def test_a_message_is_delivered_when_its_time_has_come_and_not_before(benc
     assert len(bench.bodies(1)) == 1
 
 
+async def test_a_time_to_live_begins_when_the_message_is_due(bench: Bench) -> None:
+    bench.put(b"short-lived", 2, b"MSG_TTL_MS\x011000\x02")
+    bench.clock.advance(5)
+    bench.delivery.deliver()
+    assert bench.bodies() == [b"short-lived"]
+    bench.clock.advance(1)
+    assert bench.bodies() == []
+
+
 async def test_each_level_waits_on_its_own_and_keeps_its_order(bench: Bench) -> None:
     for number in range(3):
         bench.put(b"slow %d" % number, 3)
