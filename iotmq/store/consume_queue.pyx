@@ -44,6 +44,7 @@ cdef enum:
     ALLOCATION_FIRST_BYTES = 4096
     ALLOCATION_STEP_BYTES_MAX = 262144
     TABLE_SIZE_MIN = 64
+    SECTOR_BYTES = 512
     SYNCED_ONE_BY_ONE_MAX = 32
     # A 5.x broker writes longer topics than we take; a directory name ends at 255 bytes.
     STORED_TOPIC_BYTES_MAX = 255
@@ -183,6 +184,11 @@ cdef class Queue:
         if at_bytes + QUEUE_ENTRY_SIZE > file.allocated_bytes:
             return NULL
         return file.data + at_bytes
+
+    def is_entry_split(self, int64_t offset):
+        """Whether an entry's position and size stand in two disk sectors, of which a power cut may lose one."""
+        cdef int64_t at_bytes = offset * QUEUE_ENTRY_SIZE % self.file_bytes % SECTOR_BYTES
+        return at_bytes + 12 > SECTOR_BYTES
 
     def next_file_offset(self, int64_t offset):
         """First offset of the first file that starts after `offset`; `max_offset` when there is none."""

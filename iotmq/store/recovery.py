@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from iotmq.message.record import decode_record
 from iotmq.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 CLEAN_SEGMENTS = 3
 # Clocks of a foreign checkpoint are trusted only this far.
 TIMESTAMP_SLACK_MS = 3_000
+# The size in an entry that stands for an offset without a record.
+FILLER_SIZE = 0x7FFFFFFF
 
 logger = logging.getLogger("iotmq.store")
 
@@ -116,11 +119,35 @@ def recover_queues(log: CommitLog, queues: ConsumeQueue, *, was_clean: bool) -> 
     elif present_count >= count:
         position = max(min_position, min(applied_position, end_position))
         queues.rewind(position, min_position)
-        if position < applied_position:
-            # For the same reason as the checkpoint.
-            queues.write_state(queues.state())
-        return position
+        if not has_torn_end(log, queues):
+            if position < applied_position:
+                # For the same reason as the checkpoint.
+                queues.write_state(queues.state())
+            return position
+        logger.warning("a queue file was torn; filling all of them again from the log")
     else:
         logger.warning("queue files are missing; filling all of them again from the log")
     queues.clear(min_position)
     return min_position
+
+
+def has_torn_end(log: CommitLog, queues: ConsumeQueue) -> bool:
+    """Whether a queue ends with an entry that only half reached the disk, and so looks older than it is.
+
+    That takes an entry with its position, or the first half of it, in a disk sector that was lost and its
+    size in one that was not: two entries in 128, so looking at their records costs next to nothing.
+    """
+    for queue in queues.queues():
+        offset = queue.max_offset - 1
+        if offset < queue.min_offset or not queue.is_entry_split(offset):
+            continue
+        entry = queue.entry(offset)
+        if entry is None or entry[1] == FILLER_SIZE:
+            continue
+        view = log.read_record(entry[0], log.appended_position)
+        if view is None:
+            return True
+        record = decode_record(view)
+        if (record.topic, record.queue_id, record.queue_offset) != (queue.topic, queue.queue_id, offset):
+            return True
+    return False

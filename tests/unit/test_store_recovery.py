@@ -315,3 +315,27 @@ def test_full_segments_hold_no_descriptors(directory: Path) -> None:
     assert open_segments() <= 1
     assert store.check() == []
     store.close()
+
+
+@pytest.mark.parametrize("is_log_cut", [False, True])
+def test_entry_torn_in_its_position_is_not_taken_for_an_old_one(directory: Path, is_log_cut: bool) -> None:
+    """Entry 51 stands across two sectors; when only the second reached the disk its position reads 0."""
+    settings = {"queue_file_entries": 60, "segment_bytes": 16384}
+    store = open_small(directory, **settings)
+    put(store, "T", 0, *(b"%d" % n for n in range(40)))
+    wait_flushed(store)
+    store._checkpointer.write()
+    put(store, "T", 0, *(b"%d" % n for n in range(40, 56)))
+    last_position = put(store, "T", 0, b"x").start_position
+    directory = crash(store, directory)
+    path = directory / "consumequeue" / "T" / "0" / segment_name(0)
+    data = bytearray(path.read_bytes())
+    data[40 * 20 : 1024] = bytes(1024 - 40 * 20)
+    path.write_bytes(data)
+    if is_log_cut:
+        with (directory / "commitlog" / segment_name(0)).open("r+b") as file:
+            file.truncate(last_position)
+    store = open_small(directory, **settings)
+    assert bodies_of(store, "T", 0) == [b"%d" % n for n in range(56)] + [b"x"] * (not is_log_cut)
+    assert store.check() == []
+    store.close()
