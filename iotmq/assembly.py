@@ -36,6 +36,7 @@ RoleName = Literal["serve", "registry", "broker", "mqtt"]
 # end, because cutting it short would be a crash. In all a stop takes less than two seconds.
 _CONNECTIONS_STOP_S: Final = 1.5
 _ROLE_STOP_S_MIN: Final = 0.05
+_OWN_REGISTRY_S: Final = 5.0
 # How long a log may take to open before the HTTP port opens beside it.
 _OPEN_AT_ONCE_S: Final = 0.1
 
@@ -141,6 +142,9 @@ class Process:
         broker = Broker(settings, store, directory=Path(self._config.data), clock=self._clock)
         await self._start("broker", broker)
         self._watch("broker", broker)
+        if self._role == "serve":
+            # The registry is in this process: ready means that clients find the topics.
+            await broker.wait_registered(_OWN_REGISTRY_S)
         self._listens("broker", settings.listen_host, broker.port)
         return broker
 

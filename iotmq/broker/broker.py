@@ -234,6 +234,18 @@ class Broker:
         host = self._settings.advertised_host
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
+    @property
+    def not_ready_reason(self) -> str | None:
+        """None while clients can find this broker, else why they cannot."""
+        if self._registration is None:
+            return "the broker has not started"
+        return self._registration.not_ready_reason
+
+    async def wait_registered(self, timeout_s: float) -> None:
+        """Return once clients can find this broker; TimeoutError when no registry answers in time."""
+        assert self._registration is not None, "start() was not called"
+        await self._registration.wait_registered(timeout_s)
+
     async def start(self) -> None:
         """Listen and register. OSError when the port is taken, StoreError when a config file is broken."""
         settings = self._settings

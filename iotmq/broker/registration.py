@@ -34,6 +34,7 @@ class RegistryLink:
         timeout_s: float,
         registration: Callable[[], Command],
         unregistration: Callable[[], Command],
+        registered: Callable[[], None],
     ) -> None:
         self._host = host
         self._port = port
@@ -41,6 +42,7 @@ class RegistryLink:
         self._timeout_s = timeout_s
         self._registration = registration
         self._unregistration = unregistration
+        self._registered = registered
         self._connection: ClientConnection | None = None
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -94,6 +96,7 @@ class RegistryLink:
                 logger.info("registered with registry %s", self.address)
             self.is_registered = True
             self.registrations_count += 1
+            self._registered()
             retry_s = _RETRY_FIRST_S
             try:
                 async with asyncio.timeout(self._interval_s):
@@ -142,6 +145,8 @@ class Registration:
         }
         self._ha_address = ha_address
         self._encode_topics = encode_topics
+        # Set once a registry has taken a registration.
+        self._first = asyncio.Event()
         self.links = [
             RegistryLink(
                 host,
@@ -150,6 +155,7 @@ class Registration:
                 timeout_s=timeout_s,
                 registration=self._registration,
                 unregistration=self._unregistration,
+                registered=self._first.set,
             )
             for host, port in registries
         ]
@@ -162,6 +168,19 @@ class Registration:
         """Register again at once, everywhere."""
         for link in self.links:
             link.wake()
+
+    async def wait_registered(self, timeout_s: float) -> None:
+        """Return once a registry knows this broker; TimeoutError when none does in time."""
+        if self.links:
+            async with asyncio.timeout(timeout_s):
+                await self._first.wait()
+
+    @property
+    def not_ready_reason(self) -> str | None:
+        """None while a registry knows this broker, or none is to be told; else what is missing."""
+        if not self.links or any(link.is_registered for link in self.links):
+            return None
+        return f"not registered with any registry ({', '.join(link.address for link in self.links)})"
 
     async def stop(self) -> None:
         await asyncio.gather(*(link.stop() for link in self.links))

@@ -727,11 +727,16 @@ async def test_a_registry_that_comes_back_is_told_again(tmp_path: Path) -> None:
     port = first.server.port
     site = Site(tmp_path / "data", registries=(f"127.0.0.1:{port}",))
     await site.broker.start()
-    await until(lambda: len(first.requests) == 1)
+    await site.broker.wait_registered(5.0)
+    assert len(first.requests) == 1
+    assert site.broker.not_ready_reason is None
     await first.server.stop()
+    reason = f"not registered with any registry (127.0.0.1:{port})"
+    await until(lambda: site.broker.not_ready_reason == reason)
     second = FakeRegistry()
     second.server = RemotingServer(second, port=port)
     await second.server.start()
-    await until(lambda: len(second.requests) >= 1)
+    await until(lambda: site.broker.not_ready_reason is None)
+    assert second.requests
     await site.stop()
     await second.server.stop()
