@@ -17,6 +17,7 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.store.commit_log", ".pyx", ["z"]),
     ("iotmq.store.consume_queue", ".pyx", []),
     ("iotmq.store.reads", ".pyx", []),
+    ("iotmq.store.key_index", ".pyx", []),
     ("iotmq.store.latest_collector", ".pyx", []),
     ("iotmq.store.residency", ".pyx", []),
     ("iotmq.store.raw", ".pyx", ["z"]),

@@ -16,6 +16,11 @@ BATCH_RECORDS_MAX: Final = 65_536
 INFLATED_BODY_BYTES_MAX: Final = 4 * 1024 * 1024
 COLUMN_BYTES_MAX: Final = 256 * 1024 * 1024
 COLUMN_PROPERTIES_MAX: Final = 64
+# One query by key gives at most so many records, and looks at so many entries of the key index and, where
+# hashes are alike, so many records: senders choose the keys, and equal hashes are easy to make.
+INDEX_QUERY_RECORDS_MAX: Final = 64
+INDEX_LOOKUP_ENTRIES_MAX: Final = 262_144
+INDEX_CANDIDATES_MAX: Final = 1_024
 
 # Native protocol: one frame, its header, and what one connection may hold.
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024

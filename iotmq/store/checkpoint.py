@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from iotmq.store.consume_queue import ConsumeQueue
+    from iotmq.store.key_index import KeyIndex
 
 CHECKPOINT_BYTES = 4096
 
@@ -69,7 +70,7 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 
 
 class Checkpointer:
-    """Syncs the queue files and then writes down how far log and queues are on the disk.
+    """Syncs the files of queues and key index, then writes down how far they and the log are on the disk.
 
     In a thread of its own once started, so that no flush of the log waits for the queues' many files.
     After a failure it never writes again: nobody knows then which queue pages reached the disk, and the
@@ -80,6 +81,7 @@ class Checkpointer:
         self,
         path: Path,
         queues: ConsumeQueue,
+        index: KeyIndex | None = None,
         *,
         interval_s: float,
         flushed: Callable[[], tuple[int, int]],
@@ -89,6 +91,7 @@ class Checkpointer:
         self.has_failed = False
         self._path = path
         self._queues = queues
+        self._index = index
         self._interval_s = interval_s
         self._flushed = flushed
         self._sync_file = sync_file
@@ -108,7 +111,7 @@ class Checkpointer:
             self._thread.join()
 
     def write(self) -> None:
-        """Sync the queues and write a checkpoint if anything changed; raises OSError.
+        """Sync queues and index and write a checkpoint if anything changed; raises OSError.
 
         For the thread, or after `stop`.
         """
@@ -119,12 +122,22 @@ class Checkpointer:
         state = self._queues.state()
         dirty = self._queues.take_dirty()
         position = min(flushed_position, state[0])
-        checkpoint = Checkpoint(timestamp_ms, timestamp_ms, timestamp_ms, position)
-        if checkpoint == self._written and not dirty:
+        index = self._index
+        index_ms = 0
+        if index is not None:
+            index_state = index.state()
+            # An index that had to stay behind vouches only for what it has.
+            index_ms = timestamp_ms if index_state[0] >= position else index.end_timestamp_ms
+            dirty_files = index.take_dirty()
+        checkpoint = Checkpoint(timestamp_ms, timestamp_ms, index_ms, position)
+        if checkpoint == self._written and not dirty and not (index is not None and dirty_files):
             return
         try:
             self._queues.sync(dirty, self._sync_file)
             self._queues.write_state(state)
+            if index is not None:
+                index.sync(dirty_files, self._sync_file)
+                index.write_state(index_state)
             write_checkpoint(self._path, checkpoint)
         except OSError:
             self.has_failed = True

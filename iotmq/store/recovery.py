@@ -19,6 +19,7 @@ from iotmq.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 if TYPE_CHECKING:
     from iotmq.store.commit_log import CommitLog
     from iotmq.store.consume_queue import ConsumeQueue
+    from iotmq.store.key_index import KeyIndex
 
 # Segments checked after a clean stop.
 CLEAN_SEGMENTS = 3
@@ -67,6 +68,18 @@ def recover(
         write_checkpoint(checkpoint_path, checkpoint._replace(position=end_position))
     prepare_files(queues, checkpoint_path)
     return Recovery(was_clean, start_position, end_position, queues_position)
+
+
+def recover_index(log: CommitLog, index: KeyIndex, checkpoint_path: Path, *, was_clean: bool) -> None:
+    """Take the key index back to what can be relied on. After `recover`; raises OSError."""
+    checkpoint = read_checkpoint(checkpoint_path)
+    index.recover(
+        log.min_position,
+        log.appended_position,
+        was_clean=was_clean,
+        timestamp_ms=0 if checkpoint is None else checkpoint.index_timestamp_ms,
+        timestamp_at=log.store_timestamp_ms,
+    )
 
 
 def prepare_files(queues: ConsumeQueue, checkpoint_path: Path) -> None:

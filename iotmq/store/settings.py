@@ -30,6 +30,35 @@ class StoreSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             description="Entries (20 bytes each) in one ConsumeQueue file; the default is the usual one.",
         ),
     ] = 300_000
+    index_enabled: Annotated[
+        bool,
+        Meta(
+            description="Keep the key index, for finding records by their unique key or one of their keys. "
+            "Without it appends are a little faster; switched on again, it takes what it missed from "
+            "the log at the next start."
+        ),
+    ] = True
+    index_slots: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=500_000_000,
+            description="Hash slots in one file of the key index, 4 bytes each, on the disk from the start; "
+            "a quarter of index_entries keeps chains short. Brokers of this format use 5,000,000 unless "
+            "told otherwise, and open only files of their own size. A change has the index made again from "
+            "the log at the next start.",
+        ),
+    ] = 131_072
+    index_entries: Annotated[
+        int,
+        Meta(
+            ge=2,
+            le=100_000_000,
+            description="Keys in one file of the key index, 20 bytes each, on the disk as they come. Brokers "
+            "of this format use 20,000,000. Each file is one more mapping for the kernel and one more step "
+            "of a search: take more for a log of terabytes. A change has the index made again.",
+        ),
+    ] = 524_288
     flush: Annotated[
         Literal["async", "sync"],
         Meta(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from iotmq.clock import Clock, SystemClock
 from iotmq.errors import StoreCorruptError, StoreError, StoreFullError, StoreReadOnlyError
+from iotmq.limits import INDEX_QUERY_RECORDS_MAX
 from iotmq.message.record import decode_record, property_value
 from iotmq.metrics import Metric
 from iotmq.store.allocation import RETRY_S, AheadAllocator
@@ -22,11 +23,14 @@ from iotmq.store.commit_log import Appended, CommitLog
 from iotmq.store.consume_queue import ConsumeQueue, Queue
 from iotmq.store.flush import Flusher
 from iotmq.store.flushed_waiters import FlushedWaiters
+from iotmq.store.index_check import check_index
+from iotmq.store.key_index import KeyIndex
+from iotmq.store.key_query import query_log
 from iotmq.store.lock import AbortMark, DirectoryLock
 from iotmq.store.projection import DurableProjection, Projection, RewindableProjection
 from iotmq.store.raw import append_raw, read_raw, start_at
 from iotmq.store.reads import Read, offset_at_time, read_queue
-from iotmq.store.recovery import Recovery, recover
+from iotmq.store.recovery import Recovery, recover, recover_index
 from iotmq.store.residency import ColdRead, plan_read
 from iotmq.store.retention import DiskUsage, read_disk_usage
 from iotmq.store.segment import sync_directory
@@ -64,6 +68,7 @@ class Store:
         abort: AbortMark,
         log: CommitLog,
         queues: ConsumeQueue,
+        index: KeyIndex | None,
         sync_file: Callable[[int], object],
         recovery: Recovery,
         checkpoint_path: Path,
@@ -83,7 +88,8 @@ class Store:
         self._abort = abort
         self._log = log
         self._queues = queues
-        self._projections: list[Projection] = []
+        self._index = index
+        self._projections: list[Projection] = [] if index is None else [index]
         # Opened by the first use: most processes have no projection in it.
         self._key_values: KeyValueStore | None = None
         self._latest: Latest | None = None
@@ -98,6 +104,7 @@ class Store:
         self._checkpointer = Checkpointer(
             checkpoint_path,
             queues,
+            index,
             interval_s=settings.checkpoint_interval_ms / 1000,
             flushed=self._flusher.flushed,
             sync_file=sync_file,
@@ -182,6 +189,15 @@ class Store:
         sync_directory(str(directory))
         checkpoint_path = directory / "checkpoint"
         recovery = recover(log, queues, checkpoint_path, was_clean=not abort.was_set, sync_file=sync_file)
+        index = None
+        if settings.index_enabled:
+            index = KeyIndex(
+                str(directory / "index"),
+                str(directory / "index.applied"),
+                slots=settings.index_slots,
+                entries=settings.index_entries,
+            )
+            recover_index(log, index, checkpoint_path, was_clean=not abort.was_set)
         store = cls(
             settings=settings,
             clock=clock,
@@ -189,6 +205,7 @@ class Store:
             abort=abort,
             log=log,
             queues=queues,
+            index=index,
             sync_file=sync_file,
             recovery=recovery,
             checkpoint_path=checkpoint_path,
@@ -333,6 +350,7 @@ class Store:
             else:
                 return entry[0]
         return None
+
     def when_flushed(self, position: int, callback: Callable[[], None]) -> None:
         """Call `callback` once, from `advance` (or now), when everything below `position` is on the disk.
 
@@ -388,6 +406,8 @@ class Store:
         """
         start_at(self._log, position)
         self._queues.clear(position)
+        if self._index is not None:
+            self._index.clear(position)
         self._flusher.start_at(position)
         self._confirmed_position = position
 
@@ -496,6 +516,34 @@ class Store:
         """The confirmed record that starts at `position`, None when none proves itself there."""
         return self._log.read_record(position, self._confirmed_position)
 
+    def query(
+        self,
+        topic: str,
+        key: str,
+        *,
+        begin_ms: int = 0,
+        end_ms: int = 1 << 62,
+        records_max: int = INDEX_QUERY_RECORDS_MAX,
+    ) -> list[memoryview]:
+        """The confirmed records of `topic` with `key` as unique key or among its keys, newest first.
+
+        Only those stored in [begin_ms, end_ms], and at most `records_max` and INDEX_QUERY_RECORDS_MAX; fewer
+        when very many keys have the same hash. May have to wait for the disk. Raises StoreError unless
+        `settings.index_enabled`.
+        """
+        if self._index is None:
+            raise StoreError("records cannot be found by key: store.index_enabled is false")
+        return query_log(
+            self._log,
+            self._index,
+            topic,
+            key,
+            begin_ms=begin_ms,
+            end_ms=end_ms,
+            records_max=records_max,
+            confirmed_position=self._confirmed_position,
+        )
+
     def latest(self, mqtt_topic: str) -> memoryview | None:
         """The last confirmed record published to a MQTT topic, None when there is none (any more).
 
@@ -562,6 +610,8 @@ class Store:
             )
         if self.flushed_position > self.appended_position:
             problems.append(f"flushed to {self.flushed_position}, past the end {self.appended_position}")
+        if self._index is not None:
+            problems += check_index(self._log, self._index)
         problems += [
             f"projection {projection.name} has applied {projection.applied_position} "
             f"of {self._confirmed_position}"
@@ -592,6 +642,13 @@ class Store:
         for name, text, value in samples:
             kind: Literal["counter", "gauge"] = "counter" if name.endswith("_total") else "gauge"
             yield Metric(f"iotmq_store_{name}", kind, text, value)
+        if self._index is not None:
+            yield Metric(
+                "iotmq_store_index_entries", "gauge", "Keys in the key index", self._index.stored_entries
+            )
+            yield Metric(
+                "iotmq_store_index_files", "gauge", "Files of the key index", len(self._index.file_list())
+            )
         yield from self._trimmer.metrics()
         if self._key_values is not None:
             yield from self._key_values.metrics()
@@ -599,29 +656,43 @@ class Store:
     def _dispatch(self, end_position: int, progress: CatchUpProgress | None = None) -> None:
         """Give the projections everything up to `end_position`, then let readers see it."""
         log, queues = self._log, self._queues
-        start_position = queues.applied_position
-        while start_position < end_position:
-            start_position, next_position = log.records(start_position, end_position, CATCH_UP_BYTES)
-            self._apply(log.view(start_position, next_position), start_position, next_position)
-            start_position = next_position
+        position = queues.applied_position
+        while position < end_position:
+            start_position, next_position = log.records(position, end_position, CATCH_UP_BYTES)
+            view = log.view(start_position, next_position)
+            self._apply(view, start_position, next_position)
+            for projection in self._projections:
+                # Those that are level with the queues get the piece while it is warm.
+                if projection.applied_position == position:
+                    try:
+                        projection.apply(view, start_position, next_position)
+                    except Exception:
+                        self._note_failure(projection)
+                    if progress is not None:
+                        progress(projection.name, projection.applied_position, end_position)
+            position = next_position
             if progress is not None:
-                progress(queues.name, start_position, end_position)
+                progress(queues.name, position, end_position)
         for projection in self._projections:
-            self._keep_up(projection, end_position)
+            if projection.applied_position < end_position:
+                self._keep_up(projection, end_position, progress)
         self._confirmed_position = end_position
 
-    def _keep_up(self, projection: Projection, end_position: int) -> None:
+    def _keep_up(self, projection: Projection, end_position: int, progress: CatchUpProgress | None) -> None:
         """A projection that fails must not fail the append: it stays behind and is tried again."""
+        start_position = max(projection.applied_position, self._log.min_position)
+        report = CatchUpReport(projection.name, start_position, end_position, progress)
         try:
-            self._catch_up(projection, end_position)
+            catch_up(self._log, projection, end_position, progress=report)
             self._failed_projections.discard(id(projection))
         except Exception:
-            if id(projection) not in self._failed_projections:
-                self._failed_projections.add(id(projection))
-                logger.exception("projection %s stopped at %d", projection.name, projection.applied_position)
+            self._note_failure(projection)
 
-    def _catch_up(self, projection: Projection, end_position: int) -> None:
-        catch_up(self._log, projection, end_position)
+    def _note_failure(self, projection: Projection) -> None:
+        """In an `except` block."""
+        if id(projection) not in self._failed_projections:
+            self._failed_projections.add(id(projection))
+            logger.exception("projection %s stopped at %d", projection.name, projection.applied_position)
 
     def _open_latest(self, progress: CatchUpProgress | None) -> None:
         from iotmq.store.latest import Latest

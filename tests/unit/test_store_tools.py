@@ -402,12 +402,12 @@ def test_readable_lines_have_dates_and_quote_what_needs_it(directory: Path) -> N
 # Rebuilding -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("names", [["consumequeue"], ["latest"], None])
+@pytest.mark.parametrize("names", [["consumequeue"], ["index"], ["latest"], None])
 def test_rebuilt_it_is_what_it_was(directory: Path, names: list[str] | None) -> None:
     entries, latest = dump(directory, "entries"), dump(directory, "latest")
     told: list[tuple[str, int, int]] = []
     rebuilt = rebuild(directory, SETTINGS, names, progress=lambda *what: told.append(what))
-    assert rebuilt == (names or ["consumequeue", "latest"])
+    assert rebuilt == (names or ["consumequeue", "index", "latest"])
     for name in rebuilt:
         assert [what for what in told if what[0] == name][-1] == (name, 6604, 6604)
     assert {what[0] for what in told} == set(rebuilt)
@@ -421,9 +421,9 @@ def test_a_projection_of_another_part_is_left_for_it(directory: Path) -> None:
     key_values.space("sessions").write([b"\x01x"], [b"y"])
     key_values.space("sessions").flush(wait=True)
     key_values.close()
-    assert projection_names(directory, SETTINGS) == ["consumequeue", "latest", "sessions"]
+    assert projection_names(directory, SETTINGS) == ["consumequeue", "index", "latest", "sessions"]
     assert rebuild(directory, SETTINGS, ["sessions"]) == ["sessions"]
-    assert projection_names(directory, SETTINGS) == ["consumequeue", "latest"]
+    assert projection_names(directory, SETTINGS) == ["consumequeue", "index", "latest"]
 
 
 def test_an_open_store_is_refused_by_its_lock(tmp_path: Path) -> None:
@@ -450,7 +450,7 @@ def test_what_is_no_data_directory_is_refused_and_left_alone(tmp_path: Path) -> 
 
 def test_unknown_names_are_refused_before_anything_is_deleted(directory: Path) -> None:
     before = files_of(directory)
-    with pytest.raises(StoreError, match="has no projection nope: it has consumequeue, latest"):
+    with pytest.raises(StoreError, match="has no projection nope: it has consumequeue, index, latest"):
         rebuild(directory, SETTINGS, ["consumequeue", "nope"])
     assert files_of(directory) == before
 

@@ -1,0 +1,75 @@
+# The key index projection: hash files that lead from `topic#key` to positions in the log.
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+
+from iotmq.message.record cimport RecordParts
+from iotmq.store.segment cimport Segment
+
+cdef enum:
+    INDEX_HEADER_BYTES = 40
+    INDEX_SLOT_BYTES = 4
+    INDEX_ENTRY_BYTES = 20
+    INDEX_TOPIC_BYTES_MAX = 255
+
+cdef class IndexFile:
+    cdef readonly str path
+    cdef readonly int64_t number             # the file's name, which is all digits, as a number
+    cdef readonly int32_t slots
+    cdef readonly int32_t entries            # the file has room for one less: entry 0 means "none"
+    cdef readonly int64_t begin_timestamp_ms
+    cdef readonly int64_t end_timestamp_ms
+    cdef readonly int64_t begin_position
+    cdef readonly int64_t end_position
+    cdef readonly int32_t used_slots
+    cdef readonly int32_t count              # index of the next entry; 1 in an empty file
+    cdef readonly bint is_deleted
+    cdef bint is_dirty                       # has entries that were not synced yet
+    cdef bint is_new                         # its directory was not synced yet
+    cdef Segment segment
+    cdef uint8_t* slots_at
+    cdef uint8_t* entries_at
+    cdef int32_t writable_count              # entries below it have disk blocks
+
+    cdef int put(self, int32_t hash, int64_t position, int64_t timestamp_ms) except -1
+    cdef int reserve(self) except -1
+    cdef void write_header(self) noexcept
+    cdef int64_t entries_below(self, int64_t position) noexcept
+
+cdef class Lookup:
+    cdef list files                          # still to be looked at, the newest last
+    cdef IndexFile file                      # None between two
+    cdef int32_t hash
+    cdef int32_t index                       # of the entry to look at next, 0 at the end of a chain
+    cdef int64_t begin_ms
+    cdef int64_t end_ms
+    cdef int64_t steps_left
+
+cdef class KeyIndex:
+    cdef readonly str name
+    cdef readonly str directory
+    cdef readonly int64_t applied_position
+    cdef readonly int64_t added_entries      # since it was opened
+    cdef str state_path
+    cdef int32_t slots
+    cdef int32_t entries
+    cdef list files                          # oldest first
+    cdef list dirty
+    cdef object timestamp_at                 # store time of the record at a position of the log
+    cdef int64_t removed_files               # from the front, since it was opened
+    cdef IndexFile active                    # the last of `files`, None when there is none
+    cdef object lock                         # held while the state is written
+    cdef tuple written                       # the last state written
+    # Every record below is done, and so many keys of the one that starts there: an apply that failed
+    # goes on from here when its range comes again.
+    cdef int64_t next_position
+    cdef int32_t keys_done
+    # The topic of the last record with a key, and the hash of `topic#`.
+    cdef uint8_t topic[INDEX_TOPIC_BYTES_MAX]
+    cdef Py_ssize_t topic_size
+    cdef uint32_t topic_hash
+
+    cdef int apply_bytes(self, const uint8_t* at, const uint8_t* end, int64_t position) except -1
+    cdef int enter(self, const RecordParts* parts, int64_t position, const uint8_t* unique_key,
+                   Py_ssize_t unique_key_size, const uint8_t* keys, Py_ssize_t keys_size) except -1
+    cdef int put(self, int32_t hash, int64_t position, int64_t timestamp_ms) except -1
+    cdef int roll(self, int64_t timestamp_ms) except -1

@@ -1,0 +1,744 @@
+"""The key index: from a topic and a key to the records that carry it, in hash files.
+
+A file is `index/<yyyyMMddHHmmssSSS>` (UTC, of its first record), big-endian:
+  0 store time (ms) of the first record 8 | 8 of the last 8 | 16 position of the first 8 | 24 of the last 8
+  32 slots in use 4 | 36 index of the next entry 4 | 40 slots, 4 bytes each | entries, 20 bytes each
+A slot holds the index of the newest entry of its chain, 0 for none; entries count from 1. An entry:
+  0 hash 4 | 4 position 8 | 12 seconds since the file's first record 4 | 16 index of the chain's next older 4
+The hash is |Java's String.hashCode| of `topic#key` (0 where that has no absolute value), the slot the
+hash modulo the number of slots. Every record has its UNIQ_KEY entered first, then each word of its KEYS.
+
+What the hot path does: per batch one call to `apply`; per record parse, one pass over the properties,
+and per key a hash, a load and 24 bytes of stores. The slots, where writes are random, get their disk blocks
+when the file is made (512 KiB by default); entries are written in order, and get theirs in steps. The
+header goes into the file once a batch.
+
+The files have no checksums, so nothing in them is relied on that was not on the disk: `index.applied`
+beside the directory says up to which position of the log, and which entry of the last file, everything
+was. After a crash the last file is cut there and its slots are made anew from its entries; what came
+later is taken from the log again.
+"""
+
+import logging
+import os
+import struct
+import threading
+import zlib
+from datetime import UTC, datetime
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memchr, memcmp, memcpy, memset
+
+from iotmq.message.layout cimport (
+    AT_MAGIC, BLANK_BYTES, BLANK_MAGIC, SYS_FLAG_TRANSACTION_MASK, get_u32, get_u64, put_u32, put_u64,
+)
+from iotmq.message.record cimport FORMAT_OK, RecordParts, decode_point, parse_record
+from iotmq.store.consume_queue cimport TRANSACTION_ROLLBACK
+from iotmq.store.segment cimport Segment, whole_steps
+
+from iotmq.errors import StoreCorruptError
+from iotmq.limits import INDEX_LOOKUP_ENTRIES_MAX
+from iotmq.message.record import problem_text
+from iotmq.store.segment import sync_directory
+
+cdef enum:
+    NAME_END = 1
+    PROPERTY_END = 2
+    # Blocks for entries are taken in steps of this many bytes.
+    ALLOCATION_STEP_BYTES = 1048576
+    PAGE_BYTES = 4096
+
+cdef int64_t LOOKUP_ENTRIES_MAX = INDEX_LOOKUP_ENTRIES_MAX
+
+NAME_DIGITS = 17
+
+# `index.applied`: magic 8 | applied position 8 | files 8 | name of the last one as a number 8 |
+# index of its next entry 8 | crc32 of those 4
+_STATE = struct.Struct(">8sqqqqI")
+_STATE_MAGIC = b"iotmqKI1"
+# The last millisecond of the year 9999: names have four digits for the year.
+_NAMED_MS_MAX = 253_402_300_799_999
+
+logger = logging.getLogger("iotmq.store")
+
+
+def key_hash(str text):
+    """The hash entries hold for `text`, which is `topic#key`."""
+    cdef bytes data = text.encode("utf-8", "replace")
+    return without_sign(hash_on(0, <const uint8_t*> PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data)))
+
+
+def index_file_bytes(int64_t slots, int64_t entries):
+    """Size of a file with so many slots and entries."""
+    return INDEX_HEADER_BYTES + slots * INDEX_SLOT_BYTES + entries * INDEX_ENTRY_BYTES
+
+
+cdef class IndexFile:
+    """One hash file, mapped whole. Times and positions are those of its first and last record."""
+
+    def __init__(self, str path, int32_t slots, int32_t entries):
+        """Map the file at `path`, made when missing with its slots' blocks; raises OSError."""
+        cdef int64_t size_bytes = index_file_bytes(slots, entries)
+        self.path = path
+        self.number = int(os.path.basename(path))
+        self.slots = slots
+        self.entries = entries
+        self.segment = Segment(path, 0, size_bytes)
+        self.segment.allocate(INDEX_HEADER_BYTES + <int64_t> slots * INDEX_SLOT_BYTES)
+        self.slots_at = self.segment.data + INDEX_HEADER_BYTES
+        self.entries_at = self.slots_at + <int64_t> slots * INDEX_SLOT_BYTES
+        self.count_writable()
+        self.begin_timestamp_ms = <int64_t> get_u64(self.segment.data)
+        self.end_timestamp_ms = <int64_t> get_u64(self.segment.data + 8)
+        self.begin_position = <int64_t> get_u64(self.segment.data + 16)
+        self.end_position = <int64_t> get_u64(self.segment.data + 24)
+        self.used_slots = <int32_t> get_u32(self.segment.data + 32)
+        # Nothing beyond the blocks may be touched, whatever a damaged header says; `problem` tells.
+        self.count = min(max(<int32_t> get_u32(self.segment.data + 36), 1), max(self.writable_count, 1))
+
+    def __repr__(self):
+        return f"<IndexFile {self.path} {self.count - 1} entries {self.begin_position}..{self.end_position}>"
+
+    def view(self):
+        """Read-only view of the file as far as it has disk blocks."""
+        return self.segment.view(0, self.segment.allocated_bytes)
+
+    def problem(self):
+        """What is wrong with the header, None when it agrees with the entries."""
+        if <int32_t> get_u32(self.segment.data + 36) != self.count:
+            return f"its header counts {<int32_t> get_u32(self.segment.data + 36)} entries"
+        if self.count == 1:
+            return None
+        if self.position_of(1) != self.begin_position or self.position_of(self.count - 1) != self.end_position:
+            return "its first or last entry is not the one its header names"
+        if self.end_position < self.begin_position or not 0 < self.used_slots <= min(self.slots, self.count - 1):
+            return "its header cannot be right"
+        return None
+
+    def position_of(self, int32_t index):
+        """Position in the entry at `index`, 1..count - 1."""
+        if not 0 < index < self.count:
+            raise IndexError(f"entry {index} of {self!r}")
+        return <int64_t> get_u64(self.entries_at + <int64_t> index * INDEX_ENTRY_BYTES + 4)
+
+    def start_behind(self, IndexFile previous):
+        """Begin an empty file: it starts where `previous` ends (or at nothing)."""
+        if previous is not None:
+            self.begin_timestamp_ms = self.end_timestamp_ms = previous.end_timestamp_ms
+            self.begin_position = self.end_position = previous.end_position
+        self.count = 1
+        self.used_slots = 0
+        self.is_new = True
+        self.write_header()
+
+    def cut(self, int32_t count, timestamp_at=None):
+        """Keep the entries below `count` (at least one), zero the others, and make the slots from them.
+
+        Entries are relied on, slots and links are not. `timestamp_at` gives the store time of the record at
+        a position, 0 when there is none. Raises StoreCorruptError for an entry that none of ours can be.
+        """
+        cdef uint8_t* entry
+        cdef uint8_t* slot
+        cdef int32_t index, hash
+        cdef int64_t kept_bytes = self.entries_at - self.segment.data + <int64_t> count * INDEX_ENTRY_BYTES
+        cdef int64_t position
+        if not 1 < count <= self.writable_count:
+            raise StoreCorruptError(f"{self.path} has no {count - 1} entries")
+        memset(self.slots_at, 0, <size_t> self.slots * INDEX_SLOT_BYTES)
+        self.used_slots = 0
+        position = -1
+        for index in range(1, count):
+            entry = self.entries_at + <int64_t> index * INDEX_ENTRY_BYTES
+            hash = <int32_t> get_u32(entry)
+            if hash < 0 or <int64_t> get_u64(entry + 4) < position:
+                raise StoreCorruptError(f"{self.path}: entry {index} is damaged")
+            position = <int64_t> get_u64(entry + 4)
+            slot = self.slots_at + <int64_t> (hash % self.slots) * INDEX_SLOT_BYTES
+            self.used_slots += get_u32(slot) == 0
+            memcpy(entry + 16, slot, INDEX_SLOT_BYTES)
+            put_u32(slot, <uint32_t> index)
+        self.end_timestamp_ms = 0 if timestamp_at is None else timestamp_at(position)
+        if self.end_timestamp_ms == 0:
+            # The entry says it to the second.
+            self.end_timestamp_ms = self.begin_timestamp_ms + <int64_t> <int32_t> get_u32(entry + 12) * 1000 + 999
+        self.begin_position = <int64_t> get_u64(self.entries_at + INDEX_ENTRY_BYTES + 4)
+        self.end_position = position
+        self.count = count
+        if kept_bytes < self.segment.allocated_bytes:
+            self.segment.truncate(kept_bytes)
+        self.count_writable()
+        self.write_header()
+
+    def sync(self, sync_file):
+        """Call `sync_file` on the file, and make the name of a new one durable. Any thread."""
+        try:
+            self.segment.sync(sync_file)
+        except FileNotFoundError:
+            if not self.is_deleted:
+                raise
+            return
+        if self.is_new:
+            self.is_new = False
+            sync_directory(os.path.dirname(self.path))
+
+    def delete(self):
+        """Remove the file; raises OSError. Look-ups under way still have its mapping."""
+        self.is_deleted = True
+        os.unlink(self.path)
+
+    def count_writable(self):
+        self.writable_count = <int32_t> (
+            (self.segment.data + self.segment.allocated_bytes - self.entries_at) // INDEX_ENTRY_BYTES
+        )
+
+    cdef int put(self, int32_t hash, int64_t position, int64_t timestamp_ms) except -1:
+        """Add an entry. The caller has seen that the file is not full."""
+        cdef uint8_t* slot
+        cdef uint8_t* entry
+        cdef int64_t seconds = 0
+        if self.count >= self.writable_count:
+            self.reserve()
+        if self.count == 1:
+            self.begin_timestamp_ms = timestamp_ms
+            self.begin_position = position
+        elif self.begin_timestamp_ms > 0 and timestamp_ms > self.begin_timestamp_ms:
+            seconds = min((timestamp_ms - self.begin_timestamp_ms) // 1000, <int64_t> INT32_MAX)
+        slot = self.slots_at + <int64_t> (hash % self.slots) * INDEX_SLOT_BYTES
+        entry = self.entries_at + <int64_t> self.count * INDEX_ENTRY_BYTES
+        put_u32(entry, <uint32_t> hash)
+        put_u64(entry + 4, <uint64_t> position)
+        put_u32(entry + 12, <uint32_t> seconds)
+        if get_u32(slot) == 0:
+            self.used_slots += 1
+        memcpy(entry + 16, slot, INDEX_SLOT_BYTES)
+        put_u32(slot, <uint32_t> self.count)
+        self.count += 1
+        self.end_timestamp_ms = timestamp_ms
+        self.end_position = position
+        return 0
+
+    cdef int reserve(self) except -1:
+        """Have disk blocks for one entry more, a whole step where there is room."""
+        cdef int64_t needed_bytes = (
+            self.entries_at - self.segment.data + (<int64_t> self.count + 1) * INDEX_ENTRY_BYTES
+        )
+        try:
+            self.segment.allocate(min(whole_steps(needed_bytes, ALLOCATION_STEP_BYTES), self.segment.size_bytes))
+        except OSError:
+            # The last bit of a nearly full disk.
+            self.segment.allocate(min(whole_steps(needed_bytes, PAGE_BYTES), self.segment.size_bytes))
+        self.count_writable()
+        assert self.count < self.writable_count
+        return 0
+
+    cdef void write_header(self) noexcept:
+        cdef uint8_t* header = self.segment.data
+        put_u64(header, <uint64_t> self.begin_timestamp_ms)
+        put_u64(header + 8, <uint64_t> self.end_timestamp_ms)
+        put_u64(header + 16, <uint64_t> self.begin_position)
+        put_u64(header + 24, <uint64_t> self.end_position)
+        put_u32(header + 32, <uint32_t> self.used_slots)
+        put_u32(header + 36, <uint32_t> self.count)
+
+    cdef int64_t entries_below(self, int64_t position) noexcept:
+        """Index of the first entry of a record at or past `position`; entries are in the log's order."""
+        cdef int64_t low = 1
+        cdef int64_t high = self.count
+        cdef int64_t middle
+        while low < high:
+            middle = (low + high) // 2
+            if <int64_t> get_u64(self.entries_at + middle * INDEX_ENTRY_BYTES + 4) < position:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+cdef class Lookup:
+    """The positions a key may be at, newest first; one at a time, because most callers want few.
+
+    Other keys can have the same hash: whoever asks has to look at the record.
+    """
+
+    def next_position(self):
+        """The next older one, -1 when there are no more (or the look-up has cost enough)."""
+        cdef IndexFile file
+        cdef const uint8_t* entry
+        cdef int32_t older
+        cdef int64_t position, time_ms
+        while True:
+            if self.index == 0 and not self.next_file():
+                return -1
+            file = self.file
+            while self.index:
+                if self.steps_left == 0:
+                    self.files = []
+                    self.index = 0
+                    return -1
+                self.steps_left -= 1
+                entry = file.entries_at + <int64_t> self.index * INDEX_ENTRY_BYTES
+                # To the second, rounded down: an entry may be up to 999 ms newer than that.
+                time_ms = file.begin_timestamp_ms + <int64_t> <int32_t> get_u32(entry + 12) * 1000
+                older = <int32_t> get_u32(entry + 16)
+                # A link that does not lead to an older entry ends the chain, and so does an entry
+                # from before the time asked for.
+                self.index = 0 if time_ms + 999 < self.begin_ms or not 0 < older < self.index else older
+                if (
+                    <int32_t> get_u32(entry) == self.hash
+                    and <int32_t> get_u32(entry + 12) >= 0
+                    and time_ms <= self.end_ms
+                    and time_ms + 999 >= self.begin_ms
+                ):
+                    position = <int64_t> get_u64(entry + 4)
+                    return position
+
+    def next_file(self):
+        """Go to the next older file whose time overlaps the one asked for; whether there is one."""
+        cdef IndexFile file = self.file
+        while self.files and (file is None or file.begin_timestamp_ms >= self.begin_ms):
+            file = <IndexFile> self.files.pop()
+            self.file = file
+            if file.count > 1 and file.begin_timestamp_ms <= self.end_ms and file.end_timestamp_ms >= self.begin_ms:
+                self.index = <int32_t> get_u32(
+                    file.slots_at + <int64_t> (self.hash % file.slots) * INDEX_SLOT_BYTES
+                )
+                if not 0 < self.index < file.count:
+                    self.index = 0
+                return True
+        return False
+
+
+cdef class KeyIndex:
+    """The projection that makes and reads the index files. Call `recover` before anything else.
+
+    One thread applies and looks up; `take_dirty`, `sync`, `state` and `write_state` may be called in another.
+    """
+
+    def __init__(self, str directory, str state_path, *, int32_t slots, int32_t entries):
+        """Files of `directory` (made when missing) with so many slots, and room for `entries - 1` entries."""
+        if slots < 1 or entries < 2:
+            raise ValueError(f"an index file with {slots} slots and {entries} entries")
+        self.name = "index"
+        self.directory = directory
+        self.state_path = state_path
+        self.slots = slots
+        self.entries = entries
+        self.files = []
+        self.dirty = []
+        self.lock = threading.Lock()
+        os.makedirs(directory, exist_ok=True)
+
+    def recover(self, int64_t min_position, int64_t end_position, *, bint was_clean, int64_t timestamp_ms,
+                timestamp_at):
+        """Take the files back to what can be relied on, for a log of [min_position, end_position).
+
+        Afterwards `applied_position` says where to go on. Files of another broker, known by the missing
+        `index.applied`, count up to their last entry, and after a crash only the ones that end before
+        `timestamp_ms` (the checkpoint's). `timestamp_at` gives the store time of the record that starts at a
+        position of the log, 0 when none does.
+        Anything that does not fit together is deleted, to be made again from the log. Raises OSError.
+        """
+        self.timestamp_at = timestamp_at
+        try:
+            self._load()
+            if not os.path.exists(self.state_path):
+                self._adopt(min_position, end_position, was_clean, timestamp_ms)
+            else:
+                self._take_back(min_position, end_position, was_clean)
+        except StoreCorruptError as error:
+            logger.warning("the key index is made again from the log: %s", error)
+            self.clear(min_position)
+
+    def _load(self):
+        """Map every file there is."""
+        cdef int64_t size_bytes = index_file_bytes(self.slots, self.entries)
+        names = sorted(name for name in os.listdir(self.directory) if len(name) == NAME_DIGITS and name.isdecimal())
+        paths = [os.path.join(self.directory, name) for name in names]
+        for path in paths:
+            if os.stat(path).st_size != size_bytes:
+                raise StoreCorruptError(
+                    f"{path} is not of the size of {self.slots} slots and {self.entries} entries"
+                )
+        self.files = [IndexFile(path, self.slots, self.entries) for path in paths]
+
+    def _adopt(self, int64_t min_position, int64_t end_position, bint was_clean, int64_t timestamp_ms):
+        """Rely on the headers: files of a broker that does not write our state, or none."""
+        cdef IndexFile file
+        for number, file in enumerate(self.files):
+            if not was_clean and file.end_timestamp_ms >= timestamp_ms:
+                self._delete_from(number)
+                break
+        while self.files and (<IndexFile> self.files[len(self.files) - 1]).count == 1:
+            self._delete_from(len(self.files) - 1)
+        if not self.files:
+            self.rewind(min_position, min_position)
+            try:
+                # By now, so that a stop on a full disk can be a clean one.
+                self.write_state(self.state())
+            except OSError as error:
+                logger.warning("cannot write %s: %s", self.state_path, error)
+            return
+        self._check_headers(self.files)
+        file = <IndexFile> self.files[len(self.files) - 1]
+        if file.end_position < end_position and min_position <= file.end_position:
+            if not self.timestamp_at(file.end_position):
+                raise StoreCorruptError(f"{file.path}: there is no record at {file.end_position}")
+        if not was_clean:
+            file.cut(file.count, self.timestamp_at)
+        self.rewind(
+            min(file.end_position, end_position), min_position, keep_at=file.end_position < end_position
+        )
+
+    def _take_back(self, int64_t min_position, int64_t end_position, bint was_clean):
+        """Rely on our state."""
+        cdef IndexFile file
+        cdef int64_t applied_position, file_count, last_number, last_count, position
+        state = self.read_state()
+        if state is None:
+            raise StoreCorruptError(f"{self.state_path} is damaged")
+        applied_position, file_count, last_number, last_count = state
+        kept = [file for file in self.files if (<IndexFile> file).number <= last_number] if file_count else []
+        has_more = len(kept) < len(self.files)
+        self._delete_from(len(kept))
+        if len(kept) < file_count or (kept and (<IndexFile> kept[len(kept) - 1]).number != last_number):
+            raise StoreCorruptError(f"{self.directory}: files are missing")
+        self._check_headers(kept[:-1])
+        position = min(applied_position, end_position)
+        if kept:
+            file = <IndexFile> kept[len(kept) - 1]
+            if not was_clean or has_more or file.count != last_count or file.problem() is not None:
+                if not 1 < last_count <= self.entries:
+                    raise StoreCorruptError(f"{self.state_path} is damaged")
+                file.cut(<int32_t> last_count, self.timestamp_at)
+        self.written = state
+        self.rewind(position, min_position)
+        if position < applied_position:
+            # It would become a false statement as soon as the log grows past it with other records.
+            self.write_state(self.state())
+
+    def _check_headers(self, files):
+        for file in files:
+            problem = (<IndexFile> file).problem()
+            if problem is not None:
+                raise StoreCorruptError(f"{(<IndexFile> file).path}: {problem}")
+
+    def apply(self, view, int64_t start_position, int64_t end_position):
+        """Enter the keys of the records of `view`, the log's bytes of [start_position, end_position).
+
+        Records that were done before are passed over, and so are rolled back ones. Raises
+        StoreCorruptError when the bytes are not whole records, OSError when a file cannot grow.
+        """
+        cdef Py_buffer buffer
+        PyObject_GetBuffer(view, &buffer, PyBUF_SIMPLE)
+        try:
+            if buffer.len < end_position - start_position:
+                raise ValueError(f"{buffer.len} bytes for {start_position}..{end_position}")
+            self.apply_bytes(
+                <const uint8_t*> buffer.buf, <const uint8_t*> buffer.buf + (end_position - start_position),
+                start_position,
+            )
+            self.next_position = max(self.next_position, end_position)
+            self.applied_position = end_position
+        finally:
+            if self.active is not None:
+                self.active.write_header()
+            PyBuffer_Release(&buffer)
+
+    def look_up(self, str topic, str key, *, int64_t begin_ms=0, int64_t end_ms=(1 << 62)):
+        """A Lookup of the records of `topic` with `key` and a store time in [begin_ms, end_ms].
+
+        Files are looked at newest to oldest while their times overlap.
+        """
+        cdef Lookup lookup = Lookup.__new__(Lookup)
+        lookup.files = list(self.files)
+        lookup.hash = key_hash(f"{topic}#{key}")
+        # Kept away from the ends of int64, for the sums.
+        lookup.begin_ms = min(max(begin_ms, <int64_t> 0), <int64_t> 1 << 62)
+        lookup.end_ms = min(max(end_ms, <int64_t> -1), <int64_t> 1 << 62)
+        lookup.steps_left = LOOKUP_ENTRIES_MAX
+        return lookup
+
+    def file_list(self):
+        """All files, oldest first."""
+        return list(self.files)
+
+    @property
+    def stored_entries(self):
+        """Entries in all files."""
+        return sum([(<IndexFile> file).count - 1 for file in self.files])
+
+    @property
+    def end_timestamp_ms(self):
+        """Store time of the newest record with an entry, 0 without one."""
+        return 0 if self.active is None else self.active.end_timestamp_ms
+
+    def rewind(self, int64_t position, int64_t min_position, *, bint keep_at=False):
+        """Forget all records at or past `position`; `apply` goes on from there.
+
+        `keep_at` keeps the entries of the record at `position`, and passes it over.
+        """
+        cdef IndexFile file
+        cdef int64_t cut_position = position + keep_at
+        cdef int32_t kept_count
+        while self.files:
+            file = <IndexFile> self.files[len(self.files) - 1]
+            if file.count > 1 and file.begin_position < cut_position:
+                kept_count = <int32_t> file.entries_below(cut_position)
+                if kept_count < file.count:
+                    file.cut(kept_count, self.timestamp_at)
+                    self.mark_dirty(file)
+                break
+            self._delete_from(len(self.files) - 1)
+        self.active = <IndexFile> self.files[len(self.files) - 1] if self.files else None
+        self.applied_position = max(position, min_position)
+        self.next_position = max(cut_position, min_position)
+        self.keys_done = 0
+        self.trim(min_position)
+
+    def clear(self, int64_t position):
+        """Delete every file; `apply` starts over from `position`, the first of the log."""
+        # First, so that no crash can leave new files under an old statement.
+        self.written = (position, 0, 0, 0)
+        self._write_state(self.written)
+        self.files = []
+        self.dirty = []
+        self.active = None
+        self.keys_done = 0
+        self.applied_position = self.next_position = position
+        for name in os.listdir(self.directory):
+            if len(name) == NAME_DIGITS and name.isdecimal():
+                os.unlink(os.path.join(self.directory, name))
+
+    def trim(self, int64_t min_position):
+        """Delete the files all of whose records lie before `min_position`; the newest file stays."""
+        cdef list removed
+        cdef Py_ssize_t count = 0
+        while count < len(self.files) - 1 and (<IndexFile> self.files[count]).end_position < min_position:
+            count += 1
+        if count == 0:
+            return
+        with self.lock:
+            removed = self.files[:count]
+            self.files = self.files[count:]
+            self.removed_files += count
+            if self.written is not None and self.written[1]:
+                self.written = (self.written[0], max(0, self.written[1] - count), *self.written[2:])
+                self._write_state(self.written)
+        for file in removed:
+            (<IndexFile> file).delete()
+
+    def take_dirty(self):
+        """The files with entries since the last call, for the thread that syncs them."""
+        cdef list taken = self.dirty
+        self.dirty = []
+        for file in taken:
+            (<IndexFile> file).is_dirty = False
+        return taken
+
+    def sync(self, list files not None, sync_file):
+        """Bring `files` to the disk; raises OSError. Any thread."""
+        for file in files:
+            (<IndexFile> file).sync(sync_file)
+
+    def state(self):
+        """What `write_state` is to write once every entry made so far is on the disk.
+
+        (applied position, files ever, name of the last one as a number, index of its next entry)
+        """
+        cdef IndexFile active = self.active
+        if active is None:
+            return self.next_position, self.removed_files, 0, 0
+        return self.next_position, self.removed_files + len(self.files), active.number, active.count
+
+    def write_state(self, state):
+        """Remember `state`; raises OSError. Any thread."""
+        applied_position, files_ever, last_number, last_count = state
+        with self.lock:
+            self.written = (applied_position, max(0, files_ever - self.removed_files), last_number, last_count)
+            self._write_state(self.written)
+
+    def read_state(self):
+        """The remembered (applied position, files, name of the last, its next entry), None when damaged."""
+        try:
+            with open(self.state_path, "rb") as file:
+                record = file.read(_STATE.size + 1)
+        except FileNotFoundError:
+            return None
+        if len(record) != _STATE.size or zlib.crc32(record[:-4]) != int.from_bytes(record[-4:], "big"):
+            return None
+        magic, *state, _ = _STATE.unpack(record)
+        return tuple(state) if magic == _STATE_MAGIC else None
+
+    def _write_state(self, state):
+        """In place, for the reasons the queues' state is."""
+        record = _STATE.pack(_STATE_MAGIC, *state, 0)
+        record = record[:-4] + struct.pack(">I", zlib.crc32(record[:-4]))
+        is_new = not os.path.exists(self.state_path)
+        descriptor = os.open(self.state_path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.pwrite(descriptor, record, 0)
+            os.ftruncate(descriptor, len(record))
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+        if is_new:
+            sync_directory(os.path.dirname(self.state_path))
+
+    def _delete_from(self, Py_ssize_t number):
+        while len(self.files) > number:
+            (<IndexFile> self.files.pop()).delete()
+
+    def mark_dirty(self, IndexFile file not None):
+        if not file.is_dirty:
+            file.is_dirty = True
+            self.dirty.append(file)
+
+    cdef int apply_bytes(self, const uint8_t* at, const uint8_t* end, int64_t position) except -1:
+        cdef RecordParts parts
+        cdef const uint8_t* property
+        cdef const uint8_t* property_end
+        cdef const uint8_t* properties_end
+        cdef const uint8_t* unique_key
+        cdef const uint8_t* keys
+        cdef Py_ssize_t unique_key_size, keys_size
+        cdef int problem
+        while at < end:
+            problem = parse_record(at, end, &parts)
+            if problem != FORMAT_OK:
+                if end - at >= BLANK_BYTES and get_u32(at + AT_MAGIC) == <uint32_t> BLANK_MAGIC:
+                    return 0
+                raise StoreCorruptError(f"not a record where the log has one: {problem_text(problem)}")
+            at += parts.size
+            if position < self.next_position:
+                position += parts.size
+                continue
+            if parts.sys_flag & SYS_FLAG_TRANSACTION_MASK != TRANSACTION_ROLLBACK:
+                unique_key_size = keys_size = 0
+                unique_key = keys = NULL
+                property = parts.properties
+                properties_end = property + parts.properties_size
+                # The last of several with one name wins.
+                while properties_end - property >= 5:
+                    property_end = <const uint8_t*> memchr(property, PROPERTY_END, properties_end - property)
+                    if property_end == NULL:
+                        property_end = properties_end
+                    if property[0] == c"K":
+                        if property_end - property > 4 and memcmp(property, "KEYS\x01", 5) == 0:
+                            keys = property + 5
+                            keys_size = property_end - keys
+                    elif property[0] == c"U":
+                        if property_end - property > 8 and memcmp(property, "UNIQ_KEY\x01", 9) == 0:
+                            unique_key = property + 9
+                            unique_key_size = property_end - unique_key
+                    property = property_end + 1
+                if unique_key_size or keys_size:
+                    self.enter(&parts, position, unique_key, unique_key_size, keys, keys_size)
+            position += parts.size
+            self.next_position = position
+            self.keys_done = 0
+        return 0
+
+    cdef int enter(self, const RecordParts* parts, int64_t position, const uint8_t* unique_key,
+                   Py_ssize_t unique_key_size, const uint8_t* keys, Py_ssize_t keys_size) except -1:
+        """Put the keys of a record, but not the first `keys_done`, which counts them from here on."""
+        cdef const uint8_t* end = keys + keys_size
+        cdef const uint8_t* word_end
+        cdef int32_t number = 0
+        if self.topic_size != parts.topic_size or memcmp(self.topic, parts.topic, parts.topic_size) != 0:
+            # Topics with a length field of two bytes can be too long to be kept.
+            self.topic_size = parts.topic_size if parts.topic_size <= INDEX_TOPIC_BYTES_MAX else -1
+            memcpy(self.topic, parts.topic, max(self.topic_size, <Py_ssize_t> 0))
+            self.topic_hash = hash_on(0, parts.topic, parts.topic_size) * 31 + <uint32_t> c"#"
+        if unique_key_size:
+            if self.keys_done == 0:
+                self.put(
+                    without_sign(hash_on(self.topic_hash, unique_key, unique_key_size)), position,
+                    parts.store_timestamp_ms,
+                )
+                self.keys_done = 1
+            number = 1
+        while keys < end:
+            word_end = <const uint8_t*> memchr(keys, c" ", end - keys)
+            if word_end == NULL:
+                word_end = end
+            if word_end > keys:
+                if number == self.keys_done:
+                    self.put(
+                        without_sign(hash_on(self.topic_hash, keys, word_end - keys)), position,
+                        parts.store_timestamp_ms,
+                    )
+                    self.keys_done += 1
+                number += 1
+            keys = word_end + 1
+        return 0
+
+    cdef int put(self, int32_t hash, int64_t position, int64_t timestamp_ms) except -1:
+        if self.active is None or self.active.count >= self.entries:
+            self.roll(timestamp_ms)
+        self.active.put(hash, position, timestamp_ms)
+        self.added_entries += 1
+        if not self.active.is_dirty:
+            self.mark_dirty(self.active)
+        return 0
+
+    cdef int roll(self, int64_t timestamp_ms) except -1:
+        """Begin the next file."""
+        cdef IndexFile file
+        cdef int64_t number
+        time = datetime.fromtimestamp(min(max(timestamp_ms, <int64_t> 0), <int64_t> _NAMED_MS_MAX) // 1000, UTC)
+        number = int(f"{time:%Y%m%d%H%M%S}") * 1000 + max(timestamp_ms, <int64_t> 0) % 1000
+        if self.active is not None:
+            self.active.write_header()
+            # Names must sort like the files; two can be made in one millisecond.
+            number = max(number, self.active.number + 1)
+        path = os.path.join(self.directory, f"{number:0{NAME_DIGITS}d}")
+        try:
+            file = IndexFile(path, self.slots, self.entries)
+            file.start_behind(self.active)
+            file.reserve()
+        except OSError:
+            if os.path.exists(path):
+                os.unlink(path)
+            raise
+        self.files.append(file)
+        self.active = file
+        return 0
+
+
+cdef inline int32_t without_sign(uint32_t hash) noexcept nogil:
+    """Math.abs, with 0 for the one number that has no opposite."""
+    cdef int32_t value = <int32_t> hash
+    if value >= 0:
+        return value
+    return <int32_t> (0 - hash) if hash != <uint32_t> 0x80000000 else 0
+
+
+cdef uint32_t hash_on(uint32_t value, const uint8_t* text, Py_ssize_t size) noexcept nogil:
+    """Java's String.hashCode of a text whose front has the hash `value` and which goes on with `text`."""
+    cdef uint32_t point
+    cdef uint32_t four
+    cdef Py_ssize_t at = 0
+    while at < size:
+        if size - at >= 4:
+            memcpy(&four, text + at, 4)
+            if four & <uint32_t> 0x80808080 == 0:
+                # Four at once, because each step waits for the one before.
+                value = (
+                    value * 923521 + <uint32_t> text[at] * 29791 + <uint32_t> text[at + 1] * 961
+                    + <uint32_t> text[at + 2] * 31 + text[at + 3]
+                )
+                at += 4
+                continue
+        if text[at] < 0x80:
+            value = value * 31 + text[at]
+            at += 1
+            continue
+        at += decode_point(text + at, size - at, &point)
+        if point >= 0x10000:
+            point -= 0x10000
+            value = (value * 31 + 0xD800 + (point >> 10)) * 31 + 0xDC00 + (point & 0x3FF)
+        else:
+            value = value * 31 + point
+    return value
