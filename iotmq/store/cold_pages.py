@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from iotmq.store.residency import WINDOW_BYTES, ColdRead, Window
@@ -53,6 +53,14 @@ class ColdPages:
         for window in windows:
             window.page_in()
         self._keep(windows, fetched + ahead)
+
+    def forget(self, paths: Collection[str]) -> None:
+        """Let go of the windows of files that are being deleted: while one is kept, so are their blocks."""
+        with self._lock:
+            for key in [key for key, window in self._windows.items() if window.segment.path in paths]:
+                size_bytes = self._windows.pop(key).size_bytes
+                self._held_bytes -= size_bytes
+                self.dropped_bytes += size_bytes
 
     def _ahead_of(self, windows: Sequence[Window], end_position: int) -> list[Window]:
         """What a sequential scan will want next, where it is not in memory yet."""

@@ -70,6 +70,12 @@ class Remover:
             if segment is not None
         )
 
+    @property
+    def leaving_paths(self) -> set[str]:
+        """Their files."""
+        removals = list(self._removals)
+        return {removal.path for removal in removals} | {segment.path for segment in self._held}
+
     def remove_segments(self, segments: Iterable[Segment]) -> None:
         """Delete segments the log has let go of, lowest first."""
         self._add(_Removal(segment.path, segment) for segment in segments)

@@ -139,10 +139,9 @@ def _forced_count(
     segments: Sequence[SegmentAge], disks: Sequence[DiskUsage], settings: StoreSettings, leaving_bytes: int
 ) -> int:
     """How many must go for the disks to be at the forced watermark or below; no more than that."""
-    force_percent = min(settings.disk_force_percent, settings.disk_full_percent)
     count = 0
     for number, disk in enumerate(disks):
-        excess_bytes = disk.used_bytes - disk.total_bytes * force_percent // 100
+        excess_bytes = disk.used_bytes - disk.total_bytes * settings.disk_force_percent // 100
         if excess_bytes <= 0:
             continue
         if number > 0:

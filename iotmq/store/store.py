@@ -110,6 +110,7 @@ class Store:
             sync_file=sync_file,
         )
         self._allocator = AheadAllocator(log.make_room_ahead)
+        self._cold_pages = ColdPages(bytes_max=settings.cold_bytes_max)
         self._trimmer = Trimmer(
             log,
             queues,
@@ -117,9 +118,9 @@ class Store:
             settings,
             clock=clock,
             directories=(Path(log.directory), Path(queues.directory), self.directory),
+            forget=self._cold_pages.forget,
             read_usage=read_usage,
         )
-        self._cold_pages = ColdPages(bytes_max=settings.cold_bytes_max)
         self._flushed_waiters = FlushedWaiters()
         # Bound once: append is called for every batch.
         self._append = log.append

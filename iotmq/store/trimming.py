@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,9 +67,11 @@ class Trimmer:
         *,
         clock: Clock,
         directories: Iterable[Path],
+        forget: Callable[[Collection[str]], None] = lambda paths: None,
         read_usage: Callable[[Path], DiskUsage] = read_disk_usage,
     ) -> None:
-        """`directories`: the log's, and those of what is derived; of one disk the first is asked."""
+        """`directories`: the log's, and those of what is derived; of one disk the first is asked. `forget`
+        is told the paths of files that go, for whoever keeps something of them."""
         self.expired_reads = 0
         # Why appends are to be refused; None while they are not.
         self.refusal: str | None = None
@@ -80,6 +82,7 @@ class Trimmer:
         self._settings = settings
         self._clock = clock
         self._directories = _one_per_disk(directories)
+        self._forget = forget
         self._read_usage = read_usage
         self._usages: list[DiskUsage] = []
         self._has_usage_failed = False
@@ -102,6 +105,9 @@ class Trimmer:
         everything was consumed by some group, None for all of it.
         """
         self._trim_derived()
+        leaving = self.remover.leaving_paths
+        if leaving:
+            self._forget(leaving)
         now_s = self._clock.monotonic_s()
         if now_s < self._due_s:
             if self._is_refusing and now_s >= self._refusal_due_s:
@@ -310,6 +316,7 @@ class Trimmer:
         self._trimmed_position = position
         paths = self._queues.take_passed_files()
         self._deleted_queue_files += len(paths)
+        self._forget(set(paths))
         self.remover.remove_files(paths)
         for projection in self._projections:
             if not isinstance(projection, TrimmableProjection):

@@ -156,7 +156,11 @@ def test_watermarks_in_the_wrong_order_still_end_a_refusal() -> None:
     assert is_refusing_at([disk(81)], settings, is_refusing=False)
     assert is_refusing_at([disk(81)], settings, is_refusing=True)
     assert not is_refusing_at([disk(80)], settings, is_refusing=True)
-    assert look(aged(1, 1), disk(81), settings=settings).delete_count == 1
+    # It deletes where it was told to, and not to take more.
+    assert look(aged(1, 1), disk(81), settings=settings).delete_count == 0
+    assert look(aged(1, 1), disk(96), settings=settings).delete_count == 1
+    never = StoreSettings(disk_force_percent=100)
+    assert look(aged(1, 1), disk(100), settings=never) == Decision(0, "none", True, 0, False)
 
 
 def test_ages_are_asked_for_only_as_far_as_needed() -> None:

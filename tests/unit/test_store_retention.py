@@ -19,6 +19,7 @@ from iotmq.message.record import iter_records
 from iotmq.store import removal
 from iotmq.store.reads import ReadStatus
 from iotmq.store.removal import Remover
+from iotmq.store.residency import Window
 from iotmq.store.retention import DiskUsage
 from iotmq.store.segment import Segment, segment_name
 from iotmq.store.store import Store
@@ -475,6 +476,25 @@ def test_views_of_deleted_segments_stay_valid(keeper: Make) -> None:
             break
         dropped.wait(0.02)
     assert remover.leaving_bytes == 0
+
+
+def test_cold_reads_keep_no_deleted_file(keeper: Make) -> None:
+    k = keeper(hot_bytes=0)
+    k.fill(10)
+    wait_flushed(k.store)
+    first = k.store._log.segment_list()[0]
+    window = Window(first, 0, 4096)
+    window.drop()
+    queue = k.store.queue("T", 0)
+    plan = k.store.plan_read(queue, 0, records_max=3, bytes_max=9999)
+    if plan is None or not plan.windows:
+        pytest.skip("this file system keeps everything in memory")
+    k.store.load(plan)
+    del plan, window, first
+    assert k.store._cold_pages.held_bytes > 0
+    k.clock.advance(4000)
+    k.delete_expired()
+    assert k.store._cold_pages.held_bytes == 0
 
 
 def test_the_mapping_ends_in_the_removing_thread(tmp_path: Path) -> None:
