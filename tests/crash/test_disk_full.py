@@ -145,11 +145,11 @@ async def is_refused(gateway: GatewayProcess, accepted: list[bytes]) -> Command:
 
 
 def small_gateway(
-    data: Path, disk: SmallDisk | None = None, *, log: Path, flush: str = "async"
+    data: Path, disk: SmallDisk | None = None, *more: str, log: Path, flush: str = "async"
 ) -> GatewayProcess:
     return GatewayProcess(
         data, f"store.segment_bytes={SEGMENT_BYTES}", "store.record_bytes_max=524288",
-        "store.queue_file_entries=5000", f"store.flush={flush}", "mqtt.retry_interval_s=0.05",
+        "store.queue_file_entries=5000", f"store.flush={flush}", "mqtt.retry_interval_s=0.05", *more,
         prefix=disk.prefix if disk else (), log=log,
     )  # fmt: skip
 
@@ -214,6 +214,44 @@ async def test_a_full_disk_holds_senders_back_and_passes(tmp_path: Path, disk: S
         once = list(dict.fromkeys(bodies))
         assert once == [publisher.body(number) for number in range(publisher.sent_count)]
         assert {b"first", b"again", *accepted} <= set(await stored(gateway, "Disk"))
+    check_store(disk.here / "data")
+
+
+async def test_a_gateway_outlives_a_small_disk_by_itself(tmp_path: Path, disk: SmallDisk) -> None:
+    """Twice what the disk holds goes through; the oldest makes room, and nobody restarts anything."""
+    retention = ("store.retention_delay_ms=0", "store.retention_interval_ms=200", "store.delete_pause_ms=0")
+    refused_count = 0
+
+    def refused(answer: Command) -> bool:
+        nonlocal refused_count
+        if answer.code == ResponseCode.SERVICE_NOT_AVAILABLE:
+            refused_count += 1
+            return True
+        assert answer.code == ResponseCode.SUCCESS, answer
+        return False
+
+    with small_gateway(disk.directory / "data", disk, *retention, log=tmp_path / "log.txt") as gateway:
+        for number in range(2 * DISK_BYTES // 400_000):
+            body = b"%06d" % number + bytes(400_000)
+            await soon(lambda body=body: not refused(send(gateway, body)), "the message is taken", step_s=0.1)
+        assert gateway.metric("iotmq_store_deleted_segments_total") > DISK_BYTES // SEGMENT_BYTES // 2
+        left = [body[:6] for body in await stored(gateway, "Disk")]
+        assert left == sorted(left)
+        assert 1 < len(left) < 2 * DISK_BYTES // 400_000
+
+        # Others fill the disk: refused by the watermark, and taken again when they have gone.
+        disk.fill()
+        await soon(
+            lambda: gateway.metric("iotmq_store_refusing") == 1 and refused(send(gateway, b"refused")),
+            "sends are refused",
+        )
+        answer = send(gateway, b"refused")
+        assert answer.remark is not None
+        assert "store.disk_full_percent = 90" in answer.remark
+        assert gateway.http("/readyz")[0] == 503
+        disk.make_room()
+        await soon(lambda: not refused(send(gateway, b"again")), "sends are taken again", step_s=0.1)
+        assert gateway.http("/readyz")[0] == 200
     check_store(disk.here / "data")
 
 

@@ -591,6 +591,21 @@ def test_projections_are_trimmed_once_the_files_are_gone(keeper: Make) -> None:
     assert projection.trimmed == sorted(set(projection.trimmed))
 
 
+def test_the_key_index_is_trimmed_behind_the_log(keeper: Make) -> None:
+    k = keeper(index_slots=8, index_entries=6)
+    for number in range(31):
+        put(k.store, "T", 0, b"x" * 1000, properties=b"KEYS\x01k%d\x02" % number)
+    files = sorted(os.listdir(k.directory / "index"))
+    k.clock.advance(4000)
+    k.delete_expired()
+    assert k.store.queue("T", 0).min_offset > 20
+    left = sorted(os.listdir(k.directory / "index"))
+    assert 0 < len(left) < len(files)
+    assert left == files[-len(left) :]
+    k.restart()
+    assert sorted(os.listdir(k.directory / "index")) == left
+
+
 def test_what_a_projection_has_not_seen_is_kept_until_the_disk_is_too_full(keeper: Make) -> None:
     k = keeper()
     projection = Counting()
