@@ -21,6 +21,7 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.store.latest_collector", ".pyx", []),
     ("iotmq.store.residency", ".pyx", []),
     ("iotmq.store.raw", ".pyx", ["z"]),
+    ("iotmq.store.group_commit", ".pyx", []),
     ("iotmq.mqtt.topic_table", ".pyx", []),
     ("iotmq.mqtt.connection", ".pyx", []),
     ("iotmq.broker.delivery", ".pyx", []),

@@ -1,16 +1,20 @@
 """The flush thread: brings the log to the disk, off the owner's thread.
 
 Under async flush it wakes every interval and syncs when enough waits; under sync flush it syncs as soon
-as it is asked, and one sync covers everything appended before it began (group commit).
+as it is asked, and one sync covers everything appended before it began (group commit). Syncs follow one
+another without the GIL then, and a second thread tells the owner about them.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from iotmq.store.group_commit import FAILED, STOPPED, GroupCommit
 
 if TYPE_CHECKING:
     from iotmq.store.commit_log import CommitLog
@@ -41,8 +45,8 @@ class Flusher:
         self._flushed = (log.appended_position, log.last_store_timestamp_ms)
         # Set once, by the first sync that failed.
         self.failure: OSError | None = None
-        self.flushes = 0
-        self.flush_s = 0.0
+        self._flushes = 0
+        self._flush_s = 0.0
         self._log = log
         self._sync_file = sync_file
         self._on_flushed = on_flushed
@@ -52,28 +56,58 @@ class Flusher:
         if settings.flush == "sync":
             # Every append asks; what an interval finds waiting all the same is flushed at once.
             self._waiting_bytes_min = 1
+        # Makes the syncs under sync flush, and then knows what is on the disk; None where `flush` does.
+        self._commit: GroupCommit | None = None
+        if settings.flush == "sync" and sync_file is os.fdatasync:
+            self._commit = GroupCommit(*self._flushed)
         self._is_stopping = False
         # A request the thread has not taken up yet; spares the event, which is the expensive part.
         self._is_requested = False
         self._event = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="iotmq-store-flush", daemon=True)
+        self._threads = [threading.Thread(target=self._run, name="iotmq-store-flush", daemon=True)]
+        if self._commit is not None:
+            self._threads = [
+                threading.Thread(
+                    target=self._run_commits, args=(self._commit,), name="iotmq-store-flush", daemon=True
+                ),
+                threading.Thread(
+                    target=self._tell, args=(self._commit,), name="iotmq-store-flushed", daemon=True
+                ),
+            ]
 
     @property
     def flushed_position(self) -> int:
         """Below it everything is on the disk."""
-        return self._flushed[0]
+        return self.flushed()[0]
+
+    @property
+    def flushes(self) -> int:
+        """Flushes that moved `flushed_position`."""
+        return self._flushes + (0 if self._commit is None else self._commit.flushes)
+
+    @property
+    def flush_s(self) -> float:
+        """Seconds they took."""
+        return self._flush_s + (0.0 if self._commit is None else self._commit.flush_s)
 
     def start_at(self, position: int) -> None:
         """An empty log now begins at `position`."""
         self._flushed = (position, 0)
+        if self._commit is not None:
+            self._commit.set_flushed(position, 0, None)
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def request(self) -> None:
         """Have everything appended so far flushed soon; returns at once. Any thread."""
-        if not self._is_requested:
+        if self._commit is not None:
+            # In this order: the time may be that of an earlier record, not of a later one.
+            timestamp_ms = self._log.last_store_timestamp_ms
+            self._commit.request(self._log.appended_position, timestamp_ms)
+        elif not self._is_requested:
             self._is_requested = True
             self._event.set()
 
@@ -81,8 +115,11 @@ class Flusher:
         """End the thread, after the flush that may be under way. Nothing more is flushed by it."""
         self._is_stopping = True
         self._event.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        if self._commit is not None:
+            self._commit.stop()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
 
     def flush(self) -> bool:
         """Sync everything appended so far; whether `flushed_position` moved. For the thread, or after `stop`.
@@ -104,24 +141,49 @@ class Flusher:
                 if segment.end_position <= end_position:
                     self._log.release_descriptor(segment)
         except OSError as error:
-            self.failure = error
-            logger.critical(
-                "cannot bring positions %d..%d of the log to the disk: %s. The store takes no more records; "
-                "what it acknowledged before is safe up to %d. Check the disk, then restart.",
-                start_position,
-                end_position,
-                error,
-                start_position,
-            )
+            self._fail(error, end_position)
             return False
-        self.flush_s += time.monotonic() - began_s
-        self.flushes += 1
+        self._flush_s += time.monotonic() - began_s
+        self._flushes += 1
         self._flushed = (end_position, timestamp_ms)
+        if self._commit is not None:
+            active = self._log.segments_between(end_position, end_position + 1)
+            self._commit.set_flushed(end_position, timestamp_ms, active[0] if active else None)
         return True
 
     def flushed(self) -> tuple[int, int]:
         """(`flushed_position`, store time in ms of the last record before it)."""
-        return self._flushed
+        return self._flushed if self._commit is None else self._commit.flushed()
+
+    def _fail(self, error: OSError, end_position: int) -> None:
+        self.failure = error
+        start_position = self.flushed_position
+        logger.critical(
+            "cannot bring positions %d..%d of the log to the disk: %s. The store takes no more records; "
+            "what it acknowledged before is safe up to %d. Check the disk, then restart.",
+            start_position,
+            end_position,
+            error,
+            start_position,
+        )
+
+    def _run_commits(self, commit: GroupCommit) -> None:
+        while self.failure is None:
+            outcome = commit.wait(self._interval_s)
+            if outcome == STOPPED:
+                return
+            if outcome == FAILED:
+                self._fail(OSError(commit.error, os.strerror(commit.error)), self._log.appended_position)
+            else:
+                # The first flush, one over the end of a file, or what waits without having been asked for.
+                self.flush()
+        self._on_flushed()
+
+    def _tell(self, commit: GroupCommit) -> None:
+        """Tell the owner of every move, or of several at once when it is slow to listen."""
+        seen_position = self._flushed[0]
+        while (seen_position := commit.wait_flushed(seen_position)) >= 0:
+            self._on_flushed()
 
     def _run(self) -> None:
         flushed_s = time.monotonic()
