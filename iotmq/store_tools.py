@@ -233,6 +233,9 @@ def _checkpoint(store: ClosedStore, _settings: StoreSettings, _wanted: DumpFilte
     state = store.queue_state()
     if state is not None:
         yield {"kind": "applied", "projection": "consumequeue", **state._asdict()}
+    index_state = store.index_state()
+    if index_state is not None:
+        yield {"kind": "applied", "projection": "index", **index_state._asdict()}
     yield {"kind": "abort", "is_there": not store.was_clean}
 
 

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from iotmq.message.record import decode_record, properties_tags_code, property_value
-from iotmq.store.inspection import BLANK, DAMAGE, ClosedStore, Found, QueueFiles
+from iotmq.message.record import decode_record, properties_tags_code
+from iotmq.store.index_check import check_index
+from iotmq.store.index_dump import index_files, sizes
+from iotmq.store.inspection import BLANK, DAMAGE, RECORD, ClosedStore, Found, QueueFiles, map_file
 
 if TYPE_CHECKING:
     from iotmq.message.record import Record
@@ -64,6 +66,7 @@ class ClosedCheck:
         self._check_files()
         self._check_log()
         self._check_queues()
+        self._check_index()
         self._check_checkpoint()
         self._check_key_values()
         self._check_config()
@@ -213,6 +216,28 @@ class ClosedCheck:
                 self._say(f"{where}: offset {offset} leads to {entry.position}, which is no record")
                 return
 
+    def _check_index(self) -> None:
+        paths = index_files(self._store.directory / "index")
+        state = self._store.index_state()
+        if state is None:
+            if paths:
+                self.notes.append("index.applied is missing: the next start makes the key index again")
+            return
+        if not self._store.was_clean or self.damaged_bytes:
+            self.notes.append("the key index was not compared with the log, whose end or middle is not whole")
+            return
+        if state.applied_position > self.end_position:
+            self._say(f"the key index has applied {state.applied_position} of {self.end_position}")
+        if len(paths) != state.file_count or (paths and int(paths[-1].name) != state.last_file):
+            self._say(
+                f"the key index has {len(paths)} files, index.applied says {state.file_count} "
+                f"up to {state.last_file:017}"
+            )
+            return
+        files = _IndexFiles(state.applied_position, [_IndexFile(path, self._settings) for path in paths])
+        for problem in check_index(_LogFiles(self._store), files):
+            self._say(problem)
+
     def _check_checkpoint(self) -> None:
         checkpoint = self._store.checkpoint()
         if checkpoint is None:
@@ -244,9 +269,52 @@ class ClosedCheck:
                 self._say(f"{path} is no JSON, {more}")
 
 
-def record_topic(record: Record) -> bytes | None:
-    """The MQTT topic a record was published to."""
-    return property_value(record.properties, b"MQTT_TOPIC")
+class _LogFiles:
+    """The log as the check of the index wants it: asked for its records one after another."""
+
+    def __init__(self, store: ClosedStore) -> None:
+        self.min_position = store.min_position
+        self._records = (found for found in store.stretches() if found.kind == RECORD)
+        self._last: Found | None = None
+
+    def records(self, start_position: int, limit_position: int, _bytes_max: int, /) -> tuple[int, int]:
+        """(start, end) of the next record."""
+        self._last = next(self._records, None)
+        if self._last is None or self._last.start_position >= limit_position:
+            return limit_position, limit_position
+        assert self._last.start_position >= start_position
+        return self._last.start_position, self._last.end_position
+
+    def view(self, _start_position: int, _end_position: int, /) -> memoryview:
+        """The record's bytes."""
+        assert self._last is not None
+        return self._last.view
+
+
+class _IndexFile:
+    """A file of the index, mapped but not opened for writing."""
+
+    def __init__(self, path: Path, settings: StoreSettings) -> None:
+        self.path = str(path)
+        self.number = int(path.name)
+        self._view = map_file(path)
+        self.slots, self.entries = sizes(len(self._view), settings)
+
+    def view(self) -> memoryview:
+        """Its bytes."""
+        return self._view
+
+
+class _IndexFiles:
+    """The index as its check wants it."""
+
+    def __init__(self, applied_position: int, files: list[_IndexFile]) -> None:
+        self.applied_position = applied_position
+        self._files = files
+
+    def file_list(self) -> list[_IndexFile]:
+        """The files, oldest first."""
+        return self._files
 
 
 def _is_json(path: Path) -> bool:

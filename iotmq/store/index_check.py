@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.record import decode_record
 from iotmq.message.tags import tag_hash
 from iotmq.store.key_query import record_keys
-
-if TYPE_CHECKING:
-    from iotmq.store.commit_log import CommitLog
-    from iotmq.store.key_index import IndexFile, KeyIndex
 
 _HEADER = struct.Struct(">qqqqii")
 _ENTRY = struct.Struct(">iqii")
@@ -31,11 +27,59 @@ class _Wanted(NamedTuple):
     timestamp_ms: int
 
 
-def check_index(log: CommitLog, index: KeyIndex) -> list[str]:
+class CheckedLog(Protocol):
+    """What is asked of a log: an open one, or the files of a closed one."""
+
+    @property
+    def min_position(self) -> int:
+        """Where it begins."""
+
+    def records(self, start_position: int, limit_position: int, bytes_max: int, /) -> tuple[int, int]:
+        """(start, end) of the first record from a position on."""
+
+    def view(self, start_position: int, end_position: int, /) -> memoryview:
+        """Its bytes."""
+
+
+class CheckedFile(Protocol):
+    """What is asked of an index file."""
+
+    @property
+    def path(self) -> str:
+        """For messages."""
+
+    @property
+    def number(self) -> int:
+        """Its name."""
+
+    @property
+    def slots(self) -> int:
+        """So many slots it has."""
+
+    @property
+    def entries(self) -> int:
+        """So many entries it can take."""
+
+    def view(self) -> memoryview:
+        """Its bytes."""
+
+
+class CheckedIndex(Protocol):
+    """What is asked of an index."""
+
+    @property
+    def applied_position(self) -> int:
+        """Up to here it has the log's keys."""
+
+    def file_list(self) -> Sequence[CheckedFile]:
+        """Its files, oldest first."""
+
+
+def check_index(log: CheckedLog, index: CheckedIndex) -> list[str]:
     """Every inconsistency between the log and what the index has applied of it, as a sentence."""
     wanted = _wanted_entries(log, index.applied_position)
     problems: list[str] = []
-    previous: IndexFile | None = None
+    previous: CheckedFile | None = None
     for file in index.file_list():
         if previous is not None and previous.number >= file.number:
             problems.append(f"{file.path} has a lower name than the file before it")
@@ -55,7 +99,7 @@ def entry_hash(topic: str, key: bytes) -> int:
     return value if value <= _INT32_MAX else 0
 
 
-def _wanted_entries(log: CommitLog, end_position: int) -> Iterator[_Wanted]:
+def _wanted_entries(log: CheckedLog, end_position: int) -> Iterator[_Wanted]:
     position = log.min_position
     while position < end_position:
         start_position, position = log.records(position, end_position, 1)
@@ -72,7 +116,7 @@ def _wanted_entries(log: CommitLog, end_position: int) -> Iterator[_Wanted]:
             yield _Wanted(entry_hash(record.topic, key), start_position, record.store_timestamp_ms)
 
 
-def _check_file(file: IndexFile, wanted: Iterator[_Wanted], min_position: int) -> Iterator[str]:
+def _check_file(file: CheckedFile, wanted: Iterator[_Wanted], min_position: int) -> Iterator[str]:
     """Compare the entries from `min_position` on with `wanted`, and all with the file's header and slots."""
     view = file.view()
     begin_ms, end_ms, begin_position, end_position, used_slots, count = _HEADER.unpack_from(view, 0)

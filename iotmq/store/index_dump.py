@@ -62,9 +62,8 @@ def index_files(directory: Path) -> list[Path]:
 
 def sizes(size_bytes: int, settings: StoreSettings) -> tuple[int, int]:
     """How many slots and entries a file of that size has: those of the settings if they fit it."""
-    slots = getattr(settings, "index_slots", 0)
-    entries = getattr(settings, "index_entries", 0)
-    if slots and _HEADER.size + slots * _SLOT.size + entries * _ENTRY.size == size_bytes:
+    slots, entries = settings.index_slots, settings.index_entries
+    if _HEADER.size + slots * _SLOT.size + entries * _ENTRY.size == size_bytes:
         return slots, entries
     slots = (size_bytes - _HEADER.size) // (_SLOT.size + _ENTRIES_PER_SLOT * _ENTRY.size)
     return slots, (size_bytes - _HEADER.size - slots * _SLOT.size) // _ENTRY.size

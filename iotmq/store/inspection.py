@@ -34,6 +34,8 @@ _AT_MAGIC: Final = 4
 _PIECE_BYTES: Final = 1 << 20
 _QUEUE_STATE: Final = struct.Struct(">8sqqqI")
 _QUEUE_STATE_MAGIC: Final = b"iotmqCQ1"
+_INDEX_STATE: Final = struct.Struct(">8sqqqqI")
+_INDEX_STATE_MAGIC: Final = b"iotmqKI1"
 
 
 class SegmentFile(NamedTuple):
@@ -176,6 +178,15 @@ class QueueState(NamedTuple):
     offset_sum: int
 
 
+class IndexState(NamedTuple):
+    """What the key index was known to hold at the last checkpoint; `next_entry` is of the last file."""
+
+    applied_position: int
+    file_count: int
+    last_file: int
+    next_entry: int
+
+
 class ClosedStore:
     """A data directory nobody has open; nobody can open it before `close`. A context manager."""
 
@@ -265,6 +276,19 @@ class ClosedStore:
         if magic != _QUEUE_STATE_MAGIC or crc != zlib.crc32(data[:-4]):
             return None
         return QueueState(position, count, offset_sum)
+
+    def index_state(self) -> IndexState | None:
+        """What `index.applied` says; None when it says nothing that can be relied on."""
+        try:
+            data = (self.directory / "index.applied").read_bytes()
+        except OSError:
+            return None
+        if len(data) != _INDEX_STATE.size:
+            return None
+        magic, position, count, last_file, next_entry, crc = _INDEX_STATE.unpack(data)
+        if magic != _INDEX_STATE_MAGIC or crc != zlib.crc32(data[:-4]):
+            return None
+        return IndexState(position, count, last_file, next_entry)
 
     def checkpoint(self) -> Checkpoint | None:
         """The checkpoint, None when there is none."""

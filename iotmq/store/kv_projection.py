@@ -27,6 +27,11 @@ _MAGIC: Final = b"iotmqKV1"
 # the loop; the bytes are those of the log since the last write, which is what a crash repeats at least.
 PENDING_KEYS_MAX: Final = 4_096
 PENDING_LOG_BYTES_MAX: Final = 32 << 20
+# A projection that catches up, in pieces of this size and more, has nobody waiting for it: fewer, larger
+# writes take in more changes of the same keys.
+CATCH_UP_PIECE_BYTES: Final = 1 << 20
+CATCH_UP_KEYS_MAX: Final = 65_536
+CATCH_UP_LOG_BYTES_MAX: Final = 256 << 20
 # Written batches are brought to the disk after so much of the log: a start after a crash goes through so
 # much again, which takes less than a second.
 FLUSH_LOG_BYTES: Final = 256 << 20
@@ -78,10 +83,11 @@ class KeyValueProjection:
     def apply(self, view: memoryview, start_position: int, end_position: int) -> None:
         """Take in the records of [start_position, end_position); StoreError when the database is full."""
         # First, so that a database that refuses leaves the projection behind and its memory bounded.
-        if (
-            self._collector.count >= PENDING_KEYS_MAX
-            or self.applied_position - self.written_position >= PENDING_LOG_BYTES_MAX
-        ):
+        is_catching_up = end_position - start_position >= CATCH_UP_PIECE_BYTES
+        keys_max = CATCH_UP_KEYS_MAX if is_catching_up else PENDING_KEYS_MAX
+        log_bytes_max = CATCH_UP_LOG_BYTES_MAX if is_catching_up else PENDING_LOG_BYTES_MAX
+        pending_bytes = self.applied_position - self.written_position
+        if self._collector.count >= keys_max or pending_bytes >= log_bytes_max:
             self.write_out()
         self._collector.collect(view)
         self.applied_position = end_position

@@ -235,8 +235,9 @@ class StoreSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         bool,
         Meta(
             description="Keep the place of the last record of every MQTT topic, for looking up what a "
-            "device said last. Costs appends about a tenth of their speed with some thousand topics, more "
-            "with very many; changing it needs a restart, which goes through the log once."
+            "device said last. Costs appends a quarter of their speed, and when more than some thousand "
+            "topics are in use one to two microseconds a record. Switched on, it takes what it missed from "
+            "the log at the next start."
         ),
     ] = False
     kv_cache_bytes: Annotated[

@@ -200,6 +200,25 @@ def late_checkpoint(directory: Path) -> None:
     write_checkpoint(directory / "checkpoint", checkpoint._replace(position=1 << 30, log_timestamp_ms=0))
 
 
+def index_file(directory: Path) -> Path:
+    return next((directory / "index").iterdir())
+
+
+def change_index_entry(directory: Path) -> None:
+    path = index_file(directory)
+    change(path, 40 + 4 * SETTINGS.index_slots + 20 * 7 + 4, struct.pack(">q", 1))
+
+
+def change_index_slot(directory: Path) -> None:
+    view = index_file(directory).read_bytes()
+    slot = next(at for at in range(40, 40 + 4 * SETTINGS.index_slots, 4) if view[at : at + 4] != bytes(4))
+    change(index_file(directory), slot, bytes(4))
+
+
+def drop_index_file(directory: Path) -> None:
+    index_file(directory).unlink()
+
+
 def wrong_latest(directory: Path) -> None:
     key_values = KeyValueStore(directory / "kv", cache_bytes=1 << 20, write_buffer_bytes=1 << 20)
     space = key_values.space("latest")
@@ -255,6 +274,9 @@ def broken_config(directory: Path) -> None:
                 "projection other has data without a marker",
             ],
         ),
+        (change_index_entry, ["index/2023", "entry 7"]),
+        (change_index_slot, ["leads to entry 0 instead of"]),
+        (drop_index_file, ["the key index has 0 files, index.applied says 1"]),
         (damage_key_values, ["the next start makes a new one"]),
         (broken_config, ["topics.json is no JSON, and so is", "other.json is no JSON, its .bak is used"]),
     ],
@@ -281,6 +303,8 @@ def test_a_start_puts_the_derived_parts_right(directory: Path) -> None:
         drop_queue,
         drop_queue_file,
         add_queue,
+        change_index_entry,
+        drop_index_file,
         wrong_latest,
         damage_key_values,
     ):
@@ -300,7 +324,13 @@ def test_a_start_puts_the_derived_parts_right(directory: Path) -> None:
 def test_summary_has_files_queues_and_positions(directory: Path) -> None:
     rows = dump(directory, "summary")
     kinds = [row["kind"] for row in rows]
-    assert kinds == ["segment"] * 2 + ["queue"] * 3 + ["checkpoint", "applied", "abort", "projection"]
+    assert kinds == ["segment"] * 2 + ["queue"] * 3 + [
+        "checkpoint",
+        "applied",
+        "applied",
+        "abort",
+        "projection",
+    ]
     assert rows[1]["start_position"] == 4096
     assert rows[2] == {
         "kind": "queue",
@@ -310,8 +340,9 @@ def test_summary_has_files_queues_and_positions(directory: Path) -> None:
         "end_offset": 17,
         "files": 3,
     }
-    assert rows[5]["position"] == rows[6]["applied_position"] == rows[8]["applied_position"] == 6604
-    assert rows[7] == {"kind": "abort", "is_there": False}
+    assert rows[5]["position"] == rows[6]["applied_position"] == rows[9]["applied_position"] == 6604
+    assert rows[7]["projection"] == "index"
+    assert rows[8] == {"kind": "abort", "is_there": False}
 
 
 def test_records_and_their_filters(directory: Path) -> None:
