@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from iotmq.store import fail_points
+
 if TYPE_CHECKING:
     from iotmq.store.consume_queue import ConsumeQueue
     from iotmq.store.key_index import KeyIndex
@@ -132,13 +134,17 @@ class Checkpointer:
         checkpoint = Checkpoint(timestamp_ms, timestamp_ms, index_ms, position)
         if checkpoint == self._written and not dirty and not (index is not None and dirty_files):
             return
+        fail_points.reach("checkpoint-begun")
         try:
             self._queues.sync(dirty, self._sync_file)
+            fail_points.reach("checkpoint-queues-synced")
             self._queues.write_state(state)
             if index is not None:
                 index.sync(dirty_files, self._sync_file)
                 index.write_state(index_state)
+            fail_points.reach("checkpoint-index-synced")
             write_checkpoint(self._path, checkpoint)
+            fail_points.reach("checkpoint-written")
         except OSError:
             self.has_failed = True
             raise

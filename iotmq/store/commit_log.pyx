@@ -34,6 +34,7 @@ from iotmq.errors import RecordTooLargeError, StoreCorruptError
 from iotmq.limits import BATCH_RECORDS_MAX
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.record import problem_text
+from iotmq.store import fail_points
 from iotmq.store.segment import open_segments, segment_name, sync_directory
 
 cdef extern from * nogil:
@@ -53,6 +54,7 @@ cdef enum:
     TOUCHED_BYTES_LOW = 2097152
 
 cdef int32_t BATCH_COUNT_MAX = BATCH_RECORDS_MAX
+cdef bint HAS_FAIL_POINTS = fail_points.IS_ON
 
 
 cdef class Appended:
@@ -334,16 +336,17 @@ cdef class CommitLog:
     def _settle(self, int64_t position):
         """Make `position` the end of the log."""
         cdef Segment segment
-        cdef bint has_removed = False
         while len(self.segments) > 1 and (<Segment> self.segments[len(self.segments) - 1]).start_position > position:
             segment = <Segment> self.segments.pop()
-            os.unlink(segment.path)
-            has_removed = True
+            self._remove_file(segment)
         self.active_index = len(self.segments) - 1
         self.active = <Segment> self.segments[self.active_index]
         self.appended_position = position
-        if has_removed:
-            sync_directory(self.directory)
+
+    def _remove_file(self, Segment segment):
+        """Delete the last segment's file, on the disk too: with one before it gone first there would be a hole."""
+        os.unlink(segment.path)
+        sync_directory(self.directory)
 
     def cut(self):
         """Zero whatever stands behind the end of the log. After `recover`, before the first append."""
@@ -415,7 +418,7 @@ cdef class CommitLog:
         """Delete segments that were made ahead and hold nothing."""
         with self.lock:
             while len(self.segments) > self.active_index + 1:
-                os.unlink((<Segment> self.segments.pop()).path)
+                self._remove_file(<Segment> self.segments.pop())
 
     cdef Segment segment_at(self, int64_t position):
         cdef Py_ssize_t low, high, middle
@@ -455,6 +458,7 @@ cdef class CommitLog:
         start_position = (<Segment> self.segments[index - 1]).end_position if index else 0
         path = os.path.join(self.directory, segment_name(start_position))
         segment = Segment(path, start_position, self.segment_bytes, keep_descriptor=True)
+        fail_points.reach("segment-created")
         sync_directory(self.directory)
         self.segments.append(segment)
         return segment
@@ -479,6 +483,7 @@ cdef class CommitLog:
                 # The last bit of a nearly full disk.
                 segment.allocate(min(whole_steps(needed_bytes, PAGE_BYTES), segment.size_bytes))
             assert needed_bytes <= segment.allocated_bytes
+        fail_points.reach("segment-allocated")
         return 0
 
     cdef int place(self, const uint8_t* elements, const uint8_t* end, const RecordShared* shared) except -1:
@@ -573,8 +578,12 @@ cdef class CommitLog:
                 )
             position += size
             target += size
+        if HAS_FAIL_POINTS:
+            fail_points.reach("batch-between-records")
         write_record(aside, first_size, &first, shared, first_offset, first_position)
         memcpy(first_target + 4, aside + 4, first_size - 4)
+        if HAS_FAIL_POINTS:
+            fail_points.reach("batch-before-size")
         store_barrier()
         memcpy(first_target, aside, 4)
         if aside != stack:

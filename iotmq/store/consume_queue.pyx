@@ -34,6 +34,7 @@ from iotmq.store.segment cimport Segment, is_zero, whole_steps
 from iotmq.errors import StoreCorruptError, StoreError
 from iotmq.limits import QUEUES_PER_TOPIC_MAX, TOPIC_BYTES_MAX
 from iotmq.message.record import problem_text
+from iotmq.store import fail_points
 from iotmq.store.segment import open_segments, segment_name, sync_directory
 
 cdef extern from "<unistd.h>" nogil:
@@ -100,6 +101,7 @@ cdef class Queue:
                 os.makedirs(self.directory, exist_ok=True)
                 path = os.path.join(self.directory, segment_name(first_bytes))
                 file = Segment(path, first_bytes, self.file_bytes)
+                fail_points.reach("queue-file-created")
                 self.is_new = True
                 self.files.append(file)
             end_bytes = min(end_offset * QUEUE_ENTRY_SIZE, file.end_position) - file.start_position
@@ -437,6 +439,7 @@ cdef class ConsumeQueue:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             os.pwrite(descriptor, record, 0)
+            fail_points.reach("queue-state-written")
             os.ftruncate(descriptor, len(record))
             os.fdatasync(descriptor)
         finally:
@@ -490,6 +493,7 @@ cdef class ConsumeQueue:
                 shutil.rmtree(path)
             else:
                 os.unlink(path)
+            fail_points.reach("queues-half-cleared")
 
     def trim(self, int64_t min_position):
         """Move every queue's `min_offset` behind a log that now starts at `min_position`."""

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from iotmq.store import fail_points
 from iotmq.store.group_commit import FAILED, STOPPED, GroupCommit
 
 if TYPE_CHECKING:
@@ -135,14 +136,17 @@ class Flusher:
         if end_position <= start_position:
             return False
         began_s = time.monotonic()
+        fail_points.reach("flush-begun")
         try:
             for segment in self._log.segments_between(start_position, end_position):
                 segment.sync(self._sync_file)
                 if segment.end_position <= end_position:
                     self._log.release_descriptor(segment)
+                    fail_points.reach("flush-between-segments")
         except OSError as error:
             self._fail(error, end_position)
             return False
+        fail_points.reach("flush-done")
         self._flush_s += time.monotonic() - began_s
         self._flushes += 1
         self._flushed = (end_position, timestamp_ms)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from iotmq.message.record import decode_record
+from iotmq.store import fail_points
 from iotmq.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 
 if TYPE_CHECKING:
@@ -56,13 +57,16 @@ def recover(
     checkpoint = read_checkpoint(checkpoint_path)
     start_position = clean_start(log) if was_clean else crash_start(log, checkpoint)
     end_position = log.recover(start_position)
+    fail_points.reach("recovery-log-checked")
     log.cut()
+    fail_points.reach("recovery-log-cut")
     # The last segment too if it is empty: what was cut off must not come back.
     for segment in log.segments_between(start_position, end_position + 1):
         segment.sync(sync_file)
     for segment in log.segment_list()[:-1]:
         log.release_descriptor(segment)
     queues_position = recover_queues(log, queues, was_clean=was_clean)
+    fail_points.reach("recovery-queues-rewound")
     if checkpoint is not None and checkpoint.position is not None and checkpoint.position > end_position:
         # It would become a false statement as soon as the log grows past it with other records.
         write_checkpoint(checkpoint_path, checkpoint._replace(position=end_position))

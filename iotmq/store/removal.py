@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from iotmq.store import fail_points
 from iotmq.store.segment import sync_directory
 
 if TYPE_CHECKING:
@@ -142,6 +143,7 @@ class Remover:
         segment = removal.segment
         if segment is None:
             return
+        fail_points.reach("segment-deleted")
         sync_directory(os.path.dirname(removal.path))
         self.removed_segments += 1
         self.removed_bytes += segment.allocated_bytes

@@ -14,6 +14,7 @@ from iotmq.errors import StoreCorruptError, StoreError, StoreFullError, StoreRea
 from iotmq.limits import INDEX_QUERY_RECORDS_MAX
 from iotmq.message.record import decode_record, property_value
 from iotmq.metrics import Metric
+from iotmq.store import fail_points
 from iotmq.store.allocation import RETRY_S, AheadAllocator
 from iotmq.store.catch_up import CATCH_UP_BYTES, CatchUpProgress, CatchUpReport, catch_up
 from iotmq.store.check import check_store
@@ -178,6 +179,7 @@ class Store:
     ) -> Store:
         abort = AbortMark(directory)
         abort.set()
+        fail_points.reach("abort-set")
         log = CommitLog(
             str(directory / "commitlog"),
             segment_bytes=settings.segment_bytes,
@@ -585,12 +587,15 @@ class Store:
         self._flusher.stop()
         try:
             self._flusher.flush()
+            fail_points.reach("close-flushed")
             self.advance()
             self._close_key_values()
             self._log.remove_segments_ahead()
             self._checkpointer.write()
             if self._flusher.failure is None and not self._checkpointer.has_failed:
+                fail_points.reach("close-before-abort-removal")
                 self._abort.clear()
+                fail_points.reach("abort-removed")
         except OSError as error:
             logger.error("the store did not close cleanly; the next start will check it: %s", error)
         finally:
