@@ -33,7 +33,8 @@ _RECORD_MAGIC_BYTES: Final = b"\xda\xa3\x20\xa7"
 _AT_MAGIC: Final = 4
 _PIECE_BYTES: Final = 1 << 20
 _QUEUE_STATE: Final = struct.Struct(">8sqqqI")
-_QUEUE_STATE_MAGIC: Final = b"iotmqCQ1"
+# The second when some queue has had records with a time to live.
+_QUEUE_STATE_MAGICS: Final = (b"iotmqCQ1", b"iotmqCQX")
 _INDEX_STATE: Final = struct.Struct(">8sqqqqI")
 _INDEX_STATE_MAGIC: Final = b"iotmqKI1"
 
@@ -273,7 +274,7 @@ class ClosedStore:
         if len(data) != _QUEUE_STATE.size:
             return None
         magic, position, count, offset_sum, crc = _QUEUE_STATE.unpack(data)
-        if magic != _QUEUE_STATE_MAGIC or crc != zlib.crc32(data[:-4]):
+        if magic not in _QUEUE_STATE_MAGICS or crc != zlib.crc32(data[:-4]):
             return None
         return QueueState(position, count, offset_sum)
 

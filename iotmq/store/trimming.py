@@ -93,6 +93,7 @@ class Trimmer:
         # What queue files and projections were trimmed to; below the log's start before the first time.
         self._trimmed_position = -1
         self._failed_trims: set[str] = set()
+        self._has_sync_failed = False
         # Store time of the last record by end position, of the segments looked at.
         self._stored_ms: dict[int, int] = {}
         self._due_s = clock.monotonic_s() + settings.retention_delay_ms / 1000
@@ -120,7 +121,7 @@ class Trimmer:
         self._take_state(decision)
         is_done = decision.delete_count == 0 or self._delete(decision)
         if not is_done:
-            self._due_s = now_s + SOON_S
+            self._due_s = now_s
         self._is_asked = self._is_asked and (decision.has_more or not is_done)
 
     def ask(self) -> None:
@@ -304,8 +305,11 @@ class Trimmer:
                 try:
                     projection.sync()
                 except (StoreError, OSError) as error:
-                    logger.warning("nothing is deleted: projection %s: %s", projection.name, error)
+                    if not self._has_sync_failed:
+                        self._has_sync_failed = True
+                        logger.warning("nothing is deleted: projection %s: %s", projection.name, error)
                     return False
+        self._has_sync_failed = False
         return True
 
     def _trim_derived(self) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from eventually import eventually
+
 from iotmq.clock import Clock, ManualClock
 from iotmq.message.record import decode_record, encode_batch, iter_records
 from iotmq.store.commit_log import Appended
@@ -78,6 +80,11 @@ def wait_flushed(store: Store, position: int | None = None) -> None:
             assert flushed.wait(WAIT_S), "no flush came"
     store.on_flushed = None
     store.advance()
+
+
+def wait_allocated(store: Store) -> None:
+    """Let the thread that makes room ahead finish: a log that is growing is not trimmed at that moment."""
+    eventually(lambda: not store._allocator._is_requested, "room was made ahead")
 
 
 def bodies_of(store: Store, topic: str, queue_id: int) -> list[bytes]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_model import open_small, put, wait_flushed
+from store_model import open_small, put, wait_allocated, wait_flushed
 
 from iotmq.broker.broker import Broker
 from iotmq.broker.consumed import lowest_consumed_position
@@ -65,7 +65,9 @@ def offsets(tmp_path: Path) -> ConsumerOffsets:
 
 
 def fill(store: Store, topic: str, count: int, queue_id: int = 0) -> list[int]:
-    return [put(store, topic, queue_id, b"x" * 1000).start_position for _ in range(count)]
+    positions = [put(store, topic, queue_id, b"x" * 1000).start_position for _ in range(count)]
+    wait_allocated(store)
+    return positions
 
 
 def test_nothing_stored_is_nothing_to_wait_for(store: Store, offsets: ConsumerOffsets) -> None:

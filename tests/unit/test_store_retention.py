@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_model import bodies_of, open_small, put, records_of, wait_flushed
+from store_model import bodies_of, open_small, put, records_of, wait_allocated, wait_flushed
 
 from iotmq.clock import ManualClock
 from iotmq.errors import StoreFullError
 from iotmq.message.record import iter_records
 from iotmq.store import removal
+from iotmq.store.closed_check import ClosedCheck
+from iotmq.store.inspection import ClosedStore
 from iotmq.store.reads import ReadStatus
 from iotmq.store.removal import Remover
 from iotmq.store.residency import Window
@@ -64,10 +66,12 @@ class Keeper:
         for _ in range(count):
             number = self.store.queue(topic, queue_id).next_offset
             put(self.store, topic, queue_id, b"%08d" % number + b"x" * (size - 8), **more)
+        wait_allocated(self.store)
 
     def delete_expired(self) -> None:
         """All that is past its age, down to the files."""
         wait_flushed(self.store)
+        wait_allocated(self.store)
         self.store.delete_expired()
         self.settle()
 
@@ -102,6 +106,10 @@ def keeper(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
         wait_flushed(keeper.store)
         assert keeper.store.check() == []
         keeper.store.close()
+        with ClosedStore(keeper.directory) as closed:
+            check = ClosedCheck(closed, keeper.store.settings)
+            check.run()
+        assert (check.problems, check.notes) == ([], [])
 
 
 Make = Callable[..., Keeper]
@@ -589,6 +597,19 @@ def test_projections_are_trimmed_once_the_files_are_gone(keeper: Make) -> None:
     k.settle()
     assert projection.trimmed[-1] == 3 * 4096
     assert projection.trimmed == sorted(set(projection.trimmed))
+
+
+def test_last_values_are_forgotten_with_their_records(keeper: Make) -> None:
+    k = keeper(latest_enabled=True)
+    for number in range(10):
+        put(k.store, "T", 0, b"%04d" % number * 250, properties=b"MQTT_TOPIC\x01d/%d\x02" % number)
+    k.clock.advance(4000)
+    k.delete_expired()
+    assert k.store.min_position == 3 * 4096
+    assert k.store.latest("d/0") is None
+    assert k.store.latest("d/9") is not None
+    k.restart()
+    assert (k.store.latest("d/0"), k.store.latest("d/9") is None) == (None, False)
 
 
 def test_the_key_index_is_trimmed_behind_the_log(keeper: Make) -> None:
