@@ -138,11 +138,17 @@ class KeyValueStore:
             self._names.discard(name)
 
     def close(self) -> None:
-        """Let go of the database. What was not flushed is lost, as in a crash."""
+        """Let go of the database, whatever its state. What was not flushed may be lost, as in a crash."""
         for space in self._spaces.values():
             space.release()
         self._spaces.clear()
-        self._database.close()
+        try:
+            self._database.close()
+        except Exception as error:
+            # It flushes first, which a database that has found itself damaged refuses.
+            logger.warning("%s did not close cleanly: %s", self.directory, error)
+        # The last reference: with it goes the lock.
+        del self._database
 
     def metrics(self) -> Iterable[Metric]:
         """Memory in use."""
@@ -321,5 +327,5 @@ def _translated(error: Exception, where: object) -> StoreError:
     if _has(error, _FULL_TEXTS):
         return StoreFullError(f"{where}: {error}")
     if str(error).startswith("Corruption"):
-        return StoreCorruptError(f"{where}: {error}")
+        return StoreCorruptError(f"{where}: {error}; `iotmq store rebuild` makes it again from the log")
     return StoreError(f"{where}: {error}")

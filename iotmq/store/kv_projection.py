@@ -16,6 +16,8 @@ import logging
 import struct
 from typing import TYPE_CHECKING, Final, Protocol
 
+from iotmq.errors import StoreCorruptError
+
 if TYPE_CHECKING:
     from iotmq.store.kv import KeyValueStore
 
@@ -68,13 +70,17 @@ class KeyValueProjection:
         self._format_version = format_version
         self._collector = collector
         self._space = key_values.space(name)
-        marker = self._space.get(MARKER_KEY)
-        position = read_marker(marker, format_version)
-        if position is None:
-            if marker is not None:
-                logger.warning("projection %s has another format and starts over from the log", name)
-                self._space = key_values.clear(name)
-            position = 0
+        try:
+            marker = self._space.get(MARKER_KEY)
+            position = read_marker(marker, format_version)
+            problem = "has another format" if marker is not None and position is None else ""
+        except StoreCorruptError as error:
+            position = None
+            problem = f"is damaged ({error})"
+        if problem:
+            logger.warning("projection %s %s and starts over from the log", name, problem)
+            self._space = key_values.clear(name)
+        position = position or 0
         # Up to here the log has been collected, written to the database, and is safe from a crash.
         self.applied_position = self.written_position = self.durable_position = position
         # The written position at the last flush that was begun; None when none is under way.

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from store_model import open_small, put, wait_flushed
+from store_model import BORN_HOST, open_small, put, wait_flushed
 
 from iotmq.errors import StoreCorruptError, StoreError
-from iotmq.message.record import decode_record, encode_record
+from iotmq.message.record import decode_record, encode_batch, encode_record
 from iotmq.store.latest_collector import LatestCollector
+from iotmq.store.rebuild import rebuild
 from iotmq.store.store import Store
 
 
@@ -24,6 +26,14 @@ def publish(store: Store, mqtt_topic: str, *bodies: bytes, topic: str = "T", **m
 def body(store: Store, mqtt_topic: str) -> bytes | None:
     record = store.latest(mqtt_topic)
     return None if record is None else decode_record(record).body
+
+
+def answer(store: Store, mqtt_topic: str) -> bytes | None:
+    """The body, or `damaged` when the error says what to do."""
+    try:
+        return body(store, mqtt_topic)
+    except StoreCorruptError as error:
+        return b"damaged" if "`iotmq store rebuild`" in str(error) else None
 
 
 def topics(store: Store, prefix: str = "", **more: Any) -> list[str]:
@@ -166,6 +176,44 @@ def test_topics_whose_record_is_gone_are_swept(store: Store) -> None:
     assert rounds == 5
     assert [key for key, _ in latest._space.scan(b"\x01")] == [b"\x01new", b"\x01old/07"]
     assert [place.mqtt_topic for place in latest.places()] == ["new", "old/07"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_damage_anywhere_in_the_database_never_gives_a_wrong_answer(tmp_path: Path, seed: int) -> None:
+    """Flipped, cut or emptied: a start works, and what is read is right or an error that says what to do."""
+    store = open_small(tmp_path, latest_enabled=True)
+    names = [f"dev/{number:04}/telemetry" for number in range(3000)]
+    for first in range(0, 3000, 1000):
+        elements = (
+            (name.encode(), b"MQTT_TOPIC\x01" + name.encode(), 0) for name in names[first : first + 1000]
+        )
+        store.append(store.queue("T", 0), encode_batch(elements), born_timestamp_ms=1, born_host=BORN_HOST)
+        store._latest.sync()
+    store.close()
+    source = random.Random(seed)
+    files = [
+        path for path in sorted((tmp_path / "kv").iterdir()) if path.stat().st_size and path.name != "LOG"
+    ]
+    path = source.choice(files)
+    data = bytearray(path.read_bytes())
+    at = source.randrange(len(data))
+    if seed % 3 == 0:
+        path.write_bytes(data[:at])
+    else:
+        data[at] ^= 1 << source.randrange(8)
+        path.write_bytes(data)
+    store = open_small(tmp_path, latest_enabled=True)
+    answers = [answer(store, name) for name in names]
+    assert all(found in (name.encode(), b"damaged") for name, found in zip(names, answers, strict=True))
+    publish(store, names[0], b"new")
+    assert body(store, names[0]) == b"new"
+    assert store.check() == []
+    store.close()
+    if b"damaged" in answers:
+        rebuild(tmp_path, store.settings, ["latest"])
+        store = open_small(tmp_path, latest_enabled=True)
+        assert [body(store, name) for name in names[1:]] == [name.encode() for name in names[1:]]
+        store.close()
 
 
 def test_collector_against_a_dict() -> None:
