@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,27 @@ def _sources(module: Path, root: Path) -> set[Path]:
         cimported = (match[1] or match[2] for match in _CIMPORT.finditer(source.read_text()))
         to_read += [root.joinpath(*name.split(".")).with_suffix(".pxd") for name in cimported]
     return found
+
+
+@pytest.fixture(autouse=True)
+def stores_agree(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every store of this process that a test closes is checked just before: log, queues and index agree.
+
+    Tests of damage that stays say so with the mark `damaged_store`.
+    """
+    if "iotmq.store.store" not in sys.modules or request.node.get_closest_marker("damaged_store"):
+        yield
+        return
+    from iotmq.store.store import Store
+
+    problems: list[str] = []
+    close = Store.close
+
+    def check_and_close(store: Store) -> None:
+        if not store._is_closed:
+            problems.extend(store.check())
+        close(store)
+
+    monkeypatch.setattr(Store, "close", check_and_close)
+    yield
+    assert problems == []

@@ -940,6 +940,7 @@ def test_failed_index_is_behind_and_catches_up(store: Store) -> None:
     assert bodies(store.query("T", "k")) == [b"%d" % n for n in range(30, 0, -1)]
 
 
+@pytest.mark.damaged_store
 @pytest.mark.parametrize(
     ("where", "word"),
     [
@@ -974,6 +975,7 @@ def test_check_says_what_is_damaged(tmp_path: Path, where: Callable[[int], int],
     store.close()
 
 
+@pytest.mark.damaged_store
 def test_check_says_when_an_entry_or_a_slot_is_missing(tmp_path: Path) -> None:
     store = open_small(tmp_path, **TINY)
     for number in range(10):

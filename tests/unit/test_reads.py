@@ -167,6 +167,7 @@ def test_search_stops_after_eight_hundred_entries(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.damaged_store
 def test_entry_that_points_elsewhere_is_not_served(tmp_path: Path) -> None:
     """Neither another record nor bytes past the log, whatever the queue file says."""
     store = open_small(tmp_path)

@@ -494,6 +494,7 @@ def run(*arguments: str) -> int:
     return cli.main(["store", *arguments, *sizes])
 
 
+@pytest.mark.damaged_store
 def test_command_line(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = f"--data={directory}"
     assert run("check", data) == 0
