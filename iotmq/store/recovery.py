@@ -21,9 +21,12 @@ if TYPE_CHECKING:
     from iotmq.store.commit_log import CommitLog
     from iotmq.store.consume_queue import ConsumeQueue
     from iotmq.store.key_index import KeyIndex
+    from iotmq.store.segment import Segment
 
 # Segments checked after a clean stop.
 CLEAN_SEGMENTS = 3
+# So much of the active file is checked although the checkpoint vouches for it.
+CHECKED_AGAIN_BYTES_MAX = 128 << 20
 # Clocks of a foreign checkpoint are trusted only this far.
 TIMESTAMP_SLACK_MS = 3_000
 # The size in an entry that stands for an offset without a record.
@@ -109,13 +112,29 @@ def crash_start(log: CommitLog, checkpoint: Checkpoint | None) -> int:
     if checkpoint is None:
         return segments[0].start_position
     if checkpoint.position is not None:
-        candidates = [segment for segment in segments if segment.start_position <= checkpoint.position]
-        return candidates[-1].start_position if candidates else segments[0].start_position
+        return checked_start(segments, checkpoint.position)
     latest_ms = min(checkpoint.log_timestamp_ms, checkpoint.queue_timestamp_ms) - TIMESTAMP_SLACK_MS
     for segment in reversed(segments):
         if 0 < log.first_store_timestamp_ms(segment) <= latest_ms:
             return segment.start_position
     return segments[0].start_position
+
+
+def checked_start(segments: list[Segment], position: int) -> int:
+    """Where to check from when all before `position` was on the disk: the start of its file if that is near.
+
+    Otherwise `position` itself, which keeps a start after a power cut, when all of it has to come from the
+    disk, as short as what was written since the checkpoint. What is before is then checked when it is read,
+    like the files before.
+    """
+    candidates = [segment for segment in segments if segment.start_position <= position]
+    if not candidates:
+        return segments[0].start_position
+    last = candidates[-1]
+    is_whole = position <= last.start_position + last.allocated_bytes
+    if is_whole and position - last.start_position > CHECKED_AGAIN_BYTES_MAX:
+        return position
+    return last.start_position
 
 
 def recover_queues(log: CommitLog, queues: ConsumeQueue, *, was_clean: bool) -> int:

@@ -11,6 +11,7 @@ from store_model import bodies_of, log_records, open_small, put, wait_flushed
 
 from iotmq.clock import ManualClock
 from iotmq.errors import StoreError
+from iotmq.store import recovery
 from iotmq.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from iotmq.store.segment import segment_name
 from iotmq.store.store import Store
@@ -73,6 +74,42 @@ def test_crash_checks_from_the_checkpoint_on(directory: Path) -> None:
     assert store.recovery.checked_from_position == position // 4096 * 4096
     assert store.recovery.queues_from_position == position
     assert store.queue("T", 0).max_offset == 20
+    assert store.check() == []
+    store.close()
+
+
+def test_crash_far_into_a_file_checks_only_what_follows_the_checkpoint(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "CHECKED_AGAIN_BYTES_MAX", 1000)
+    store = open_small(directory, segment_bytes=1 << 20)
+    put_many(store, 10)
+    wait_flushed(store)
+    store._checkpointer.write()
+    position = store.appended_position
+    put_many(store, 10)
+    directory = crash(store, directory)
+    store = open_small(directory, segment_bytes=1 << 20)
+    assert store.recovery.checked_from_position == store.recovery.queues_from_position == position
+    assert store.queue("T", 0).max_offset == 10
+    assert store.check() == []
+    store.close()
+
+
+def test_a_file_that_ends_before_its_checkpoint_is_checked_from_its_start(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "CHECKED_AGAIN_BYTES_MAX", 1000)
+    store = open_small(directory, segment_bytes=1 << 20)
+    positions = put_many(store, 10)
+    wait_flushed(store)
+    store._checkpointer.write()
+    directory = crash(store, directory)
+    log = directory / "commitlog" / segment_name(0)
+    log.write_bytes(log.read_bytes()[: positions[5] + 10])
+    store = open_small(directory, segment_bytes=1 << 20)
+    assert store.recovery.checked_from_position == 0
+    assert store.appended_position == positions[5]
     assert store.check() == []
     store.close()
 
