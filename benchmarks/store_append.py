@@ -4,8 +4,9 @@
 
 Both write fresh files with blocks allocated in the store's steps, alternating in one process that is held
 to one core, threads included; the median of the rounds counts. "append" is everything Store.append does:
-checks, CRC, offsets, the records, their queue entries. Page faults are most of the memcpy: the mapping's
-pages are new. A second table has appends of single records, to one queue and to a thousand in turn.
+checks, CRC, offsets, the records, their queue entries, and the key of each in the key index; then the same
+without the index. Page faults are most of the memcpy: the mapping's pages are new. A second table has
+appends of single records, to one queue and to a thousand in turn.
 """
 
 from __future__ import annotations
@@ -32,9 +33,12 @@ MARK_OF_MEMCPY = 0.5
 MARK_APPEND_US = 5.0
 
 
-def append_s(directory: Path, *, batch: bytes, batches: int, queues: int) -> tuple[float, int]:
+def append_s(
+    directory: Path, *, batch: bytes, batches: int, queues: int, is_indexed: bool = True
+) -> tuple[float, int]:
     """Seconds for so many appends, over the queues in turn, and the bytes they made."""
-    store = Store.open(directory, StoreSettings(segment_bytes=SEGMENT_BYTES), store_host=HOST)
+    settings = StoreSettings(segment_bytes=SEGMENT_BYTES, index_enabled=is_indexed)
+    store = Store.open(directory, settings, store_host=HOST)
     handles = [store.queue(f"telemetry{number // 8}", number % 8) for number in range(queues)]
     for queue in handles:
         store.append(queue, batch, born_timestamp_ms=1, born_host=HOST)
@@ -91,11 +95,15 @@ def main() -> None:
         for number in range(options.rounds + 1):
             directory = root / str(number)
             directory.mkdir()
-            machine.warm_page_cache(root, 2 * batches * options.batch * record_bytes)
+            machine.warm_page_cache(root, 3 * batches * options.batch * record_bytes)
             seconds, size_bytes = append_s(directory / "store", batch=batch, batches=batches, queues=1)
+            plain_s, _ = append_s(
+                directory / "plain", batch=batch, batches=batches, queues=1, is_indexed=False
+            )
             copied_s = memcpy_s(directory, piece=bytes(size_bytes // batches), pieces=batches)
             round_results = {
                 "append": batches * options.batch / seconds,
+                "append_without_index": batches * options.batch / plain_s,
                 "memcpy": batches * options.batch / copied_s,
                 "append_bytes": size_bytes / seconds,
                 "share": copied_s / seconds,
@@ -119,6 +127,7 @@ def main() -> None:
     print(f"{'work':48} {'median':>12}")
     print(f"{'append, records/s':48} {middle['append']:12,.0f}")
     print(f"{'append, MB/s':48} {middle['append_bytes'] / 1e6:12,.0f}")
+    print(f"{'append without the key index, records/s':48} {middle['append_without_index']:12,.0f}")
     print(f"{'memcpy of the same bytes, records/s':48} {middle['memcpy']:12,.0f}")
     print(f"{'append / memcpy':48} {middle['share']:12.2f}")
     print(f"{'append of one record, one queue, us':48} {middle['single_us_1']:12.2f}")
