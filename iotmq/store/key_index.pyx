@@ -41,6 +41,7 @@ from iotmq.store.segment cimport Segment, whole_steps
 from iotmq.errors import StoreCorruptError
 from iotmq.limits import INDEX_LOOKUP_ENTRIES_MAX
 from iotmq.message.record import problem_text
+from iotmq.store import fail_points
 from iotmq.store.segment import sync_directory
 
 cdef enum:
@@ -51,6 +52,7 @@ cdef enum:
     PAGE_BYTES = 4096
 
 cdef int64_t LOOKUP_ENTRIES_MAX = INDEX_LOOKUP_ENTRIES_MAX
+cdef bint HAS_FAIL_POINTS = fail_points.IS_ON
 
 NAME_DIGITS = 17
 
@@ -526,6 +528,7 @@ cdef class KeyIndex:
             if self.written is not None and self.written[1]:
                 self.written = (self.written[0], max(0, self.written[1] - count), *self.written[2:])
                 self._write_state(self.written)
+        fail_points.reach("index-files-let-go")
         for file in removed:
             (<IndexFile> file).delete()
 
@@ -585,6 +588,7 @@ cdef class KeyIndex:
             os.close(descriptor)
         if is_new:
             sync_directory(os.path.dirname(self.state_path))
+        fail_points.reach("index-state-written")
 
     def _delete_from(self, Py_ssize_t number):
         while len(self.files) > number:
@@ -678,6 +682,8 @@ cdef class KeyIndex:
         if self.active is None or self.active.count >= self.entries:
             self.roll(timestamp_ms)
         self.active.put(hash, position, timestamp_ms)
+        if HAS_FAIL_POINTS:
+            fail_points.reach("index-between-keys")
         self.added_entries += 1
         if not self.active.is_dirty:
             self.mark_dirty(self.active)
@@ -696,6 +702,7 @@ cdef class KeyIndex:
         path = os.path.join(self.directory, f"{number:0{NAME_DIGITS}d}")
         try:
             file = IndexFile(path, self.slots, self.entries)
+            fail_points.reach("index-file-created")
             file.start_behind(self.active)
             file.reserve()
         except OSError:

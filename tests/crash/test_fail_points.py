@@ -36,7 +36,8 @@ for life in range(4):
         count = source.randint(1, 9)
         bodies = [b"%s %d %d " % (topic.encode(), queue_id, first + n) + b"." * source.randint(0, 300)
                   for n in range(count)]
-        appended = put(store, topic, queue_id, *bodies)
+        keys = b"UNIQ_KEY\x01%s%d-%d\x02KEYS\x01device%d all\x02" % (topic.encode(), queue_id, first, life)
+        put(store, topic, queue_id, *bodies, properties=keys)
         if source.random() < 0.3:
             store._log.make_room_ahead()
         if flush == "sync":
@@ -63,8 +64,13 @@ ORACLES = str(Path(__file__).parents[1] / "oracles")
 PLACES = [
     *((name, 1) for name in fail_points.NAMES if name != "queues-half-cleared"),
     *((name, 2) for name in fail_points.NAMES if name.startswith(("recovery", "close", "abort"))),
-    *((name, 7) for name in fail_points.NAMES if name.startswith(("segment-", "queue-", "flush"))),
+    *(
+        (name, 7)
+        for name in fail_points.NAMES
+        if name.startswith(("segment-", "queue-", "flush", "index-file-", "index-st"))
+    ),
     ("batch-between-records", 31),
+    ("index-between-keys", 100),
     ("batch-before-size", 32),
     ("batch-before-size", 77),
     ("checkpoint-queues-synced", 9),

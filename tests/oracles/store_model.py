@@ -20,12 +20,14 @@ HOST = b"\x7f\x00\x00\x01" + (10911).to_bytes(4, "big")
 BORN_HOST = b"\x0a\x00\x00\x07" + (40000).to_bytes(4, "big")
 WAIT_S = 20.0
 
-# Small enough that a few records fill a segment, and a few entries a queue file.
+# Small enough that a few records fill a segment, a few entries a queue file, and a few keys one of the index.
 SMALL = {
     "segment_bytes": 4096,
     "record_bytes_max": 2048,
     "queue_file_entries": 7,
     "allocation_step_bytes": 4096,
+    "index_slots": 16,
+    "index_entries": 32,
 }
 
 

@@ -276,7 +276,7 @@ def broken_config(directory: Path) -> None:
         ),
         (change_index_entry, ["index/2023", "entry 7"]),
         (change_index_slot, ["leads to entry 0 instead of"]),
-        (drop_index_file, ["the key index has 0 files, index.applied says 1"]),
+        (drop_index_file, ["the key index has 1 files, index.applied says 2"]),
         (damage_key_values, ["the next start makes a new one"]),
         (broken_config, ["topics.json is no JSON, and so is", "other.json is no JSON, its .bak is used"]),
     ],

@@ -1,0 +1,93 @@
+"""The key index on a really full disk (a small tmpfs): no SIGBUS, and it catches up once there is room."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ORACLES = str(Path(__file__).parents[1] / "oracles")
+
+CHILD = r"""
+import os, sys
+from pathlib import Path
+
+sys.path.insert(0, sys.argv[1])
+from store_model import open_small, put
+from iotmq.clock import ManualClock
+from iotmq.errors import StoreFullError
+from iotmq.message.record import decode_record
+
+root, entries = Path(sys.argv[2]), int(sys.argv[3])
+clock = ManualClock()
+settings = dict(
+    segment_bytes=1 << 18, record_bytes_max=1 << 16, queue_file_entries=5000, allocation_step_bytes=1 << 16,
+    index_slots=entries // 4, index_entries=entries,
+)
+store = open_small(root / "data", clock=clock, **settings)
+put(store, "T", 0, b"first", properties=b"KEYS\x01k0\x02")
+ballast = root / "ballast"
+with ballast.open("wb", buffering=0) as file:
+    try:
+        while True:
+            file.write(bytes(4096))
+    except OSError:
+        pass
+count, refused, was_behind = 1, 0, False
+while refused < 3:
+    try:
+        properties = b"KEYS\x01" + b" ".join(b"k%d-%d" % (count, n) for n in range(40)) + b"\x02"
+        put(store, "T", 0, b"%d" % count, properties=properties)
+        count += 1
+    except StoreFullError:
+        refused += 1
+        clock.advance(1)
+    was_behind |= store._index.applied_position < store.confirmed_position
+# A large file has its blocks ahead, and the log fills up first.
+assert was_behind == (entries == 64)
+# Everything but the index is as it should be, and what the index has is found.
+assert all("index" in problem for problem in store.check()), store.check()
+assert len(store.query("T", "k0")) == 1
+# A stop and a start need no room.
+store.close()
+assert not (root / "data" / "abort").exists()
+store = open_small(root / "data", clock=clock, **settings)
+assert store.recovery.was_clean
+assert len(store.query("T", "k0")) == 1
+ballast.unlink()
+put(store, "T", 0, b"last", properties=b"KEYS\x01last\x02")
+assert store.check() == []
+for n in range(1, count):
+    (view,) = store.query("T", "k%d-39" % n)
+    assert decode_record(view).body == b"%d" % n
+assert len(store.query("T", "last")) == 1
+store.close()
+print("done", count)
+"""
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("entries", [64, 100_000])
+def test_index_that_a_full_disk_leaves_behind_catches_up(tmp_path: Path, entries: int) -> None:
+    if shutil.which("unshare") is None:
+        pytest.skip("no unshare")
+    namespace = ["unshare", "--mount"] + ([] if os.geteuid() == 0 else ["--user", "--map-root-user"])
+    mount = f"mount -t tmpfs -o size=2m tmpfs {tmp_path}"
+    if subprocess.run(
+        [*namespace, "sh", "-c", mount], capture_output=True, timeout=60, check=False
+    ).returncode:
+        pytest.skip("no mount namespaces here")
+    child = [sys.executable, "-c", CHILD, ORACLES, str(tmp_path), str(entries)]
+    result = subprocess.run(
+        [*namespace, "sh", "-c", f'{mount} && exec "$@"', "sh", *child],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert result.returncode == 0, f"{result.returncode}\n{result.stderr[-3000:]}"
+    assert result.stdout.startswith("done")
