@@ -1,0 +1,220 @@
+"""Pulls that wait for the disk: how many, in which order of things, and what the disk may say."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from iotmq.broker.broker import Broker
+from iotmq.broker.cold_reads import ColdReads
+from iotmq.broker.settings import BrokerSettings
+from iotmq.errors import RequestError
+from iotmq.message.hosts import encode_host
+from iotmq.message.record import encode_batch, iter_records
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.connection import ClientConnection
+from iotmq.store.residency import ColdRead, Window
+from iotmq.store.settings import StoreSettings
+from iotmq.store.store import Store
+
+HOST = encode_host("127.0.0.1", 10911)
+WAIT_S = 20.0
+PLAN = cast(ColdRead, None)
+
+
+class SlowStore:
+    """Loads wait until they may go on, and fail when told to."""
+
+    def __init__(self) -> None:
+        self.may_go_on = threading.Event()
+        self.error: Exception | None = None
+
+    def load(self, plan: ColdRead) -> None:
+        assert self.may_go_on.wait(WAIT_S)
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def slow() -> Iterator[SlowStore]:
+    slow = SlowStore()
+    yield slow
+    slow.may_go_on.set()
+
+
+def cold_reads(store: SlowStore, *, waiting_max: int = 10) -> ColdReads:
+    return ColdReads(cast(Store, store), threads_max=2, waiting_max=waiting_max)
+
+
+async def test_as_many_wait_as_may_and_one_more_is_told_so(slow: SlowStore) -> None:
+    reads = cold_reads(slow, waiting_max=3)
+    answers: asyncio.Queue[OSError | None] = asyncio.Queue()
+    for _ in range(3):
+        reads.start(PLAN, answers.put_nowait)
+    with pytest.raises(RequestError, match="3 pulls wait for the disk already") as refusal:
+        reads.start(PLAN, answers.put_nowait)
+    assert refusal.value.code == ResponseCode.SYSTEM_BUSY
+    slow.may_go_on.set()
+    for _ in range(3):
+        assert await asyncio.wait_for(answers.get(), WAIT_S) is None
+    reads.start(PLAN, answers.put_nowait)
+    assert await asyncio.wait_for(answers.get(), WAIT_S) is None
+    metrics = {metric.name: metric.value for metric in reads.metrics()}
+    assert metrics["iotmq_broker_cold_reads_total"] == 4
+    assert metrics["iotmq_broker_refused_cold_reads_total"] == 1
+    assert metrics["iotmq_broker_cold_reads_waiting"] == 0
+    reads.stop()
+
+
+async def test_what_the_disk_refuses_is_handed_on(slow: SlowStore) -> None:
+    reads = cold_reads(slow)
+    slow.error = OSError(5, "Input/output error")
+    slow.may_go_on.set()
+    answers: asyncio.Queue[OSError | None] = asyncio.Queue()
+    reads.start(PLAN, answers.put_nowait)
+    assert await asyncio.wait_for(answers.get(), WAIT_S) is slow.error
+    assert reads.failed_count == 1
+    reads.stop()
+
+
+async def test_after_the_stop_nobody_is_answered(slow: SlowStore) -> None:
+    reads = cold_reads(slow)
+    answers: list[OSError | None] = []
+    for _ in range(5):
+        reads.start(PLAN, answers.append)
+    reads.stop()
+    slow.may_go_on.set()
+    reads._threads.shutdown(wait=True)
+    # Everything the threads have left for the loop.
+    await asyncio.sleep(0)
+    assert answers == []
+    with pytest.raises(RequestError):
+        reads.start(PLAN, answers.append)
+
+
+class Site:
+    """A broker whose old records are out of memory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.store = Store.open(
+            directory, StoreSettings(segment_bytes=8 << 20, hot_bytes=1 << 20), store_host=HOST
+        )
+        self.broker = Broker(
+            BrokerSettings(listen_port=0, registries=(), cold_reads_max=2),
+            self.store,
+            directory=directory,
+            store_host=HOST,
+        )
+        self.bodies = [b"%06d" % number + b"x" * 1000 for number in range(4000)]
+        for at in range(0, 4000, 100):
+            self.store.append(
+                self.store.queue("T", 0),
+                encode_batch((body, b"", 0) for body in self.bodies[at : at + 100]),
+                born_timestamp_ms=1,
+                born_host=HOST,
+            )
+        self.log_out()
+
+    def log_out(self) -> None:
+        (segment, *_) = self.store._log.segment_list()
+        with Path(segment.path).open("rb") as file:
+            os.fdatasync(file.fileno())
+        window = Window(segment, 0, 2 << 20)
+        window.drop()
+        assert window.absent_pages() > 500
+
+    async def pull(self, connection: ClientConnection, offset: int) -> Any:
+        ext = {
+            "consumerGroup": "g",
+            "topic": "T",
+            "queueId": "0",
+            "queueOffset": str(offset),
+            "maxMsgNums": "32",
+            "sysFlag": "6",
+            "commitOffset": "0",
+            "suspendTimeoutMillis": "15000",
+            "subscription": "*",
+            "subVersion": "0",
+        }
+        return await connection.request(Command.request(RequestCode.PULL_MESSAGE, ext), timeout_s=WAIT_S)
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    site = Site(tmp_path)
+    await site.broker.start()
+    site.broker.topics.ensure("T", queues=1)
+    yield site
+    await site.broker.stop()
+    assert site.store.check() == []
+    site.store.close()
+
+
+async def test_a_cold_pull_is_answered_later_and_a_hot_one_meanwhile(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on = threading.Event()
+    load = site.store.load
+
+    def slow_load(plan: ColdRead) -> None:
+        assert may_go_on.wait(WAIT_S)
+        load(plan)
+
+    monkeypatch.setattr(site.store, "load", slow_load)
+    connection = await ClientConnection.connect("127.0.0.1", site.broker.port)
+    cold = [asyncio.create_task(site.pull(connection, offset)) for offset in (0, 500)]
+    hot = await site.pull(connection, 3990)
+    assert [record.body for record in iter_records(hot.body_bytes())] == site.bodies[3990:]
+    assert not any(task.done() for task in cold)
+    busy = await site.pull(connection, 1000)
+    assert busy.code == ResponseCode.SYSTEM_BUSY
+    may_go_on.set()
+    for offset, task in zip((0, 500), cold, strict=True):
+        response = await task
+        got = [record.body for record in iter_records(response.body_bytes())]
+        assert got == site.bodies[offset : offset + 32]
+        assert response.ext["nextBeginOffset"] == str(offset + 32)
+    await connection.close()
+
+
+async def test_a_disk_that_refuses_is_an_answer(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(plan: ColdRead) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(site.store, "load", fail)
+    connection = await ClientConnection.connect("127.0.0.1", site.broker.port)
+    response = await site.pull(connection, 0)
+    assert response.code == ResponseCode.SYSTEM_ERROR
+    assert "Input/output error" in response.remark
+    await connection.close()
+
+
+async def test_a_connection_that_ends_meanwhile_is_not_missed(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on, started = threading.Event(), threading.Event()
+
+    def slow_load(plan: ColdRead) -> None:
+        started.set()
+        assert may_go_on.wait(WAIT_S)
+
+    monkeypatch.setattr(site.store, "load", slow_load)
+    connection = await ClientConnection.connect("127.0.0.1", site.broker.port)
+    waiting = asyncio.create_task(site.pull(connection, 0))
+    assert await asyncio.to_thread(started.wait, WAIT_S)
+    await connection.close()
+    await asyncio.gather(waiting, return_exceptions=True)
+    may_go_on.set()
+    monkeypatch.undo()
+    again = await ClientConnection.connect("127.0.0.1", site.broker.port)
+    response = await site.pull(again, 0)
+    assert response.code == 0
+    assert site.broker._cold_reads.waiting_count == 0
+    await again.close()
