@@ -75,10 +75,15 @@ class KeyValueStore:
         none. Raises StoreFullError, and StoreError for other refusals of the operating system.
         """
         self.directory = directory
+        # Goes up with each `reopen`, after which what was not on the disk is gone.
+        self.generation = 0
         self._is_read_only = is_read_only
         self._cache = Cache(cache_bytes)
         self._write_buffer_bytes = write_buffer_bytes
         self._spaces: dict[str, KeySpace] = {}
+        self._names: set[str] = set()
+        # None after `close`, or when `reopen` failed.
+        self._database: Rdict | None = None
         self._write_options = WriteOptions()
         # Its stub says that this is a method.
         self._write_options.disable_wal = True  # type: ignore[method-assign, assignment]
@@ -96,6 +101,11 @@ class KeyValueStore:
             except Exception as second:
                 raise _translated(second, directory) from second
 
+    @property
+    def is_open(self) -> bool:
+        """False after `close`, and when `reopen` failed."""
+        return self._database is not None
+
     def names(self) -> list[str]:
         """The column families there are, the database's own `default` left out."""
         return sorted(self._names)
@@ -104,20 +114,15 @@ class KeyValueStore:
         """The column family of that name, made when missing (StoreError when read-only)."""
         space = self._spaces.get(name)
         if space is None:
+            self._opened()
+            if self._is_read_only and name not in self._names:
+                raise StoreError(f"{self.directory} has no {name}")
+            space = KeySpace(name, self._write_options)
             try:
-                if name in self._names:
-                    family = self._database.get_column_family(name)
-                elif self._is_read_only:
-                    raise StoreError(f"{self.directory} has no {name}")
-                else:
-                    family = self._database.create_column_family(name, self._options())
-                    self._names.add(name)
-                handle = self._database.get_column_family_handle(name)
-            except StoreError:
-                raise
+                self._bind(name, space)
             except Exception as error:
                 raise _translated(error, self.directory) from error
-            space = self._spaces[name] = KeySpace(name, self._database, family, handle, self._write_options)
+            self._spaces[name] = space
         return space
 
     def clear(self, name: str) -> KeySpace:
@@ -132,23 +137,43 @@ class KeyValueStore:
             space.release()
         if name in self._names:
             try:
-                self._database.drop_column_family(name)
+                self._opened().drop_column_family(name)
             except Exception as error:
                 raise _translated(error, self.directory) from error
             self._names.discard(name)
+
+    def reopen(self) -> None:
+        """Close and open it again: after a full disk it takes no writes until then. Raises StoreError.
+
+        The spaces handed out are valid again afterwards, without what had not been flushed.
+        """
+        spaces = dict(self._spaces)
+        self.close()
+        self._spaces = spaces
+        self.generation += 1
+        try:
+            self._database = self._open()
+            for name, space in spaces.items():
+                self._bind(name, space)
+        except Exception as error:
+            self.close()
+            self._spaces = spaces
+            raise _translated(error, self.directory) from error
 
     def close(self) -> None:
         """Let go of the database, whatever its state. What was not flushed may be lost, as in a crash."""
         for space in self._spaces.values():
             space.release()
         self._spaces.clear()
+        if self._database is None:
+            return
         try:
             self._database.close()
         except Exception as error:
-            # It flushes first, which a database that has found itself damaged refuses.
-            logger.warning("%s did not close cleanly: %s", self.directory, error)
-        # The last reference: with it goes the lock.
-        del self._database
+            # It flushes first, which a database that is damaged, or has met a full disk, refuses. With the
+            # last reference its lock goes all the same.
+            logger.warning("%s did not close cleanly: %s", self.directory, str(error))
+        self._database = None
 
     def metrics(self) -> Iterable[Metric]:
         """Memory in use."""
@@ -160,6 +185,18 @@ class KeyValueStore:
             "iotmq_store_kv_write_buffer_bytes", "gauge", "Writes of the key-value database in memory",
             sum(space.buffered_bytes for space in self._spaces.values()),
         )  # fmt: skip
+
+    def _bind(self, name: str, space: KeySpace) -> None:
+        database = self._opened()
+        if name not in self._names:
+            database.create_column_family(name, self._options())
+            self._names.add(name)
+        space.bind(database, database.get_column_family(name), database.get_column_family_handle(name))
+
+    def _opened(self) -> Rdict:
+        if self._database is None:
+            raise StoreError(f"{self.directory} is closed")
+        return self._database
 
     def _open(self) -> Rdict:
         path = str(self.directory)
@@ -209,29 +246,32 @@ class KeyValueStore:
 class KeySpace:
     """One column family: keys and values are bytes, keys are in the order of their bytes."""
 
-    def __init__(
-        self, name: str, database: Rdict, family: Rdict, handle: ColumnFamily, write_options: WriteOptions
-    ) -> None:
+    def __init__(self, name: str, write_options: WriteOptions) -> None:
         """Use `KeyValueStore.space`."""
         self.name = name
-        self._database: Rdict | None = database
-        self._family: Rdict | None = family
-        self._handle: ColumnFamily | None = handle
+        self._database: Rdict | None = None
+        self._family: Rdict | None = None
+        self._handle: ColumnFamily | None = None
         self._write_options = write_options
+
+    def bind(self, database: Rdict, family: Rdict, handle: ColumnFamily) -> None:
+        """Stand for this column family from now on."""
+        self._database, self._family, self._handle = database, family, handle
 
     def get(self, key: bytes) -> bytes | None:
         """The value of `key`; StoreCorruptError when the database is damaged there."""
-        assert self._family is not None
+        # No local name for it, here and below: whoever keeps an error keeps the names of its frames, and the
+        # database stays locked while one of them stands for it.
+        self._opened(self._family)
         try:
-            value: bytes | None = self._family.get(key)
+            value: bytes | None = self._opened(self._family).get(key)
         except Exception as error:
-            raise _translated(error, self._family.path()) from error
+            raise _translated(error, self.name) from error
         return value
 
     def scan(self, start: bytes, stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
         """Keys and values from `start` up to and without `stop`, as they were at the first step."""
-        assert self._family is not None
-        cursor = self._family.iter()
+        cursor = self._opened(self._family).iter()
         cursor.seek(start)
         while cursor.valid():
             key: bytes = cursor.key()
@@ -243,7 +283,7 @@ class KeySpace:
             # A damaged block looks like the end until one asks.
             cursor.status()
         except Exception as error:
-            raise _translated(error, "kv") from error
+            raise _translated(error, self.name) from error
 
     def write(
         self,
@@ -257,7 +297,7 @@ class KeySpace:
 
         Not safe from a crash before the next `flush`, but then all of it is or nothing.
         """
-        assert self._database is not None
+        self._opened(self._database)
         batch = WriteBatch(raw_mode=True)
         batch.set_default_column_family(self._handle)
         # The batch's default family holds for `put` alone.
@@ -267,15 +307,15 @@ class KeySpace:
             batch.delete(key, self._handle)
         deque(map(batch.put, keys, values), maxlen=0)
         try:
-            self._database.write(batch, self._write_options)
+            self._opened(self._database).write(batch, self._write_options)
         except Exception as error:
             raise _translated(error, self.name) from error
 
     def flush(self, *, wait: bool) -> None:
         """Bring everything written to the disk; without `wait` only see to it that it is begun."""
-        assert self._family is not None
+        self._opened(self._family)
         try:
-            self._family.flush(wait)
+            self._opened(self._family).flush(wait)
         except Exception as error:
             raise _translated(error, self.name) from error
 
@@ -299,6 +339,11 @@ class KeySpace:
     def release(self) -> None:
         """Give up every reference: the database stays locked while one is left."""
         self._database = self._family = self._handle = None
+
+    def _opened(self, database: Rdict | None) -> Rdict:
+        if database is None:
+            raise StoreError(f"{self.name}: the key-value database is closed")
+        return database
 
     def _number(self, name: str) -> int:
         return 0 if self._family is None else self._family.property_int_value(name) or 0

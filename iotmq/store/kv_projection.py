@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import logging
 import struct
+import time
 from typing import TYPE_CHECKING, Final, Protocol
 
-from iotmq.errors import StoreCorruptError
+from iotmq.errors import StoreCorruptError, StoreError
 
 if TYPE_CHECKING:
     from iotmq.store.kv import KeyValueStore
@@ -37,6 +38,8 @@ CATCH_UP_LOG_BYTES_MAX: Final = 256 << 20
 # Written batches are brought to the disk after so much of the log: a start after a crash goes through so
 # much again, which takes less than a second.
 FLUSH_LOG_BYTES: Final = 256 << 20
+# So long after the first refused write the database is opened again, which takes some milliseconds.
+REOPEN_S: Final = 10.0
 
 logger = logging.getLogger("iotmq.store")
 
@@ -69,25 +72,37 @@ class KeyValueProjection:
         self._key_values = key_values
         self._format_version = format_version
         self._collector = collector
-        self._space = key_values.space(name)
+        # Set while the database refuses writes: when it may be opened again, in monotonic seconds.
+        self._reopen_s: float | None
+        self._load()
+
+    def _load(self) -> None:
+        """Take up what the database has, and forget what it has not."""
+        self._collector.clear()
+        generation = self._key_values.generation
+        self._space = self._key_values.space(self.name)
         try:
             marker = self._space.get(MARKER_KEY)
-            position = read_marker(marker, format_version)
+            position = read_marker(marker, self._format_version)
             problem = "has another format" if marker is not None and position is None else ""
         except StoreCorruptError as error:
             position = None
             problem = f"is damaged ({error})"
         if problem:
-            logger.warning("projection %s %s and starts over from the log", name, problem)
-            self._space = key_values.clear(name)
+            logger.warning("projection %s %s and starts over from the log", self.name, problem)
+            self._space = self._key_values.clear(self.name)
         position = position or 0
         # Up to here the log has been collected, written to the database, and is safe from a crash.
         self.applied_position = self.written_position = self.durable_position = position
         # The written position at the last flush that was begun; None when none is under way.
         self._flushing_position: int | None = None
+        # What of the database all of this belongs to.
+        self._generation = generation
+        self._reopen_s = None
 
     def apply(self, view: memoryview, start_position: int, end_position: int) -> None:
         """Take in the records of [start_position, end_position); StoreError when the database is full."""
+        self._reopen_when_due()
         # First, so that a database that refuses leaves the projection behind and its memory bounded.
         is_catching_up = end_position - start_position >= CATCH_UP_PIECE_BYTES
         keys_max = CATCH_UP_KEYS_MAX if is_catching_up else PENDING_KEYS_MAX
@@ -100,21 +115,31 @@ class KeyValueProjection:
 
     def write_out(self) -> None:
         """Write what has been collected, with its position, as one batch."""
+        self._follow_generation()
         if self.applied_position == self.written_position:
             return
         keys, values = self._collector.items()
         keys.append(MARKER_KEY)
         values.append(_MARKER.pack(_MAGIC, self._format_version, self.applied_position))
-        self._space.write(keys, values)
-        self.written_position = self.applied_position
-        self._collector.clear()
-        self._flush_when_due()
+        try:
+            self._space.write(keys, values)
+            self.written_position = self.applied_position
+            self._collector.clear()
+            self._flush_when_due()
+            self._reopen_s = None
+        except StoreError:
+            self._reopen_s = self._reopen_s or time.monotonic() + REOPEN_S
+            raise
 
     def sync(self) -> None:
         """Make everything applied so far safe from a crash."""
         self.write_out()
         if self.durable_position != self.written_position:
-            self._space.flush(wait=True)
+            try:
+                self._space.flush(wait=True)
+            except StoreError:
+                self._reopen_s = self._reopen_s or time.monotonic() + REOPEN_S
+                raise
             self.durable_position = self.written_position
             self._flushing_position = None
 
@@ -139,6 +164,28 @@ class KeyValueProjection:
         """The log begins at `min_position` now, or soon: nothing before it may have to come again."""
         if self.durable_position < min_position:
             self.sync()
+
+    def _reopen_when_due(self) -> None:
+        """Open a database again that has refused writes.
+
+        A disk that was full makes RocksDB refuse all writes until it is opened again.
+        """
+        key_values = self._key_values
+        is_refused = self._reopen_s is not None and key_values.generation == self._generation
+        if is_refused or not key_values.is_open:
+            now_s = time.monotonic()
+            if now_s >= (self._reopen_s or now_s):
+                self._reopen_s = now_s + REOPEN_S
+                # The one before may have failed, and then nobody has it open.
+                key_values.reopen()
+        self._follow_generation()
+
+    def _follow_generation(self) -> None:
+        """After the database was opened again go back to what it has."""
+        if self._key_values.generation != self._generation:
+            self._load()
+            # The caller has a later range in hand; the next time it begins where we are.
+            raise StoreError(f"projection {self.name} goes on from {self.applied_position}")
 
     def _flush_when_due(self) -> None:
         if self._flushing_position is not None and not self._space.is_flushing:

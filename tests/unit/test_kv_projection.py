@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import random
+import resource
 import shutil
 import struct
 import subprocess
@@ -15,7 +17,7 @@ from typing import Any
 import pytest
 from store_model import open_small, put
 
-from iotmq.errors import StoreCorruptError, StoreError
+from iotmq.errors import StoreCorruptError, StoreError, StoreFullError
 from iotmq.message.record import iter_records
 from iotmq.store import kv_projection
 from iotmq.store.kv import DAMAGED_DIRECTORY, KeyValueStore, after_prefix
@@ -281,6 +283,64 @@ def test_a_refusing_database_leaves_the_projection_behind_and_appends_alone(
     assert projection.applied_position == store.confirmed_position
     projection.sync()
     assert stored(projection).keys() == {b"x", b"y", b"z"}
+
+
+def test_after_a_full_disk_it_goes_on_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """RocksDB takes no more writes after one that met a full disk, until it is opened again."""
+    monkeypatch.setattr(kv_projection, "REOPEN_S", 0.0)
+    monkeypatch.setattr(kv_projection, "PENDING_KEYS_MAX", 1)
+    store = open_small(
+        tmp_path, segment_bytes=1 << 20, allocation_step_bytes=1 << 18, queue_file_entries=5000
+    )
+    first, second = (
+        bodies(store.key_values()),
+        KeyValueProjection(store.key_values(), "others", format_version=1, collector=BodyCollector()),
+    )
+    for projection in (first, second):
+        store.add_projection(projection)
+    names = [b"%032x" % hash_ for hash_ in random.Random(1).sample(range(1 << 60), 200)]
+    put(store, "T", 0, *names)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(StoreFullError):
+            first.sync()
+        for number in range(3):
+            put(store, "T", 0, b"meanwhile %d" % number)
+        assert first.applied_position < store.confirmed_position
+        assert first._collector.count <= 200
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    for number in range(4):
+        put(store, "T", 0, b"after %d" % number)
+    wanted = {*names, *(b"meanwhile %d" % n for n in range(3)), *(b"after %d" % n for n in range(4))}
+    for projection in (first, second):
+        assert projection.applied_position == store.confirmed_position
+        projection.sync()
+        assert projection.durable_position == store.confirmed_position
+        assert set(stored(projection)) == wanted
+    assert store.check() == []
+    assert "projection bodies stopped" in caplog.text
+    store.close()
+
+
+def test_a_closed_database_says_so(tmp_path: Path) -> None:
+    key_values = open_key_values(tmp_path)
+    space = key_values.space("one")
+    key_values.close()
+    key_values.close()
+    for use in (
+        lambda: space.get(b"x"),
+        lambda: space.write([b"x"], [b"y"]),
+        lambda: space.flush(wait=True),
+        lambda: list(space.scan(b"")),
+        lambda: key_values.space("two"),
+    ):
+        with pytest.raises(StoreError, match="closed"):
+            use()
+    assert space.buffered_bytes == 0
 
 
 def test_another_format_starts_over(store: Store, caplog: pytest.LogCaptureFixture) -> None:
