@@ -10,9 +10,9 @@ All write pieces, by default of the size of a batch of 100 records. "append" is 
 pays, "in all" includes the second step (in the same thread: on one core somebody has to do it). A third
 variant writes each piece to the file at once. "warm" has pages that were in use a moment ago. "cold" ones
 were not: anonymous memory, kept to the end, takes the warm ones away first, so that a hypervisor has to
-give new ones, as under a log that grows into memory nobody used lately. Look at the numbers whether that came about: equal
-ones say that there was enough warm memory for everybody. The pool is 64 MiB of locked memory, committed
-1 MiB at a time.
+give new ones, as under a log that grows into memory nobody used lately. Look at the numbers whether that
+came about: equal ones say that there was enough warm memory for everybody. The pool is 64 MiB of locked
+memory, committed 1 MiB at a time.
 """
 
 from __future__ import annotations
