@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from iotmq.message.record import decode_record
 from iotmq.store import fail_points
 from iotmq.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from iotmq.store.segment import write_again
 
 if TYPE_CHECKING:
     from iotmq.store.commit_log import CommitLog
@@ -63,6 +64,15 @@ def recover(
     fail_points.reach("recovery-log-checked")
     log.cut()
     fail_points.reach("recovery-log-cut")
+    if not was_clean:
+        # The last run may have ended because a sync failed: what was found may be in memory only.
+        flushed_position = start_position if checkpoint is None else checkpoint.position or start_position
+        for segment in log.segments_between(flushed_position, end_position):
+            write_again(
+                segment,
+                max(0, flushed_position - segment.start_position),
+                min(segment.size_bytes, end_position - segment.start_position),
+            )
     # The last segment too if it is empty: what was cut off must not come back.
     for segment in log.segments_between(start_position, end_position + 1):
         segment.sync(sync_file)

@@ -237,6 +237,20 @@ def open_segments(str directory, int64_t size_bytes, *, bint keep_descriptor=Fal
     return segments
 
 
+def write_again(Segment segment not None, int64_t start_bytes, int64_t end_bytes):
+    """Have the pages of [start_bytes, end_bytes), as far as they have blocks, written by the next sync.
+
+    After a sync that failed the kernel takes what it could not write for written, and no later one would.
+    """
+    cdef int64_t at = start_bytes & ~<int64_t> (PAGE_BYTES - 1)
+    cdef volatile uint8_t* data = <volatile uint8_t*> segment.data
+    end_bytes = min(end_bytes, segment.allocated_bytes)
+    with nogil:
+        while at < end_bytes:
+            data[at] = data[at]
+            at += PAGE_BYTES
+
+
 def sync_directory(str directory):
     """Make names created in or removed from `directory` survive a power cut."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

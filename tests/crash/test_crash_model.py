@@ -7,6 +7,7 @@ names the workload and the state; `run(seed, only=(life, state))` repeats it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -53,6 +54,7 @@ class Life:
         self.store: Store | None = None
         self.records: dict[int, bytes] = {}
         self.queue_count = source.choice((2, 5, 45))
+        self.has_failures = source.random() < 0.4
         # Records a batch at most has, and bytes a body.
         self.records_max = source.choice((1, 5, 30)) if self.queue_count < 45 else 3
         self.bytes_max = source.choice((10, 300, 1500))
@@ -77,16 +79,18 @@ class Life:
         elif choice < 0.70:
             self.flush()
         elif choice < 0.80:
-            self.recorder.on_sync = self.meanwhile
-            store._checkpointer.write()
-            self.recorder.on_sync = None
+            with self.syncing(), contextlib.suppress(OSError):
+                store._checkpointer.write()
         elif choice < 0.88:
             store._log.make_room_ahead()
         elif choice < 0.95:
             self.recorder.look()
-        else:
+        elif store.failure is None or choice < 0.99:
             self.close()
             self.open()
+        else:
+            # Goes on without a restart: reads, and syncs that say that all is well.
+            self.flush()
 
     def open(self) -> None:
         self.store = open_small(self.directory, sync_file=self.recorder.sync_file, **self.settings)
@@ -108,6 +112,12 @@ class Life:
     def append(self) -> None:
         store, source = self.store, self.source
         assert store is not None
+        if store.failure is not None:
+            # Only a restart helps; what waits in the page cache is still there then.
+            if not self.recorder.on_sync:
+                self.close()
+                self.open()
+            return
         number = source.randrange(self.queue_count)
         queue = store.queue(f"topic{number // 3}", number % 3)
         elements = [
@@ -135,12 +145,20 @@ class Life:
 
     def flush(self) -> None:
         assert self.store is not None
-        self.recorder.on_sync = self.meanwhile
-        self.store._flusher.flush()
-        self.recorder.on_sync = None
+        with self.syncing():
+            self.store._flusher.flush()
         self.note_durable()
         if self.source.random() < 0.8:
             self.store.advance()
+
+    @contextlib.contextmanager
+    def syncing(self) -> Iterator[None]:
+        """Syncs inside may fail, and others do things during them."""
+        self.recorder.is_failing = self.has_failures and self.source.random() < 0.1
+        self.recorder.on_sync = self.meanwhile
+        yield
+        self.recorder.is_failing = False
+        self.recorder.on_sync = None
 
     def meanwhile(self) -> None:
         """What the owner does while a sync is under way in another thread."""
@@ -256,6 +274,10 @@ def run(root: Path, seed: int, states: int, *, only: tuple[int, int] | None = No
             way = chance.choice(WAYS)
             cut = PowerCut(life.recorder, moment, chance, way)
             notes = [each.what for each in operations[:moment] if isinstance(each, Note)]
+            coming = next((each.what for each in operations[moment:] if isinstance(each, Note)), None)
+            if coming is not None and coming[0] == "appended":
+                # The power may go while it is being written.
+                notes.append(coming)
             allowed = Expected(expected, notes)
             if only in (None, (number, state)):
                 target = root / f"{seed}-{number}-{state}"

@@ -7,6 +7,8 @@ held before. `PowerCut` then picks a moment and decides, by what had been synced
 the disk:
 
 - of every 4 KiB page any of its contents since its file was last synced, or a mixture by 512-byte sectors;
+- the same for pages that were waiting when a sync failed, whatever syncs come later: the kernel counts them
+  as written (as Linux does; PostgreSQL's "fsyncgate");
 - of the names in a directory, and the sizes of files, what was last synced, and more of what came later: in
   the order of the operations (file systems with a journal), or any selection of them (what POSIX promises).
 """
@@ -14,6 +16,7 @@ the disk:
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import random
@@ -25,6 +28,8 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import iotmq.store.consume_queue as consume_queue_module
+import iotmq.store.recovery as recovery_module
+from iotmq.store.segment import Segment
 
 PAGE_BYTES = 4096
 SECTOR_BYTES = 512
@@ -59,6 +64,12 @@ class Sync(NamedTuple):
     before: int
 
 
+class FailedSync(NamedTuple):
+    """What was done to a node before this may be on the disk or not, and no later sync changes that."""
+
+    node: int
+
+
 class Note(NamedTuple):
     """Something the workload wants to know about the moments after this one."""
 
@@ -78,6 +89,8 @@ class DiskRecorder:
         self.is_directory: dict[int, bool] = {ROOT: True}
         # Called at the start of every sync, after its content was noted: what others do meanwhile.
         self.on_sync: Callable[[], None] | None = None
+        # Whether the next sync is to fail.
+        self.is_failing = False
         self._names: dict[tuple[int, str], int] = {}
         self._nodes: dict[int, int] = {os.stat(root).st_ino: ROOT}
         # node -> its path, and what it holds now; None when it is empty
@@ -142,6 +155,7 @@ class DiskRecorder:
             stack.enter_context(
                 mock.patch.object(consume_queue_module, "sync_file_system", self.sync_file_system)
             )
+            stack.enter_context(mock.patch.object(recovery_module, "write_again", self.write_again))
             yield
 
     def sync_file(self, descriptor: int) -> None:
@@ -149,6 +163,10 @@ class DiskRecorder:
         self.look(has_names_changed=False)
         before = len(self.operations)
         node = self._nodes.get(os.fstat(descriptor).st_ino)
+        if self.is_failing and node in self._files and "/commitlog/" in self._files[node][0]:
+            self.is_failing = False
+            self.operations.append(FailedSync(node))
+            raise OSError(errno.EIO, "Input/output error")
         self._others()
         if node is not None:
             self._sync(node, before)
@@ -158,6 +176,15 @@ class DiskRecorder:
         before = len(self.operations)
         self._others()
         self._sync(None, before)
+
+    def write_again(self, segment: Segment, start_bytes: int, end_bytes: int) -> None:
+        """In the place of the store's function: pages are written though nothing in them changes."""
+        self.look()
+        node = next(node for node, (path, _) in self._files.items() if path == segment.path)
+        content = self._contents.get(node, b"")
+        for page in range(start_bytes // PAGE_BYTES, -(-end_bytes // PAGE_BYTES)):
+            data = content[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]
+            self.operations.append(Write(node, page, data.ljust(PAGE_BYTES, b"\0")))
 
     def _others(self) -> None:
         if self.on_sync is not None:
@@ -229,9 +256,13 @@ class PowerCut:
         operations = recorder.operations[:moment]
         # Of node: operations before this one are on the disk.
         self._floors: dict[int | None, int] = defaultdict(int)
-        for operation in operations:
+        # node -> (from, to): writes between these operations were never sure to reach the disk.
+        self._doubtful: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for number, operation in enumerate(operations):
             if isinstance(operation, Sync):
                 self._floors[operation.node] = max(self._floors[operation.node], operation.before)
+            elif isinstance(operation, FailedSync):
+                self._doubtful[operation.node].append((self._floor(operation.node), number))
         self._journal_floor = max(self._floors.values(), default=0)
         # Where an ordered loss begins.
         self._reached = source.randint(self._journal_floor, moment)
@@ -309,7 +340,12 @@ class PowerCut:
     def _possible(self, node: int, versions: list[tuple[int, Any]]) -> list[Any]:
         """The last one that is surely on the disk, and all that came after it."""
         floor = self._floor(node)
-        last = max(at for at, (number, _) in enumerate(versions) if number < floor or number < 0)
+        doubtful = self._doubtful[node]
+        last = max(
+            at
+            for at, (number, _) in enumerate(versions)
+            if number < floor and not any(start <= number < end for start, end in doubtful)
+        )
         return versions[last:]
 
     def _choose(self, node: int, versions: list[tuple[int, Any]]) -> Any:

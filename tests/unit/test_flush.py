@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import threading
 from pathlib import Path
@@ -11,6 +12,9 @@ import pytest
 from store_model import WAIT_S, bodies_of, open_small, put, wait_flushed
 
 from iotmq.errors import StoreReadOnlyError
+from iotmq.store import recovery
+from iotmq.store import segment as segment_module
+from iotmq.store.segment import Segment
 from iotmq.store.store import Store
 
 
@@ -201,4 +205,38 @@ def test_owner_that_cannot_be_told_does_not_stop_the_flushing(
     assert bodies_of(store, "T", 0) == [b"x", b"y"]
     assert "could not be told" in caplog.text
     assert store.check() == []
+    store.close()
+
+
+def test_start_after_a_failed_flush_writes_again_what_it_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel takes the pages of a failed sync for written: a later one would bring nothing to disk."""
+    disk = Disk()
+    store = open_small(tmp_path, flush="sync", sync_file=disk.sync)
+    flushed_position = put(store, "T", 0, b"safe").end_position
+    wait_flushed(store)
+    store._checkpointer.write()
+    flushed = signal(store)
+    disk.error = OSError(errno.EIO, "Input/output error")
+    put(store, "T", 0, *(b"x" * 1500 for _ in range(4)))
+    assert flushed.wait(WAIT_S)
+    end_position = store.appended_position
+    store.close()
+    written: list[tuple[int, int]] = []
+
+    def write_again(segment: Segment, start_bytes: int, end_bytes: int) -> None:
+        written.append((segment.start_position + start_bytes, segment.start_position + end_bytes))
+        segment_module.write_again(segment, start_bytes, end_bytes)
+
+    monkeypatch.setattr(recovery, "write_again", write_again)
+    store = open_small(tmp_path, flush="sync")
+    assert written[0][0] == flushed_position
+    assert written[-1][1] == end_position == store.flushed_position
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(written))
+    assert len(bodies_of(store, "T", 0)) == 5
+    store.close()
+    written.clear()
+    store = open_small(tmp_path, flush="sync")
+    assert written == []
     store.close()
