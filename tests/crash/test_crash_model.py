@@ -114,9 +114,8 @@ class Life:
         assert store is not None
         if store.failure is not None:
             # Only a restart helps; what waits in the page cache is still there then.
-            if not self.recorder.on_sync:
-                self.close()
-                self.open()
+            self.close()
+            self.open()
             return
         number = source.randrange(self.queue_count)
         queue = store.queue(f"topic{number // 3}", number % 3)
@@ -162,7 +161,8 @@ class Life:
 
     def meanwhile(self) -> None:
         """What the owner does while a sync is under way in another thread."""
-        if self.source.random() < 0.3:
+        assert self.store is not None
+        if self.store.failure is None and self.source.random() < 0.3:
             self.append()
 
     def note_durable(self) -> None:
