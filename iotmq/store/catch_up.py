@@ -33,7 +33,8 @@ def catch_up(
 
     Raises what `apply` raises; the projection keeps what it has.
     """
-    start_position = max(projection.applied_position, log.min_position)
+    # Where there was a record once there may be the middle of a marker now.
+    start_position = log.record_start(max(projection.applied_position, log.min_position))
     while start_position < end_position:
         start_position, next_position = log.records(start_position, end_position, CATCH_UP_BYTES)
         view = log.view(start_position, next_position)

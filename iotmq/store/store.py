@@ -22,6 +22,7 @@ from iotmq.store.checkpoint import Checkpointer
 from iotmq.store.cold_pages import ColdPages
 from iotmq.store.commit_log import Appended, CommitLog
 from iotmq.store.consume_queue import ConsumeQueue, Queue
+from iotmq.store.damage import DamageKeeper, add_gaps, cover_range
 from iotmq.store.flush import Flusher
 from iotmq.store.flushed_waiters import FlushedWaiters
 from iotmq.store.index_check import check_index
@@ -215,6 +216,7 @@ class Store:
             read_usage=read_usage,
         )
         store._dispatch(log.appended_position, progress)
+        store._report_gaps(DamageKeeper(directory / "commitlog.damage"), sync_file)
         # Where entries were missing up to the log's start, queues begin behind the gap.
         queues.trim(log.min_position)
         if settings.latest_enabled:
@@ -744,6 +746,20 @@ class Store:
         is_over = self._flusher.failure is not None or self._is_closed
         for callback in waiters.take_all() if is_over else waiters.take(self.flushed_position):
             callback()
+
+    def _report_gaps(self, keeper: DamageKeeper, sync_file: Callable[[int], object]) -> None:
+        """Add to the damage what the numbering of the records, now that all were seen, says is missing."""
+        damages = self.recovery.damage
+        whole = add_gaps(damages, self._queues.take_gaps())
+        for damage in whole:
+            if damage in damages:
+                continue
+            keeper.report(damage)
+            if damage.kind == "damaged":
+                cover_range(self._log, damage)
+                for segment in self._log.segments_between(damage.start_position, damage.end_position):
+                    segment.sync(sync_file)
+        self.recovery = self.recovery._replace(damage=whole)
 
     def _flushed(self) -> None:
         callback = self.on_flushed
