@@ -66,6 +66,7 @@ def recover(
     *,
     was_clean: bool,
     sync_file: Callable[[int], object],
+    checks_all: bool = False,
 ) -> Recovery:
     """Check the log, cut off what is not whole, and take the queues back to what can be relied on.
 
@@ -73,6 +74,8 @@ def recover(
     """
     checkpoint = read_checkpoint(checkpoint_path)
     start_position = clean_start(log) if was_clean else crash_start(log, checkpoint)
+    if checks_all:
+        start_position = log.min_position
     keeper = DamageKeeper(checkpoint_path.with_name("commitlog.damage"))
     damages, end_position = repair_log(
         log, queues, keeper, start_position, checkpoint_path, checkpoint, was_clean=was_clean

@@ -139,12 +139,14 @@ class Store:
         sync_file: Callable[[int], object] = os.fdatasync,
         read_usage: Callable[[Path], DiskUsage] = read_disk_usage,
         progress: CatchUpProgress | None = None,
+        checks_all: bool = False,
     ) -> Store:
         """Open `directory`, made when missing, and bring everything in it into agreement.
 
         `store_host` (8 or 20 bytes) is the broker's advertised address, which records carry; `sync_file`
         is what brings a file descriptor's data to the disk, `read_usage` asks how full a directory's disk
-        is, `progress` is told how far projections are that have to go through the log. Raises
+        is, `progress` is told how far projections are that have to go through the log. With
+        `checks_all` every record of the log is checked, not only the newest. Raises
         StoreLockedError when another process has the directory, StoreCorruptError, StoreFullError, and
         StoreError for other refusals of the operating system.
         """
@@ -157,7 +159,15 @@ class Store:
             raise _refusal_of(error)(f"cannot open {directory}: {error}") from error
         try:
             return cls._open_locked(
-                directory, settings, store_host, clock or SystemClock(), sync_file, read_usage, progress, lock
+                directory,
+                settings,
+                store_host,
+                clock or SystemClock(),
+                sync_file,
+                read_usage,
+                progress,
+                lock,
+                checks_all=checks_all,
             )
         except OSError as error:
             lock.release()
@@ -177,6 +187,8 @@ class Store:
         read_usage: Callable[[Path], DiskUsage],
         progress: CatchUpProgress | None,
         lock: DirectoryLock,
+        *,
+        checks_all: bool,
     ) -> Store:
         abort = AbortMark(directory)
         abort.set()
@@ -192,7 +204,14 @@ class Store:
         # The two directories may be new.
         sync_directory(str(directory))
         checkpoint_path = directory / "checkpoint"
-        recovery = recover(log, queues, checkpoint_path, was_clean=not abort.was_set, sync_file=sync_file)
+        recovery = recover(
+            log,
+            queues,
+            checkpoint_path,
+            was_clean=not abort.was_set,
+            sync_file=sync_file,
+            checks_all=checks_all,
+        )
         index = None
         if settings.index_enabled:
             index = KeyIndex(
@@ -628,6 +647,10 @@ class Store:
         ]
         return problems
 
+    def unreadable_records(self) -> list[tuple[str, int, int, int]]:
+        """(topic, queue id, offset, position) of records that readers were not given: they are damaged."""
+        return self._log.unreadable_records()
+
     def metrics(self) -> Iterable[Metric]:
         """Positions, counts, and whether appends are taken."""
         flusher = self._flusher
@@ -637,6 +660,8 @@ class Store:
             ("flushed_position_bytes", "End of what is on the disk", self.flushed_position),
             ("confirmed_position_bytes", "End of what may be read", self._confirmed_position),
             ("records_total", "Records appended", self._log.appended_records),
+            ("unreadable_records_total", "Records passed over by reads: damaged", self._log.unreadable_count),
+            ("damaged_ranges", "Ranges of the log the start found lost", len(self.recovery.damage)),
             ("refused_appends_total", "Batches refused for want of a working disk", self._refused_appends),
             ("flushes_total", "Syncs of the log", flusher.flushes),
             ("flush_seconds_total", "Time spent in syncs of the log", flusher.flush_s),

@@ -216,3 +216,85 @@ def test_every_field_of_first_middle_and_last_record(
     else:
         assert_nothing_invented(store, data, lost_max=2)
     store.close()
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize("number", [0, 31, -1])
+def test_a_repaired_log_is_like_any_other(directory: Path, number: int, is_clean: bool) -> None:
+    data = make(directory, is_clean=is_clean)
+    record = data.records[number]
+    data.flip(record.position + 8, 1)
+    if is_clean:
+        (data.directory / "abort").touch()
+        (data.directory / "checkpoint").rename(data.directory / "checkpoint.kept")
+        if number == -1:
+            (data.directory / "checkpoint.kept").rename(data.directory / "checkpoint")
+    store = open_small(data.directory)
+    assert_served(store, data, lost={record.position})
+    assert_goes_on(data, store)
+
+
+@pytest.mark.parametrize("what", ["missing", "empty", "cut", "another"])
+@pytest.mark.parametrize("number", [0, 1, -1])
+def test_segment_files(directory: Path, number: int, what: str) -> None:
+    data = make(directory)
+    paths = sorted((data.directory / "commitlog").iterdir())
+    path = paths[number]
+    start = int(path.name)
+    if what == "missing" and number == 0:
+        # Nobody can tell this from files that were deleted as too old.
+        return
+    kept = 0
+    if what == "missing":
+        path.unlink()
+    elif what == "empty":
+        path.write_bytes(b"")
+    elif what == "cut":
+        kept = 1500
+        path.write_bytes(path.read_bytes()[:kept])
+    else:
+        path.write_bytes(paths[2].read_bytes())
+    (data.directory / "abort").touch()
+    store = open_small(data.directory)
+    lost = {
+        record.position
+        for record in data.records
+        if start <= record.position < start + SEGMENT_BYTES and record.position + record.size > start + kept
+    }
+    if number == 0:
+        # Behind the checkpoint's file nothing is looked at before it is read.
+        assert len(store.unreadable_records()) == 0
+    assert_served(store, data, lost=lost)
+    if number == -1:
+        assert_goes_on(data, store)
+    store.close()
+
+
+test_segment_files = pytest.mark.damaged_store(test_segment_files)
+
+
+@pytest.mark.damaged_store
+@pytest.mark.parametrize("seed", range(SEED, SEED + ROUNDS))
+def test_anything_anywhere(directory: Path, seed: int) -> None:
+    """Some bytes of some files are overwritten: readers get hardly less than before, and nothing else."""
+    source = random.Random(seed)
+    data = make(directory, seed=seed, is_clean=source.random() < 0.5)
+    if source.random() < 0.5:
+        (data.directory / "abort").touch()
+    paths = [path for path in sorted(data.directory.rglob("*")) if path.is_file() and path.name != "lock"]
+    hits = source.randint(1, 3)
+    for _ in range(hits):
+        path = source.choice(paths)
+        size = path.stat().st_size
+        if size == 0:
+            continue
+        with path.open("r+b") as file:
+            file.seek(source.randrange(size))
+            file.write(source.choice([source.randbytes, bytes])(source.choice([1, 8, 100])))
+            file.truncate(size)
+    store = open_small(data.directory)
+    bodies = {record.body for record in data.records}
+    assert {record.body for record in served(store)} <= bodies
+    assert len({record.body for record in served(store)}) >= len(bodies) - 12 * hits
+    assert put(store, "topic0", 0, b"goes on").count == 1
+    store.close()
