@@ -147,6 +147,9 @@ FIELDS: dict[int, dict[str, list[str]]] = {
     RequestCode.GET_ALL_CONSUMER_OFFSET: {},
     RequestCode.GET_ALL_DELAY_OFFSET: {},
     RequestCode.GET_BROKER_RUNTIME_INFO: {},
+    RequestCode.TRIGGER_DELETE_FILES: {},
+    RequestCode.CLEAN_EXPIRED_CONSUME_QUEUE: {},
+    RequestCode.DELETE_EXPIRED_COMMIT_LOG: {},
     RequestCode.GET_TOPIC_STATS_INFO: {"topic": NAMES},
     RequestCode.VIEW_MESSAGE_BY_ID: {"offset": NUMBERS},
     RequestCode.CONSUMER_SEND_MESSAGE_BACK: {
