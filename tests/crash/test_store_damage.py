@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import slow_scan
 from store_model import log_records, open_small, put, wait_flushed
 
 from iotmq.message.record import iter_records
+from iotmq.store.commit_log import CommitLog
 from iotmq.store.damage import Loss
 from iotmq.store.reads import ReadStatus
 from iotmq.store.segment import segment_name
@@ -298,3 +300,26 @@ def test_anything_anywhere(directory: Path, seed: int) -> None:
     assert len({record.body for record in served(store)}) >= len(bodies) - 12 * hits
     assert put(store, "topic0", 0, b"goes on").count == 1
     store.close()
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + max(1, ROUNDS // 4)))
+def test_scan_finds_what_a_slow_one_finds(directory: Path, seed: int) -> None:
+    source = random.Random(seed)
+    data = make(directory, seed=seed)
+    paths = sorted((data.directory / "commitlog").iterdir())
+    for _ in range(source.randint(1, 6)):
+        path = source.choice(paths)
+        content = bytearray(path.read_bytes())
+        size = source.choice([1, 1, 8, 500, 2000])
+        at = source.randrange(len(content) - size)
+        content[at : at + size] = source.choice([source.randbytes, bytes])(size)
+        path.write_bytes(content)
+    log = CommitLog(
+        str(data.directory / "commitlog"),
+        segment_bytes=SEGMENT_BYTES,
+        allocation_step_bytes=4096,
+        record_bytes_max=2048,
+        store_host=bytes(8),
+    )
+    _, damaged, end = slow_scan.scan(data.directory / "commitlog")
+    assert log.scan(0) == (damaged, end)

@@ -19,7 +19,7 @@ def record_at(data: bytes, at: int, position: int) -> tuple[OracleRecord, int] |
     topic = record.topic
     if not topic or topic[0] == "." or any(not "!" <= letter <= "~" or letter == "/" for letter in topic):
         return None
-    if record.position != position or record.queue_offset < 0 or record.queue_id < 0:
+    if record.position != position or record.queue_offset < 0 or not 0 <= record.queue_id < 65536:
         return None
     stored_crc = int.from_bytes(data[at + 8 : at + 12], "big")
     return (record, size) if stored_crc == crc(record.body) else None
