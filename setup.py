@@ -14,8 +14,6 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.message.record", ".pyx", ["z"]),
     ("iotmq.message.columns", ".pyx", ["z"]),
     ("iotmq.store.segment", ".pyx", []),
-    ("iotmq.store.resync", ".pyx", ["z"]),
-    ("iotmq.store.marker", ".pyx", ["z"]),
     ("iotmq.store.commit_log", ".pyx", ["z"]),
     ("iotmq.store.consume_queue", ".pyx", []),
     ("iotmq.store.reads", ".pyx", []),

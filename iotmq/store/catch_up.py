@@ -33,8 +33,7 @@ def catch_up(
 
     Raises what `apply` raises; the projection keeps what it has.
     """
-    # Where there was a record once there may be the middle of a marker now.
-    start_position = log.record_start(max(projection.applied_position, log.min_position))
+    start_position = max(projection.applied_position, log.min_position)
     while start_position < end_position:
         start_position, next_position = log.records(start_position, end_position, CATCH_UP_BYTES)
         view = log.view(start_position, next_position)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.record import check_record, decode_record, properties_tags_code
-from iotmq.store.marker import lost_offsets
 
 if TYPE_CHECKING:
     from iotmq.store.commit_log import CommitLog
@@ -19,7 +18,6 @@ _BLANK_MAGIC = 0xCBD43194
 _TRANSACTION_MASK = 12
 _PREPARED = 4
 _ROLLBACK = 12
-_FILLER_SIZE = 0x7FFFFFFF
 
 
 def check_store(log: CommitLog, queues: ConsumeQueue, *, confirmed_position: int) -> list[str]:
@@ -37,8 +35,6 @@ class _Check:
         self._next_offsets: dict[tuple[str, int], int] = {}
         # The same for records that are not confirmed yet: where appending goes on.
         self._record_counts: dict[tuple[str, int], int] = {}
-        # Offsets that damage has left without a record.
-        self._lost_counts: dict[tuple[str, int], int] = {}
 
     def run(self) -> list[str]:
         log = self._log
@@ -100,10 +96,6 @@ class _Check:
 
     def _check_record(self, view: memoryview, at: int, position: int) -> None:
         record = decode_record(view, at)
-        lost = lost_offsets(view, at)
-        if lost is not None:
-            self._check_marker(*lost, position)
-            return
         where = (
             f"position {position} "
             f"(topic {record.topic!r} queue {record.queue_id} offset {record.queue_offset})"
@@ -132,31 +124,6 @@ class _Check:
         if entry != wanted:
             self._say(f"{where}: the queue's entry is {entry}, not {wanted}")
 
-    def _check_marker(self, topic: str, queue_id: int, first: int, end: int, position: int) -> None:
-        """What a marker names as lost must be fillers in the queue."""
-        if first == end or position >= self._confirmed_position:
-            return
-        where = (
-            f"position {position} (marker for topic {topic!r} queue {queue_id} offsets {first}..{end - 1})"
-        )
-        queue = self._queues.find_queue(topic, queue_id)
-        if queue is None:
-            self._say(f"{where}: there is no such queue")
-            return
-        key = (topic, queue_id)
-        expected = self._next_offsets.get(key, max(queue.min_offset, min(first, end)))
-        if expected < first:
-            self._say(f"{where}: expected offset {expected}")
-        for offset in range(max(expected, queue.min_offset), min(end, queue.max_offset)):
-            entry = queue.entry(offset)
-            if entry is not None and entry[1] != _FILLER_SIZE:
-                self._say(f"{where}: the queue has an entry for {offset}: {entry}")
-                break
-        if queue.max_offset < end:
-            self._say(f"{where}: the queue has only {queue.min_offset}..{queue.max_offset}")
-        self._next_offsets[key] = max(expected, end)
-        self._lost_counts[key] = self._lost_counts.get(key, 0) + max(0, end - max(expected, queue.min_offset))
-
     def _check_queues(self) -> None:
         for queue in self._queues.queues():
             key = (queue.topic, queue.queue_id)
@@ -169,6 +136,6 @@ class _Check:
             logged = self._next_offsets.get(key, queue.next_offset)
             if logged != queue.next_offset:
                 self._say(f"{where}: next offset is {queue.next_offset}, the log says {logged}")
-            count = self._record_counts.get(key, 0) + self._lost_counts.get(key, 0)
+            count = self._record_counts.get(key, 0)
             if count != queue.max_offset - queue.min_offset:
                 self._say(f"{where}: {queue.max_offset - queue.min_offset} entries for {count} records")

@@ -22,7 +22,6 @@ from iotmq.store.checkpoint import Checkpointer
 from iotmq.store.cold_pages import ColdPages
 from iotmq.store.commit_log import Appended, CommitLog
 from iotmq.store.consume_queue import ConsumeQueue, Queue
-from iotmq.store.damage import DamageKeeper, add_gaps, cover_range
 from iotmq.store.flush import Flusher
 from iotmq.store.flushed_waiters import FlushedWaiters
 from iotmq.store.index_check import check_index
@@ -139,14 +138,12 @@ class Store:
         sync_file: Callable[[int], object] = os.fdatasync,
         read_usage: Callable[[Path], DiskUsage] = read_disk_usage,
         progress: CatchUpProgress | None = None,
-        checks_all: bool = False,
     ) -> Store:
         """Open `directory`, made when missing, and bring everything in it into agreement.
 
         `store_host` (8 or 20 bytes) is the broker's advertised address, which records carry; `sync_file`
         is what brings a file descriptor's data to the disk, `read_usage` asks how full a directory's disk
-        is, `progress` is told how far projections are that have to go through the log. With
-        `checks_all` every record of the log is checked, not only the newest. Raises
+        is, `progress` is told how far projections are that have to go through the log. Raises
         StoreLockedError when another process has the directory, StoreCorruptError, StoreFullError, and
         StoreError for other refusals of the operating system.
         """
@@ -159,15 +156,7 @@ class Store:
             raise _refusal_of(error)(f"cannot open {directory}: {error}") from error
         try:
             return cls._open_locked(
-                directory,
-                settings,
-                store_host,
-                clock or SystemClock(),
-                sync_file,
-                read_usage,
-                progress,
-                lock,
-                checks_all=checks_all,
+                directory, settings, store_host, clock or SystemClock(), sync_file, read_usage, progress, lock
             )
         except OSError as error:
             lock.release()
@@ -187,8 +176,6 @@ class Store:
         read_usage: Callable[[Path], DiskUsage],
         progress: CatchUpProgress | None,
         lock: DirectoryLock,
-        *,
-        checks_all: bool,
     ) -> Store:
         abort = AbortMark(directory)
         abort.set()
@@ -204,14 +191,7 @@ class Store:
         # The two directories may be new.
         sync_directory(str(directory))
         checkpoint_path = directory / "checkpoint"
-        recovery = recover(
-            log,
-            queues,
-            checkpoint_path,
-            was_clean=not abort.was_set,
-            sync_file=sync_file,
-            checks_all=checks_all,
-        )
+        recovery = recover(log, queues, checkpoint_path, was_clean=not abort.was_set, sync_file=sync_file)
         index = None
         if settings.index_enabled:
             index = KeyIndex(
@@ -235,7 +215,6 @@ class Store:
             read_usage=read_usage,
         )
         store._dispatch(log.appended_position, progress)
-        store._report_gaps(DamageKeeper(directory / "commitlog.damage"), sync_file)
         # Where entries were missing up to the log's start, queues begin behind the gap.
         queues.trim(log.min_position)
         if settings.latest_enabled:
@@ -647,10 +626,6 @@ class Store:
         ]
         return problems
 
-    def unreadable_records(self) -> list[tuple[str, int, int, int]]:
-        """(topic, queue id, offset, position) of records that readers were not given: they are damaged."""
-        return self._log.unreadable_records()
-
     def metrics(self) -> Iterable[Metric]:
         """Positions, counts, and whether appends are taken."""
         flusher = self._flusher
@@ -660,8 +635,6 @@ class Store:
             ("flushed_position_bytes", "End of what is on the disk", self.flushed_position),
             ("confirmed_position_bytes", "End of what may be read", self._confirmed_position),
             ("records_total", "Records appended", self._log.appended_records),
-            ("unreadable_records_total", "Records passed over by reads: damaged", self._log.unreadable_count),
-            ("damaged_ranges", "Ranges of the log the start found lost", len(self.recovery.damage)),
             ("refused_appends_total", "Batches refused for want of a working disk", self._refused_appends),
             ("flushes_total", "Syncs of the log", flusher.flushes),
             ("flush_seconds_total", "Time spent in syncs of the log", flusher.flush_s),
@@ -771,20 +744,6 @@ class Store:
         is_over = self._flusher.failure is not None or self._is_closed
         for callback in waiters.take_all() if is_over else waiters.take(self.flushed_position):
             callback()
-
-    def _report_gaps(self, keeper: DamageKeeper, sync_file: Callable[[int], object]) -> None:
-        """Add to the damage what the numbering of the records, now that all were seen, says is missing."""
-        damages = self.recovery.damage
-        whole = add_gaps(damages, self._queues.take_gaps())
-        for damage in whole:
-            if damage in damages:
-                continue
-            keeper.report(damage)
-            if damage.kind == "damaged":
-                cover_range(self._log, damage)
-                for segment in self._log.segments_between(damage.start_position, damage.end_position):
-                    segment.sync(sync_file)
-        self.recovery = self.recovery._replace(damage=whole)
 
     def _flushed(self) -> None:
         callback = self.on_flushed

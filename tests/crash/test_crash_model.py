@@ -18,11 +18,9 @@ from typing import Any
 
 import pytest
 from crash_model import WAYS, DiskRecorder, Note, PowerCut, Sync
-from store_model import BORN_HOST, log_records, open_small
+from store_model import BORN_HOST, log_records, open_small, records_of
 
-from iotmq.message.record import encode_batch, iter_records
-from iotmq.store.consume_queue import Queue
-from iotmq.store.marker import lost_offsets
+from iotmq.message.record import encode_batch
 from iotmq.store.store import Store
 
 STATES = int(os.environ.get("IOTMQ_CRASH_STATES", "100"))
@@ -181,18 +179,6 @@ def stored(store: Store) -> list[tuple[int, bytes]]:
     return [(record.position, record_bytes(store, record.position)) for record in log_records(store)]
 
 
-def read_all(store: Store, queue: Queue) -> list[Any]:
-    """Every record of a queue; offsets without one are passed over."""
-    records: list[Any] = []
-    offset = queue.min_offset
-    while offset < queue.max_offset:
-        read = store.read(queue, offset, records_max=100, bytes_max=100_000)
-        assert read.next_offset > offset
-        records += (record for view in read.views for record in iter_records(view))
-        offset = read.next_offset
-    return records
-
-
 class Expected:
     """What may and must be found after a power cut at a moment of a life."""
 
@@ -212,42 +198,24 @@ class Expected:
 
     def check(self, store: Store) -> None:
         found = stored(store)
-        holes = [(each.start_position, each.end_position) for each in store.recovery.damage]
-
-        def is_lost(position: int) -> bool:
-            return any(start <= position < end for start, end in holes)
-
         for position, data in found:
-            # What stands in a hole since this start.
-            is_marker = lost_offsets(data) is not None and is_lost(position)
-            assert is_marker or data in self.possible.get(position, []), (
-                f"the record at {position} was never appended"
-            )
-        positions = {position for position, _ in found if not is_lost(position)}
+            assert data in self.possible.get(position, []), f"the record at {position} was never appended"
+        positions = {position for position, _ in found}
         for position in self.possible:
             assert position in positions or position >= self.durable_position, (
                 f"the record at {position} is lost; durable was {self.durable_position}, "
                 f"the log is {store.min_position}..{store.appended_position}"
             )
-            assert position in positions or is_lost(position) or position >= store.appended_position
-        named: dict[tuple[str, int], set[int]] = {}
-        for _, data in found:
-            lost = lost_offsets(data)
-            if lost is not None:
-                named.setdefault(lost[:2], set()).update(range(lost[2], lost[3]))
+        assert sorted(self.possible)[: len(found)] == [position for position, _ in found]
         for queue in store.queues():
-            records = read_all(store, queue)
+            records = records_of(store, queue.topic, queue.queue_id)
+            assert [record.queue_offset for record in records] == list(range(queue.max_offset))
             wanted = [
                 record
                 for record in log_records(store)
                 if (record.topic, record.queue_id) == (queue.topic, queue.queue_id)
-                and lost_offsets(record_bytes(store, record.position)) is None
             ]
             assert [record.position for record in records] == [record.position for record in wanted]
-            offsets = [record.queue_offset for record in records]
-            missing = named.get((queue.topic, queue.queue_id), set())
-            # Dense, but for what a hole is known to have held.
-            assert sorted([*offsets, *missing]) == list(range(queue.max_offset))
         assert store.check() == []
 
 

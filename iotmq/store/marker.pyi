@@ -1,3 +1,0 @@
-from typing_extensions import Buffer
-
-def lost_offsets(buffer: Buffer, at: int = 0) -> tuple[str, int, int, int] | None: ...

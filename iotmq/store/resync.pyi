@@ -1,3 +1,0 @@
-from typing_extensions import Buffer
-
-def next_record(buffer: Buffer, at: int, position: int) -> int | None: ...
