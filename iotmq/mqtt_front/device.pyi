@@ -28,6 +28,7 @@ class DeviceGroup:
     def end_turn(self) -> None: ...
     def resume_all(self) -> None: ...
 
+# For the type checker; at run time it has the methods, which is what uvloop looks at, and not the base.
 class Device(ServerConnection, asyncio.BufferedProtocol):
     client_id: str | None
     properties: bytes | None
