@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import shutil
-import signal
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from file_size_limit import files_end_at
 from index_oracle import IndexOracle, index_hash, java_hash, keys_of
 from store_model import BORN_HOST, SMALL, batch, open_small, put
 
@@ -707,18 +706,11 @@ def test_full_disk_is_an_error_and_the_same_range_can_come_again(tmp_path: Path)
     feed = Feed(tmp_path)
     feed.add(keys("a"))
     # A file may not grow past so many bytes: the next one cannot even get its size.
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (64, limit[1]))
-    try:
-        with pytest.raises(OSError, match=f"Errno {errno.EFBIG}"):
-            feed.add(*[keys("b", f"c{number}", "d") for number in range(12)])
-        assert feed.index.applied_position < len(feed.log)
-        assert len(feed.index.file_list()) == 1
-        assert len(feed.data()) == 1
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-        signal.signal(signal.SIGXFSZ, before)
+    with files_end_at(64), pytest.raises(OSError, match=f"Errno {errno.EFBIG}"):
+        feed.add(*[keys("b", f"c{number}", "d") for number in range(12)])
+    assert feed.index.applied_position < len(feed.log)
+    assert len(feed.index.file_list()) == 1
+    assert len(feed.data()) == 1
     assert feed.find("c0")
     feed.catch_up()
     feed.assert_same()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-import resource
 import shutil
 import struct
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from file_size_limit import files_end_at
 from store_model import open_small, put
 
 from iotmq.errors import StoreCorruptError, StoreError, StoreFullError
@@ -302,17 +302,13 @@ def test_after_a_full_disk_it_goes_on_by_itself(
         store.add_projection(projection)
     names = [b"%032x" % hash_ for hash_ in random.Random(1).sample(range(1 << 60), 200)]
     put(store, "T", 0, *names)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
-    try:
+    with files_end_at(4096):
         with pytest.raises(StoreFullError):
             first.sync()
         for number in range(3):
             put(store, "T", 0, b"meanwhile %d" % number)
-        assert first.applied_position < store.confirmed_position
-        assert first._collector.count <= 200
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert first.applied_position < store.confirmed_position
+    assert first._collector.count <= 200
     for number in range(4):
         put(store, "T", 0, b"after %d" % number)
     wanted = {*names, *(b"meanwhile %d" % n for n in range(3)), *(b"after %d" % n for n in range(4))}

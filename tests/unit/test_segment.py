@@ -5,11 +5,10 @@ from __future__ import annotations
 import errno
 import gc
 import os
-import resource
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from file_size_limit import files_end_at
 
 from iotmq.errors import StoreCorruptError
 from iotmq.store.segment import Segment, open_segments, segment_name
@@ -18,15 +17,6 @@ from iotmq.store.segment import Segment, open_segments, segment_name
 @pytest.fixture
 def path(tmp_path: Path) -> str:
     return str(tmp_path / segment_name(0))
-
-
-@pytest.fixture
-def full_disk() -> Iterator[None]:
-    """No file may grow past 16 KiB: what a full disk looks like to an allocation."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (16384, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_names_have_twenty_digits() -> None:
@@ -54,8 +44,8 @@ def test_allocation_past_the_end_is_refused(path: str) -> None:
         segment.allocate(8193)
 
 
-def test_full_disk_is_an_error_and_changes_nothing(path: str, full_disk: None) -> None:
-    with pytest.raises(OSError, match="File too large") as raised:
+def test_full_disk_is_an_error_and_changes_nothing(path: str) -> None:
+    with files_end_at(16384), pytest.raises(OSError, match="File too large") as raised:
         Segment(path, 0, 1 << 20)
     assert raised.value.errno == errno.EFBIG
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from file_size_limit import files_end_at
 from store_model import BORN_HOST, HOST, batch, bodies_of, open_small, put, wait_flushed
 
 from iotmq.clock import ManualClock
@@ -16,17 +15,6 @@ from iotmq.message.record import iter_records
 from iotmq.store.projection import RewindableProjection
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
-
-
-@contextmanager
-def files_end_at(size: int) -> Iterator[None]:
-    """No file can be made larger than `size`, as on a full disk. See tests/crash for a really full one."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 class Bodies:
