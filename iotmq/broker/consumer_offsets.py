@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from iotmq import limits
-from iotmq.broker.config_files import read_json_file, write_json_file
+from iotmq.broker.config_files import ConfigFile
 from iotmq.errors import RequestError
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import ResponseCode
@@ -24,9 +24,9 @@ class ConsumerOffsets:
     """Committed offsets of all groups. `is_dirty` says that the file is behind the table."""
 
     def __init__(self, path: Path, *, pairs_max: int = limits.CONSUMER_OFFSET_PAIRS_MAX) -> None:
-        self._path = path
+        self._file = ConfigFile(path)
         self._pairs_max = pairs_max
-        self._offsets = (read_json_file(path, ConsumerOffsetTable) or ConsumerOffsetTable()).offset_table
+        self._offsets = (self._file.read(ConsumerOffsetTable) or ConsumerOffsetTable()).offset_table
         self.is_dirty = False
 
     def __len__(self) -> int:
@@ -107,7 +107,7 @@ class ConsumerOffsets:
 
     def write(self, data: bytes) -> None:
         """Write the file; touches nothing but the disk, so that a thread may do it."""
-        write_json_file(self._path, data, is_synced=True)
+        self._file.write(data, is_synced=True)
 
     def metrics(self) -> Iterable[Metric]:
         yield Metric(

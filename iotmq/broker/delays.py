@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from iotmq.broker.config_files import read_json_file, write_json_file
+from iotmq.broker.config_files import ConfigFile
 from iotmq.broker.deadline_timer import DeadlineTimer
 from iotmq.broker.element import encode_element
 from iotmq.broker.intake import Intake, IntakeError, StoredBatch
@@ -110,10 +110,10 @@ class DelayDelivery:
         self._store = store
         self._intake = intake
         self._delays_ms = levels.delays_ms
-        self._path = path
+        self._file = ConfigFile(path)
         self._clock = clock
         self._timer = DeadlineTimer(clock, self.deliver)
-        self._saved = (read_json_file(path, DelayOffsetTable) or DelayOffsetTable()).offset_table
+        self._saved = (self._file.read(DelayOffsetTable) or DelayOffsetTable()).offset_table
         # Filled by start(): the queues know their offsets only once the store is recovered.
         self._levels: list[_Level] = []
         self.is_dirty = False
@@ -161,7 +161,7 @@ class DelayDelivery:
 
     def write(self, data: bytes) -> None:
         """Write the file; touches nothing but the disk, so that a thread may do it."""
-        write_json_file(self._path, data, is_synced=True)
+        self._file.write(data, is_synced=True)
 
     def progress(self) -> list[tuple[int, int]]:
         """Delivered offset and end of each level's queue."""

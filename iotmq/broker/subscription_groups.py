@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from iotmq import limits
-from iotmq.broker.config_files import read_json_file, write_json_file
+from iotmq.broker.config_files import ConfigFile
 from iotmq.broker.data_version import DataVersion
 from iotmq.broker.topics import is_legal_name
 from iotmq.clock import Clock
@@ -56,12 +56,12 @@ class SubscriptionGroups:
     def __init__(
         self, path: Path, clock: Clock, *, may_create: bool, groups_max: int = limits.GROUPS_MAX
     ) -> None:
-        self._path = path
+        self._file = ConfigFile(path)
         self._clock = clock
         self._may_create = may_create
         self._groups_max = groups_max
         self._listeners: list[Callable[[str], None]] = []
-        stored = read_json_file(path, SubscriptionGroupTable) or SubscriptionGroupTable()
+        stored = self._file.read(SubscriptionGroupTable) or SubscriptionGroupTable()
         self._groups = stored.subscription_group_table
         self.version = stored.data_version
         for name in SYSTEM_GROUPS:
@@ -109,7 +109,7 @@ class SubscriptionGroups:
         )
 
     def save(self, *, is_synced: bool) -> None:
-        write_json_file(self._path, self.encode(), is_synced=is_synced)
+        self._file.write(self.encode(), is_synced=is_synced)
 
     def metrics(self) -> Iterable[Metric]:
         yield Metric(

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from iotmq import limits
-from iotmq.broker.config_files import read_json_file, write_json_file
+from iotmq.broker.config_files import ConfigFile
 from iotmq.broker.data_version import DataVersion
 from iotmq.clock import Clock
 from iotmq.errors import RequestError
@@ -87,11 +87,11 @@ class TopicTable:
     """
 
     def __init__(self, path: Path, clock: Clock, *, topics_max: int = limits.TOPICS_MAX) -> None:
-        self._path = path
+        self._file = ConfigFile(path)
         self._clock = clock
         self._topics_max = topics_max
         self._listeners: list[Callable[[str], None]] = []
-        stored = read_json_file(path, TopicConfigTable) or TopicConfigTable()
+        stored = self._file.read(TopicConfigTable) or TopicConfigTable()
         self._topics = stored.topic_config_table
         self.version = stored.data_version
 
@@ -164,7 +164,7 @@ class TopicTable:
         )
 
     def save(self, *, is_synced: bool) -> None:
-        write_json_file(self._path, self.encode(), is_synced=is_synced)
+        self._file.write(self.encode(), is_synced=is_synced)
 
     def metrics(self) -> Iterable[Metric]:
         yield Metric("iotmq_broker_topics", "gauge", "Topics this broker has.", len(self._topics))

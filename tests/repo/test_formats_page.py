@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from iotmq.broker.config_files import write_json_file
+from iotmq.broker.config_files import ConfigFile
 from iotmq.broker.consumer_offsets import ConsumerOffsets
 from iotmq.broker.delays import DelayOffsetTable
 from iotmq.broker.subscription_groups import SYSTEM_GROUPS, SubscriptionGroups
@@ -76,7 +76,7 @@ def example(directory: Path) -> None:
     offsets.commit("g", "T", 2, 3)
     offsets.write(offsets.encode())
     delays = msgspec.json.encode(DelayOffsetTable(offset_table={1: 10, 3: 2}))
-    write_json_file(directory / "config" / "delayOffset.json", delays, is_synced=False)
+    ConfigFile(directory / "config" / "delayOffset.json").write(delays, is_synced=False)
 
 
 @pytest.fixture(scope="module")
