@@ -198,6 +198,7 @@ class Intake:
         born_host: bytes,
         sys_flag: int = 0,
         reconsume_times: int = 0,
+        prepared_position: int = 0,
         batch_properties: bytes = b"",
         done: Done,
         waits_for_flush: bool = True,
@@ -209,7 +210,8 @@ class Intake:
         Never raises for a batch that is refused. `waits_for_flush=False` confirms after the append
         even where the store promises more. A patient caller would only send the same again, so it waits
         for a slow disk as long as that may take, unless the store has given up. `is_internal` is for the
-        broker's own messages: the topic's configuration is not asked.
+        broker's own messages: the topic's configuration is not asked. `prepared_position` is where the half
+        of a committed transaction stands.
         """
         if self._refusal and self.refusal:
             self._refuse(done, ResponseCode.SERVICE_NOT_AVAILABLE, self._refusal)
@@ -244,6 +246,7 @@ class Intake:
                 born_host=born_host,
                 sys_flag=sys_flag,
                 reconsume_times=reconsume_times,
+                prepared_position=prepared_position,
                 batch_properties=batch_properties,
             )
         except (StoreError, MessageFormatError) as error:

@@ -124,7 +124,9 @@ async def turn() -> None:
 
 
 async def test_under_asynchronous_flush_a_batch_is_done_at_once(bench: Bench) -> None:
-    bench.append(queue_id=1, sys_flag=1, reconsume_times=2, batch_properties=b"a\x01b\x02")
+    bench.append(
+        queue_id=1, sys_flag=1, reconsume_times=2, prepared_position=77, batch_properties=b"a\x01b\x02"
+    )
     result = bench.results[0]
     assert isinstance(result, StoredBatch)
     assert (result.status, result.queue_id, result.first_offset, result.count) == (0, 1, 0, 1)
@@ -135,6 +137,7 @@ async def test_under_asynchronous_flush_a_batch_is_done_at_once(bench: Bench) ->
         "born_host": HOST,
         "sys_flag": 1,
         "reconsume_times": 2,
+        "prepared_position": 77,
         "batch_properties": b"a\x01b\x02",
     }
     assert (bench.intake.batches_count, bench.intake.records_count, bench.intake.bytes_count) == (1, 1, 8)
