@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 # After a refusal of the operating system.
 RETRY_S = 10.0
-# Between looks at whether the views of a deleted segment are gone.
-HELD_S = 1.0
+# Between looks at whether the views of a deleted segment are gone: soon at first, for most are gone with the
+# call that let go of it, then twice as long each time.
+HELD_MIN_S = 0.01
+HELD_MAX_S = 1.0
 # What the list, the loop and the call itself hold while looking at how many references there are.
 _OWN_REFERENCES = 3
 
@@ -108,8 +110,10 @@ class Remover:
         self._event.set()
 
     def _run(self) -> None:
+        held_s = HELD_MIN_S
         while not self._stopping.is_set():
-            self._event.wait(HELD_S if self._held else None)
+            is_woken = self._event.wait(held_s if self._held else None)
+            held_s = HELD_MIN_S if is_woken else min(2 * held_s, HELD_MAX_S)
             self._event.clear()
             self._drop_held()
             self._remove_all()
