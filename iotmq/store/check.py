@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from iotmq.message.errors import MessageFormatError
@@ -20,17 +21,29 @@ _PREPARED = 4
 _ROLLBACK = 12
 
 
-def check_store(log: CommitLog, queues: ConsumeQueue, *, confirmed_position: int) -> list[str]:
-    """Every inconsistency as a sentence. Reads the whole log, record by record."""
-    return _Check(log, queues, confirmed_position).run()
+def check_store(
+    log: CommitLog,
+    queues: ConsumeQueue,
+    *,
+    confirmed_position: int,
+    hidden: Mapping[str, int] | None = None,
+) -> list[str]:
+    """Every inconsistency as a sentence. Reads the whole log, record by record.
+
+    `hidden` are the positions before which the records of a topic are kept from readers.
+    """
+    return _Check(log, queues, confirmed_position, hidden or {}).run()
 
 
 class _Check:
-    def __init__(self, log: CommitLog, queues: ConsumeQueue, confirmed_position: int) -> None:
+    def __init__(
+        self, log: CommitLog, queues: ConsumeQueue, confirmed_position: int, hidden: Mapping[str, int]
+    ) -> None:
         self.problems: list[str] = []
         self._log = log
         self._queues = queues
         self._confirmed_position = confirmed_position
+        self._hidden = hidden
         # (topic, queue id) -> offset the next record of the queue must have.
         self._next_offsets: dict[tuple[str, int], int] = {}
         # The same for records that are not confirmed yet: where appending goes on.
@@ -109,11 +122,16 @@ class _Check:
         if queue is None:
             self._say(f"{where}: there is no such queue")
             return
-        expected = self._next_offsets.get(key, queue.min_offset)
+        is_hidden = position < self._hidden.get(record.topic, 0)
+        expected = self._next_offsets.get(key, record.queue_offset if is_hidden else queue.min_offset)
         if record.queue_offset != expected:
             self._say(f"{where}: expected offset {expected}")
         self._next_offsets[key] = record.queue_offset + 1
         if position >= self._confirmed_position:
+            return
+        if is_hidden:
+            if queue.min_offset <= record.queue_offset:
+                self._say(f"{where}: is to be hidden, but the queue begins at {queue.min_offset}")
             return
         self._record_counts[key] = self._record_counts.get(key, 0) + 1
         if not queue.min_offset <= record.queue_offset < queue.max_offset:

@@ -17,6 +17,7 @@ cdef class Queue:
     cdef readonly str topic
     cdef readonly int queue_id
     cdef readonly int64_t min_offset         # first offset that can be read
+    cdef readonly int64_t first_offset       # where readers were told to begin: what is before is hidden
     cdef readonly int64_t max_offset         # next to be dispatched: what readers see as the end
     cdef readonly int64_t next_offset        # next to be appended: ahead of max_offset under sync flush
     cdef public bint watched                 # report it in ConsumeQueue.take_dispatched
@@ -31,6 +32,7 @@ cdef class Queue:
     cdef list files                          # Segments, lowest first; gaps only where records were lost
     cdef int64_t synced_bytes                # files that end by here are full and on the disk
     cdef Segment reading                     # file of the last entry_at
+    cdef int64_t log_position                # start of the log at the last trim
     cdef int64_t reserved_offset             # entries in [max_offset, reserved_offset) have disk blocks
     cdef uint8_t* write_at                   # where entry max_offset goes, while below write_stop
     cdef uint8_t* write_stop
@@ -41,6 +43,8 @@ cdef class Queue:
     cdef Segment file_of(self, int64_t offset)
     cdef const uint8_t* entry_at(self, int64_t offset) except? NULL
     cdef int64_t position_up_to(self, int64_t offset, int64_t first) except? -2
+    cdef int64_t last_position_of(self, Segment file) except? -2
+    cdef int advance_to(self, int64_t min_position) except -1
 
 # Whether the bytes can name a topic, and so a directory of ours.
 cdef bint is_topic(const uint8_t* topic, Py_ssize_t size) noexcept nogil
@@ -64,3 +68,4 @@ cdef class ConsumeQueue:
     cdef Queue insert(self, bytes topic_bytes, int queue_id)
     cdef int enter(self, Queue queue, const RecordParts* parts) except -1
     cdef int grow_table(self) except -1
+    cdef int fill_table(self, Py_ssize_t size) except -1

@@ -236,6 +236,18 @@ cdef class Queue:
 
     def trim(self, int64_t min_position):
         """Move `min_offset` to the first entry of a record at or past `min_position`; to the end without one."""
+        self.log_position = min_position
+        self.advance_to(min_position)
+
+    def hide(self, int64_t position):
+        """Let the queue begin at `position` for its readers; the entries before stay as long as the log has them.
+
+        Offsets go on where they were: an offset never means two records of one log.
+        """
+        self.advance_to(position)
+        self.first_offset = self.min_offset
+
+    cdef int advance_to(self, int64_t min_position) except -1:
         cdef Segment file
         cdef int64_t first, low, high, middle
         for file in self.files:
@@ -250,13 +262,15 @@ cdef class Queue:
                 else:
                     high = middle
             self.min_offset = low
-            return
+            return 0
         self.min_offset = self.max_offset
+        return 0
 
     def take_passed_files(self):
         """Let go of the files with nothing from `min_offset` on; returns their paths, to be deleted.
 
-        The last file always stays: it says where the queue goes on.
+        The last file always stays: it says where the queue goes on. So do files with entries of records that
+        are hidden: whoever fills the queues from the log makes them again.
         """
         cdef Py_ssize_t count = 0
         cdef Segment file
@@ -264,6 +278,8 @@ cdef class Queue:
         while count < len(self.files) - 1:
             file = <Segment> self.files[count]
             if file.end_position > self.min_offset * QUEUE_ENTRY_SIZE:
+                break
+            if self.min_offset <= self.first_offset and self.last_position_of(file) >= self.log_position:
                 break
             paths.append(file.path)
             count += 1
@@ -282,6 +298,37 @@ cdef class Queue:
                 return <int64_t> get_u64(at)
             offset -= 1
         return -1
+
+    cdef int64_t last_position_of(self, Segment file) except? -2:
+        return self.position_up_to(
+            file.end_position // QUEUE_ENTRY_SIZE - 1, file.start_position // QUEUE_ENTRY_SIZE
+        )
+
+    def is_behind(self, int64_t min_position):
+        """Whether the log has none of the queue's records from `min_position` on, nor any on their way in."""
+        cdef int64_t first
+        if self.next_offset != self.max_offset or not self.files:
+            return self.next_offset == self.max_offset
+        first = (<Segment> self.files[0]).start_position // QUEUE_ENTRY_SIZE
+        return self.position_up_to(self.max_offset - 1, first) < min_position
+
+    def delete_files(self):
+        """Delete what the queue has on the disk; raises OSError. Its handle must not be used again."""
+        files, self.files = self.files, []
+        self.reading = None
+        self.write_at = self.write_stop = NULL
+        self.is_new = False
+        for file in files:
+            try:
+                os.unlink((<Segment> file).path)
+            except FileNotFoundError:
+                pass
+        for directory in (self.directory, os.path.dirname(self.directory)):
+            try:
+                os.rmdir(directory)
+            except OSError:
+                # The topic has more queues.
+                break
 
     def sync(self, sync_file):
         """Call `sync_file` on every file written since the last call, and make new files' names durable."""
@@ -378,6 +425,27 @@ cdef class ConsumeQueue:
     def queues(self):
         """Every handle, in the order they were made."""
         return list(self.queue_list)
+
+    def remove(self, list queues not None):
+        """Forget queues and delete their files; raises OSError. Nobody may have a handle in use.
+
+        What is known to be on the disk changes with the next checkpoint: a crash before it makes a start that
+        takes all entries from the log again.
+        """
+        cdef set removed = set(queues)
+        if not removed:
+            return
+        self.queue_list = [queue for queue in self.queue_list if queue not in removed]
+        self.dispatched = [queue for queue in self.dispatched if queue not in removed]
+        if self.last in removed:
+            self.last = None
+        self.fill_table(self.table_size)
+        for queue in queues:
+            if not (<Queue> queue).is_dirty:
+                (<Queue> queue).is_dirty = True
+                # So that there is a checkpoint, with the lower count.
+                self.dirty.append(queue)
+            (<Queue> queue).delete_files()
 
     def take_dispatched(self):
         """The watched queues that got entries since the last call."""
@@ -593,7 +661,9 @@ cdef class ConsumeQueue:
         return queue
 
     cdef int grow_table(self) except -1:
-        cdef Py_ssize_t size = max(<Py_ssize_t> TABLE_SIZE_MIN, self.table_size * 2)
+        return self.fill_table(max(<Py_ssize_t> TABLE_SIZE_MIN, self.table_size * 2))
+
+    cdef int fill_table(self, Py_ssize_t size) except -1:
         cdef PyObject** table = <PyObject**> PyMem_Calloc(size, sizeof(PyObject*))
         if table == NULL:
             raise MemoryError

@@ -124,6 +124,8 @@ class Store:
         )
         self._flushed_waiters = FlushedWaiters()
         # Bound once: append is called for every batch.
+        # Topic -> the position its readers begin at, of those told to `hide_topic`.
+        self._hidden: dict[str, int] = {}
         self._append = log.append
         self._apply = queues.apply
 
@@ -268,6 +270,33 @@ class Store:
         return self._queues.queues()
 
     def append(
+    def hide_topic(self, topic: str, position: int) -> None:
+        """Let the queues of a topic begin at a position not past the log's end: what is before is hidden.
+
+        Not remembered: to be said again after each start. Offsets go on, so that none ever means two records.
+        """
+        self._hidden[topic] = max(position, self._hidden.get(topic, 0))
+        self._hide(topic, position)
+        if position > self._confirmed_position:
+            # What is on its way to the queues belongs to it.
+            self.when_flushed(position, lambda: self._hide(topic, position))
+
+    def remove_queues(self, topic: str) -> bool:
+        """Forget the queues of a topic the log has no records of any more; False while it has some.
+
+        Nobody may have a handle of them in use. Raises StoreError when the files cannot be deleted.
+        """
+        queues = [queue for queue in self._queues.queues() if queue.topic == topic]
+        min_position = self._log.min_position
+        if any(queue.watched or not queue.is_behind(min_position) for queue in queues):
+            return False
+        try:
+            self._queues.remove(queues)
+        except OSError as error:
+            raise StoreError(f"the queue files of topic {topic} cannot be deleted: {error}") from error
+        self._hidden.pop(topic, None)
+        return True
+
         self,
         queue: Queue,
         elements: Buffer,
@@ -608,7 +637,9 @@ class Store:
 
         Reads everything there is: for tests and tools.
         """
-        problems = check_store(self._log, self._queues, confirmed_position=self._confirmed_position)
+        problems = check_store(
+            self._log, self._queues, confirmed_position=self._confirmed_position, hidden=self._hidden
+        )
         if self._is_sync and self._confirmed_position > self.flushed_position:
             problems.append(
                 f"position {self._confirmed_position} is confirmed, "
@@ -672,6 +703,11 @@ class Store:
                 if projection.applied_position == position:
                     try:
                         projection.apply(view, start_position, next_position)
+    def _hide(self, topic: str, position: int) -> None:
+        for queue in self._queues.queues():
+            if queue.topic == topic:
+                queue.hide(position)
+
                     except Exception:
                         self._note_failure(projection)
                     if progress is not None:

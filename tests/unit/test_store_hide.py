@@ -1,0 +1,111 @@
+"""Hiding the records of a topic, and forgetting queues the log has nothing of any more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from store_model import bodies_of, open_small, put, wait_allocated, wait_flushed
+
+from iotmq.clock import ManualClock
+from iotmq.store.reads import ReadStatus
+from iotmq.store.store import Store
+
+
+def read_status(store: Store, topic: str, queue_id: int, offset: int) -> ReadStatus:
+    queue = store.find_queue(topic, queue_id)
+    return store.read(queue, offset, records_max=10, bytes_max=1 << 20).status
+
+
+def test_a_hidden_record_is_not_read_and_its_offset_is_not_used_again(tmp_path: Path) -> None:
+    store = open_small(tmp_path)
+    put(store, "T", 0, b"one", b"two")
+    put(store, "T", 1, b"three")
+    put(store, "U", 0, b"another's")
+    store.hide_topic("T", store.appended_position)
+    assert read_status(store, "T", 0, 0) == ReadStatus.OFFSET_TOO_SMALL
+    put(store, "T", 0, b"new")
+    assert bodies_of(store, "T", 0) == [b"new"]
+    assert bodies_of(store, "T", 1) == []
+    assert bodies_of(store, "U", 0) == [b"another's"]
+    queue = store.queue("T", 0)
+    assert (queue.first_offset, queue.min_offset, queue.max_offset) == (2, 2, 3)
+    assert store.check() == []
+    store.close()
+
+
+def test_records_under_way_to_the_disk_are_hidden_too(tmp_path: Path) -> None:
+    store = open_small(tmp_path, flush="sync")
+    put(store, "T", 0, b"under way")
+    store.hide_topic("T", store.appended_position)
+    put(store, "T", 0, b"after")
+    wait_flushed(store)
+    store.advance()
+    assert bodies_of(store, "T", 0) == [b"after"]
+    assert store.check() == []
+    store.close()
+
+
+@pytest.mark.parametrize("is_rebuilt", [False, True])
+def test_hiding_again_after_a_start_gives_the_same_queue(tmp_path: Path, is_rebuilt: bool) -> None:
+    store = open_small(tmp_path)
+    put(store, "T", 0, b"old", b"older")
+    position = store.appended_position
+    store.hide_topic("T", position)
+    put(store, "T", 0, b"new")
+    store.close()
+    if is_rebuilt:
+        (tmp_path / "consumequeue" / ".applied").unlink()
+    store = open_small(tmp_path)
+    assert bodies_of(store, "T", 0) == [b"old", b"older", b"new"]
+    store.hide_topic("T", position)
+    assert bodies_of(store, "T", 0) == [b"new"]
+    assert store.check() == []
+    store.close()
+
+
+def test_queues_are_forgotten_when_the_log_has_nothing_of_them_and_begin_at_0_again(tmp_path: Path) -> None:
+    clock = ManualClock()
+    store = open_small(
+        tmp_path,
+        clock=clock,
+        retention_delay_ms=0,
+        retention_hours=1,
+        delete_pause_ms=0,
+        delete_files_max=1000,
+    )
+    put(store, "T", 0, b"old")
+    put(store, "T", 3, b"old")
+    store.hide_topic("T", store.appended_position)
+    assert not store.remove_queues("T")
+    for _ in range(40):
+        put(store, "U", 0, *(b"x" * 1_500 for _ in range(4)))
+    clock.advance(7_200)
+    put(store, "U", 0, b"last")
+    wait_flushed(store)
+    wait_allocated(store)
+    store.delete_expired()
+    assert store._trimmer.remover.wait_idle(20.0)
+    store.retain()
+    assert store.remove_queues("T")
+    assert store.find_queue("T", 0) is None
+    assert not (tmp_path / "consumequeue" / "T").exists()
+    put(store, "T", 0, b"new")
+    assert store.queue("T", 0).min_offset == 0
+    assert bodies_of(store, "T", 0) == [b"new"]
+    assert store.check() == []
+    store.close()
+    store = open_small(tmp_path, clock=clock)
+    assert bodies_of(store, "T", 0) == [b"new"]
+    assert store.find_queue("T", 3) is None
+    assert store.check() == []
+    store.close()
+
+
+def test_a_queue_somebody_waits_for_is_not_forgotten(tmp_path: Path) -> None:
+    store = open_small(tmp_path)
+    store.queue("T", 0).watched = True
+    assert not store.remove_queues("T")
+    store.queue("T", 0).watched = False
+    assert store.remove_queues("T")
+    store.close()
