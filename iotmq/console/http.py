@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler
 
 from iotmq.console.exposition import Exposition
 from iotmq.console.settings import HttpSettings
@@ -15,6 +17,9 @@ from iotmq.metrics import Metric, MetricSource
 
 # A check answers None when its part is ready, else the reason why it is not.
 ReadinessCheck = Callable[[], str | None]
+
+# Silent connections are looked for so many times within the time they have.
+_LOOKS_PER_TIMEOUT = 4
 
 
 class HttpServer:
@@ -35,11 +40,15 @@ class HttpServer:
         self._checks: Mapping[str, ReadinessCheck] = {} if checks is None else checks
         self._log = _RequestLog(logging.getLogger("iotmq.http"), {})
         self._runner: web.AppRunner | None = None  # set while the role runs
+        self._looking: asyncio.TimerHandle | None = None
+        # When each connection was first seen, or made its last request; in seconds of the loop's clock.
+        self._asked_s: dict[asyncio.BaseProtocol, float] = {}
+        self._silent_count = 0
         self.port = settings.listen_port
 
     async def start(self) -> None:
         """Listen. Raises OSError when the address is taken."""
-        application = web.Application(client_max_size=0)
+        application = web.Application(client_max_size=0, middlewares=[self._note_request])
         application.router.add_get("/metrics", self._metrics)
         application.router.add_get("/healthz", self._health)
         application.router.add_get("/readyz", self._readiness)
@@ -48,7 +57,8 @@ class HttpServer:
             access_log=None,
             logger=self._log,
             handle_signals=False,
-            keepalive_timeout=75.0,
+            # Ours comes first, and counts.
+            keepalive_timeout=2 * self._settings.request_timeout_s,
             shutdown_timeout=0.5,
             max_line_size=self._settings.header_bytes_max,
             max_field_size=self._settings.header_bytes_max,
@@ -61,9 +71,12 @@ class HttpServer:
             raise
         self._runner = runner
         self.port = runner.addresses[0][1]
+        self._close_silent()
 
     async def stop(self) -> None:
         """Close the listener and every connection."""
+        if self._looking is not None:
+            self._looking.cancel()
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
@@ -72,6 +85,34 @@ class HttpServer:
         """What this port itself has to report."""
         yield Metric(
             "iotmq_http_bad_requests_total", "counter", "Requests that were no HTTP.", self._log.bad_requests
+        )
+        yield Metric(
+            "iotmq_http_silent_connections_total",
+            "counter",
+            "Connections closed because no whole request came in http.request_timeout_s.",
+            self._silent_count,
+        )
+
+    @web.middleware
+    async def _note_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        self._asked_s[request.protocol] = asyncio.get_running_loop().time()
+        return await handler(request)
+
+    def _close_silent(self) -> None:
+        """Close what has asked for nothing in time, and look again. aiohttp waits for ever for the end
+        of a request that comes byte by byte."""
+        assert self._runner is not None
+        assert self._runner.server is not None
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        connections = self._runner.server.connections
+        self._asked_s = {connection: self._asked_s.get(connection, now_s) for connection in connections}
+        for connection in connections:
+            if now_s - self._asked_s[connection] >= self._settings.request_timeout_s:
+                self._silent_count += 1
+                connection.force_close()
+        self._looking = loop.call_later(
+            self._settings.request_timeout_s / _LOOKS_PER_TIMEOUT, self._close_silent
         )
 
     async def _metrics(self, request: web.Request) -> web.Response:

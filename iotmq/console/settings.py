@@ -34,3 +34,13 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             description="Bytes one request line or header field may have; past it the answer is 400.",
         ),
     ] = 8192
+    request_timeout_s: Annotated[
+        float,
+        msgspec.Meta(
+            gt=0,
+            le=3600,
+            description="Seconds after which a connection that sends no whole request is closed, its first "
+            "or a further one. Larger than the interval of whoever collects the metrics, or each collection "
+            "makes a new connection.",
+        ),
+    ] = 90.0

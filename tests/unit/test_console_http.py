@@ -172,7 +172,39 @@ async def test_what_is_no_http_is_one_line_without_a_traceback_and_counted(
     assert answer.startswith((b"HTTP/1.0 400", b"HTTP/1.1 400"))
     assert [record.getMessage() for record in caplog.records] == ["bad request"]
     assert caplog.records[0].exc_info is None
-    assert [metric.value for metric in server.metrics()] == [1]
+    values = {metric.name: metric.value for metric in server.metrics()}
+    assert values == {"iotmq_http_bad_requests_total": 1, "iotmq_http_silent_connections_total": 0}
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET /healthz HTTP/1.1\r\nHo", b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /he"]
+)
+async def test_who_sends_no_whole_request_in_time_is_closed_and_counted(sent: bytes) -> None:
+    server = HttpServer(HttpSettings(listen_port=0, request_timeout_s=0.2))
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(sent)
+    answer = await asyncio.wait_for(reader.read(), 10)
+    assert answer.count(b"200 OK") == sent.count(b"\r\n\r\n")
+    writer.close()
+    silent = [metric.value for metric in server.metrics() if "silent" in metric.name]
+    assert silent == [1]
+    await server.stop()
+
+
+async def test_who_asks_again_in_time_stays_connected() -> None:
+    server = HttpServer(HttpSettings(listen_port=0, request_timeout_s=0.8))
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + 1.6
+    while loop.time() < end_s:
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await asyncio.wait_for(reader.readuntil(b"ok\n"), 10)).startswith(b"HTTP/1.1 200")
+        await asyncio.sleep(0.05)
+    assert [metric.value for metric in server.metrics()] == [0, 0]
+    writer.close()
+    await server.stop()
 
 
 async def test_a_taken_port_is_an_error_and_leaves_nothing_open(serve) -> None:
