@@ -49,6 +49,9 @@ CLIENT_ID_BYTES_MAX: Final = 255
 HELD_PULLS_MAX: Final = 100_000
 HOLD_MS_MAX: Final = 30_000
 COLD_READS_MAX: Final = 4_096
+# Transactions without an end take memory, and so do the last ends, which make a repeated one harmless.
+TRANSACTIONS_PENDING_MAX: Final = 100_000
+TRANSACTIONS_ENDED_REMEMBERED_MAX: Final = 16_384
 PULL_RECORDS_DEFAULT_MAX: Final = 32
 PULL_BYTES_DEFAULT_MAX: Final = 256 * 1024
 PULL_RECORDS_MAX: Final = 65_536

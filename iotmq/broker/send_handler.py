@@ -10,6 +10,7 @@ from typing import NamedTuple
 from iotmq import limits
 from iotmq.broker.delays import DelayDelivery, DelayLevels
 from iotmq.broker.element import encode_element
+from iotmq.broker.half_messages import is_prepared
 from iotmq.broker.intake import Intake, IntakeError, StoredBatch
 from iotmq.broker.intake_answer import IntakeAnswer
 from iotmq.broker.offset_ids import OffsetMessageIds
@@ -23,6 +24,7 @@ from iotmq.broker.topics import (
     TopicTable,
     check_topic_name,
 )
+from iotmq.broker.transactions import Transactions
 from iotmq.errors import RequestError
 from iotmq.message.bodies import COMPRESSED, METHOD_MASK, inflate_body
 from iotmq.message.errors import MessageFormatError
@@ -105,7 +107,10 @@ class SendHandler:
         region: str,
         is_tracing_allowed: bool,
         is_writable: bool,
+        transactions: Transactions | None = None,
     ) -> None:
+        """Without `transactions` prepared messages are refused."""
+        self._transactions = transactions
         self._intake = intake
         self._topics = topics
         self._subscription_groups = subscription_groups
@@ -186,10 +191,10 @@ class SendHandler:
                 request, names, topic, queue_id=queue_id, reconsume_times=reconsume_times
             )
             name = topic.topic_name
-        elif b"TRAN_MSG" in properties and property_value(properties, b"TRAN_MSG") == b"true":
-            raise RequestError(ResponseCode.NO_PERMISSION, "this broker takes no transactional messages")
         if queue_id < 0:
             queue_id = random.randrange(topic.write_queue_nums)
+        if is_prepared(properties, header.sys_flag) and not name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+            return self._prepare(connection, request, header, name, queue_id, properties, is_batch=is_batch)
         level = 0 if is_batch or b"DELAY" not in properties else self._levels.level_of(properties)
         sys_flag = header.sys_flag
 
@@ -223,6 +228,39 @@ class SendHandler:
             batch_properties=batch_properties,
             done=answer,
             waits_for_flush=_NO_WAIT not in header.properties,
+        )
+        return answer.take()
+
+    def _prepare(
+        self,
+        connection: ServerConnection,
+        request: Command,
+        header: SendHeader,
+        topic: str,
+        queue_id: int,
+        properties: bytes,
+        *,
+        is_batch: bool,
+    ) -> Command | None:
+        """The first half of a transaction."""
+        if self._transactions is None:
+            raise RequestError(ResponseCode.NO_PERMISSION, "this broker takes no transactional messages")
+        if is_batch:
+            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, "a batch cannot be part of a transaction")
+        transaction_id = (property_value(properties, b"UNIQ_KEY") or b"").decode()
+        respond = partial(self._respond, queue_id=queue_id, transaction_id=transaction_id)
+        answer = IntakeAnswer(connection, request, respond)
+        self._transactions.prepare(
+            topic,
+            queue_id,
+            request.body_bytes(),
+            properties,
+            flag=header.flag,
+            sys_flag=header.sys_flag,
+            born_timestamp_ms=header.born_timestamp_ms,
+            born_host=self._born_hosts.get(connection) or self._born_host(connection),
+            batch_properties=self._cluster_property,
+            done=answer,
         )
         return answer.take()
 
@@ -284,7 +322,12 @@ class SendHandler:
         return encoded
 
     def _respond(
-        self, request: Command, result: StoredBatch | IntakeError, *, queue_id: int | None = None
+        self,
+        request: Command,
+        result: StoredBatch | IntakeError,
+        *,
+        queue_id: int | None = None,
+        transaction_id: str | None = None,
     ) -> Command:
         if isinstance(result, IntakeError):
             self.failed_count += 1
@@ -294,16 +337,16 @@ class SendHandler:
             message_id = self._message_ids.one(appended.start_position)
         else:
             message_id = self._message_ids.joined(appended.positions())
-        return request.reply(
-            result.status,
-            ext={
-                "msgId": message_id,
-                "queueId": str(result.queue_id if queue_id is None else queue_id),
-                "queueOffset": str(appended.first_offset),
-                "MSG_REGION": self._region,
-                "TRACE_ON": self._trace_on,
-            },
-        )
+        ext = {
+            "msgId": message_id,
+            "queueId": str(result.queue_id if queue_id is None else queue_id),
+            "queueOffset": str(appended.first_offset),
+            "MSG_REGION": self._region,
+            "TRACE_ON": self._trace_on,
+        }
+        if transaction_id is not None:
+            ext["transactionId"] = transaction_id
+        return request.reply(result.status, ext=ext)
 
 
 def _inflate_batch(elements: bytes | memoryview, sys_flag: int) -> tuple[bytes | memoryview, int]:

@@ -1,0 +1,150 @@
+"""Ending transactions (37), asking again about those given up (323): the RocketMQ wire format, section 11."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from iotmq.broker.half_messages import COMMIT, NOT_A_TRANSACTION, ROLLBACK, read_half
+from iotmq.broker.intake import IntakeError, StoredBatch
+from iotmq.broker.intake_answer import IntakeAnswer
+from iotmq.broker.request_table import Handler
+from iotmq.broker.topics import HALF_TOPIC, TRANSACTION_CHECKS_MAX_TOPIC
+from iotmq.broker.transactions import GIVEN_UP, Transactions
+from iotmq.errors import RequestError
+from iotmq.message.errors import MessageFormatError
+from iotmq.message.message_ids import parse_offset_message_id
+from iotmq.message.record import Record, decode_record, property_value
+from iotmq.metrics import Metric
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.server import ServerConnection
+from iotmq.store.store import Store
+
+_ENDS = {COMMIT: "committed", ROLLBACK: "rolled back", GIVEN_UP: "given up, because nobody ended it in time"}
+
+
+class TransactionHandler:
+    """Checks who ends what, and hands it to the table of transactions."""
+
+    def __init__(self, store: Store, transactions: Transactions, *, is_slave: bool) -> None:
+        self._store = store
+        self._transactions = transactions
+        self._is_slave = is_slave
+        self.undecided_count = 0
+        self.refused_count = 0
+
+    def handlers(self) -> Mapping[int, Handler]:
+        return {
+            RequestCode.END_TRANSACTION: self._end,
+            RequestCode.RESUME_CHECK_HALF_MESSAGE: self._resume,
+        }
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        """Nothing is kept per connection."""
+
+    def metrics(self) -> Iterable[Metric]:
+        prefix = "iotmq_broker_transaction_ends"
+        yield Metric(
+            f"{prefix}_undecided_total",
+            "counter",
+            "Ends that left it open how the transaction ends.",
+            self.undecided_count,
+        )
+        yield Metric(f"{prefix}_refused_total", "counter", "Ends refused.", self.refused_count)
+
+    def _end(self, connection: ServerConnection, request: Command) -> Command | None:
+        try:
+            return self._end_checked(connection, request)
+        except RequestError:
+            # Most clients do not ask for an answer and never see it.
+            self.refused_count += 1
+            raise
+
+    def _end_checked(self, connection: ServerConnection, request: Command) -> Command | None:
+        group = request.text("producerGroup")
+        offset = request.integer("tranStateTableOffset", minimum=0)
+        position = request.integer("commitLogOffset", minimum=0)
+        outcome = request.integer("commitOrRollback")
+        request.boolean("fromTransactionCheck")
+        request.text("msgId")
+        if self._is_slave:
+            raise RequestError(
+                ResponseCode.SLAVE_NOT_AVAILABLE, "this broker is a slave: end transactions at the master"
+            )
+        if outcome == NOT_A_TRANSACTION:
+            # The producer does not know yet; it is asked later.
+            self.undecided_count += 1
+            return request.reply(ResponseCode.SUCCESS)
+        if outcome not in (COMMIT, ROLLBACK):
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the field commitOrRollback is {outcome}; {COMMIT} commits, {ROLLBACK} rolls back, "
+                f"{NOT_A_TRANSACTION} leaves it open",
+            )
+        record = self._half_record(group=group, offset=offset, position=position)
+        half = read_half(record)
+        if half is None:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, "the record at the field commitLogOffset names no topic to go to"
+            )
+        pending = self._transactions.find(half.first_offset)
+        if pending is None:
+            return self._answer_ended(request, self._transactions.outcome_of(half.first_offset), outcome)
+        answer = IntakeAnswer(connection, request, self._respond)
+        self._transactions.end(pending, record, outcome, answer)
+        return answer.take()
+
+    def _half_record(self, *, group: str, offset: int, position: int) -> Record:
+        """The half a producer means; RequestError (1) naming the field when it is not one of its own."""
+        view = self._store.read_record(position)
+        record = None if view is None else decode_record(view)
+        if record is None or record.topic != HALF_TOPIC:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the field commitLogOffset is {position}, where no prepared message starts",
+            )
+        if property_value(record.properties, b"PGROUP") != group.encode():
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                "the field producerGroup is not the group that prepared the message",
+            )
+        if record.queue_offset != offset:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the field tranStateTableOffset is {offset}, but the prepared message has another",
+            )
+        return record
+
+    def _answer_ended(self, request: Command, before: int | None, outcome: int) -> Command:
+        """A repeated end does no harm; a different one comes too late."""
+        if before == outcome:
+            return request.reply(ResponseCode.SUCCESS)
+        text = "has ended before" if before is None else f"was {_ENDS[before]}"
+        raise RequestError(ResponseCode.SYSTEM_ERROR, f"this transaction {text}")
+
+    def _respond(self, request: Command, result: StoredBatch | IntakeError) -> Command:
+        if isinstance(result, IntakeError):
+            self.refused_count += 1
+            return request.reply(result.code, remark=result.remark)
+        # Stored is what counts here: a slow flush must not make anybody end it again.
+        return request.reply(ResponseCode.SUCCESS)
+
+    def _resume(self, connection: ServerConnection, request: Command) -> Command | None:
+        message_id = request.text("msgId")
+        try:
+            _, _, position = parse_offset_message_id(message_id)
+        except MessageFormatError as error:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"the field msgId: {error}") from error
+        view = self._store.read_record(position)
+        record = None if view is None else decode_record(view)
+        if record is None or record.topic != TRANSACTION_CHECKS_MAX_TOPIC or read_half(record) is None:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the field msgId names no record of {TRANSACTION_CHECKS_MAX_TOPIC}, where transactions are "
+                "that were asked about too often",
+            )
+        if self._is_slave:
+            raise RequestError(ResponseCode.SLAVE_NOT_AVAILABLE, "this broker is a slave: ask the master")
+        answer = IntakeAnswer(connection, request, self._respond)
+        self._transactions.resume(record, answer)
+        return answer.take()
