@@ -13,6 +13,7 @@ from setuptools import Extension, setup
 COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.message.record", ".pyx", ["z"]),
     ("iotmq.message.columns", ".pyx", ["z"]),
+    ("iotmq.message.record_filter", ".pyx", []),
     ("iotmq.store.segment", ".pyx", []),
     ("iotmq.store.commit_log", ".pyx", ["z"]),
     ("iotmq.store.consume_queue", ".pyx", []),
@@ -25,6 +26,7 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.mqtt.topic_table", ".pyx", []),
     ("iotmq.mqtt.connection", ".pyx", []),
     ("iotmq.broker.delivery", ".pyx", []),
+    ("iotmq.broker.property_filter", ".pyx", []),
     ("iotmq.mqtt.filters", ".pyx", []),
     ("iotmq.mqtt_front.device", ".pyx", []),
     ("iotmq.mqtt_front.ingress", ".pyx", []),

@@ -57,6 +57,16 @@ PULL_BYTES_DEFAULT_MAX: Final = 256 * 1024
 PULL_RECORDS_MAX: Final = 65_536
 PULL_BYTES_MAX: Final = 4 * 1024 * 1024
 PULL_SCAN_ENTRIES_MIN: Final = 800
+# Subscriptions by SQL92: the text, what it becomes, and what one pull may cost. A search looks through a
+# property of up to 32 KB, and a pull stops looking at records after so many bytes of work.
+FILTER_EXPRESSION_BYTES_MAX: Final = 8 * 1024
+FILTER_NODES_MAX: Final = 1_024
+FILTER_DEPTH_MAX: Final = 64
+FILTER_PROPERTIES_MAX: Final = 64
+FILTER_SEARCHES_MAX: Final = 64
+FILTER_WORK_BYTES_MAX: Final = 4 * 1024 * 1024
+FILTER_CACHE_MAX: Final = 1_024
+CONSUMER_FILTERS_MAX: Final = 10_000
 BROKERS_MAX: Final = 1_024
 REGISTRY_NAME_BYTES_MAX: Final = 255
 REGISTRATION_INFLATED_BYTES_MAX: Final = 16 * 1024 * 1024

@@ -1,6 +1,7 @@
 from collections.abc import Collection
 from enum import IntEnum
 
+from iotmq.message.record_filter import RecordFilter
 from iotmq.store.commit_log import CommitLog
 from iotmq.store.consume_queue import Queue
 
@@ -40,7 +41,8 @@ def read_queue(
     *,
     records_max: int,
     bytes_max: int,
-    tags: Collection[int] | None = None,
+    tags: Collection[int] | RecordFilter | None = None,
     now_ms: int = 0,
+    entries_max: int = 0,
 ) -> Read: ...
 def offset_at_time(log: CommitLog, queue: Queue, timestamp_ms: int) -> int: ...

@@ -17,17 +17,19 @@ from iotmq.message.layout cimport (
     RECORD_FIXED_BYTES, SYS_FLAG_BORN_HOST_V6, get_u32, get_u64,
 )
 from iotmq.message.record cimport FORMAT_OK, RecordParts, find_property, parse_record
+from iotmq.message.record_filter cimport RecordFilter
 from iotmq.store.commit_log cimport CommitLog
 from iotmq.store.consume_queue cimport FILLER_SIZE, Queue
 from iotmq.store.segment cimport Segment
 
-from iotmq.limits import PULL_SCAN_ENTRIES_MIN
+from iotmq.limits import FILTER_WORK_BYTES_MAX, PULL_SCAN_ENTRIES_MIN
 
 cdef enum:
     # A run of records up to this size is copied next to its neighbours rather than given a view.
     GATHERED_BYTES_MAX = 8192
 
 cdef int64_t SCAN_ENTRIES_MIN = PULL_SCAN_ENTRIES_MIN
+cdef int64_t WORK_BYTES_MAX = FILTER_WORK_BYTES_MAX
 
 
 class ReadStatus(IntEnum):
@@ -68,12 +70,14 @@ cdef struct Run:
 
 
 def read_queue(CommitLog log not None, Queue queue, int64_t offset, *, int64_t records_max, int64_t bytes_max,
-               tags=None, int64_t now_ms=0):
+               tags=None, int64_t now_ms=0, int64_t entries_max=0):
     """Up to `records_max` records of `queue` from `offset` on, in at most `bytes_max` bytes (but at least one).
 
-    With `tags` only records whose tags code, as int32, is among them; the search stops after
-    max(800, records_max) entries. `queue` may be None: a queue nobody has heard of. Records whose time to
-    live (property MSG_TTL_MS, from the store time on) is over at `now_ms` are passed over; 0 for none.
+    With `tags` only records whose tags code, as int32, is among them, or, when it is a RecordFilter, those
+    that pass it; the search stops after max(800, records_max) entries (`entries_max` when given), and when
+    the filter has worked as much as one read may cost. `queue` may be None: a queue nobody has heard of.
+    Records whose time to live (property MSG_TTL_MS, from the store time on) is over at `now_ms` are passed
+    over; 0 for none.
     """
     cdef Read read = Read.__new__(Read)
     read.views = []
@@ -96,7 +100,7 @@ def read_queue(CommitLog log not None, Queue queue, int64_t offset, *, int64_t r
         read.status = ReadStatus.OFFSET_OVERFLOW_BADLY
         read.next_offset = queue.max_offset
     else:
-        collect(read, log, queue, records_max, bytes_max, tags, now_ms if queue.may_expire else 0)
+        collect(read, log, queue, records_max, bytes_max, tags, now_ms if queue.may_expire else 0, entries_max)
     return read
 
 
@@ -131,10 +135,12 @@ def offset_at_time(CommitLog log not None, Queue queue not None, int64_t timesta
 
 
 cdef int collect(Read read, CommitLog log, Queue queue, int64_t records_max, int64_t bytes_max,
-                 tags, int64_t now_ms) except -1:
+                 tags, int64_t now_ms, int64_t entries_max) except -1:
     cdef int64_t offset = read.next_offset
     cdef int64_t records_limit = max(<int64_t> 1, records_max)
-    cdef int64_t scan_end = min(queue.max_offset, offset + max(SCAN_ENTRIES_MIN, records_limit))
+    cdef int64_t scan_end = min(
+        queue.max_offset, offset + (entries_max if entries_max > 0 else max(SCAN_ENTRIES_MIN, records_limit))
+    )
     cdef int64_t min_position = (<Segment> log.segments[0]).start_position
     cdef int64_t position, next_position = -1
     cdef int32_t size
@@ -146,10 +152,14 @@ cdef int collect(Read read, CommitLog log, Queue queue, int64_t records_max, int
     cdef const uint8_t* entry
     cdef const uint8_t* record
     cdef Segment segment = log.active
+    cdef RecordFilter passing = None
     if runs == NULL:
         raise MemoryError
     try:
-        if tags is not None:
+        if isinstance(tags, RecordFilter):
+            passing = <RecordFilter> tags
+            passing.work_bytes = 0
+        elif tags is not None:
             tag_count = len(tags)
             tag_codes = <int32_t*> PyMem_Malloc((tag_count + 1) * sizeof(int32_t))
             if tag_codes == NULL:
@@ -191,6 +201,12 @@ cdef int collect(Read read, CommitLog log, Queue queue, int64_t records_max, int
                 read.expired_count += 1
                 offset += 1
                 continue
+            if passing is not None:
+                if passing.work_bytes > WORK_BYTES_MAX:
+                    break
+                if not passing.accepts(record, size):
+                    offset += 1
+                    continue
             if read.count and (read.count >= records_limit or read.size_bytes + size > bytes_max):
                 break
             if position == next_position:

@@ -1,6 +1,7 @@
 from collections.abc import Collection
 from typing import Final
 
+from iotmq.message.record_filter import RecordFilter
 from iotmq.store.commit_log import CommitLog
 from iotmq.store.consume_queue import Queue
 from iotmq.store.segment import Segment
@@ -40,7 +41,8 @@ def plan_read(
     *,
     records_max: int,
     bytes_max: int,
-    tags: Collection[int] | None = None,
+    tags: Collection[int] | RecordFilter | None = None,
     hot_position: int,
+    entries_max: int = 0,
 ) -> ColdRead | None: ...
 def is_resident(segment: Segment, start_bytes: int, end_bytes: int) -> bool: ...

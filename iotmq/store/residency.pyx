@@ -12,10 +12,11 @@ aligned pieces of a file, so that a scan of one queue among many reads the log o
 import os
 
 from libc.errno cimport EINVAL, errno
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t
 from libc.string cimport strerror
 
 from iotmq.message.layout cimport QUEUE_ENTRY_SIZE, get_u32, get_u64
+from iotmq.message.record_filter cimport RecordFilter
 from iotmq.store.commit_log cimport CommitLog
 from iotmq.store.consume_queue cimport FILLER_SIZE, Queue
 from iotmq.store.segment cimport Segment
@@ -140,7 +141,8 @@ cdef class Window:
 cdef class ColdRead:
     """What a read needs and is not all in memory: `windows`, and then it may take `records_max` records.
 
-    `records_max` 0: the windows are those of queue entries, and what they point to is not known yet.
+    `records_max` 0: the windows are those of queue entries, and what they point to is not known yet. For a
+    read with a RecordFilter it is the number of entries the read may look at (its `entries_max`).
     `hot_position`: from there on the log needs no fetching.
     """
 
@@ -154,17 +156,22 @@ cdef class ColdRead:
 
 
 def plan_read(CommitLog log not None, Queue queue, int64_t offset, *, int64_t records_max, int64_t bytes_max,
-              tags=None, int64_t hot_position):
+              tags=None, int64_t hot_position, int64_t entries_max=0):
     """None when `read_queue` with the same arguments touches only pages in memory, else a ColdRead.
 
     What stands in the log from `hot_position` on counts as in memory.
     """
+    cdef bint looks_at_records = isinstance(tags, RecordFilter)
     cdef ColdRead plan
     cdef const uint8_t* entry
     cdef int64_t scan_end, position, size
     if queue is None or not queue.min_offset <= offset < queue.max_offset:
         return None
-    scan_end = min(queue.max_offset, offset + max(SCAN_ENTRIES_MIN if tags is not None else 1, records_max, 1))
+    scan_end = max(SCAN_ENTRIES_MIN if tags is not None else 1, records_max, 1) if entries_max <= 0 else entries_max
+    scan_end = min(queue.max_offset, offset + scan_end)
+    if looks_at_records:
+        # Such a read touches every record on its way, whichever it gives back.
+        records_max, bytes_max, tags = scan_end - offset, INT64_MAX, None
     plan = ColdRead.__new__(ColdRead)
     plan.windows = []
     plan.hot_position = hot_position

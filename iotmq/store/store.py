@@ -13,6 +13,7 @@ from iotmq.clock import Clock, SystemClock
 from iotmq.errors import StoreCorruptError, StoreError, StoreFullError, StoreReadOnlyError
 from iotmq.limits import INDEX_QUERY_RECORDS_MAX
 from iotmq.message.record import decode_record, property_value
+from iotmq.message.record_filter import RecordFilter
 from iotmq.metrics import Metric
 from iotmq.store import fail_points
 from iotmq.store.allocation import RETRY_S, AheadAllocator
@@ -488,17 +489,26 @@ class Store:
         *,
         records_max: int,
         bytes_max: int,
-        tags: frozenset[int] | None = None,
+        tags: frozenset[int] | RecordFilter | None = None,
         with_expired: bool = False,
+        entries_max: int = 0,
     ) -> Read:
         """Confirmed records of a queue from `offset` on; at least one if there is one, whatever `bytes_max`.
 
-        `tags` are tag hashes; records with other tags are passed over. None for `queue` is a queue
-        nobody has heard of. Records whose time to live is over are passed over, too, unless `with_expired`.
+        `tags` are tag hashes, or a filter; records with other tags, or that do not pass it, are passed
+        over. `entries_max` bounds how many are looked at (0: as many as a pull may). None for `queue` is a
+        queue nobody has heard of. Records whose time to live is over are passed over, too, unless
+        `with_expired`.
         """
         if queue is None or with_expired or not queue.may_expire:
             return read_queue(
-                self._log, queue, offset, records_max=records_max, bytes_max=bytes_max, tags=tags
+                self._log,
+                queue,
+                offset,
+                records_max=records_max,
+                bytes_max=bytes_max,
+                tags=tags,
+                entries_max=entries_max,
             )
         read = read_queue(
             self._log,
@@ -508,6 +518,7 @@ class Store:
             bytes_max=bytes_max,
             tags=tags,
             now_ms=self._clock.now_ms(),
+            entries_max=entries_max,
         )
         self._trimmer.expired_reads += read.expired_count
         return read
@@ -519,7 +530,8 @@ class Store:
         *,
         records_max: int,
         bytes_max: int,
-        tags: frozenset[int] | None = None,
+        tags: frozenset[int] | RecordFilter | None = None,
+        entries_max: int = 0,
     ) -> ColdRead | None:
         """None when `read` with these arguments finds everything in memory: call it at once.
 
@@ -534,6 +546,7 @@ class Store:
             bytes_max=bytes_max,
             tags=tags,
             hot_position=self._confirmed_position - self.settings.hot_bytes,
+            entries_max=entries_max,
         )
 
     def load(self, plan: ColdRead) -> None:

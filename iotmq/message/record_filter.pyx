@@ -1,0 +1,13 @@
+"""What a scan of records asks to know whether one passes; who writes filters derives from RecordFilter.
+
+It stands below the store, which scans, and the broker, which knows what subscriptions want.
+"""
+
+from libc.stdint cimport int64_t, uint8_t
+
+
+cdef class RecordFilter:
+    """The base of all filters over whole records; by itself it lets everything pass."""
+
+    cdef bint accepts(self, const uint8_t* record, Py_ssize_t size) noexcept:
+        return True
