@@ -37,6 +37,8 @@ WRITE_BUFFER_BYTES_MAX: Final = 64 * 1024 * 1024
 
 # Broker and registry.
 TOPICS_MAX: Final = 100_000
+# Deleted topics that the log still has records of.
+DELETED_TOPICS_MAX: Final = 100_000
 QUEUES_PER_TOPIC_MAX: Final = 1_024
 GROUPS_MAX: Final = 100_000
 GROUP_BYTES_MAX: Final = 255

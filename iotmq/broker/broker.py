@@ -37,6 +37,8 @@ from iotmq.broker.send_handler import SendHandler
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.subscription_groups import SubscriptionGroups
 from iotmq.broker.topics import (
+from iotmq.broker.topic_removal import TopicRemoval
+from iotmq.broker.topic_removal_handler import TopicRemovalHandler
     DLQ_PREFIX,
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
@@ -197,12 +199,7 @@ class Broker:
         )
         self._rates = Rates(clock, ("put", "found", "missed", "transferred"))
         # Nobody consumes what the broker writes there.
-        self._own_topics = frozenset(
-            topic.topic_name
-            for topic in system_topics(
-                cluster=settings.cluster, broker=settings.name, template_queues=1, may_inherit=False
-            )
-        ) - {SCHEDULE_TOPIC}
+        self._own_topics = system_names - {SCHEDULE_TOPIC, HALF_TOPIC}
         # Set while running; needs the port that is really listened on.
         self._registration: Registration | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -210,6 +207,15 @@ class Broker:
         self._unsaved: set[TopicTable | SubscriptionGroups] = set()
         self.intake.add_dispatch_listener(self._pulls.wake)
         store.consumed_position = self._consumed_position
+        system_names = frozenset(
+            topic.topic_name
+            for topic in system_topics(
+                cluster=settings.cluster, broker=settings.name, template_queues=1, may_inherit=False
+            )
+        )
+        self._removal = TopicRemoval(store, self.topics, self.offsets)
+        self._removals = TopicRemovalHandler(self._removal, self.topics, own_topics=system_names)
+        areas.append(self._removals)
 
     def local_gateway(self) -> LocalGateway:
         """The way to this broker for an MQTT front end in the same process."""
@@ -284,6 +290,7 @@ class Broker:
         self._tasks = [
             loop.create_task(self._save_repeatedly(self.offsets)),
             loop.create_task(self._save_repeatedly(self._delays)),
+        self._removal.resume()
             loop.create_task(_repeat(_EXPIRY_SCAN_S, self._expire)),
             loop.create_task(_repeat(SAMPLE_INTERVAL_S, self._sample)),
             loop.create_task(_repeat(_RETENTION_SCAN_S, self._store.retain)),
@@ -327,7 +334,8 @@ class Broker:
         """After a crash: have a topic for every queue of the log, which is on the disk before topics.json."""
         counts: dict[str, int] = {}
         for queue in self._store.queues():
-            if queue.max_offset > 0 and self.topics.find(queue.topic) is None and is_legal_name(queue.topic):
+            has_records = queue.max_offset > queue.first_offset
+            if has_records and self.topics.find(queue.topic) is None and is_legal_name(queue.topic):
                 counts[queue.topic] = max(counts.get(queue.topic, 0), queue.queue_id + 1)
         for name, count in counts.items():
             # How many it had is not known; one too many is an empty queue, one too few hides messages.
@@ -341,6 +349,7 @@ class Broker:
         store = self._store
         disk = shutil.disk_usage(self._directory)
         now_ms = self._clock.now_ms()
+        await self._removals.stop()
         records = self.intake.records_count
         found, missed = self._pulls.found_count, self._pulls.missed_count
         transferred = self._pulls.records_count
@@ -545,5 +554,6 @@ async def _repeat(interval_s: float, action: Callable[[], None]) -> None:
         try:
             action()
         except Exception:
+        self._removal.clean()
             # The broker goes on; the next round may succeed.
             logger.exception("a periodic task of the broker failed")

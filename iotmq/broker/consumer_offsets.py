@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -73,6 +73,12 @@ class ConsumerOffsets:
         """Drop every offset of the group."""
         suffix = "@" + group
         for key in [key for key in self._offsets if key.endswith(suffix)]:
+            del self._offsets[key]
+            self.is_dirty = True
+
+    def forget_topics(self, topics: Collection[str]) -> None:
+        """Drop every offset of any group in the topics."""
+        for key in [key for key in self._offsets if key.partition("@")[0] in topics]:
             del self._offsets[key]
             self.is_dirty = True
 

@@ -210,7 +210,7 @@ class Intake:
         Never raises for a batch that is refused. `waits_for_flush=False` confirms after the append
         even where the store promises more. A patient caller would only send the same again, so it waits
         for a slow disk as long as that may take, unless the store has given up. `is_internal` is for the
-        broker's own messages: the topic's configuration is not asked. `prepared_position` is where the half
+        broker's own messages: the topic's permissions are not asked. `prepared_position` is where the half
         of a committed transaction stands.
         """
         if self._refusal and self.refusal:
@@ -256,9 +256,10 @@ class Intake:
             self._was_refused = False
             logger.info("sends are taken again")
         self.batches_count += 1
-        self.records_count += appended.count
-        self.bytes_count += appended.end_position - appended.start_position
-        batch = StoredBatch(appended, queue_id)
+        self.records_count += count
+        self.bytes_count += size
+        batch = StoredBatch(appended, queue.queue_id)
+        self._count_put(topic, batch.queue_id, count, size)
         if store.confirmed_position >= appended.end_position:
             if not self._is_notify_scheduled:
                 self._is_notify_scheduled = True
@@ -267,6 +268,12 @@ class Intake:
         elif waits_for_flush:
             deadline_s = self._clock.monotonic_s() + self._flush_timeout_s
             self._waiting.append(_Waiting(batch, deadline_s, done, is_patient=is_patient))
+        if is_internal:
+            taking_queue_id = self._topics.taking_queue(topic, queue_id)
+            if taking_queue_id is None:
+                self._refuse_topic(topic, done)
+                return
+            queue_id = taking_queue_id
             if len(self._waiting) == 1:
                 self._timer.arm(deadline_s)
         else:
@@ -379,3 +386,7 @@ class Intake:
         self.flush_timeouts_count += 1
         waiting.batch.status = ResponseCode.FLUSH_DISK_TIMEOUT
         waiting.done(waiting.batch)
+        for queue_id in config.frozen:
+            if queue_id < len(queues):
+                # Messages of senders that do not know yet go to the queue that stands in.
+                queues[queue_id] = self._store.queue(topic, config.taking_queue(queue_id))

@@ -48,7 +48,7 @@ class OffsetHandler:
         offset = self._offsets.find(group, topic, queue_id)
         if offset is None and self._is_young(queue):
             # Wire document 9.5: a new group starts at the beginning of a queue that is all there still.
-            offset = 0
+            offset = 0 if queue is None else queue.first_offset
         if offset is None:
             return request.reply(
                 ResponseCode.QUERY_NOT_FOUND,
@@ -113,7 +113,7 @@ class OffsetHandler:
     def _is_young(self, queue: Queue | None) -> bool:
         if queue is None:
             return True
-        if queue.min_offset > 0:
+        if queue.min_offset > queue.first_offset:
             return False
         position = _first_position(queue)
         return position is None or self._store.appended_position - position <= self._young_bytes_max

@@ -11,6 +11,7 @@ import msgspec
 from iotmq import limits
 from iotmq.broker.config_files import ConfigFile
 from iotmq.broker.data_version import DataVersion
+from iotmq.broker.deleted_topics import DeletedTopics
 from iotmq.clock import Clock
 from iotmq.errors import RequestError
 from iotmq.metrics import Metric
@@ -57,6 +58,30 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     topic_name: str
     topic_sys_flag: int = 0
     write_queue_nums: int = 8
+    # Ours: queues that take no more messages and are still read. Not written while there are none, so that
+    # other software finds the topic as it knows it.
+    frozen_queues: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def frozen(self) -> tuple[int, ...]:
+        """Queues that take no more messages, sorted."""
+        return () if self.frozen_queues is msgspec.UNSET else self.frozen_queues
+
+    @property
+    def open_queues(self) -> list[int]:
+        """Queues that take messages."""
+        frozen = self.frozen
+        return [queue_id for queue_id in range(self.write_queue_nums) if queue_id not in frozen]
+
+    def taking_queue(self, queue_id: int) -> int:
+        """The queue that takes a message meant for `queue_id`: another one when that is frozen or gone.
+
+        Always the same one while the topic does not change, so that what was in one queue stays in order.
+        """
+        if queue_id < self.queue_count and queue_id not in self.frozen:
+            return queue_id
+        others = self.open_queues
+        return others[queue_id % len(others)] if others else queue_id
 
     @property
     def queue_count(self) -> int:
@@ -88,6 +113,8 @@ class TopicTable:
 
     def __init__(self, path: Path, clock: Clock, *, topics_max: int = limits.TOPICS_MAX) -> None:
         self._file = ConfigFile(path)
+        # Deletions the log still has records from.
+        self.deleted = DeletedTopics(path.with_name("deletedTopics.json"))
         self._clock = clock
         self._topics_max = topics_max
         self._listeners: list[Callable[[str], None]] = []
@@ -125,11 +152,26 @@ class TopicTable:
         return config
 
     def delete(self, name: str) -> bool:
-        """Forget a topic; its queues are left to the store's cleaning. False when there was none."""
+        """Forget a topic; what else there is of it is for TopicRemoval. False when there was none."""
         if self._topics.pop(name, None) is None:
             return False
         self._changed(name)
         return True
+
+    def taking_queue(self, name: str, queue_id: int) -> int | None:
+        """The queue that takes a message of the broker's own making, such as one whose delay is over.
+
+        None for a topic that was deleted meanwhile; the queue itself for one nobody has configured.
+        """
+        config = self._topics.get(name)
+        if config is not None:
+            return queue_id if name in UNSENDABLE_TOPICS else config.taking_queue(queue_id)
+        return None if name in self.deleted else queue_id
+
+    def count_up_to(self, counter: int) -> None:
+        """Have a data version of at least that counter: versions must not come twice."""
+        if self.version.counter < counter:
+            self.version = DataVersion(counter=counter, timestamp=self._clock.now_ms())
 
     def ensure(self, name: str, *, queues: int, perm: int = PERMISSION_READ_WRITE) -> TopicConfig:
         """The topic, made with `queues` queues when there is none."""

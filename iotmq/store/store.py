@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -270,20 +271,20 @@ class Store:
         """Every queue there is."""
         return self._queues.queues()
 
-    def append(
-    def hide_topic(self, topic: str, position: int) -> None:
-        """Let the queues of a topic begin at a position not past the log's end: what is before is hidden.
+    def hide_topics(self, positions: Mapping[str, int]) -> None:
+        """Let all queues of topics begin at positions not past the log's end: what is before is hidden.
 
         Not remembered: to be said again after each start. Offsets go on, so that none ever means two records.
         """
-        self._hidden[topic] = max(position, self._hidden.get(topic, 0))
-        self._hide(topic, position)
-        if position > self._confirmed_position:
+        self._hidden.update(positions)
+        self._hide(positions)
+        end_position = max(positions.values(), default=0)
+        if end_position > self._confirmed_position:
             # What is on its way to the queues belongs to it.
-            self.when_flushed(position, lambda: self._hide(topic, position))
+            self.when_flushed(end_position, lambda: self._hide(positions))
 
-    def remove_queues(self, topic: str) -> bool:
-        """Forget the queues of a topic the log has no records of any more; False while it has some.
+    def remove_queues(self, topics: Collection[str]) -> set[str]:
+        """Forget the queues of those topics that the log has no records of any more; returns which.
 
         Nobody may have a handle of them in use. Raises StoreError when the files cannot be deleted.
         """
@@ -294,9 +295,11 @@ class Store:
         try:
             self._queues.remove(queues)
         except OSError as error:
-            raise StoreError(f"the queue files of topic {topic} cannot be deleted: {error}") from error
-        self._hidden.pop(topic, None)
-        return True
+            raise StoreError(f"queue files cannot be deleted: {error}") from error
+        removed = set(topics) - kept
+        for topic in removed:
+            self._hidden.pop(topic, None)
+        return removed
 
         self,
         queue: Queue,
@@ -716,11 +719,6 @@ class Store:
                 if projection.applied_position == position:
                     try:
                         projection.apply(view, start_position, next_position)
-    def _hide(self, topic: str, position: int) -> None:
-        for queue in self._queues.queues():
-            if queue.topic == topic:
-                queue.hide(position)
-
                     except Exception:
                         self._note_failure(projection)
                     if progress is not None:
@@ -754,6 +752,12 @@ class Store:
 
         key_values = self.key_values()
         try:
+    def _hide(self, positions: Mapping[str, int]) -> None:
+        for queue in self._queues.queues():
+            position = positions.get(queue.topic)
+            if position is not None:
+                queue.hide(position)
+
             latest = Latest(key_values)
             self.add_projection(latest, progress=progress)
             latest.trim(self._log.min_position)

@@ -152,6 +152,8 @@ FIELDS: dict[int, dict[str, list[str]]] = {
     RequestCode.DELETE_EXPIRED_COMMIT_LOG: {},
     RequestCode.GET_TOPIC_STATS_INFO: {"topic": NAMES},
     RequestCode.VIEW_MESSAGE_BY_ID: {"offset": NUMBERS},
+    RequestCode.DELETE_TOPIC_IN_BROKER: {"topic": NAMES},
+    RequestCode.CLEAN_UNUSED_TOPIC: {},
     RequestCode.CONSUMER_SEND_MESSAGE_BACK: {
         "offset": NUMBERS,
         "group": NAMES,

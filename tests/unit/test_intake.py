@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -24,6 +25,11 @@ class FakeAppended:
         self.count = 1
 
 
+class FakeQueue(NamedTuple):
+    topic: str
+    queue_id: int
+
+
 class FakeStore:
     """A log that only counts bytes; `is_sync` leaves the confirmation to `flush` and `advance`."""
 
@@ -34,13 +40,13 @@ class FakeStore:
         self.error: Exception | None = None
         self.failure: str | None = None
         self.calls: list[dict[str, object]] = []
-        self.handles: dict[tuple[str, int], tuple[str, int]] = {}
+        self.handles: dict[tuple[str, int], FakeQueue] = {}
         self.dispatched: list[object] = []
 
-    def queue(self, topic: str, queue_id: int) -> tuple[str, int]:
-        return self.handles.setdefault((topic, queue_id), (topic, queue_id))
+    def queue(self, topic: str, queue_id: int) -> FakeQueue:
+        return self.handles.setdefault((topic, queue_id), FakeQueue(topic, queue_id))
 
-    def append(self, queue: tuple[str, int], elements: bytes, **fields: object) -> FakeAppended:
+    def append(self, queue: FakeQueue, elements: bytes, **fields: object) -> FakeAppended:
         if self.error is not None:
             raise self.error
         self.calls.append({"queue": queue, "elements": elements, **fields})

@@ -22,7 +22,7 @@ def test_a_hidden_record_is_not_read_and_its_offset_is_not_used_again(tmp_path: 
     put(store, "T", 0, b"one", b"two")
     put(store, "T", 1, b"three")
     put(store, "U", 0, b"another's")
-    store.hide_topic("T", store.appended_position)
+    store.hide_topics({"T": store.appended_position})
     assert read_status(store, "T", 0, 0) == ReadStatus.OFFSET_TOO_SMALL
     put(store, "T", 0, b"new")
     assert bodies_of(store, "T", 0) == [b"new"]
@@ -37,7 +37,7 @@ def test_a_hidden_record_is_not_read_and_its_offset_is_not_used_again(tmp_path: 
 def test_records_under_way_to_the_disk_are_hidden_too(tmp_path: Path) -> None:
     store = open_small(tmp_path, flush="sync")
     put(store, "T", 0, b"under way")
-    store.hide_topic("T", store.appended_position)
+    store.hide_topics({"T": store.appended_position})
     put(store, "T", 0, b"after")
     wait_flushed(store)
     store.advance()
@@ -51,14 +51,14 @@ def test_hiding_again_after_a_start_gives_the_same_queue(tmp_path: Path, is_rebu
     store = open_small(tmp_path)
     put(store, "T", 0, b"old", b"older")
     position = store.appended_position
-    store.hide_topic("T", position)
+    store.hide_topics({"T": position})
     put(store, "T", 0, b"new")
     store.close()
     if is_rebuilt:
         (tmp_path / "consumequeue" / ".applied").unlink()
     store = open_small(tmp_path)
     assert bodies_of(store, "T", 0) == [b"old", b"older", b"new"]
-    store.hide_topic("T", position)
+    store.hide_topics({"T": position})
     assert bodies_of(store, "T", 0) == [b"new"]
     assert store.check() == []
     store.close()
@@ -76,8 +76,8 @@ def test_queues_are_forgotten_when_the_log_has_nothing_of_them_and_begin_at_0_ag
     )
     put(store, "T", 0, b"old")
     put(store, "T", 3, b"old")
-    store.hide_topic("T", store.appended_position)
-    assert not store.remove_queues("T")
+    store.hide_topics({"T": store.appended_position})
+    assert store.remove_queues({"T"}) == set()
     for _ in range(40):
         put(store, "U", 0, *(b"x" * 1_500 for _ in range(4)))
     clock.advance(7_200)
@@ -87,7 +87,7 @@ def test_queues_are_forgotten_when_the_log_has_nothing_of_them_and_begin_at_0_ag
     store.delete_expired()
     assert store._trimmer.remover.wait_idle(20.0)
     store.retain()
-    assert store.remove_queues("T")
+    assert store.remove_queues({"T"}) == {"T"}
     assert store.find_queue("T", 0) is None
     assert not (tmp_path / "consumequeue" / "T").exists()
     put(store, "T", 0, b"new")
@@ -105,7 +105,7 @@ def test_queues_are_forgotten_when_the_log_has_nothing_of_them_and_begin_at_0_ag
 def test_a_queue_somebody_waits_for_is_not_forgotten(tmp_path: Path) -> None:
     store = open_small(tmp_path)
     store.queue("T", 0).watched = True
-    assert not store.remove_queues("T")
+    assert store.remove_queues({"T"}) == set()
     store.queue("T", 0).watched = False
-    assert store.remove_queues("T")
+    assert store.remove_queues({"T"}) == {"T"}
     store.close()
