@@ -125,9 +125,9 @@ class Store:
             read_usage=read_usage,
         )
         self._flushed_waiters = FlushedWaiters()
-        # Bound once: append is called for every batch.
         # Topic -> the position its readers begin at, of those told to `hide_topic`.
         self._hidden: dict[str, int] = {}
+        # Bound once: append is called for every batch.
         self._append = log.append
         self._apply = queues.apply
 
@@ -288,12 +288,11 @@ class Store:
 
         Nobody may have a handle of them in use. Raises StoreError when the files cannot be deleted.
         """
-        queues = [queue for queue in self._queues.queues() if queue.topic == topic]
         min_position = self._log.min_position
-        if any(queue.watched or not queue.is_behind(min_position) for queue in queues):
-            return False
+        queues = [queue for queue in self._queues.queues() if queue.topic in topics]
+        kept = {queue.topic for queue in queues if queue.watched or not queue.is_behind(min_position)}
         try:
-            self._queues.remove(queues)
+            self._queues.remove([queue for queue in queues if queue.topic not in kept])
         except OSError as error:
             raise StoreError(f"queue files cannot be deleted: {error}") from error
         removed = set(topics) - kept
@@ -301,6 +300,7 @@ class Store:
             self._hidden.pop(topic, None)
         return removed
 
+    def append(
         self,
         queue: Queue,
         elements: Buffer,
@@ -747,17 +747,17 @@ class Store:
             self._failed_projections.add(id(projection))
             logger.exception("projection %s stopped at %d", projection.name, projection.applied_position)
 
-    def _open_latest(self, progress: CatchUpProgress | None) -> None:
-        from iotmq.store.latest import Latest
-
-        key_values = self.key_values()
-        try:
     def _hide(self, positions: Mapping[str, int]) -> None:
         for queue in self._queues.queues():
             position = positions.get(queue.topic)
             if position is not None:
                 queue.hide(position)
 
+    def _open_latest(self, progress: CatchUpProgress | None) -> None:
+        from iotmq.store.latest import Latest
+
+        key_values = self.key_values()
+        try:
             latest = Latest(key_values)
             self.add_projection(latest, progress=progress)
             latest.trim(self._log.min_position)
