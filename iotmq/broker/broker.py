@@ -36,10 +36,11 @@ from iotmq.broker.send_back_handler import SendBackHandler
 from iotmq.broker.send_handler import SendHandler
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.subscription_groups import SubscriptionGroups
-from iotmq.broker.topics import (
 from iotmq.broker.topic_removal import TopicRemoval
 from iotmq.broker.topic_removal_handler import TopicRemovalHandler
+from iotmq.broker.topics import (
     DLQ_PREFIX,
+    HALF_TOPIC,
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
     TEMPLATE_TOPIC,
@@ -177,6 +178,15 @@ class Broker:
                 runtime_info=self.runtime_info,
             ),
         ]
+        system_names = frozenset(
+            topic.topic_name
+            for topic in system_topics(
+                cluster=settings.cluster, broker=settings.name, template_queues=1, may_inherit=False
+            )
+        )
+        self._removal = TopicRemoval(store, self.topics, self.offsets)
+        self._removals = TopicRemovalHandler(self._removal, self.topics, own_topics=system_names)
+        areas.append(self._removals)
         self.delivery = Delivery(applied_position=store.confirmed_position)
         store.add_projection(self.delivery)
         self._gateway = GatewayHandler(
@@ -207,15 +217,6 @@ class Broker:
         self._unsaved: set[TopicTable | SubscriptionGroups] = set()
         self.intake.add_dispatch_listener(self._pulls.wake)
         store.consumed_position = self._consumed_position
-        system_names = frozenset(
-            topic.topic_name
-            for topic in system_topics(
-                cluster=settings.cluster, broker=settings.name, template_queues=1, may_inherit=False
-            )
-        )
-        self._removal = TopicRemoval(store, self.topics, self.offsets)
-        self._removals = TopicRemovalHandler(self._removal, self.topics, own_topics=system_names)
-        areas.append(self._removals)
 
     def local_gateway(self) -> LocalGateway:
         """The way to this broker for an MQTT front end in the same process."""
@@ -255,6 +256,7 @@ class Broker:
     async def start(self) -> None:
         """Listen and register. OSError when the port is taken, StoreError when a config file is broken."""
         settings = self._settings
+        self._removal.resume()
         for topic in system_topics(
             cluster=settings.cluster,
             broker=settings.name,
@@ -290,7 +292,6 @@ class Broker:
         self._tasks = [
             loop.create_task(self._save_repeatedly(self.offsets)),
             loop.create_task(self._save_repeatedly(self._delays)),
-        self._removal.resume()
             loop.create_task(_repeat(_EXPIRY_SCAN_S, self._expire)),
             loop.create_task(_repeat(SAMPLE_INTERVAL_S, self._sample)),
             loop.create_task(_repeat(_RETENTION_SCAN_S, self._store.retain)),
@@ -311,6 +312,7 @@ class Broker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
+        await self._removals.stop()
         if self._registration is not None:
             await self._registration.stop()
         await self._finish_flushes()
@@ -349,7 +351,6 @@ class Broker:
         store = self._store
         disk = shutil.disk_usage(self._directory)
         now_ms = self._clock.now_ms()
-        await self._removals.stop()
         records = self.intake.records_count
         found, missed = self._pulls.found_count, self._pulls.missed_count
         transferred = self._pulls.records_count
@@ -502,6 +503,7 @@ class Broker:
     def _expire(self) -> None:
         self._clients.expire()
         self.locks.expire()
+        self._removal.clean()
 
     def _sample(self) -> None:
         self._rates.sample(
@@ -554,6 +556,5 @@ async def _repeat(interval_s: float, action: Callable[[], None]) -> None:
         try:
             action()
         except Exception:
-        self._removal.clean()
             # The broker goes on; the next round may succeed.
             logger.exception("a periodic task of the broker failed")

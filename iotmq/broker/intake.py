@@ -230,6 +230,12 @@ class Intake:
                 f"the queueId {queue_id} is not one of the {len(queues)} queues of topic {topic}",
             )
             return
+        if is_internal:
+            taking_queue_id = self._topics.taking_queue(topic, queue_id)
+            if taking_queue_id is None:
+                self._refuse_topic(topic, done)
+                return
+            queue_id = taking_queue_id
         queue = queues[queue_id]
         sys_flag &= ~_HOST_FLAGS
         if len(born_host) > 8:
@@ -256,10 +262,9 @@ class Intake:
             self._was_refused = False
             logger.info("sends are taken again")
         self.batches_count += 1
-        self.records_count += count
-        self.bytes_count += size
+        self.records_count += appended.count
+        self.bytes_count += appended.end_position - appended.start_position
         batch = StoredBatch(appended, queue.queue_id)
-        self._count_put(topic, batch.queue_id, count, size)
         if store.confirmed_position >= appended.end_position:
             if not self._is_notify_scheduled:
                 self._is_notify_scheduled = True
@@ -268,12 +273,6 @@ class Intake:
         elif waits_for_flush:
             deadline_s = self._clock.monotonic_s() + self._flush_timeout_s
             self._waiting.append(_Waiting(batch, deadline_s, done, is_patient=is_patient))
-        if is_internal:
-            taking_queue_id = self._topics.taking_queue(topic, queue_id)
-            if taking_queue_id is None:
-                self._refuse_topic(topic, done)
-                return
-            queue_id = taking_queue_id
             if len(self._waiting) == 1:
                 self._timer.arm(deadline_s)
         else:
@@ -351,6 +350,10 @@ class Intake:
         if config is None or not config.is_writable:
             return None
         queues: list[Queue | None] = [None] * config.queue_count
+        for queue_id in config.frozen:
+            if queue_id < len(queues):
+                # Messages of senders that do not know yet go to the queue that stands in.
+                queues[queue_id] = self._store.queue(topic, config.taking_queue(queue_id))
         self._queues[topic] = queues
         return queues
 
@@ -386,7 +389,3 @@ class Intake:
         self.flush_timeouts_count += 1
         waiting.batch.status = ResponseCode.FLUSH_DISK_TIMEOUT
         waiting.done(waiting.batch)
-        for queue_id in config.frozen:
-            if queue_id < len(queues):
-                # Messages of senders that do not know yet go to the queue that stands in.
-                queues[queue_id] = self._store.queue(topic, config.taking_queue(queue_id))
