@@ -31,6 +31,8 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.mqtt_front.device", ".pyx", []),
     ("iotmq.mqtt_front.ingress", ".pyx", []),
     ("iotmq.mqtt_front.egress", ".pyx", []),
+    ("iotmq.broker.counters", ".pyx", []),
+    ("iotmq.broker.latencies", ".pyx", []),
     ("loadtest.swarm.engine", ".pyx", []),
 ]
 

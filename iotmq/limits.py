@@ -54,6 +54,18 @@ COLD_READS_MAX: Final = 4_096
 # Transactions without an end take memory, and so do the last ends, which make a repeated one harmless.
 TRANSACTIONS_PENDING_MAX: Final = 100_000
 TRANSACTIONS_ENDED_REMEMBERED_MAX: Final = 16_384
+# Topics, queues and groups that statistics are kept for, in each of six tables; about 1 KiB each after a day.
+STATISTICS_KEYS_MAX: Final = 16_384
+# What administrators ask: the body of one answer, answers that are worked on in slices, clients and queue
+# entries in one answer, bytes of records found by key in one, requests passed on to clients, and events about
+# consumers whose offset was moved (each stored as a message) in a second.
+ANSWER_BODY_BYTES_MAX: Final = 15 * 1024 * 1024
+LONG_ANSWERS_MAX: Final = 64
+CLIENTS_LISTED_MAX: Final = 1_024
+QUEUE_ENTRIES_LISTED_MAX: Final = 1_024
+QUERY_BYTES_MAX: Final = 8 * 1024 * 1024
+RELAYS_MAX: Final = 256
+OFFSET_MOVED_EVENTS_PER_S_MAX: Final = 20
 PULL_RECORDS_DEFAULT_MAX: Final = 32
 PULL_BYTES_DEFAULT_MAX: Final = 256 * 1024
 PULL_RECORDS_MAX: Final = 65_536
