@@ -1,6 +1,10 @@
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from iotmq.mqtt.topic_table cimport TopicTable
+
+cdef enum:
+    # limits.MQTT_TOPIC_LEVELS_MAX, which is checked when the module is loaded.
+    LEVELS_MAX = 128
 
 
 cdef struct Matches:
@@ -9,17 +13,67 @@ cdef struct Matches:
     uint32_t* ids
 
 
+cdef struct Filter:
+    uint8_t* text           # owned UTF-8; NULL marks a free id, whose `hash` is then the next free one
+    uint32_t hash           # of the shape and the literal levels
+    uint16_t size
+    uint16_t shape          # place in `shapes`, or one of the two below it
+
+
+cdef struct Shape:
+    uint64_t seed           # start of the hash, so that the same literals differ by shape
+    uint8_t* wildcards      # per level 1 for `+`, 0 for a literal
+    uint32_t filter_count   # 0 marks a free place
+    uint16_t level_count    # without a closing `#`
+    bint is_open            # ends in `#`
+
+
+cdef struct Level:
+    const uint8_t* text
+    Py_ssize_t size
+    uint64_t hash
+
+
 cdef class FilterIndex:
-    cdef dict _ids                      # filter -> id
-    cdef list _filters                  # id -> filter, None when free
-    cdef list _free_ids
-    cdef dict _exact                    # topic without wildcards -> id
-    cdef dict _shapes                   # shape -> {literal levels -> id}
-    cdef dict _trie                     # filters whose shape is past shapes_max
+    cdef Filter* filters                # by id
+    cdef uint32_t filters_end           # ids below were given out at some time
+    cdef uint32_t filters_capacity
+    cdef uint32_t free_id               # head of the chain of free ids, NO_ID when there is none
+    cdef uint32_t filter_count
+    cdef uint32_t* table                # open addressing: id + 1, 0 for nobody
+    cdef uint32_t table_mask
+    cdef uint32_t table_count           # filters in the table: all but those in the trie
+    cdef uint32_t exact_count
+    cdef Shape* shapes
+    cdef uint32_t shapes_end            # places below are looked at
     cdef readonly int shapes_max
-    cdef uint64_t _version
-    cdef TopicTable _cache
+    cdef dict trie                      # levels -> node, of filters whose shape is past `shapes_max`
+    cdef dict trie_ids                  # those filters -> id
+    cdef uint64_t text_bytes
+    cdef uint64_t version
+    cdef uint64_t multiplier
+    cdef uint64_t exact_seed
+    cdef TopicTable cache
+    cdef Level levels[LEVELS_MAX]       # of the topic or filter at hand
+    cdef uint32_t* found                # the matches being collected
+    cdef uint32_t found_count
+    cdef uint32_t found_capacity
 
     cdef const Matches* find(self, const uint8_t* topic, Py_ssize_t size) except NULL
-    cdef void _drop_cache(self) noexcept
-    cdef list _match(self, str topic)
+    cdef int split(self, const uint8_t* text, Py_ssize_t size) noexcept nogil
+    cdef void hash_levels(self, int count) noexcept nogil
+    cdef uint32_t hash_of(self, const Shape* shape) noexcept nogil
+    cdef uint32_t hash_of_exact(self, const uint8_t* text, Py_ssize_t size) noexcept nogil
+    cdef bint is_exact(self, int level_count) noexcept nogil
+    cdef int shape_of_levels(self, int level_count) noexcept nogil
+    cdef int new_shape(self, int level_count) except -2
+    cdef int split_filter(self, bytes raw) except -1
+    cdef int64_t known_id(self, bytes raw, int level_count, str topic_filter) except -2
+    cdef bint has_literals(self, const Filter* entry, const Shape* shape) noexcept nogil
+    cdef int collect(self, const uint8_t* topic, Py_ssize_t size) except -1
+    cdef int add_found(self, uint32_t filter_id) except -1
+    cdef void put_in_table(self, uint32_t filter_id) noexcept nogil
+    cdef int grow_table(self) except -1
+    cdef void take_from_table(self, uint32_t filter_id) noexcept nogil
+    cdef uint32_t take_id(self, const uint8_t* text, Py_ssize_t size, uint32_t hash, uint16_t shape) except? 0
+    cdef void drop_cache(self) noexcept

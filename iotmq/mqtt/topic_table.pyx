@@ -1,11 +1,9 @@
 """A bounded hash table from topic bytes to a C pointer.
 
 Operations: find per message (10 ns, no Python object), insert per new topic, clear when full. Plan: open
-addressing with linear probing at a load of at most one half. Devices choose the topics and must not be able to
-choose ones that collide: start and multiplier of the hash are secrets of the process, and each word goes
-through a folded 64 x 64 bit product, in which the effect of a flipped bit depends on the secret (a plain
-multiplication passes a flip of the top bits on unchanged, whatever the secret is). Values belong to the caller, who frees them before
-`clear_topics`; there is no single removal, because caches are dropped whole when they fill or age.
+addressing with linear probing at a load of at most one half, by a keyed hash, because devices choose the topics.
+Values belong to the caller, who frees them before `clear_topics`; there is no single removal, because caches
+are dropped whole when they fill or age.
 """
 
 import os
@@ -14,30 +12,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
-
-cdef extern from *:
-    """
-    static inline uint64_t iotmq_fold(uint64_t left, uint64_t right) {
-        unsigned __int128 product = (unsigned __int128)left * right;
-        return (uint64_t)product ^ (uint64_t)(product >> 64);
-    }
-    """
-    uint64_t iotmq_fold(uint64_t left, uint64_t right) noexcept nogil
-
-
-cdef inline uint64_t _hash(uint64_t seed, uint64_t multiplier, const uint8_t* data, Py_ssize_t size) noexcept nogil:
-    cdef uint64_t state = seed ^ <uint64_t>size
-    cdef uint64_t word
-    while size >= 8:
-        memcpy(&word, data, 8)
-        state = iotmq_fold(state ^ word, multiplier)
-        data += 8
-        size -= 8
-    if size:
-        word = 0
-        memcpy(&word, data, size)
-        state = iotmq_fold(state ^ word, multiplier)
-    return iotmq_fold(state ^ seed, multiplier)
+from iotmq.mqtt.keyed_hash cimport keyed_hash
 
 
 cdef class TopicTable:
@@ -63,7 +38,7 @@ cdef class TopicTable:
             free(self.slots)
 
     cdef void* find(self, const uint8_t* topic, Py_ssize_t size) noexcept nogil:
-        cdef uint64_t hash = _hash(self.seed, self.multiplier, topic, size)
+        cdef uint64_t hash = keyed_hash(self.seed, self.multiplier, topic, size)
         cdef uint32_t at = <uint32_t>hash & self.mask
         cdef TopicSlot* slot
         while True:
@@ -78,7 +53,7 @@ cdef class TopicTable:
         """Add a topic that `find` does not know; `value` is not NULL."""
         if self.count >= self.count_max:
             raise OverflowError("topic table is full")
-        cdef uint64_t hash = _hash(self.seed, self.multiplier, topic, size)
+        cdef uint64_t hash = keyed_hash(self.seed, self.multiplier, topic, size)
         cdef uint32_t at = <uint32_t>hash & self.mask
         while self.slots[at].topic != NULL:
             at = (at + 1) & self.mask
@@ -114,7 +89,7 @@ cdef class TopicTable:
 
     def _hash(self, bytes topic not None):
         cdef const uint8_t* data = topic
-        return _hash(self.seed, self.multiplier, data, len(topic))
+        return keyed_hash(self.seed, self.multiplier, data, len(topic))
 
     def _clear(self):
         self.clear_topics()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from iotmq import limits
 from iotmq.mqtt.filters import FilterIndex
 from iotmq.mqtt.topics import matches
 
@@ -178,3 +179,39 @@ def test_many_filters_of_one_shape() -> None:
     ids = [index.add(f"dev/{number}/cmd/#") for number in range(20_000)]
     assert index.match("dev/12345/cmd/reboot") == [ids[12_345]]
     assert index.match("dev/20000/cmd/reboot") == []
+    assert index.memory_bytes < 64 * 20_000
+    for number in range(0, 20_000, 2):
+        index.remove(f"dev/{number}/cmd/#")
+    for number in range(20_000):
+        assert index.match(f"dev/{number}/cmd") == ([ids[number]] if number % 2 else []), number
+
+
+@pytest.mark.parametrize("name", ["a", "a/b", "+/é", "#", "x/+/y/#"])
+@pytest.mark.parametrize("shapes_max", [0, 32])
+def test_an_id_tells_its_filter(name: str, shapes_max: int) -> None:
+    index = FilterIndex(shapes_max=shapes_max)
+    index.add("other/+")
+    filter_id = index.add(name)
+    assert index.filter_of(filter_id) == name
+    assert index.filter_of(filter_id + 1) is None
+    index.remove(name)
+    assert index.filter_of(filter_id) is None
+
+
+def test_filters_are_taken_up_to_the_limits() -> None:
+    index = FilterIndex()
+    longest = "a" * limits.MQTT_TOPIC_BYTES_MAX
+    deepest = "/".join("+" * limits.MQTT_TOPIC_LEVELS_MAX)
+    for name in (longest, deepest):
+        assert index.match(name.replace("+", "b")) == []
+        filter_id = index.add(name)
+        assert index.match(name.replace("+", "b")) == [filter_id]
+        for verb in (index.add, index.id_of, index.remove):
+            with pytest.raises(ValueError, match="at most 4096, and 128 levels"):
+                verb(name + ("/+" if "/" in name else "a"))
+
+
+@pytest.mark.parametrize("shapes_max", [-1, 0xFFFE])
+def test_impossible_numbers_of_shapes_are_refused(shapes_max: int) -> None:
+    with pytest.raises(ValueError, match="shapes_max"):
+        FilterIndex(shapes_max=shapes_max)
