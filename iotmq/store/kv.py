@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -75,7 +75,7 @@ class KeyValueStore:
         none. Raises StoreFullError, and StoreError for other refusals of the operating system.
         """
         self.directory = directory
-        # Goes up with each `reopen`, after which what was not on the disk is gone.
+        # Goes up with each `reopen` and `start_over`, after which what was not on the disk is gone.
         self.generation = 0
         self._is_read_only = is_read_only
         self._cache = Cache(cache_bytes)
@@ -92,14 +92,7 @@ class KeyValueStore:
         try:
             self._database = self._open()
         except Exception as error:
-            if is_read_only or _has(error, _MACHINE_TEXTS):
-                raise _translated(error, directory) from error
-            logger.warning("%s is damaged and starts over from the log: %s", directory, error)
-            set_aside(directory)
-            try:
-                self._database = self._open()
-            except Exception as second:
-                raise _translated(second, directory) from second
+            self._start_over_after(error)
 
     @property
     def is_open(self) -> bool:
@@ -120,9 +113,10 @@ class KeyValueStore:
             space = KeySpace(name, self._write_options)
             try:
                 self._bind(name, space)
+                self._spaces[name] = space
             except Exception as error:
-                raise _translated(error, self.directory) from error
-            self._spaces[name] = space
+                self._spaces[name] = space
+                self._start_over_after(error)
         return space
 
     def clear(self, name: str) -> KeySpace:
@@ -138,27 +132,23 @@ class KeyValueStore:
         if name in self._names:
             try:
                 self._opened().drop_column_family(name)
+                self._names.discard(name)
             except Exception as error:
-                raise _translated(error, self.directory) from error
-            self._names.discard(name)
+                self._start_over_after(error)
 
     def reopen(self) -> None:
         """Close and open it again: after a full disk it takes no writes until then. Raises StoreError.
 
         The spaces handed out are valid again afterwards, without what had not been flushed.
         """
-        spaces = dict(self._spaces)
-        self.close()
-        self._spaces = spaces
-        self.generation += 1
-        try:
-            self._database = self._open()
-            for name, space in spaces.items():
-                self._bind(name, space)
-        except Exception as error:
-            self.close()
-            self._spaces = spaces
-            raise _translated(error, self.directory) from error
+        self._open_again(between=lambda: None)
+
+    def start_over(self) -> None:
+        """Move the database aside, to `kv.damaged`, and go on with an empty one. Raises StoreError.
+
+        The spaces handed out are valid, and empty.
+        """
+        self._open_again(between=self._move_aside)
 
     def close(self) -> None:
         """Let go of the database, whatever its state. What was not flushed may be lost, as in a crash."""
@@ -185,6 +175,32 @@ class KeyValueStore:
             "iotmq_store_kv_write_buffer_bytes", "gauge", "Writes of the key-value database in memory",
             sum(space.buffered_bytes for space in self._spaces.values()),
         )  # fmt: skip
+
+    def _start_over_after(self, error: Exception) -> None:
+        """In an `except` block: raise what is the machine's fault; what else there is, is damage."""
+        if self._is_read_only or _has(error, _MACHINE_TEXTS):
+            raise _translated(error, self.directory) from error
+        logger.warning("%s is damaged and starts over from the log: %s", self.directory, error)
+        self.start_over()
+
+    def _open_again(self, *, between: Callable[[], None]) -> None:
+        spaces = dict(self._spaces)
+        self.close()
+        self._spaces = spaces
+        self.generation += 1
+        try:
+            between()
+            self._database = self._open()
+            for name, space in spaces.items():
+                self._bind(name, space)
+        except Exception as error:
+            self.close()
+            self._spaces = spaces
+            raise _translated(error, self.directory) from error
+
+    def _move_aside(self) -> None:
+        if self.directory.exists():
+            set_aside(self.directory)
 
     def _bind(self, name: str, space: KeySpace) -> None:
         database = self._opened()
@@ -358,8 +374,10 @@ def after_prefix(prefix: bytes) -> bytes | None:
 def set_aside(directory: Path) -> None:
     """Move a database out of the way, in place of the one that was moved before; raises OSError."""
     aside = directory.with_name(DAMAGED_DIRECTORY)
-    if aside.exists():
+    if aside.is_dir():
         shutil.rmtree(aside)
+    else:
+        aside.unlink(missing_ok=True)
     directory.rename(aside)
 
 

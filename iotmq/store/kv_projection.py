@@ -79,7 +79,6 @@ class KeyValueProjection:
     def _load(self) -> None:
         """Take up what the database has, and forget what it has not."""
         self._collector.clear()
-        generation = self._key_values.generation
         self._space = self._key_values.space(self.name)
         try:
             marker = self._space.get(MARKER_KEY)
@@ -97,7 +96,7 @@ class KeyValueProjection:
         # The written position at the last flush that was begun; None when none is under way.
         self._flushing_position: int | None = None
         # What of the database all of this belongs to.
-        self._generation = generation
+        self._generation = self._key_values.generation
         self._reopen_s = None
 
     def apply(self, view: memoryview, start_position: int, end_position: int) -> None:

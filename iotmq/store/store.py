@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from iotmq.clock import Clock, SystemClock
 from iotmq.errors import StoreCorruptError, StoreError, StoreFullError, StoreReadOnlyError
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
     from iotmq.store.kv import KeyValueStore
     from iotmq.store.latest import Latest, LatestPlace
+
+P = TypeVar("P", bound=Projection)
 
 # Record size in a queue entry that stands for an offset without a record.
 _FILLER_SIZE = 0x7FFFFFFF
@@ -469,6 +471,26 @@ class Store:
         catch_up(self._log, projection, self._confirmed_position, progress=report)
         self._projections.append(projection)
 
+    def add_key_value_projection(
+        self, make: Callable[[KeyValueStore], P], *, progress: CatchUpProgress | None = None
+    ) -> P:
+        """Make a projection in `key_values` and add it.
+
+        A database that turns out to be damaged is moved aside, and all there is in it starts over from the
+        log. Raises StoreError, when the machine and not the data is at fault.
+        """
+        key_values = self.key_values()
+        projection = make(key_values)
+        try:
+            self.add_projection(projection, progress=progress)
+        except StoreCorruptError as error:
+            # Damage that only writing has met. Nothing in there is worth a start that fails.
+            logger.warning("%s is damaged and starts over from the log: %s", key_values.directory, error)
+            key_values.start_over()
+            projection = make(key_values)
+            self.add_projection(projection, progress=progress)
+        return projection
+
     def key_values(self) -> KeyValueStore:
         """The database of projections that are kept as keys and values, opened by the first call.
 
@@ -756,15 +778,12 @@ class Store:
     def _open_latest(self, progress: CatchUpProgress | None) -> None:
         from iotmq.store.latest import Latest
 
-        key_values = self.key_values()
         try:
-            latest = Latest(key_values)
-            self.add_projection(latest, progress=progress)
-            latest.trim(self._log.min_position)
+            self._latest = self.add_key_value_projection(Latest, progress=progress)
+            self._latest.trim(self._log.min_position)
         except BaseException:
-            key_values.close()
+            self.key_values().close()
             raise
-        self._latest = latest
 
     def _latest_projection(self) -> Latest:
         if self._latest is None:
