@@ -84,11 +84,13 @@ class AdminHandler:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR, f"the field topic names {name}, which belongs to the broker"
             )
+        current = self._topics.find(name)
         self._topics.put(
             TopicConfig(
                 topic_name=name,
                 read_queue_nums=read_queues,
                 write_queue_nums=write_queues,
+                frozen_queues=msgspec.UNSET if current is None else current.frozen_below(read_queues),
                 perm=permission,
                 topic_filter_type=filter_type,
                 topic_sys_flag=request.integer("topicSysFlag", 0, minimum=0, maximum=2**31 - 1),

@@ -20,6 +20,7 @@ from iotmq.broker.consumer_offsets import ConsumerOffsets
 from iotmq.broker.delays import DelayDelivery, DelayLevels
 from iotmq.broker.delivery import Delivery
 from iotmq.broker.gateway import GatewayHandler, LocalGateway
+from iotmq.broker.group_changes_handler import GroupChangesHandler
 from iotmq.broker.groups import Groups
 from iotmq.broker.holds import Holds
 from iotmq.broker.intake import Intake
@@ -28,6 +29,7 @@ from iotmq.broker.offset_handler import OffsetHandler
 from iotmq.broker.offset_ids import OffsetMessageIds
 from iotmq.broker.pull_handler import PullHandler
 from iotmq.broker.queue_locks import QueueLocks
+from iotmq.broker.queue_scaling_handler import QueueScalingHandler
 from iotmq.broker.rates import SAMPLE_INTERVAL_S, Rates
 from iotmq.broker.registration import Registration, parse_address
 from iotmq.broker.request_table import Area, RequestTable
@@ -186,7 +188,20 @@ class Broker:
         )
         self._removal = TopicRemoval(store, self.topics, self.offsets)
         self._removals = TopicRemovalHandler(self._removal, self.topics, own_topics=system_names)
-        areas.append(self._removals)
+        areas += [
+            self._removals,
+            GroupChangesHandler(
+                store,
+                self.topics,
+                self.groups,
+                self.subscription_groups,
+                self.offsets,
+                broker_name=settings.name,
+            ),
+            QueueScalingHandler(
+                store, self.topics, self.groups, self.offsets, own_topics=system_names
+            ),
+        ]
         self.delivery = Delivery(applied_position=store.confirmed_position)
         store.add_projection(self.delivery)
         self._gateway = GatewayHandler(

@@ -100,6 +100,15 @@ class SubscriptionGroups:
             listener(name)
         return config
 
+    def delete(self, name: str) -> bool:
+        """Forget a group's configuration; False when there was none. A live member makes it again."""
+        if self._groups.pop(name, None) is None:
+            return False
+        self.version = self.version.next(self._clock.now_ms())
+        for listener in self._listeners:
+            listener(name)
+        return True
+
     def add_listener(self, listener: Callable[[str], None]) -> None:
         self._listeners.append(listener)
 

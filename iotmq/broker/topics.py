@@ -67,6 +67,10 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         """Queues that take no more messages, sorted."""
         return () if self.frozen_queues is msgspec.UNSET else self.frozen_queues
 
+    def frozen_below(self, queue_count: int) -> tuple[int, ...] | msgspec.UnsetType:
+        """`frozen_queues` of the same topic with so many queues."""
+        return tuple(queue_id for queue_id in self.frozen if queue_id < queue_count) or msgspec.UNSET
+
     @property
     def open_queues(self) -> list[int]:
         """Queues that take messages."""

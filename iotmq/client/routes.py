@@ -84,6 +84,7 @@ class _QueueData(msgspec.Struct, rename="camel"):
     read_queue_nums: int
     write_queue_nums: int
     perm: int
+    frozen_queues: frozenset[int] = frozenset()
 
 
 class _BrokerData(msgspec.Struct, rename="camel"):
@@ -127,7 +128,11 @@ def parse_route(topic: str, body: bytes) -> TopicRoute:
         if queues.perm & PERMISSION_READ and addresses.get(name):
             readable += [MessageQueue(topic, name, number) for number in range(queues.read_queue_nums)]
         if queues.perm & PERMISSION_WRITE and MASTER_ID in addresses.get(name, {}):
-            writable += [MessageQueue(topic, name, number) for number in range(queues.write_queue_nums)]
+            writable += [
+                MessageQueue(topic, name, number)
+                for number in range(queues.write_queue_nums)
+                if number not in queues.frozen_queues
+            ]
     return TopicRoute(
         topic, readable=tuple(sorted(readable)), writable=tuple(sorted(writable)), addresses=addresses
     )

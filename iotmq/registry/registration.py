@@ -52,6 +52,7 @@ class _TopicDocument(msgspec.Struct, rename="camel"):
     write_queue_nums: int = 16
     perm: int = 6
     topic_sys_flag: int = 0
+    frozen_queues: tuple[int, ...] = ()
 
 
 class _TableDocument(msgspec.Struct, rename="camel"):
@@ -80,7 +81,12 @@ def decode_registration(body: bytes, *, is_compressed: bool, crc: int) -> Regist
     topics = _Topics()
     for name, topic in table.topic_config_table.items():
         topics.add(
-            name, topic.read_queue_nums, topic.write_queue_nums, topic.perm, sys_flag=topic.topic_sys_flag
+            name,
+            topic.read_queue_nums,
+            topic.write_queue_nums,
+            topic.perm,
+            sys_flag=topic.topic_sys_flag,
+            frozen=topic.frozen_queues,
         )
     version = table.data_version
     return Registration(None if version is None else version.value(), topics.accepted, topics.refused_count)
@@ -91,15 +97,26 @@ class _Topics:
         self.accepted: dict[str, TopicQueues] = {}
         self.refused_count = 0
 
-    def add(self, name: str, read_queues: int, write_queues: int, perm: int, *, sys_flag: int = 0) -> None:
+    def add(
+        self,
+        name: str,
+        read_queues: int,
+        write_queues: int,
+        perm: int,
+        *,
+        sys_flag: int = 0,
+        frozen: tuple[int, ...] = (),
+    ) -> None:
         if (
             0 < len(name.encode()) <= TOPIC_BYTES_MAX
             and 0 <= read_queues <= QUEUES_PER_TOPIC_MAX
             and 0 <= write_queues <= QUEUES_PER_TOPIC_MAX
             and 0 <= perm <= _PERMISSIONS_MAX
             and 0 <= sys_flag <= 0x7FFFFFFF
+            and len(frozen) <= QUEUES_PER_TOPIC_MAX
+            and all(0 <= queue_id < QUEUES_PER_TOPIC_MAX for queue_id in frozen)
         ):
-            self.accepted[name] = TopicQueues(read_queues, write_queues, perm, sys_flag)
+            self.accepted[name] = TopicQueues(read_queues, write_queues, perm, sys_flag, frozen)
         else:
             self.refused_count += 1
 

@@ -37,6 +37,8 @@ class TopicQueues(NamedTuple):
     write_queue_count: int
     permissions: int
     sys_flag: int = 0
+    # Queues that take no more messages, for producers that know of it.
+    frozen: tuple[int, ...] = ()
 
 
 class MasterAddress(NamedTuple):

@@ -16,7 +16,7 @@ from iotmq.limits import REGISTRY_NAME_BYTES_MAX
 from iotmq.metrics import Metric
 from iotmq.registry.kv import ORDER_TOPIC_NAMESPACE, KeyValueFile, KeyValues, check_texts
 from iotmq.registry.registration import VersionDocument, decode_registration
-from iotmq.registry.routes import BrokerGroup, BrokerIdentity, RouteTable, TopicRoute
+from iotmq.registry.routes import BrokerGroup, BrokerIdentity, RouteTable, TopicQueues, TopicRoute
 from iotmq.registry.settings import RegistrySettings
 from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import RequestCode, ResponseCode, Version
@@ -390,21 +390,26 @@ def _route_document(route: TopicRoute, order: str | None) -> dict[str, object]:
     document: dict[str, object] = {
         "brokerDatas": [_broker_document(group) for group in route.brokers],
         "filterServerTable": {},
-        "queueDatas": [
-            {
-                "brokerName": name,
-                "perm": queues.permissions,
-                "readQueueNums": queues.read_queue_count,
-                # Clients before 4.6 read the misspelt name.
-                "topicSynFlag": queues.sys_flag,
-                "topicSysFlag": queues.sys_flag,
-                "writeQueueNums": queues.write_queue_count,
-            }
-            for name, queues in route.queues
-        ],
+        "queueDatas": [_queues_document(name, queues) for name, queues in route.queues],
     }
     if order is not None:
         document["orderTopicConf"] = order
+    return document
+
+
+def _queues_document(name: str, queues: TopicQueues) -> dict[str, object]:
+    document: dict[str, object] = {
+        "brokerName": name,
+        "perm": queues.permissions,
+        "readQueueNums": queues.read_queue_count,
+        # Clients before 4.6 read the misspelt name.
+        "topicSynFlag": queues.sys_flag,
+        "topicSysFlag": queues.sys_flag,
+        "writeQueueNums": queues.write_queue_count,
+    }
+    if queues.frozen:
+        # Ours; other clients pass it over.
+        document["frozenQueues"] = queues.frozen
     return document
 
 

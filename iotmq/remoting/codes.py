@@ -109,6 +109,14 @@ class RequestCode:
     DETACH_FILTERS: Final = 30_002
     DELIVER_RECORDS: Final = 30_003
     PUBLISH_TRANSIENT: Final = 30_004
+    # Ours: more queues or fewer for a topic in use.
+    GET_QUEUE_STATES: Final = 30_040
+    ADD_QUEUES: Final = 30_041
+    FREEZE_QUEUES: Final = 30_042
+    THAW_QUEUES: Final = 30_043
+    REMOVE_QUEUES: Final = 30_044
+    # Ours: every client of a broker with its groups, in parts.
+    LIST_CLIENTS: Final = 30_020
 
 
 class ResponseCode:

@@ -7,77 +7,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from broker_site import PULL, WAIT_S, Site
 
-from iotmq.broker.broker import Broker
-from iotmq.broker.settings import BrokerSettings
-from iotmq.clock import ManualClock
-from iotmq.message.hosts import encode_host
-from iotmq.message.record import iter_records
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
-from iotmq.remoting.connection import ClientConnection
-from iotmq.store.settings import StoreSettings
-from iotmq.store.store import Store
-
-HOST = encode_host("127.0.0.1", 10911)
-WAIT_S = 10.0
-SEND = {"a": "pg", "b": "T", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1", "h": "0", "i": ""}
-PULL = {
-    "consumerGroup": "g", "topic": "T", "queueId": "0", "queueOffset": "0", "maxMsgNums": "32",
-    "sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0", "subscription": "*", "subVersion": "0",
-}  # fmt: skip
 
 
-class Site:
-    """A broker that can stop, or die and leave its files as they are."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.clock = ManualClock()
-
-    async def start(self) -> None:
-        self.store = Store.open(
-            self.directory, StoreSettings(segment_bytes=1 << 20), store_host=HOST, clock=self.clock
-        )
-        settings = BrokerSettings(listen_port=0, registries=())
-        self.broker = Broker(
-            settings, self.store, directory=self.directory, store_host=HOST, clock=self.clock
-        )
-        await self.broker.start()
-        self.client = await ClientConnection.connect("127.0.0.1", self.broker.port)
-
-    async def stop(self, *, as_crash: bool = False) -> None:
-        files = (
-            {path: path.read_bytes() for path in (self.directory / "config").iterdir()} if as_crash else {}
-        )
-        await self.client.close()
-        await self.broker.stop()
-        assert self.store.check() == []
-        self.store.close()
-        if as_crash:
-            (self.directory / "abort").touch()
-            for path in (self.directory / "config").iterdir():
-                path.unlink()
-            for path, data in files.items():
-                path.write_bytes(data)
-
-    async def ask(self, code: int, ext: dict[str, str] | None = None, body: bytes = b"") -> Command:
-        return await self.client.request(Command.request(code, ext or {}, body), timeout_s=WAIT_S)
-
-    async def send(self, body: bytes, **fields: str) -> None:
-        response = await self.ask(RequestCode.SEND_MESSAGE_V2, {**SEND, **fields}, body)
-        assert response.code == 0, response.remark
-
-    async def bodies(self) -> list[bytes]:
-        """What a new consumer finds in queue 0 of T."""
-        first = await self.ask(
-            RequestCode.QUERY_CONSUMER_OFFSET, {"consumerGroup": "new", "topic": "T", "queueId": "0"}
-        )
-        response = await self.ask(RequestCode.PULL_MESSAGE, {**PULL, "queueOffset": first.ext["offset"]})
-        return [record.body for record in iter_records(memoryview(response.body_bytes()))]
-
-    async def delete(self, topic: str = "T") -> Command:
-        return await self.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic})
+async def delete(site: Site, topic: str = "T") -> Command:
+    return await site.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic})
 
 
 @pytest.fixture
@@ -122,7 +59,7 @@ async def power_cut(site: Site) -> None:
 @pytest.mark.parametrize("restart", [cleanly, crashed, rebuilt, power_cut])
 async def test_a_deleted_topic_does_not_come_back(site: Site, restart: Restart) -> None:
     await site.send(b"old")
-    assert (await site.delete()).code == 0
+    assert (await delete(site)).code == 0
     assert (await site.ask(RequestCode.PULL_MESSAGE, PULL)).code == 17
     for _ in range(2):
         await restart(site)
@@ -134,7 +71,7 @@ async def test_a_deleted_topic_does_not_come_back(site: Site, restart: Restart) 
 async def test_a_topic_made_again_has_only_what_was_sent_since(site: Site, restart: Restart) -> None:
     await site.send(b"old")
     await site.send(b"older")
-    await site.delete()
+    await delete(site)
     await site.send(b"new")
     assert await site.bodies() == [b"new"]
     await restart(site)
@@ -146,7 +83,7 @@ async def test_a_topic_made_again_has_only_what_was_sent_since(site: Site, resta
 
 async def test_a_topic_made_again_and_lost_in_a_power_cut_comes_back_for_its_messages(site: Site) -> None:
     await site.send(b"old")
-    await site.delete()
+    await delete(site)
     topics = (site.directory / "config" / "topics.json").read_bytes()
     await site.send(b"new")
     await site.stop(as_crash=True)
@@ -159,7 +96,7 @@ async def test_it_can_be_deleted_again_and_again(site: Site) -> None:
     for round_number in range(3):
         await site.send(b"%d" % round_number)
         assert await site.bodies() == [b"%d" % round_number]
-        assert (await site.delete()).code == 0
+        assert (await delete(site)).code == 0
         await crashed(site)
         assert site.broker.topics.find("T") is None
 
@@ -168,14 +105,14 @@ async def test_committed_offsets_go_with_the_topic(site: Site) -> None:
     await site.send(b"old")
     site.broker.offsets.commit("g", "T", 0, 1)
     site.broker.offsets.commit("g", "T2", 0, 1)
-    await site.delete()
+    await delete(site)
     assert site.broker.offsets.pairs() == [("T2", "g")]
 
 
 async def test_a_message_whose_delay_ends_after_the_deletion_is_dropped(site: Site) -> None:
     await site.send(b"now")
     await site.send(b"later", i="DELAY\x011\x02")
-    await site.delete()
+    await delete(site)
     site.clock.advance(2)
     site.broker.expire()
     queue = site.store.find_queue("T", 0)
@@ -187,7 +124,7 @@ async def test_a_message_whose_delay_ends_after_the_deletion_is_dropped(site: Si
 
 async def test_when_the_log_has_passed_a_deletion_nothing_is_left_of_it(site: Site) -> None:
     await site.send(b"old")
-    await site.delete()
+    await delete(site)
     body = b"x" * 200_000
     for _ in range(24):
         await site.send(body, b="U")
@@ -220,13 +157,13 @@ async def test_unused_topics_are_cleaned(site: Site) -> None:
 
 @pytest.mark.parametrize("topic", ["TBW102", "SCHEDULE_TOPIC_XXXX", "DefaultCluster", ""])
 async def test_the_brokers_own_topics_stay(site: Site, topic: str) -> None:
-    response = await site.delete(topic)
+    response = await delete(site, topic)
     assert response.code == 1
     assert "field topic" in (response.remark or "")
 
 
 async def test_a_topic_this_broker_never_had_is_deleted_without_complaint(site: Site) -> None:
-    assert (await site.delete("nobody")).code == 0
+    assert (await delete(site, "nobody")).code == 0
     assert len(site.broker.topics.deleted) == 0
 
 
@@ -238,9 +175,9 @@ async def test_a_deletion_that_cannot_be_written_says_so(site: Site, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr(site.broker.topics.deleted, "write", refuse)
-        response = await site.delete()
+        response = await delete(site)
         assert response.code == 1
         assert "No space left" in (response.remark or "")
-    assert (await site.delete()).code == 0
+    assert (await delete(site)).code == 0
     await crashed(site)
     assert site.broker.topics.find("T") is None

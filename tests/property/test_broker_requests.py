@@ -154,6 +154,33 @@ FIELDS: dict[int, dict[str, list[str]]] = {
     RequestCode.VIEW_MESSAGE_BY_ID: {"offset": NUMBERS},
     RequestCode.DELETE_TOPIC_IN_BROKER: {"topic": NAMES},
     RequestCode.CLEAN_UNUSED_TOPIC: {},
+    RequestCode.DELETE_SUBSCRIPTION_GROUP: {"groupName": NAMES, "removeOffset": BOOLEANS},
+    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: {
+        "topic": NAMES,
+        "group": NAMES,
+        "timestamp": NUMBERS,
+        "isForce": BOOLEANS,
+    },
+    RequestCode.CLONE_GROUP_OFFSET: {
+        "srcGroup": NAMES,
+        "destGroup": NAMES,
+        "topic": NAMES,
+        "offline": BOOLEANS,
+    },
+    RequestCode.GET_QUEUE_STATES: {"topic": NAMES},
+    RequestCode.ADD_QUEUES: {"topic": NAMES, "queueNums": NUMBERS},
+    RequestCode.FREEZE_QUEUES: {"topic": NAMES, "queueIds": NUMBERS},
+    RequestCode.THAW_QUEUES: {"topic": NAMES, "queueIds": NUMBERS},
+    RequestCode.REMOVE_QUEUES: {"topic": NAMES, "queueNums": NUMBERS, "isForce": BOOLEANS},
+    RequestCode.END_TRANSACTION: {
+        "producerGroup": NAMES,
+        "tranStateTableOffset": NUMBERS,
+        "commitLogOffset": NUMBERS,
+        "commitOrRollback": ["8", "12", *NUMBERS],
+        "fromTransactionCheck": BOOLEANS,
+        "msgId": TEXTS,
+    },
+    RequestCode.RESUME_CHECK_HALF_MESSAGE: {"msgId": TEXTS},
     RequestCode.CONSUMER_SEND_MESSAGE_BACK: {
         "offset": NUMBERS,
         "group": NAMES,
@@ -161,7 +188,7 @@ FIELDS: dict[int, dict[str, list[str]]] = {
         "maxReconsumeTimes": NUMBERS,
     },
 }
-ALLOWED = {0, 1, 13, 14, 16, 17, 19, 20, 21, 22, 23, 24, 25, 26}
+ALLOWED = {206, 27, 28, 0, 1, 13, 14, 16, 17, 19, 20, 21, 22, 23, 24, 25, 26}
 
 
 class FakeConnection:
