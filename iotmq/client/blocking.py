@@ -186,9 +186,9 @@ class SyncPushConsumer:
             settings=settings,
         )
 
-    def subscribe(self, topic: str, tags: str = "*") -> None:
-        """Consume `topic`: all of it, or the tags of an expression such as `TagA || TagB`."""
-        self._client.run(self.consumer.subscribe(topic, tags))
+    def subscribe(self, topic: str, tags: str = "*", *, sql: str | None = None) -> None:
+        """Consume `topic`: all of it, the tags of an expression like `TagA || TagB`, or what `sql` says."""
+        self._client.run(self.consumer.subscribe(topic, tags, sql=sql))
 
     def unsubscribe(self, topic: str) -> None:
         """Consume `topic` no more."""
@@ -256,10 +256,14 @@ class SyncPullConsumer:
         return self._client.run(self.consumer.queues(topic, timeout_ms=timeout_ms))
 
     def assign(
-        self, positions: Mapping[MessageQueue, int] | Iterable[MessageQueue], *, tags: str = "*"
+        self,
+        positions: Mapping[MessageQueue, int] | Iterable[MessageQueue],
+        *,
+        tags: str = "*",
+        sql: str | None = None,
     ) -> None:
         """Read these queues, and no others, from these offsets on."""
-        self._client.run(self.consumer.assign(positions, tags=tags))
+        self._client.run(self.consumer.assign(positions, tags=tags, sql=sql))
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Go on reading `queue` at `offset`."""

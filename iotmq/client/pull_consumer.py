@@ -12,6 +12,7 @@ from typing import Final
 from iotmq.client import offsets
 from iotmq.client.backoff import Backoff
 from iotmq.client.client import IotmqClient
+from iotmq.client.filter_check import check_filter
 from iotmq.client.message import ReceivedMessage, check_group
 from iotmq.client.pulls import PullStatus, pull_command, read_pulled
 from iotmq.client.queue_reader import COLUMN_BYTES_MAX, CacheRoom
@@ -97,23 +98,41 @@ class PullConsumer:
         return (await self._client.routes.find_for_reading(topic, timeout_s=timeout_ms / 1000)).readable
 
     async def assign(
-        self, positions: Mapping[MessageQueue, int] | Iterable[MessageQueue], *, tags: str = "*"
+        self,
+        positions: Mapping[MessageQueue, int] | Iterable[MessageQueue],
+        *,
+        tags: str = "*",
+        sql: str | None = None,
     ) -> None:
         """Read these queues, and no others, from these offsets on (queues alone: from their beginning).
 
-        Queues that are read already keep what was fetched unless their offset differs.
+        With `tags` or `sql` only the messages that have them, or that the SQL92 expression is true for;
+        SubscriptionError when a broker does not understand it. Queues that are read already keep what was
+        fetched unless their offset differs.
         """
         self._check_running()
         if not isinstance(positions, Mapping):
             queues = list(positions)
             begins = await asyncio.gather(*(self.begin_offset(queue) for queue in queues))
             positions = dict(zip(queues, begins, strict=True))
+        now_ms = self._client.clock.now_ms()
+        wanted = {
+            topic: parse_subscription(topic, tags, now_ms, sql=sql)
+            for topic in {queue.topic for queue in positions}
+        }
+        for subscription in wanted.values():
+            await check_filter(self._client, self.group, subscription)
         for queue in [queue for queue in self._fetches if queue not in positions]:
             await self._fetches.pop(queue).stop()
         for queue, offset in positions.items():
-            subscription = parse_subscription(queue.topic, tags, self._client.clock.now_ms())
+            subscription = wanted[queue.topic]
             fetch = self._fetches.get(queue)
-            if fetch is not None and fetch.position == offset and fetch.tags == subscription.tags:
+            if (
+                fetch is not None
+                and fetch.position == offset
+                and fetch.subscription.expression == subscription.expression
+                and fetch.subscription.is_sql == subscription.is_sql
+            ):
                 continue
             if fetch is not None:
                 await fetch.stop()

@@ -81,7 +81,7 @@ def pull_command(
             "suspendTimeoutMillis": str(hold_ms),
             "subscription": subscription.expression,
             "subVersion": str(subscription.version_ms),
-            "expressionType": "TAG",
+            "expressionType": subscription.expression_type,
             # Unknown to brokers before 5.0, which give at most 32 messages and 256 KiB.
             "maxMsgBytes": str(bytes_max),
             "bname": queue.broker_name,

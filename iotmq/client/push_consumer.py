@@ -14,6 +14,7 @@ import msgspec
 
 from iotmq.client.backoff import Backoff
 from iotmq.client.client import IotmqClient, expect_success
+from iotmq.client.filter_check import check_filter
 from iotmq.client.message import RETRY_PREFIX, ReceivedMessage, check_group, check_topic
 from iotmq.client.offsets import (
     broker_address,
@@ -111,15 +112,19 @@ class PushConsumer:
         """The consumer group's name."""
         return self._group
 
-    async def subscribe(self, topic: str, tags: str = "*") -> None:
-        """Consume `topic`: all of it, or the tags of an expression such as `TagA || TagB`.
+    async def subscribe(self, topic: str, tags: str = "*", *, sql: str | None = None) -> None:
+        """Consume `topic`: all of it, the tags of an expression such as `TagA || TagB`, or the messages whose
+        properties an SQL92 expression such as `a > 5 AND b IN ('x', 'y')` is true for.
 
         All members of a group must subscribe to the same. May be called before `start` and after it.
+        SubscriptionError, here or from `start`, when a broker of the topic does not understand `sql`.
         """
         check_topic(topic)
         before = self._subscriptions.get(topic)
         version_ms = max(self._client.clock.now_ms(), before.version_ms + 1 if before else 0)
-        subscription = parse_subscription(topic, tags, version_ms)
+        subscription = parse_subscription(topic, tags, version_ms, sql=sql)
+        if self._is_running:
+            await check_filter(self._client, self._group, subscription)
         self._subscriptions[topic] = subscription
         for queue, reader in self._readers.items():
             if queue.topic == topic:
@@ -158,6 +163,12 @@ class PushConsumer:
         for topic in self._subscriptions:
             self._client.routes.want(topic)
         await self._find_routes()
+        try:
+            for subscription in self._subscriptions.values():
+                await check_filter(self._client, self._group, subscription)
+        except SubscriptionError:
+            await self.stop()
+            raise
         await self._announce()
         self._tasks = [
             asyncio.ensure_future(self._rebalance_forever()),

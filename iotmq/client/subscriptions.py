@@ -20,20 +20,39 @@ _CONSUME_FROM = {
 
 
 class Subscription(msgspec.Struct, frozen=True):
-    """One topic and the tags wanted of it; no tags means all messages."""
+    """One topic and what is wanted of it: tags (none means all messages), or what `sql` is true for."""
 
     topic: str
     expression: str
     tags: frozenset[str]
     version_ms: int
+    is_sql: bool = False
+
+    @property
+    def expression_type(self) -> str:
+        """The name of the expression's language on the wire."""
+        return "SQL92" if self.is_sql else "TAG"
 
     def accepts(self, tags: str) -> bool:
         """True for a message with this TAGS value; brokers compare only hashes, which may collide."""
         return not self.tags or tags in self.tags
 
 
-def parse_subscription(topic: str, expression: str, version_ms: int) -> Subscription:
-    """`*` or empty for all, else tags separated by `||`; SubscriptionError for separators without a tag."""
+def parse_subscription(
+    topic: str, expression: str, version_ms: int, *, sql: str | None = None
+) -> Subscription:
+    """`*` or empty for all, else tags separated by `||`, or an SQL92 expression, which brokers understand.
+
+    SubscriptionError for separators without a tag, for an empty `sql`, and when both are given.
+    """
+    if sql is not None:
+        if expression.strip() not in ("", ALL_TAGS):
+            raise SubscriptionError(
+                f"the subscription to {topic} has tags and sql: write one of them (TAGS is a property, too)"
+            )
+        if not sql.strip():
+            raise SubscriptionError(f"the sql of the subscription to {topic} is empty: write a condition")
+        return Subscription(topic, sql, frozenset(), version_ms, is_sql=True)
     tags = expression_tags(expression)
     if not tags and expression.strip() not in ("", ALL_TAGS):
         raise SubscriptionError(
@@ -50,7 +69,7 @@ class SubscriptionData(msgspec.Struct, rename="camel"):
     tags_set: list[str]
     code_set: list[int]
     sub_version: int
-    expression_type: str = "TAG"
+    expression_type: str
     class_filter_mode: bool = False
 
 
@@ -89,16 +108,19 @@ def consumer_data(
         consume_type="CONSUME_PASSIVELY" if is_push else "CONSUME_ACTIVELY",
         message_model=model.upper(),
         consume_from_where=_CONSUME_FROM[consume_from],
-        subscription_data_set=[
-            SubscriptionData(
-                topic=subscription.topic,
-                sub_string=subscription.expression,
-                tags_set=sorted(subscription.tags),
-                code_set=sorted(tag_hash(tag) for tag in subscription.tags),
-                sub_version=subscription.version_ms,
-            )
-            for subscription in subscriptions
-        ],
+        subscription_data_set=[subscription_data(subscription) for subscription in subscriptions],
+    )
+
+
+def subscription_data(subscription: Subscription) -> SubscriptionData:
+    """A subscription as brokers are told of it."""
+    return SubscriptionData(
+        topic=subscription.topic,
+        sub_string=subscription.expression,
+        tags_set=sorted(subscription.tags),
+        code_set=sorted(tag_hash(tag) for tag in subscription.tags),
+        sub_version=subscription.version_ms,
+        expression_type=subscription.expression_type,
     )
 
 
