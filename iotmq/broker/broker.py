@@ -50,6 +50,9 @@ from iotmq.broker.topics import (
     is_legal_name,
     system_topics,
 )
+from iotmq.broker.transaction_checks import TransactionChecks
+from iotmq.broker.transaction_handler import TransactionHandler
+from iotmq.broker.transactions import Transactions
 from iotmq.clock import Clock, SystemClock
 from iotmq.errors import ConfigError
 from iotmq.message.hosts import encode_host
@@ -125,6 +128,30 @@ class Broker:
         message_ids = OffsetMessageIds(self._store_host)
         delay_levels = DelayLevels(settings.delay_levels)
         self._delays = DelayDelivery(store, self.intake, delay_levels, config / "delayOffset.json", clock)
+        self._delay_levels = delay_levels
+        self._transactions = Transactions(
+            store,
+            self.intake,
+            self.offsets,
+            clock,
+            host=self._store_host,
+            divert=self._divert,
+            pending_max=settings.transactions_pending_max,
+        )
+        self._transaction_checks = TransactionChecks(
+            store,
+            self._transactions,
+            self.groups,
+            message_ids,
+            clock,
+            timeout_s=settings.transaction_timeout_s,
+            interval_s=settings.transaction_check_interval_s,
+            checks_max=settings.transaction_checks_max,
+            age_max_s=store.settings.retention_hours * 3600,
+        )
+        self._transaction_ends = TransactionHandler(
+            store, self._transactions, is_slave=settings.broker_id != 0
+        )
         self._sends = SendHandler(
             self.intake,
             self.topics,
@@ -136,6 +163,7 @@ class Broker:
             region=settings.region,
             is_tracing_allowed=settings.is_tracing_allowed,
             is_writable=settings.is_writable,
+            transactions=self._transactions,
         )
         self._cold_reads = ColdReads(
             store, threads_max=settings.cold_read_threads, waiting_max=settings.cold_reads_max
@@ -165,6 +193,7 @@ class Broker:
                 is_writable=settings.is_writable,
             ),
             self._pulls,
+            self._transaction_ends,
             OffsetHandler(store, self.topics, self.offsets, young_bytes_max=_young_bytes_max()),
             self._clients,
             LockHandler(self.locks, self.topics),
@@ -288,8 +317,10 @@ class Broker:
         _save_config(self.topics, is_synced=True)
         self.topics.add_listener(self._on_topic_changed)
         self.subscription_groups.add_listener(self._on_group_changed)
+        self._transactions.start()
         await self._server.start()
         self.intake.open()
+        self._transaction_checks.start()
         self._delays.start()
         self._registration = Registration(
             map(parse_address, settings.registries),
@@ -334,6 +365,8 @@ class Broker:
         self.intake.finish()
         self._pulls.stop()
         self._delays.stop()
+        self._transaction_checks.stop()
+        self._transactions.stop()
         await self._server.stop()
         _save_config(self.topics, is_synced=True)
         _save_config(self.subscription_groups, is_synced=True)
@@ -344,6 +377,7 @@ class Broker:
         """Do everything whose time has come by the clock; timers do it anyway, tests move the clock."""
         self._pulls.expire()
         self._delays.deliver()
+        self._transaction_checks.expire()
         self.intake.expire()
         self._expire()
 
@@ -431,6 +465,9 @@ class Broker:
             self.groups,
             self.offsets,
             self._delays,
+            self._transactions,
+            self._transaction_checks,
+            self._transaction_ends,
             self._gateway,
         ):
             yield from part.metrics()
@@ -450,6 +487,14 @@ class Broker:
         return lowest_consumed_position(
             self._store, self.offsets, delivered=self._delays.delivered(), ignored_topics=self._own_topics
         )
+
+    def _divert(self, topic: str, queue_id: int, properties: bytes) -> tuple[str, int, bytes]:
+        """Where a committed message goes: to its queue, or to wait for its time first."""
+        level = self._delay_levels.level_of(properties)
+        if not level:
+            return topic, queue_id, properties
+        self._delays.expect(level)
+        return self._delay_levels.divert(topic, queue_id, properties, level)
 
     def _on_topic_changed(self, name: str) -> None:
         self._save_soon(self.topics)

@@ -133,6 +133,37 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         int,
         Meta(ge=1, le=1_000_000, description="Pulls that wait for the disk; more are told SYSTEM_BUSY."),
     ] = limits.COLD_READS_MAX
+    transaction_timeout_s: Annotated[
+        float,
+        Meta(
+            ge=0.0,
+            le=86_400.0,
+            description="A producer is asked about a transaction that it has not ended for so many seconds, "
+            "unless the message says otherwise (CHECK_IMMUNITY_TIME_IN_SECONDS).",
+        ),
+    ] = 6.0
+    transaction_check_interval_s: Annotated[
+        float,
+        Meta(ge=0.05, le=86_400.0, description="Seconds between questions about a transaction."),
+    ] = 60.0
+    transaction_checks_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=10_000,
+            description="A transaction nobody has ended after so many questions goes to "
+            "TRANS_CHECK_MAX_TIME_TOPIC. Questions that no producer was there to answer count as well.",
+        ),
+    ] = 15
+    transactions_pending_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10_000_000,
+            description="Transactions without an end at one time, about 300 bytes of memory each; prepared "
+            "messages past it are refused.",
+        ),
+    ] = limits.TRANSACTIONS_PENDING_MAX
     region: Annotated[
         str,
         Meta(max_length=64, description="Value of MSG_REGION in send answers; clients copy it into traces."),

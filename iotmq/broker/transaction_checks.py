@@ -60,6 +60,8 @@ class TransactionChecks:
         self._age_max_s = age_max_s
         self._timer = DeadlineTimer(clock, self.check)
         self._turn_timer = DeadlineTimer(clock, self._see_to_some)
+        # When the next round is due.
+        self._next_s = float("inf")
         # What this round has still to see to.
         self._due: deque[Pending] = deque()
         self.checks_count = 0
@@ -67,7 +69,8 @@ class TransactionChecks:
         self.lost_count = 0
 
     def start(self) -> None:
-        self._timer.arm(self._clock.monotonic_s() + self._interval_s)
+        self._next_s = self._clock.monotonic_s() + self._interval_s
+        self._timer.arm(self._next_s)
 
     def stop(self) -> None:
         self._timer.cancel()
@@ -76,10 +79,15 @@ class TransactionChecks:
 
     def check(self) -> None:
         """One round; runs by itself every check interval."""
-        self._timer.arm(self._clock.monotonic_s() + self._interval_s)
+        self.start()
         if not self._due:
             self._due.extend(self._transactions.pending())
             self._see_to_some()
+
+    def expire(self) -> None:
+        """Do the round that is due by the clock, if one is."""
+        if self._clock.monotonic_s() >= self._next_s:
+            self.check()
 
     def metrics(self) -> Iterable[Metric]:
         prefix = "iotmq_broker_transaction_checks"
