@@ -28,6 +28,8 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.broker.delivery", ".pyx", []),
     ("iotmq.broker.property_filter", ".pyx", []),
     ("iotmq.mqtt.filters", ".pyx", []),
+    ("iotmq.remoting.send_frames", ".pyx", []),
+    ("iotmq.broker.send_path", ".pyx", ["z"]),
     ("iotmq.mqtt_front.device", ".pyx", []),
     ("iotmq.mqtt_front.ingress", ".pyx", []),
     ("iotmq.mqtt_front.egress", ".pyx", []),

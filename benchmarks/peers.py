@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -36,13 +36,7 @@ class Server:
 
     def memory_bytes(self) -> dict[str, int]:
         """Resident bytes of the process and its children: ``rss``, of it ``anonymous`` (no file pages)."""
-        totals = {"rss": 0, "anonymous": 0}
-        for pid in _family(self.pid):
-            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-                name, _, rest = line.partition(":")
-                if name.lower() in totals:
-                    totals[name.lower()] += int(rest.split()[0]) * 1024
-        return totals
+        return memory_bytes(_family(self.pid))
 
     def cpu_s(self) -> float:
         """Processor time used since the start, by the process and its children."""
@@ -184,6 +178,17 @@ def _running(name: str, command: list[str], core: int, port: int, directory: Pat
         server.check()
     finally:
         server.stop()
+
+
+def memory_bytes(pids: Sequence[int]) -> dict[str, int]:
+    """Resident bytes of the processes: ``rss``, of it ``anonymous`` (no file pages)."""
+    totals = {"rss": 0, "anonymous": 0}
+    for pid in pids:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            name, _, rest = line.partition(":")
+            if name.lower() in totals:
+                totals[name.lower()] += int(rest.split()[0]) * 1024
+    return totals
 
 
 def _family(pid: int) -> list[int]:

@@ -241,7 +241,7 @@ class Broker:
             clock=clock,
         )
         areas.append(self._gateway)
-        self.requests = RequestTable(areas)
+        self.requests = RequestTable(areas, take_run=self._sends.take_run)
         self._server = RemotingServer(
             self.requests,
             host=settings.listen_host,
@@ -328,6 +328,7 @@ class Broker:
             broker_name=settings.name,
             broker_id=settings.broker_id,
             broker_address=self.address,
+            handle_run=self.requests.handle_run,
             ha_address=_with_port(self.address, 1),
             encode_topics=self.topics.encode,
             interval_s=settings.registration_interval_s,

@@ -12,12 +12,14 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from typing_extensions import Buffer
 
 from iotmq import limits
 from iotmq.broker.deadline_timer import DeadlineTimer
+from iotmq.broker.latencies import now_us
+from iotmq.broker.statistics import Statistics
 from iotmq.broker.topics import TopicTable
 from iotmq.clock import Clock
 from iotmq.errors import (
@@ -55,12 +57,31 @@ class StoredBatch:
         self.status = status
 
     @property
+    def batches(self) -> int:
+        return 1
+
+    @property
+    def end_position(self) -> int:
+        return self.appended.end_position
+
+    @property
     def first_offset(self) -> int:
         return self.appended.first_offset
 
     @property
     def count(self) -> int:
         return self.appended.count
+
+
+class StoredRun:
+    """So many batches that are in the log, up to `end_position`. `status` as for a batch."""
+
+    __slots__ = ("batches", "end_position", "status")
+
+    def __init__(self, end_position: int, batches: int) -> None:
+        self.end_position = end_position
+        self.batches = batches
+        self.status: int = ResponseCode.SUCCESS
 
 
 class IntakeError:
@@ -79,10 +100,19 @@ Done: TypeAlias = Callable[[StoredBatch | IntakeError], None]
 class _Waiting:
     """A stored batch whose group commit is outstanding."""
 
-    __slots__ = ("batch", "deadline_s", "done", "is_patient")
+    __slots__ = ("batch", "begun_us", "deadline_s", "done", "is_patient")
 
-    def __init__(self, batch: StoredBatch, deadline_s: float, done: Done, *, is_patient: bool) -> None:
+    def __init__(
+        self,
+        batch: StoredBatch | StoredRun,
+        deadline_s: float,
+        done: Callable[[Any], None],
+        *,
+        is_patient: bool,
+        begun_us: int,
+    ) -> None:
         self.batch = batch
+        self.begun_us = begun_us
         # When it is answered anyway, or, if it is patient, looked at again.
         self.deadline_s = deadline_s
         self.is_patient = is_patient
@@ -101,14 +131,18 @@ class Intake:
         directory: Path,
         default_topic_queues: int,
         flush_timeout_s: float,
+        statistics: Statistics | None = None,
     ) -> None:
         self._store = store
         self._topics = topics
         self._clock = clock
         self._directory = directory
-        self._default_topic_queues = default_topic_queues
+        self.default_topic_queues = default_topic_queues
         self._flush_timeout_s = flush_timeout_s
         self._timer = DeadlineTimer(clock, self.expire)
+        statistics = statistics or Statistics(clock)
+        self._count_put = statistics.counters.count_put
+        self._put_latencies = statistics.put_latencies
         # Queues of every topic that was appended to and still may be; None where no handle was needed yet.
         self._queues: dict[str, list[Queue | None]] = {}
         self._waiting: deque[_Waiting] = deque()
@@ -123,6 +157,8 @@ class Intake:
         # Why appends are refused, and until when; empty while they are taken.
         self._refusal = "the broker has not started"
         self._refused_until_s = float("inf")
+        # When the run of appends under way began.
+        self._run_begun_us = 0
         # The disk refused, and no append has succeeded since.
         self._was_refused = False
         self.batches_count = 0
@@ -165,7 +201,12 @@ class Intake:
     @property
     def waiting_count(self) -> int:
         """Batches that wait for a group commit."""
-        return len(self._waiting)
+        return sum(waiting.batch.batches for waiting in self._waiting)
+
+    @property
+    def longest_wait_ms(self) -> int:
+        """How long the oldest of them has waited, 0 when there is none."""
+        return (now_us() - self._waiting[0].begun_us) // 1_000 if self._waiting else 0
 
     def add_dispatch_listener(self, listener: Callable[[list[Queue]], None]) -> None:
         """`listener` gets the watched queues that have new entries; holds wake this way."""
@@ -185,7 +226,7 @@ class Intake:
         if config is None:
             if not create:
                 return 0
-            config = self._topics.ensure(topic, queues=self._default_topic_queues)
+            config = self._topics.ensure(topic, queues=self.default_topic_queues)
         return config.write_queue_nums if config.is_writable else 0
 
     def append(
@@ -216,6 +257,7 @@ class Intake:
         if self._refusal and self.refusal:
             self._refuse(done, ResponseCode.SERVICE_NOT_AVAILABLE, self._refusal)
             return
+        begun_us = now_us()
         store = self._store
         queues = _ANY_QUEUE if is_internal else self._queues.get(topic)
         if queues is None:
@@ -261,22 +303,81 @@ class Intake:
         if self._was_refused:
             self._was_refused = False
             logger.info("sends are taken again")
+        count = appended.count
+        size = appended.end_position - appended.start_position
         self.batches_count += 1
-        self.records_count += appended.count
-        self.bytes_count += appended.end_position - appended.start_position
+        self.records_count += count
+        self.bytes_count += size
         batch = StoredBatch(appended, queue.queue_id)
+        self._count_put(topic, batch.queue_id, count, size)
         if store.confirmed_position >= appended.end_position:
             if not self._is_notify_scheduled:
                 self._is_notify_scheduled = True
                 asyncio.get_running_loop().call_soon(self._notify)
+            self._put_latencies.end(begun_us)
             done(batch)
         elif waits_for_flush:
             deadline_s = self._clock.monotonic_s() + self._flush_timeout_s
-            self._waiting.append(_Waiting(batch, deadline_s, done, is_patient=is_patient))
+            self._waiting.append(_Waiting(batch, deadline_s, done, is_patient=is_patient, begun_us=begun_us))
             if len(self._waiting) == 1:
                 self._timer.arm(deadline_s)
         else:
+            self._put_latencies.end(begun_us)
             done(batch)
+
+    @property
+    def store(self) -> Store:
+        """The store behind it, for the compiled way of plain sends."""
+        return self._store
+
+    @property
+    def waits_for_disk(self) -> bool:
+        """True when an append is confirmed by a later flush."""
+        return self._store.settings.flush == "sync"
+
+    def open_queues(self, topic: str) -> list[Queue | None] | None:
+        """The list `append` takes a topic's queues from until it changes; None when it takes nothing."""
+        queues = self._queues.get(topic)
+        return self._open_topic(topic) if queues is None else queues
+
+    def begin_run(self) -> int:
+        """The store time for a run of appends made by compiled code, -1 while none are taken."""
+        if self._refusal and self.refusal:
+            return -1
+        self._run_begun_us = now_us()
+        return self._store.begin_appends()
+
+    def count_stored(self, topic: str, queue_id: int, batches: int, records: int, size_bytes: int) -> None:
+        """Count what a run stored in one queue."""
+        self.batches_count += batches
+        self.records_count += records
+        self.bytes_count += size_bytes
+        self._count_put(topic, queue_id, records, size_bytes, batches)
+
+    def end_run(self, batches: int, *, waiting: int, done: Callable[[StoredRun], None]) -> None:
+        """`batches` were appended since `begin_run`, of which `waiting` wait for the disk.
+
+        If there are such, `done` is called once, when it has them or has taken too long.
+        """
+        store = self._store
+        store.end_appends()
+        if self._was_refused:
+            self._was_refused = False
+            logger.info("sends are taken again")
+        end_position = store.appended_position
+        if not self._is_notify_scheduled and store.confirmed_position >= end_position:
+            self._is_notify_scheduled = True
+            asyncio.get_running_loop().call_soon(self._notify)
+        if batches > waiting:
+            self._put_latencies.end(self._run_begun_us, batches - waiting)
+        if waiting:
+            deadline_s = self._clock.monotonic_s() + self._flush_timeout_s
+            run = StoredRun(end_position, waiting)
+            self._waiting.append(
+                _Waiting(run, deadline_s, done, is_patient=False, begun_us=self._run_begun_us)
+            )
+            if len(self._waiting) == 1:
+                self._timer.arm(deadline_s)
 
     def on_flushed(self) -> None:
         """Called by the store from its flush thread."""
@@ -299,8 +400,9 @@ class Intake:
         if confirmed_position == before:
             return
         waiting = self._waiting
-        while waiting and waiting[0].batch.appended.end_position <= confirmed_position:
+        while waiting and waiting[0].batch.end_position <= confirmed_position:
             head = waiting.popleft()
+            self._put_latencies.end(head.begun_us, head.batch.batches)
             head.done(head.batch)
         self._notify()
 
@@ -331,7 +433,7 @@ class Intake:
             self.flush_timeouts_count,
         )
         yield Metric(
-            "iotmq_broker_waiting_batches", "gauge", "Batches waiting for a group commit.", len(self._waiting)
+            "iotmq_broker_waiting_batches", "gauge", "Batches waiting for a group commit.", self.waiting_count
         )
         yield Metric("iotmq_broker_writable", "gauge", "1 while sends are taken.", float(self.is_writable))
 
@@ -386,6 +488,7 @@ class Intake:
         done(IntakeError(code, remark))
 
     def _time_out(self, waiting: _Waiting) -> None:
-        self.flush_timeouts_count += 1
+        self.flush_timeouts_count += waiting.batch.batches
+        self._put_latencies.end(waiting.begun_us, waiting.batch.batches)
         waiting.batch.status = ResponseCode.FLUSH_DISK_TIMEOUT
         waiting.done(waiting.batch)

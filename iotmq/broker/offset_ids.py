@@ -13,6 +13,10 @@ class OffsetMessageIds:
         self._store_host = store_host
         self._prefix = store_host.hex().upper()
 
+    @property
+    def store_host(self) -> bytes:
+        return self._store_host
+
     def one(self, position: int) -> str:
         return f"{self._prefix}{position:016X}"
 

@@ -12,7 +12,8 @@ from typing import Protocol, TypeAlias
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import request_name
 from iotmq.remoting.command import Command
-from iotmq.remoting.server import ServerConnection
+from iotmq.remoting.send_frames import SendRun
+from iotmq.remoting.server import RunHandler, ServerConnection
 
 Handler: TypeAlias = Callable[[ServerConnection, Command], Command | None]
 
@@ -27,10 +28,16 @@ class Area(Protocol):
         """Forget what was kept for the connection."""
 
 
+def _take_nothing(connection: ServerConnection, run: SendRun, at: int) -> int:
+    return at
+
+
 class RequestTable:
     """Hands each request to the area that serves its code; implements remoting's RequestHandler."""
 
-    def __init__(self, areas: Iterable[Area] = ()) -> None:
+    def __init__(self, areas: Iterable[Area] = (), *, take_run: RunHandler = _take_nothing) -> None:
+        """`take_run` is the short way of plain sends, whose codes one of the areas serves."""
+        self._take_run = take_run
         self._handlers: dict[int, Handler] = {}
         self._areas: list[Area] = []
         # Requests served by code; unknown codes count together under -1, so that a peer cannot grow it.
@@ -61,6 +68,13 @@ class RequestTable:
             return request.not_supported()
         self._counts[code] += 1
         return handler(connection, request)
+
+    def handle_run(self, connection: ServerConnection, run: SendRun, at: int) -> int:
+        """Take plain sends of a run from number `at` on; the number of the first that `handle` is to get."""
+        end = self._take_run(connection, run, at)
+        for code, count in run.codes(at, end):
+            self._counts[code] += count
+        return end
 
     def connection_lost(self, connection: ServerConnection) -> None:
         for area in self._areas:

@@ -8,14 +8,17 @@ from functools import partial
 from typing import NamedTuple
 
 from iotmq import limits
-from iotmq.broker.delays import DelayDelivery, DelayLevels
+from iotmq.broker.delay_levels import DelayLevels
+from iotmq.broker.delays import DelayDelivery
 from iotmq.broker.element import encode_element
 from iotmq.broker.half_messages import is_prepared
 from iotmq.broker.intake import Intake, IntakeError, StoredBatch
 from iotmq.broker.intake_answer import IntakeAnswer
 from iotmq.broker.offset_ids import OffsetMessageIds
 from iotmq.broker.request_table import Handler
+from iotmq.broker.send_path import SendPath
 from iotmq.broker.subscription_groups import SubscriptionGroups
+from iotmq.broker.timer_wish import HINT, NOW
 from iotmq.broker.topics import (
     DLQ_PREFIX,
     RETRY_PREFIX,
@@ -33,7 +36,9 @@ from iotmq.message.record import property_value
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import RequestCode, ResponseCode, Version
 from iotmq.remoting.command import Command
+from iotmq.remoting.send_frames import SendRun
 from iotmq.remoting.server import ServerConnection
+from iotmq.store.consume_queue import Queue
 
 _INT32_MIN = -(2**31)
 _INT32_MAX = 2**31 - 1
@@ -41,6 +46,9 @@ _INT64_MAX = 2**63 - 1
 
 _NO_WAIT = "WAIT\x01false"
 _TRUE = ("true", "1")
+# Properties that ask for more than storing: a send that has one of these names anywhere among its properties
+# goes the general way. A feature that reads another property of sends adds it here.
+_GENERAL_PROPERTIES = (b"DELAY", b"TRAN_MSG", b"TIMER_")
 
 
 class FieldNames(NamedTuple):
@@ -117,14 +125,25 @@ class SendHandler:
         self._message_ids = message_ids
         self._levels = levels
         self._delivery = delivery
-        self._is_writable = is_writable
+        self.is_writable = is_writable
         self._cluster_property = f"CLUSTER\x01{cluster}\x02".encode()
         self._region = region
-        self._trace_on = "true" if is_tracing_allowed else "false"
+        self.trace_on = "true" if is_tracing_allowed else "false"
         # The encoded address of each peer that sends.
         self._born_hosts: dict[ServerConnection, bytes] = {}
         self.sends_count = 0
         self.failed_count = 0
+        self._path = SendPath(
+            intake,
+            self._open_queues,
+            batch_properties=self._cluster_property,
+            general_properties=_GENERAL_PROPERTIES,
+            batch_bytes_max=intake.store.settings.record_bytes_max,
+            store_host=message_ids.store_host,
+            region=region,
+            trace_on=self.trace_on,
+        )
+        topics.add_listener(self._path.forget)
 
     def handlers(self) -> Mapping[int, Handler]:
         return {
@@ -133,12 +152,31 @@ class SendHandler:
             RequestCode.SEND_BATCH_MESSAGE: self._send_batch,
         }
 
+    def take_run(self, connection: ServerConnection, run: SendRun, at: int) -> int:
+        """Store plain sends of a run from number `at` on; the number of the first that is not plain."""
+        born_host = self._born_hosts.get(connection) or self._born_host(connection)
+        end = self._path.take(connection, born_host, run, at)
+        self.sends_count += end - at
+        return end
+
     def connection_lost(self, connection: ServerConnection) -> None:
         self._born_hosts.pop(connection, None)
 
     def metrics(self) -> Iterable[Metric]:
         yield Metric("iotmq_broker_sends_total", "counter", "Send requests.", self.sends_count)
         yield Metric("iotmq_broker_failed_sends_total", "counter", "Sends not stored.", self.failed_count)
+
+    def _open_queues(self, name: str) -> list[Queue | None] | None:
+        """The queues of a topic that plain sends may go to; None for one that needs the checks of `_store`.
+
+        Asked once per topic until it changes: whatever `_store` asks of a topic has its place here too.
+        """
+        topic = self._topics.find(name)
+        if topic is None or not topic.is_writable or not self.is_writable:
+            return None
+        if name in UNSENDABLE_TOPICS or name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+            return None
+        return self._intake.open_queues(name)
 
     def _send_long(self, connection: ServerConnection, request: Command) -> Command | None:
         return self._send(connection, request, _LONG_NAMES, request.ext.get("batch") in _TRUE)
@@ -193,9 +231,18 @@ class SendHandler:
             name = topic.topic_name
         if queue_id < 0:
             queue_id = random.randrange(topic.write_queue_nums)
+        wish = NOW
+        if HINT in properties and not name.startswith(DLQ_PREFIX):
+            wish = self._delivery.timers.read_wish(properties)
+            if is_batch and wish is not NOW:
+                raise RequestError(
+                    ResponseCode.MESSAGE_ILLEGAL,
+                    "a batch cannot wait for a time: send messages with DELAY or TIMER_ properties alone",
+                )
         if is_prepared(properties, header.sys_flag) and not name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
             return self._prepare(connection, request, header, name, queue_id, properties, is_batch=is_batch)
-        level = 0 if is_batch or b"DELAY" not in properties else self._levels.level_of(properties)
+        if wish.cancelled_key:
+            return self._take_back(connection, request, name, queue_id, wish.cancelled_key.decode())
         sys_flag = header.sys_flag
 
         respond = self._respond
@@ -207,11 +254,13 @@ class SendHandler:
                 elements, sys_flag = _inflate_batch(elements, sys_flag)
             batch_properties = properties + self._cluster_property
         else:
-            if level and not name.startswith(DLQ_PREFIX):
+            if wish is not NOW:
+                timers = self._delivery.timers
                 # The answer names the queue the message is for, not the one it waits in.
-                respond = partial(self._respond, queue_id=queue_id)
-                name, queue_id, properties = self._levels.divert(name, queue_id, properties, level)
-                self._delivery.expect(level)
+                respond = partial(
+                    self._respond, queue_id=queue_id, recall_handle=timers.recall_handle(name, properties, wish)
+                )
+                name, queue_id, properties = timers.divert(name, queue_id, properties, wish)[:3]
             body = request.body if not isinstance(request.body, list) else request.body_bytes()
             elements = encode_element(body, properties, header.flag)
             batch_properties = self._cluster_property
@@ -229,6 +278,14 @@ class SendHandler:
             done=answer,
             waits_for_flush=_NO_WAIT not in header.properties,
         )
+        return answer.take()
+
+    def _take_back(
+        self, connection: ServerConnection, request: Command, topic: str, queue_id: int, unique_key: str
+    ) -> Command | None:
+        """A message that only says that another one is not to be delivered."""
+        answer = IntakeAnswer(connection, request, partial(self._respond, queue_id=queue_id))
+        self._delivery.timers.cancel(topic, unique_key, answer)
         return answer.take()
 
     def _prepare(
@@ -268,7 +325,7 @@ class SendHandler:
         """The topic to write to, made when that is allowed; the checks of the protocol in its order."""
         name = header.topic
         topic = self._topics.find(name)
-        if not self._is_writable:
+        if not self.is_writable:
             raise RequestError(ResponseCode.NO_PERMISSION, "this broker does not take messages")
         if topic is None:
             if is_batch and len(name.encode()) > limits.TOPIC_BYTES_MAX:
@@ -328,6 +385,7 @@ class SendHandler:
         *,
         queue_id: int | None = None,
         transaction_id: str | None = None,
+        recall_handle: str | None = None,
     ) -> Command:
         if isinstance(result, IntakeError):
             self.failed_count += 1
@@ -342,10 +400,12 @@ class SendHandler:
             "queueId": str(result.queue_id if queue_id is None else queue_id),
             "queueOffset": str(appended.first_offset),
             "MSG_REGION": self._region,
-            "TRACE_ON": self._trace_on,
+            "TRACE_ON": self.trace_on,
         }
         if transaction_id is not None:
             ext["transactionId"] = transaction_id
+        if recall_handle is not None:
+            ext["recallHandle"] = recall_handle
         return request.reply(result.status, ext=ext)
 
 

@@ -9,7 +9,8 @@ from iotmq.errors import ConnectionClosedError, RequestError, RequestTimeoutErro
 from iotmq.limits import REQUESTS_IN_FLIGHT_MAX, UNFINISHED_FRAMES_BYTES_MAX, WRITE_BUFFER_BYTES_MAX
 from iotmq.remoting.codes import Flag, ResponseCode
 from iotmq.remoting.command import Command
-from iotmq.remoting.frame import FrameReader, encode
+from iotmq.remoting.frame import FrameReader, decode_one, encode
+from iotmq.remoting.send_frames import SendRun
 from iotmq.remoting.traffic import Traffic
 
 # Above the high mark the transport reports congestion, and a server stops reading from the peer.
@@ -63,12 +64,13 @@ class Channel(asyncio.Protocol):
         *,
         write_buffer_bytes_max: int = WRITE_BUFFER_BYTES_MAX,
         holds_back: bool,
+        takes_runs: bool = False,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._traffic = traffic
         self._write_buffer_bytes_max = write_buffer_bytes_max
         self._holds_back = holds_back
-        self._reader = FrameReader()
+        self._reader = FrameReader(takes_runs=takes_runs)
         # Set by connection_made, which the transport calls before anything else.
         self._transport: asyncio.Transport | None = None
         self.peer: tuple[str, int] = ("", 0)
@@ -84,7 +86,7 @@ class Channel(asyncio.Protocol):
         # The peer's requests that were taken and not answered yet.
         self._requests_held = 0
         # Commands received but not looked at, because the peer does not take its answers.
-        self._backlog: list[Command] = []
+        self._backlog: list[Command | SendRun] = []
         self._drain_waiters: list[asyncio.Future[None]] = []
         # True once close() was called or the peer left: nothing more is sent.
         self.is_closed = False
@@ -104,6 +106,10 @@ class Channel(asyncio.Protocol):
     def _on_request(self, request: Command) -> Command | None:
         raise NotImplementedError
 
+    def _on_run(self, run: SendRun, at: int) -> int:
+        """Take sends of a run from number `at` on; the number of the first that `_on_request` is to get."""
+        raise NotImplementedError
+
     def _on_opened(self) -> None:
         """The transport is there."""
 
@@ -119,6 +125,22 @@ class Channel(asyncio.Protocol):
         if self._requests_held:
             self._requests_held -= 1
         self._send(response)
+
+    def send_encoded(self, answers: bytes) -> None:
+        """Send answers that were encoded elsewhere, to requests that did not wait."""
+        if not self.is_closed:
+            self._out.append(answers)
+            self._out_size += len(answers)
+            self._flush_soon()
+
+    def hold(self, count: int) -> None:
+        """So many requests wait for their answers: `reply_encoded` will bring them."""
+        self._requests_held += count
+
+    def reply_encoded(self, answers: bytes, count: int) -> None:
+        """Answer requests that were held; silently dropped when the connection has ended meanwhile."""
+        self._requests_held = max(self._requests_held - count, 0)
+        self.send_encoded(answers)
 
     def send_oneway(self, command: Command) -> None:
         """Send a request nobody answers; dropped when the connection has ended."""
@@ -221,6 +243,9 @@ class Channel(asyncio.Protocol):
             if self._out_size > self._write_buffer_bytes_max:
                 self._flush()
                 return
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
         if not self._is_receiving and not self._is_flush_scheduled:
             self._is_flush_scheduled = True
             self._loop.call_soon(self._flush_scheduled)
@@ -270,13 +295,13 @@ class Channel(asyncio.Protocol):
         traffic = self._traffic
         traffic.bytes_received += len(data)
         reader.receive_data(data)
-        commands = reader.commands_received()
-        if commands:
+        items = reader.items_received()
+        if items:
             self.is_active = True
             if self._backlog:
-                self._backlog += commands
+                self._backlog += items
             else:
-                self._process(commands)
+                self._process(items)
         if reader.pending_size != self._unfinished_size:
             self._count_unfinished(reader.pending_size)
         if reader.frames_ignored:
@@ -324,19 +349,21 @@ class Channel(asyncio.Protocol):
                 waiter.set_result(None)
         self._drain_waiters.clear()
 
-    def _process(self, commands: list[Command]) -> None:
-        rest = iter(commands)
+    def _process(self, items: list[Command | SendRun]) -> None:
+        rest = iter(items)
         self._is_receiving = True
         try:
-            for command in rest:
-                if command.flag & Flag.RESPONSE:
-                    self._finish(command)
+            for item in rest:
+                if isinstance(item, SendRun):
+                    self._answer_run(item)
+                elif item.flag & Flag.RESPONSE:
+                    self._finish(item)
                 else:
-                    self._answer(command)
-                    if self._out_size > _HIGH_WATER_BYTES:
-                        self._flush()
-                        if self.is_congested and self._holds_back:
-                            break
+                    self._answer(item)
+                if self._out_size > _HIGH_WATER_BYTES:
+                    self._flush()
+                    if self.is_congested and self._holds_back:
+                        break
                 if self.is_closed:
                     return
         finally:
@@ -347,6 +374,19 @@ class Channel(asyncio.Protocol):
     def _process_backlog(self) -> None:
         if not self.is_congested and not self.is_closed:
             self._process(self._backlog)
+
+    def _answer_run(self, run: SendRun) -> None:
+        """Answer sends many at a time; those that are more than that, each as any request."""
+        at = 0
+        while at < run.count and not self.is_closed:
+            if self._requests_held + run.count <= REQUESTS_IN_FLIGHT_MAX:
+                first = at
+                at = self._on_run(run, at)
+                self._traffic.requests += at - first
+                if at == run.count:
+                    return
+            self._answer(decode_one(run.data, run.start_of(at)))
+            at += 1
 
     def _answer(self, request: Command) -> None:
         traffic = self._traffic

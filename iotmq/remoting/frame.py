@@ -10,7 +10,7 @@ int32 remark size + text | int32 ext size + (int16 key size + key, int32 value s
 from __future__ import annotations
 
 import struct
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
 
@@ -18,6 +18,7 @@ from iotmq.errors import MalformedFrameError
 from iotmq.limits import FRAME_BYTES_MAX, HEADER_BYTES_MAX, HEADER_FIELDS_MAX
 from iotmq.remoting.codes import LANGUAGE_NAMES, LANGUAGES, LanguageCode, ResponseCode, Serialize
 from iotmq.remoting.command import Command
+from iotmq.remoting.send_frames import SendRun, read_sends
 
 #: Why the bytes were refused: a TLS handshake on a plain port, an impossible length, a header that cannot
 #: be read, or a stream that ended inside a frame.
@@ -71,22 +72,25 @@ class FrameReader:
     """Turns a byte stream, cut anywhere, into commands.
 
     After the first malformed frame `error` and `reason` are set, and everything that follows is ignored;
-    the commands before it are still handed out.
+    the commands before it are still handed out. A reader that `takes_runs` hands out plain sends that come
+    one behind the other as one SendRun, by `items_received`.
     """
 
     __slots__ = (
         "_chunks",
-        "_commands",
         "_is_at_start",
+        "_items",
         "_needed_size",
+        "_takes_runs",
         "error",
         "frames_ignored",
         "pending_size",
         "reason",
     )
 
-    def __init__(self) -> None:
-        self._commands: list[Command] = []
+    def __init__(self, *, takes_runs: bool = False) -> None:
+        self._takes_runs = takes_runs
+        self._items: list[Command | SendRun] = []
         # Bytes of a frame that is not whole yet, in order; joined once, when it is.
         self._chunks: list[bytes | memoryview] = []
         self.pending_size = 0
@@ -132,11 +136,16 @@ class FrameReader:
             self._fail("truncated", f"the stream ended {self.pending_size} bytes into a frame")
 
     def commands_received(self) -> list[Command]:
-        """The commands completed since the last call, in order."""
-        commands = self._commands
-        if commands:
-            self._commands = []
-        return commands
+        """The commands completed since the last call, in order; for a reader that takes no runs."""
+        assert not self._takes_runs
+        return cast("list[Command]", self.items_received())
+
+    def items_received(self) -> list[Command | SendRun]:
+        """The commands and runs of sends completed since the last call, in order."""
+        items = self._items
+        if items:
+            self._items = []
+        return items
 
     @property
     def missing_size(self) -> int:
@@ -147,8 +156,15 @@ class FrameReader:
         """Decode the whole frames of `data`; returns where the unfinished one begins."""
         at = 0
         size_available = len(data)
-        commands = self._commands
+        items = self._items
+        takes_runs = self._takes_runs
         while size_available - at >= 8:
+            if takes_runs:
+                run = read_sends(data, at)
+                if run is not None:
+                    items.append(run)
+                    at = run.end
+                    continue
             size, word = _PREFIX.unpack_from(data, at)
             header_size = word & 0xFFFFFF
             # The header counts inside `size`, so this also refuses sizes below 4 and negative ones.
@@ -159,20 +175,10 @@ class FrameReader:
             if end > size_available:
                 self._needed_size = 4 + size
                 return at
-            header_end = at + 8 + header_size
             if header_size == 0:
                 self.frames_ignored += 1
-                at = end
-                continue
-            is_small = end - header_end < _VIEW_BYTES_MIN
-            body = data[header_end:end] if is_small else memoryview(data)[header_end:end]
-            serialize = word >> 24
-            if serialize == Serialize.JSON:
-                commands.append(_decode_json(data[at + 8 : header_end], body))
-            elif serialize == Serialize.BINARY:
-                commands.append(_decode_binary(data[at + 8 : header_end], body))
             else:
-                raise _HeaderError(f"header type {serialize} is unknown")
+                items.append(_decode(data, at, end, word))
             at = end
         # The size alone already shows garbage (a TLS or HTTP greeting reads as hundreds of megabytes).
         self._needed_size = 4
@@ -192,6 +198,24 @@ class FrameReader:
 
 class _HeaderError(Exception):
     """A header that cannot be read; does not leave this module."""
+
+
+def decode_one(data: bytes, at: int) -> Command:
+    """The command whose frame begins at `at`, one that a reader has found whole and readable."""
+    size, word = _PREFIX.unpack_from(data, at)
+    return _decode(data, at, at + 4 + size, word)
+
+
+def _decode(data: bytes, at: int, end: int, word: int) -> Command:
+    header_end = at + 8 + (word & 0xFFFFFF)
+    is_small = end - header_end < _VIEW_BYTES_MIN
+    body = data[header_end:end] if is_small else memoryview(data)[header_end:end]
+    serialize = word >> 24
+    if serialize == Serialize.JSON:
+        return _decode_json(data[at + 8 : header_end], body)
+    if serialize == Serialize.BINARY:
+        return _decode_binary(data[at + 8 : header_end], body)
+    raise _HeaderError(f"header type {serialize} is unknown")
 
 
 # --- JSON headers -----------------------------------------------------------------------------------

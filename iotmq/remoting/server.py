@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from iotmq.clock import Clock, SystemClock
 from iotmq.limits import NATIVE_CONNECTIONS_MAX, NATIVE_IDLE_S, WRITE_BUFFER_BYTES_MAX
 from iotmq.metrics import Metric
 from iotmq.remoting.channel import Channel
 from iotmq.remoting.command import Command
+from iotmq.remoting.send_frames import SendRun
 from iotmq.remoting.traffic import Traffic
 
 # How long stop() waits for peers to take what was already answered.
@@ -31,6 +32,10 @@ class RequestHandler(Protocol):
         """The connection ended, whoever ended it; called once for each that was accepted."""
 
 
+#: Takes sends of a run from a number on and returns the number of the first it leaves to `handle`.
+RunHandler: TypeAlias = Callable[["ServerConnection", SendRun, int], int]
+
+
 class RemotingServer:
     """Accepts native connections and hands their requests to one handler."""
 
@@ -45,8 +50,14 @@ class RemotingServer:
         write_buffer_bytes_max: int = WRITE_BUFFER_BYTES_MAX,
         clock: Clock | None = None,
         name: str = "",
+        handle_run: RunHandler | None = None,
     ) -> None:
+        """With `handle_run` sends are offered to it many at a time; `handler` gets what it leaves.
+
+        Leave it away where something has to look at every single request.
+        """
         self._handler = handler
+        self._handle_run = handle_run
         self._host = host
         self._port = port
         self._idle_s = idle_s
@@ -139,6 +150,7 @@ class RemotingServer:
             opened=self._opened,
             lost=self._lost,
             write_buffer_bytes_max=self._write_buffer_bytes_max,
+            handle_run=self._handle_run,
         )
 
     def _opened(self, connection: ServerConnection) -> bool:
@@ -169,7 +181,7 @@ class RemotingServer:
 class ServerConnection(Channel):
     """One accepted connection. Hashed by identity, so a role can key its own tables by it."""
 
-    __slots__ = ("_handler", "_lost", "_opened")
+    __slots__ = ("_handle_run", "_handler", "_lost", "_opened")
 
     def __init__(
         self,
@@ -179,10 +191,17 @@ class ServerConnection(Channel):
         opened: Callable[[ServerConnection], bool],
         lost: Callable[[ServerConnection], None],
         write_buffer_bytes_max: int,
+        handle_run: RunHandler | None = None,
     ) -> None:
         """`opened` says whether the listener has room; `lost` is told of every end, refused ones too."""
-        super().__init__(traffic, write_buffer_bytes_max=write_buffer_bytes_max, holds_back=True)
+        super().__init__(
+            traffic,
+            write_buffer_bytes_max=write_buffer_bytes_max,
+            holds_back=True,
+            takes_runs=handle_run is not None,
+        )
         self._handler = handler
+        self._handle_run = handle_run
         self._opened = opened
         self._lost = lost
 
@@ -196,6 +215,10 @@ class ServerConnection(Channel):
 
     def _on_request(self, request: Command) -> Command | None:
         return self._handler.handle(self, request)
+
+    def _on_run(self, run: SendRun, at: int) -> int:
+        assert self._handle_run is not None
+        return self._handle_run(self, run, at)
 
     def _on_lost(self) -> None:
         self._lost(self)

@@ -6,6 +6,13 @@ from iotmq.message.record cimport Element, RecordShared
 from iotmq.store.consume_queue cimport Queue
 from iotmq.store.segment cimport Segment
 
+# Where a batch went.
+cdef struct Place:
+    int64_t start_position         # of the first record
+    int64_t end_position           # behind the last one
+    int64_t first_offset
+    int32_t count
+
 cdef class Appended:
     cdef readonly int64_t start_position     # of the first record
     cdef readonly int64_t end_position       # behind the last one: appended_position after the call
@@ -32,6 +39,11 @@ cdef class CommitLog:
     cdef object lock                         # held while `segments` or an allocation changes
     cdef object ahead_lock                   # held while `make_room_ahead` runs: indexes stay what they are
 
+    cdef int share(self, RecordShared* shared, Queue queue, bytes born_host, bytes properties,
+                   int sys_flag) except -1
+    cdef int store_batch(self, Queue queue, const uint8_t* start, const uint8_t* end,
+                         const RecordShared* shared, Place* place) except -1
+    cdef int64_t position_after(self, int64_t position) except -1
     cdef Segment segment_at(self, int64_t position)
     cdef int make_room(self, Py_ssize_t index, int64_t position) except -1
     cdef Segment segment_number(self, Py_ssize_t index)

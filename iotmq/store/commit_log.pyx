@@ -66,7 +66,7 @@ cdef class Appended:
         cdef int64_t position = self.start_position
         while position < self.end_position:
             positions.append(position)
-            position = self.log.after(position)
+            position = self.log.position_after(position)
         return positions
 
     def __repr__(self):
@@ -129,11 +129,35 @@ cdef class CommitLog:
         """
         cdef Py_buffer buffer
         cdef RecordShared shared
+        cdef Place place
         cdef Appended appended
-        cdef const uint8_t* start
-        cdef int32_t count
-        cdef int transaction = sys_flag & SYS_FLAG_TRANSACTION_MASK
-        cdef bint is_queued = transaction != TRANSACTION_PREPARED and transaction != TRANSACTION_ROLLBACK
+        self.share(&shared, queue, born_host, batch_properties, sys_flag)
+        shared.born_timestamp_ms = born_timestamp_ms
+        shared.store_timestamp_ms = store_timestamp_ms
+        shared.prepared_position = prepared_position
+        shared.reconsume_times = reconsume_times
+        PyObject_GetBuffer(elements, &buffer, PyBUF_SIMPLE)
+        try:
+            self.store_batch(
+                queue, <const uint8_t*> buffer.buf, <const uint8_t*> buffer.buf + buffer.len, &shared, &place
+            )
+        finally:
+            PyBuffer_Release(&buffer)
+        appended = Appended.__new__(Appended)
+        appended.log = self
+        appended.count = place.count
+        appended.first_offset = place.first_offset
+        appended.store_timestamp_ms = store_timestamp_ms
+        appended.start_position = place.start_position
+        appended.end_position = place.end_position
+        return appended
+
+    cdef int share(self, RecordShared* shared, Queue queue, bytes born_host, bytes properties,
+                   int sys_flag) except -1:
+        """What follows from queue and hosts for all records of a batch; its times are left to the caller.
+
+        Points into the objects given: keep them as long as `shared` is used.
+        """
         sys_flag &= ~(SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6)
         if PyBytes_GET_SIZE(born_host) != 8:
             if PyBytes_GET_SIZE(born_host) != 8 + HOST_V6_EXTRA_BYTES:
@@ -143,38 +167,31 @@ cdef class CommitLog:
             sys_flag |= SYS_FLAG_STORE_HOST_V6
         shared.topic = <const uint8_t*> PyBytes_AS_STRING(queue.topic_bytes)
         shared.topic_size = PyBytes_GET_SIZE(queue.topic_bytes)
-        shared.properties = <const uint8_t*> PyBytes_AS_STRING(batch_properties)
-        shared.properties_size = PyBytes_GET_SIZE(batch_properties)
+        shared.properties = <const uint8_t*> PyBytes_AS_STRING(properties)
+        shared.properties_size = PyBytes_GET_SIZE(properties)
         shared.born_host = <const uint8_t*> PyBytes_AS_STRING(born_host)
         shared.store_host = <const uint8_t*> PyBytes_AS_STRING(self.store_host)
-        shared.born_timestamp_ms = born_timestamp_ms
-        shared.store_timestamp_ms = store_timestamp_ms
-        shared.prepared_position = prepared_position
         shared.queue_id = queue.queue_id
         shared.sys_flag = sys_flag
-        shared.reconsume_times = reconsume_times
-        PyObject_GetBuffer(elements, &buffer, PyBUF_SIMPLE)
-        try:
-            start = <const uint8_t*> buffer.buf
-            count = self.place(start, start + buffer.len, &shared)
-            if is_queued and queue.next_offset + count > queue.reserved_offset:
-                queue.reserve(queue.next_offset + count)
-            appended = Appended.__new__(Appended)
-            appended.log = self
-            appended.count = count
-            appended.first_offset = queue.next_offset if is_queued else 0
-            appended.store_timestamp_ms = store_timestamp_ms
-            appended.start_position = self.write(
-                start, start + buffer.len, count, &shared, appended.first_offset, 1 if is_queued else 0
-            )
-            appended.end_position = self.appended_position
-        finally:
-            PyBuffer_Release(&buffer)
+        return 0
+
+    cdef int store_batch(self, Queue queue, const uint8_t* start, const uint8_t* end,
+                         const RecordShared* shared, Place* place) except -1:
+        """`append` for compiled callers; `place` says where the batch went."""
+        cdef int transaction = shared.sys_flag & SYS_FLAG_TRANSACTION_MASK
+        cdef bint is_queued = transaction != TRANSACTION_PREPARED and transaction != TRANSACTION_ROLLBACK
+        cdef int32_t count = self.place(start, end, shared)
+        if is_queued and queue.next_offset + count > queue.reserved_offset:
+            queue.reserve(queue.next_offset + count)
+        place.count = count
+        place.first_offset = queue.next_offset if is_queued else 0
+        place.start_position = self.write(start, end, count, shared, place.first_offset, 1 if is_queued else 0)
+        place.end_position = self.appended_position
         if is_queued:
             queue.next_offset += count
         self.appended_records += count
-        self.last_store_timestamp_ms = store_timestamp_ms
-        return appended
+        self.last_store_timestamp_ms = shared.store_timestamp_ms
+        return 0
 
     def view(self, int64_t start_position, int64_t end_position):
         """Read-only view of bytes inside one segment; ValueError when they are not stored."""
@@ -225,6 +242,9 @@ cdef class CommitLog:
 
     def after(self, int64_t position):
         """Position of the record behind the one at `position`; `appended_position` behind the last."""
+        return self.position_after(position)
+
+    cdef int64_t position_after(self, int64_t position) except -1:
         cdef Py_ssize_t room
         cdef const uint8_t* at = self.record_at(position, self.appended_position, &room)
         cdef Segment segment

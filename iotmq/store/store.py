@@ -342,6 +342,22 @@ class Store:
             self._flusher.request()
         else:
             self._dispatch(appended.end_position)
+        self.end_appends()
+        return appended
+
+    @property
+    def log(self) -> CommitLog:
+        """The log, for compiled code that appends many batches between `begin_appends` and `end_appends`."""
+        return self._log
+
+    def begin_appends(self) -> int:
+        """The store time for appends made through `log`; -1 while they may be refused: `append` knows."""
+        if self._refusal is not None or self._flusher.failure is not None:
+            return -1
+        return self._clock.now_ms()
+
+    def end_appends(self) -> None:
+        """Do for what was appended what follows an append: room ahead, and dispatching or flushing."""
         return appended
 
     def advance(self) -> int:

@@ -1,0 +1,22 @@
+from collections.abc import Callable
+
+from iotmq.broker.intake import Intake
+from iotmq.remoting.send_frames import SendRun
+from iotmq.remoting.server import ServerConnection
+from iotmq.store.consume_queue import Queue
+
+class SendPath:
+    def __init__(
+        self,
+        intake: Intake,
+        open_topic: Callable[[str], list[Queue | None] | None],
+        *,
+        batch_properties: bytes,
+        general_properties: tuple[bytes, ...],
+        batch_bytes_max: int,
+        store_host: bytes,
+        region: str,
+        trace_on: str,
+    ) -> None: ...
+    def forget(self, topic: str) -> None: ...
+    def take(self, connection: ServerConnection, born_host: bytes, run: SendRun, at: int) -> int: ...

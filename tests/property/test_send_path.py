@@ -1,0 +1,335 @@
+"""The short way of plain sends does what the general way does: same answers, same bytes stored, same counts.
+
+Two brokers' send handlers get the same bytes in the same chunks, one of them without the short way. Programs
+are random from fixed seeds; clocks stand still and both draw the same random queues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import struct
+import zlib
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from eventually import soon
+
+from iotmq.broker.broker import Broker
+from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.topics import TopicConfig
+from iotmq.clock import ManualClock
+from iotmq.message.hosts import encode_host
+from iotmq.message.record import encode_batch
+from iotmq.metrics import Metric
+from iotmq.remoting.codes import Serialize
+from iotmq.remoting.command import Command
+from iotmq.remoting.frame import FrameReader, encode
+from iotmq.remoting.send_frames import SendRun
+from iotmq.remoting.server import ServerConnection
+from iotmq.remoting.traffic import Traffic
+from iotmq.store.settings import StoreSettings
+from iotmq.store.store import Store
+
+RECORD_BYTES_MAX = 4_096
+# Counts of time, of disk blocks taken ahead by a thread, and of flushes, which depend on its pace.
+NOT_ALIKE = ("flushes_total", "flush_seconds_total", "flushed_position_bytes", "_ms", "_seconds")
+LETTERS = "abcdefghijklm"
+LONG = (
+    "producerGroup", "topic", "defaultTopic", "defaultTopicQueueNums", "queueId", "sysFlag", "bornTimestamp",
+    "flag", "properties", "reconsumeTimes", "unitMode", "maxReconsumeTimes", "batch",
+)  # fmt: skip
+
+
+class Transport:
+    """What a connection writes, and who its peer is."""
+
+    def __init__(self, peer: tuple[str, int]) -> None:
+        self.peer = peer
+        self.written = bytearray()
+
+    def set_write_buffer_limits(self, high: int, low: int) -> None:
+        pass
+
+    def get_extra_info(self, name: str) -> tuple[str, int]:
+        return self.peer
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def writelines(self, pieces: Iterable[bytes]) -> None:
+        self.written += b"".join(pieces)
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+    abort = close
+
+
+class Side:
+    """One broker behind a connection."""
+
+    def __init__(self, directory: Path, *, is_short: bool, flush: str, peer: str) -> None:
+        self.clock = ManualClock()
+        host = encode_host(peer, 10911)
+        self.store = Store.open(
+            directory,
+            StoreSettings(flush=flush, segment_bytes=1 << 20, record_bytes_max=RECORD_BYTES_MAX),  # type: ignore[arg-type]
+            store_host=host,
+            clock=self.clock,
+        )
+        settings = BrokerSettings(listen_port=0, registries=(), region='R"<id>')
+        self.broker = Broker(settings, self.store, directory=directory, store_host=host, clock=self.clock)
+        self.topics = self.broker.topics
+        self.intake = self.broker.intake
+        self.traffic = Traffic()
+        self.taken = 0
+        self.transport = Transport((peer, 4711))
+        self.connection = ServerConnection(
+            self.broker.requests, self.traffic, opened=lambda _: True, lost=lambda _: None,
+            write_buffer_bytes_max=1 << 26, handle_run=self.take if is_short else None,
+        )  # fmt: skip
+
+    async def start(self) -> None:
+        await self.broker.start()
+        self.topics.ensure("T", queues=4)
+        self.topics.ensure("U", queues=1)
+        self.connection.connection_made(self.transport)  # type: ignore[arg-type]
+
+    async def stop(self) -> None:
+        await self.broker.stop()
+        assert self.store.check() == []
+        self.store.close()
+
+    def take(self, connection: ServerConnection, run: SendRun, at: int) -> int:
+        end = self.broker.requests.handle_run(connection, run, at)
+        self.taken += end - at
+        return end
+
+    def play(self, data: bytes, *, seed: int) -> None:
+        random.seed(seed)
+        self.connection.data_received(data)
+
+    async def settle(self) -> None:
+        await soon(lambda: self.intake.waiting_count == 0, "the disk has everything", step_s=0.001)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    def answers(self) -> dict[int, bytes]:
+        """Whole frames by opaque; every one is there once."""
+        found: dict[int, bytes] = {}
+        data = bytes(self.transport.written)
+        reader = FrameReader()
+        reader.receive_data(data)
+        reader.receive_eof()
+        assert reader.error is None
+        at = 0
+        for command in reader.commands_received():
+            end = at + 4 + struct.unpack_from(">I", data, at)[0]
+            assert command.opaque not in found
+            found[command.opaque] = data[at:end]
+            at = end
+        return found
+
+    def stored(self) -> bytes:
+        return bytes(self.store.log_view(0, self.store.appended_position))
+
+    def counts(self) -> list[Metric]:
+        metrics = [*self.broker.metrics(), *self.traffic.metrics(1), *self.store.metrics()]
+        return [metric for metric in metrics if not metric.name.endswith(NOT_ALIKE)]
+
+    def statistics_counts(self) -> dict[Any, Any]:
+        counters = self.broker.statistics.counters
+        tables = (counters.topic_puts, counters.queue_puts, counters.broker)
+        return {
+            (number, key): (counts[0], counts[1])
+            for number, table in enumerate(tables)
+            for key in table.keys()  # noqa: SIM118 - a table of ours
+            if (counts := table.totals(key)) is not None
+        }
+
+
+class Program:
+    """Random requests, most of them plain sends."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.opaque = 0
+
+    def chunk(self) -> bytes:
+        return b"".join(self.request() for _ in range(self.random.choice([1, 2, 5, 20])))
+
+    def request(self) -> bytes:
+        choice = self.random.choice
+        self.opaque += 1
+        flag = 2 if self.random.random() < 0.1 else 0
+        serialize = choice([Serialize.JSON, Serialize.BINARY])
+        if self.random.random() < 0.05:
+            return self.frame(choice([34, 9_999]), {}, b"", flag, serialize)
+        code = choice([10, 310, 310, 320])
+        is_batch = code == 320 or self.random.random() < 0.1
+        values = [
+            choice(["pg", "other"]),
+            choice(["T", "T", "T", "U"]),
+            "TBW102",
+            "4",
+            str(self.random.randrange(4)),
+            choice(["0", "0", "1", "17", "0"]) if not is_batch else "0",
+            str(self.random.randrange(1 << 40)),
+            str(self.random.randrange(-5, 5)),
+            choice(["", "TAGS\x01A\x02", "KEYS\x01k\x02WAIT\x01true", "WAIT\x01false\x02", "ü\x01€\x02"]),
+            choice(["0", "3"]),
+            "false",
+            "16",
+            "true" if is_batch else "false",
+        ]
+        if self.random.random() < 0.3:
+            self.spoil(values)
+        ext = dict(zip(LONG if code == 10 else LETTERS, values, strict=True))
+        if self.random.random() < 0.1:
+            ext.pop(choice(list(ext)))
+        return self.frame(code, ext, self.batch() if is_batch else self.body(), flag, serialize)
+
+    def spoil(self, values: list[str]) -> None:
+        """Ask for something that is not plain, or not allowed."""
+        choice = self.random.choice
+        place, value = choice([
+            (1, choice(["new", "a b", "", "%RETRY%g", "%DLQ%g", "SCHEDULE_TOPIC_XXXX", "x" * 128, "R"])),
+            (2, choice(["T", "none"])),
+            (4, choice(["-1", "4", "99", "", "1e3"])),
+            (5, choice(["4", "8", "12", "1", "2147483648"])),
+            (8, choice(["DELAY\x011\x02", "TRAN_MSG\x01true\x02", "TIMER\x01x", "\x02", "x" * 5_000])),
+            (8, "k\x01" + "v" * 33_000),
+            (9, choice(["", "-1", "x"])),
+        ])  # fmt: skip
+        values[place] = value
+
+    def body(self) -> bytes:
+        return self.random.randbytes(self.random.choice([0, 1, 100, 100, 2_000, RECORD_BYTES_MAX + 1]))
+
+    def batch(self) -> bytes:
+        choice = self.random.choice
+        elements = encode_batch(
+            [
+                (self.random.randbytes(self.random.randrange(50)), choice([b"", b"a\x01b", b"a\x01b\x02"]), 7)
+                for _ in range(choice([1, 3, 30]))
+            ]
+        )
+        kind = self.random.random()
+        if kind < 0.1:
+            return elements[:-1]
+        if kind < 0.15:
+            return b""
+        return zlib.compress(elements) if kind < 0.2 else elements
+
+    def frame(self, code: int, ext: dict[str, str], body: bytes, flag: int, serialize: int) -> bytes:
+        return b"".join(encode(Command(code, self.opaque, flag, 0, 409, None, ext, body, serialize)))
+
+
+def change_topics(source: random.Random, sides: Iterable[Side]) -> None:
+    queues, perm = source.choice([1, 2, 4]), source.choice([6, 6, 2, 4])
+    for side in sides:
+        if queues == 1:
+            side.topics.delete("U")
+        side.topics.put(
+            TopicConfig(topic_name="T", read_queue_nums=queues, write_queue_nums=queues, perm=perm)
+        )
+
+
+def check_alike(short: Side, general: Side) -> None:
+    assert short.answers() == general.answers()
+    assert short.stored() == general.stored()
+    assert list(map(str, short.counts())) == list(map(str, general.counts()))
+    assert short.statistics_counts() == general.statistics_counts()
+
+
+@pytest.fixture
+async def sides(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[tuple[Side, Side]]:
+    flush, peer = request.param
+    pair = (
+        Side(tmp_path / "short", is_short=True, flush=flush, peer=peer),
+        Side(tmp_path / "general", is_short=False, flush=flush, peer=peer),
+    )
+    for side in pair:
+        await side.start()
+    yield pair
+    for side in pair:
+        await side.stop()
+
+
+BOTH_PROMISES = pytest.mark.parametrize(
+    "sides", [("async", "127.0.0.1"), ("sync", "127.0.0.1"), ("async", "::1")], indirect=True
+)
+
+
+@BOTH_PROMISES
+@pytest.mark.parametrize("seed", range(6))
+async def test_random_requests_end_alike(sides: tuple[Side, Side], seed: int) -> None:
+    short, general = sides
+    program = Program(seed)
+    source = random.Random(seed)
+    for number in range(25):
+        data = program.chunk()
+        # Cut anywhere, so that frames and runs end in the middle of chunks.
+        place = source.randrange(len(data) + 1)
+        for side in sides:
+            side.play(data[:place], seed=number)
+            side.play(data[place:], seed=number)
+        if source.random() < 0.2:
+            change_topics(source, sides)
+        for side in sides:
+            await side.settle()
+            side.clock.advance(0.010)
+    check_alike(short, general)
+    assert short.taken >= 20
+
+
+@BOTH_PROMISES
+async def test_plain_sends_all_go_the_short_way(sides: tuple[Side, Side]) -> None:
+    short, general = sides
+    kinds = [(10, LONG, Serialize.JSON), (310, LETTERS, Serialize.JSON), (310, LETTERS, Serialize.BINARY)]
+    frames = [
+        plain(code, names, opaque=opaque, serialize=serialize)
+        for opaque, (code, names, serialize) in enumerate(kinds * 10)
+    ]
+    for side in sides:
+        side.play(b"".join(frames), seed=0)
+        await side.settle()
+    check_alike(short, general)
+    assert short.taken == len(frames)
+    assert len(short.answers()) == len(frames)
+
+
+BORN, TAGS = "1700000000000", "TAGS\x01A\x02"
+PLAIN = ["pg", "T", "TBW102", "4", "1", "0", BORN, "0", TAGS, "0", "false", "16", "false"]
+
+
+def plain(
+    code: int, names: Iterable[str], *, opaque: int = 1, flag: int = 0, serialize: int = Serialize.JSON
+) -> bytes:
+    ext = dict(zip(names, PLAIN, strict=True))
+    return b"".join(encode(Command(code, opaque, flag, 0, 409, None, ext, b"hello", serialize)))
+
+
+@BOTH_PROMISES
+async def test_a_full_disk_refuses_sends_alike_and_takes_them_again(sides: tuple[Side, Side]) -> None:
+    short, general = sides
+    frame = plain(310, LETTERS, flag=2)
+    for side in sides:
+        side.play(frame * 3, seed=0)
+        side.intake.close("the disk is full")
+        side.play(frame * 3, seed=0)
+        side.intake.open()
+        side.intake._refused_until_s = 0.0
+        side.play(frame * 3, seed=0)
+        await side.settle()
+    check_alike(short, general)
+    assert short.taken == 6
