@@ -54,6 +54,8 @@ COLD_READS_MAX: Final = 4_096
 # Transactions without an end take memory, and so do the last ends, which make a repeated one harmless.
 TRANSACTIONS_PENDING_MAX: Final = 100_000
 TRANSACTIONS_ENDED_REMEMBERED_MAX: Final = 16_384
+# Replies handed to clients that have not said yet that they took them.
+REPLIES_IN_FLIGHT_MAX: Final = 4_096
 # Topics, queues and groups that statistics are kept for, in each of six tables; about 1 KiB each after a day.
 STATISTICS_KEYS_MAX: Final = 16_384
 # What administrators ask: the body of one answer, answers that are worked on in slices, clients and queue

@@ -32,6 +32,7 @@ from iotmq.broker.queue_locks import QueueLocks
 from iotmq.broker.queue_scaling_handler import QueueScalingHandler
 from iotmq.broker.rates import SAMPLE_INTERVAL_S, Rates
 from iotmq.broker.registration import Registration, parse_address
+from iotmq.broker.reply_handler import ReplyHandler
 from iotmq.broker.request_table import Area, RequestTable
 from iotmq.broker.retention_handler import RetentionHandler
 from iotmq.broker.send_back_handler import SendBackHandler
@@ -152,6 +153,19 @@ class Broker:
         self._transaction_ends = TransactionHandler(
             store, self._transactions, is_slave=settings.broker_id != 0
         )
+        self._replies = ReplyHandler(
+            self.intake,
+            self.topics,
+            self.groups,
+            message_ids,
+            clock,
+            host=self._store_host,
+            cluster=settings.cluster,
+            region=settings.region,
+            is_tracing_allowed=settings.is_tracing_allowed,
+            is_writable=settings.is_writable,
+            stores_replies=settings.store_replies,
+        )
         self._sends = SendHandler(
             self.intake,
             self.topics,
@@ -194,6 +208,7 @@ class Broker:
             ),
             self._pulls,
             self._transaction_ends,
+            self._replies,
             OffsetHandler(store, self.topics, self.offsets, young_bytes_max=_young_bytes_max()),
             self._clients,
             LockHandler(self.locks, self.topics),
@@ -469,6 +484,7 @@ class Broker:
             self._transactions,
             self._transaction_checks,
             self._transaction_ends,
+            self._replies,
             self._gateway,
         ):
             yield from part.metrics()

@@ -89,6 +89,8 @@ class Groups:
         self._clients_per_connection_max = clients_per_connection_max
         self._consumers: dict[str, ConsumerGroup] = {}
         self._producers: dict[str, dict[str, Member]] = {}
+        # The names of the producer groups each client is in.
+        self._groups_of_producer: dict[str, set[str]] = {}
         # (group, client id) of what came in over each connection, to find it when the connection ends.
         self._consumers_of: dict[ServerConnection, set[tuple[str, str]]] = {}
         self._producers_of: dict[ServerConnection, set[tuple[str, str]]] = {}
@@ -143,6 +145,7 @@ class Groups:
                 producer.group_name,
                 Member(client_id, connection, language=language, version=version, seen_s=now_s),
             )
+            self._groups_of_producer.setdefault(client_id, set()).add(producer.group_name)
         return changed
 
     def unregister(
@@ -191,6 +194,12 @@ class Groups:
 
     def producers(self, name: str) -> list[Member]:
         return list(self._producers.get(name, {}).values())
+
+    def producer_of(self, client_id: str) -> Member | None:
+        """A live producer with this client id, whatever its group."""
+        for name in self._groups_of_producer.get(client_id, ()):
+            return self._producers[name][client_id]
+        return None
 
     def metrics(self) -> Iterable[Metric]:
         yield Metric(
@@ -260,6 +269,10 @@ class Groups:
         member = None if members is None else members.pop(client_id, None)
         if members is None or member is None:
             return
+        groups = self._groups_of_producer[client_id]
+        groups.discard(name)
+        if not groups:
+            del self._groups_of_producer[client_id]
         if not members:
             del self._producers[name]
         _discard(self._producers_of, member.connection, (name, client_id))

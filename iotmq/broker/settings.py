@@ -164,6 +164,13 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "messages past it are refused.",
         ),
     ] = limits.TRANSACTIONS_PENDING_MAX
+    store_replies: Annotated[
+        bool,
+        Meta(
+            description="Store the replies of request-reply in CLUSTER_REPLY_TOPIC, besides handing them to "
+            "who asked."
+        ),
+    ] = True
     region: Annotated[
         str,
         Meta(max_length=64, description="Value of MSG_REGION in send answers; clients copy it into traces."),

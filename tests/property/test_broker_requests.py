@@ -181,15 +181,8 @@ FIELDS: dict[int, dict[str, list[str]]] = {
         "msgId": TEXTS,
     },
     RequestCode.RESUME_CHECK_HALF_MESSAGE: {"msgId": TEXTS},
-    RequestCode.END_TRANSACTION: {
-        "producerGroup": NAMES,
-        "tranStateTableOffset": NUMBERS,
-        "commitLogOffset": NUMBERS,
-        "commitOrRollback": ["8", "12", *NUMBERS],
-        "fromTransactionCheck": BOOLEANS,
-        "msgId": TEXTS,
-    },
-    RequestCode.RESUME_CHECK_HALF_MESSAGE: {"msgId": TEXTS},
+    RequestCode.SEND_REPLY_MESSAGE: {**LONG_FIELDS, "unitMode": BOOLEANS},
+    RequestCode.SEND_REPLY_MESSAGE_V2: SEND_FIELDS,
     RequestCode.CONSUMER_SEND_MESSAGE_BACK: {
         "offset": NUMBERS,
         "group": NAMES,
