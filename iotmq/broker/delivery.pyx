@@ -8,9 +8,10 @@ index gives broker-wide ids, a table turns them into (channel, id of the channel
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcpy
 
 from iotmq.message.layout cimport SYS_FLAG_BORN_HOST_V6, SYS_FLAG_STORE_HOST_V6, get_u32, put_u32
+from iotmq.message.own_topics cimport is_brokers_own
 from iotmq.message.record cimport (
     FORMAT_OK,
     Element,
@@ -37,21 +38,6 @@ cdef Py_ssize_t _topic_key_size = len(_TOPIC)
 
 cdef enum:
     MATCH_HEAD_BYTES = 8
-
-
-cdef inline bint _is_detour(const RecordParts* record) noexcept nogil:
-    """A record on its way through a retry, dead-letter, delay or transaction topic keeps its properties, but
-    it was pushed already, or will be when it arrives in its own topic."""
-    return (
-        record.topic_size > 0
-        and record.topic[0] == b"%"
-        or _starts_with(record, b"RMQ_SYS_", 8)
-        or _starts_with(record, b"SCHEDULE_TOPIC_XXXX", 19)
-    )
-
-
-cdef inline bint _starts_with(const RecordParts* record, const char* text, Py_ssize_t size) noexcept nogil:
-    return record.topic_size >= size and memcmp(record.topic, text, size) == 0
 
 
 cdef class DeliveryChannel:
@@ -191,7 +177,8 @@ cdef class Delivery:
             if parse_record(data + at, data + size, &record) != FORMAT_OK:
                 break
             topic_size = -1
-            if not _is_detour(&record):
+            # What is on its way to its own topic was pushed already, or will be when it arrives there.
+            if not is_brokers_own(record.topic, record.topic_size):
                 topic_size = find_property(
                     record.properties, record.properties_size, _topic_key, _topic_key_size, &topic
                 )

@@ -72,6 +72,7 @@ cdef class FilterIndex:
     cdef bint has_literals(self, const Filter* entry, const Shape* shape) noexcept nogil
     cdef int collect(self, const uint8_t* topic, Py_ssize_t size) except -1
     cdef int add_found(self, uint32_t filter_id) except -1
+    cdef int append_free(self) except -1
     cdef void put_in_table(self, uint32_t filter_id) noexcept nogil
     cdef int grow_table(self) except -1
     cdef void take_from_table(self, uint32_t filter_id) noexcept nogil

@@ -139,6 +139,27 @@ cdef class FilterIndex:
         self.version += 1
         return filter_id
 
+    def restore(self, uint32_t filter_id, str topic_filter not None):
+        """Add a filter that had this id before, ids ascending; those left out are free.
+
+        Raises ValueError for an id that is not past all others, or a filter that is known.
+        """
+        cdef uint32_t first_free = self.filters_end
+        cdef uint32_t known_free = self.free_id
+        if filter_id < self.filters_end or self.id_of(topic_filter) is not None:
+            raise ValueError(f"filter {topic_filter!r} cannot have the id {filter_id}")
+        self.free_id = NO_ID
+        while self.filters_end < filter_id:
+            self.append_free()
+        try:
+            self.add(topic_filter)
+        finally:
+            while first_free < filter_id:
+                self.filters[first_free].hash = known_free
+                known_free = first_free
+                first_free += 1
+            self.free_id = known_free
+
     def remove(self, str topic_filter not None):
         """Forget a filter; returns the id it had. Raises KeyError when it is unknown."""
         raw = topic_filter.encode()
@@ -424,8 +445,7 @@ cdef class FilterIndex:
     cdef uint32_t take_id(
         self, const uint8_t* text, Py_ssize_t size, uint32_t hash, uint16_t shape
     ) except? 0:
-        cdef uint32_t filter_id, capacity
-        cdef Filter* grown
+        cdef uint32_t filter_id
         cdef uint8_t* copy
         # Before anything changes, so that no failure leaves half a filter behind.
         if shape != IN_TRIE and (<uint64_t>self.table_count + 1) * 10 > (<uint64_t>self.table_mask + 1) * 7:
@@ -438,20 +458,31 @@ cdef class FilterIndex:
             filter_id = self.free_id
             self.free_id = self.filters[filter_id].hash
         else:
-            if self.filters_end == self.filters_capacity:
-                capacity = max(FILTERS_MIN, self.filters_capacity * 2)
-                grown = <Filter*>realloc(self.filters, capacity * sizeof(Filter))
-                if grown == NULL:
-                    free(copy)
-                    raise MemoryError
-                self.filters = grown
-                self.filters_capacity = capacity
             filter_id = self.filters_end
-            self.filters_end += 1
+            try:
+                self.append_free()
+            except MemoryError:
+                free(copy)
+                raise
         self.filters[filter_id] = Filter(copy, hash, <uint16_t>size, shape)
         self.text_bytes += size
         self.filter_count += 1
         return filter_id
+
+    cdef int append_free(self) except -1:
+        """One more id, of no filter and not in the chain of free ones."""
+        cdef uint32_t capacity
+        cdef Filter* grown
+        if self.filters_end == self.filters_capacity:
+            capacity = max(FILTERS_MIN, self.filters_capacity * 2)
+            grown = <Filter*>realloc(self.filters, capacity * sizeof(Filter))
+            if grown == NULL:
+                raise MemoryError
+            self.filters = grown
+            self.filters_capacity = capacity
+        self.filters[self.filters_end].text = NULL
+        self.filters_end += 1
+        return 0
 
     cdef void put_in_table(self, uint32_t filter_id) noexcept nogil:
         cdef uint32_t at = self.filters[filter_id].hash & self.table_mask

@@ -18,6 +18,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
 from iotmq.message.layout cimport BLANK_BYTES, BLANK_MAGIC, AT_MAGIC, SYS_FLAG_TRANSACTION_MASK, get_u32, put_u64
+from iotmq.message.own_topics cimport is_brokers_own
 from iotmq.message.record cimport FORMAT_OK, RecordParts, find_property, parse_record
 
 from iotmq.errors import StoreCorruptError
@@ -228,15 +229,6 @@ cdef bytes value_of(const Entry* entry):
     put_u64(value + 8, <uint64_t> entry.queue_offset)
     put_u64(value + 16, <uint64_t> entry.store_timestamp_ms)
     return value[:VALUE_BYTES]
-
-
-cdef bint is_brokers_own(const uint8_t* topic, Py_ssize_t size) noexcept nogil:
-    """Names of the format's: %RETRY%, %DLQ%, the delays, transactions and other system topics."""
-    if size == 0 or topic[0] == c"%":
-        return True
-    if topic[0] == c"S":
-        return size == 19 and memcmp(topic, "SCHEDULE_TOPIC_XXXX", 19) == 0
-    return size >= 8 and (memcmp(topic, "RMQ_SYS_", 8) == 0 or memcmp(topic, "rmq_sys_", 8) == 0)
 
 
 cdef uint64_t hash_topic(const uint8_t* topic, Py_ssize_t size) noexcept nogil:

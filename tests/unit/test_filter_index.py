@@ -215,3 +215,17 @@ def test_filters_are_taken_up_to_the_limits() -> None:
 def test_impossible_numbers_of_shapes_are_refused(shapes_max: int) -> None:
     with pytest.raises(ValueError, match="shapes_max"):
         FilterIndex(shapes_max=shapes_max)
+
+
+def test_filters_come_back_under_the_ids_they_had() -> None:
+    index = FilterIndex()
+    for filter_id, name in ((2, "a/+"), (3, "a/b"), (6, "#")):
+        index.restore(filter_id, name)
+        assert index.id_of(name) == filter_id
+    assert index.match("a/b") == [2, 3, 6]
+    assert index.filter_of(0) is index.filter_of(5) is None
+    assert {index.add(f"x{number}") for number in range(6)} == {0, 1, 4, 5, 7, 8}
+    for filter_id, name in ((6, "new"), (8, "new"), (20, "a/+")):
+        with pytest.raises(ValueError, match="cannot have the id"):
+            index.restore(filter_id, name)
+    assert len(index) == 9
