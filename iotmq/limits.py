@@ -89,6 +89,8 @@ REGISTRATION_INFLATED_BYTES_MAX: Final = 16 * 1024 * 1024
 # Key-value settings of a registry: one text, and all of them, which are written as a whole.
 KV_TEXT_BYTES_MAX: Final = 32 * 1024
 KV_BYTES_MAX: Final = 4 * 1024 * 1024
+# Settings to be changed while a broker or registry runs, as lines of text.
+SETTINGS_TEXT_BYTES_MAX: Final = 64 * 1024
 FILTERS_PER_CHANNEL_MAX: Final = 10_000_000
 
 # MQTT. A topic is at most 65,535 bytes in the protocol; ours is shorter because it is stored as a

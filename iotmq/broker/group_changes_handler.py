@@ -1,4 +1,4 @@
-"""Changing consumer groups: delete one (207), move it to a time (222 and 220), give its place to another (314)."""
+"""Changing consumer groups: delete (207), move to a time (222 and 220), start where another is (314)."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Groups:
         clients_per_connection_max: int = limits.CLIENTS_PER_CONNECTION_MAX,
     ) -> None:
         self._clock = clock
-        self._expiry_s = expiry_s
+        self.expiry_s = expiry_s
         self._clients_per_connection_max = clients_per_connection_max
         self._consumers: dict[str, ConsumerGroup] = {}
         self._producers: dict[str, dict[str, Member]] = {}
@@ -170,7 +170,7 @@ class Groups:
 
     def expire(self) -> list[str]:
         """Drop who was silent for too long; call every ten seconds or so."""
-        horizon_s = self._clock.monotonic_s() - self._expiry_s
+        horizon_s = self._clock.monotonic_s() - self.expiry_s
         for name, producers in list(self._producers.items()):
             for member in [member for member in producers.values() if member.seen_s < horizon_s]:
                 self._leave_producers(name, member.client_id)

@@ -52,7 +52,7 @@ class Holds:
     """The parked pulls of a broker. While a queue has one, its `watched` is set."""
 
     def __init__(self, *, held_max: int) -> None:
-        self._held_max = held_max
+        self.held_max = held_max
         self._count = 0
         self._by_queue: dict[Queue, dict[Hold, None]] = {}
         self._by_connection: dict[ServerConnection, set[Hold]] = {}
@@ -68,7 +68,7 @@ class Holds:
 
     def park(self, hold: Hold) -> bool:
         """Keep the pull; False when there is no room, and then it has to be answered at once."""
-        if self._count >= self._held_max:
+        if self._count >= self.held_max:
             self.refused_count += 1
             return False
         self._count += 1

@@ -64,8 +64,8 @@ def frozen(topic: TopicConfig, queue_ids: Collection[int]) -> TopicConfig:
     _check_exist(topic, queue_ids)
     if not set(topic.open_queues) - set(queue_ids):
         raise _refusal(
-            f"the field queueIds would freeze every queue of topic {topic.topic_name}: leave one open, or take "
-            "the topic's write permission (code 17, perm 4)"
+            f"the field queueIds would freeze every queue of topic {topic.topic_name}: leave one open, or "
+            "take the topic's write permission (code 17, perm 4)"
         )
     return _with_frozen(
         topic,
@@ -105,8 +105,9 @@ def shrunk(
     full = [state for state in going if not state.is_drained]
     if full and not is_forced:
         raise _refusal(
-            f"queue {full[0].queue_id} of topic {topic.topic_name} is not drained: {_who_is_behind(full[0])}. "
-            "Wait until it is, or remove it by force; its messages are then not consumed"
+            f"queue {full[0].queue_id} of topic {topic.topic_name} is not drained: "
+            f"{_who_is_behind(full[0])}. Wait until it is, or remove it by force, which leaves its messages "
+            "unconsumed"
         )
     return _with_frozen(
         topic,

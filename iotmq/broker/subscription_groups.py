@@ -58,7 +58,7 @@ class SubscriptionGroups:
     ) -> None:
         self._file = ConfigFile(path)
         self._clock = clock
-        self._may_create = may_create
+        self.may_create = may_create
         self._groups_max = groups_max
         self._listeners: list[Callable[[str], None]] = []
         stored = self._file.read(SubscriptionGroupTable) or SubscriptionGroupTable()
@@ -78,7 +78,7 @@ class SubscriptionGroups:
         found = self._groups.get(name)
         if found is not None:
             return found
-        if not self._may_create and not name.startswith(SYSTEM_GROUP_PREFIX):
+        if not self.may_create and not name.startswith(SYSTEM_GROUP_PREFIX):
             return None
         return self.put(SubscriptionGroupConfig(group_name=name))
 

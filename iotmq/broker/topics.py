@@ -172,6 +172,13 @@ class TopicTable:
             return queue_id if name in UNSENDABLE_TOPICS else config.taking_queue(queue_id)
         return None if name in self.deleted else queue_id
 
+    def count_up(self) -> None:
+        """Have another data version and tell of every topic: what the broker allows in all has changed."""
+        self.version = self.version.next(self._clock.now_ms())
+        for name in self._topics:
+            for listener in self._listeners:
+                listener(name)
+
     def count_up_to(self, counter: int) -> None:
         """Have a data version of at least that counter: versions must not come twice."""
         if self.version.counter < counter:
@@ -203,11 +210,15 @@ class TopicTable:
             )
         )
 
-    def encode(self) -> bytes:
-        """The table as topics.json holds it."""
-        return msgspec.json.encode(
-            TopicConfigTable(data_version=self.version, topic_config_table=self._topics)
-        )
+    def encode(self, *, perm_mask: int = -1) -> bytes:
+        """The table as topics.json holds it; `perm_mask` takes permissions from every topic."""
+        topics = self._topics
+        if perm_mask != -1:
+            topics = {
+                name: msgspec.structs.replace(config, perm=config.perm & perm_mask)
+                for name, config in topics.items()
+            }
+        return msgspec.json.encode(TopicConfigTable(data_version=self.version, topic_config_table=topics))
 
     def save(self, *, is_synced: bool) -> None:
         self._file.write(self.encode(), is_synced=is_synced)

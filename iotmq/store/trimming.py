@@ -124,6 +124,11 @@ class Trimmer:
             self._due_s = now_s
         self._is_asked = self._is_asked and (decision.has_more or not is_done)
 
+    def change(self, settings: StoreSettings) -> None:
+        """Go by other ages and percentages from now on, and look at once."""
+        self._settings = settings
+        self._due_s = self._clock.monotonic_s()
+
     def ask(self) -> None:
         """Have the next `run` look, and delete what is past its age at any hour."""
         self._is_asked = True

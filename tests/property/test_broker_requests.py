@@ -154,6 +154,8 @@ FIELDS: dict[int, dict[str, list[str]]] = {
     RequestCode.VIEW_MESSAGE_BY_ID: {"offset": NUMBERS},
     RequestCode.DELETE_TOPIC_IN_BROKER: {"topic": NAMES},
     RequestCode.CLEAN_UNUSED_TOPIC: {},
+    RequestCode.UPDATE_BROKER_CONFIG: {},
+    RequestCode.GET_BROKER_CONFIG: {},
     RequestCode.DELETE_SUBSCRIPTION_GROUP: {"groupName": NAMES, "removeOffset": BOOLEANS},
     RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: {
         "topic": NAMES,

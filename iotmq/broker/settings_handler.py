@@ -1,0 +1,65 @@
+"""The broker's settings: all of them as text (26), and changing those that may change (25)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from iotmq import limits
+from iotmq.broker.changed_settings import ChangedSettings
+from iotmq.broker.request_table import Handler
+from iotmq.clock import Clock
+from iotmq.errors import RequestError
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.server import ServerConnection
+
+logger = logging.getLogger(__name__)
+
+
+class SettingsHandler:
+    """A change is saved, then in effect, then answered."""
+
+    def __init__(self, settings: ChangedSettings, clock: Clock, *, apply: Callable[[], None]) -> None:
+        """`apply` lets every part have the values that `settings` has now."""
+        self._settings = settings
+        self._clock = clock
+        self._apply = apply
+
+    def handlers(self) -> Mapping[int, Handler]:
+        return {
+            RequestCode.UPDATE_BROKER_CONFIG: self._update,
+            RequestCode.GET_BROKER_CONFIG: self._get,
+        }
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        """Nothing is kept per connection."""
+
+    def _get(self, connection: ServerConnection, request: Command) -> Command | None:
+        version = msgspec.json.encode(self._settings.version).decode()
+        return request.reply(
+            ResponseCode.SUCCESS, ext={"version": version}, body=self._settings.as_text().encode()
+        )
+
+    def _update(self, connection: ServerConnection, request: Command) -> Command | None:
+        body = request.body_bytes()
+        if len(body) > limits.SETTINGS_TEXT_BYTES_MAX:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the body has {len(body)} bytes, more than {limits.SETTINGS_TEXT_BYTES_MAX}",
+            )
+        try:
+            text = body.decode()
+        except UnicodeDecodeError:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, "the body is not UTF-8") from None
+        try:
+            self._settings.change(text, self._clock.now_ms())
+        except OSError as error:
+            logger.error("changed settings could not be saved: %s", error)
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"nothing is changed, it could not be saved: {error.strerror}"
+            ) from error
+        self._apply()
+        return request.reply(ResponseCode.SUCCESS)
