@@ -20,6 +20,8 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.store.reads", ".pyx", []),
     ("iotmq.store.key_index", ".pyx", []),
     ("iotmq.store.latest_collector", ".pyx", []),
+    ("iotmq.store.timer_record", ".pyx", []),
+    ("iotmq.store.timer_collector", ".pyx", []),
     ("iotmq.store.residency", ".pyx", []),
     ("iotmq.store.raw", ".pyx", ["z"]),
     ("iotmq.store.group_commit", ".pyx", []),

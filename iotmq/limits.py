@@ -58,6 +58,10 @@ TRANSACTIONS_ENDED_REMEMBERED_MAX: Final = 16_384
 REPLIES_IN_FLIGHT_MAX: Final = 4_096
 # Topics, queues and groups that statistics are kept for, in each of six tables; about 1 KiB each after a day.
 STATISTICS_KEYS_MAX: Final = 16_384
+# Messages that wait for a time; how many of them one answer lists, and the text that takes one back.
+TIMERS_PENDING_MAX: Final = 10_000_000
+TIMERS_LISTED_MAX: Final = 1_000
+RECALL_HANDLE_BYTES_MAX: Final = 2_048
 # What administrators ask: the body of one answer, answers that are worked on in slices, clients and queue
 # entries in one answer, bytes of records found by key in one, requests passed on to clients, and events about
 # consumers whose offset was moved (each stored as a message) in a second.

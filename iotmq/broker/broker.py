@@ -39,6 +39,7 @@ from iotmq.broker.send_back_handler import SendBackHandler
 from iotmq.broker.send_handler import SendHandler
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.subscription_groups import SubscriptionGroups
+from iotmq.broker.timer_handler import TimerHandler
 from iotmq.broker.topic_removal import TopicRemoval
 from iotmq.broker.topic_removal_handler import TopicRemovalHandler
 from iotmq.broker.topics import (
@@ -127,9 +128,17 @@ class Broker:
             flush_timeout_s=store.settings.sync_flush_timeout_ms / 1000,
         )
         message_ids = OffsetMessageIds(self._store_host)
-        delay_levels = DelayLevels(settings.delay_levels)
-        self._delays = DelayDelivery(store, self.intake, delay_levels, config / "delayOffset.json", clock)
-        self._delay_levels = delay_levels
+        delay_levels = DelayLevels(settings.delay_levels, clock)
+        self._delays = DelayDelivery(
+            store,
+            self.intake,
+            delay_levels,
+            config / "delayOffset.json",
+            clock,
+            host=self._store_host,
+            broker_name=settings.name,
+            pending_max=settings.timers_pending_max,
+        )
         self._transactions = Transactions(
             store,
             self.intake,
@@ -212,6 +221,7 @@ class Broker:
             OffsetHandler(store, self.topics, self.offsets, young_bytes_max=_young_bytes_max()),
             self._clients,
             LockHandler(self.locks, self.topics),
+            TimerHandler(self._delays.timers, self.topics, broker_name=settings.name),
             RetentionHandler(store),
             AdminHandler(
                 store,
@@ -357,6 +367,7 @@ class Broker:
             loop.create_task(_repeat(_EXPIRY_SCAN_S, self._expire)),
             loop.create_task(_repeat(SAMPLE_INTERVAL_S, self._sample)),
             loop.create_task(_repeat(_RETENTION_SCAN_S, self._store.retain)),
+            loop.create_task(_repeat(_RETENTION_SCAN_S, self._delays.roll)),
         ]
         logger.info(
             "broker %s of cluster %s listens on %s:%d and is advertised as %s",
@@ -507,11 +518,10 @@ class Broker:
 
     def _divert(self, topic: str, queue_id: int, properties: bytes) -> tuple[str, int, bytes]:
         """Where a committed message goes: to its queue, or to wait for its time first."""
-        level = self._delay_levels.level_of(properties)
-        if not level:
+        wish = self._delays.timers.read_wish(properties)
+        if not wish.level and not wish.due_ms:
             return topic, queue_id, properties
-        self._delays.expect(level)
-        return self._delay_levels.divert(topic, queue_id, properties, level)
+        return self._delays.timers.divert(topic, queue_id, properties, wish, is_counted=False)[:3]
 
     def _on_topic_changed(self, name: str) -> None:
         self._save_soon(self.topics)

@@ -13,6 +13,7 @@ from iotmq.broker.intake_answer import IntakeAnswer
 from iotmq.broker.offset_ids import OffsetMessageIds
 from iotmq.broker.request_table import Handler
 from iotmq.broker.subscription_groups import SubscriptionGroups
+from iotmq.broker.timer_wish import Wish
 from iotmq.broker.topics import DLQ_PREFIX, RETRY_PREFIX, TopicTable
 from iotmq.errors import RequestError
 from iotmq.message.record import decode_record, property_value
@@ -98,8 +99,10 @@ class SendBackHandler:
             topic = retry.topic_name
             queue_id = random.randrange(min(group.retry_queue_nums, retry.write_queue_nums))
         if level:
-            topic, queue_id, properties = self._levels.divert(topic, queue_id, properties, level)
-            self._delivery.expect(level)
+            waiting = self._delivery.timers.divert(
+                topic, queue_id, properties, Wish(level=level), is_counted=False
+            )
+            topic, queue_id, properties = waiting[:3]
         if len(properties) > limits.PROPERTIES_BYTES_MAX:
             raise RequestError(
                 ResponseCode.MESSAGE_ILLEGAL,

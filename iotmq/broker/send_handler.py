@@ -8,7 +8,8 @@ from functools import partial
 from typing import NamedTuple
 
 from iotmq import limits
-from iotmq.broker.delays import DelayDelivery, DelayLevels
+from iotmq.broker.delay_levels import DelayLevels
+from iotmq.broker.delays import DelayDelivery
 from iotmq.broker.element import encode_element
 from iotmq.broker.half_messages import is_prepared
 from iotmq.broker.intake import Intake, IntakeError, StoredBatch
@@ -17,6 +18,7 @@ from iotmq.broker.offset_ids import OffsetMessageIds
 from iotmq.broker.request_table import Handler
 from iotmq.broker.send_path import SendPath
 from iotmq.broker.subscription_groups import SubscriptionGroups
+from iotmq.broker.timer_wish import HINT, NOW
 from iotmq.broker.topics import (
     DLQ_PREFIX,
     RETRY_PREFIX,
@@ -229,9 +231,18 @@ class SendHandler:
             name = topic.topic_name
         if queue_id < 0:
             queue_id = random.randrange(topic.write_queue_nums)
+        wish = NOW
+        if HINT in properties and not name.startswith(DLQ_PREFIX):
+            wish = self._delivery.timers.read_wish(properties)
+            if is_batch and wish is not NOW:
+                raise RequestError(
+                    ResponseCode.MESSAGE_ILLEGAL,
+                    "a batch cannot wait for a time: send messages with DELAY or TIMER_ properties alone",
+                )
         if is_prepared(properties, header.sys_flag) and not name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
             return self._prepare(connection, request, header, name, queue_id, properties, is_batch=is_batch)
-        level = 0 if is_batch or b"DELAY" not in properties else self._levels.level_of(properties)
+        if wish.cancelled_key:
+            return self._take_back(connection, request, name, queue_id, wish.cancelled_key.decode())
         sys_flag = header.sys_flag
 
         respond = self._respond
@@ -243,11 +254,12 @@ class SendHandler:
                 elements, sys_flag = _inflate_batch(elements, sys_flag)
             batch_properties = properties + self._cluster_property
         else:
-            if level and not name.startswith(DLQ_PREFIX):
+            if wish is not NOW:
+                timers = self._delivery.timers
                 # The answer names the queue the message is for, not the one it waits in.
-                respond = partial(self._respond, queue_id=queue_id)
-                name, queue_id, properties = self._levels.divert(name, queue_id, properties, level)
-                self._delivery.expect(level)
+                handle = timers.recall_handle(name, properties, wish)
+                respond = partial(self._respond, queue_id=queue_id, recall_handle=handle)
+                name, queue_id, properties = timers.divert(name, queue_id, properties, wish)[:3]
             body = request.body if not isinstance(request.body, list) else request.body_bytes()
             elements = encode_element(body, properties, header.flag)
             batch_properties = self._cluster_property
@@ -265,6 +277,14 @@ class SendHandler:
             done=answer,
             waits_for_flush=_NO_WAIT not in header.properties,
         )
+        return answer.take()
+
+    def _take_back(
+        self, connection: ServerConnection, request: Command, topic: str, queue_id: int, unique_key: str
+    ) -> Command | None:
+        """A message that only says that another one is not to be delivered."""
+        answer = IntakeAnswer(connection, request, partial(self._respond, queue_id=queue_id))
+        self._delivery.timers.cancel(topic, unique_key, answer)
         return answer.take()
 
     def _prepare(
@@ -364,6 +384,7 @@ class SendHandler:
         *,
         queue_id: int | None = None,
         transaction_id: str | None = None,
+        recall_handle: str | None = None,
     ) -> Command:
         if isinstance(result, IntakeError):
             self.failed_count += 1
@@ -382,6 +403,8 @@ class SendHandler:
         }
         if transaction_id is not None:
             ext["transactionId"] = transaction_id
+        if recall_handle is not None:
+            ext["recallHandle"] = recall_handle
         return request.reply(result.status, ext=ext)
 
 

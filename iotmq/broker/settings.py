@@ -96,6 +96,15 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "Messages already waiting follow a change.",
         ),
     ] = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+    timers_pending_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1_000_000_000,
+            description="Messages that may wait for their time, by delay level or any other; more are "
+            "refused, but for consumers' retries. Each costs about 150 bytes of disk besides its record.",
+        ),
+    ] = limits.TIMERS_PENDING_MAX
     is_writable: Annotated[bool, Meta(description="Take sends; false drains a broker before removal.")] = True
     is_readable: Annotated[bool, Meta(description="Answer pulls.")] = True
     offsets_interval_s: Annotated[

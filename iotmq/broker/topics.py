@@ -26,6 +26,7 @@ RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 TEMPLATE_TOPIC = "TBW102"
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+TIMER_TOPIC = "rmq_sys_wheel_timer"
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_HALF_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 TRANSACTION_CHECKS_MAX_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
@@ -37,6 +38,7 @@ BENCHMARK_TOPIC = "BenchmarkTest"
 UNSENDABLE_TOPICS = frozenset(
     {
         SCHEDULE_TOPIC,
+        TIMER_TOPIC,
         HALF_TOPIC,
         OP_HALF_TOPIC,
         TRANSACTION_CHECKS_MAX_TOPIC,
@@ -270,6 +272,7 @@ def system_topics(
         topic(broker, 1, PERMISSION_READ_WRITE | PERMISSION_INHERIT),
         topic(OFFSET_MOVED_TOPIC, 1),
         topic(SCHEDULE_TOPIC, 18),
+        topic(TIMER_TOPIC, 1),
         topic(f"{cluster}_REPLY_TOPIC", 1),
         topic(HALF_TOPIC, 1),
         topic(OP_HALF_TOPIC, 1),

@@ -96,6 +96,7 @@ class RequestCode:
     ADD_WRITE_PERM_OF_BROKER: Final = 327
     GET_ALL_PRODUCER_INFO: Final = 328
     DELETE_EXPIRED_COMMIT_LOG: Final = 329
+    RECALL_MESSAGE: Final = 370
     POP_MESSAGE: Final = 200_050
     ACK_MESSAGE: Final = 200_051
     PEEK_MESSAGE: Final = 200_052
@@ -109,6 +110,9 @@ class RequestCode:
     DETACH_FILTERS: Final = 30_002
     DELIVER_RECORDS: Final = 30_003
     PUBLISH_TRANSIENT: Final = 30_004
+    # Ours: messages that wait for a time.
+    LIST_TIMERS: Final = 30_030
+    CANCEL_TIMER: Final = 30_031
     # Ours: more queues or fewer for a topic in use.
     GET_QUEUE_STATES: Final = 30_040
     ADD_QUEUES: Final = 30_041

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from iotmq.message.errors import MessageFormatError
-from iotmq.message.record import check_record, decode_record, properties_tags_code
+from iotmq.message.record import check_record, decode_record
+from iotmq.store.timer_record import record_tags_code
 
 if TYPE_CHECKING:
     from iotmq.store.commit_log import CommitLog
@@ -138,7 +139,7 @@ class _Check:
             self._say(f"{where}: the queue has only {queue.min_offset}..{queue.max_offset}")
             return
         entry = queue.entry(record.queue_offset)
-        wanted = (position, record.size, properties_tags_code(record.properties))
+        wanted = (position, record.size, record_tags_code(view[at : at + record.size]))
         if entry != wanted:
             self._say(f"{where}: the queue's entry is {entry}, not {wanted}")
 

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from iotmq.message.record import decode_record, properties_tags_code
+from iotmq.message.record import decode_record
 from iotmq.store.index_check import check_index
 from iotmq.store.index_dump import index_files, sizes
 from iotmq.store.inspection import BLANK, DAMAGE, RECORD, ClosedStore, Found, QueueFiles, map_file
+from iotmq.store.timer_record import record_tags_code
 
 if TYPE_CHECKING:
     from iotmq.message.record import Record
@@ -153,7 +154,7 @@ class ClosedCheck:
 
     def _check_entry(self, where: str, found: Found, record: Record, queue: QueueFiles | None) -> None:
         entry = None if queue is None else queue.entry(record.queue_offset)
-        wanted = (found.start_position, len(found.view), properties_tags_code(record.properties))
+        wanted = (found.start_position, len(found.view), record_tags_code(found.view))
         if entry is not None and entry[1:] == wanted:
             return
         if found.start_position >= self._relied_position:

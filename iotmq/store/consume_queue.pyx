@@ -28,8 +28,9 @@ from iotmq.message.layout cimport (
     AT_MAGIC, BLANK_BYTES, BLANK_MAGIC, QUEUE_ENTRY_SIZE, SYS_FLAG_TRANSACTION_MASK, get_u32, get_u64, put_u32,
     put_u64,
 )
-from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record, tags_code
+from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
 from iotmq.store.segment cimport Segment, is_zero, whole_steps
+from iotmq.store.timer_record cimport entry_tags_code
 
 from iotmq.errors import StoreCorruptError, StoreError
 from iotmq.limits import QUEUES_PER_TOPIC_MAX, TOPIC_BYTES_MAX
@@ -617,7 +618,7 @@ cdef class ConsumeQueue:
             queue.aim()
         put_u64(queue.write_at, <uint64_t> parts.position)
         put_u32(queue.write_at + 8, <uint32_t> parts.size)
-        put_u64(queue.write_at + 12, <uint64_t> tags_code(parts.properties, parts.properties_size))
+        put_u64(queue.write_at + 12, <uint64_t> entry_tags_code(parts))
         queue.write_at += QUEUE_ENTRY_SIZE
         queue.max_offset += 1
         if not queue.may_expire and may_have_time_to_live(parts.properties, parts.properties_size):

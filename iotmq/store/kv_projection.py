@@ -117,11 +117,8 @@ class KeyValueProjection:
         self._follow_generation()
         if self.applied_position == self.written_position:
             return
-        keys, values = self._collector.items()
-        keys.append(MARKER_KEY)
-        values.append(_MARKER.pack(_MAGIC, self._format_version, self.applied_position))
         try:
-            self._space.write(keys, values)
+            self._write(_MARKER.pack(_MAGIC, self._format_version, self.applied_position))
             self.written_position = self.applied_position
             self._collector.clear()
             self._flush_when_due()
@@ -163,6 +160,13 @@ class KeyValueProjection:
         """The log begins at `min_position` now, or soon: nothing before it may have to come again."""
         if self.durable_position < min_position:
             self.sync()
+
+    def _write(self, marker: bytes) -> None:
+        """Write what has been collected and the marker, in one step."""
+        keys, values = self._collector.items()
+        keys.append(MARKER_KEY)
+        values.append(marker)
+        self._space.write(keys, values)
 
     def _reopen_when_due(self) -> None:
         """Open a database again that has refused writes.

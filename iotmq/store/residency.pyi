@@ -1,4 +1,4 @@
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from iotmq.message.record_filter import RecordFilter
@@ -44,5 +44,8 @@ def plan_read(
     tags: Collection[int] | RecordFilter | None = None,
     hot_position: int,
     entries_max: int = 0,
+) -> ColdRead | None: ...
+def plan_records(
+    log: CommitLog, places: Iterable[tuple[int, int]], *, hot_position: int
 ) -> ColdRead | None: ...
 def is_resident(segment: Segment, start_bytes: int, end_bytes: int) -> bool: ...

@@ -190,6 +190,35 @@ def plan_read(CommitLog log not None, Queue queue, int64_t offset, *, int64_t re
     return plan if plan.is_needed else None
 
 
+def plan_records(CommitLog log not None, places, *, int64_t hot_position):
+    """None when the records at `places`, (position, size) each, are in memory, else a ColdRead of their pages.
+
+    For records that lie far apart: fetches single pages. Positions that are not stored are passed over.
+    """
+    cdef ColdRead plan = ColdRead.__new__(ColdRead)
+    cdef Segment segment
+    cdef int64_t min_position = (<Segment> log.segments[0]).start_position
+    cdef int64_t position, size, at, end
+    plan.windows = []
+    plan.hot_position = hot_position
+    for position, size in places:
+        if position >= hot_position or position < min_position:
+            continue
+        segment = log.segment_at(position)
+        if segment is None:
+            continue
+        at = position - segment.start_position
+        end = min(at + size, segment.allocated_bytes)
+        if at >= end or absent_pages(segment, at, end, NULL) == 0:
+            continue
+        plan.is_needed = True
+        plan.windows.append(
+            Window(segment, at - at % PAGE_BYTES, min(end + PAGE_BYTES - 1 - (end - 1) % PAGE_BYTES, segment.allocated_bytes))
+        )
+    plan.records_max = len(plan.windows)
+    return plan if plan.is_needed else None
+
+
 def is_resident(Segment segment not None, int64_t start_bytes, int64_t end_bytes):
     """Whether every page of [start_bytes, end_bytes) is in memory."""
     return absent_pages(segment, start_bytes, min(end_bytes, segment.allocated_bytes), NULL) == 0

@@ -34,7 +34,7 @@ from iotmq.store.projection import DurableProjection, Projection, RewindableProj
 from iotmq.store.raw import append_raw, read_raw, start_at
 from iotmq.store.reads import Read, offset_at_time, read_queue
 from iotmq.store.recovery import Recovery, recover, recover_index
-from iotmq.store.residency import ColdRead, plan_read
+from iotmq.store.residency import ColdRead, plan_read, plan_records
 from iotmq.store.retention import DiskUsage, read_disk_usage
 from iotmq.store.segment import sync_directory
 from iotmq.store.settings import StoreSettings
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from iotmq.store.kv import KeyValueStore
     from iotmq.store.latest import Latest, LatestPlace
+    from iotmq.store.timer_index import TimerIndex
 
 P = TypeVar("P", bound=Projection)
 
@@ -87,6 +88,8 @@ class Store:
         self.on_flushed: Callable[[], None] | None = None
         # The position before which some group has consumed everything, None for all; asked by `retain`.
         self.consumed_position: Callable[[], int | None] | None = None
+        # The position from which on the log must not be deleted, None for none; asked by `retain`.
+        self.held_position: Callable[[], int | None] | None = None
         self._is_sync = settings.flush == "sync"
         self._clock = clock
         self._lock = lock
@@ -98,6 +101,7 @@ class Store:
         # Opened by the first use: most processes have no projection in it.
         self._key_values: KeyValueStore | None = None
         self._latest: Latest | None = None
+        self._timers: TimerIndex | None = None
         # The ones whose last `apply` failed, by identity.
         self._failed_projections: set[int] = set()
         self._confirmed_position = recovery.queues_from_position
@@ -384,8 +388,30 @@ class Store:
         self._trimmer.run(
             safe_position=min(self._flusher.flushed_position, self._confirmed_position),
             consumed_position=self.consumed_position,
+            held_position=self.held_position,
         )
         self._take_disk_refusal()
+
+    @property
+    def wanted_position(self) -> int:
+        """Where retention would have the log begin if `held_position` let it; 0 when it does."""
+        return self._trimmer.wanted_position
+
+    @contextmanager
+    def taking_moved(self) -> Iterator[None]:
+        """In here a disk past its watermark refuses no appends: copies of what holds old files back.
+
+        They are what lets these files go. A disk that is really full still refuses.
+        """
+        refusal = self._refusal
+        if refusal is None or refusal[2] != float("inf") or self._is_closed:
+            yield
+            return
+        self._refusal = None
+        try:
+            yield
+        finally:
+            self._refusal = self._refusal or refusal
 
     def delete_expired(self) -> None:
         """Delete what is past its age now, whatever the hour; a pass may not do all of it at once."""
@@ -523,6 +549,16 @@ class Store:
             )
         return self._key_values
 
+    def timers(self, *, progress: CatchUpProgress | None = None) -> TimerIndex:
+        """The messages that wait for a time, kept from the first call on. Raises StoreError."""
+        if self._timers is None:
+            from iotmq.store.timer_index import TimerIndex
+
+            timers = TimerIndex(self.key_values())
+            self.add_projection(timers, progress=progress)
+            self._timers = timers
+        return self._timers
+
     def read(
         self,
         queue: Queue | None,
@@ -589,6 +625,11 @@ class Store:
             hot_position=self._confirmed_position - self.settings.hot_bytes,
             entries_max=entries_max,
         )
+
+    def plan_records(self, places: Iterable[tuple[int, int]]) -> ColdRead | None:
+        """None when the records at `places`, (position, size) each, are in memory, else what `load` needs."""
+        hot_position = self._confirmed_position - self.settings.hot_bytes
+        return plan_records(self._log, places, hot_position=hot_position)
 
     def load(self, plan: ColdRead) -> None:
         """Bring in what a read needs, in a thread of the caller's; several may do so at a time.

@@ -75,6 +75,8 @@ class Trimmer:
         self.expired_reads = 0
         # Why appends are to be refused; None while they are not.
         self.refusal: str | None = None
+        # The log would begin here if nobody held on to what is before; 0 when nobody is in the way.
+        self.wanted_position = 0
         self.remover = Remover(log.min_position, pause_s=settings.delete_pause_ms / 1000)
         self._log = log
         self._queues = queues
@@ -99,11 +101,18 @@ class Trimmer:
         self._due_s = clock.monotonic_s() + settings.retention_delay_ms / 1000
         self._refusal_due_s = self._due_s
 
-    def run(self, *, safe_position: int, consumed_position: Callable[[], int | None] | None = None) -> None:
+    def run(
+        self,
+        *,
+        safe_position: int,
+        consumed_position: Callable[[], int | None] | None = None,
+        held_position: Callable[[], int | None] | None = None,
+    ) -> None:
         """Do what is due; costs next to nothing when nothing is.
 
         Nothing at or past `safe_position` is deleted. `consumed_position` gives the position before which
-        everything was consumed by some group, None for all of it.
+        everything was consumed by some group, None for all of it. `held_position` is asked when something
+        is to be deleted: from there on somebody still needs the log, whatever happens.
         """
         self._trim_derived()
         leaving = self.remover.leaving_paths
@@ -119,9 +128,14 @@ class Trimmer:
         self._refusal_due_s = now_s + SOON_S
         decision = self._decide(safe_position, consumed_position)
         self._take_state(decision)
-        is_done = decision.delete_count == 0 or self._delete(decision)
+        allowed = self._without_held(decision, held_position)
+        is_done = allowed.delete_count == 0 or self._delete(allowed)
         if not is_done:
             self._due_s = now_s
+        if allowed is not decision:
+            # Whoever holds on makes room, seeing `wanted_position`.
+            is_done = False
+            self._due_s = now_s + SOON_S
         self._is_asked = self._is_asked and (decision.has_more or not is_done)
 
     def change(self, settings: StoreSettings) -> None:
@@ -224,6 +238,22 @@ class Trimmer:
             consumed_position=self._kept_from(consumed_position),
             leaving_bytes=self.remover.leaving_bytes,
         )
+
+    def _without_held(self, decision: Decision, held_position: Callable[[], int | None] | None) -> Decision:
+        """The decision, or one that deletes less: what somebody still needs stays."""
+        self.wanted_position = 0
+        if decision.delete_count == 0 or held_position is None:
+            return decision
+        segments = self._log.segment_list()
+        position = held_position()
+        count = decision.delete_count
+        if position is not None:
+            while count and segments[count - 1].end_position > position:
+                count -= 1
+        if count == decision.delete_count:
+            return decision
+        self.wanted_position = segments[decision.delete_count - 1].end_position
+        return decision._replace(delete_count=count)
 
     def _kept_from(self, consumed_position: Callable[[], int | None] | None) -> int:
         """From here on something is still wanted: by a group, or by a projection that stays behind."""
