@@ -46,9 +46,10 @@ _INT64_MAX = 2**63 - 1
 
 _NO_WAIT = "WAIT\x01false"
 _TRUE = ("true", "1")
-# Properties that ask for more than storing: a send that has one of these names anywhere among its properties
-# goes the general way. A feature that reads another property of sends adds it here.
-_GENERAL_PROPERTIES = (b"DELAY", b"TRAN_MSG", b"TIMER_")
+# Parts of properties that ask for more than storing: a send that has one anywhere among its properties goes
+# the general way. The first is in all names for a time of delivery. A feature that reads another property of
+# sends adds it here.
+_GENERAL_PROPERTIES = (b"DEL", b"TRAN_MSG")
 
 
 class FieldNames(NamedTuple):
@@ -125,23 +126,25 @@ class SendHandler:
         self._message_ids = message_ids
         self._levels = levels
         self._delivery = delivery
-        self.is_writable = is_writable
+        self._is_writable = is_writable
         self._cluster_property = f"CLUSTER\x01{cluster}\x02".encode()
         self._region = region
-        self.trace_on = "true" if is_tracing_allowed else "false"
+        self._trace_on = "true" if is_tracing_allowed else "false"
         # The encoded address of each peer that sends.
         self._born_hosts: dict[ServerConnection, bytes] = {}
         self.sends_count = 0
         self.failed_count = 0
+        # A batch is bounded as a whole like a single message (wire document 4.1).
+        self._batch_bytes_max = intake.store.settings.record_bytes_max
         self._path = SendPath(
             intake,
             self._open_queues,
             batch_properties=self._cluster_property,
             general_properties=_GENERAL_PROPERTIES,
-            batch_bytes_max=intake.store.settings.record_bytes_max,
+            batch_bytes_max=self._batch_bytes_max,
             store_host=message_ids.store_host,
             region=region,
-            trace_on=self.trace_on,
+            trace_on=self._trace_on,
         )
         topics.add_listener(self._path.forget)
 
@@ -151,6 +154,26 @@ class SendHandler:
             RequestCode.SEND_MESSAGE_V2: self._send_short,
             RequestCode.SEND_BATCH_MESSAGE: self._send_batch,
         }
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether this broker takes messages."""
+        return self._is_writable
+
+    @is_writable.setter
+    def is_writable(self, is_writable: bool) -> None:
+        self._is_writable = is_writable
+        self._path.forget_all()
+
+    @property
+    def trace_on(self) -> str:
+        """What answers say about tracing: true or false."""
+        return self._trace_on
+
+    @trace_on.setter
+    def trace_on(self, trace_on: str) -> None:
+        self._trace_on = trace_on
+        self._path.change_trace_on(trace_on)
 
     def take_run(self, connection: ServerConnection, run: SendRun, at: int) -> int:
         """Store plain sends of a run from number `at` on; the number of the first that is not plain."""
@@ -252,6 +275,11 @@ class SendHandler:
             elements = request.body if not isinstance(request.body, list) else request.body_bytes()
             if sys_flag & COMPRESSED:
                 elements, sys_flag = _inflate_batch(elements, sys_flag)
+            if len(elements) > self._batch_bytes_max:
+                raise RequestError(
+                    ResponseCode.MESSAGE_ILLEGAL,
+                    f"a batch of {len(elements)} bytes; store.record_bytes_max is {self._batch_bytes_max}",
+                )
             batch_properties = properties + self._cluster_property
         else:
             if wish is not NOW:
@@ -399,7 +427,7 @@ class SendHandler:
             "queueId": str(result.queue_id if queue_id is None else queue_id),
             "queueOffset": str(appended.first_offset),
             "MSG_REGION": self._region,
-            "TRACE_ON": self.trace_on,
+            "TRACE_ON": self._trace_on,
         }
         if transaction_id is not None:
             ext["transactionId"] = transaction_id

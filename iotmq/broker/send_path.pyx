@@ -99,7 +99,8 @@ cdef class SendPath:
     cdef tuple general_properties
     cdef Py_ssize_t batch_bytes_max
     cdef bytes id_prefix
-    cdef object make_template
+    cdef str region
+    cdef str trace_on
     cdef dict templates
     cdef dict plans
     # The plan of the last send: most runs are one producer's.
@@ -109,7 +110,7 @@ cdef class SendPath:
     cdef Py_ssize_t room_bytes
 
     def __init__(self, intake, open_topic, *, bytes batch_properties not None, tuple general_properties not None,
-                 Py_ssize_t batch_bytes_max, bytes store_host not None, region, trace_on):
+                 Py_ssize_t batch_bytes_max, bytes store_host not None, str region not None, str trace_on not None):
         """`open_topic` gives the queues of a topic that plain sends may go to, None for any other.
 
         `batch_properties` are added to every record; a send whose properties have one of
@@ -123,7 +124,8 @@ cdef class SendPath:
         self.general_properties = general_properties
         self.batch_bytes_max = batch_bytes_max
         self.id_prefix = store_host.hex().upper().encode()
-        self.make_template = lambda status: Template(status, region, trace_on)
+        self.region = region
+        self.trace_on = trace_on
         self.templates = {}
         self.plans = {}
 
@@ -134,6 +136,16 @@ cdef class SendPath:
         """The topic changed, or is gone."""
         self.last = None
         self.plans.pop(topic.encode(), None)
+
+    def forget_all(self):
+        """What is asked of every topic changed."""
+        self.last = None
+        self.plans.clear()
+
+    def change_trace_on(self, str trace_on not None):
+        """Answers say something else from now on."""
+        self.trace_on = trace_on
+        self.templates.clear()
 
     def take(self, connection, bytes born_host not None, SendRun run not None, int at):
         """Store sends from number `at` on, and see to their answers; the number of the first not taken."""
@@ -298,7 +310,7 @@ cdef class SendPath:
     cdef Template template(self, int status):
         cdef Template template = self.templates.get(status)
         if template is None:
-            template = self.templates[status] = self.make_template(status)
+            template = self.templates[status] = Template(status, self.region, self.trace_on)
         return template
 
 

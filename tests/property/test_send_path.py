@@ -320,6 +320,21 @@ def plain(
 
 
 @BOTH_PROMISES
+async def test_changed_settings_hold_for_the_next_send(sides: tuple[Side, Side]) -> None:
+    short, general = sides
+    for side in sides:
+        side.play(plain(310, LETTERS, opaque=1), seed=0)
+        side.broker._sends.is_writable = False
+        side.play(plain(310, LETTERS, opaque=2), seed=0)
+        side.broker._sends.is_writable = True
+        side.broker._sends.trace_on = "false"
+        side.play(plain(310, LETTERS, opaque=3), seed=0)
+        await side.settle()
+    check_alike(short, general)
+    assert short.taken == 2
+
+
+@BOTH_PROMISES
 async def test_a_full_disk_refuses_sends_alike_and_takes_them_again(sides: tuple[Side, Side]) -> None:
     short, general = sides
     frame = plain(310, LETTERS, flag=2)

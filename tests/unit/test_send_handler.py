@@ -360,3 +360,22 @@ async def test_an_ipv6_sender_is_recorded(bench: Bench) -> None:
 async def test_compressed_bodies_keep_their_flags(bench: Bench) -> None:
     bench.ok({**SHORT, "f": str(0x301)})
     assert bench.records("T")[0].sys_flag & 0x301 == 0x301
+
+
+async def test_a_batch_is_bounded_as_a_whole(tmp_path: Path) -> None:
+    store = Store.open(
+        tmp_path / "small",
+        StoreSettings(segment_bytes=8 << 20, record_bytes_max=4_096),
+        store_host=encode_host("127.0.0.1", 10911),
+    )
+    bench = Bench(store, tmp_path)
+    bench.intake.open()
+    element = encode_batch([(b"x" * 106, b"", 0)])
+    assert len(element) == 128
+    bench.ok({**SHORT, "m": "true"}, element * 32)
+    code, remark = bench.refused({**SHORT, "m": "true"}, element * 33)
+    assert code == 13
+    assert "4224 bytes" in remark
+    assert "store.record_bytes_max is 4096" in remark
+    assert len(bench.records("T")) == 32
+    store.close()
