@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
-from iotmq import __version__
 from iotmq.broker.admin_handler import AdminHandler
 from iotmq.broker.client_handler import ClientHandler
 from iotmq.broker.cold_reads import ColdReads
@@ -27,17 +25,20 @@ from iotmq.broker.intake import Intake
 from iotmq.broker.lock_handler import LockHandler
 from iotmq.broker.offset_handler import OffsetHandler
 from iotmq.broker.offset_ids import OffsetMessageIds
+from iotmq.broker.offset_moved import OffsetMovedEvents
 from iotmq.broker.pull_handler import PullHandler
 from iotmq.broker.queue_locks import QueueLocks
 from iotmq.broker.queue_scaling_handler import QueueScalingHandler
-from iotmq.broker.rates import SAMPLE_INTERVAL_S, Rates
+from iotmq.broker.rates import SAMPLE_INTERVAL_S
 from iotmq.broker.registration import Registration, parse_address
 from iotmq.broker.reply_handler import ReplyHandler
 from iotmq.broker.request_table import Area, RequestTable
 from iotmq.broker.retention_handler import RetentionHandler
+from iotmq.broker.runtime_info import RuntimeInfo
 from iotmq.broker.send_back_handler import SendBackHandler
 from iotmq.broker.send_handler import SendHandler
 from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.statistics import Statistics
 from iotmq.broker.subscription_groups import SubscriptionGroups
 from iotmq.broker.timer_handler import TimerHandler
 from iotmq.broker.topic_removal import TopicRemoval
@@ -55,10 +56,10 @@ from iotmq.broker.topics import (
 from iotmq.broker.transaction_checks import TransactionChecks
 from iotmq.broker.transaction_handler import TransactionHandler
 from iotmq.broker.transactions import Transactions
+from iotmq.broker.views import Views
 from iotmq.clock import Clock, SystemClock
 from iotmq.errors import ConfigError
 from iotmq.message.hosts import encode_host
-from iotmq.message.record import decode_record
 from iotmq.metrics import Metric
 from iotmq.remoting.server import RemotingServer
 from iotmq.store.store import Store
@@ -107,7 +108,6 @@ class Broker:
         self._settings = settings
         self._store = store
         self._clock = clock
-        self._started_ms = clock.now_ms()
         self._directory = directory
         self._store_host = store_host or resolve_store_host(settings)
         config = directory / "config"
@@ -119,6 +119,7 @@ class Broker:
         self.groups = Groups(clock, expiry_s=settings.client_expiry_s)
         self.locks = QueueLocks(clock)
         self.holds = Holds(held_max=settings.held_pulls_max)
+        self.statistics = Statistics(clock)
         self.intake = Intake(
             store,
             self.topics,
@@ -126,6 +127,7 @@ class Broker:
             directory=directory,
             default_topic_queues=settings.default_topic_queues,
             flush_timeout_s=store.settings.sync_flush_timeout_ms / 1000,
+            statistics=self.statistics,
         )
         message_ids = OffsetMessageIds(self._store_host)
         delay_levels = DelayLevels(settings.delay_levels, clock)
@@ -191,6 +193,9 @@ class Broker:
         self._cold_reads = ColdReads(
             store, threads_max=settings.cold_read_threads, waiting_max=settings.cold_reads_max
         )
+        self._offset_moved = OffsetMovedEvents(
+            self.intake, clock, broker_name=settings.name, host=self._store_host
+        )
         self._pulls = PullHandler(
             store,
             self.topics,
@@ -201,6 +206,19 @@ class Broker:
             self._cold_reads,
             clock,
             is_readable=settings.is_readable,
+            statistics=self.statistics,
+            offset_moved=self._offset_moved.moved,
+        )
+        self._runtime_info = RuntimeInfo(
+            store,
+            self.intake,
+            self._pulls,
+            self._cold_reads,
+            self.statistics,
+            clock,
+            directory=directory,
+            cold_reads_max=settings.cold_reads_max,
+            delay_progress=self._delays.progress,
         )
         self._clients = ClientHandler(self.groups, self.subscription_groups, self.topics)
         areas: list[Area] = [
@@ -213,6 +231,7 @@ class Broker:
                 message_ids,
                 delay_levels,
                 self._delays,
+                statistics=self.statistics,
                 is_writable=settings.is_writable,
             ),
             self._pulls,
@@ -231,7 +250,7 @@ class Broker:
                 self._delays,
                 broker_name=settings.name,
                 cluster=settings.cluster,
-                runtime_info=self.runtime_info,
+                runtime_info=self._runtime_info.table,
             ),
         ]
         system_names = frozenset(
@@ -240,6 +259,21 @@ class Broker:
                 cluster=settings.cluster, broker=settings.name, template_queues=1, may_inherit=False
             )
         )
+        self._views = Views(
+            store,
+            self.topics,
+            self.groups,
+            self.offsets,
+            self.statistics,
+            self._cold_reads,
+            clock,
+            broker_name=settings.name,
+            cluster=settings.cluster,
+            system_topics=system_names,
+            relay_timeout_s=settings.relay_timeout_s,
+            address=lambda: self.address,
+        )
+        areas += self._views.areas
         self._removal = TopicRemoval(store, self.topics, self.offsets)
         self._removals = TopicRemovalHandler(self._removal, self.topics, own_topics=system_names)
         areas += [
@@ -275,8 +309,8 @@ class Broker:
             connections_max=settings.connections_max,
             clock=clock,
             name="broker",
+            handle_run=self.requests.handle_run,
         )
-        self._rates = Rates(clock, ("put", "found", "missed", "transferred"))
         # Nobody consumes what the broker writes there.
         self._own_topics = system_names - {SCHEDULE_TOPIC, HALF_TOPIC}
         # Set while running; needs the port that is really listened on.
@@ -353,7 +387,6 @@ class Broker:
             broker_name=settings.name,
             broker_id=settings.broker_id,
             broker_address=self.address,
-            handle_run=self.requests.handle_run,
             ha_address=_with_port(self.address, 1),
             encode_topics=self.topics.encode,
             interval_s=settings.registration_interval_s,
@@ -365,7 +398,7 @@ class Broker:
             loop.create_task(self._save_repeatedly(self.offsets)),
             loop.create_task(self._save_repeatedly(self._delays)),
             loop.create_task(_repeat(_EXPIRY_SCAN_S, self._expire)),
-            loop.create_task(_repeat(SAMPLE_INTERVAL_S, self._sample)),
+            loop.create_task(_repeat(SAMPLE_INTERVAL_S, self.sample)),
             loop.create_task(_repeat(_RETENTION_SCAN_S, self._store.retain)),
             loop.create_task(_repeat(_RETENTION_SCAN_S, self._delays.roll)),
         ]
@@ -390,6 +423,7 @@ class Broker:
             await self._registration.stop()
         await self._finish_flushes()
         self.intake.finish()
+        self._views.stop()
         self._pulls.stop()
         self._delays.stop()
         self._transaction_checks.stop()
@@ -422,62 +456,6 @@ class Broker:
             self.topics.ensure(name, queues=count)
             logger.warning("topic %s was not in topics.json and is made again for its messages", name)
 
-    def runtime_info(self) -> dict[str, str]:
-        """What code 28 answers; the keys tools of the RocketMQ family read (wire document 4.5)."""
-        store = self._store
-        disk = shutil.disk_usage(self._directory)
-        now_ms = self._clock.now_ms()
-        records = self.intake.records_count
-        found, missed = self._pulls.found_count, self._pulls.missed_count
-        transferred = self._pulls.records_count
-        return {
-            "bootTimestamp": str(self._started_ms),
-            "runtime": f"{(now_ms - self._started_ms) / 1000:.0f} s",
-            "brokerVersion": "409",
-            "brokerVersionDesc": f"iotmq {__version__}",
-            "putTps": self._rates.text("put", records),
-            "getFoundTps": self._rates.text("found", found),
-            "getMissTps": self._rates.text("missed", missed),
-            "getTotalTps": self._rates.text("found", found),
-            "getTransferedTps": self._rates.text("transferred", transferred),
-            "putMessageTimesTotal": str(records),
-            "putMessageSizeTotal": str(self.intake.bytes_count),
-            "putMessageAverageSize": f"{self.intake.bytes_count / max(1, records):.1f}",
-            "putMessageFailedTimes": str(self.intake.refused_count),
-            "getMessageFoundTimes": str(found),
-            "getMessageMissTimes": str(missed),
-            "commitLogMinOffset": str(store.min_position),
-            "commitLogMaxOffset": str(store.appended_position),
-            "commitLogDiskRatio": f"{disk.used / max(1, disk.total):.4f}",
-            "consumeQueueDiskRatio": f"{disk.used / max(1, disk.total):.4f}",
-            "commitLogDirCapacity": f"Total : {disk.total} B, Free : {disk.free} B.",
-            "dispatchBehindBytes": str(store.appended_position - store.confirmed_position),
-            "remainHowManyDataToFlush": str(store.appended_position - store.flushed_position),
-            "pageCacheLockTimeMills": "0",
-            "earliestMessageTimeStamp": str(self._earliest_ms()),
-            "startAcceptSendRequestTimeStamp": "0",
-            "msgPutTotalYesterdayMorning": "0",
-            "msgPutTotalTodayMorning": "0",
-            "msgPutTotalTodayNow": str(records),
-            "msgGetTotalYesterdayMorning": "0",
-            "msgGetTotalTodayMorning": "0",
-            "msgGetTotalTodayNow": str(transferred),
-            "sendThreadPoolQueueSize": str(self.intake.waiting_count),
-            "sendThreadPoolQueueCapacity": "0",
-            "sendThreadPoolQueueHeadWaitTimeMills": "0",
-            "pullThreadPoolQueueSize": str(len(self.holds)),
-            "pullThreadPoolQueueCapacity": str(self._settings.held_pulls_max),
-            "pullThreadPoolQueueHeadWaitTimeMills": "0",
-            "queryThreadPoolQueueSize": "0",
-            "queryThreadPoolQueueCapacity": "0",
-            "queryThreadPoolQueueHeadWaitTimeMills": "0",
-            "EndTransactionQueueSize": "0",
-            **{
-                f"scheduleMessageOffset_{level}": f"{delivered},{end}"
-                for level, (delivered, end) in enumerate(self._delays.progress(), start=1)
-            },
-        }
-
     def metrics(self) -> Iterable[Metric]:
         for part in (
             self._server,
@@ -497,15 +475,13 @@ class Broker:
             self._transaction_ends,
             self._replies,
             self._gateway,
+            self.statistics,
+            self._offset_moved,
+            self._views,
         ):
             yield from part.metrics()
         if self._registration is not None:
             yield from self._registration.metrics()
-
-    def _earliest_ms(self) -> int:
-        """Store time of the first record still in the log, -1 when there is none."""
-        view = self._store.read_record(self._store.min_position)
-        return -1 if view is None else decode_record(view).store_timestamp_ms
 
     def _end_of(self, topic: str, queue_id: int) -> int | None:
         queue = self._store.find_queue(topic, queue_id)
@@ -592,15 +568,10 @@ class Broker:
         self.locks.expire()
         self._removal.clean()
 
-    def _sample(self) -> None:
-        self._rates.sample(
-            (
-                self.intake.records_count,
-                self._pulls.found_count,
-                self._pulls.missed_count,
-                self._pulls.records_count,
-            )
-        )
+    def sample(self) -> None:
+        """Take the copies that statistics and rates compare with; a timer does it, tests move the clock."""
+        self.statistics.sample()
+        self._runtime_info.sample()
 
 
 def resolve_store_host(settings: BrokerSettings) -> bytes:

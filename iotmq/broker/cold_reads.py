@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from iotmq.broker.latencies import now_us
 from iotmq.errors import RequestError
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import ResponseCode
@@ -26,6 +27,8 @@ class ColdReads:
         # Its threads start with the first cold read.
         self._threads = ThreadPoolExecutor(threads_max, thread_name_prefix="iotmq-cold-read")
         self._is_stopped = False
+        # When each read under way was asked for, oldest first.
+        self._begun_us: dict[Future[None], int] = {}
         self.waiting_count = 0
         self.reads_count = 0
         self.refused_count = 0
@@ -55,12 +58,20 @@ class ColdReads:
                 # The loop is closed: nobody waits any more.
                 pass
 
-        self._threads.submit(self._store.load, plan).add_done_callback(finished)
+        future = self._threads.submit(self._store.load, plan)
+        self._begun_us[future] = now_us()
+        future.add_done_callback(finished)
 
     def stop(self) -> None:
         """Forget what waits. Reads under way end by themselves and are not answered."""
         self._is_stopped = True
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def longest_wait_ms(self) -> int:
+        """How long the oldest read under way has taken, 0 when there is none."""
+        begun_us = next(iter(self._begun_us.values()), None)
+        return 0 if begun_us is None else (now_us() - begun_us) // 1_000
 
     def metrics(self) -> Iterable[Metric]:
         yield Metric(
@@ -81,6 +92,7 @@ class ColdReads:
 
     def _finish(self, done: Future[None], ready: Callable[[OSError | None], None]) -> None:
         self.waiting_count -= 1
+        self._begun_us.pop(done, None)
         if self._is_stopped:
             return
         error = done.exception()

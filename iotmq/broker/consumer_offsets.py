@@ -60,6 +60,16 @@ class ConsumerOffsets:
         """All (topic, group) that have offsets. A group cannot contain `@`, a topic neither."""
         return [(topic, group) for topic, _, group in (key.partition("@") for key in self._offsets)]
 
+    def groups_of(self, topic: str) -> list[str]:
+        """The groups that have offsets in the topic."""
+        prefix = topic + "@"
+        return [key[len(prefix) :] for key in self._offsets if key.startswith(prefix)]
+
+    def topics_of(self, group: str) -> list[str]:
+        """The topics the group has offsets in."""
+        suffix = "@" + group
+        return [key[: -len(suffix)] for key in self._offsets if key.endswith(suffix)]
+
     def lowest(self) -> dict[tuple[str, int], int]:
         """Per topic and queue id the offset of the group that is furthest behind."""
         lowest: dict[tuple[str, int], int] = {}

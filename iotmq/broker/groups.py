@@ -6,7 +6,7 @@ when its connection ends, or when it was silent for `expiry_s`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from iotmq import limits
 from iotmq.broker.heartbeat import (
@@ -193,7 +193,17 @@ class Groups:
         return list(self._consumers.values())
 
     def producers(self, name: str) -> list[Member]:
+        """The live producers of a group; their connections take requests of the broker's own."""
         return list(self._producers.get(name, {}).values())
+
+    def producer_groups(self) -> list[tuple[str, Mapping[str, Member]]]:
+        """Every group with live producers, and those by client id."""
+        return list(self._producers.items())
+
+    def client_ids(self) -> set[str]:
+        """Everybody who is in any group."""
+        entries = (*self._consumers_of.values(), *self._producers_of.values())
+        return {client_id for of_connection in entries for _, client_id in of_connection}
 
     def producer_of(self, client_id: str) -> Member | None:
         """A live producer with this client id, whatever its group."""

@@ -24,7 +24,17 @@ _TICKS_PER_S = 10
 class Hold:
     """One parked pull. `offset` moves on past records that its filter does not want."""
 
-    __slots__ = ("bytes_max", "connection", "offset", "queue", "records_max", "request", "tags", "tick")
+    __slots__ = (
+        "bytes_max",
+        "connection",
+        "group",
+        "offset",
+        "queue",
+        "records_max",
+        "request",
+        "tags",
+        "tick",
+    )
 
     def __init__(
         self,
@@ -32,6 +42,7 @@ class Hold:
         request: Command,
         queue: Queue,
         *,
+        group: str,
         offset: int,
         tags: frozenset[int] | None,
         records_max: int,
@@ -41,6 +52,7 @@ class Hold:
         self.connection = connection
         self.request = request
         self.queue = queue
+        self.group = group
         self.offset = offset
         self.tags = tags
         self.records_max = records_max

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple, cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, TypeAlias, cast
 
 from iotmq import limits
 from iotmq.broker.cold_reads import ColdReads
@@ -12,7 +12,9 @@ from iotmq.broker.deadline_timer import DeadlineTimer
 from iotmq.broker.groups import Groups
 from iotmq.broker.heartbeat import TAG_EXPRESSION
 from iotmq.broker.holds import Hold, Holds
+from iotmq.broker.latencies import now_us
 from iotmq.broker.request_table import Handler
+from iotmq.broker.statistics import Statistics
 from iotmq.broker.subscription_groups import SubscriptionGroupConfig, SubscriptionGroups
 from iotmq.broker.tag_filter import parse_tags
 from iotmq.broker.topics import TopicTable
@@ -49,6 +51,10 @@ _CODES: dict[ReadStatus, int] = {
 }
 
 
+# Told group, topic, queue id, the offset asked for and the one to go on at.
+OffsetMoved: TypeAlias = Callable[[str, str, int, int, int], None]
+
+
 class PullHeader(NamedTuple):
     """The header of a pull, checked."""
 
@@ -69,11 +75,14 @@ class _Asked(NamedTuple):
     connection: ServerConnection
     request: Command
     queue: Queue
+    group: str
     offset: int
     tags: frozenset[int] | None
     records_max: int
     bytes_max: int
     deadline_s: float | None
+    begun_us: int
+    is_from_disk: bool = False
 
 
 class PullHandler:
@@ -91,6 +100,8 @@ class PullHandler:
         clock: Clock,
         *,
         is_readable: bool,
+        statistics: Statistics | None = None,
+        offset_moved: OffsetMoved | None = None,
     ) -> None:
         self._store = store
         self._topics = topics
@@ -101,6 +112,8 @@ class PullHandler:
         self._cold_reads = cold_reads
         self._clock = clock
         self._is_readable = is_readable
+        self._statistics = statistics or Statistics(clock)
+        self._offset_moved = offset_moved
         self._timer = DeadlineTimer(clock, self.expire)
         self.found_count = 0
         self.missed_count = 0
@@ -121,18 +134,20 @@ class PullHandler:
         holds = self._holds
         for queue in queues:
             for hold in holds.waiting_for(queue):
+                begun_us = now_us()
                 read = self._read(hold)
                 if read.status == ReadStatus.NO_MATCHED_MESSAGE:
                     # Nothing for its filter: it waits on, behind what was looked through.
                     hold.offset = read.next_offset
                 elif self._code_of(read, hold.offset) != ResponseCode.PULL_NOT_FOUND:
                     holds.remove(hold)
-                    self._answer_hold(hold, read)
+                    self._answer_hold(hold, read, begun_us)
 
     def expire(self) -> None:
         """Answer the pulls that waited as long as they wanted to."""
         for hold in self._holds.take_overdue(self._clock.monotonic_s()):
-            self._answer_hold(hold, self._read(hold))
+            begun_us = now_us()
+            self._answer_hold(hold, self._read(hold), begun_us)
         self._timer.arm(self._holds.next_deadline_s)
 
     def metrics(self) -> Iterable[Metric]:
@@ -157,6 +172,8 @@ class PullHandler:
             self._offsets.commit(header.group, header.topic, header.queue_id, min(header.commit_offset, end))
         if queue is None:
             self.missed_count += 1
+            if header.offset != 0 and self._offset_moved is not None:
+                self._offset_moved(header.group, header.topic, header.queue_id, header.offset, 0)
             return _reply(
                 request,
                 ResponseCode.PULL_NOT_FOUND if header.offset == 0 else ResponseCode.PULL_OFFSET_MOVED,
@@ -169,7 +186,18 @@ class PullHandler:
         deadline_s = None
         if may_wait:
             deadline_s = self._clock.monotonic_s() + min(header.suspend_ms, limits.HOLD_MS_MAX) / 1000
-        asked = _Asked(connection, request, queue, header.offset, tags, records_max, bytes_max, deadline_s)
+        asked = _Asked(
+            connection,
+            request,
+            queue,
+            header.group,
+            header.offset,
+            tags,
+            records_max,
+            bytes_max,
+            deadline_s,
+            now_us(),
+        )
         return self._look(asked, loads_left=_COLD_LOADS_MAX)
 
     def _look(self, asked: _Asked, *, loads_left: int) -> Command | None:
@@ -179,10 +207,10 @@ class PullHandler:
             queue, asked.offset, records_max=records_max, bytes_max=asked.bytes_max, tags=asked.tags
         )
         if plan is not None and loads_left > 0:
-            limited = asked
+            limited = asked._replace(is_from_disk=True)
             if plan.records_max:
                 # One load covers so many; the rest is the next pull's.
-                limited = asked._replace(records_max=min(records_max, plan.records_max))
+                limited = limited._replace(records_max=min(records_max, plan.records_max))
             self._cold_reads.start(
                 plan, lambda error: self._loaded(limited, error, loads_left=loads_left - 1)
             )
@@ -196,6 +224,7 @@ class PullHandler:
                 asked.connection,
                 request,
                 queue,
+                group=asked.group,
                 offset=asked.offset,
                 tags=asked.tags,
                 records_max=records_max,
@@ -208,7 +237,16 @@ class PullHandler:
                 request.ext = {}
                 self._timer.arm(self._holds.next_deadline_s)
                 return None
-        return self._answer(request, code, read)
+        return self._answer(
+            request,
+            code,
+            read,
+            queue=queue,
+            group=asked.group,
+            offset=asked.offset,
+            begun_us=asked.begun_us,
+            is_from_disk=asked.is_from_disk,
+        )
 
     def _loaded(self, asked: _Asked, error: OSError | None, *, loads_left: int) -> None:
         """What a pull needs has been brought in, or the disk refused it."""
@@ -306,15 +344,44 @@ class PullHandler:
             code = ResponseCode.PULL_NOT_FOUND if offset == 0 else ResponseCode.PULL_OFFSET_MOVED
         return code
 
-    def _answer_hold(self, hold: Hold, read: Read) -> None:
-        hold.connection.reply(self._answer(hold.request, self._code_of(read, hold.offset), read))
+    def _answer_hold(self, hold: Hold, read: Read, begun_us: int) -> None:
+        hold.connection.reply(
+            self._answer(
+                hold.request,
+                self._code_of(read, hold.offset),
+                read,
+                queue=hold.queue,
+                group=hold.group,
+                offset=hold.offset,
+                begun_us=begun_us,
+            )
+        )
 
-    def _answer(self, request: Command, code: int, read: Read) -> Command:
+    def _answer(
+        self,
+        request: Command,
+        code: int,
+        read: Read,
+        *,
+        queue: Queue,
+        group: str,
+        offset: int,
+        begun_us: int,
+        is_from_disk: bool = False,
+    ) -> Command:
         if code == ResponseCode.SUCCESS:
+            count = read.count
             self.found_count += 1
-            self.records_count += read.count
+            self.records_count += count
+            statistics = self._statistics
+            took_us = statistics.get_latencies.end(begun_us)
+            statistics.counters.count_get(
+                queue.topic, queue.queue_id, group, count, read.size_bytes, took_us, is_from_disk
+            )
         else:
             self.missed_count += 1
+            if code == ResponseCode.PULL_OFFSET_MOVED and self._offset_moved is not None:
+                self._offset_moved(group, queue.topic, queue.queue_id, offset, read.next_offset)
         return _reply(
             request,
             code,

@@ -12,6 +12,7 @@ from iotmq.broker.intake import Intake, IntakeError, StoredBatch
 from iotmq.broker.intake_answer import IntakeAnswer
 from iotmq.broker.offset_ids import OffsetMessageIds
 from iotmq.broker.request_table import Handler
+from iotmq.broker.statistics import Statistics
 from iotmq.broker.subscription_groups import SubscriptionGroups
 from iotmq.broker.timer_wish import Wish
 from iotmq.broker.topics import DLQ_PREFIX, RETRY_PREFIX, TopicTable
@@ -40,6 +41,7 @@ class SendBackHandler:
         levels: DelayLevels,
         delivery: DelayDelivery,
         *,
+        statistics: Statistics,
         is_writable: bool,
     ) -> None:
         self._store = store
@@ -49,6 +51,7 @@ class SendBackHandler:
         self._message_ids = message_ids
         self._levels = levels
         self._delivery = delivery
+        self._statistics = statistics
         self._is_writable = is_writable
 
     def handlers(self) -> Mapping[int, Handler]:
@@ -109,6 +112,13 @@ class SendBackHandler:
                 "the properties of the message have no room for those of a retry",
             )
         answer = IntakeAnswer(connection, request, _respond)
+        original_topic = (property_value(properties, b"RETRY_TOPIC") or b"").decode("utf-8", "replace")
+
+        def done(result: StoredBatch | IntakeError) -> None:
+            if isinstance(result, StoredBatch):
+                self._statistics.counters.count_send_back(original_topic, group_name)
+            answer(result)
+
         self._intake.append(
             topic,
             queue_id,
@@ -117,7 +127,7 @@ class SendBackHandler:
             born_host=record.born_host,
             sys_flag=record.sys_flag,
             reconsume_times=record.reconsume_times + 1,
-            done=answer,
+            done=done,
         )
         return answer.take()
 

@@ -129,6 +129,14 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         int,
         Meta(ge=0, le=10_000_000, description="Parked pulls at one time; more are answered empty at once."),
     ] = limits.HELD_PULLS_MAX
+    relay_timeout_s: Annotated[
+        float,
+        Meta(
+            ge=0.05,
+            le=600.0,
+            description="Seconds a client has to answer what an administrator asks about it.",
+        ),
+    ] = 10.0
     cold_read_threads: Annotated[
         int,
         Meta(

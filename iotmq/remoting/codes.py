@@ -110,6 +110,8 @@ class RequestCode:
     DETACH_FILTERS: Final = 30_002
     DELIVER_RECORDS: Final = 30_003
     PUBLISH_TRANSIENT: Final = 30_004
+    # Ours: every client of a broker with its groups, in parts.
+    LIST_CLIENTS: Final = 30_020
     # Ours: messages that wait for a time.
     LIST_TIMERS: Final = 30_030
     CANCEL_TIMER: Final = 30_031
@@ -183,6 +185,8 @@ class LanguageCode:
 class Version:
     """Peer versions that switch a behaviour; ordinals of a list, not dotted numbers."""
 
+    TELLS_STATUS: Final = 28
+    TELLS_RUNNING_INFO: Final = 62
     HONOURS_MAX_RECONSUME_TIMES: Final = 121
     STANDARD_JSON: Final = 401
     OURS: Final = 409

@@ -340,12 +340,6 @@ class Store:
         except OSError as error:
             self._refuse_for_a_while(error)
             raise _refusal_of(error)(f"cannot take disk blocks: {error}") from error
-        if self._log.is_room_low:
-            self._allocator.request()
-        if self._is_sync:
-            self._flusher.request()
-        else:
-            self._dispatch(appended.end_position)
         self.end_appends()
         return appended
 
@@ -362,7 +356,12 @@ class Store:
 
     def end_appends(self) -> None:
         """Do for what was appended what follows an append: room ahead, and dispatching or flushing."""
-        return appended
+        if self._log.is_room_low:
+            self._allocator.request()
+        if self._is_sync:
+            self._flusher.request()
+        else:
+            self._dispatch(self._log.appended_position)
 
     def advance(self) -> int:
         """Confirm what the durability promise now allows; returns `confirmed_position`."""
@@ -670,6 +669,16 @@ class Store:
             records_max=records_max,
             confirmed_position=self._confirmed_position,
         )
+
+    @property
+    def indexed_until(self) -> tuple[int, int]:
+        """When the last record of the key index was stored, and the position the index has applied.
+
+        Raises StoreError unless `settings.index_enabled`.
+        """
+        if self._index is None:
+            raise StoreError("records cannot be found by key: store.index_enabled is false")
+        return self._index.end_timestamp_ms, self._index.applied_position
 
     def latest(self, mqtt_topic: str) -> memoryview | None:
         """The last confirmed record published to a MQTT topic, None when there is none (any more).

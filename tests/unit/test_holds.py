@@ -23,6 +23,7 @@ def hold(queue: FakeQueue, connection: FakeConnection, *, deadline_s: float = 15
         connection,  # type: ignore[arg-type]
         Command.request(RequestCode.PULL_MESSAGE),
         queue,  # type: ignore[arg-type]
+        group="g",
         offset=0,
         tags=None,
         records_max=32,

@@ -1,0 +1,168 @@
+"""Looking things up in the log: messages by key (12), and the entries of a queue (321)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, cast
+
+import msgspec
+
+from iotmq import limits
+from iotmq.broker.client_views import SubscriptionView, subscription_view
+from iotmq.broker.groups import Groups
+from iotmq.broker.heartbeat import SubscriptionData
+from iotmq.broker.request_table import Handler
+from iotmq.broker.tag_filter import parse_tags
+from iotmq.broker.topics import TopicTable
+from iotmq.errors import RequestError, StoreError
+from iotmq.message.properties import UNIQ_KEY
+from iotmq.message.record import decode_record, property_value
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Body, Command
+from iotmq.remoting.server import ServerConnection
+from iotmq.store.store import Store
+
+_UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
+_UNIQUE_RECORDS_MAX: Final = 32
+_TIME_MS_MAX: Final = 2**62
+_INT32_MAX: Final = 2**31 - 1
+_QUEUE_ENTRIES_DEFAULT: Final = 32
+
+
+class QueueEntryView(msgspec.Struct, kw_only=True, rename="camel"):
+    """One entry of a queue; `eval` says whether the group asked about would get the message."""
+
+    physic_offset: int
+    physic_size: int
+    tags_code: int
+    extend_data_json: str | None = None
+    bit_map: str | None = None
+    eval: bool = False
+    msg: str | None = None
+
+
+class QueueEntriesView(msgspec.Struct, kw_only=True, rename="camel"):
+    """The answer to code 321."""
+
+    subscription_data: SubscriptionView | None = None
+    filter_data: str | None = None
+    max_queue_index: int
+    min_queue_index: int
+    queue_data: list[QueueEntryView]
+
+
+class QueryHandler:
+    """Reads the log for people who look for something."""
+
+    def __init__(self, store: Store, topics: TopicTable, groups: Groups) -> None:
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+
+    def handlers(self) -> Mapping[int, Handler]:
+        return {
+            RequestCode.QUERY_MESSAGE: self._by_key,
+            RequestCode.QUERY_CONSUME_QUEUE: self._entries,
+        }
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        """Nothing is kept per connection."""
+
+    def _by_key(self, connection: ServerConnection, request: Command) -> Command | None:
+        topic = request.text("topic")
+        key = request.text("key")
+        records_max = request.integer("maxNum", minimum=1, maximum=_INT32_MAX)
+        begin_ms = request.integer("beginTimestamp")
+        end_ms = request.integer("endTimestamp")
+        is_unique = request.boolean(_UNIQUE_KEY_QUERY)
+        if is_unique:
+            records_max = min(records_max, _UNIQUE_RECORDS_MAX)
+        try:
+            views = self._store.query(
+                topic,
+                key,
+                begin_ms=min(max(begin_ms, 0), _TIME_MS_MAX),
+                end_ms=min(max(end_ms, 0), _TIME_MS_MAX),
+                records_max=min(records_max, limits.INDEX_QUERY_RECORDS_MAX),
+            )
+            indexed_ms, indexed_position = self._store.indexed_until
+        except StoreError as error:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        if is_unique:
+            views = [view for view in views if _unique_key(view) == key.encode("utf-8", "replace")]
+        ext = {
+            "indexLastUpdateTimestamp": str(indexed_ms),
+            "indexLastUpdatePhyoffset": str(indexed_position),
+        }
+        if not views:
+            return request.reply(
+                ResponseCode.QUERY_NOT_FOUND,
+                remark=f"no message of topic {topic} has the key {key[:80]!r} and was stored in that time",
+                ext=ext,
+            )
+        return request.reply(ResponseCode.SUCCESS, ext=ext, body=cast(Body, _fitting(views)))
+
+    def _entries(self, connection: ServerConnection, request: Command) -> Command | None:
+        topic = request.text("topic")
+        queue_id = request.integer("queueId", minimum=0, maximum=_INT32_MAX)
+        index = request.integer("index", minimum=0)
+        count = request.integer(
+            "count", _QUEUE_ENTRIES_DEFAULT, minimum=1, maximum=limits.QUEUE_ENTRIES_LISTED_MAX
+        )
+        group = request.text("consumerGroup", "")
+        if self._topics.find(topic) is None:
+            raise RequestError(
+                ResponseCode.TOPIC_NOT_EXIST, f"the field topic names the topic {topic}, which does not exist"
+            )
+        queue = self._store.find_queue(topic, queue_id)
+        if queue is None:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the field queueId names the queue {queue_id} of topic {topic}, which has no messages",
+            )
+        subscription = self._subscription(group, topic)
+        view = QueueEntriesView(
+            subscription_data=None if subscription is None else subscription_view(subscription),
+            filter_data=f"{group}@{topic} is not online" if group and subscription is None else None,
+            max_queue_index=queue.max_offset,
+            min_queue_index=queue.min_offset,
+            queue_data=[],
+        )
+        tags = None
+        if subscription is not None and subscription.is_by_tag:
+            tags = parse_tags(subscription.expression)
+        for offset in range(max(index, queue.min_offset), min(index + count, queue.max_offset)):
+            entry = queue.entry(offset)
+            if entry is None:
+                break
+            position, size, tags_code = entry
+            view.queue_data.append(
+                QueueEntryView(
+                    physic_offset=position,
+                    physic_size=size,
+                    tags_code=tags_code,
+                    eval=subscription is not None and (tags is None or tags_code in tags),
+                )
+            )
+        remark = None
+        if not view.queue_data:
+            remark = f"the field index is {index}; queue {queue_id} of topic {topic} has no entries there"
+        return request.reply(ResponseCode.SUCCESS, remark=remark, body=msgspec.json.encode(view))
+
+    def _subscription(self, group: str, topic: str) -> SubscriptionData | None:
+        live = self._groups.consumer_group(group) if group else None
+        return None if live is None else live.subscriptions.get(topic)
+
+
+def _unique_key(view: memoryview) -> bytes | None:
+    return property_value(decode_record(view).properties, UNIQ_KEY.encode())
+
+
+def _fitting(views: list[memoryview]) -> list[memoryview]:
+    """The first records as far as one answer takes them, at least one."""
+    size = 0
+    for count, view in enumerate(views):
+        size += view.nbytes
+        if size > limits.QUERY_BYTES_MAX and count:
+            return views[:count]
+    return views

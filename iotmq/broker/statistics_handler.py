@@ -1,0 +1,98 @@
+"""What the broker counted, by name (315), and the topics it made itself (305)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
+
+import msgspec
+
+from iotmq.broker.request_table import Handler
+from iotmq.broker.statistics import (
+    BROKER_STATISTIC_NAMES,
+    STATISTIC_NAMES,
+    WINDOWS,
+    Statistic,
+    Statistics,
+    topic_queue_and_group,
+)
+from iotmq.errors import RequestError
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.server import ServerConnection
+
+# How far a group is behind the end of the log, in bytes and in milliseconds, by (topic, queue id, group);
+# None when it has consumed nothing.
+Behind = Callable[[str, int, str], tuple[int, int] | None]
+
+_FALL_SIZE: Final = "GROUP_GET_FALL_SIZE"
+_FALL_TIME: Final = "GROUP_GET_FALL_TIME"
+_ALL_NAMES: Final = sorted((*STATISTIC_NAMES, _FALL_SIZE, _FALL_TIME))
+
+
+class StatisticsHandler:
+    """Answers with the last minute, hour and day of one name and key."""
+
+    def __init__(
+        self,
+        statistics: Statistics,
+        behind: Behind,
+        *,
+        cluster: str,
+        system_topics: Collection[str],
+        address: Callable[[], str],
+    ) -> None:
+        """`address()` is the broker's own, as HOST:PORT."""
+        self._statistics = statistics
+        self._behind = behind
+        self._cluster = cluster
+        self._system_topics = sorted(system_topics)
+        self._address = address
+
+    def handlers(self) -> Mapping[int, Handler]:
+        return {
+            RequestCode.VIEW_BROKER_STATS_DATA: self._view,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self._list_system_topics,
+        }
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        """Nothing is kept per connection."""
+
+    def _view(self, connection: ServerConnection, request: Command) -> Command | None:
+        name = request.text("statsName")
+        key = request.text("statsKey")
+        if name in (_FALL_SIZE, _FALL_TIME):
+            found = self._moment(name, key)
+        elif name not in STATISTIC_NAMES:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the field statsName is {name[:40]!r}; there are {', '.join(_ALL_NAMES[:3])} and others",
+            )
+        elif name in BROKER_STATISTIC_NAMES and key != self._cluster:
+            found = None
+        else:
+            found = {window: self._statistics.find(name, key, window) for window in WINDOWS}
+        if found is None or found["minute"] is None:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"the field statsKey is {key[:80]!r}: {name} has nothing of it"
+            )
+        body = {f"stats{window.capitalize()}": _shape(statistic) for window, statistic in found.items()}
+        return request.reply(ResponseCode.SUCCESS, body=msgspec.json.encode(body))
+
+    def _moment(self, name: str, key: str) -> dict[str, Statistic | None] | None:
+        """What is not counted but measured when somebody asks: the same in every window."""
+        parts = topic_queue_and_group(key)
+        behind = None if parts is None else self._behind(*parts)
+        if behind is None:
+            return None
+        value = behind[0] if name == _FALL_SIZE else behind[1]
+        return dict.fromkeys(WINDOWS, Statistic(sum=value, tps=0.0, average=float(value)))
+
+    def _list_system_topics(self, connection: ServerConnection, request: Command) -> Command | None:
+        body = {"brokerAddr": self._address(), "topicList": self._system_topics}
+        return request.reply(ResponseCode.SUCCESS, body=msgspec.json.encode(body))
+
+
+def _shape(statistic: Statistic | None) -> dict[str, float | int]:
+    statistic = statistic or Statistic(0, 0.0, 0.0)
+    return {"avgpt": statistic.average, "sum": statistic.sum, "tps": statistic.tps}

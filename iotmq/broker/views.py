@@ -1,0 +1,66 @@
+"""The areas that show what the broker has and does, put together; none of them changes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+from iotmq.broker.cold_reads import ColdReads
+from iotmq.broker.connection_handler import ConnectionHandler
+from iotmq.broker.consume_stats import ConsumeStats
+from iotmq.broker.consume_stats_handler import ConsumeStatsHandler
+from iotmq.broker.consumer_offsets import ConsumerOffsets
+from iotmq.broker.groups import Groups
+from iotmq.broker.long_answers import LongAnswers
+from iotmq.broker.query_handler import QueryHandler
+from iotmq.broker.relay_handler import RelayHandler
+from iotmq.broker.request_table import Area
+from iotmq.broker.statistics import Statistics
+from iotmq.broker.statistics_handler import StatisticsHandler
+from iotmq.broker.topics import TopicTable
+from iotmq.clock import Clock
+from iotmq.metrics import Metric
+from iotmq.store.store import Store
+
+
+class Views:
+    """`areas` are for the request table."""
+
+    def __init__(
+        self,
+        store: Store,
+        topics: TopicTable,
+        groups: Groups,
+        offsets: ConsumerOffsets,
+        statistics: Statistics,
+        cold_reads: ColdReads,
+        clock: Clock,
+        *,
+        broker_name: str,
+        cluster: str,
+        system_topics: Collection[str],
+        relay_timeout_s: float,
+        address: Callable[[], str],
+    ) -> None:
+        """`address()` is the broker's own, as HOST:PORT."""
+        stats = ConsumeStats(
+            store, topics, groups, offsets, clock, broker_name=broker_name, get_tps=statistics.get_tps
+        )
+        self._long_answers = LongAnswers(cold_reads)
+        self._relays = RelayHandler(store, groups, broker_name=broker_name, timeout_s=relay_timeout_s)
+        self.areas: list[Area] = [
+            ConnectionHandler(groups, offsets, clock),
+            ConsumeStatsHandler(store, topics, offsets, stats, self._long_answers, address=address),
+            QueryHandler(store, topics, groups),
+            StatisticsHandler(
+                statistics, stats.behind, cluster=cluster, system_topics=system_topics, address=address
+            ),
+            self._relays,
+        ]
+
+    def stop(self) -> None:
+        """Work on no answer any more."""
+        self._long_answers.stop()
+
+    def metrics(self) -> Iterable[Metric]:
+        yield from self._long_answers.metrics()
+        yield from self._relays.metrics()
