@@ -117,27 +117,26 @@ class ChangedSettings:
             self._changes[name] = change
             logger.warning("%s is %s, changed while the broker ran", name, change.value)
 
-    def as_text(self) -> str:
-        """Every setting, a line each, under its RocketMQ name where it has one and under its own."""
+    def as_texts(self) -> dict[str, str]:
+        """Every setting under its RocketMQ name, where it has one, and under its own."""
         texts = _as_texts(self.broker, self.store)
-        lines = {
+        return {
             _PERMISSIONS: str(
                 _PERMISSION_READ * self.broker.is_readable + _PERMISSION_WRITE * self.broker.is_writable
             ),
             **{name: _alias_text(texts[alias.name], alias.unit) for name, alias in _ALIASES.items()},
             **texts,
         }
-        return "".join([f"{name}={value}\n" for name, value in lines.items()])
 
-    def change(self, text: str, now_ms: int) -> None:
-        """Take lines of ``name=value`` and save them, all or none.
+    def change(self, values: Mapping[str, str], now_ms: int) -> None:
+        """Take settings under either name and save them, all or none.
 
         RequestError (1) names the first that cannot be; OSError when the file cannot be written, and then
         nothing has changed.
         """
-        current = parse_properties(self.as_text())
+        current = self.as_texts()
         wanted: dict[str, str] = {}
-        for name, value in parse_properties(text).items():
+        for name, value in values.items():
             if current.get(name) != value:
                 wanted.update(_our_names(name, value))
         if not wanted:
@@ -164,19 +163,6 @@ class ChangedSettings:
         broker = _changed(self.broker, wanted, "broker")
         self.store = _changed(self.store, wanted, "store")
         self.broker = broker
-
-
-def parse_properties(text: str) -> dict[str, str]:
-    """Lines of ``name=value``; empty lines and those that begin with # or ! are left out."""
-    pairs: dict[str, str] = {}
-    for line in text.splitlines():
-        name, equals, value = line.strip().partition("=")
-        if not name or name[0] in "#!":
-            continue
-        if not equals:
-            raise RequestError(ResponseCode.SYSTEM_ERROR, f"the body has a line without =: {line[:60]!r}")
-        pairs[name.strip()] = value.strip()
-    return pairs
 
 
 _Settings = TypeVar("_Settings", bound=msgspec.Struct)

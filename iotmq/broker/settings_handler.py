@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from iotmq import limits
 from iotmq.broker.changed_settings import ChangedSettings
 from iotmq.broker.request_table import Handler
 from iotmq.clock import Clock
 from iotmq.errors import RequestError
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
+from iotmq.remoting.properties_text import parse_properties, properties_text
 from iotmq.remoting.server import ServerConnection
 
 logger = logging.getLogger(__name__)
@@ -40,22 +40,13 @@ class SettingsHandler:
     def _get(self, connection: ServerConnection, request: Command) -> Command | None:
         version = msgspec.json.encode(self._settings.version).decode()
         return request.reply(
-            ResponseCode.SUCCESS, ext={"version": version}, body=self._settings.as_text().encode()
+            ResponseCode.SUCCESS, ext={"version": version}, body=properties_text(self._settings.as_texts())
         )
 
     def _update(self, connection: ServerConnection, request: Command) -> Command | None:
-        body = request.body_bytes()
-        if len(body) > limits.SETTINGS_TEXT_BYTES_MAX:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"the body has {len(body)} bytes, more than {limits.SETTINGS_TEXT_BYTES_MAX}",
-            )
+        values = parse_properties(request.body_bytes())
         try:
-            text = body.decode()
-        except UnicodeDecodeError:
-            raise RequestError(ResponseCode.SYSTEM_ERROR, "the body is not UTF-8") from None
-        try:
-            self._settings.change(text, self._clock.now_ms())
+            self._settings.change(values, self._clock.now_ms())
         except OSError as error:
             logger.error("changed settings could not be saved: %s", error)
             raise RequestError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 from iotmq.client.connections import Connections
 from iotmq.client.routes import (
@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S: Final = 0.05
 
+T = TypeVar("T")
+
 
 class Registries:
     """Requests to one registry; the next one in the list takes over when it does not answer."""
@@ -44,52 +46,77 @@ class Registries:
 
         RouteNotFoundError naming every registry and its failure when none answers.
         """
+        return await self._first(code, ext, lambda response: response)
+
+    async def route(self, topic: str) -> TopicRoute | None:
+        """The registry's route of `topic`, or None when it knows no such topic."""
+        return await self._first(
+            RequestCode.GET_ROUTE_INFO_BY_TOPIC,
+            {"topic": topic, "acceptStandardJsonOnly": "true"},
+            lambda response: _route_of(topic, response),
+        )
+
+    async def cluster(self) -> dict[str, dict[int, str]]:
+        """Broker name -> broker id -> HOST:PORT of all brokers the registry knows."""
+
+        def read(response: Command) -> dict[str, dict[int, str]]:
+            return parse_cluster(_body(response, "its list of brokers"))
+
+        return await self._first(RequestCode.GET_BROKER_CLUSTER_INFO, {}, read)
+
+    async def topics(self) -> list[str]:
+        """All topic names the registry knows."""
+
+        def read(response: Command) -> list[str]:
+            return parse_topics(_body(response, "its list of topics"))
+
+        return await self._first(RequestCode.GET_ALL_TOPIC_LIST_FROM_REGISTRY, {}, read)
+
+    async def _first(self, code: int, ext: dict[str, str], read: Callable[[Command], T]) -> T:
+        """What `read` makes of the first answer it does not raise BrokerError for.
+
+        When all have failed, BrokerError of the last that answered, or RouteNotFoundError.
+        """
         failures: list[str] = []
+        refusal: BrokerError | None = None
         for step in range(len(self._addresses)):
             index = (self._current + step) % len(self._addresses)
             address = self._addresses[index]
             try:
                 connection = await self._connections.get(address)
                 response = await connection.request(Command.request(code, ext), timeout_s=self._timeout_s)
+                value = read(response)
             except (ConnectionClosedError, RequestTimeoutError) as error:
                 failures.append(str(error) if address in str(error) else f"{address}: {error}")
                 continue
+            except BrokerError as error:
+                refusal = error
+                continue
             self._current = index
-            return response
+            return value
+        if refusal is not None:
+            raise refusal
         raise RouteNotFoundError(
             f"no registry answered: {'; '.join(failures)}. Is one running there (iotmq registry, or "
             "iotmq serve)?"
         )
 
-    async def route(self, topic: str) -> TopicRoute | None:
-        """The registry's route of `topic`, or None when it knows no such topic."""
-        response = await self.request(
-            RequestCode.GET_ROUTE_INFO_BY_TOPIC, {"topic": topic, "acceptStandardJsonOnly": "true"}
-        )
-        if response.code == ResponseCode.TOPIC_NOT_EXIST:
-            return None
-        if response.code != ResponseCode.SUCCESS:
-            raise BrokerError(response.code, response.remark or f"the registry refused the route of {topic}")
-        return parse_route(topic, response.body_bytes())
-
-    async def cluster(self) -> dict[str, dict[int, str]]:
-        """Broker name -> broker id -> HOST:PORT of all brokers the registry knows."""
-        response = await self.request(RequestCode.GET_BROKER_CLUSTER_INFO, {})
-        if response.code != ResponseCode.SUCCESS:
-            raise BrokerError(response.code, response.remark or "the registry refused its list of brokers")
-        return parse_cluster(response.body_bytes())
-
-    async def topics(self) -> list[str]:
-        """All topic names the registry knows."""
-        response = await self.request(RequestCode.GET_ALL_TOPIC_LIST_FROM_REGISTRY, {})
-        if response.code != ResponseCode.SUCCESS:
-            raise BrokerError(response.code, response.remark or "the registry refused its list of topics")
-        return parse_topics(response.body_bytes())
-
     @property
     def addresses_text(self) -> str:
         """All addresses, for error texts."""
         return ", ".join(self._addresses)
+
+
+def _route_of(topic: str, response: Command) -> TopicRoute | None:
+    if response.code == ResponseCode.TOPIC_NOT_EXIST:
+        return None
+    return parse_route(topic, _body(response, f"the route of {topic}"))
+
+
+def _body(response: Command, what: str) -> bytes:
+    if response.code != ResponseCode.SUCCESS:
+        raise BrokerError(response.code, response.remark or f"the registry refused {what}")
+    return response.body_bytes()
 
 
 class Routes:

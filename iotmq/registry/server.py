@@ -21,6 +21,7 @@ from iotmq.registry.settings import RegistrySettings
 from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import RequestCode, ResponseCode, Version
 from iotmq.remoting.command import Command
+from iotmq.remoting.properties_text import parse_properties, properties_text
 from iotmq.remoting.server import RemotingServer, ServerConnection
 
 logger = logging.getLogger("iotmq.registry")
@@ -28,6 +29,8 @@ logger = logging.getLogger("iotmq.registry")
 KV_FILE_NAME: Final = "kvConfig.json"
 _FIRST_SCAN_S: Final = 5.0
 _CHANGES_WAITING_MAX: Final = 256
+# Settings that may change while a registry runs.
+_CHANGEABLE: Final = ("broker_timeout_s", "scan_interval_s")
 _UNIT: Final = 1
 _UNIT_SUBSCRIPTION: Final = 2
 
@@ -89,6 +92,7 @@ class Registry:
             RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: self._unit_subscription_topics,
             RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: self._unit_subscription_only_topics,
             RequestCode.GET_REGISTRY_CONFIG: self._config,
+            RequestCode.UPDATE_REGISTRY_CONFIG: self._update_config,
         }
 
     @property
@@ -299,9 +303,37 @@ class Registry:
         return request.reply(ResponseCode.SUCCESS)
 
     def _config(self, connection: ServerConnection, request: Command) -> Command:
-        settings = msgspec.structs.asdict(self._settings)
-        text = "".join([f"{name}={value}\n" for name, value in settings.items()])
-        return request.reply(ResponseCode.SUCCESS, body=text.encode())
+        return request.reply(ResponseCode.SUCCESS, body=properties_text(self._setting_texts()))
+
+    def _update_config(self, connection: ServerConnection, request: Command) -> Command:
+        """All lines or none. A registry keeps nothing of it: the next start reads its configuration."""
+        current = self._setting_texts()
+        wanted = {
+            name: value
+            for name, value in parse_properties(request.body_bytes()).items()
+            if current.get(name) != value
+        }
+        for name in wanted:
+            if name not in _CHANGEABLE:
+                raise RequestError(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"{name} cannot change while the registry runs: configure it and restart"
+                    if name in current
+                    else f"there is no setting {name[:60]!r}; a registry has {', '.join(current)}",
+                )
+        try:
+            self._settings = msgspec.convert(
+                {**msgspec.structs.asdict(self._settings), **wanted}, RegistrySettings, strict=False
+            )
+        except (msgspec.ValidationError, ValueError) as error:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"a setting cannot be: {error}") from None
+        if self._scan_timer is not None:
+            self._scan_timer.cancel()
+            self._scan_after(self._settings.scan_interval_s)
+        return request.reply(ResponseCode.SUCCESS)
+
+    def _setting_texts(self) -> dict[str, str]:
+        return {name: str(value) for name, value in msgspec.structs.asdict(self._settings).items()}
 
     # Key-value settings.
 

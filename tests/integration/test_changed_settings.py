@@ -10,10 +10,11 @@ import pytest
 from broker_site import PULL, SEND, Site
 
 from iotmq import limits
-from iotmq.broker.changed_settings import CHANGEABLE, parse_properties
+from iotmq.broker.changed_settings import CHANGEABLE
 from iotmq.broker.settings import BrokerSettings
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
+from iotmq.remoting.properties_text import parse_properties
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ async def change(site: Site, text: str) -> Command:
 async def shown(site: Site) -> dict[str, str]:
     response = await site.ask(RequestCode.GET_BROKER_CONFIG)
     assert response.code == 0
-    return parse_properties(response.body_bytes().decode())
+    return parse_properties(response.body_bytes())
 
 
 def perms(site: Site) -> dict[str, int]:

@@ -134,7 +134,7 @@ async def test_an_unknown_topic_is_code_17(peer: ClientConnection, serialize: in
     assert "nothing" in (answer.remark or "")
 
 
-@pytest.mark.parametrize("code", [0, 10, 28, 310, 318, 9_999, 30_001, -1])
+@pytest.mark.parametrize("code", [0, 10, 28, 310, 9_999, 30_001, -1])
 async def test_an_unknown_code_is_answered_with_3(peer: ClientConnection, code: int) -> None:
     assert (await ask(peer, code)).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
 
@@ -442,3 +442,67 @@ async def test_metrics_count_brokers_and_losses(registry: Registry, peer: Client
     assert found["iotmq_registry_registrations_total", ()] == 2
     assert found["iotmq_registry_brokers_lost_total", (("reason", "unregistered"),)] == 1
     assert found["iotmq_remoting_connections", (("listener", "registry"),)] == 1
+
+
+async def test_frozen_queues_are_part_of_the_route_and_absent_without(peer: ClientConnection) -> None:
+    frozen = {**topic("F"), "frozenQueues": [1, 3]}
+    await peer.request(registration(topic("T"), frozen))
+    for name, expected in (("T", None), ("F", [1, 3])):
+        response = await peer.request(Command.request(RequestCode.GET_ROUTE_INFO_BY_TOPIC, {"topic": name}))
+        (queues,) = json.loads(response.body_bytes())["queueDatas"]
+        assert queues.get("frozenQueues") == expected
+
+
+@pytest.mark.parametrize("queues", [[1024], [-1], list(range(1025))])
+async def test_a_topic_with_frozen_queues_nobody_can_have_is_left_out(
+    peer: ClientConnection, queues: list[int]
+) -> None:
+    await peer.request(registration({**topic("F"), "frozenQueues": queues}))
+    response = await peer.request(Command.request(RequestCode.GET_ROUTE_INFO_BY_TOPIC, {"topic": "F"}))
+    assert response.code == ResponseCode.TOPIC_NOT_EXIST
+
+
+async def test_settings_that_may_change_are_changed(
+    registry: Registry, peer: ClientConnection, clock: ManualClock
+) -> None:
+    await peer.request(registration(topic("T")))
+    change = Command.request(RequestCode.UPDATE_REGISTRY_CONFIG, {}, b"# sooner\nbroker_timeout_s=30\n")
+    assert (await peer.request(change)).code == 0
+    clock.advance(31)
+    registry.drop_silent_brokers()
+    assert registry._routes.broker_count == 0
+    shown = await peer.request(Command.request(RequestCode.GET_REGISTRY_CONFIG))
+    assert b"broker_timeout_s=30.0\n" in shown.body_bytes()
+    back = Command.request(RequestCode.UPDATE_REGISTRY_CONFIG, {}, shown.body_bytes())
+    assert (await peer.request(back)).code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (b"listen_port=1", "listen_port cannot change"),
+        (b"kvConfigPath=/etc", "no setting 'kvConfigPath'"),
+        (b"broker_timeout_s=0", "broker_timeout_s"),
+        (b"broker_timeout_s=soon", "broker_timeout_s"),
+        (b"broker_timeout_s", "without ="),
+        (b"\xff=1", "UTF-8"),
+    ],
+)
+async def test_a_setting_that_cannot_be_is_refused(peer: ClientConnection, text: bytes, problem: str) -> None:
+    before = await peer.request(Command.request(RequestCode.GET_REGISTRY_CONFIG))
+    body = b"scan_interval_s=7\n" + text
+    response = await peer.request(Command.request(RequestCode.UPDATE_REGISTRY_CONFIG, {}, body))
+    assert response.code == 1
+    assert problem in (response.remark or "")
+    after = await peer.request(Command.request(RequestCode.GET_REGISTRY_CONFIG))
+    assert after.body_bytes() == before.body_bytes()
+
+
+async def test_two_clusters_and_an_address_that_changes_its_place(peer: ClientConnection) -> None:
+    await peer.request(registration(topic("T"), name="a", address="10.0.0.1:1", cluster="C"))
+    await peer.request(registration(topic("T"), name="b", address="10.0.0.2:1", cluster="D"))
+    # What was master of a is a slave of b from now on.
+    await peer.request(registration(name="b", address="10.0.0.1:1", broker_id=1, cluster="D"))
+    info = json.loads((await peer.request(Command.request(RequestCode.GET_BROKER_CLUSTER_INFO))).body_bytes())
+    assert info["clusterAddrTable"] == {"D": ["b"]}
+    assert info["brokerAddrTable"]["b"]["brokerAddrs"] == {"0": "10.0.0.2:1", "1": "10.0.0.1:1"}
