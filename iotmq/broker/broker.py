@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from iotmq.broker.admin_handler import AdminHandler
+from iotmq.broker.changed_settings import ChangedSettings
 from iotmq.broker.client_handler import ClientHandler
 from iotmq.broker.cold_reads import ColdReads
 from iotmq.broker.consumed import lowest_consumed_position
@@ -38,6 +39,7 @@ from iotmq.broker.runtime_info import RuntimeInfo
 from iotmq.broker.send_back_handler import SendBackHandler
 from iotmq.broker.send_handler import SendHandler
 from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.settings_handler import SettingsHandler
 from iotmq.broker.statistics import Statistics
 from iotmq.broker.subscription_groups import SubscriptionGroups
 from iotmq.broker.timer_handler import TimerHandler
@@ -46,6 +48,8 @@ from iotmq.broker.topic_removal_handler import TopicRemovalHandler
 from iotmq.broker.topics import (
     DLQ_PREFIX,
     HALF_TOPIC,
+    PERMISSION_READ,
+    PERMISSION_WRITE,
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
     TEMPLATE_TOPIC,
@@ -105,6 +109,10 @@ class Broker:
         """`directory` is the data directory (files go to its `config/`); `store_host` is what the store
         was opened with, by default the advertised address of the settings."""
         clock = clock or SystemClock()
+        self._changed_settings = ChangedSettings(
+            directory / "config" / "brokerSettings.json", settings, store.settings
+        )
+        settings = self._changed_settings.broker
         self._settings = settings
         self._store = store
         self._clock = clock
@@ -221,19 +229,20 @@ class Broker:
             delay_progress=self._delays.progress,
         )
         self._clients = ClientHandler(self.groups, self.subscription_groups, self.topics)
+        self._send_backs = SendBackHandler(
+            store,
+            self.intake,
+            self.topics,
+            self.subscription_groups,
+            message_ids,
+            delay_levels,
+            self._delays,
+            statistics=self.statistics,
+            is_writable=settings.is_writable,
+        )
         areas: list[Area] = [
             self._sends,
-            SendBackHandler(
-                store,
-                self.intake,
-                self.topics,
-                self.subscription_groups,
-                message_ids,
-                delay_levels,
-                self._delays,
-                statistics=self.statistics,
-                is_writable=settings.is_writable,
-            ),
+            self._send_backs,
             self._pulls,
             self._transaction_ends,
             self._replies,
@@ -290,6 +299,7 @@ class Broker:
                 store, self.topics, self.groups, self.offsets, own_topics=system_names
             ),
         ]
+        areas.append(SettingsHandler(self._changed_settings, clock, apply=self._apply_settings))
         self.delivery = Delivery(applied_position=store.confirmed_position)
         store.add_projection(self.delivery)
         self._gateway = GatewayHandler(
@@ -359,15 +369,10 @@ class Broker:
     async def start(self) -> None:
         """Listen and register. OSError when the port is taken, StoreError when a config file is broken."""
         settings = self._settings
+        if self._changed_settings.store != self._store.settings:
+            self._store.change_retention(self._changed_settings.store)
         self._removal.resume()
-        for topic in system_topics(
-            cluster=settings.cluster,
-            broker=settings.name,
-            template_queues=settings.default_topic_queues,
-            may_inherit=settings.auto_create_topics,
-        ):
-            if self.topics.find(topic.topic_name) is None or topic.topic_name == TEMPLATE_TOPIC:
-                self.topics.put(topic)
+        self._make_system_topics()
         if not self._store.recovery.was_clean:
             self._recall_topics()
         clamped = self.offsets.clamp(self._end_of)
@@ -388,7 +393,7 @@ class Broker:
             broker_id=settings.broker_id,
             broker_address=self.address,
             ha_address=_with_port(self.address, 1),
-            encode_topics=self.topics.encode,
+            encode_topics=self._encode_registration,
             interval_s=settings.registration_interval_s,
             timeout_s=settings.registration_timeout_s,
         )
@@ -441,6 +446,44 @@ class Broker:
         self._transaction_checks.expire()
         self.intake.expire()
         self._expire()
+
+    def _apply_settings(self) -> None:
+        """Let every part have the values that changed while the broker runs."""
+        before = self._settings
+        settings = self._settings = self._changed_settings.broker
+        self._sends.is_writable = self._send_backs.is_writable = settings.is_writable
+        self._sends.trace_on = "true" if settings.is_tracing_allowed else "false"
+        self._pulls.is_readable = settings.is_readable
+        self.subscription_groups.may_create = settings.auto_create_groups
+        self.groups.expiry_s = settings.client_expiry_s
+        self.holds.held_max = settings.held_pulls_max
+        self.intake.default_topic_queues = settings.default_topic_queues
+        if self._changed_settings.store != self._store.settings:
+            self._store.change_retention(self._changed_settings.store)
+        self._make_system_topics()
+        if (before.is_writable, before.is_readable) != (settings.is_writable, settings.is_readable):
+            # Registries take topics again only with another version.
+            self.topics.count_up()
+
+    def _make_system_topics(self) -> None:
+        settings = self._settings
+        for topic in system_topics(
+            cluster=settings.cluster,
+            broker=settings.name,
+            template_queues=settings.default_topic_queues,
+            may_inherit=settings.auto_create_topics,
+        ):
+            if self.topics.find(topic.topic_name) is None or topic.topic_name == TEMPLATE_TOPIC:
+                self.topics.put(topic)
+
+    def _encode_registration(self) -> bytes:
+        """The topics as registries are told them: none allows what the broker does not."""
+        mask = -1
+        if not self._settings.is_readable:
+            mask &= ~PERMISSION_READ
+        if not self._settings.is_writable:
+            mask &= ~PERMISSION_WRITE
+        return self.topics.encode(perm_mask=mask)
 
     def _recall_topics(self) -> None:
         """After a crash: have a topic for every queue of the log, which is on the disk before topics.json."""

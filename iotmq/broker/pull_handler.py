@@ -111,7 +111,7 @@ class PullHandler:
         self._holds = holds
         self._cold_reads = cold_reads
         self._clock = clock
-        self._is_readable = is_readable
+        self.is_readable = is_readable
         self._statistics = statistics or Statistics(clock)
         self._offset_moved = offset_moved
         self._timer = DeadlineTimer(clock, self.expire)
@@ -267,7 +267,7 @@ class PullHandler:
 
     def _check(self, header: PullHeader) -> SubscriptionGroupConfig:
         """The checks of a pull in the protocol's order, up to the queue id."""
-        if not self._is_readable:
+        if not self.is_readable:
             raise RequestError(ResponseCode.NO_PERMISSION, "this broker does not answer pulls")
         group = self._subscription_groups.find_or_create(header.group)
         if group is None:

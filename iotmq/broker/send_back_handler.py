@@ -52,7 +52,7 @@ class SendBackHandler:
         self._levels = levels
         self._delivery = delivery
         self._statistics = statistics
-        self._is_writable = is_writable
+        self.is_writable = is_writable
 
     def handlers(self) -> Mapping[int, Handler]:
         return {RequestCode.CONSUMER_SEND_MESSAGE_BACK: self._send_back}
@@ -70,7 +70,7 @@ class SendBackHandler:
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 f"the field group names the group {group_name}, which does not exist",
             )
-        if not self._is_writable:
+        if not self.is_writable:
             raise RequestError(ResponseCode.NO_PERMISSION, "this broker does not take messages")
         if group.retry_queue_nums <= 0:
             return request.reply(ResponseCode.SUCCESS)

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+import msgspec
+
 from iotmq.clock import Clock, SystemClock
 from iotmq.errors import StoreCorruptError, StoreError, StoreFullError, StoreReadOnlyError
 from iotmq.limits import INDEX_QUERY_RECORDS_MAX
@@ -411,6 +413,19 @@ class Store:
             yield
         finally:
             self._refusal = self._refusal or refusal
+
+    def change_retention(self, settings: StoreSettings) -> None:
+        """Go by the ages and percentages of other settings from now on; nothing else of them counts."""
+        self.settings = msgspec.structs.replace(
+            self.settings,
+            retention_hours=settings.retention_hours,
+            delete_hour=settings.delete_hour,
+            disk_delete_percent=settings.disk_delete_percent,
+            disk_force_percent=settings.disk_force_percent,
+            disk_full_percent=settings.disk_full_percent,
+            protect_unconsumed=settings.protect_unconsumed,
+        )
+        self._trimmer.change(self.settings)
 
     def delete_expired(self) -> None:
         """Delete what is past its age now, whatever the hour; a pass may not do all of it at once."""
