@@ -15,9 +15,11 @@ from iotmq.broker.changed_settings import ChangedSettings
 from iotmq.broker.client_handler import ClientHandler
 from iotmq.broker.cold_reads import ColdReads
 from iotmq.broker.consumed import lowest_consumed_position
+from iotmq.broker.consumer_filters import ConsumerFilters
 from iotmq.broker.consumer_offsets import ConsumerOffsets
 from iotmq.broker.delays import DelayDelivery, DelayLevels
 from iotmq.broker.delivery import Delivery
+from iotmq.broker.filter_handler import FilterHandler
 from iotmq.broker.gateway import GatewayHandler, LocalGateway
 from iotmq.broker.group_changes_handler import GroupChangesHandler
 from iotmq.broker.groups import Groups
@@ -124,6 +126,9 @@ class Broker:
             config / "subscriptionGroup.json", clock, may_create=settings.auto_create_groups
         )
         self.offsets = ConsumerOffsets(config / "consumerOffset.json")
+        self.consumer_filters = ConsumerFilters(
+            config / "consumerFilter.json", clock, is_enabled=settings.property_filter_enabled
+        )
         self.groups = Groups(clock, expiry_s=settings.client_expiry_s)
         self.locks = QueueLocks(clock)
         self.holds = Holds(held_max=settings.held_pulls_max)
@@ -213,6 +218,7 @@ class Broker:
             self.holds,
             self._cold_reads,
             clock,
+            filters=self.consumer_filters,
             is_readable=settings.is_readable,
             statistics=self.statistics,
             offset_moved=self._offset_moved.moved,
@@ -228,7 +234,9 @@ class Broker:
             cold_reads_max=settings.cold_reads_max,
             delay_progress=self._delays.progress,
         )
-        self._clients = ClientHandler(self.groups, self.subscription_groups, self.topics)
+        self._clients = ClientHandler(
+            self.groups, self.subscription_groups, self.topics, self.consumer_filters
+        )
         self._send_backs = SendBackHandler(
             store,
             self.intake,
@@ -250,6 +258,7 @@ class Broker:
             self._clients,
             LockHandler(self.locks, self.topics),
             TimerHandler(self._delays.timers, self.topics, broker_name=settings.name),
+            FilterHandler(self.consumer_filters),
             RetentionHandler(store),
             AdminHandler(
                 store,
@@ -401,6 +410,7 @@ class Broker:
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._save_repeatedly(self.offsets)),
+            loop.create_task(self._save_repeatedly(self.consumer_filters)),
             loop.create_task(self._save_repeatedly(self._delays)),
             loop.create_task(_repeat(_EXPIRY_SCAN_S, self._expire)),
             loop.create_task(_repeat(SAMPLE_INTERVAL_S, self.sample)),
@@ -437,6 +447,7 @@ class Broker:
         _save_config(self.topics, is_synced=True)
         _save_config(self.subscription_groups, is_synced=True)
         self._save(self.offsets)
+        self._save(self.consumer_filters)
         self._save(self._delays)
 
     def expire(self) -> None:
@@ -512,6 +523,7 @@ class Broker:
             self.subscription_groups,
             self.groups,
             self.offsets,
+            self.consumer_filters,
             self._delays,
             self._transactions,
             self._transaction_checks,
@@ -608,6 +620,7 @@ class Broker:
 
     def _expire(self) -> None:
         self._clients.expire()
+        self.consumer_filters.expire()
         self.locks.expire()
         self._removal.clean()
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from iotmq import limits
+from iotmq.broker.consumer_filters import ConsumerFilters
 from iotmq.broker.groups import Groups
 from iotmq.broker.heartbeat import check_client_id, decode_heartbeat
 from iotmq.broker.request_table import Handler
@@ -26,8 +27,15 @@ class ConsumerIds(msgspec.Struct, kw_only=True, rename="camel"):
 class ClientHandler:
     """Keeps the live groups up to date and tells their members."""
 
-    def __init__(self, groups: Groups, subscription_groups: SubscriptionGroups, topics: TopicTable) -> None:
+    def __init__(
+        self,
+        groups: Groups,
+        subscription_groups: SubscriptionGroups,
+        topics: TopicTable,
+        filters: ConsumerFilters,
+    ) -> None:
         self._groups = groups
+        self._filters = filters
         self._subscription_groups = subscription_groups
         self._topics = topics
 
@@ -51,6 +59,7 @@ class ClientHandler:
             connection, heartbeat, language=request.language, version=request.version
         )
         for consumer in heartbeat.consumer_data_set or ():
+            self._filters.register(consumer.group_name, consumer.subscription_data_set or ())
             group = self._subscription_groups.find_or_create(consumer.group_name)
             if group is not None:
                 self._ensure_retry_topic(group)
@@ -87,6 +96,8 @@ class ClientHandler:
         """Tell every member of the groups that members or subscriptions changed."""
         for name in changed:
             group = self._groups.consumer_group(name)
+            if group is None:
+                self._filters.group_left(name)
             config = self._subscription_groups.find(name)
             if group is None or (config is not None and not config.notify_consumer_ids_changed_enable):
                 continue

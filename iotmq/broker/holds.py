@@ -13,6 +13,7 @@ import heapq
 import math
 from collections.abc import Iterable
 
+from iotmq.message.record_filter import RecordFilter
 from iotmq.metrics import Metric
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
@@ -44,7 +45,7 @@ class Hold:
         *,
         group: str,
         offset: int,
-        tags: frozenset[int] | None,
+        tags: frozenset[int] | RecordFilter | None,
         records_max: int,
         bytes_max: int,
         deadline_s: float,

@@ -7,6 +7,7 @@ from typing import NamedTuple, TypeAlias, cast
 
 from iotmq import limits
 from iotmq.broker.cold_reads import ColdReads
+from iotmq.broker.consumer_filters import ConsumerFilters
 from iotmq.broker.consumer_offsets import ConsumerOffsets
 from iotmq.broker.deadline_timer import DeadlineTimer
 from iotmq.broker.groups import Groups
@@ -20,6 +21,7 @@ from iotmq.broker.tag_filter import parse_tags
 from iotmq.broker.topics import TopicTable
 from iotmq.clock import Clock
 from iotmq.errors import RequestError
+from iotmq.message.record_filter import RecordFilter
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
@@ -77,12 +79,14 @@ class _Asked(NamedTuple):
     queue: Queue
     group: str
     offset: int
-    tags: frozenset[int] | None
+    tags: frozenset[int] | RecordFilter | None
     records_max: int
     bytes_max: int
     deadline_s: float | None
     begun_us: int
     is_from_disk: bool = False
+    # How many entries a read through a filter may look at; 0 as many as any pull.
+    entries_max: int = 0
 
 
 class PullHandler:
@@ -99,6 +103,7 @@ class PullHandler:
         cold_reads: ColdReads,
         clock: Clock,
         *,
+        filters: ConsumerFilters,
         is_readable: bool,
         statistics: Statistics | None = None,
         offset_moved: OffsetMoved | None = None,
@@ -110,6 +115,7 @@ class PullHandler:
         self._offsets = offsets
         self._holds = holds
         self._cold_reads = cold_reads
+        self._filters = filters
         self._clock = clock
         self.is_readable = is_readable
         self._statistics = statistics or Statistics(clock)
@@ -136,8 +142,9 @@ class PullHandler:
             for hold in holds.waiting_for(queue):
                 begun_us = now_us()
                 read = self._read(hold)
-                if read.status == ReadStatus.NO_MATCHED_MESSAGE:
-                    # Nothing for its filter: it waits on, behind what was looked through.
+                if read.status == ReadStatus.NO_MATCHED_MESSAGE and read.next_offset >= read.max_offset:
+                    # Nothing for its filter: it waits on, behind what was looked through. When that was not
+                    # all, it is told to ask again (20): nobody would wake it for the rest.
                     hold.offset = read.next_offset
                 elif self._code_of(read, hold.offset) != ResponseCode.PULL_NOT_FOUND:
                     holds.remove(hold)
@@ -204,19 +211,32 @@ class PullHandler:
         """Answer a pull, park it, or have what it needs brought into memory first: then None."""
         request, queue, records_max = asked.request, asked.queue, asked.records_max
         plan = self._store.plan_read(
-            queue, asked.offset, records_max=records_max, bytes_max=asked.bytes_max, tags=asked.tags
+            queue,
+            asked.offset,
+            records_max=records_max,
+            bytes_max=asked.bytes_max,
+            tags=asked.tags,
+            entries_max=asked.entries_max,
         )
         if plan is not None and loads_left > 0:
             limited = asked._replace(is_from_disk=True)
             if plan.records_max:
                 # One load covers so many; the rest is the next pull's.
-                limited = limited._replace(records_max=min(records_max, plan.records_max))
+                if isinstance(asked.tags, RecordFilter):
+                    limited = limited._replace(entries_max=plan.records_max)
+                else:
+                    limited = limited._replace(records_max=min(records_max, plan.records_max))
             self._cold_reads.start(
                 plan, lambda error: self._loaded(limited, error, loads_left=loads_left - 1)
             )
             return None
         read = self._store.read(
-            queue, asked.offset, records_max=records_max, bytes_max=asked.bytes_max, tags=asked.tags
+            queue,
+            asked.offset,
+            records_max=records_max,
+            bytes_max=asked.bytes_max,
+            tags=asked.tags,
+            entries_max=asked.entries_max,
         )
         code = self._code_of(read, asked.offset)
         if code == ResponseCode.PULL_NOT_FOUND and asked.deadline_s is not None:
@@ -295,12 +315,14 @@ class PullHandler:
 
     def _filter(
         self, request: Command, header: PullHeader, config: SubscriptionGroupConfig
-    ) -> frozenset[int] | None:
-        """The tags wanted: from the request when it brings them, otherwise from the group's heartbeat."""
+    ) -> frozenset[int] | RecordFilter | None:
+        """What is wanted: from the request when it says so, otherwise from the group's heartbeat."""
         ext = request.ext
         if header.sys_flag & _HAS_SUBSCRIPTION:
-            expression_type = ext.get("expressionType")
             expression = ext.get("subscription", "")
+            expression_type = ext.get("expressionType")
+            if expression_type and expression_type != TAG_EXPRESSION:
+                return self._filters.of_request(expression_type, expression)
         else:
             group = self._groups.consumer_group(header.group)
             if group is None:
@@ -323,13 +345,9 @@ class PullHandler:
                     f"the field subVersion is {header.subscription_version}, "
                     f"newer than the heartbeat's {subscription.sub_version}",
                 )
-            expression_type = subscription.expression_type
+            if not subscription.is_by_tag:
+                return self._filters.of_group(header.group, subscription)
             expression = subscription.expression
-        if expression_type not in (None, "", TAG_EXPRESSION):
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"the field expressionType is {expression_type}; this broker filters by {TAG_EXPRESSION}",
-            )
         return parse_tags(expression)
 
     def _read(self, hold: Hold) -> Read:
