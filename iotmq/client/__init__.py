@@ -1,4 +1,4 @@
-"""The native client: producers, push and pull consumers, for asyncio and for blocking code.
+"""The native client: producers, transactions, requests, consumers, for asyncio and for blocking code.
 
 Names are loaded when they are first used, so that a program pays only for the parts it needs.
 """
@@ -17,11 +17,14 @@ if TYPE_CHECKING:
         SyncPullConsumer,
         SyncPushConsumer,
     )
+    from iotmq.client.blocking_requests import SyncReplier, SyncRequester
+    from iotmq.client.blocking_transactions import SyncTransaction, SyncTransactionProducer
     from iotmq.client.client import IotmqClient
     from iotmq.client.message import Message, ReceivedMessage, SendResult, SendStatus
     from iotmq.client.producer import Producer
     from iotmq.client.pull_consumer import PullConsumer
     from iotmq.client.push_consumer import PushConsumer
+    from iotmq.client.requests import Replier, Requester
     from iotmq.client.routes import MessageQueue, TopicRoute, queue_of_key
     from iotmq.client.settings import (
         ClientSettings,
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
         PullConsumerSettings,
         PushConsumerSettings,
     )
+    from iotmq.client.transactions import Transaction, TransactionProducer, TransactionState
 
 _MODULES = {
     "Admin": "admin",
@@ -44,6 +48,8 @@ _MODULES = {
     "PushConsumerSettings": "settings",
     "QueueOffsets": "admin",
     "ReceivedMessage": "message",
+    "Replier": "requests",
+    "Requester": "requests",
     "SendResult": "message",
     "SendStatus": "message",
     "SyncAdmin": "blocking",
@@ -51,7 +57,14 @@ _MODULES = {
     "SyncProducer": "blocking",
     "SyncPullConsumer": "blocking",
     "SyncPushConsumer": "blocking",
+    "SyncReplier": "blocking_requests",
+    "SyncRequester": "blocking_requests",
+    "SyncTransaction": "blocking_transactions",
+    "SyncTransactionProducer": "blocking_transactions",
     "TopicRoute": "routes",
+    "Transaction": "transactions",
+    "TransactionProducer": "transactions",
+    "TransactionState": "transactions",
     "queue_of_key": "routes",
 }
 
@@ -69,6 +82,8 @@ __all__ = [
     "PushConsumerSettings",
     "QueueOffsets",
     "ReceivedMessage",
+    "Replier",
+    "Requester",
     "SendResult",
     "SendStatus",
     "SyncAdmin",
@@ -76,7 +91,14 @@ __all__ = [
     "SyncProducer",
     "SyncPullConsumer",
     "SyncPushConsumer",
+    "SyncReplier",
+    "SyncRequester",
+    "SyncTransaction",
+    "SyncTransactionProducer",
     "TopicRoute",
+    "Transaction",
+    "TransactionProducer",
+    "TransactionState",
     "queue_of_key",
 ]
 

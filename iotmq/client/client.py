@@ -8,8 +8,9 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from iotmq.client.connections import Connections, split_address
 from iotmq.client.registries import Registries, Routes
@@ -31,6 +32,9 @@ from iotmq.remoting.connection import ClientConnection
 
 _log = logging.getLogger(__name__)
 _instances = itertools.count(1)
+
+RequestHandler: TypeAlias = Callable[[ClientConnection, Command], Command | None]
+"""Answers a request of a broker's own; the next one is asked when it has no answer, or not SUCCESS."""
 
 
 class GroupConsumer(Protocol):
@@ -86,6 +90,7 @@ class IotmqClient:
         )
         self._producers: dict[str, int] = {}
         self._consumers: dict[str, GroupConsumer] = {}
+        self._request_handlers: dict[int, list[RequestHandler]] = {}
         self._heartbeater: asyncio.Task[None] | None = None
         self._recoveries: dict[str, asyncio.Task[None]] = {}
         """Address -> the task that makes its lost connection again, for the consumers."""
@@ -181,6 +186,14 @@ class IotmqClient:
             del self._consumers[consumer.group]
             await self._unregister("consumerGroup", consumer.group)
 
+    def add_request_handler(self, code: int, handler: RequestHandler) -> None:
+        """Have `handler` asked for an answer when a broker sends a request with this code."""
+        self._request_handlers.setdefault(code, []).append(handler)
+
+    def remove_request_handler(self, code: int, handler: RequestHandler) -> None:
+        """Undo `add_request_handler`."""
+        self._request_handlers[code].remove(handler)
+
     async def heartbeat(self) -> None:
         """Tell every broker in use now; returns when each has answered or failed."""
         await asyncio.gather(*(self._heartbeat_to(address) for address in self._heartbeat_addresses()))
@@ -251,7 +264,7 @@ class IotmqClient:
                 consumer.members_changed()
 
     def _lost(self, address: str) -> None:
-        if not self._is_running or not self._consumers or address in self._recoveries:
+        if not self._is_running or not self._is_asked or address in self._recoveries:
             return
         if address in self._broker_addresses():
             task = asyncio.ensure_future(self._recover(address))
@@ -259,8 +272,8 @@ class IotmqClient:
             task.add_done_callback(lambda _: self._recoveries.pop(address, None))
 
     async def _recover(self, address: str) -> None:
-        """Make a lost connection again while consumers may need it, so that the group stays whole."""
-        while self._consumers and address in self._broker_addresses():
+        """Make a lost connection again while somebody may be told something on it."""
+        while self._is_asked and address in self._broker_addresses():
             await asyncio.sleep(self._connections.rest_s(address) + 0.001)
             try:
                 await self._connections.get(address)
@@ -268,17 +281,27 @@ class IotmqClient:
             except ConnectionClosedError:
                 continue
 
+    @property
+    def _is_asked(self) -> bool:
+        """Whether brokers have something to say to us of their own: to consumers, or to request handlers."""
+        return bool(self._consumers) or any(self._request_handlers.values())
+
     def _route_changed(self, topic: str) -> None:
         for consumer in self._consumers.values():
             consumer.route_changed(topic)
 
-    def _requested(self, _connection: ClientConnection, command: Command) -> Command | None:
+    def _requested(self, connection: ClientConnection, command: Command) -> Command | None:
         if command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
             consumer = self._consumers.get(command.ext.get("consumerGroup", ""))
             if consumer is not None:
                 consumer.members_changed()
             return None if command.is_oneway else command.reply(ResponseCode.SUCCESS)
-        return None if command.is_oneway else command.not_supported()
+        answer = None
+        for handler in self._request_handlers.get(command.code, ()):
+            answer = handler(connection, command) or answer
+            if answer is not None and answer.code == ResponseCode.SUCCESS:
+                break
+        return None if command.is_oneway else answer or command.not_supported()
 
 
 def expect_success(response: Command, doing: str) -> Command:

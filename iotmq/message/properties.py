@@ -25,6 +25,8 @@ CORRELATION_ID: Final = "CORRELATION_ID"
 REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
 REPLY_TTL: Final = "TTL"
 MSG_TYPE: Final = "MSG_TYPE"
+# What MSG_TYPE says of a reply.
+REPLY_TYPE: Final = "reply"
 # Milliseconds from its store time on after which a record is passed over by reads.
 TIME_TO_LIVE_MS: Final = "MSG_TTL_MS"
 MULTI_DISPATCH: Final = "INNER_MULTI_DISPATCH"

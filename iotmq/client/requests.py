@@ -1,0 +1,244 @@
+"""Questions and answers over messages: a request is a message, its reply comes straight back to who asked.
+
+The requester names itself and a number of the request's own in the message's properties; whoever consumes the
+message sends the reply to the broker, which hands it to the requester's connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Final
+
+from iotmq.client.client import IotmqClient, expect_success
+from iotmq.client.message import Message, ReceivedMessage
+from iotmq.client.offsets import broker_address
+from iotmq.client.producer import Producer
+from iotmq.client.routes import MASTER_ID, MessageQueue
+from iotmq.client.settings import ProducerSettings
+from iotmq.errors import ClientError, ConnectionClosedError, ProducerBusyError, RequestTimeoutError
+from iotmq.message.hosts import encode_host
+from iotmq.message.message_ids import UniqueKeys
+from iotmq.message.properties import CLUSTER, CORRELATION_ID, MSG_TYPE, REPLY_TO_CLIENT, REPLY_TTL, REPLY_TYPE
+from iotmq.message.record import decode_record, encode_record, property_value
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.connection import ClientConnection
+
+_log = logging.getLogger(__name__)
+
+REQUESTER_GROUP: Final = "DEFAULT_REQUESTER"
+REPLIER_GROUP: Final = "DEFAULT_REPLIER"
+
+
+class Requester:
+    """Sends requests and waits for their replies; `async with` starts and stops it."""
+
+    def __init__(
+        self,
+        client: IotmqClient,
+        group: str = REQUESTER_GROUP,
+        settings: ProducerSettings | None = None,
+    ) -> None:
+        self._client = client
+        self._producer = Producer(client, group, settings)
+        self._ids = UniqueKeys(clock=client.clock)
+        self._waiting: dict[str, asyncio.Future[ReceivedMessage]] = {}
+        """Correlation id -> the request whose reply has not come."""
+        self._is_running = False
+
+    async def start(self) -> None:
+        """Take replies from now on; the client must be started."""
+        if self._is_running:
+            return
+        await self._producer.start()
+        self._is_running = True
+        self._client.add_request_handler(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._replied)
+        # Brokers that are connected already would otherwise hear of the group only later.
+        await self._client.heartbeat()
+
+    async def stop(self) -> None:
+        """Leave; requests that wait for a reply fail with ConnectionClosedError."""
+        if not self._is_running:
+            return
+        self._is_running = False
+        self._client.remove_request_handler(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._replied)
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(ConnectionClosedError("the requester was stopped"))
+        await self._producer.stop()
+
+    async def __aenter__(self) -> Requester:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def request(
+        self, message: Message, *, timeout_ms: int = 3_000, queue: MessageQueue | None = None
+    ) -> ReceivedMessage:
+        """The reply to a message.
+
+        RequestTimeoutError without one in time (the request may have been carried out), ProducerBusyError
+        while `in_flight_max` requests wait, and whatever `Producer.send` raises.
+        """
+        if len(self._waiting) >= self._producer.settings.in_flight_max:
+            raise ProducerBusyError(
+                f"{len(self._waiting)} requests wait for their replies: ask less at a time, or raise "
+                "in_flight_max"
+            )
+        correlation_id = self._ids.next()
+        asking = copy.copy(message)
+        asking.properties = {
+            **(message.properties or {}),
+            CORRELATION_ID: correlation_id,
+            REPLY_TO_CLIENT: self._client.client_id,
+            REPLY_TTL: str(timeout_ms),
+        }
+        future: asyncio.Future[ReceivedMessage] = asyncio.get_running_loop().create_future()
+        self._waiting[correlation_id] = future
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._introduce(message.topic)
+                await self._producer.send(asking, queue=queue, timeout_ms=timeout_ms)
+                return await future
+        except TimeoutError:
+            raise RequestTimeoutError(
+                f"no reply to a request on topic {message.topic} within {timeout_ms} ms; it may have been "
+                "carried out. Does somebody consume the topic and reply?"
+            ) from None
+        finally:
+            del self._waiting[correlation_id]
+
+    async def _introduce(self, topic: str) -> None:
+        """Be connected to every broker of the topic: any of them may be handed the reply."""
+        route = self._client.routes.known(topic)
+        if route is None:
+            await self._producer.queues(topic)
+            route = self._client.routes.known(topic)
+        for by_id in () if route is None else route.addresses.values():
+            address = by_id.get(MASTER_ID)
+            if address is None or self._client.connections.ready(address) is not None:
+                continue
+            try:
+                await self._client.connections.get(address)
+            except ConnectionClosedError as error:
+                _log.debug("no reply can come from %s now: %s", address, error)
+
+    def _replied(self, _connection: ClientConnection, command: Command) -> Command | None:
+        properties = command.ext.get("properties", "").encode()
+        correlation_id = (property_value(properties, CORRELATION_ID.encode()) or b"").decode()
+        future = self._waiting.get(correlation_id)
+        if future is None or future.done():
+            return command.reply(
+                ResponseCode.SYSTEM_ERROR, remark=f"no request {correlation_id} waits for a reply (any more)"
+            )
+        try:
+            message = _read_reply(command, properties)
+        except ValueError as error:
+            return command.reply(ResponseCode.SYSTEM_ERROR, remark=f"the reply cannot be read: {error}")
+        future.set_result(message)
+        return command.reply(ResponseCode.SUCCESS)
+
+
+class Replier:
+    """Replies to requests that a consumer has received."""
+
+    def __init__(self, client: IotmqClient, group: str = REPLIER_GROUP) -> None:
+        self._client = client
+        self._group = group
+        self._ids = UniqueKeys(clock=client.clock)
+
+    async def reply(
+        self,
+        request: ReceivedMessage,
+        body: bytes,
+        *,
+        tags: str = "",
+        properties: Mapping[str, str] | None = None,
+        timeout_ms: int | None = None,
+    ) -> None:
+        """Send a reply; returns when who asked has it.
+
+        ClientError for a message that is no request, BrokerError when who asked is gone or waits no more.
+        """
+        asked = request.properties
+        cluster = asked.get(CLUSTER)
+        if not is_request(request) or not cluster:
+            raise ClientError(f"{request!r} is no request: it does not say whom to reply to")
+        message = Message(
+            f"{cluster}_REPLY_TOPIC",
+            body,
+            tags=tags,
+            properties={
+                **(properties or {}),
+                MSG_TYPE: REPLY_TYPE,
+                CORRELATION_ID: asked[CORRELATION_ID],
+                REPLY_TO_CLIENT: asked[REPLY_TO_CLIENT],
+                REPLY_TTL: asked.get(REPLY_TTL, ""),
+            },
+        )
+        # Who asked is connected to the broker that took the request.
+        address = await broker_address(self._client, request.queue)
+        command = Command.request(
+            RequestCode.SEND_REPLY_MESSAGE_V2,
+            {
+                "a": self._group,
+                "b": message.topic,
+                "c": "TBW102",
+                "d": "4",
+                "e": "0",
+                "f": "0",
+                "g": str(self._client.clock.now_ms()),
+                "h": "0",
+                "i": message.encoded_properties(self._ids.next()).decode(),
+                "j": "0",
+                "k": "false",
+                "m": "false",
+                "n": request.queue.broker_name,
+            },
+            body,
+        )
+        response = await self._client.request(
+            address, command, timeout_s=None if timeout_ms is None else timeout_ms / 1000
+        )
+        expect_success(response, f"reply to {asked[REPLY_TO_CLIENT]}")
+
+
+def is_request(message: ReceivedMessage) -> bool:
+    """True when somebody waits for a reply to the message."""
+    properties = message.properties
+    return bool(properties.get(REPLY_TO_CLIENT)) and bool(properties.get(CORRELATION_ID))
+
+
+def _read_reply(command: Command, properties: bytes) -> ReceivedMessage:
+    """The message in a 326. ValueError when a field is wrong."""
+    ext = command.ext
+    topic = ext.get("topic", "")
+    queue_id = int(ext.get("queueId", 0))
+    record = encode_record(
+        topic=topic,
+        body=command.body_bytes(),
+        properties=properties,
+        queue_id=max(0, queue_id),
+        flag=int(ext.get("flag", 0)),
+        sys_flag=int(ext.get("sysFlag", 0)),
+        born_timestamp_ms=int(ext.get("bornTimestamp", 0)),
+        born_host=_read_host(ext.get("bornHost", "")),
+        store_timestamp_ms=int(ext.get("storeTimestamp", 0)),
+        store_host=_read_host(ext.get("storeHost", "")),
+        reconsume_times=int(ext.get("reconsumeTimes") or 0),
+    )
+    return ReceivedMessage(MessageQueue(topic, "", queue_id), decode_record(record))
+
+
+def _read_host(text: str) -> bytes:
+    """HOST:PORT as a record has it; brokers of the Java kind write /HOST:PORT."""
+    host, _, port = text.rpartition(":")
+    return encode_host(host.rpartition("/")[2].strip("[]") or "0.0.0.0", int(port or 0))
