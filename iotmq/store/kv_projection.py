@@ -118,7 +118,7 @@ class KeyValueProjection:
         if self.applied_position == self.written_position:
             return
         try:
-            self._write(_MARKER.pack(_MAGIC, self._format_version, self.applied_position))
+            self._write(self._marker())
             self.written_position = self.applied_position
             self._collector.clear()
             self._flush_when_due()
@@ -160,6 +160,9 @@ class KeyValueProjection:
         """The log begins at `min_position` now, or soon: nothing before it may have to come again."""
         if self.durable_position < min_position:
             self.sync()
+
+    def _marker(self) -> bytes:
+        return _MARKER.pack(_MAGIC, self._format_version, self.applied_position)
 
     def _write(self, marker: bytes) -> None:
         """Write what has been collected and the marker, in one step."""

@@ -1,0 +1,486 @@
+"""Durable MQTT sessions and their light queues, as the log has made them.
+
+In the column family `sessions` (numbers big-endian), besides the keys of light_queues:
+0x03 client id                    -> the session, in MessagePack (StoredSession)
+0x04 filter id 4 client id        -> cursor 8: the position before which the session is done with the filter
+0x05 due_ms 8 client id           -> nothing: when sessions nobody is connected to expire
+0x06                              -> how many sessions there are 8
+
+A session costs memory only while something of it changes; where its queues stand is in LightQueues.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from iotmq.broker.light_queues import LightQueues
+from iotmq.broker.session_records import (
+    NEVER_EXPIRES_S,
+    SESSION_TOPIC,
+    Change,
+    Close,
+    End,
+    InFlight,
+    Open,
+    Progress,
+    Subscribe,
+    Unsubscribe,
+    Will,
+    WillSent,
+    decode_changes,
+)
+from iotmq.errors import StoreCorruptError
+from iotmq.store.kv_projection import MARKER_KEY, KeyValueProjection
+
+if TYPE_CHECKING:
+    from iotmq.store.kv import KeyValueStore
+
+NAME: Final = "sessions"
+FORMAT_VERSION: Final = 1
+# How many queues are looked at per write, once the log has been trimmed or sessions have come further.
+SWEEP_QUEUES: Final = 256
+
+_TAG_FILTER: Final = b"\x01"
+_TAG_ENTRIES: Final = b"\x02"
+_TAG_SESSION: Final = b"\x03"
+_TAG_CURSOR: Final = b"\x04"
+_TAG_DUE: Final = b"\x05"
+_COUNT_KEY: Final = b"\x06"
+
+_QUEUE_KEY: Final = struct.Struct(">cI")
+_ENTRIES_KEY: Final = struct.Struct(">cIQ")
+_DUE_KEY: Final = struct.Struct(">cQ")
+_NUMBER: Final = struct.Struct(">Q")
+_ENTRY: Final = struct.Struct(">qIq")
+_POSITION_MAX: Final = 2**63 - 1
+
+logger = logging.getLogger("iotmq.broker")
+
+
+class Subscription(msgspec.Struct, array_like=True):
+    """One filter of a session. `options` as in SUBSCRIBE."""
+
+    queue_id: int
+    options: int
+
+
+class StoredSession(msgspec.Struct, array_like=True):
+    """A session as it is stored. Its cursors are keys of their own."""
+
+    epoch: int
+    # The front end the client is connected to, or was before it crashed; empty when it has gone.
+    owner: str
+    expiry_s: int
+    # When the client went, 0 while it is there.
+    closed_ms: int
+    subscriptions: dict[str, Subscription]
+    # Packet ids of QoS 2 that were received and not released.
+    received: list[int]
+    # What was sent with QoS 2 and is not done.
+    in_flight: list[InFlight]
+    will: Will | None = None
+
+    @property
+    def due_ms(self) -> int | None:
+        """When it expires; None while it does not."""
+        if not self.closed_ms or self.expiry_s == NEVER_EXPIRES_S:
+            return None
+        return self.closed_ms + self.expiry_s * 1000
+
+
+class QueueRead(NamedTuple):
+    """A stretch of a light queue: where records stand and how large they are.
+
+    Everything before `next_position` is in it or was before; `is_end` when the queue has nothing after it.
+    """
+
+    places: list[tuple[int, int]]
+    next_position: int
+    is_end: bool
+
+
+class _Changes:
+    """What came together since the last write (store.kv_projection.Collector)."""
+
+    def __init__(self, queues: LightQueues) -> None:
+        self.queues = queues
+        # None for what is gone.
+        self.sessions: dict[str, StoredSession | None] = {}
+        self.cursors: dict[tuple[int, str], int | None] = {}
+        self.due: dict[bytes, bool] = {}
+
+    @property
+    def count(self) -> int:
+        return self.queues.count + len(self.sessions) + len(self.cursors) + len(self.due)
+
+    def collect(self, view: memoryview) -> None:
+        self.queues.collect(view)
+
+    def items(self) -> tuple[list[bytes], list[bytes]]:
+        keys, values, _, _ = self.all_items()
+        return keys, values
+
+    def all_items(self) -> tuple[list[bytes], list[bytes], list[bytes], list[tuple[bytes, bytes]]]:
+        keys, values, removed, ranges = self.queues.items()
+        for client_id, session in self.sessions.items():
+            if session is None:
+                removed.append(_session_key(client_id))
+            else:
+                keys.append(_session_key(client_id))
+                values.append(_encode(session))
+        for (queue_id, client_id), position in self.cursors.items():
+            key = _cursor_key(queue_id, client_id)
+            if position is None:
+                removed.append(key)
+            else:
+                keys.append(key)
+                values.append(_NUMBER.pack(position))
+        for key, is_there in self.due.items():
+            if is_there:
+                keys.append(key)
+                values.append(b"")
+            else:
+                removed.append(key)
+        return keys, values, removed, ranges
+
+    def clear(self) -> None:
+        self.queues.clear()
+        self.sessions.clear()
+        self.cursors.clear()
+        self.due.clear()
+
+
+class SessionProjection(KeyValueProjection):
+    """The projection. For the store's thread alone.
+
+    Its state is a function of the log alone, but for what nobody needs any more. What is not in the log any
+    more is only here: a database that is lost takes the sessions with it whose records retention removed.
+    """
+
+    def __init__(self, key_values: KeyValueStore) -> None:
+        self.queues = LightQueues(SESSION_TOPIC, self._apply_record)
+        self._changes = _Changes(self.queues)
+        self._count = 0
+        self.malformed_records = 0
+        # Queues whose sessions have come further, and what is left to look at behind a trimmed log.
+        self._moved_queues: set[int] = set()
+        self._min_position = 0
+        self._sweep: Iterator[int] | None = None
+        super().__init__(key_values, NAME, format_version=FORMAT_VERSION, collector=self._changes)
+
+    # Reading
+
+    @property
+    def count(self) -> int:
+        """How many sessions there are."""
+        return self._count
+
+    def session(self, client_id: str) -> StoredSession | None:
+        """The session of a client, to look at and not to change."""
+        if client_id in self._changes.sessions:
+            return self._changes.sessions[client_id]
+        value = self._space.get(_session_key(client_id))
+        return None if value is None else _decode(value)
+
+    def sessions(self, *, after: str | None = None) -> Iterator[tuple[str, StoredSession]]:
+        """All sessions in the order of their client ids' UTF-8, from behind `after` on."""
+        self.write_out()
+        start = _TAG_SESSION if after is None else _session_key(after) + b"\0"
+        for key, value in self._space.scan(start, _TAG_CURSOR):
+            yield key[1:].decode(), _decode(value)
+
+    def cursor(self, queue_id: int, client_id: str) -> int:
+        """The position before which the session is done with the queue's filter."""
+        key = (queue_id, client_id)
+        if key in self._changes.cursors:
+            return self._changes.cursors[key] or 0
+        value = self._space.get(_cursor_key(queue_id, client_id))
+        return 0 if value is None else int(_NUMBER.unpack(value)[0])
+
+    def read(self, queue_id: int, position: int, *, places_max: int) -> QueueRead:
+        """Places of records of a queue from `position` on. KeyError when there is no such queue."""
+        position = max(position, self.queues.first_position(queue_id), self._min_position)
+        places: list[tuple[int, int]] = []
+        for value in self._values_from(queue_id, position):
+            for at in range(8, len(value), _ENTRY.size):
+                place, size, _ = _ENTRY.unpack_from(value, at)
+                if place >= position:
+                    if len(places) == places_max:
+                        return QueueRead(places, place, False)
+                    places.append((place, size))
+        return QueueRead(places, max(position, self.applied_position), True)
+
+    def backlog(self, queue_id: int, position: int) -> int:
+        """How many records a queue has from `position` on. KeyError when there is no such queue."""
+        for value in self._values_from(queue_id, position):
+            first = _NUMBER.unpack_from(value)[0]
+            for at in range(8, len(value), _ENTRY.size):
+                if _ENTRY.unpack_from(value, at)[0] >= position:
+                    return self.queues.next_sequence(queue_id) - int(first) - (at - 8) // _ENTRY.size
+        return 0
+
+    def due(self, now_ms: int, *, sessions_max: int) -> list[tuple[str, int]]:
+        """Clients whose sessions have expired, with the epoch in which they have."""
+        self.write_out()
+        found: list[tuple[str, int]] = []
+        for key, _ in self._space.scan(_TAG_DUE, _DUE_KEY.pack(_TAG_DUE, now_ms + 1)):
+            if len(found) == sessions_max:
+                break
+            client_id = key[_DUE_KEY.size :].decode()
+            session = self.session(client_id)
+            if session is not None:
+                found.append((client_id, session.epoch))
+        return found
+
+    def owned(self) -> Iterator[tuple[str, StoredSession]]:
+        """The sessions that had an owner when the broker was stopped or killed."""
+        return ((client_id, session) for client_id, session in self.sessions() if session.owner)
+
+    # Keeping small
+
+    def tidy(self) -> None:
+        """Look at some queues whose sessions have come further, or whose records are gone."""
+        for _ in range(min(SWEEP_QUEUES, len(self._moved_queues))):
+            queue_id = self._moved_queues.pop()
+            if self.queues.filter_of(queue_id) is not None:
+                self.queues.advance(queue_id, self._lowest_cursor(queue_id))
+        for _ in range(SWEEP_QUEUES):
+            queue_id_or_none = None if self._sweep is None else next(self._sweep, None)
+            if queue_id_or_none is None:
+                self._sweep = None
+                break
+            self._drop_gone(queue_id_or_none)
+
+    def trim(self, min_position: int) -> None:
+        """The log begins at `min_position` now."""
+        super().trim(min_position)
+        if min_position > self._min_position:
+            self._min_position = min_position
+            self._sweep = iter(self._queue_ids())
+
+    def rewind(self, position: int, min_position: int) -> None:
+        """The log has lost what comes from `position` on; so have the queues. Sessions stay as they are: what
+        the lost records said of them was true, but for messages that do not exist any more."""
+        if position >= self.applied_position:
+            return
+        self.write_out()
+        logger.warning("projection %s goes back from %d to %d", NAME, self.applied_position, position)
+        self.applied_position = self.written_position = self.durable_position = position
+        keys, values, removed = [], [], []
+        for queue_id in self._queue_ids():
+            start, stop = _entries_key(queue_id, position), _entries_key(queue_id, _POSITION_MAX)
+            is_first = True
+            for key, value in self._space.scan(start, stop):
+                removed.append(key)
+                if is_first:
+                    is_first = False
+                    places = [_ENTRY.unpack_from(value, at) for at in range(8, len(value), _ENTRY.size)]
+                    kept = [place for place in places if place[0] < position]
+                    self.queues.rewind(queue_id, _NUMBER.unpack_from(value)[0] + len(kept))
+                    if kept:
+                        keys.append(_entries_key(queue_id, kept[-1][0]))
+                        values.append(value[: 8 + len(kept) * _ENTRY.size])
+        heads, head_values, _, _ = self.queues.items()
+        self._space.write(
+            [*keys, *heads, MARKER_KEY], [*values, *head_values, self._marker()], removed_keys=removed
+        )
+        self._changes.clear()
+        self._space.flush(wait=True)
+
+    def clear(self, position: int) -> None:
+        """Delete everything; the log is applied again from `position` on."""
+        self.queues.forget_all()
+        super().clear(position)
+        self._count = 0
+
+    def apply(self, view: memoryview, start_position: int, end_position: int) -> None:
+        """Take in the records of [start_position, end_position); StoreError when the database is full."""
+        try:
+            super().apply(view, start_position, end_position)
+        except Exception:
+            # Part of the range may be in the queues already, and all of it comes again.
+            self._load()
+            raise
+
+    # The log's changes
+
+    def _apply_record(self, body: bytes, position: int, now_ms: int) -> None:
+        try:
+            changes = decode_changes(body)
+        except msgspec.DecodeError as error:
+            self.malformed_records += 1
+            logger.warning("the session record at position %d is passed over: %s", position, error)
+            return
+        for change in changes:
+            self._apply_change(change, position, now_ms)
+
+    def _apply_change(self, change: Change, position: int, now_ms: int) -> None:
+        session = self.session(change.client_id)
+        if isinstance(change, Open):
+            self._open(change, session, position)
+            return
+        if session is None or session.epoch != change.epoch:
+            # Said by a former owner.
+            return
+        if isinstance(change, End):
+            self._end(change.client_id, session)
+            return
+        if isinstance(change, Subscribe):
+            self._subscribe(change, session, position)
+        elif isinstance(change, Unsubscribe):
+            for topic_filter in change.filters:
+                subscription = session.subscriptions.pop(topic_filter, None)
+                if subscription is not None:
+                    self._unsubscribe(change.client_id, subscription)
+        elif isinstance(change, Progress):
+            self._progress(change, session)
+        elif isinstance(change, Close):
+            session.owner = ""
+            session.closed_ms = now_ms
+            session.expiry_s = change.expiry_s
+            if change.drops_will:
+                session.will = None
+            self._set_due(change.client_id, session.due_ms, is_there=True)
+        else:
+            assert isinstance(change, WillSent)
+            session.will = None
+        self._changes.sessions[change.client_id] = session
+
+    def _open(self, change: Open, session: StoredSession | None, position: int) -> None:
+        if session is not None and change.is_clean:
+            self._end(change.client_id, session)
+            session = None
+        if session is None:
+            self._count += 1
+            session = StoredSession(position, "", 0, 0, {}, [], [])
+        self._set_due(change.client_id, session.due_ms, is_there=False)
+        session.epoch = position
+        session.owner = change.owner
+        session.expiry_s = change.expiry_s
+        session.closed_ms = 0
+        session.will = change.will
+        self._changes.sessions[change.client_id] = session
+
+    def _end(self, client_id: str, session: StoredSession) -> None:
+        for subscription in session.subscriptions.values():
+            self._unsubscribe(client_id, subscription)
+        self._set_due(client_id, session.due_ms, is_there=False)
+        self._changes.sessions[client_id] = None
+        self._count -= 1
+
+    def _subscribe(self, change: Subscribe, session: StoredSession, position: int) -> None:
+        for topic_filter, options in change.subscriptions:
+            subscription = session.subscriptions.get(topic_filter)
+            if subscription is None:
+                queue_id = self.queues.subscribe(topic_filter)
+                session.subscriptions[topic_filter] = Subscription(queue_id, options)
+                self._changes.cursors[queue_id, change.client_id] = position
+            else:
+                subscription.options = options
+
+    def _unsubscribe(self, client_id: str, subscription: Subscription) -> None:
+        self._changes.cursors[subscription.queue_id, client_id] = None
+        self._moved_queues.add(subscription.queue_id)
+        self.queues.unsubscribe(subscription.queue_id)
+
+    def _progress(self, change: Progress, session: StoredSession) -> None:
+        for topic_filter, position in change.cursors:
+            subscription = session.subscriptions.get(topic_filter)
+            if subscription is not None:
+                queue_id = subscription.queue_id
+                self._changes.cursors[queue_id, change.client_id] = position
+                self._moved_queues.add(queue_id)
+        if change.received is not None:
+            session.received = change.received
+        if change.in_flight is not None:
+            session.in_flight = change.in_flight
+
+    def _set_due(self, client_id: str, due_ms: int | None, *, is_there: bool) -> None:
+        if due_ms is not None:
+            self._changes.due[_DUE_KEY.pack(_TAG_DUE, due_ms) + client_id.encode()] = is_there
+
+    # The database
+
+    def _load(self) -> None:
+        super()._load()
+        self.queues.forget_all()
+        self._moved_queues.clear()
+        try:
+            for key, value in self._space.scan(_TAG_FILTER, _TAG_ENTRIES):
+                self.queues.restore(key, value)
+            stored = self._space.get(_COUNT_KEY)
+        except StoreCorruptError as error:
+            logger.warning("projection %s is damaged (%s) and starts over from the log", NAME, error)
+            self.clear(0)
+            return
+        self._count = 0 if stored is None else _NUMBER.unpack(stored)[0]
+
+    def _write(self, marker: bytes) -> None:
+        keys, values, removed, ranges = self._changes.all_items()
+        keys += [_COUNT_KEY, MARKER_KEY]
+        values += [_NUMBER.pack(self._count), marker]
+        self._space.write(keys, values, removed_keys=removed, removed_ranges=ranges)
+
+    def _values_from(self, queue_id: int, position: int) -> Iterator[bytes]:
+        start, stop = _entries_key(queue_id, position), _entries_key(queue_id, _POSITION_MAX)
+        for _, value in self._space.scan(start, stop):
+            yield value
+        yield self.queues.pending(queue_id)
+
+    def _lowest_cursor(self, queue_id: int) -> int:
+        lowest = _POSITION_MAX
+        start, stop = _QUEUE_KEY.pack(_TAG_CURSOR, queue_id), _QUEUE_KEY.pack(_TAG_CURSOR, queue_id + 1)
+        for key, value in self._space.scan(start, stop):
+            client_id = key[_QUEUE_KEY.size :].decode()
+            if (queue_id, client_id) not in self._changes.cursors:
+                lowest = min(lowest, _NUMBER.unpack(value)[0])
+        # Few: what came since the last write.
+        for (changed_id, _), position in self._changes.cursors.items():
+            if changed_id == queue_id and position is not None:
+                lowest = min(lowest, position)
+        return 0 if lowest == _POSITION_MAX else lowest
+
+    def _drop_gone(self, queue_id: int) -> None:
+        """Forget entries whose records the log has lost at its beginning."""
+        if self.queues.filter_of(queue_id) is None:
+            return
+        start, stop = _entries_key(queue_id, 0), _entries_key(queue_id, self._min_position)
+        for _ in self._space.scan(start, stop):
+            self.queues.advance(queue_id, self._min_position)
+            break
+
+    def _queue_ids(self) -> list[int]:
+        self.write_out()
+        return [_QUEUE_KEY.unpack(key)[1] for key, _ in self._space.scan(_TAG_FILTER, _TAG_ENTRIES)]
+
+
+def _session_key(client_id: str) -> bytes:
+    return _TAG_SESSION + client_id.encode()
+
+
+def _cursor_key(queue_id: int, client_id: str) -> bytes:
+    return _QUEUE_KEY.pack(_TAG_CURSOR, queue_id) + client_id.encode()
+
+
+def _entries_key(queue_id: int, position: int) -> bytes:
+    return _ENTRIES_KEY.pack(_TAG_ENTRIES, queue_id, position)
+
+
+_session_decoder = msgspec.msgpack.Decoder(StoredSession)
+_session_encoder = msgspec.msgpack.Encoder()
+
+
+def _encode(session: StoredSession) -> bytes:
+    return _session_encoder.encode(session)
+
+
+def _decode(value: bytes) -> StoredSession:
+    try:
+        return _session_decoder.decode(value)
+    except msgspec.DecodeError as error:
+        raise StoreCorruptError(f"projection {NAME}: a session cannot be read: {error}") from error

@@ -1,0 +1,120 @@
+"""What happens to durable MQTT sessions, as records of the log.
+
+Every change of a session is a record of SESSION_TOPIC, so that sessions replicate and recover like messages.
+Its body is a list of changes in MessagePack. Queues are named by their filter and progress by position in the
+log: both mean the same when everything is made again from the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+import msgspec
+
+SESSION_TOPIC: Final = "rmq_sys_mqtt_session"
+# Kept until somebody ends it.
+NEVER_EXPIRES_S: Final = 0xFFFFFFFF
+
+
+class Will(msgspec.Struct, frozen=True, array_like=True):
+    """The message a server publishes for a client that vanished, as a batch element without its queue."""
+
+    mqtt_topic: str
+    topic: str
+    queue_key: str
+    element: bytes
+    is_stored: bool
+    delay_s: int = 0
+
+
+class InFlight(msgspec.Struct, frozen=True, array_like=True):
+    """A message that was sent with a packet id and is not done."""
+
+    packet_id: int
+    topic_filter: str
+    position: int
+    # PUBREC came: PUBREL is what is repeated (QoS 2).
+    is_released: bool
+
+
+class Open(msgspec.Struct, frozen=True, array_like=True, tag="open"):
+    """A client connected; the position of this record is the epoch of the session from now on."""
+
+    client_id: str
+    # The front end.
+    owner: str
+    # What there was is dropped first.
+    is_clean: bool
+    expiry_s: int
+    will: Will | None = None
+
+
+class Subscribe(msgspec.Struct, frozen=True, array_like=True, tag="subscribe"):
+    """Filters with their options (a byte as in SUBSCRIBE); known ones get other options and go on."""
+
+    client_id: str
+    epoch: int
+    subscriptions: list[tuple[str, int]]
+
+
+class Unsubscribe(msgspec.Struct, frozen=True, array_like=True, tag="unsubscribe"):
+    """Filters that are not wanted any more; unknown ones are ignored."""
+
+    client_id: str
+    epoch: int
+    filters: list[str]
+
+
+class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
+    """How far a session has come: of each filter the position before which all is done.
+
+    `received` are the packet ids of QoS 2 the client has not released, `in_flight` what was sent to it with
+    QoS 2 and is not done; None when they have not changed.
+    """
+
+    client_id: str
+    epoch: int
+    cursors: list[tuple[str, int]]
+    received: list[int] | None = None
+    in_flight: list[InFlight] | None = None
+
+
+class Close(msgspec.Struct, frozen=True, array_like=True, tag="close"):
+    """The client is gone; the session ends `expiry_s` later."""
+
+    client_id: str
+    epoch: int
+    expiry_s: int
+    # The client said good-bye: its will is not published any more.
+    drops_will: bool
+
+
+class End(msgspec.Struct, frozen=True, array_like=True, tag="end"):
+    """The session is over: expired, replaced by a clean one, or purged. Only in the epoch named."""
+
+    client_id: str
+    epoch: int
+
+
+class WillSent(msgspec.Struct, frozen=True, array_like=True, tag="will"):
+    """The will of the session was published."""
+
+    client_id: str
+    epoch: int
+
+
+Change: TypeAlias = Open | Subscribe | Unsubscribe | Progress | Close | End | WillSent
+
+_decoder = msgspec.msgpack.Decoder(list[Change])
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode_changes(changes: Sequence[Change]) -> bytes:
+    """The body of a record."""
+    return _encoder.encode(changes)
+
+
+def decode_changes(body: bytes) -> list[Change]:
+    """What `encode_changes` made; msgspec.DecodeError for anything else."""
+    return _decoder.decode(body)
