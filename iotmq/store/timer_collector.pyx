@@ -78,6 +78,11 @@ cdef class TimerCollector:
         """Keys to write or to remove, about."""
         return (self.entry_count + self.mark_count) * 3
 
+    @property
+    def growth(self):
+        """How many more messages wait than are stored, unless some ended twice."""
+        return self.entry_count - self.mark_count
+
     def collect(self, view):
         """Take in the whole records of `view`, or nothing: StoreCorruptError when it holds something else."""
         cdef Py_buffer buffer

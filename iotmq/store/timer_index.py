@@ -105,7 +105,7 @@ class TimerIndex(KeyValueProjection):
     @property
     def estimated_count(self) -> int:
         """How many messages wait, without looking at what came in last."""
-        return self._stored_count + self._pending.count // 3
+        return max(0, self._stored_count + self._pending.growth)
 
     def apply(self, view: memoryview, start_position: int, end_position: int) -> None:
         """Take in the records of [start_position, end_position); StoreError when the database is full."""

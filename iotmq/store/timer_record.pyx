@@ -35,7 +35,7 @@ cdef int64_t[USUAL_LEVELS] usual_delays_ms = [
 
 USUAL_DELAYS_MS = tuple(usual_delays_ms)
 DELAY_LEVELS_MAX = LEVELS_MAX
-DUE_MS_MAX = 10**DIGITS_MAX - 1
+DUE_MS_MAX = 999_999_999_999_999_999
 
 
 def mark_of(int64_t position, int kind):
