@@ -26,6 +26,7 @@ from iotmq.client.offsets import (
 )
 from iotmq.client.queue_reader import Batch, CacheRoom, QueueReader
 from iotmq.client.rebalance import Allocation, allocate_averagely
+from iotmq.client.retry_send import send_to_retry_topic
 from iotmq.client.routes import MessageQueue, TopicRoute
 from iotmq.client.settings import PushConsumerSettings
 from iotmq.client.subscriptions import ConsumerData, Subscription, consumer_data, parse_subscription
@@ -502,12 +503,18 @@ class PushConsumer:
                 await asyncio.sleep(rest.next_s())
 
     async def _give_back(self, queue: MessageQueue, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
-        """Send messages back to their broker for later; returns those it did not take."""
+        """Send messages back to their broker, or another one, for later; returns those nobody took."""
         kept = []
         for message in messages:
             host, port = decode_host(message.record.store_host)
             origin = offset_message_id(host, port, message.record.position)
-            if not await self._give_back_one(queue, message.record.position, message.topic, origin):
+            if await self._give_back_one(queue, message.record.position, message.topic, origin):
+                continue
+            if await send_to_retry_topic(
+                self._client, self._group, message, redeliveries_max=self.settings.redeliveries_max
+            ):
+                self._given_back_total += 1
+            else:
                 kept.append(message)
         return kept
 

@@ -14,7 +14,7 @@ from iotmq.client.routes import MessageQueue
 from iotmq.client.settings import ClientSettings, PushConsumerSettings
 from iotmq.errors import ClientError, SubscriptionError
 from iotmq.message.columns import Columns
-from iotmq.message.properties import encode_properties
+from iotmq.message.properties import decode_properties, encode_properties
 from iotmq.remoting.codes import RequestCode
 
 PULL = RequestCode.PULL_MESSAGE
@@ -201,9 +201,10 @@ async def test_a_raising_listener_fails_its_whole_batch() -> None:
     assert len(broker.seen(BACK)) == 3
 
 
-async def test_what_the_broker_does_not_take_back_is_tried_again_here() -> None:
+async def test_what_nobody_takes_back_is_tried_again_here() -> None:
     broker = broker_with(3)
     broker.script[BACK].extend([1, 1, 1])
+    broker.script[RequestCode.SEND_MESSAGE_V2].extend([1, 1, 1])
     calls: list[list[bytes]] = []
 
     def listen(batch):
@@ -214,6 +215,38 @@ async def test_what_the_broker_does_not_take_back_is_tried_again_here() -> None:
         await cluster.consumer(listen)
         await until(lambda: broker.offsets.get(("cg", "T", 0)) == 3)
     assert calls == [[b"0", b"1", b"2"], [b"1", b"2"]]
+    assert broker.seen(RequestCode.SEND_MESSAGE_V2)
+
+
+async def test_a_message_its_broker_does_not_take_back_goes_to_the_retry_topic_of_another() -> None:
+    broker, other = broker_with(3), FakeBroker("broker-b")
+    other.add_topic("%RETRY%cg", 1)
+    broker.script[BACK].append(1)
+    got: list[tuple[bytes, str]] = []
+
+    def listen(batch):
+        got.extend((message.body, message.topic) for message in batch)
+        return [message for message in batch if message.body == b"1" and len(got) == 3]
+
+    async with running(broker, other) as cluster:
+        consumer = await cluster.consumer(listen, redeliveries_max=5)
+        await until(lambda: broker.offsets.get(("cg", "T", 0)) == 3)
+        await until(lambda: len(got) == 4)
+        numbers = {metric.name: metric.value for metric in consumer.metrics()}
+    (request,) = other.seen(RequestCode.SEND_MESSAGE_V2)
+    assert broker.seen(RequestCode.SEND_MESSAGE_V2) == []
+    assert (request.ext["b"], request.ext["e"], request.ext["j"], request.ext["l"]) == (
+        "%RETRY%cg",
+        "-1",
+        "1",
+        "5",
+    )
+    properties = decode_properties(request.ext["i"].encode())
+    assert (properties["RETRY_TOPIC"], properties["DELAY"]) == ("T", "3")
+    assert len(properties["ORIGIN_MESSAGE_ID"]) == 32
+    # Consumed again, it is the same message of the same topic.
+    assert got[3] == (b"1", "T")
+    assert numbers["iotmq_client_given_back_total"] == 1
 
 
 async def test_nothing_is_committed_past_a_message_that_is_being_worked_on() -> None:
