@@ -7,10 +7,14 @@ from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from iotmq.client import offsets
+from iotmq.client.admin_brokers import BrokerViews
+from iotmq.client.admin_calls import master_addresses
+from iotmq.client.admin_groups import GroupViews
+from iotmq.client.admin_messages import MessageViews
 from iotmq.client.client import IotmqClient, expect_success
 from iotmq.client.message import check_group, check_topic
-from iotmq.client.routes import MASTER_ID, PERMISSION_READ, PERMISSION_WRITE, MessageQueue, TopicRoute
-from iotmq.errors import ClientError, RequestTimeoutError, RouteNotFoundError
+from iotmq.client.routes import PERMISSION_READ, PERMISSION_WRITE, MessageQueue, TopicRoute
+from iotmq.errors import ClientError, RequestTimeoutError
 from iotmq.limits import QUEUES_PER_TOPIC_MAX
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
@@ -31,6 +35,12 @@ class Admin:
 
     def __init__(self, client: IotmqClient) -> None:
         self._client = client
+        self.groups = GroupViews(client)
+        """Who is connected, how far groups are, what their members are doing."""
+        self.messages = MessageViews(client, self.groups)
+        """Messages by id, key and offset, and what became of them."""
+        self.statistics = BrokerViews(client)
+        """What brokers say about themselves and what they counted."""
 
     async def brokers(self) -> dict[str, dict[int, str]]:
         """Broker name -> broker id (0 = master) -> HOST:PORT."""
@@ -57,7 +67,7 @@ class Admin:
         check_topic(topic)
         if not 1 <= queues <= QUEUES_PER_TOPIC_MAX:
             raise ClientError(f"{queues} queues: a topic has 1 to {QUEUES_PER_TOPIC_MAX} on each broker")
-        masters = await self._masters(broker_names)
+        masters = await master_addresses(self._client, broker_names)
         ext = {
             "topic": topic,
             "defaultTopic": "TBW102",
@@ -115,25 +125,6 @@ class Admin:
         """Make a group go on at `offset`; its consumers must be stopped, or they overwrite it."""
         check_group(group)
         await offsets.commit_offset(self._client, group, queue, offset)
-
-    async def _masters(self, broker_names: Collection[str]) -> dict[str, str]:
-        brokers = await self.brokers()
-        unknown = sorted(set(broker_names) - set(brokers))
-        if unknown:
-            raise RouteNotFoundError(
-                f"no broker named {', '.join(unknown)}: registered are {', '.join(sorted(brokers)) or 'none'}"
-            )
-        masters = {
-            name: by_id[MASTER_ID]
-            for name, by_id in brokers.items()
-            if MASTER_ID in by_id and (not broker_names or name in broker_names)
-        }
-        if not masters:
-            raise RouteNotFoundError(
-                f"no broker is registered with {self._client.registries.addresses_text}: start one that "
-                "names this registry (broker.registries)"
-            )
-        return masters
 
 
 def _has_all(route: TopicRoute, masters: dict[str, str], queues: int, permissions: int) -> bool:
