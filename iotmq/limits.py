@@ -34,6 +34,9 @@ UNFINISHED_FRAMES_BYTES_MAX: Final = 256 * 1024 * 1024
 NATIVE_CONNECTIONS_MAX: Final = 16_384
 NATIVE_IDLE_S: Final = 120.0
 WRITE_BUFFER_BYTES_MAX: Final = 64 * 1024 * 1024
+# Time for the first byte and the handshake of a connection by TLS, and how many shake hands at a time.
+TLS_HANDSHAKE_S: Final = 10.0
+TLS_HANDSHAKES_MAX: Final = 1_024
 
 # Broker and registry.
 TOPICS_MAX: Final = 100_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import time
 from types import TracebackType
 from typing import Final, Self
@@ -11,6 +12,7 @@ from iotmq.errors import ConnectionClosedError, RequestTimeoutError
 from iotmq.remoting.codes import Flag
 from iotmq.remoting.command import Command
 from iotmq.remoting.frame import FrameReader, encode
+from iotmq.remoting.signature import Credentials, sign
 
 _RECEIVE_BYTES_MIN: Final = 64 * 1024
 _RECEIVE_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -24,15 +26,26 @@ class BlockingConnection:
     one before working on the answer to the last.
     """
 
-    def __init__(self, host: str, port: int, timeout_s: float = 3.0) -> None:
-        """Connect, or ConnectionClosedError naming the address. `timeout_s` bounds every call."""
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        timeout_s: float = 3.0,
+        *,
+        credentials: Credentials | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """Connect, or ConnectionClosedError naming the address. `timeout_s` bounds every call.
+
+        With `credentials` every request is signed; with `tls` the connection is encrypted.
+        """
         self._address = f"{host}:{port}"
         self._timeout_s = timeout_s
+        self._credentials = credentials
         try:
-            self._socket = socket.create_connection((host, port), timeout_s)
+            self._socket = _connect(host, port, timeout_s, tls)
         except OSError as error:
             raise ConnectionClosedError(f"no connection to {self._address}: {error}") from error
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reader = FrameReader()
         self._next_opaque = 0
         # Opaques sent and not received; None until the answer is there.
@@ -91,6 +104,8 @@ class BlockingConnection:
         if self.is_closed:
             raise ConnectionClosedError(f"the connection to {self._address} is closed")
         if not command.is_response:
+            if self._credentials is not None:
+                sign(command, self._credentials)
             while self._next_opaque in self._answers:
                 self._next_opaque = (self._next_opaque + 1) & _OPAQUE_MAX
             command.opaque = self._next_opaque
@@ -131,3 +146,15 @@ class BlockingConnection:
         if self._reader.error is not None:
             self.close()
             raise ConnectionClosedError(f"{self._address} sent no valid frame: {self._reader.error}")
+
+
+def _connect(host: str, port: int, timeout_s: float, tls: ssl.SSLContext | None) -> socket.socket:
+    connected = socket.create_connection((host, port), timeout_s)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if tls is None:
+        return connected
+    try:
+        return tls.wrap_socket(connected, server_hostname=host)
+    except BaseException:
+        connected.close()
+        raise

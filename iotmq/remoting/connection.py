@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from typing import TypeAlias
 
 from iotmq.errors import ConnectionClosedError
 from iotmq.remoting.channel import Channel
 from iotmq.remoting.command import Command
+from iotmq.remoting.signature import Credentials, sign
 from iotmq.remoting.traffic import Traffic
 
 OnRequest: TypeAlias = "Callable[[ClientConnection, Command], Command | None]"
@@ -21,15 +23,17 @@ class ClientConnection(Channel):
     `request_nowait` never waits and never refuses: a caller that sends much awaits `drain()` now and then.
     """
 
-    __slots__ = ("_lost", "_on_lost_call", "_on_request_call")
+    __slots__ = ("_credentials", "_lost", "_on_lost_call", "_on_request_call")
 
     def __init__(
         self,
         on_request: OnRequest | None = None,
         on_lost: OnLost | None = None,
         traffic: Traffic | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         super().__init__(traffic or Traffic(), holds_back=False)
+        self._credentials = credentials
         self._on_request_call = on_request
         self._on_lost_call = on_lost
         self._lost: asyncio.Future[None] = self._loop.create_future()
@@ -44,8 +48,13 @@ class ClientConnection(Channel):
         on_lost: OnLost | None = None,
         timeout_s: float = 3.0,
         traffic: Traffic | None = None,
+        credentials: Credentials | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> ClientConnection:
         """Connect; ConnectionClosedError naming the address when that fails or takes longer than `timeout_s`.
+
+        With `credentials` every request is signed. With `tls` the connection is encrypted, and the server's
+        certificate has to be for `host` where the context checks names.
 
         `on_request` answers the server's own requests as a server's handler would (without it they get
         "not supported"); `on_lost` is called once when the connection ends, whoever ended it. `traffic`
@@ -55,10 +64,17 @@ class ClientConnection(Channel):
         try:
             async with asyncio.timeout(timeout_s):
                 _, connection = await loop.create_connection(
-                    lambda: cls(on_request, on_lost, traffic), host, port
+                    lambda: cls(on_request, on_lost, traffic, credentials),
+                    host,
+                    port,
+                    ssl=tls,
+                    server_hostname=host if tls is not None else None,
+                    ssl_handshake_timeout=timeout_s if tls is not None else None,
                 )
         except TimeoutError:
             raise ConnectionClosedError(f"no connection to {host}:{port} within {timeout_s} s") from None
+        except ssl.SSLError as error:
+            raise ConnectionClosedError(f"no connection by TLS to {host}:{port}: {error}") from error
         except OSError as error:
             raise ConnectionClosedError(f"no connection to {host}:{port}: {error}") from error
         return connection
@@ -70,6 +86,16 @@ class ClientConnection(Channel):
             await asyncio.wait_for(asyncio.shield(self._lost), 1.0)
         except TimeoutError:
             self.abort("closed")
+
+    def send_oneway(self, command: Command) -> None:
+        if self._credentials is not None:
+            sign(command, self._credentials)
+        super().send_oneway(command)
+
+    def _request(self, command: Command, timeout_s: float | None) -> asyncio.Future[Command]:
+        if self._credentials is not None:
+            sign(command, self._credentials)
+        return super()._request(command, timeout_s)
 
     def _on_request(self, request: Command) -> Command | None:
         if self._on_request_call is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol, TypeAlias
 
@@ -11,7 +12,9 @@ from iotmq.limits import NATIVE_CONNECTIONS_MAX, NATIVE_IDLE_S, WRITE_BUFFER_BYT
 from iotmq.metrics import Metric
 from iotmq.remoting.channel import Channel
 from iotmq.remoting.command import Command
+from iotmq.remoting.first_byte import FirstByteListener
 from iotmq.remoting.send_frames import SendRun
+from iotmq.remoting.tls import ServerTls
 from iotmq.remoting.traffic import Traffic
 
 # How long stop() waits for peers to take what was already answered.
@@ -51,6 +54,7 @@ class RemotingServer:
         clock: Clock | None = None,
         name: str = "",
         handle_run: RunHandler | None = None,
+        tls: ServerTls | None = None,
     ) -> None:
         """With `handle_run` sends are offered to it many at a time; `handler` gets what it leaves.
 
@@ -68,6 +72,10 @@ class RemotingServer:
         self._labels = (("listener", name),) if name else ()
         self._traffic = Traffic()
         self._server: asyncio.Server | None = None
+        # Instead of `_server` where connections may be encrypted, from start() to stop().
+        self._tls = tls
+        self._listeners: list[FirstByteListener] = []
+        self._tls_reloads: asyncio.Task[None] | None = None
         self._scan_timer: asyncio.TimerHandle | None = None
         # When each connection was last seen active, by the coarse scan.
         self._active_s: dict[ServerConnection, float] = {}
@@ -88,8 +96,11 @@ class RemotingServer:
     async def start(self) -> None:
         """Listen; afterwards `port` is the real one. OSError when the address is taken."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._accept, self._host, self._port, backlog=_BACKLOG)
-        self.port = self._server.sockets[0].getsockname()[1]
+        if self._tls is None:
+            self._server = await loop.create_server(self._accept, self._host, self._port, backlog=_BACKLOG)
+            self.port = self._server.sockets[0].getsockname()[1]
+        else:
+            await self._listen_for_both(loop, self._tls)
         self._schedule_scan(loop)
 
     async def stop(self) -> None:
@@ -100,6 +111,12 @@ class RemotingServer:
         if self._server is not None:
             self._server.close()
             self._server = None
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        if self._tls_reloads is not None:
+            self._tls_reloads.cancel()
+            self._tls_reloads = None
         for connection in list(self._active_s):
             connection.close()
         if self._active_s:
@@ -114,7 +131,9 @@ class RemotingServer:
                 await asyncio.sleep(0)
 
     def metrics(self) -> Iterable[Metric]:
-        return self._traffic.metrics(len(self._active_s), self._labels)
+        yield from self._traffic.metrics(len(self._active_s), self._labels)
+        if self._tls is not None:
+            yield from self._tls.metrics(self._labels)
 
     def close_idle(self) -> None:
         """End connections on which nothing moved for the idle time; runs by itself eight times in it.
@@ -143,6 +162,23 @@ class RemotingServer:
 
         self._scan_timer = loop.call_later(self._idle_s / 8, scan)
 
+    async def _listen_for_both(self, loop: asyncio.AbstractEventLoop, tls: ServerTls) -> None:
+        found = await loop.getaddrinfo(
+            self._host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        port = self._port
+        for family, _, _, _, address in dict.fromkeys(found):
+            listening = socket.create_server((str(address[0]), port), family=family, backlog=_BACKLOG)
+            self._listeners.append(
+                FirstByteListener(listening, self._accept, tls, self._traffic, has_room=self._has_room_for)
+            )
+            # The first one's port is everybody's when a free one was asked for.
+            self.port = port = listening.getsockname()[1]
+        self._tls_reloads = loop.create_task(tls.reload_repeatedly())
+
+    def _has_room_for(self, undecided_count: int) -> bool:
+        return len(self._active_s) + undecided_count <= self._connections_max
+
     def _accept(self) -> ServerConnection:
         return ServerConnection(
             self._handler,
@@ -155,7 +191,8 @@ class RemotingServer:
 
     def _opened(self, connection: ServerConnection) -> bool:
         """Count a new connection; False when there is no room for it."""
-        if len(self._active_s) >= self._connections_max or self._server is None:
+        is_listening = self._server is not None or self._listeners
+        if len(self._active_s) >= self._connections_max or not is_listening:
             self._traffic.closed["refused"] += 1
             self._traffic.warn(
                 "connection refused",

@@ -16,7 +16,7 @@ _log = logging.getLogger("iotmq.remoting")
 _FAILURES_REMEMBERED: Final = 256
 
 #: Why we end connections ourselves, besides malformed frames.
-CLOSE_REASONS: Final = ("idle", "slow", "refused", "memory")
+CLOSE_REASONS: Final = ("idle", "slow", "refused", "memory", "handshake", "plain")
 
 
 class Traffic:
@@ -33,6 +33,7 @@ class Traffic:
         self.bytes_received = 0
         self.bytes_sent = 0
         self.connections_opened = 0
+        self.tls_connections = 0
         # Bytes of frames that are not whole yet, of all connections.
         self.unfinished_bytes = 0
         self.malformed = dict.fromkeys(REASONS, 0)
@@ -75,6 +76,7 @@ class Traffic:
         )
         for name, help_text, value in (
             ("connections_opened", "Native connections accepted.", self.connections_opened),
+            ("tls_connections", "Native connections by TLS accepted.", self.tls_connections),
             ("requests", "Requests received.", self.requests),
             ("requests_refused", "Requests refused: too many in flight.", self.requests_refused),
             ("requests_timed_out", "Our requests that got no answer in time.", self.requests_timed_out),
