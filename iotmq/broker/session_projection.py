@@ -5,6 +5,7 @@ In the column family `sessions` (numbers big-endian), besides the keys of light_
 0x04 filter id 4 client id        -> cursor 8: the position before which the session is done with the filter
 0x05 due_ms 8 client id           -> nothing: when sessions nobody is connected to expire
 0x06                              -> how many sessions there are 8
+0x07 client id                    -> nothing: sessions that have an owner, or a will that was not published
 
 A session costs memory only while something of it changes; where its queues stand is in LightQueues.
 """
@@ -20,20 +21,18 @@ import msgspec
 
 from iotmq.broker.light_queues import LightQueues
 from iotmq.broker.session_records import (
-    NEVER_EXPIRES_S,
-    SESSION_TOPIC,
     Change,
     Close,
     End,
-    InFlight,
     Open,
     Progress,
     Subscribe,
     Unsubscribe,
-    Will,
     WillSent,
     decode_changes,
 )
+from iotmq.broker.topics import SESSION_TOPIC
+from iotmq.client.session_ports import NEVER_EXPIRES_S, InFlight, Will
 from iotmq.errors import StoreCorruptError
 from iotmq.store.kv_projection import MARKER_KEY, KeyValueProjection
 
@@ -51,6 +50,8 @@ _TAG_SESSION: Final = b"\x03"
 _TAG_CURSOR: Final = b"\x04"
 _TAG_DUE: Final = b"\x05"
 _COUNT_KEY: Final = b"\x06"
+_TAG_UNSETTLED: Final = b"\x07"
+_TAG_END: Final = b"\x08"
 
 _QUEUE_KEY: Final = struct.Struct(">cI")
 _ENTRIES_KEY: Final = struct.Struct(">cIQ")
@@ -112,11 +113,12 @@ class _Changes:
         # None for what is gone.
         self.sessions: dict[str, StoredSession | None] = {}
         self.cursors: dict[tuple[int, str], int | None] = {}
-        self.due: dict[bytes, bool] = {}
+        # Keys without a value, and whether they are there.
+        self.marks: dict[bytes, bool] = {}
 
     @property
     def count(self) -> int:
-        return self.queues.count + len(self.sessions) + len(self.cursors) + len(self.due)
+        return self.queues.count + len(self.sessions) + len(self.cursors) + len(self.marks)
 
     def collect(self, view: memoryview) -> None:
         self.queues.collect(view)
@@ -140,7 +142,7 @@ class _Changes:
             else:
                 keys.append(key)
                 values.append(_NUMBER.pack(position))
-        for key, is_there in self.due.items():
+        for key, is_there in self.marks.items():
             if is_there:
                 keys.append(key)
                 values.append(b"")
@@ -152,7 +154,7 @@ class _Changes:
         self.queues.clear()
         self.sessions.clear()
         self.cursors.clear()
-        self.due.clear()
+        self.marks.clear()
 
 
 class SessionProjection(KeyValueProjection):
@@ -237,9 +239,14 @@ class SessionProjection(KeyValueProjection):
                 found.append((client_id, session.epoch))
         return found
 
-    def owned(self) -> Iterator[tuple[str, StoredSession]]:
-        """The sessions that had an owner when the broker was stopped or killed."""
-        return ((client_id, session) for client_id, session in self.sessions() if session.owner)
+    def unsettled(self, *, after: str | None = None) -> Iterator[tuple[str, StoredSession]]:
+        """The sessions that have an owner, or had one before it crashed, or a will that was not published."""
+        self.write_out()
+        start = _TAG_UNSETTLED if after is None else _TAG_UNSETTLED + after.encode() + b"\0"
+        for key, _ in self._space.scan(start, _TAG_END):
+            session = self.session(key[1:].decode())
+            if session is not None:
+                yield key[1:].decode(), session
 
     # Keeping small
 
@@ -349,7 +356,12 @@ class SessionProjection(KeyValueProjection):
         else:
             assert isinstance(change, WillSent)
             session.will = None
-        self._changes.sessions[change.client_id] = session
+        self._put(change.client_id, session)
+
+    def _put(self, client_id: str, session: StoredSession) -> None:
+        self._changes.sessions[client_id] = session
+        is_unsettled = bool(session.owner) or session.will is not None
+        self._changes.marks[_TAG_UNSETTLED + client_id.encode()] = is_unsettled
 
     def _open(self, change: Open, session: StoredSession | None, position: int) -> None:
         if session is not None and change.is_clean:
@@ -364,13 +376,14 @@ class SessionProjection(KeyValueProjection):
         session.expiry_s = change.expiry_s
         session.closed_ms = 0
         session.will = change.will
-        self._changes.sessions[change.client_id] = session
+        self._put(change.client_id, session)
 
     def _end(self, client_id: str, session: StoredSession) -> None:
         for subscription in session.subscriptions.values():
             self._unsubscribe(client_id, subscription)
         self._set_due(client_id, session.due_ms, is_there=False)
         self._changes.sessions[client_id] = None
+        self._changes.marks[_TAG_UNSETTLED + client_id.encode()] = False
         self._count -= 1
 
     def _subscribe(self, change: Subscribe, session: StoredSession, position: int) -> None:
@@ -402,7 +415,7 @@ class SessionProjection(KeyValueProjection):
 
     def _set_due(self, client_id: str, due_ms: int | None, *, is_there: bool) -> None:
         if due_ms is not None:
-            self._changes.due[_DUE_KEY.pack(_TAG_DUE, due_ms) + client_id.encode()] = is_there
+            self._changes.marks[_DUE_KEY.pack(_TAG_DUE, due_ms) + client_id.encode()] = is_there
 
     # The database
 

@@ -8,34 +8,11 @@ log: both mean the same when everything is made again from the log.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
-SESSION_TOPIC: Final = "rmq_sys_mqtt_session"
-# Kept until somebody ends it.
-NEVER_EXPIRES_S: Final = 0xFFFFFFFF
-
-
-class Will(msgspec.Struct, frozen=True, array_like=True):
-    """The message a server publishes for a client that vanished, as a batch element without its queue."""
-
-    mqtt_topic: str
-    topic: str
-    queue_key: str
-    element: bytes
-    is_stored: bool
-    delay_s: int = 0
-
-
-class InFlight(msgspec.Struct, frozen=True, array_like=True):
-    """A message that was sent with a packet id and is not done."""
-
-    packet_id: int
-    topic_filter: str
-    position: int
-    # PUBREC came: PUBREL is what is repeated (QoS 2).
-    is_released: bool
+from iotmq.client.session_ports import InFlight, Will
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True, tag="open"):

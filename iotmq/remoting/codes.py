@@ -110,8 +110,6 @@ class RequestCode:
     DETACH_FILTERS: Final = 30_002
     DELIVER_RECORDS: Final = 30_003
     PUBLISH_TRANSIENT: Final = 30_004
-    # Ours: every client of a broker with its groups, in parts.
-    LIST_CLIENTS: Final = 30_020
     # Ours: messages that wait for a time.
     LIST_TIMERS: Final = 30_030
     CANCEL_TIMER: Final = 30_031
@@ -161,6 +159,10 @@ class ResponseCode:
     CONSUMER_NOT_ONLINE: Final = 206
     CONSUME_MESSAGE_TIMEOUT: Final = 207
     NO_MESSAGE: Final = 208
+    ACL_UPDATE_FAILED: Final = 209
+    ACL_DELETE_FAILED: Final = 210
+    ACL_WHITE_LIST_FAILED: Final = 211
+    SESSION_LOST: Final = 30101
 
 
 class LanguageCode:

@@ -11,17 +11,17 @@ from store_model import BORN_HOST, open_small
 
 from iotmq.broker.session_projection import SessionProjection
 from iotmq.broker.session_records import (
-    SESSION_TOPIC,
     Change,
     Close,
     End,
-    InFlight,
     Open,
     Progress,
     Subscribe,
     Unsubscribe,
     encode_changes,
 )
+from iotmq.broker.topics import SESSION_TOPIC
+from iotmq.client.session_ports import InFlight
 from iotmq.message.record import decode_record, encode_batch
 from iotmq.store.store import Store
 
@@ -235,7 +235,7 @@ def test_sessions_fall_due_when_their_client_is_away_long_enough(broker: Broker)
     assert len(broker.projection.due(now_ms + 2_000_000, sessions_max=1)) == 1
     connect(broker, "short")
     assert [name for name, _ in broker.projection.due(now_ms + 2_000_000, sessions_max=10)] == ["long"]
-    assert {name for name, _ in broker.projection.owned()} == {"short", "there"}
+    assert {name for name, _ in broker.projection.unsettled()} == {"short", "there"}
 
 
 def test_qos_2_state_is_kept(broker: Broker) -> None:

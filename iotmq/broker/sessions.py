@@ -1,0 +1,526 @@
+"""Who is connected, and what becomes of a session when its client comes, goes, or its front end dies.
+
+Durable sessions are what SessionProjection has made of the log; here is what only lives while the broker
+does: which front end has which client, who waits for a session to be given up, whose will is due when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from iotmq.broker.intake import Intake
+from iotmq.broker.light_queues import LightChannel
+from iotmq.broker.session_log import SessionLog
+from iotmq.broker.session_projection import SessionProjection, StoredSession
+from iotmq.broker.session_records import Close, End, Open, Progress, Subscribe, Unsubscribe, WillSent
+from iotmq.client.session_ports import (
+    OpenedSession,
+    QueueRecords,
+    Refused,
+    SessionProgress,
+    SessionReceiver,
+    SessionSubscription,
+    Will,
+)
+from iotmq.clock import Clock
+from iotmq.metrics import Metric
+from iotmq.remoting.codes import ResponseCode
+from iotmq.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+# How long a front end has to give a session up that another one wants.
+FENCE_TIMEOUT_S: Final = 1.0
+# A front end whose channel closes has so long to come back before its clients count as gone.
+OWNER_GRACE_S: Final = 2.0
+# The same after a start of the broker, when front ends come back by and by.
+START_GRACE_S: Final = 10.0
+# Sessions ended, and owned ones looked at after a start, in one turn.
+PER_TURN: Final = 256
+_NOT_READY: Final = Refused(
+    ResponseCode.SERVICE_NOT_AVAILABLE,
+    "sessions are behind the log, see the broker's log; kv/ may have met a full disk",
+)
+_LOST: Final = Refused(ResponseCode.SESSION_LOST, "the session belongs to somebody else now")
+
+
+class SessionChannel:
+    """One front end. `name` tells it from others, also when it comes back."""
+
+    def __init__(self, name: str, receiver: SessionReceiver, light: LightChannel) -> None:
+        self.name = name
+        self.receiver = receiver
+        self.light = light
+        self.is_open = True
+
+
+class _Owner:
+    __slots__ = ("channel", "epoch", "is_durable", "will")
+
+    def __init__(self, channel: SessionChannel, epoch: int, will: Will | None, *, is_durable: bool) -> None:
+        self.channel = channel
+        self.epoch = epoch
+        self.will = will
+        self.is_durable = is_durable
+
+
+class _Request:
+    """Somebody who waits for a session another front end has."""
+
+    __slots__ = ("channel", "client_id", "done", "expiry_s", "handle", "is_clean", "will")
+
+    def __init__(
+        self,
+        channel: SessionChannel,
+        client_id: str,
+        will: Will | None,
+        done: Callable[[OpenedSession | Refused], None],
+        *,
+        is_clean: bool,
+        expiry_s: int,
+    ) -> None:
+        self.channel = channel
+        self.client_id = client_id
+        self.is_clean = is_clean
+        self.expiry_s = expiry_s
+        self.will = will
+        self.done = done
+        self.handle: asyncio.TimerHandle | None = None
+
+
+class Sessions:
+    """The sessions of one broker, durable or not. On the loop's thread.
+
+    `publish` stores, or delivers, a will.
+    """
+
+    def __init__(
+        self,
+        projection: SessionProjection,
+        store: Store,
+        intake: Intake,
+        clock: Clock,
+        *,
+        host: bytes,
+        publish: Callable[[Will], None],
+    ) -> None:
+        self._projection = projection
+        self._store = store
+        self._clock = clock
+        self._log = SessionLog(intake, clock, host=host)
+        self._publish = publish
+        self._owners: dict[str, _Owner] = {}
+        self._requests: dict[str, _Request] = {}
+        # (due in monotonic seconds, order, client id, epoch, will) of wills that wait.
+        self._wills: list[tuple[float, int, str, int, Will]] = []
+        self._ending: set[str] = set()
+        # Epochs of sessions that are not kept count down from here.
+        self._transient_epoch = 0
+        self._order = 0
+        self._started_s = clock.monotonic_s()
+        # Up to which client id sessions that had an owner at the start were looked at; None when all were.
+        self._unclaimed_after: str | None = ""
+        self.takeovers_total = 0
+        self.expired_total = 0
+        self.wills_total = 0
+        self.fenced_total = 0
+
+    # Front ends
+
+    def open_channel(self, name: str, receiver: SessionReceiver) -> SessionChannel:
+        """A channel for a front end that has no sessions here yet."""
+        light = self._projection.queues.open_channel(receiver.deliver_queued)
+        return SessionChannel(name, receiver, light)
+
+    def close_channel(self, channel: SessionChannel) -> None:
+        """The front end is gone: its clients count as gone when it is not back in OWNER_GRACE_S."""
+        channel.is_open = False
+        self._projection.queues.close_channel(channel.light)
+        orphans = [client_id for client_id, owner in self._owners.items() if owner.channel is channel]
+        for request in [request for request in self._requests.values() if request.channel is channel]:
+            self._withdraw(request)
+        if orphans:
+            asyncio.get_running_loop().call_later(OWNER_GRACE_S, self._drop_orphans, channel, orphans)
+
+    def claim(self, channel: SessionChannel, client_id: str, epoch: int, will: Will | None) -> bool:
+        """A front end that comes back says which sessions it has; False when it has lost this one."""
+        owner = self._owners.get(client_id)
+        if owner is not None:
+            if owner.epoch != epoch or owner.channel.is_open:
+                return owner.epoch == epoch and owner.channel is channel
+            owner.channel = channel
+            owner.will = will
+        elif epoch < 0:
+            # The broker was started again, and knows nothing of sessions that are not kept.
+            self._transient_epoch = min(self._transient_epoch, epoch)
+            owner = self._owners[client_id] = _Owner(channel, epoch, will, is_durable=False)
+        else:
+            stored = self._projection.session(client_id)
+            if stored is None or stored.epoch != epoch or stored.owner != channel.name:
+                return False
+            owner = self._owners[client_id] = _Owner(channel, epoch, will, is_durable=True)
+        if owner.is_durable:
+            stored = self._projection.session(client_id)
+            assert stored is not None
+            self._attach(channel, stored)
+        return True
+
+    # Sessions (client.session_ports)
+
+    def open_session(
+        self,
+        channel: SessionChannel,
+        client_id: str,
+        *,
+        is_clean: bool,
+        expiry_s: int,
+        will: Will | None,
+        done: Callable[[OpenedSession | Refused], None],
+    ) -> None:
+        """Take a session over; whoever has it is told first, and has FENCE_TIMEOUT_S to give it up."""
+        request = _Request(channel, client_id, will, done, is_clean=is_clean, expiry_s=expiry_s)
+        former = self._requests.pop(client_id, None)
+        if former is not None:
+            if former.handle is not None:
+                former.handle.cancel()
+            former.done(_LOST)
+        owner = self._owners.get(client_id)
+        if owner is None:
+            self._grant(request)
+            return
+        self.takeovers_total += 1
+        self._requests[client_id] = request
+        request.handle = asyncio.get_running_loop().call_later(FENCE_TIMEOUT_S, self._take, request)
+        if owner.channel.is_open:
+            owner.channel.receiver.fenced(client_id, owner.epoch, "taken over")
+        else:
+            self._take(request)
+
+    def subscribe(
+        self,
+        channel: SessionChannel,
+        client_id: str,
+        epoch: int,
+        subscriptions: Sequence[tuple[str, int]],
+        done: Callable[[list[SessionSubscription] | Refused], None],
+    ) -> None:
+        """Add filters to a durable session."""
+        if not self._owns(channel, client_id, epoch):
+            done(_LOST)
+            return
+
+        def logged(position: int | Refused) -> None:
+            if isinstance(position, Refused):
+                done(position)
+                return
+            session = self._projection.session(client_id)
+            if session is None or session.epoch != epoch or not self._owns(channel, client_id, epoch):
+                done(_LOST)
+                return
+            found = []
+            for topic_filter, options in subscriptions:
+                subscription = session.subscriptions.get(topic_filter)
+                if subscription is None:
+                    done(_NOT_READY)
+                    return
+                queue_id = subscription.queue_id
+                if topic_filter not in known:
+                    self._projection.queues.attach(channel.light, queue_id)
+                    known.add(topic_filter)
+                cursor = self._projection.cursor(queue_id, client_id)
+                found.append(SessionSubscription(topic_filter, options, queue_id, cursor))
+            done(found)
+
+        before = self._projection.session(client_id)
+        known = set() if before is None else set(before.subscriptions)
+        self._log.write([Subscribe(client_id, epoch, list(subscriptions))], logged)
+
+    def unsubscribe(
+        self,
+        channel: SessionChannel,
+        client_id: str,
+        epoch: int,
+        filters: Sequence[str],
+        done: Callable[[Refused | None], None],
+    ) -> None:
+        """Take filters back."""
+        session = self._projection.session(client_id)
+        if session is None or not self._owns(channel, client_id, epoch):
+            done(_LOST)
+            return
+        for topic_filter in set(filters):
+            subscription = session.subscriptions.get(topic_filter)
+            if subscription is not None:
+                self._projection.queues.detach(channel.light, subscription.queue_id)
+        self._log.write(
+            [Unsubscribe(client_id, epoch, list(filters))],
+            lambda position: done(position if isinstance(position, Refused) else None),
+        )
+
+    def progress(
+        self,
+        channel: SessionChannel,
+        changes: Sequence[SessionProgress],
+        done: Callable[[Refused | None], None],
+    ) -> None:
+        """Say how far sessions have come."""
+        heard = [change for change in changes if self._owns(channel, change.client_id, change.epoch)]
+        self.fenced_total += len(changes) - len(heard)
+        if not heard:
+            done(None)
+            return
+        self._log.write(
+            [
+                Progress(change.client_id, change.epoch, change.cursors, change.received, change.in_flight)
+                for change in heard
+            ],
+            lambda position: done(position if isinstance(position, Refused) else None),
+        )
+
+    def close_session(
+        self, channel: SessionChannel, client_id: str, epoch: int, *, expiry_s: int, drops_will: bool
+    ) -> None:
+        """The client is gone."""
+        if self._owns(channel, client_id, epoch):
+            self._close(client_id, expiry_s=expiry_s, drops_will=drops_will)
+        else:
+            self.fenced_total += 1
+
+    def read_queue(self, queue_id: int, position: int, *, records_max: int, bytes_max: int) -> QueueRecords:
+        """Records of a light queue; what the log has lost is left out. KeyError without such a queue."""
+        found = self._projection.read(queue_id, position, places_max=records_max)
+        records: list[memoryview] = []
+        size = 0
+        for place, record_size in found.places:
+            if records and size + record_size > bytes_max:
+                return QueueRecords(records, place, False)
+            record = self._store.read_record(place)
+            if record is not None:
+                records.append(record)
+                size += record_size
+        return QueueRecords(records, found.next_position, found.is_end)
+
+    # Operators
+
+    def owner_of(self, client_id: str) -> str | None:
+        """The front end a client is connected to."""
+        owner = self._owners.get(client_id)
+        return None if owner is None else owner.channel.name
+
+    def kick(self, client_id: str, reason: str = "administrative action") -> bool:
+        """Have the client disconnected; False when it is not connected."""
+        owner = self._owners.get(client_id)
+        if owner is None:
+            return False
+        if owner.channel.is_open:
+            owner.channel.receiver.fenced(client_id, owner.epoch, reason)
+        return True
+
+    def purge(self, client_id: str, done: Callable[[Refused | None], None]) -> bool:
+        """End a durable session, and disconnect its client; False when there is none."""
+        stored = self._projection.session(client_id)
+        if stored is None:
+            return False
+        self.kick(client_id)
+        self._log.write(
+            [End(client_id, stored.epoch)],
+            lambda position: done(position if isinstance(position, Refused) else None),
+        )
+        return True
+
+    def expire(self) -> None:
+        """Do what is due; called about once a second."""
+        now_s = self._clock.monotonic_s()
+        while self._wills and self._wills[0][0] <= now_s:
+            _, _, client_id, epoch, will = heapq.heappop(self._wills)
+            self._send_will(client_id, epoch, will)
+        for client_id, epoch in self._projection.due(self._clock.now_ms(), sessions_max=PER_TURN):
+            if client_id not in self._owners and client_id not in self._ending:
+                self.expired_total += 1
+                self._end(client_id, epoch)
+        if self._unclaimed_after is not None and now_s - self._started_s >= START_GRACE_S:
+            self._close_unclaimed()
+        self._projection.tidy()
+
+    def metrics(self) -> Iterable[Metric]:
+        """Sessions, queues, and what happened to them."""
+        queues = self._projection.queues
+        gauges: tuple[tuple[str, str, float], ...] = (
+            ("sessions", "Durable sessions.", self._projection.count),
+            ("connected_clients", "Clients connected through front ends.", len(self._owners)),
+            ("light_queues", "Filters with durable subscribers.", len(queues)),
+            ("light_queue_bytes", "Memory of their filters and places.", queues.memory_bytes),
+        )
+        counters: tuple[tuple[str, str, float], ...] = (
+            ("light_queue_entries_total", "Records put into light queues.", queues.matched_total),
+            ("session_records_total", "Changes of sessions stored.", self._log.records_total),
+            ("session_takeovers_total", "Sessions taken from another owner.", self.takeovers_total),
+            ("sessions_expired_total", "Sessions that expired.", self.expired_total),
+            ("wills_total", "Wills published for vanished clients.", self.wills_total),
+            ("fenced_requests_total", "What former owners said too late.", self.fenced_total),
+            (
+                "malformed_session_records_total",
+                "Session records that cannot be read; the log has where.",
+                self._projection.malformed_records,
+            ),
+        )
+        for name, text, value in gauges:
+            yield Metric(f"iotmq_broker_{name}", "gauge", text, value)
+        for name, text, value in counters:
+            yield Metric(f"iotmq_broker_{name}", "counter", text, value)
+
+    def _owns(self, channel: SessionChannel, client_id: str, epoch: int) -> bool:
+        owner = self._owners.get(client_id)
+        return owner is not None and owner.channel is channel and owner.epoch == epoch
+
+    def _withdraw(self, request: _Request) -> None:
+        if request.handle is not None:
+            request.handle.cancel()
+        del self._requests[request.client_id]
+
+    def _take(self, request: _Request) -> None:
+        """The owner has had its time."""
+        if self._requests.get(request.client_id) is request:
+            owner = self._owners.get(request.client_id)
+            if owner is not None:
+                # Grants the request.
+                self._close(request.client_id, expiry_s=0 if request.is_clean else None, drops_will=False)
+
+    def _grant(self, request: _Request) -> None:
+        client_id, channel = request.client_id, request.channel
+        stored = self._projection.session(client_id)
+        if request.expiry_s == 0:
+            if stored is not None:
+                self._end(client_id, stored.epoch)
+            self._transient_epoch -= 1
+            epoch = self._transient_epoch
+            self._owners[client_id] = _Owner(channel, epoch, request.will, is_durable=False)
+            request.done(OpenedSession(epoch, False, [], [], []))
+            return
+        # From now on: what comes meanwhile for the same client waits for this owner.
+        owner = self._owners[client_id] = _Owner(channel, -1, request.will, is_durable=True)
+
+        def logged(position: int | Refused) -> None:
+            if self._owners.get(client_id) is not owner:
+                request.done(_LOST)
+                return
+            session = None if isinstance(position, Refused) else self._projection.session(client_id)
+            if isinstance(position, Refused) or session is None or session.epoch != position:
+                del self._owners[client_id]
+                request.done(position if isinstance(position, Refused) else _NOT_READY)
+                return
+            if not channel.is_open:
+                owner.epoch = position
+                self._close(client_id, expiry_s=None, drops_will=True)
+                return
+            owner.epoch = position
+            self._attach(channel, session)
+            request.done(
+                OpenedSession(
+                    position,
+                    stored is not None and not request.is_clean,
+                    [
+                        SessionSubscription(
+                            topic_filter,
+                            subscription.options,
+                            subscription.queue_id,
+                            self._projection.cursor(subscription.queue_id, client_id),
+                        )
+                        for topic_filter, subscription in session.subscriptions.items()
+                    ],
+                    list(session.received),
+                    list(session.in_flight),
+                )
+            )
+
+        self._log.write(
+            [Open(client_id, channel.name, request.is_clean, request.expiry_s, request.will)], logged
+        )
+
+    def _attach(self, channel: SessionChannel, session: StoredSession) -> None:
+        for subscription in session.subscriptions.values():
+            self._projection.queues.attach(channel.light, subscription.queue_id)
+
+    def _close(self, client_id: str, *, expiry_s: int | None, drops_will: bool) -> None:
+        """Nobody has the session any more; `expiry_s` None keeps what it was opened with."""
+        owner = self._owners.pop(client_id)
+        will = None if drops_will else owner.will
+        if owner.is_durable:
+            stored = self._projection.session(client_id)
+            if stored is not None and stored.epoch == owner.epoch:
+                if owner.channel.is_open:
+                    for subscription in stored.subscriptions.values():
+                        self._projection.queues.detach(owner.channel.light, subscription.queue_id)
+                lasting_s = stored.expiry_s if expiry_s is None else expiry_s
+                change: Close | End = Close(client_id, owner.epoch, lasting_s, drops_will)
+                if lasting_s == 0:
+                    change = End(client_id, owner.epoch)
+                self._log.write([change], _ignore)
+                if will is not None and will.delay_s:
+                    self._delay_will(client_id, owner.epoch, will, min(will.delay_s, lasting_s))
+                    will = None
+        if will is not None:
+            self._send_will(client_id, owner.epoch, will, is_durable=owner.is_durable)
+        request = self._requests.get(client_id)
+        if request is not None:
+            self._withdraw(request)
+            self._grant(request)
+
+    def _delay_will(self, client_id: str, epoch: int, will: Will, delay_s: float) -> None:
+        self._order += 1
+        heapq.heappush(
+            self._wills, (self._clock.monotonic_s() + delay_s, self._order, client_id, epoch, will)
+        )
+
+    def _send_will(self, client_id: str, epoch: int, will: Will, *, is_durable: bool = True) -> None:
+        if is_durable:
+            stored = self._projection.session(client_id)
+            if stored is not None and stored.epoch != epoch:
+                # The client came back in time.
+                return
+            if stored is not None:
+                self._log.write([WillSent(client_id, epoch)], _ignore)
+        self.wills_total += 1
+        self._publish(will)
+
+    def _end(self, client_id: str, epoch: int) -> None:
+        self._ending.add(client_id)
+
+        def logged(position: int | Refused) -> None:
+            self._ending.discard(client_id)
+
+        self._log.write([End(client_id, epoch)], logged)
+
+    def _drop_orphans(self, channel: SessionChannel, client_ids: list[str]) -> None:
+        """The front end did not come back: a part of its clients now, the rest in the next turn."""
+        for client_id in client_ids[:PER_TURN]:
+            owner = self._owners.get(client_id)
+            if owner is not None and owner.channel is channel:
+                self._close(client_id, expiry_s=None, drops_will=False)
+        if len(client_ids) > PER_TURN:
+            asyncio.get_running_loop().call_soon(self._drop_orphans, channel, client_ids[PER_TURN:])
+
+    def _close_unclaimed(self) -> None:
+        """Sessions that had an owner before the start, and nobody claims: their clients are gone."""
+        unclaimed = self._projection.unsettled(after=self._unclaimed_after or None)
+        for number, (client_id, session) in enumerate(unclaimed):
+            if number == PER_TURN:
+                return
+            self._unclaimed_after = client_id
+            if client_id in self._owners:
+                continue
+            if session.owner:
+                self._log.write([Close(client_id, session.epoch, session.expiry_s, False)], _ignore)
+            if session.will is not None:
+                self._delay_will(client_id, session.epoch, session.will, session.will.delay_s)
+        self._unclaimed_after = None
+
+
+def _ignore(result: int | Refused) -> None:
+    """What cannot be stored now is found again after a start: the session still has an owner then."""
+    if isinstance(result, Refused):
+        logger.warning("a change of a session is not stored: %s", result.remark)
