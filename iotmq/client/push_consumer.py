@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from types import TracebackType
 from typing import Final, TypeAlias
 
@@ -16,6 +16,7 @@ from iotmq.client.backoff import Backoff
 from iotmq.client.client import IotmqClient, expect_success
 from iotmq.client.filter_check import check_filter
 from iotmq.client.message import RETRY_PREFIX, ReceivedMessage, check_group, check_topic
+from iotmq.client.offset_reset import read_offsets
 from iotmq.client.offsets import (
     broker_address,
     commit_offset,
@@ -30,13 +31,14 @@ from iotmq.client.retry_send import send_to_retry_topic
 from iotmq.client.routes import MessageQueue, TopicRoute
 from iotmq.client.settings import PushConsumerSettings
 from iotmq.client.subscriptions import ConsumerData, Subscription, consumer_data, parse_subscription
-from iotmq.errors import ClientError, IotmqError, SubscriptionError
+from iotmq.errors import ClientError, IotmqError, RequestError, SubscriptionError
 from iotmq.message.columns import Columns
 from iotmq.message.hosts import decode_host
 from iotmq.message.message_ids import offset_message_id
 from iotmq.metrics import Metric
-from iotmq.remoting.codes import RequestCode
+from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
+from iotmq.remoting.connection import ClientConnection
 
 _log = logging.getLogger(__name__)
 
@@ -160,6 +162,8 @@ class PushConsumer:
                 retry_topic, "*", self._client.clock.now_ms()
             )
         self._client.add_consumer(self)
+        self._answers.start()
+        self._client.add_request_handler(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, self._told_to_move)
         self._is_running = True
         for topic in self._subscriptions:
             self._client.routes.want(topic)
@@ -191,6 +195,7 @@ class PushConsumer:
         self._readers.clear()
         for topic in self._subscriptions:
             self._client.routes.unwant(topic)
+        self._client.remove_request_handler(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, self._told_to_move)
         await self._client.remove_consumer(self)
 
     async def __aenter__(self) -> PushConsumer:
@@ -221,6 +226,12 @@ class PushConsumer:
     def members_changed(self) -> None:
         """Look at the members again, soon."""
         self._rebalance_due.set()
+
+    def move(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Go on at these offsets in the queues this member has; what was fetched of them is dropped."""
+        for queue, offset in offsets.items():
+            if queue in self._readers:
+                self._give_up(queue, self._move_reader(self._readers.pop(queue), offset))
 
     def route_changed(self, topic: str) -> None:
         """Look at the queues again, soon."""
@@ -355,8 +366,11 @@ class PushConsumer:
                 )
 
     def _release(self, queue: MessageQueue) -> None:
-        reader = self._readers.pop(queue)
-        task = asyncio.ensure_future(self._close_reader(reader))
+        self._give_up(queue, self._close_reader(self._readers.pop(queue)))
+
+    def _give_up(self, queue: MessageQueue, closing: Coroutine[None, None, None]) -> None:
+        """The queue is free for a new reader, here or elsewhere, when `closing` has ended."""
+        task = asyncio.ensure_future(closing)
         self._closing[queue] = task
 
         def closed(_: asyncio.Task[None]) -> None:
@@ -378,6 +392,26 @@ class PushConsumer:
                 await self._commit([reader])
         except IotmqError as error:
             _log.info("the last offset of %s is not committed: %s", reader.queue, error)
+
+    async def _move_reader(self, reader: QueueReader, offset: int) -> None:
+        await reader.close()
+        if not self._is_clustering:
+            self._local_offsets[reader.queue] = offset
+            return
+        try:
+            await commit_offset(self._client, self._group, reader.queue, offset)
+            _log.info("group %s goes on at offset %d of %s", self._group, offset, reader.queue)
+        except IotmqError as error:
+            _log.warning("group %s is not moved to %d of %s: %s", self._group, offset, reader.queue, error)
+
+    def _told_to_move(self, _connection: ClientConnection, command: Command) -> Command | None:
+        if command.ext.get("group") != self._group:
+            return None
+        try:
+            self.move(read_offsets(command))
+        except RequestError as error:
+            return command.reply(error.code, remark=str(error))
+        return command.reply(ResponseCode.SUCCESS)
 
     async def _start_offset(self, queue: MessageQueue) -> int:
         if not self._is_clustering:

@@ -102,6 +102,11 @@ class Registries:
         )
 
     @property
+    def addresses(self) -> tuple[str, ...]:
+        """HOST:PORT of each, for what has to be said to all of them."""
+        return self._addresses
+
+    @property
     def addresses_text(self) -> str:
         """All addresses, for error texts."""
         return ", ".join(self._addresses)
