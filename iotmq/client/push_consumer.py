@@ -162,7 +162,6 @@ class PushConsumer:
                 retry_topic, "*", self._client.clock.now_ms()
             )
         self._client.add_consumer(self)
-        self._answers.start()
         self._client.add_request_handler(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, self._told_to_move)
         self._is_running = True
         for topic in self._subscriptions:
