@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from iotmq.client.connections import Connections, split_address
 from iotmq.client.registries import Registries, Routes
@@ -35,6 +35,8 @@ _instances = itertools.count(1)
 
 RequestHandler: TypeAlias = Callable[[ClientConnection, Command], Command | None]
 """Answers a request of a broker's own; the next one is asked when it has no answer, or not SUCCESS."""
+ANSWERED_LATER: Final = Command.request(0)
+"""What a handler returns that will answer by itself (`connection.reply`)."""
 
 
 class GroupConsumer(Protocol):
@@ -301,7 +303,9 @@ class IotmqClient:
             answer = handler(connection, command) or answer
             if answer is not None and answer.code == ResponseCode.SUCCESS:
                 break
-        return None if command.is_oneway else answer or command.not_supported()
+        if command.is_oneway or answer is ANSWERED_LATER:
+            return None
+        return answer or command.not_supported()
 
 
 def expect_success(response: Command, doing: str) -> Command:

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from types import TracebackType
 from typing import Final, TypeAlias
@@ -14,6 +15,8 @@ import msgspec
 
 from iotmq.client.backoff import Backoff
 from iotmq.client.client import IotmqClient, expect_success
+from iotmq.client.consumer_answers import ConsumerAnswers, Status
+from iotmq.client.consumption import Consumption
 from iotmq.client.filter_check import check_filter
 from iotmq.client.message import RETRY_PREFIX, ReceivedMessage, check_group, check_topic
 from iotmq.client.offset_reset import read_offsets
@@ -109,6 +112,13 @@ class PushConsumer:
         self._given_back_total = 0
         self._dropped_total = 0
         self._last_failure_log_s = 0.0
+        self._consumption = Consumption(client.clock)
+        self._answers = ConsumerAnswers(
+            client,
+            self._consumption,
+            status=self._status,
+            consume=None if listener is None else self._consume_one,
+        )
 
     @property
     def group(self) -> str:
@@ -162,6 +172,7 @@ class PushConsumer:
                 retry_topic, "*", self._client.clock.now_ms()
             )
         self._client.add_consumer(self)
+        self._answers.start()
         self._client.add_request_handler(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, self._told_to_move)
         self._is_running = True
         for topic in self._subscriptions:
@@ -185,6 +196,7 @@ class PushConsumer:
         if not self._is_running:
             return
         self._is_running = False
+        await self._answers.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -493,29 +505,58 @@ class PushConsumer:
     ) -> list[ReceivedMessage]:
         """The messages that failed."""
         assert self._listener is not None
+        begun_s = time.perf_counter()
+        failed = messages
         try:
             outcome = self._listener(messages)
             if inspect.isawaitable(outcome):
                 outcome = await outcome
+            failed = [] if outcome is None else list(outcome)
         except Exception as error:
             self._log_failure(queue, len(messages), error)
-            return messages
-        return [] if outcome is None else list(outcome)
+        self._consumption.count(
+            queue.topic,
+            consumed=len(messages) - len(failed),
+            failed=len(failed),
+            seconds=time.perf_counter() - begun_s,
+        )
+        return failed
+
+    async def _consume_one(self, message: ReceivedMessage) -> bool:
+        """Hand over a message that an operator sent here; nothing of the offsets changes."""
+        assert self._listener is not None
+        outcome = self._listener([message])
+        if inspect.isawaitable(outcome):
+            outcome = await outcome
+        return outcome is None or not list(outcome)
+
+    def _status(self) -> Status:
+        return Status(
+            group=self._group,
+            consume_type="CONSUME_PASSIVELY",
+            parallel=self.settings.parallel_batches,
+            registries=self._client.settings.registries,
+            subscriptions=self._subscriptions.values(),
+            queues={queue: reader.state for queue, reader in self._readers.items()},
+        )
 
     async def _handle_columns(self, queue: MessageQueue, columns: Columns) -> None:
         assert self._columns_listener is not None
         rest = self._local_rest()
         tries = 0
         while tries < self.settings.columns_tries_max:
+            begun_s = time.perf_counter()
             try:
                 outcome = self._columns_listener(queue, columns)
                 if inspect.isawaitable(outcome):
                     await outcome
             except Exception as error:
                 tries += 1
+                self._count_columns(queue, failed=len(columns), begun_s=begun_s)
                 self._failed_total += len(columns)
                 self._log_failure(queue, len(columns), error)
             else:
+                self._count_columns(queue, consumed=len(columns), begun_s=begun_s)
                 self._consumed_total += len(columns)
                 return
             await asyncio.sleep(rest.next_s())
@@ -572,6 +613,13 @@ class PushConsumer:
             return False
         self._given_back_total += 1
         return True
+
+    def _count_columns(
+        self, queue: MessageQueue, *, begun_s: float, consumed: int = 0, failed: int = 0
+    ) -> None:
+        self._consumption.count(
+            queue.topic, consumed=consumed, failed=failed, seconds=time.perf_counter() - begun_s
+        )
 
     def _local_rest(self) -> Backoff:
         first_s = self.settings.local_retry_ms / 1000

@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 
 from iotmq.client.backoff import Backoff
 from iotmq.client.client import IotmqClient
+from iotmq.client.consumer_answers import QueueState
 from iotmq.client.message import ReceivedMessage
 from iotmq.client.offsets import broker_address
 from iotmq.client.progress import QueueProgress
@@ -123,6 +124,7 @@ class QueueReader:
         self._waiting: deque[Batch] = deque()
         self._has_waiting = asyncio.Event()
         self._cached_records = 0
+        self._cached_bytes = 0
         self._broker_id = MASTER_ID
         """Where the last answer told us to pull from."""
         self._is_closing = False
@@ -139,6 +141,18 @@ class QueueReader:
     def committable(self) -> int | None:
         """Everything below this offset is consumed; None until anything is known."""
         return None if self._progress is None else self._progress.committable
+
+    @property
+    def state(self) -> QueueState:
+        """How far it is, for people who ask; all zero until the start offset is known."""
+        progress = self._progress
+        return QueueState(
+            committable=0 if progress is None else progress.committable,
+            next_offset=0 if progress is None else progress.next_offset,
+            cached_records=self._cached_records,
+            cached_bytes=self._cached_bytes,
+            records_total=self.records_total,
+        )
 
     @property
     def cached_records(self) -> int:
@@ -254,6 +268,7 @@ class QueueReader:
             progress.taken(batch.first_offset, batch.end_offset)
             self._waiting.append(batch)
             self._cached_records += batch.count
+            self._cached_bytes += batch.size
             self.records_total += batch.count
             self._room.take(batch.size)
         progress.skipped_to(pulled.next_offset)
@@ -325,4 +340,5 @@ class QueueReader:
 
     def _forget(self, batch: Batch) -> None:
         self._cached_records -= batch.count
+        self._cached_bytes -= batch.size
         self._room.free(batch.size)

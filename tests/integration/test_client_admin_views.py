@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from eventually import soon
 
 from iotmq.broker.broker import Broker, resolve_store_host
 from iotmq.broker.settings import BrokerSettings
@@ -24,6 +25,7 @@ from iotmq.client import (
     SendResult,
 )
 from iotmq.client.admin_messages import Track, TrackState
+from iotmq.client.queue_tables import by_queue
 from iotmq.errors import BrokerError, ClientError, RouteNotFoundError
 from iotmq.registry.server import Registry
 from iotmq.registry.settings import RegistrySettings
@@ -257,3 +259,83 @@ async def test_statistics_and_runtime_info_of_all_brokers(cluster: Cluster, admi
     assert {name: int(table["putMessageTimesTotal"]) for name, table in info.items()} == sent
     assert list(await admin.statistics.runtime_info(("broker-b",))) == ["broker-b"]
     assert "TBW102" in await admin.statistics.system_topics()
+
+
+async def test_what_a_consumer_is_doing(cluster: Cluster, admin: Admin) -> None:
+    results = await send(cluster, *(Message("T", b"x", key=f"k{number}") for number in range(20)))
+    sent = Counter(result.queue for result in results)
+    seen: list[ReceivedMessage] = []
+    async with consumer(cluster, "g", seen, client_id="c1"):
+        await soon(lambda: len(seen) == 20, "everything is consumed")
+        info = await admin.groups.running_info("g", "c1")
+        assert info.properties["PROP_CONSUME_TYPE"] == "CONSUME_PASSIVELY"
+        assert {subscription["topic"] for subscription in info.subscription_set} == {"T", "%RETRY%g"}
+        assert info.jstack is None
+        assert info.status_table["T"]["consumeOKTPS"] == 20.0
+        rows = by_queue(info.mq_table)
+        assert {queue: rows[queue]["commitOffset"] for queue in sent} == sent
+        stack = (await admin.groups.running_info("g", "c1", with_stack=True)).jstack
+        assert stack is not None
+        assert "test_client_admin_views" in stack or "thread" in stack
+        status = await admin.groups.status("g", "T")
+        assert status == {"c1": {queue: sent[queue] for queue in sorted(sent)}}
+        assert await admin.groups.status("g", "T", client_id="c1") == status
+        with pytest.raises(BrokerError) as refusal:
+            await admin.groups.running_info("g", "c9")
+        assert refusal.value.code == 206
+    with pytest.raises(BrokerError) as refusal:
+        await admin.groups.status("g", "T")
+    assert refusal.value.code == 206
+
+
+async def test_one_consumer_tries_one_message(cluster: Cluster, admin: Admin) -> None:
+    (result,) = await send(cluster, Message("T", b"x"))
+    (message_id,) = result.offset_message_ids
+    seen: list[ReceivedMessage] = []
+    outcome: list[Exception | bool] = [True]
+
+    async def listen(messages: list[ReceivedMessage]) -> list[ReceivedMessage] | None:
+        seen.extend(messages)
+        if isinstance(outcome[0], Exception):
+            raise outcome[0]
+        return None if outcome[0] else messages
+
+    async def attempt() -> tuple[str | None, str | None]:
+        tried = await admin.groups.consume_directly(
+            "g", "c1", message_id, broker_name=result.queue.broker_name
+        )
+        return tried.consume_result, tried.remark
+
+    async with cluster.client("c1") as client:
+        consumer = PushConsumer(client, "g", listen, settings=PushConsumerSettings(hold_ms=200))
+        await consumer.subscribe("T")
+        async with consumer:
+            before = len(seen)
+            assert await attempt() == ("CR_SUCCESS", None)
+            assert [message.body for message in seen[before:]] == [b"x"]
+            assert seen[-1].queue == result.queue
+            outcome[0] = False
+            assert await attempt() == ("CR_LATER", None)
+            outcome[0] = ValueError("bad body")
+            assert await attempt() == ("CR_THROW_EXCEPTION", "ValueError: bad body")
+            with pytest.raises(BrokerError, match="msgId"):
+                await admin.groups.consume_directly(
+                    "g", "c1", "nonsense", broker_name=result.queue.broker_name
+                )
+
+
+async def test_a_consumer_of_columns_tries_no_single_message(cluster: Cluster, admin: Admin) -> None:
+    (result,) = await send(cluster, Message("T", b"x"))
+    async with cluster.client("c1") as client:
+        consumer = PushConsumer(
+            client,
+            "g",
+            columns_listener=lambda queue, columns: None,
+            settings=PushConsumerSettings(hold_ms=200),
+        )
+        await consumer.subscribe("T")
+        async with consumer:
+            with pytest.raises(BrokerError, match="columns"):
+                await admin.groups.consume_directly(
+                    "g", "c1", result.offset_message_ids[0], broker_name=result.queue.broker_name
+                )
