@@ -1,7 +1,8 @@
 """A broker alone in a child process on the server core, as the broker benchmarks measure it.
 
-Started as ``python -m benchmarks._broker_process DIRECTORY [--sync]``: prints its port and the seconds its
-start took, and ends when its standard input does.
+Started as ``python -m benchmarks._broker_process DIRECTORY [--sync] [--registry HOST:PORT]``: prints its port
+and the seconds its start and its registration took. Every line of its standard input is answered with the
+longest time its loop stood still since the last one; it ends when its standard input does.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import os
 import subprocess
 import sys
@@ -25,11 +27,22 @@ from benchmarks import machine, peers
 class BrokerProcess:
     """The running child: where it listens, and what it has used."""
 
-    def __init__(self, process: subprocess.Popen[str], port: int, start_s: float) -> None:
+    def __init__(
+        self, process: subprocess.Popen[str], port: int, start_s: float, registered_s: float
+    ) -> None:
         self.process = process
         self.port = port
-        # From the opening of the store to the first accepted connection.
+        # From the opening of the store to the first accepted connection, and to the registry's answer.
         self.start_s = start_s
+        self.registered_s = registered_s
+
+    def stall_ms(self) -> float:
+        """The longest time its loop stood still since it was asked last."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return float(self.process.stdout.readline())
 
     @property
     def pid(self) -> int:
@@ -48,7 +61,9 @@ class BrokerProcess:
 
 
 @contextlib.contextmanager
-def broker(*, directory: Path | None = None, is_sync: bool = False) -> Iterator[BrokerProcess]:
+def broker(
+    *, directory: Path | None = None, is_sync: bool = False, registry: str = ""
+) -> Iterator[BrokerProcess]:
     """A broker with a durable log on a real disk; its data goes with it unless `directory` is given."""
     server_core, load_core = machine.cores()
     machine.RESULTS.mkdir(parents=True, exist_ok=True)
@@ -62,7 +77,7 @@ def broker(*, directory: Path | None = None, is_sync: bool = False) -> Iterator[
             sys.executable, "-m", "benchmarks._broker_process", str(directory),
         ]  # fmt: skip
         process = subprocess.Popen(
-            command + ["--sync"] * is_sync,
+            command + ["--sync"] * is_sync + ["--registry", registry],
             cwd=machine.ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -71,10 +86,10 @@ def broker(*, directory: Path | None = None, is_sync: bool = False) -> Iterator[
         stack.callback(_end, process)
         assert process.stdout is not None
         words = process.stdout.readline().split()
-        if len(words) != 2:
+        if len(words) != 3:
             raise peers.PeerError("the broker did not start")
         os.sched_setaffinity(0, {load_core})
-        yield BrokerProcess(process, int(words[0]), float(words[1]))
+        yield BrokerProcess(process, int(words[0]), float(words[1]), float(words[2]))
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -87,24 +102,55 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.wait()
 
 
-async def serve(directory: Path, *, is_sync: bool) -> None:
-    """The broker and nothing else: it knows no registry."""
+class StallWatch:
+    """Notes how late a timer of the loop comes."""
+
+    STEP_S = 0.002
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._longest_s = 0.0
+        self._due_s = 0.0
+        self._arm()
+
+    def take_ms(self) -> float:
+        """The longest delay since the last call."""
+        # One that is under way counts, too.
+        longest_s, self._longest_s = max(self._longest_s, self._loop.time() - self._due_s), 0.0
+        return longest_s * 1_000
+
+    def _arm(self) -> None:
+        self._due_s = self._loop.time() + self.STEP_S
+        self._loop.call_later(self.STEP_S, self._look)
+
+    def _look(self) -> None:
+        self._longest_s = max(self._longest_s, self._loop.time() - self._due_s)
+        self._arm()
+
+
+async def serve(directory: Path, *, is_sync: bool = False, registry: str = "") -> None:
+    """The broker and nothing else."""
     from iotmq.broker.broker import Broker, resolve_store_host
     from iotmq.broker.settings import BrokerSettings
     from iotmq.store.settings import StoreSettings
     from iotmq.store.store import Store
 
     began_s = time.perf_counter()
-    settings = BrokerSettings(listen_port=0, registries=(), idle_s=3_600)
+    settings = BrokerSettings(listen_port=0, registries=(registry,) if registry else (), idle_s=3_600)
     store = Store.open(
         directory,
         StoreSettings(flush="sync" if is_sync else "async"),
         store_host=resolve_store_host(settings),
     )
     broker = Broker(settings, store, directory=directory)
+    watch = StallWatch()
     await broker.start()
-    print(broker.port, time.perf_counter() - began_s, flush=True)
-    await asyncio.to_thread(sys.stdin.read)
+    started_s = time.perf_counter() - began_s
+    if registry:
+        await broker.wait_registered(60)
+    print(broker.port, started_s, time.perf_counter() - began_s, flush=True)
+    while await asyncio.to_thread(sys.stdin.readline):
+        print(watch.take_ms(), flush=True)
     await broker.stop()
     store.close()
 
@@ -113,8 +159,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--sync", action="store_true")
+    parser.add_argument("--registry", default="")
     options = parser.parse_args()
-    uvloop.run(serve(options.directory, is_sync=options.sync))
+    # As the real process does: what is there at the start is not gone through again and again.
+    gc.freeze()
+    uvloop.run(serve(options.directory, is_sync=options.sync, registry=options.registry))
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ cdef class Queue:
             if file is None or first_bytes >= file.end_position:
                 os.makedirs(self.directory, exist_ok=True)
                 path = os.path.join(self.directory, segment_name(first_bytes))
-                file = Segment(path, first_bytes, self.file_bytes)
+                file = Segment(path, first_bytes, self.file_bytes, is_small=True)
                 fail_points.reach("queue-file-created")
                 self.is_new = True
                 self.files.append(file)
@@ -516,6 +516,12 @@ cdef class ConsumeQueue:
         if is_new:
             sync_directory(self.directory)
 
+    def forget_pages(self):
+        """Take out of this process what a start looked at: of each of very many queues its last entry."""
+        for queue in self.queue_list:
+            for file in (<Queue> queue).files:
+                (<Segment> file).forget_pages()
+
     def read_state(self):
         """The remembered (applied position, queues, sum of max offsets), or None when there is none."""
         try:
@@ -684,7 +690,7 @@ cdef class ConsumeQueue:
             for queue_id in os.listdir(topic_directory):
                 directory = os.path.join(topic_directory, queue_id)
                 if queue_id.isdecimal() and os.path.isdir(directory):
-                    files = open_segments(directory, self.entries_per_file * QUEUE_ENTRY_SIZE)
+                    files = open_segments(directory, self.entries_per_file * QUEUE_ENTRY_SIZE, is_small=True)
                     if files:
                         queue = self.insert(topic.encode("utf-8", "surrogateescape"), int(queue_id))
                         queue.files = files

@@ -21,6 +21,8 @@ cdef extern from "<sys/mman.h>" nogil:
     int PROT_READ
     int PROT_WRITE
     int MAP_SHARED
+    int MADV_DONTNEED
+    int MADV_RANDOM
     void* MAP_FAILED
 
 cdef extern from * nogil:
@@ -63,11 +65,15 @@ cdef class Segment:
         self.data = NULL
         self.descriptor = -1
 
-    def __init__(self, str path, int64_t start_position, int64_t size_bytes, *, bint keep_descriptor=False):
+    def __init__(self, str path, int64_t start_position, int64_t size_bytes, *, bint keep_descriptor=False,
+                 bint is_small=False):
         """Map the file at `path`, made with no blocks when missing and grown to `size_bytes` when shorter.
 
         What the file already holds counts as allocated, up to the end of its last block of data; holes
         before that are filled. Raises OSError (a full disk when holes need filling included).
+
+        `is_small` is for one file of very many with little in it: the kernel then brings in a page when one is
+        touched. Otherwise it reads and zeroes megabytes of holes around it, 2 ms each time.
         """
         cdef void* data
         cdef int descriptor
@@ -86,6 +92,8 @@ cdef class Segment:
         if data == MAP_FAILED:
             raise OSError(errno, strerror(errno).decode(), path)
         self.data = <uint8_t*> data
+        if is_small:
+            madvise(data, <size_t> size_bytes, MADV_RANDOM)
         self.allocated_bytes = self.claim_data(descriptor)
         self.done_with(descriptor)
 
@@ -136,6 +144,11 @@ cdef class Segment:
                 # Kernels before 5.14 refuse, which only costs speed.
                 madvise(self.data + start, <size_t> (end - start), MADV_POPULATE_READ)
         return 0
+
+    def forget_pages(self):
+        """Take its pages out of this process; they stay in the page cache, and come back when touched."""
+        with nogil:
+            madvise(self.data, <size_t> self.size_bytes, MADV_DONTNEED)
 
     cpdef object view(self, int64_t start_position, int64_t end_position):
         """Read-only view of [start_position, end_position), which must be inside what is allocated."""
@@ -215,7 +228,7 @@ cdef class Segment:
         return data_end
 
 
-def open_segments(str directory, int64_t size_bytes, *, bint keep_descriptor=False):
+def open_segments(str directory, int64_t size_bytes, *, bint keep_descriptor=False, bint is_small=False):
     """Map the segments found in `directory`, lowest first; other files are left alone.
 
     A file shorter than `size_bytes` is grown to it, or to the start of the next; a longer one keeps its
@@ -233,7 +246,7 @@ def open_segments(str directory, int64_t size_bytes, *, bint keep_descriptor=Fal
             if os.stat(path).st_size > room:
                 raise StoreCorruptError(f"{path} reaches into the next file, which starts at {starts[number + 1]}")
             size = min(size, room)
-        segments.append(Segment(path, start_position, size, keep_descriptor=keep_descriptor))
+        segments.append(Segment(path, start_position, size, keep_descriptor=keep_descriptor, is_small=is_small))
     return segments
 
 

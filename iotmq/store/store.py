@@ -229,6 +229,7 @@ class Store:
         store._dispatch(log.appended_position, progress)
         # Where entries were missing up to the log's start, queues begin behind the gap.
         queues.trim(log.min_position)
+        queues.forget_pages()
         if settings.latest_enabled:
             store._open_latest(progress)
         store._flusher.start()
