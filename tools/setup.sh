@@ -163,7 +163,7 @@ pip_install() {
 
 # What an environment was made from: another answer means making it again.
 fingerprint() {
-    { cat pyproject.toml tools/setup.sh tests/interop/node/package.json; ls -d ./*/__init__.py; pwd; } | cksum
+    { cat pyproject.toml tools/setup.sh tests/interop/node/package.json tests/interop/java/pom.xml; ls -d ./*/__init__.py; pwd; } | cksum
 }
 
 is_installed() {
@@ -207,6 +207,7 @@ install_extra() {
     if [ "$extra" = dev ]; then
         ensure_mosquitto
         install_node_client
+        install_java_client
     fi
     fingerprint >"$stamps/$extra"
 }
@@ -223,6 +224,20 @@ install_node_client() {
     cp tests/interop/node/package.json tests/interop/node/package-lock.json "$directory/"
     (cd "$directory" && npm ci --ignore-scripts --no-audit --no-fund) >>"$log" 2>&1 ||
         warn "npm could not install it (details in $log): the ali-ons interop tests will be skipped"
+}
+
+# rocketmq-client, the Java client of the native protocol; its tests are skipped where there is no Maven.
+install_java_client() {
+    local directory=build/interop/java
+    if ! command -v mvn >/dev/null; then
+        warn "Maven is not installed: the Java interop tests will be skipped"
+        return
+    fi
+    say "fetching the Java client for the interop tests into $directory"
+    mkdir -p "$directory"
+    mvn -B -q -f tests/interop/java/pom.xml dependency:copy-dependencies \
+        -DoutputDirectory="$PWD/$directory" >>"$log" 2>&1 ||
+        warn "Maven could not fetch it (details in $log): the Java interop tests will be skipped"
 }
 
 # ------------------------------------------------------------------------------- compiled modules

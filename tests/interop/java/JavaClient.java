@@ -1,0 +1,198 @@
+import com.alibaba.fastjson.JSON;
+import com.alibaba.fastjson.JSONObject;
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.nio.charset.StandardCharsets;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.LocalTransactionState;
+import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.client.producer.TransactionListener;
+import org.apache.rocketmq.client.producer.TransactionMQProducer;
+import org.apache.rocketmq.client.producer.TransactionSendResult;
+import org.apache.rocketmq.client.utils.MessageUtil;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageExt;
+
+/**
+ * The Java client behind a pipe: commands as JSON lines on stdin, results and received messages on stdout
+ * (tests/oracles/piped_client.py). The library is used as it is published.
+ */
+public class JavaClient {
+    private final String registry;
+    private final Map<String, DefaultMQProducer> producers = new ConcurrentHashMap<>();
+    private final Map<String, DefaultMQPushConsumer> consumers = new ConcurrentHashMap<>();
+    /** What a check says, by body; UNKNOW without an entry. */
+    private final Map<String, LocalTransactionState> checks = new ConcurrentHashMap<>();
+
+    private JavaClient(String registry) {
+        this.registry = registry;
+    }
+
+    public static void main(String[] arguments) throws Exception {
+        JavaClient client = new JavaClient(arguments[0]);
+        say("ready", new JSONObject());
+        BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        for (String line = lines.readLine(); line != null; line = lines.readLine()) {
+            JSONObject answer = new JSONObject();
+            try {
+                answer.put("value", client.run(JSON.parseObject(line)));
+                say("done", answer);
+            } catch (Exception error) {
+                answer.put("error", error.toString());
+                say("failed", answer);
+            }
+        }
+        // Without the library's own ways to end, which wait for its threads.
+        Runtime.getRuntime().halt(0);
+    }
+
+    private static synchronized void say(String kind, JSONObject values) {
+        values.put("kind", kind);
+        System.out.println("\n@@" + values.toJSONString());
+        System.out.flush();
+    }
+
+    private Object run(JSONObject words) throws Exception {
+        switch (words.getString("do")) {
+            case "transaction_producer":
+                return transactionProducer(words.getString("group"));
+            case "send_in_transaction":
+                return sendInTransaction(words);
+            case "producer":
+                return producer(words.getString("group"));
+            case "request":
+                return request(words);
+            case "push":
+                return push(words);
+            default:
+                throw new IllegalArgumentException(words.getString("do"));
+        }
+    }
+
+    private Object transactionProducer(String group) throws Exception {
+        TransactionMQProducer producer = new TransactionMQProducer(group);
+        producer.setNamesrvAddr(registry);
+        producer.setInstanceName(group);
+        producer.setTransactionListener(new TransactionListener() {
+            @Override
+            public LocalTransactionState executeLocalTransaction(Message message, Object argument) {
+                return LocalTransactionState.valueOf((String) argument);
+            }
+
+            @Override
+            public LocalTransactionState checkLocalTransaction(MessageExt message) {
+                JSONObject line = seen(message);
+                line.put("times", message.getUserProperty("TRANSACTION_CHECK_TIMES"));
+                line.put("transaction_id", message.getTransactionId());
+                say("check", line);
+                return checks.getOrDefault(body(message), LocalTransactionState.UNKNOW);
+            }
+        });
+        producer.start();
+        producers.put(group, producer);
+        return null;
+    }
+
+    private Object sendInTransaction(JSONObject words) throws Exception {
+        String text = words.getString("body");
+        if (words.containsKey("check")) {
+            checks.put(text, LocalTransactionState.valueOf(words.getString("check")));
+        }
+        TransactionMQProducer producer = (TransactionMQProducer) producers.get(words.getString("group"));
+        TransactionSendResult result =
+            producer.sendMessageInTransaction(message(words), words.getString("execute"));
+        JSONObject values = sent(result);
+        values.put("state", result.getLocalTransactionState().name());
+        values.put("transaction_id", result.getTransactionId());
+        return values;
+    }
+
+    private Object producer(String group) throws Exception {
+        DefaultMQProducer producer = new DefaultMQProducer(group);
+        producer.setNamesrvAddr(registry);
+        producer.setInstanceName(group);
+        producer.start();
+        producers.put(group, producer);
+        return null;
+    }
+
+    private Object request(JSONObject words) throws Exception {
+        DefaultMQProducer producer = producers.get(words.getString("group"));
+        Message reply = producer.request(message(words), words.getLongValue("timeout_ms"));
+        JSONObject values = new JSONObject();
+        values.put("topic", reply.getTopic());
+        values.put("body", new String(reply.getBody(), StandardCharsets.UTF_8));
+        return values;
+    }
+
+    /** Messages follow as lines of kind "message"; with "replies_by" each is replied to by that producer. */
+    private Object push(JSONObject words) throws Exception {
+        String group = words.getString("group");
+        DefaultMQProducer replier =
+            words.containsKey("replies_by") ? producers.get(words.getString("replies_by")) : null;
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
+        consumer.setNamesrvAddr(registry);
+        consumer.setInstanceName(group);
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.setPullTimeDelayMillsWhenException(100);
+        consumer.subscribe(words.getString("topic"), "*");
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            for (MessageExt message : messages) {
+                JSONObject line = seen(message);
+                line.put("prepared_position", message.getPreparedTransactionOffset());
+                line.put("sys_flag", message.getSysFlag());
+                say("message", line);
+                if (replier == null) {
+                    continue;
+                }
+                try {
+                    byte[] text = ("re: " + body(message)).getBytes(StandardCharsets.UTF_8);
+                    say("replied", sent(replier.send(MessageUtil.createReplyMessage(message, text))));
+                } catch (Exception error) {
+                    JSONObject failed = new JSONObject();
+                    failed.put("error", error.toString());
+                    say("replied", failed);
+                }
+            }
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+        consumer.start();
+        consumers.put(group, consumer);
+        return null;
+    }
+
+    private static Message message(JSONObject words) {
+        byte[] text = words.getString("body").getBytes(StandardCharsets.UTF_8);
+        return new Message(words.getString("topic"), words.getString("tags"), words.getString("keys"), text);
+    }
+
+    private static String body(Message message) {
+        return new String(message.getBody(), StandardCharsets.UTF_8);
+    }
+
+    private static JSONObject seen(MessageExt message) {
+        JSONObject line = new JSONObject();
+        line.put("topic", message.getTopic());
+        line.put("body", body(message));
+        line.put("tags", message.getTags());
+        line.put("keys", message.getKeys());
+        line.put("id", message.getMsgId());
+        line.put("queue_id", message.getQueueId());
+        return line;
+    }
+
+    private static JSONObject sent(SendResult result) {
+        JSONObject values = new JSONObject();
+        values.put("status", result.getSendStatus().name());
+        values.put("id", result.getMsgId());
+        values.put("offset_id", result.getOffsetMsgId());
+        values.put("offset", result.getQueueOffset());
+        return values;
+    }
+}
