@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         PushConsumerSettings,
     )
     from iotmq.client.transactions import Transaction, TransactionProducer, TransactionState
+    from iotmq.client.waiting_messages import WaitingMessage, WaitingMessages
 
 _MODULES = {
     "Admin": "admin",
@@ -65,6 +66,8 @@ _MODULES = {
     "Transaction": "transactions",
     "TransactionProducer": "transactions",
     "TransactionState": "transactions",
+    "WaitingMessage": "waiting_messages",
+    "WaitingMessages": "waiting_messages",
     "queue_of_key": "routes",
 }
 
@@ -99,6 +102,8 @@ __all__ = [
     "Transaction",
     "TransactionProducer",
     "TransactionState",
+    "WaitingMessage",
+    "WaitingMessages",
     "queue_of_key",
 ]
 

@@ -156,6 +156,10 @@ class SyncProducer:
         """Send messages encoded by `iotmq.message.record.encode_batch`, as one request."""
         return self._client.run(self.producer.send_encoded_batch(topic, queue, elements, count))
 
+    def recall(self, recall_handle: str) -> bool:
+        """Take back a message that waits; False when it does not wait any more. As `Producer.recall`."""
+        return self._client.run(self.producer.recall(recall_handle))
+
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """The queues that take messages of `topic`, sorted."""
         return self._client.run(self.producer.queues(topic))

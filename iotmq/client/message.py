@@ -18,6 +18,8 @@ from iotmq.message.properties import (
     KEYS,
     RETRY_TOPIC,
     TAGS,
+    TIMER_DELAY_MS,
+    TIMER_DELIVER_MS,
     UNIQ_KEY,
     WAIT,
     decode_properties,
@@ -34,7 +36,19 @@ _LEGAL_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 class Message:
     """One message to send. `key` decides the queue (same key, same queue, so order per key)."""
 
-    __slots__ = ("body", "delay_level", "flag", "key", "keys", "properties", "tags", "topic", "wait_stored")
+    __slots__ = (
+        "body",
+        "delay_level",
+        "delay_ms",
+        "deliver_at_ms",
+        "flag",
+        "key",
+        "keys",
+        "properties",
+        "tags",
+        "topic",
+        "wait_stored",
+    )
 
     def __init__(
         self,
@@ -46,6 +60,8 @@ class Message:
         keys: Iterable[str] = (),
         properties: Mapping[str, str] | None = None,
         delay_level: int = 0,
+        delay_ms: int = 0,
+        deliver_at_ms: int = 0,
         flag: int = 0,
         wait_stored: bool = True,
     ) -> None:
@@ -60,11 +76,20 @@ class Message:
         self.properties = properties
         """The application's own names and values."""
         self.delay_level = delay_level
-        """0 delivers at once, 1 to 18 after 1 s to 2 h."""
+        """0 delivers at once, 1 to 18 after 1 s to 2 h. At most one of this and the next two is given."""
+        self.delay_ms = delay_ms
+        """Delivers so many milliseconds after the broker has stored it; there is no maximum."""
+        self.deliver_at_ms = deliver_at_ms
+        """Delivers at a time, milliseconds since 1970 by the broker's clock; a past one delivers at once."""
         self.flag = flag
         """A number of the application's, stored as it is."""
         self.wait_stored = wait_stored
         """False answers before the broker's flush and replication promise is kept."""
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether it waits at the broker first."""
+        return bool(self.delay_level or self.delay_ms or self.deliver_at_ms)
 
     def encoded_properties(self, unique_key: str) -> bytes:
         """The stored form of all properties; MessageRefusedError for what cannot be stored."""
@@ -76,8 +101,14 @@ class Message:
             pairs[TAGS] = self.tags
         if unique_key:
             pairs[UNIQ_KEY] = unique_key
-        if self.delay_level:
-            pairs[DELAY] = str(self.delay_level)
+        if self.is_delayed:
+            self._check_delay()
+            if self.delay_level:
+                pairs[DELAY] = str(self.delay_level)
+            elif self.delay_ms:
+                pairs[TIMER_DELAY_MS] = str(self.delay_ms)
+            else:
+                pairs[TIMER_DELIVER_MS] = str(self.deliver_at_ms)
         if not self.wait_stored:
             pairs[WAIT] = "false"
         try:
@@ -90,6 +121,13 @@ class Message:
                 f"{PROPERTIES_BYTES_MAX}: put large values in the body"
             )
         return encoded
+
+    def _check_delay(self) -> None:
+        given = [value for value in (self.delay_level, self.delay_ms, self.deliver_at_ms) if value]
+        if len(given) > 1:
+            raise MessageRefusedError("give one of delay_level, delay_ms and deliver_at_ms, not several")
+        if given[0] < 0:
+            raise MessageRefusedError(f"a delay or time of {given[0]}: it must be positive")
 
     def __repr__(self) -> str:
         return f"<Message {self.topic!r} key {self.key!r} body {len(self.body)} B>"
@@ -128,7 +166,15 @@ class SendStatus(enum.Enum):
 class SendResult:
     """Where a message, or the messages of one batch request, were stored."""
 
-    __slots__ = ("_offset_message_ids", "count", "message_id", "queue", "queue_offset", "status")
+    __slots__ = (
+        "_offset_message_ids",
+        "count",
+        "message_id",
+        "queue",
+        "queue_offset",
+        "recall_handle",
+        "status",
+    )
 
     def __init__(
         self,
@@ -139,6 +185,7 @@ class SendResult:
         count: int,
         message_id: str,
         offset_message_ids: str,
+        recall_handle: str = "",
     ) -> None:
         self.status = status
         self.queue = queue
@@ -149,6 +196,8 @@ class SendResult:
         self.message_id = message_id
         """The unique key given to the (first) message; empty for batches encoded elsewhere."""
         self._offset_message_ids = offset_message_ids
+        self.recall_handle = recall_handle
+        """Takes the message back with `Producer.recall`, when it waits for a time of its own; else empty."""
 
     @property
     def offset_message_ids(self) -> list[str]:

@@ -228,6 +228,18 @@ class Producer:
             await connection.drain()
         self._sent_total += 1
 
+    async def recall(self, recall_handle: str) -> bool:
+        """Take back a message that waits for a time of its own, by the `recall_handle` of its send's result.
+
+        False when it does not wait any more. MessageRefusedError for a text that is no handle,
+        RouteNotFoundError when its broker is not there, BrokerError when that refuses.
+        """
+        # Few producers need it.
+        from iotmq.client.waiting_messages import WaitingMessages
+
+        self._client.check_running()
+        return await WaitingMessages(self._client).recall(recall_handle, group=self.group)
+
     async def send_batch(
         self, messages: Sequence[Message], *, queue: MessageQueue | None = None, timeout_ms: int | None = None
     ) -> list[SendResult]:
@@ -472,6 +484,7 @@ class Producer:
                     count=send.count,
                     message_id=send.message_id,
                     offset_message_ids=response.ext.get("msgId", ""),
+                    recall_handle=response.ext.get("recallHandle", ""),
                 )
             )
             return None
@@ -725,7 +738,7 @@ class Producer:
         size = 0
         first_key = ""
         for message, unique_key in zip(messages, self._unique_keys.next_batch(len(messages)), strict=True):
-            if message.delay_level:
+            if message.is_delayed:
                 raise MessageRefusedError("a batch cannot carry delayed messages: send them singly")
             properties = message.encoded_properties(unique_key)
             element_size = 22 + len(message.body) + len(properties)
