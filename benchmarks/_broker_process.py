@@ -1,8 +1,8 @@
 """A broker alone in a child process on the server core, as the broker benchmarks measure it.
 
-Started as ``python -m benchmarks._broker_process DIRECTORY [--sync] [--registry HOST:PORT]``: prints its port
+Started as ``python -m benchmarks._broker_process DIRECTORY [--sync] [--watch] [--registry HOST:PORT]``: prints its port
 and the seconds its start and its registration took. Every line of its standard input is answered with the
-longest time its loop stood still since the last one; it ends when its standard input does.
+longest time its loop stood still since the last one, if it is to watch that; it ends when its standard input does.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class BrokerProcess:
 
 @contextlib.contextmanager
 def broker(
-    *, directory: Path | None = None, is_sync: bool = False, registry: str = ""
+    *, directory: Path | None = None, is_sync: bool = False, is_watched: bool = False, registry: str = ""
 ) -> Iterator[BrokerProcess]:
     """A broker with a durable log on a real disk; its data goes with it unless `directory` is given."""
     server_core, load_core = machine.cores()
@@ -77,7 +77,7 @@ def broker(
             sys.executable, "-m", "benchmarks._broker_process", str(directory),
         ]  # fmt: skip
         process = subprocess.Popen(
-            command + ["--sync"] * is_sync + ["--registry", registry],
+            command + ["--sync"] * is_sync + ["--watch"] * is_watched + ["--registry", registry],
             cwd=machine.ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -128,7 +128,9 @@ class StallWatch:
         self._arm()
 
 
-async def serve(directory: Path, *, is_sync: bool = False, registry: str = "") -> None:
+async def serve(
+    directory: Path, *, is_sync: bool = False, is_watched: bool = False, registry: str = ""
+) -> None:
     """The broker and nothing else."""
     from iotmq.broker.broker import Broker, resolve_store_host
     from iotmq.broker.settings import BrokerSettings
@@ -143,14 +145,15 @@ async def serve(directory: Path, *, is_sync: bool = False, registry: str = "") -
         store_host=resolve_store_host(settings),
     )
     broker = Broker(settings, store, directory=directory)
-    watch = StallWatch()
+    # Its timer costs two percent of a core.
+    watch = StallWatch() if is_watched else None
     await broker.start()
     started_s = time.perf_counter() - began_s
     if registry:
         await broker.wait_registered(60)
     print(broker.port, started_s, time.perf_counter() - began_s, flush=True)
     while await asyncio.to_thread(sys.stdin.readline):
-        print(watch.take_ms(), flush=True)
+        print(watch.take_ms() if watch else 0.0, flush=True)
     await broker.stop()
     store.close()
 
@@ -159,11 +162,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--sync", action="store_true")
+    parser.add_argument("--watch", action="store_true")
     parser.add_argument("--registry", default="")
     options = parser.parse_args()
     # As the real process does: what is there at the start is not gone through again and again.
     gc.freeze()
-    uvloop.run(serve(options.directory, is_sync=options.sync, registry=options.registry))
+    uvloop.run(
+        serve(options.directory, is_sync=options.sync, is_watched=options.watch, registry=options.registry)
+    )
 
 
 if __name__ == "__main__":

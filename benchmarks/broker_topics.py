@@ -57,14 +57,14 @@ def main(words: Sequence[str] | None = None) -> int:
         registry(Path(directory, "registry")) as address,
     ):
         data = Path(directory, "data")
-        with broker(directory=data, registry=address) as server:
+        with broker(directory=data, registry=address, is_watched=True) as server:
             began_s = time.perf_counter()
             make_topics(server.port, topics)
             made_s = time.perf_counter() - began_s
             filled = fill_queues(server.port, topics)
             filled_s = time.perf_counter() - began_s - made_s
             made_stall_ms = server.stall_ms()
-        with broker(directory=data, registry=address) as server:
+        with broker(directory=data, registry=address, is_watched=True) as server:
             start_stall_ms = server.stall_ms()
             stall_ms = change_topics(server)
             memory = server.memory_bytes()
