@@ -10,8 +10,10 @@ import asyncio
 import heapq
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Final
 
+from iotmq.broker.deadline_timer import DeadlineTimer
 from iotmq.broker.intake import Intake
 from iotmq.broker.light_queues import LightChannel
 from iotmq.broker.session_log import SessionLog
@@ -71,7 +73,7 @@ class _Owner:
 class _Request:
     """Somebody who waits for a session another front end has."""
 
-    __slots__ = ("channel", "client_id", "done", "expiry_s", "handle", "is_clean", "will")
+    __slots__ = ("channel", "client_id", "done", "expiry_s", "is_clean", "will")
 
     def __init__(
         self,
@@ -89,7 +91,6 @@ class _Request:
         self.expiry_s = expiry_s
         self.will = will
         self.done = done
-        self.handle: asyncio.TimerHandle | None = None
 
 
 class Sessions:
@@ -115,8 +116,9 @@ class Sessions:
         self._publish = publish
         self._owners: dict[str, _Owner] = {}
         self._requests: dict[str, _Request] = {}
-        # (due in monotonic seconds, order, client id, epoch, will) of wills that wait.
-        self._wills: list[tuple[float, int, str, int, Will]] = []
+        # (due in monotonic seconds, order, what to do) of what waits for a time.
+        self._later: list[tuple[float, int, Callable[[], None]]] = []
+        self._timer = DeadlineTimer(clock, self._do_due)
         self._ending: set[str] = set()
         # Epochs of sessions that are not kept count down from here.
         self._transient_epoch = 0
@@ -142,9 +144,9 @@ class Sessions:
         self._projection.queues.close_channel(channel.light)
         orphans = [client_id for client_id, owner in self._owners.items() if owner.channel is channel]
         for request in [request for request in self._requests.values() if request.channel is channel]:
-            self._withdraw(request)
+            del self._requests[request.client_id]
         if orphans:
-            asyncio.get_running_loop().call_later(OWNER_GRACE_S, self._drop_orphans, channel, orphans)
+            self._do_later(OWNER_GRACE_S, partial(self._drop_orphans, channel, orphans))
 
     def claim(self, channel: SessionChannel, client_id: str, epoch: int, will: Will | None) -> bool:
         """A front end that comes back says which sessions it has; False when it has lost this one."""
@@ -181,12 +183,10 @@ class Sessions:
         will: Will | None,
         done: Callable[[OpenedSession | Refused], None],
     ) -> None:
-        """Take a session over; whoever has it is told first, and has FENCE_TIMEOUT_S to give it up."""
+        """Take a session over; another front end that has it has FENCE_TIMEOUT_S to give it up."""
         request = _Request(channel, client_id, will, done, is_clean=is_clean, expiry_s=expiry_s)
         former = self._requests.pop(client_id, None)
         if former is not None:
-            if former.handle is not None:
-                former.handle.cancel()
             former.done(_LOST)
         owner = self._owners.get(client_id)
         if owner is None:
@@ -194,7 +194,11 @@ class Sessions:
             return
         self.takeovers_total += 1
         self._requests[client_id] = request
-        request.handle = asyncio.get_running_loop().call_later(FENCE_TIMEOUT_S, self._take, request)
+        if owner.channel is channel:
+            # It knows what it does, and has seen to the will.
+            self._close(client_id, expiry_s=None, drops_will=True)
+            return
+        self._do_later(FENCE_TIMEOUT_S, partial(self._take, request))
         if owner.channel.is_open:
             owner.channel.receiver.fenced(client_id, owner.epoch, "taken over")
         else:
@@ -332,12 +336,15 @@ class Sessions:
         )
         return True
 
+    def stop(self) -> None:
+        """Nothing more is done by itself."""
+        self._timer.cancel()
+        self._later.clear()
+
     def expire(self) -> None:
         """Do what is due; called about once a second."""
+        self._do_due()
         now_s = self._clock.monotonic_s()
-        while self._wills and self._wills[0][0] <= now_s:
-            _, _, client_id, epoch, will = heapq.heappop(self._wills)
-            self._send_will(client_id, epoch, will)
         for client_id, epoch in self._projection.due(self._clock.now_ms(), sessions_max=PER_TURN):
             if client_id not in self._owners and client_id not in self._ending:
                 self.expired_total += 1
@@ -377,10 +384,17 @@ class Sessions:
         owner = self._owners.get(client_id)
         return owner is not None and owner.channel is channel and owner.epoch == epoch
 
-    def _withdraw(self, request: _Request) -> None:
-        if request.handle is not None:
-            request.handle.cancel()
-        del self._requests[request.client_id]
+    def _do_later(self, delay_s: float, action: Callable[[], None]) -> None:
+        self._order += 1
+        due_s = self._clock.monotonic_s() + delay_s
+        heapq.heappush(self._later, (due_s, self._order, action))
+        self._timer.arm(due_s)
+
+    def _do_due(self) -> None:
+        while self._later and self._later[0][0] <= self._clock.monotonic_s():
+            heapq.heappop(self._later)[2]()
+        if self._later:
+            self._timer.arm(self._later[0][0])
 
     def _take(self, request: _Request) -> None:
         """The owner has had its time."""
@@ -467,14 +481,11 @@ class Sessions:
             self._send_will(client_id, owner.epoch, will, is_durable=owner.is_durable)
         request = self._requests.get(client_id)
         if request is not None:
-            self._withdraw(request)
+            del self._requests[client_id]
             self._grant(request)
 
     def _delay_will(self, client_id: str, epoch: int, will: Will, delay_s: float) -> None:
-        self._order += 1
-        heapq.heappush(
-            self._wills, (self._clock.monotonic_s() + delay_s, self._order, client_id, epoch, will)
-        )
+        self._do_later(delay_s, partial(self._send_will, client_id, epoch, will))
 
     def _send_will(self, client_id: str, epoch: int, will: Will, *, is_durable: bool = True) -> None:
         if is_durable:

@@ -1,0 +1,174 @@
+"""One broker without sockets, and front ends that record what they are told of their sessions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from iotmq.broker.broker import Broker
+from iotmq.broker.element import encode_element
+from iotmq.broker.session_gateway import LocalSessions
+from iotmq.broker.settings import BrokerSettings
+from iotmq.client.session_ports import (
+    OpenedSession,
+    QueueRecords,
+    Refused,
+    SessionProgress,
+    SessionSubscription,
+    Will,
+)
+from iotmq.clock import ManualClock
+from iotmq.message.hosts import encode_host
+from iotmq.message.record import decode_record
+from iotmq.store.settings import StoreSettings
+from iotmq.store.store import Store
+
+HOST = encode_host("127.0.0.1", 10911)
+
+
+class FrontEnd:
+    """A front end without devices: `sessions` is its port, and what it is told is kept."""
+
+    def __init__(self, bench: SessionBench, name: str) -> None:
+        self.bench = bench
+        self.name = name
+        self.pushed: list[tuple[int, bytes]] = []
+        self.fences: list[tuple[str, int]] = []
+        self.port: LocalSessions = bench.broker.local_sessions(name)
+        self.port.start(self)
+
+    def deliver_queued(self, records: Any, pushes: Any) -> None:
+        for at in range(0, len(pushes), 8):
+            place = int.from_bytes(pushes[at : at + 4], "big")
+            queue_id = int.from_bytes(pushes[at + 4 : at + 8], "big")
+            self.pushed.append((queue_id, decode_record(records, place).body))
+
+    def missed(self, queue_ids: Sequence[int]) -> None:
+        raise AssertionError("a front end in the same process misses nothing")
+
+    def fenced(self, client_id: str, epoch: int, reason: str) -> None:
+        self.fences.append((client_id, epoch))
+
+    def begin_open(
+        self, client_id: str, *, is_clean: bool = False, expiry_s: int = 60, will: Will | None = None
+    ) -> asyncio.Future[OpenedSession | Refused]:
+        future: asyncio.Future[OpenedSession | Refused] = asyncio.get_running_loop().create_future()
+        self.port.open_session(
+            client_id, is_clean=is_clean, expiry_s=expiry_s, will=will, done=future.set_result
+        )
+        return future
+
+    async def open(self, client_id: str, **words: Any) -> OpenedSession:
+        opened = await asyncio.wait_for(self.begin_open(client_id, **words), 5)
+        assert isinstance(opened, OpenedSession), opened
+        return opened
+
+    async def subscribe(
+        self, client_id: str, epoch: int, *filters: str
+    ) -> list[SessionSubscription] | Refused:
+        future: asyncio.Future[list[SessionSubscription] | Refused] = (
+            asyncio.get_running_loop().create_future()
+        )
+        self.port.subscribe(client_id, epoch, [(name, 1) for name in filters], future.set_result)
+        return await asyncio.wait_for(future, 5)
+
+    async def unsubscribe(self, client_id: str, epoch: int, *filters: str) -> Refused | None:
+        future: asyncio.Future[Refused | None] = asyncio.get_running_loop().create_future()
+        self.port.unsubscribe(client_id, epoch, filters, future.set_result)
+        return await asyncio.wait_for(future, 5)
+
+    async def progress(self, *changes: SessionProgress) -> Refused | None:
+        future: asyncio.Future[Refused | None] = asyncio.get_running_loop().create_future()
+        self.port.progress(changes, future.set_result)
+        return await asyncio.wait_for(future, 5)
+
+    def read(self, queue_id: int, position: int, *, records_max: int = 1000) -> QueueRecords:
+        found: list[QueueRecords | Refused] = []
+        self.port.read_queue(
+            queue_id, position, records_max=records_max, bytes_max=1 << 20, done=found.append
+        )
+        (result,) = found
+        assert isinstance(result, QueueRecords), result
+        return result
+
+    def backlog(self, subscription: SessionSubscription) -> list[bytes]:
+        """The bodies a session still has to get of a filter."""
+        return [
+            decode_record(record).body
+            for record in self.read(subscription.queue_id, subscription.cursor).records
+        ]
+
+
+class SessionBench:
+    """Use `open_bench`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.clock = ManualClock()
+
+    async def start(self) -> None:
+        self.store = Store.open(
+            self.directory / "data",
+            StoreSettings(segment_bytes=16 << 20),
+            store_host=HOST,
+            clock=self.clock,
+        )
+        self.broker = Broker(
+            BrokerSettings(listen_port=0, registries=(), cluster="C"),
+            self.store,
+            directory=self.directory,
+            store_host=HOST,
+            clock=self.clock,
+        )
+        await self.broker.start()
+        self.broker.topics.ensure("T", queues=1)
+
+    async def close(self) -> None:
+        await self.broker.stop()
+        self.store.close()
+
+    async def restart(self) -> None:
+        await self.close()
+        await self.start()
+
+    def publish(self, mqtt_topic: str, *bodies: bytes) -> None:
+        """Store messages as a front end would."""
+        elements = b"".join(
+            encode_element(body, b"MQTT_TOPIC\x01%s\x02" % mqtt_topic.encode(), 0) for body in bodies
+        )
+        results: list[Any] = []
+        self.broker.intake.append("T", 0, elements, born_timestamp_ms=1, born_host=HOST, done=results.append)
+        assert [result.status for result in results] == [0]
+
+    def stored(self, topic: str = "T") -> list[bytes]:
+        """The bodies of all records of a topic."""
+        queue = self.store.find_queue(topic, 0)
+        if queue is None:
+            return []
+        read = self.store.read(queue, queue.min_offset, records_max=10_000, bytes_max=1 << 24)
+        return [record.body for view in read.views for record in _records(view)]
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass, and everything happen whose time has come."""
+        self.clock.advance(seconds)
+        self.broker.sessions.expire()
+
+
+def _records(view: Any) -> list[Any]:
+    from iotmq.message.record import iter_records
+
+    return list(iter_records(view))
+
+
+async def turns(count: int = 3) -> None:
+    """Let the loop do what it has been asked to."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def open_bench(directory: Path) -> SessionBench:
+    bench = SessionBench(directory)
+    await bench.start()
+    return bench

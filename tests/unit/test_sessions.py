@@ -1,0 +1,280 @@
+"""Who has a session, and what becomes of it: takeovers, vanished front ends, wills, expiry, restarts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from session_bench import FrontEnd, SessionBench, open_bench, turns
+
+from iotmq.broker.element import encode_element
+from iotmq.broker.sessions import FENCE_TIMEOUT_S, OWNER_GRACE_S, START_GRACE_S
+from iotmq.client.session_ports import Refused, SessionProgress, Will
+from iotmq.remoting.codes import ResponseCode
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[SessionBench]:
+    made = await open_bench(tmp_path)
+    yield made
+    await made.close()
+
+
+def will(body: bytes, *, delay_s: int = 0, is_stored: bool = True) -> Will:
+    return Will("T", 0, encode_element(body, b"MQTT_TOPIC\x01will\x02", 0), is_stored, delay_s)
+
+
+async def test_a_session_is_there_when_its_client_comes_back(bench: SessionBench) -> None:
+    front = FrontEnd(bench, "one")
+    opened = await front.open("c")
+    assert (opened.is_present, opened.subscriptions) == (False, [])
+    subscribed = await front.subscribe("c", opened.epoch, "a/#")
+    assert not isinstance(subscribed, Refused)
+    bench.publish("a/b", b"1")
+    assert front.pushed == [(subscribed[0].queue_id, b"1")]
+    front.port.close_session("c", opened.epoch, expiry_s=60, drops_will=True)
+    bench.publish("a/b", b"2")
+    assert len(front.pushed) == 1
+    again = await front.open("c")
+    assert again.is_present
+    assert again.epoch > opened.epoch
+    (subscription,) = again.subscriptions
+    assert (subscription.topic_filter, subscription.options) == ("a/#", 1)
+    assert front.backlog(subscription) == [b"1", b"2"]
+
+
+async def test_what_was_done_is_not_sent_again(bench: SessionBench) -> None:
+    front = FrontEnd(bench, "one")
+    opened = await front.open("c")
+    await front.subscribe("c", opened.epoch, "a")
+    bench.publish("a", b"1", b"2")
+    again = await front.open("c")  # nobody fences a connection of one's own that is gone
+    read = front.read(again.subscriptions[0].queue_id, 0, records_max=1)
+    await front.progress(SessionProgress("c", again.epoch, [("a", read.next_position)]))
+    await bench.restart()
+    front = FrontEnd(bench, "one")
+    (subscription,) = (await front.open("c")).subscriptions
+    assert front.backlog(subscription) == [b"2"]
+
+
+async def test_a_taken_session_is_given_up_first(bench: SessionBench) -> None:
+    one, two = FrontEnd(bench, "one"), FrontEnd(bench, "two")
+    opened = await one.open("c")
+    await one.subscribe("c", opened.epoch, "a")
+    waiting = two.begin_open("c")
+    assert one.fences == [("c", opened.epoch)]
+    await turns()
+    assert not waiting.done()
+    bench.publish("a", b"1")
+    position = one.read(0, 0).next_position
+    assert await one.progress(SessionProgress("c", opened.epoch, [("a", position)])) is None
+    one.port.close_session("c", opened.epoch, expiry_s=60, drops_will=True)
+    taken = await waiting
+    assert not isinstance(taken, Refused)
+    assert taken.is_present
+    assert two.backlog(taken.subscriptions[0]) == []
+    bench.publish("a", b"2")
+    assert [body for _, body in two.pushed] == [b"2"]
+    assert [body for _, body in one.pushed] == [b"1"]
+    # What the former owner says now is too late.
+    await one.progress(SessionProgress("c", opened.epoch, [("a", 1 << 40)]))
+    one.port.close_session("c", opened.epoch, expiry_s=0, drops_will=True)
+    refused = await one.subscribe("c", opened.epoch, "b")
+    assert isinstance(refused, Refused)
+    assert refused.code == ResponseCode.SESSION_LOST
+    assert bench.broker.sessions.owner_of("c") == "two"
+    assert two.backlog(taken.subscriptions[0]) == [b"2"]
+    assert bench.broker.sessions.fenced_total == 2
+
+
+async def test_an_owner_that_does_not_answer_loses_the_session(bench: SessionBench) -> None:
+    one, two = FrontEnd(bench, "one"), FrontEnd(bench, "two")
+    await one.open("c", will=will(b"will of one"))
+    waiting = two.begin_open("c")
+    bench.pass_time(FENCE_TIMEOUT_S - 0.1)
+    await turns()
+    assert not waiting.done()
+    bench.pass_time(0.2)
+    taken = await waiting
+    assert not isinstance(taken, Refused)
+    assert bench.broker.sessions.owner_of("c") == "two"
+    assert bench.stored() == [b"will of one"]
+
+
+async def test_of_two_that_want_a_session_the_last_gets_it(bench: SessionBench) -> None:
+    one, two, three = (FrontEnd(bench, name) for name in ("one", "two", "three"))
+    opened = await one.open("c")
+    second, third = two.begin_open("c"), three.begin_open("c")
+    one.port.close_session("c", opened.epoch, expiry_s=60, drops_will=True)
+    refused, taken = await second, await third
+    assert isinstance(refused, Refused)
+    assert not isinstance(taken, Refused)
+    assert bench.broker.sessions.owner_of("c") == "three"
+
+
+async def test_sessions_that_are_not_kept_are_taken_over_too(bench: SessionBench) -> None:
+    one, two = FrontEnd(bench, "one"), FrontEnd(bench, "two")
+    opened = await one.open("c", is_clean=True, expiry_s=0)
+    assert opened.epoch < 0
+    waiting = two.begin_open("c", is_clean=True, expiry_s=0)
+    assert one.fences == [("c", opened.epoch)]
+    one.port.close_session("c", opened.epoch, expiry_s=0, drops_will=True)
+    taken = await waiting
+    assert not isinstance(taken, Refused)
+    assert not taken.is_present
+    two.port.close_session("c", taken.epoch, expiry_s=0, drops_will=True)
+    assert bench.broker.sessions.owner_of("c") is None
+    assert bench.stored("rmq_sys_mqtt_session") == []
+
+
+async def test_a_client_that_wants_nothing_kept_ends_what_was(bench: SessionBench) -> None:
+    front = FrontEnd(bench, "one")
+    opened = await front.open("c")
+    await front.subscribe("c", opened.epoch, "a")
+    front.port.close_session("c", opened.epoch, expiry_s=60, drops_will=True)
+    transient = await front.open("c", is_clean=True, expiry_s=0)
+    front.port.close_session("c", transient.epoch, expiry_s=0, drops_will=True)
+    again = await front.open("c")
+    assert not again.is_present
+    assert again.subscriptions == []
+
+
+async def test_wills_of_a_vanished_front_end_are_published_once(bench: SessionBench) -> None:
+    one, two = FrontEnd(bench, "one"), FrontEnd(bench, "two")
+    for client_id in ("a", "b", "c"):
+        await one.open(client_id, will=will(client_id.encode()))
+    await one.open("transient", is_clean=True, expiry_s=0, will=will(b"transient"))
+    await two.open("other", will=will(b"other"))
+    one.port.stop()
+    taken = await two.open("b", will=will(b"second will of b"))
+    assert taken.is_present
+    assert bench.stored() == [b"b"], "taken from a front end that is gone"
+    bench.pass_time(OWNER_GRACE_S - 0.1)
+    assert len(bench.stored()) == 1
+    bench.pass_time(0.2)
+    assert sorted(bench.stored()) == [b"a", b"b", b"c", b"transient"]
+    bench.pass_time(100)
+    assert len(bench.stored()) == 4
+    assert bench.broker.sessions.owner_of("b") == "two"
+    assert bench.broker.sessions.owner_of("a") is None
+
+
+async def test_a_front_end_that_comes_back_in_time_keeps_its_sessions(bench: SessionBench) -> None:
+    one = FrontEnd(bench, "one")
+    epochs = {
+        client_id: (await one.open(client_id, expiry_s=expiry_s, will=will(b"will"))).epoch
+        for client_id, expiry_s in (("durable", 60), ("transient", 0))
+    }
+    await one.subscribe("durable", epochs["durable"], "a")
+    one.port.stop()
+    back = FrontEnd(bench, "one")
+    channel = back.port._open_channel
+    for client_id, epoch in epochs.items():
+        assert bench.broker.sessions.claim(channel, client_id, epoch, will(b"will"))
+        assert not bench.broker.sessions.claim(channel, client_id, epoch + 1, None)
+    bench.pass_time(OWNER_GRACE_S + 1)
+    assert bench.stored() == []
+    bench.publish("a", b"1")
+    assert [body for _, body in back.pushed] == [b"1"]
+    assert isinstance(await back.subscribe("durable", epochs["durable"], "b"), list)
+
+
+async def test_after_a_start_sessions_nobody_claims_count_as_left(bench: SessionBench) -> None:
+    one = FrontEnd(bench, "one")
+    epochs = {}
+    for client_id in ("claimed", "left"):
+        epochs[client_id] = (await one.open(client_id, expiry_s=30, will=will(client_id.encode()))).epoch
+    bench.broker.sessions._owners.clear()  # as a kill leaves it: nobody said good-bye
+    one.port._channel = None
+    await bench.restart()
+    back = FrontEnd(bench, "one")
+    claim = bench.broker.sessions.claim
+    assert claim(back.port._open_channel, "claimed", epochs["claimed"], will(b"claimed"))
+    assert not claim(back.port._open_channel, "claimed", epochs["claimed"] - 1, None)
+    assert not claim(FrontEnd(bench, "two").port._open_channel, "left", epochs["left"], None)
+    bench.pass_time(START_GRACE_S + 0.1)
+    await turns()
+    bench.pass_time(1)
+    assert bench.stored() == [b"left"]
+    bench.pass_time(31)
+    await turns()
+    assert bench.broker.sessions.expired_total == 1
+    assert not (await FrontEnd(bench, "three").open("left")).is_present
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+async def test_a_will_waits_for_its_delay(bench: SessionBench, is_back: bool) -> None:
+    front = FrontEnd(bench, "one")
+    opened = await front.open("c", expiry_s=60, will=will(b"late", delay_s=10))
+    front.port.close_session("c", opened.epoch, expiry_s=60, drops_will=False)
+    await turns()
+    bench.pass_time(9)
+    assert bench.stored() == []
+    if is_back:
+        await front.open("c")
+    bench.pass_time(2)
+    assert bench.stored() == ([] if is_back else [b"late"])
+
+
+async def test_a_will_does_not_wait_longer_than_its_session_lasts(bench: SessionBench) -> None:
+    front = FrontEnd(bench, "one")
+    opened = await front.open("c", expiry_s=5, will=will(b"will", delay_s=10))
+    front.port.close_session("c", opened.epoch, expiry_s=5, drops_will=False)
+    await turns()
+    bench.pass_time(5)
+    assert bench.stored() == [b"will"]
+
+
+async def test_sessions_expire(bench: SessionBench) -> None:
+    front = FrontEnd(bench, "one")
+    opened = await front.open("c", expiry_s=60)
+    await front.subscribe("c", opened.epoch, "a")
+    front.port.close_session("c", opened.epoch, expiry_s=60, drops_will=True)
+    await turns()
+    bench.pass_time(59)
+    await turns()
+    assert bench.broker.sessions.expired_total == 0
+    bench.pass_time(2)
+    bench.pass_time(0)
+    await turns()
+    assert bench.broker.sessions.expired_total == 1
+    assert not (await front.open("c")).is_present
+
+
+async def test_operators_disconnect_and_end_sessions(bench: SessionBench) -> None:
+    sessions = bench.broker.sessions
+    front = FrontEnd(bench, "one")
+    assert not sessions.kick("c")
+    opened = await front.open("c")
+    assert sessions.kick("c")
+    assert front.fences == [("c", opened.epoch)]
+    front.port.close_session("c", opened.epoch, expiry_s=60, drops_will=True)
+    ended: list[Refused | None] = []
+    assert sessions.purge("c", ended.append)
+    await turns()
+    assert ended == [None]
+    assert not sessions.purge("c", ended.append)
+
+
+async def test_a_broker_that_takes_nothing_refuses_sessions_but_not_clients_that_keep_none(
+    bench: SessionBench,
+) -> None:
+    front = FrontEnd(bench, "one")
+    bench.broker.intake.close("full")
+    refused = await front.begin_open("c")
+    assert isinstance(refused, Refused)
+    assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert bench.broker.sessions.owner_of("c") is None
+    assert (await front.open("c", is_clean=True, expiry_s=0)).epoch < 0
+
+
+async def test_numbers_are_reported(bench: SessionBench) -> None:
+    front = FrontEnd(bench, "one")
+    opened = await front.open("c")
+    await front.subscribe("c", opened.epoch, "a/+", "b")
+    bench.publish("a/1", b"x")
+    values = {metric.name: metric.value for metric in bench.broker.sessions.metrics()}
+    assert values["iotmq_broker_sessions"] == values["iotmq_broker_connected_clients"] == 1
+    assert values["iotmq_broker_light_queues"] == 2
+    assert values["iotmq_broker_light_queue_entries_total"] == 1
