@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import iotmq
+from iotmq.admin_command.command import add_admin_command
 from iotmq.errors import ConfigError, IotmqError, StoreError
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     _add_store_command(commands)
     _add_produce_command(commands)
     _add_consume_command(commands)
+    add_admin_command(commands, add_registry_option=_add_registry_option, run=_run_admin)
     return top
 
 
@@ -335,6 +337,15 @@ def _consume(options: argparse.Namespace) -> int:
         )
     )
     return EXIT_OK
+
+
+# Administration ---------------------------------------------------------------------------------------
+
+
+def _run_admin(options: argparse.Namespace) -> int:
+    from iotmq.admin_command.command import run_action
+
+    return _run(run_action(options, tuple(options.registries or _default_registries())))
 
 
 def _default_registries() -> tuple[str, ...]:

@@ -20,7 +20,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"client", "store"}),
     frozenset({"mqtt_front", "bridge", "console", "broker", "registry"}),
     frozenset({"config"}),
-    frozenset({"assembly", "by_hand", "store_tools"}),
+    frozenset({"assembly", "by_hand", "store_tools", "admin_command"}),
     frozenset({"cli"}),
     frozenset({"__main__"}),
 )

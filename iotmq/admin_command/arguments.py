@@ -1,0 +1,86 @@
+"""Reading what is typed: queue numbers, times, permissions, pairs."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import re
+from collections.abc import Iterable
+from typing import Final
+
+_PERMISSIONS: Final = {"rw": 6, "r": 4, "w": 2, "none": 0, "6": 6, "4": 4, "2": 2, "0": 0}
+_AGO: Final = re.compile(r"(\d{1,9})(s|m|h|d)")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_END_MS: Final = -1
+
+
+def queue_ids(text: str) -> list[int]:
+    """``3``, ``0,2`` and ``4-7``."""
+    numbers: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise argparse.ArgumentTypeError(f"{text}: queue numbers are like 3 or 0,2 or 4-7")
+        begin, end = int(first), int(last or first)
+        if not begin <= end <= 65_535:
+            raise argparse.ArgumentTypeError(f"{text}: queue numbers are like 3 or 0,2 or 4-7")
+        numbers.update(range(begin, end + 1))
+    return sorted(numbers)
+
+
+def permissions(text: str) -> int:
+    """``rw``, ``r``, ``w`` or ``none``."""
+    if text not in _PERMISSIONS:
+        raise argparse.ArgumentTypeError(f"{text}: permissions are rw, r, w or none")
+    return _PERMISSIONS[text]
+
+
+def permission_text(perm: int) -> str:
+    """The letters of a permission."""
+    return ("r" if perm & 4 else "-") + ("w" if perm & 2 else "-")
+
+
+def time_ms(text: str) -> int:
+    """``2026-08-01T04:00`` (local time), milliseconds since 1970, or so long ago: ``90m``, ``2d``."""
+    if text.isdigit():
+        return int(text)
+    ago = _AGO.fullmatch(text)
+    try:
+        now = datetime.datetime.now().astimezone()
+        if ago is not None:
+            moment = now - datetime.timedelta(seconds=int(ago[1]) * _SECONDS[ago[2]])
+        else:
+            moment = datetime.datetime.fromisoformat(text)
+        return int(moment.timestamp() * 1000)
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(
+            f"{text}: a time is like 2026-08-01T04:00, or 90m or 2d ago, or milliseconds since 1970"
+        ) from None
+
+
+def place_ms(text: str) -> int:
+    """A time, or ``begin`` or ``end`` of all that is stored."""
+    if text == "begin":
+        return 0
+    return _END_MS if text == "end" else time_ms(text)
+
+
+def positive(text: str) -> int:
+    """A number from 1 on."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text}: a number from 1 on")
+    return number
+
+
+def pair(text: str) -> tuple[str, str]:
+    """``NAME=VALUE``."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text}: the form is NAME=VALUE")
+    return name, value
+
+
+def parse_pairs(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The last value of each name."""
+    return dict(pairs)
