@@ -19,12 +19,14 @@ from iotmq.broker.broker import Broker, resolve_store_host
 from iotmq.broker.settings import BrokerSettings
 from iotmq.client.gateway import RemoteGateway
 from iotmq.client.ports import GatewayPort
+from iotmq.client.settings import ClientSettings
 from iotmq.clock import Clock, SystemClock
 from iotmq.config import Config
 from iotmq.console.http import HttpServer
 from iotmq.errors import IotmqError, StoreError
 from iotmq.metrics import MetricSource
 from iotmq.mqtt_front.server import MqttFront
+from iotmq.mqtt_front.settings import MqttSettings
 from iotmq.registry.server import Registry
 from iotmq.store.store import Store
 
@@ -152,7 +154,7 @@ class Process:
         settings = self._config.mqtt
         port: GatewayPort
         # The one difference between the all-in-one process and separate ones.
-        port = broker.local_gateway() if broker is not None else RemoteGateway(settings.registries)
+        port = broker.local_gateway() if broker is not None else _remote_gateway(settings)
         front = MqttFront(settings, port, clock=self._clock)
         await self._start("mqtt", front)
         self._watch("mqtt", front)
@@ -263,6 +265,16 @@ def _ready_fields(config: Config, role: RoleName, process: Process) -> dict[str,
     if role in ("serve", "broker"):
         fields["data"] = str(Path(config.data).absolute())
     return fields
+
+
+def _remote_gateway(settings: MqttSettings) -> RemoteGateway:
+    connecting = ClientSettings(
+        access_key=settings.broker_access_key,
+        secret_key=settings.broker_secret_key,
+        tls_enabled=settings.broker_tls_enabled,
+        tls_ca_file=settings.broker_tls_ca_file,
+    )
+    return RemoteGateway(settings.registries, settings=connecting)
 
 
 def _free_port(host: str) -> int:

@@ -92,6 +92,11 @@ FILTER_SEARCHES_MAX: Final = 64
 FILTER_WORK_BYTES_MAX: Final = 4 * 1024 * 1024
 FILTER_CACHE_MAX: Final = 1_024
 CONSUMER_FILTERS_MAX: Final = 10_000
+# Access control: the file of accounts, and addresses whose place on the white list is remembered.
+ACL_FILE_BYTES_MAX: Final = 1024 * 1024
+ACL_ACCOUNTS_MAX: Final = 10_000
+ACL_KEY_BYTES_MAX: Final = 1_024
+ACL_ADDRESSES_REMEMBERED_MAX: Final = 4_096
 BROKERS_MAX: Final = 1_024
 REGISTRY_NAME_BYTES_MAX: Final = 255
 REGISTRATION_INFLATED_BYTES_MAX: Final = 16 * 1024 * 1024

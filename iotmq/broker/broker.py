@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
+from iotmq.broker.acl import AccessControl, Guard
+from iotmq.broker.acl_handler import AclHandler
 from iotmq.broker.admin_handler import AdminHandler
 from iotmq.broker.changed_settings import ChangedSettings
 from iotmq.broker.client_handler import ClientHandler
@@ -66,8 +68,10 @@ from iotmq.broker.views import Views
 from iotmq.clock import Clock, SystemClock
 from iotmq.errors import ConfigError
 from iotmq.message.hosts import encode_host
+from iotmq.message.record import decode_record
 from iotmq.metrics import Metric
 from iotmq.remoting.server import RemotingServer
+from iotmq.remoting.tls import client_tls, server_tls
 from iotmq.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -126,6 +130,14 @@ class Broker:
             config / "subscriptionGroup.json", clock, may_create=settings.auto_create_groups
         )
         self.offsets = ConsumerOffsets(config / "consumerOffset.json")
+        self.access = _access_control(settings, config, store)
+        self._accounts = AclHandler(
+            self.access,
+            clock,
+            broker_name=settings.name,
+            cluster=settings.cluster,
+            broker_address=lambda: self.address,
+        )
         self.consumer_filters = ConsumerFilters(
             config / "consumerFilter.json", clock, is_enabled=settings.property_filter_enabled
         )
@@ -259,6 +271,7 @@ class Broker:
             LockHandler(self.locks, self.topics),
             TimerHandler(self._delays.timers, self.topics, broker_name=settings.name),
             FilterHandler(self.consumer_filters),
+            self._accounts,
             RetentionHandler(store),
             AdminHandler(
                 store,
@@ -321,14 +334,16 @@ class Broker:
         areas.append(self._gateway)
         self.requests = RequestTable(areas, take_run=self._sends.take_run)
         self._server = RemotingServer(
-            self.requests,
+            self.requests if self.access is None else Guard(self.requests, self.access),
             host=settings.listen_host,
             port=settings.listen_port,
             idle_s=settings.idle_s,
             connections_max=settings.connections_max,
             clock=clock,
             name="broker",
-            handle_run=self.requests.handle_run,
+            # Access control looks at every request.
+            handle_run=self.requests.handle_run if self.access is None else None,
+            tls=server_tls(settings),
         )
         # Nobody consumes what the broker writes there.
         self._own_topics = system_names - {SCHEDULE_TOPIC, HALF_TOPIC}
@@ -405,12 +420,14 @@ class Broker:
             encode_topics=self._encode_registration,
             interval_s=settings.registration_interval_s,
             timeout_s=settings.registration_timeout_s,
+            tls=client_tls(ca_file=settings.registry_tls_ca_file) if settings.registry_tls_enabled else None,
         )
         self._registration.start()
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._save_repeatedly(self.offsets)),
             loop.create_task(self._save_repeatedly(self.consumer_filters)),
+            *self._access_tasks(loop),
             loop.create_task(self._save_repeatedly(self._delays)),
             loop.create_task(_repeat(_EXPIRY_SCAN_S, self._expire)),
             loop.create_task(_repeat(SAMPLE_INTERVAL_S, self.sample)),
@@ -448,6 +465,7 @@ class Broker:
         _save_config(self.subscription_groups, is_synced=True)
         self._save(self.offsets)
         self._save(self.consumer_filters)
+        await self._accounts.stop()
         self._save(self._delays)
 
     def expire(self) -> None:
@@ -535,6 +553,8 @@ class Broker:
             self._views,
         ):
             yield from part.metrics()
+        if self.access is not None:
+            yield from self.access.metrics()
         if self._registration is not None:
             yield from self._registration.metrics()
 
@@ -561,6 +581,11 @@ class Broker:
 
     def _on_group_changed(self, name: str) -> None:
         self._save_soon(self.subscription_groups)
+
+    def _access_tasks(self, loop: asyncio.AbstractEventLoop) -> list[asyncio.Task[None]]:
+        if self.access is None:
+            return []
+        return [loop.create_task(self.access.reload_repeatedly(self._settings.acl_reload_interval_s))]
 
     def _save_soon(self, table: TopicTable | SubscriptionGroups) -> None:
         """Many changes in one turn of the loop make one write at its end."""
@@ -645,6 +670,19 @@ def resolve_store_host(settings: BrokerSettings) -> bytes:
         ) from error
     addresses = sorted(found, key=lambda entry: entry[0] != socket.AF_INET)
     return encode_host(str(addresses[0][4][0]), port)
+
+
+def _access_control(settings: BrokerSettings, config: Path, store: Store) -> AccessControl | None:
+    """None where it is off. ConfigError when there are no accounts to go by."""
+    if not settings.acl_enabled:
+        return None
+
+    def topic_at(position: int) -> str | None:
+        record = store.read_record(position)
+        return None if record is None else decode_record(record).topic
+
+    path = Path(settings.acl_file) if settings.acl_file else config / "plain_acl.yml"
+    return AccessControl(path, topic_at=topic_at)
 
 
 def _with_port(address: str, step: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import ssl
 from collections.abc import Callable, Iterable
 
 from iotmq.errors import BrokerError, IotmqError
@@ -35,6 +36,7 @@ class RegistryLink:
         registration: Callable[[], Command],
         unregistration: Callable[[], Command],
         registered: Callable[[], None],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._host = host
         self._port = port
@@ -43,6 +45,7 @@ class RegistryLink:
         self._registration = registration
         self._unregistration = unregistration
         self._registered = registered
+        self._tls = tls
         self._connection: ClientConnection | None = None
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -108,7 +111,7 @@ class RegistryLink:
         connection = self._connection
         if connection is None or connection.is_closed:
             connection = self._connection = await ClientConnection.connect(
-                self._host, self._port, on_lost=self._on_lost, timeout_s=self._timeout_s
+                self._host, self._port, on_lost=self._on_lost, timeout_s=self._timeout_s, tls=self._tls
             )
         response = await connection.request(self._registration(), timeout_s=self._timeout_s)
         if response.code != ResponseCode.SUCCESS:
@@ -135,6 +138,7 @@ class Registration:
         encode_topics: Callable[[], bytes],
         interval_s: float,
         timeout_s: float,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """`encode_topics` gives the JSON of the topic table: DataVersion and all topics."""
         self._identity = {
@@ -153,6 +157,7 @@ class Registration:
                 port,
                 interval_s=interval_s,
                 timeout_s=timeout_s,
+                tls=tls,
                 registration=self._registration,
                 unregistration=self._unregistration,
                 registered=self._first.set,

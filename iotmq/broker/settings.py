@@ -8,6 +8,15 @@ import msgspec
 from msgspec import Meta
 
 from iotmq import limits
+from iotmq.remoting.tls import (
+    TLS_HANDSHAKE_S,
+    TlsCertificateFile,
+    TlsClientCaFile,
+    TlsHandshakesMax,
+    TlsHandshakeTimeout,
+    TlsKeyFile,
+    TlsMode,
+)
 
 _NAME_PATTERN = r"^[%|a-zA-Z0-9_-]+$"
 _ADDRESS_PATTERN = r"^(\[[^\]]+\]|[^:\s]+):\d{1,5}$"
@@ -93,7 +102,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             pattern=r"^(\s*\d{1,6}[smhd]\b)+\s*$",
             max_length=1_024,
             description="How long each delay level waits, from level 1 on. Consumers' retries start at 3. "
-            "Messages already waiting follow a change.",
+            "A change is for messages stored from then on; what waits already waits no longer than its level "
+            "does after it.",
         ),
     ] = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
     timers_pending_max: Annotated[
@@ -195,6 +205,47 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "who asked."
         ),
     ] = True
+    tls_mode: TlsMode = "permissive"
+    tls_certificate_file: TlsCertificateFile = ""
+    tls_key_file: TlsKeyFile = ""
+    tls_client_ca_file: TlsClientCaFile = ""
+    tls_handshake_timeout_s: TlsHandshakeTimeout = TLS_HANDSHAKE_S
+    tls_handshakes_max: TlsHandshakesMax = limits.TLS_HANDSHAKES_MAX
+    registry_tls_enabled: Annotated[
+        bool, Meta(description="Register by TLS; for registries that take nothing else.")
+    ] = False
+    registry_tls_ca_file: Annotated[
+        str,
+        Meta(
+            max_length=4_096,
+            description="PEM file with the roots of the registries' certificates; empty for the machine's "
+            "own.",
+        ),
+    ] = ""
+    acl_enabled: Annotated[
+        bool,
+        Meta(
+            description="Carry out only what an account of the file of accounts may do. Clients have to sign "
+            "their requests then; sends cost some 10 us each instead of less than one."
+        ),
+    ] = False
+    acl_file: Annotated[
+        str,
+        Meta(
+            max_length=4_096,
+            description="The file of accounts, in the format of RocketMQ's plain_acl.yml; empty means "
+            "config/plain_acl.yml in the data directory. It holds secrets: let nobody else read it.",
+        ),
+    ] = ""
+    acl_reload_interval_s: Annotated[
+        float,
+        Meta(
+            ge=0.05,
+            le=3_600.0,
+            description="Seconds between looks at whether the file of accounts changed; until then a removed "
+            "account is let in.",
+        ),
+    ] = 1.0
     region: Annotated[
         str,
         Meta(max_length=64, description="Value of MSG_REGION in send answers; clients copy it into traces."),

@@ -80,6 +80,8 @@ class IotmqClient:
             on_connected=self._connected,
             on_lost=self._lost,
             clock=self.clock,
+            credentials=self.settings.credentials,
+            tls=self.settings.tls_context(),
         )
         self._registries = Registries(
             self.settings.registries, self._connections, timeout_s=self.request_timeout_s

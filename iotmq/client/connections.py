@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 from collections.abc import Callable
 
 from iotmq.client.backoff import Backoff
@@ -11,6 +12,7 @@ from iotmq.clock import Clock
 from iotmq.errors import ClientClosedError, ConnectionClosedError
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
+from iotmq.remoting.signature import Credentials
 
 # A connection that ends sooner than this counts as a failed try, so that a peer that accepts and
 # closes at once is not asked again and again without a pause.
@@ -50,6 +52,8 @@ class Connections:
         on_connected: Callable[[str, ClientConnection], None],
         on_lost: Callable[[str], None],
         clock: Clock,
+        credentials: Credentials | None = None,
+        tls: ssl.SSLContext | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._connect_timeout_s = connect_timeout_s
@@ -59,6 +63,8 @@ class Connections:
         self._on_connected = on_connected
         self._on_lost = on_lost
         self._clock = clock
+        self._credentials = credentials
+        self._tls = tls
         self._chance = chance
         self._addresses: dict[str, _Address] = {}
         self._is_closed = False
@@ -124,6 +130,8 @@ class Connections:
                 on_request=self._on_request,
                 on_lost=lambda connection, *_: self._lost(address, known, connection),
                 timeout_s=self._connect_timeout_s,
+                credentials=self._credentials,
+                tls=self._tls,
             )
         except (OSError, ConnectionClosedError, TimeoutError, ValueError) as error:
             known.last_error = str(error) or type(error).__name__

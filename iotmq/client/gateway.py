@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
@@ -30,6 +31,7 @@ from iotmq.metrics import Metric
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
+from iotmq.remoting.signature import Credentials
 
 _log = logging.getLogger("iotmq.mqtt")
 
@@ -45,8 +47,12 @@ class RemoteGateway:
     A queue id of this port is a place among the topic's writable queues over all brokers, sorted.
     """
 
-    def __init__(self, registries: Collection[str]) -> None:
-        self._client = IotmqClient(ClientSettings(registries=tuple(registries)))
+    def __init__(self, registries: Collection[str], *, settings: ClientSettings | None = None) -> None:
+        """`settings` say how to connect: account and TLS. Their registries do not count."""
+        settings = settings or ClientSettings()
+        self._settings = msgspec.structs.replace(settings, registries=tuple(registries))
+        self._tls = self._settings.tls_context()
+        self._client = IotmqClient(self._settings)
         self._producer = Producer(
             self._client,
             _GROUP,
@@ -224,7 +230,12 @@ class RemoteGateway:
                 wanted |= {by_id[MASTER_ID] for by_id in route.addresses.values() if MASTER_ID in by_id}
         for address in wanted - self._channels.keys():
             self._channels[address] = _DeliveryChannel(
-                address, self._filters, receiver, opened=self._channel_opened
+                address,
+                self._filters,
+                receiver,
+                opened=self._channel_opened,
+                credentials=self._settings.credentials,
+                tls=self._tls,
             )
         gone = [self._channels.pop(address) for address in self._channels.keys() - wanted]
         await asyncio.gather(*(channel.stop() for channel in gone))
@@ -248,8 +259,12 @@ class _DeliveryChannel:
         receiver: DeliveryReceiver,
         *,
         opened: Callable[[], None],
+        credentials: Credentials | None,
+        tls: ssl.SSLContext | None,
     ) -> None:
         self._address = address
+        self._credentials = credentials
+        self._tls = tls
         self._opened = opened
         self.record_bytes_max = limits.RECORD_BYTES_MAX
         self._filters = filters
@@ -290,7 +305,12 @@ class _DeliveryChannel:
             connection: ClientConnection | None = None
             try:
                 connection = await ClientConnection.connect(
-                    host, port, on_request=self._requested, on_lost=lambda _: self._lost.set()
+                    host,
+                    port,
+                    on_request=self._requested,
+                    on_lost=lambda _: self._lost.set(),
+                    credentials=self._credentials,
+                    tls=self._tls,
                 )
                 await self._attach_all(connection)
                 self._connection = connection

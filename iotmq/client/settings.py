@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ssl
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-from iotmq.limits import PULL_BYTES_MAX, PULL_RECORDS_MAX, RECORD_BYTES_MAX
+from iotmq.limits import ACL_KEY_BYTES_MAX, PULL_BYTES_MAX, PULL_RECORDS_MAX, RECORD_BYTES_MAX
+from iotmq.remoting.signature import Credentials
+from iotmq.remoting.tls import client_tls
 
 ConsumeFrom = Literal["last", "first", "timestamp"]
 MessageModel = Literal["clustering", "broadcasting"]
@@ -27,6 +30,44 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             description="Name of this client inside its consumer groups; empty makes a unique one. Two live "
             "clients with one name would be given the same queues.",
         ),
+    ] = ""
+    access_key: Annotated[
+        str,
+        Meta(
+            max_length=ACL_KEY_BYTES_MAX,
+            description="Account at brokers with access control; empty sends requests unsigned.",
+        ),
+    ] = ""
+    secret_key: Annotated[
+        str,
+        Meta(max_length=ACL_KEY_BYTES_MAX, description="Secret of the account; it never leaves the client."),
+    ] = ""
+    tls_enabled: Annotated[
+        bool, Meta(description="Connect by TLS to registries and brokers; all of them have to take it.")
+    ] = False
+    tls_ca_file: Annotated[
+        str,
+        Meta(
+            max_length=4_096,
+            description="PEM file with the roots of the servers' certificates; empty for the machine's own.",
+        ),
+    ] = ""
+    tls_is_verified: Annotated[
+        bool,
+        Meta(
+            description="Whether a server has to show a certificate of these roots for its name. Without it "
+            "anybody on the way can pass for the server."
+        ),
+    ] = True
+    tls_certificate_file: Annotated[
+        str,
+        Meta(
+            max_length=4_096,
+            description="PEM file with this client's certificate, where servers ask for one.",
+        ),
+    ] = ""
+    tls_key_file: Annotated[
+        str, Meta(max_length=4_096, description="PEM file with its key; empty when that file has it.")
     ] = ""
     connect_timeout_ms: Annotated[
         int, Meta(ge=10, le=60_000, description="Milliseconds for making one connection.")
@@ -70,6 +111,22 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             description="Longest pause between tries, in milliseconds; pauses double up to it, with jitter.",
         ),
     ] = 5_000
+
+    @property
+    def credentials(self) -> Credentials | None:
+        """What requests are signed with; None for unsigned ones."""
+        return Credentials(self.access_key, self.secret_key) if self.access_key else None
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """A context for new connections, None for plain ones; ConfigError when a file is no use."""
+        if not self.tls_enabled:
+            return None
+        return client_tls(
+            ca_file=self.tls_ca_file,
+            is_verified=self.tls_is_verified,
+            certificate_file=self.tls_certificate_file,
+            key_file=self.tls_key_file,
+        )
 
 
 class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -185,6 +185,27 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             description="host:port of the registries, for a front end without a broker in its process.",
         ),
     ] = ("127.0.0.1:9876",)
+    broker_access_key: Annotated[
+        str,
+        Meta(
+            max_length=limits.ACL_KEY_BYTES_MAX,
+            description="Account at brokers with access control, an administrator's: a front end acts for "
+            "all devices. For a front end without a broker in its process; empty sends requests unsigned.",
+        ),
+    ] = ""
+    broker_secret_key: Annotated[
+        str, Meta(max_length=limits.ACL_KEY_BYTES_MAX, description="Secret of that account.")
+    ] = ""
+    broker_tls_enabled: Annotated[
+        bool, Meta(description="Connect to registries and brokers by TLS; all of them have to take it.")
+    ] = False
+    broker_tls_ca_file: Annotated[
+        str,
+        Meta(
+            max_length=4_096,
+            description="PEM file with the roots of their certificates; empty for the machine's own.",
+        ),
+    ] = ""
     routes: Annotated[
         tuple[RouteSettings, ...],
         Meta(max_length=10_000, description="Routes in order; the first match decides."),

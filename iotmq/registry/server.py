@@ -23,6 +23,7 @@ from iotmq.remoting.codes import RequestCode, ResponseCode, Version
 from iotmq.remoting.command import Command
 from iotmq.remoting.properties_text import parse_properties, properties_text
 from iotmq.remoting.server import RemotingServer, ServerConnection
+from iotmq.remoting.tls import server_tls
 
 logger = logging.getLogger("iotmq.registry")
 
@@ -71,6 +72,7 @@ class Registry:
             connections_max=settings.connections_max,
             clock=self._clock,
             name="registry",
+            tls=server_tls(settings),
         )
         self._handlers: dict[int, _Handle] = {
             RequestCode.PUT_KV_CONFIG: self._put_value,

@@ -7,7 +7,17 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from iotmq import limits
 from iotmq.limits import NATIVE_CONNECTIONS_MAX, NATIVE_IDLE_S
+from iotmq.remoting.tls import (
+    TLS_HANDSHAKE_S,
+    TlsCertificateFile,
+    TlsClientCaFile,
+    TlsHandshakesMax,
+    TlsHandshakeTimeout,
+    TlsKeyFile,
+    TlsMode,
+)
 
 
 class RegistrySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,3 +63,9 @@ class RegistrySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             description="Open connections, brokers and clients together; more are refused.",
         ),
     ] = NATIVE_CONNECTIONS_MAX
+    tls_mode: TlsMode = "permissive"
+    tls_certificate_file: TlsCertificateFile = ""
+    tls_key_file: TlsKeyFile = ""
+    tls_client_ca_file: TlsClientCaFile = ""
+    tls_handshake_timeout_s: TlsHandshakeTimeout = TLS_HANDSHAKE_S
+    tls_handshakes_max: TlsHandshakesMax = limits.TLS_HANDSHAKES_MAX

@@ -10,7 +10,7 @@ import logging
 import ssl
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, Protocol, TypeAlias
 
 from msgspec import Meta
 
@@ -149,32 +149,46 @@ class ServerTls:
         ]
 
 
-def server_tls(
-    mode: str,
-    *,
-    certificate_file: str,
-    key_file: str,
-    client_ca_file: str,
-    handshake_timeout_s: float,
-    handshakes_max: int,
-) -> ServerTls | None:
+class TlsSettings(Protocol):
+    """The settings of a listener, as every role's section has them."""
+
+    @property
+    def tls_mode(self) -> str: ...
+
+    @property
+    def tls_certificate_file(self) -> str: ...
+
+    @property
+    def tls_key_file(self) -> str: ...
+
+    @property
+    def tls_client_ca_file(self) -> str: ...
+
+    @property
+    def tls_handshake_timeout_s(self) -> float: ...
+
+    @property
+    def tls_handshakes_max(self) -> int: ...
+
+
+def server_tls(settings: TlsSettings) -> ServerTls | None:
     """What the settings of a listener come to; None for plain connections only.
 
-    ConfigError when encrypted connections are demanded and there is no certificate.
+    ConfigError when a file is no use, or when encrypted connections are demanded without a certificate.
     """
-    if mode == "disabled":
+    if settings.tls_mode == "disabled":
         return None
-    if not certificate_file:
-        if mode == "enforcing":
+    if not settings.tls_certificate_file:
+        if settings.tls_mode == "enforcing":
             raise ConfigError("tls_mode is enforcing and tls_certificate_file is empty: nobody could connect")
         return None
     return ServerTls(
-        certificate_file=certificate_file,
-        key_file=key_file,
-        client_ca_file=client_ca_file,
-        is_enforced=mode == "enforcing",
-        handshake_timeout_s=handshake_timeout_s,
-        handshakes_max=handshakes_max,
+        certificate_file=settings.tls_certificate_file,
+        key_file=settings.tls_key_file,
+        client_ca_file=settings.tls_client_ca_file,
+        is_enforced=settings.tls_mode == "enforcing",
+        handshake_timeout_s=settings.tls_handshake_timeout_s,
+        handshakes_max=settings.tls_handshakes_max,
     )
 
 

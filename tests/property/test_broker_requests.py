@@ -146,6 +146,10 @@ FIELDS: dict[int, dict[str, list[str]]] = {
     RequestCode.GET_EARLIEST_MESSAGE_STORE_TIME: QUEUE_FIELDS,
     RequestCode.HEART_BEAT: {},
     RequestCode.CHECK_CLIENT_CONFIG: {},
+    RequestCode.UPDATE_AND_CREATE_ACL_CONFIG: {"accessKey": NAMES, "secretKey": NAMES, "admin": BOOLEANS},
+    RequestCode.DELETE_ACL_CONFIG: {"accessKey": NAMES},
+    RequestCode.GET_BROKER_CLUSTER_ACL_INFO: {},
+    RequestCode.UPDATE_GLOBAL_WHITE_ADDRESSES: {"globalWhiteAddrs": NAMES, "aclFileFullPath": TEXTS},
     RequestCode.UNREGISTER_CLIENT: {"clientID": NAMES, "producerGroup": NAMES, "consumerGroup": NAMES},
     RequestCode.GET_CONSUMER_LIST_BY_GROUP: {"consumerGroup": NAMES},
     RequestCode.LOCK_BATCH_QUEUES: {},
@@ -252,7 +256,7 @@ FIELDS: dict[int, dict[str, list[str]]] = {
         "maxReconsumeTimes": NUMBERS,
     },
 }
-ALLOWED = {206, 27, 28, 0, 1, 13, 14, 16, 17, 19, 20, 21, 22, 23, 24, 25, 26}
+ALLOWED = {206, 209, 210, 211, 27, 28, 0, 1, 13, 14, 16, 17, 19, 20, 21, 22, 23, 24, 25, 26}
 
 
 class FakeConnection:

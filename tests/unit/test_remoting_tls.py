@@ -20,6 +20,7 @@ from eventually import soon
 
 from iotmq import limits
 from iotmq.errors import ConfigError, ConnectionClosedError
+from iotmq.registry.settings import RegistrySettings
 from iotmq.remoting.blocking import BlockingConnection
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
@@ -319,25 +320,22 @@ async def test_the_stop_ends_what_shakes_hands_and_what_is_silent(files: Files) 
         await connection.request(Command.request(1), timeout_s=WAIT_S)
 
 
-WORDS: dict[str, Any] = {
-    "certificate_file": "", "key_file": "", "client_ca_file": "", "handshake_timeout_s": 1.0,
-    "handshakes_max": 10,
-}  # fmt: skip
-
-
 def test_modes_and_files_that_do_not_go_together(files: Files, tmp_path: Path) -> None:
-    assert server_tls("permissive", **WORDS) is None
-    good = {**WORDS, "certificate_file": files.server.certificate, "key_file": files.server.key}
-    assert server_tls("disabled", **good) is None
-    made = server_tls("enforcing", **good)
+    def settings(mode: str, **files: str) -> RegistrySettings:
+        return RegistrySettings(**{"tls_mode": mode, **{f"tls_{name}": file for name, file in files.items()}})
+
+    assert server_tls(settings("permissive")) is None
+    good = {"certificate_file": files.server.certificate, "key_file": files.server.key}
+    assert server_tls(settings("disabled", **good)) is None
+    made = server_tls(settings("enforcing", **good))
     assert made is not None
     assert made.is_enforced
     with pytest.raises(ConfigError, match="enforcing"):
-        server_tls("enforcing", **WORDS)
+        server_tls(settings("enforcing"))
     with pytest.raises(ConfigError, match=r"nowhere\.pem"):
-        server_tls("permissive", **{**good, "certificate_file": str(tmp_path / "nowhere.pem")})
+        server_tls(settings("permissive", certificate_file=str(tmp_path / "nowhere.pem")))
     with pytest.raises(ConfigError, match="cannot be used"):
-        server_tls("permissive", **{**good, "key_file": files.client.key})
+        server_tls(settings("permissive", **{**good, "key_file": files.client.key}))
     with pytest.raises(ConfigError, match="cannot be used"):
         client_tls(ca_file=str(tmp_path / "nowhere.pem"))
 

@@ -1,0 +1,198 @@
+"""Access control: which requests are carried out for whom (wire document 15).
+
+A guard stands between a listener and the areas that answer requests. Where access control is off there is
+none, and nothing is asked. The accounts are in a file that is read again when it changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from iotmq.broker import acl_file
+from iotmq.broker.acl_file import Account, Accounts, AclFileError
+from iotmq.broker.acl_rules import ANY, DENY, PUB, SUB, Need, TopicAt, rule_of
+from iotmq.errors import ConfigError, RequestError
+from iotmq.metrics import Metric
+from iotmq.remoting.codes import ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.server import RequestHandler, ServerConnection
+from iotmq.remoting.signature import ACCESS_KEY, is_signed_with
+
+logger = logging.getLogger(__name__)
+
+TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
+_REASONS: Final = ("unsigned", "account", "signature", "admin", "permission")
+_WORDS: Final = {PUB: "PUB", SUB: "SUB", ANY: "PUB or SUB"}
+
+
+class AccessControl:
+    """The accounts in force, and what was refused for want of them."""
+
+    def __init__(self, path: Path, *, topic_at: TopicAt) -> None:
+        """ConfigError when the file is missing or breaks a rule: nobody would be let in, or the wrong."""
+        self.path = path
+        self._topic_at = topic_at
+        try:
+            self._accounts = acl_file.read_accounts(path)
+        except FileNotFoundError:
+            raise ConfigError(
+                f"broker.acl_enabled is on and {path} is not there: write it first "
+                "(docs/operating.md, Security)"
+            ) from None
+        except (OSError, AclFileError) as error:
+            raise ConfigError(f"the accounts in {path} cannot be used: {error}") from error
+        self._seen = _identity(path)
+        self._warn_when_open()
+        self.refused = dict.fromkeys(_REASONS, 0)
+        self.reloads_count = 0
+        self.failed_reloads_count = 0
+
+    @property
+    def accounts(self) -> Accounts:
+        return self._accounts
+
+    def check(self, request: Command, address: str) -> None:
+        """Return when the request may be carried out, else RequestError (16) with account and resource."""
+        accounts = self._accounts
+        if accounts.is_white(address):
+            return
+        account = self._authenticated(accounts, request, address)
+        if account is None:
+            return
+        rule = rule_of(request.code)
+        if rule.is_for_admins:
+            if not account.is_admin:
+                raise self._refusal(
+                    "admin",
+                    f"account {account.access_key} is no administrator: request {request.code} is for them",
+                )
+            return
+        for need in rule.needs(request, self._topic_at):
+            if not _is_permitted(account, need):
+                raise self._refusal(
+                    "permission",
+                    f"account {account.access_key} lacks {_WORDS[need.permission]} on "
+                    f"{'group' if need.is_group else 'topic'} {need.name[:128]!a}",
+                )
+
+    def use(self, accounts: Accounts) -> None:
+        """Put accounts in force that were written by this process just now."""
+        self._accounts = accounts
+        self._seen = _identity(self.path)
+
+    async def reload_repeatedly(self, interval_s: float) -> None:
+        """Read the file again whenever it changed. One that breaks a rule changes nothing and is said."""
+        while True:
+            await asyncio.sleep(interval_s)
+            await self.reload()
+
+    async def reload(self) -> None:
+        """Look at the file once, off the loop."""
+        seen = await asyncio.to_thread(_identity, self.path)
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            self._accounts = await asyncio.to_thread(acl_file.read_accounts, self.path)
+        except (OSError, AclFileError) as error:
+            self.failed_reloads_count += 1
+            logger.error("the changed accounts in %s are not used: %s", self.path, error)
+            return
+        self.reloads_count += 1
+        logger.info("%d accounts read from %s", len(self._accounts.by_key), self.path)
+        self._warn_when_open()
+
+    def metrics(self) -> Iterable[Metric]:
+        for reason, count in self.refused.items():
+            yield Metric(
+                "iotmq_broker_acl_refused_total", "counter", "Requests refused by access control.", count,
+                (("reason", reason),),
+            )  # fmt: skip
+        yield Metric(
+            "iotmq_broker_acl_accounts", "gauge", "Accounts of access control.", len(self._accounts.by_key)
+        )
+        yield Metric(
+            "iotmq_broker_acl_reloads_total",
+            "counter",
+            "Times changed accounts were read.",
+            self.reloads_count,
+        )
+        yield Metric(
+            "iotmq_broker_acl_failed_reloads_total",
+            "counter",
+            "Times changed accounts could not be used.",
+            self.failed_reloads_count,
+        )
+
+    def _authenticated(self, accounts: Accounts, request: Command, address: str) -> Account | None:
+        """The account that signed the request; None when its address alone is enough."""
+        access_key = request.ext.get(ACCESS_KEY)
+        if not access_key:
+            raise self._refusal(
+                "unsigned", f"request {request.code} from {address} is not signed: no AccessKey"
+            )
+        account = accounts.by_key.get(access_key)
+        if account is None:
+            raise self._refusal("account", f"there is no account {access_key[:64]!a}")
+        if account.address.matches(address):
+            return None
+        if not is_signed_with(request, account.secret_key):
+            raise self._refusal("signature", f"the signature of account {access_key} is wrong")
+        return account
+
+    def _refusal(self, reason: str, text: str) -> RequestError:
+        self.refused[reason] += 1
+        # The log itself stops floods.
+        logger.warning("access refused", extra={"reason": reason, "detail": text})
+        return RequestError(ResponseCode.NO_PERMISSION, text)
+
+    def _warn_when_open(self) -> None:
+        try:
+            mode = self.path.stat().st_mode
+        except OSError:
+            return
+        if mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP):
+            logger.warning(
+                "%s holds secrets and others on this machine may read or change it: chmod 600 it", self.path
+            )
+
+
+class Guard:
+    """Lets requests through to a handler when access control says so; is itself a RequestHandler."""
+
+    def __init__(self, handler: RequestHandler, access: AccessControl) -> None:
+        self._handler = handler
+        self._check = access.check
+
+    def handle(self, connection: ServerConnection, request: Command) -> Command | None:
+        self._check(request, connection.peer[0])
+        return self._handler.handle(connection, request)
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        self._handler.connection_lost(connection)
+
+
+def _is_permitted(account: Account, need: Need) -> bool:
+    if need.permission == PUB and need.name == TRACE_TOPIC:
+        # Clients trace without being asked; whoever has an account may.
+        return True
+    if need.name == "*" and not account.is_admin:
+        return False
+    owned = account.permission(need.name, is_group=need.is_group)
+    if owned & DENY:
+        return False
+    return bool(owned & (PUB | SUB if need.permission == ANY else need.permission))
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    """What changes when a file is written anew; None when there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,0 +1,229 @@
+"""What each request needs when access control is on: the one table, for every code a broker serves.
+
+A request needs permissions on topics and groups, or an administrator's account, or only a good signature.
+`PUB` on a topic is to send to it, `SUB` to read it; `SUB` on a group is to take part in it. `%RETRY%group`
+and `%DLQ%group` are the group's. A code that is not in the table needs an administrator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Annotated, Final, NamedTuple, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from iotmq import limits
+from iotmq.broker.heartbeat import decode_heartbeat
+from iotmq.broker.topics import DLQ_PREFIX, RETRY_PREFIX
+from iotmq.remoting import lenient_json
+from iotmq.remoting.codes import RequestCode
+from iotmq.remoting.command import Command
+
+DENY: Final = 1
+# Needed only: either of the next two will do.
+ANY: Final = 2
+PUB: Final = 4
+SUB: Final = 8
+
+#: Topic of the record at a position of the log, None when there is none.
+TopicAt: TypeAlias = Callable[[int], str | None]
+
+
+class Need(NamedTuple):
+    """One permission on one topic or group."""
+
+    name: str
+    is_group: bool
+    permission: int
+
+
+class Rule(NamedTuple):
+    """What a request needs: an administrator, or all of `needs` (none: a good signature is enough)."""
+
+    needs: Callable[[Command, TopicAt], Iterable[Need]]
+    is_for_admins: bool = False
+
+
+def topic_need(topic: str, permission: int) -> Need:
+    """The need for a topic's name, which may be one of a group's own topics."""
+    for prefix in (RETRY_PREFIX, DLQ_PREFIX):
+        if topic.startswith(prefix):
+            return Need(topic[len(prefix) :], True, SUB)
+    return Need(topic, False, permission)
+
+
+def _fields(
+    *,
+    topic: str = "",
+    topic_permission: int = SUB,
+    groups: tuple[str, ...] = (),
+    may_lack: tuple[str, ...] = (),
+) -> Rule:
+    """A rule over header fields. One that is missing is named in the answer (1), unless it `may_lack`."""
+
+    def needs(request: Command, topic_at: TopicAt) -> Iterable[Need]:
+        found = []
+        if topic and (topic not in may_lack or request.ext.get(topic)):
+            found.append(topic_need(request.text(topic), topic_permission))
+        found += [
+            Need(request.text(field), True, SUB)
+            for field in groups
+            if field not in may_lack or request.ext.get(field)
+        ]
+        return found
+
+    return Rule(needs)
+
+
+def _nothing(request: Command, topic_at: TopicAt) -> Iterable[Need]:
+    return ()
+
+
+def _record(*groups: str) -> Rule:
+    """SUB on the topic of the record at the field `offset`, which is read by the request."""
+    of_fields = _fields(groups=groups)
+
+    def needs(request: Command, topic_at: TopicAt) -> Iterable[Need]:
+        topic = topic_at(request.integer("offset", minimum=0))
+        found = list(of_fields.needs(request, topic_at))
+        return found if topic is None else [*found, topic_need(topic, SUB)]
+
+    return Rule(needs)
+
+
+def _heartbeat(request: Command, topic_at: TopicAt) -> Iterable[Need]:
+    for consumer in decode_heartbeat(request.body).consumer_data_set or ():
+        yield Need(consumer.group_name, True, SUB)
+        for subscription in consumer.subscription_data_set or ():
+            yield topic_need(subscription.topic, SUB)
+
+
+class _LockBody(msgspec.Struct, rename="camel"):
+    consumer_group: str
+
+
+def _locks(request: Command, topic_at: TopicAt) -> Iterable[Need]:
+    return (Need(lenient_json.decode(request.body, _LockBody).consumer_group, True, SUB),)
+
+
+class _Ack(msgspec.Struct):
+    group: str = msgspec.field(name="c")
+    topic: str = msgspec.field(name="t")
+
+
+class _AckBody(msgspec.Struct):
+    acks: Annotated[list[_Ack], Meta(max_length=limits.HEARTBEAT_SUBSCRIPTIONS_MAX)]
+
+
+def _acks(request: Command, topic_at: TopicAt) -> Iterable[Need]:
+    for ack in lenient_json.decode(request.body, _AckBody).acks:
+        yield Need(ack.group, True, SUB)
+        yield topic_need(ack.topic, SUB)
+
+
+def _one_topic_or_admin(request: Command, topic_at: TopicAt) -> Iterable[Need]:
+    topic = request.ext.get("topic")
+    return (topic_need(topic, ANY),) if topic else (Need("*", False, ANY),)
+
+
+_SIGNED: Final = Rule(_nothing)
+_ADMIN: Final = Rule(_nothing, is_for_admins=True)
+_READS: Final = _fields(topic="topic", groups=("consumerGroup",))
+_LOOKS: Final = _fields(topic="topic", topic_permission=ANY)
+_MEMBER: Final = _fields(groups=("consumerGroup",))
+_OF_GROUP: Final = _fields(topic="topic", groups=("group",))
+
+RULES: Final[dict[int, Rule]] = {
+    # Sending.
+    RequestCode.SEND_MESSAGE: _fields(topic="topic", topic_permission=PUB),
+    RequestCode.SEND_MESSAGE_V2: _fields(topic="b", topic_permission=PUB),
+    RequestCode.SEND_BATCH_MESSAGE: _fields(topic="b", topic_permission=PUB),
+    # An answer goes to whoever asked, and a transaction is ended by who knows where its half stands.
+    RequestCode.SEND_REPLY_MESSAGE: _SIGNED,
+    RequestCode.SEND_REPLY_MESSAGE_V2: _SIGNED,
+    RequestCode.END_TRANSACTION: _SIGNED,
+    RequestCode.RECALL_MESSAGE: _fields(topic="topic", topic_permission=PUB),
+    RequestCode.CANCEL_TIMER: _fields(topic="topic", topic_permission=PUB),
+    RequestCode.LIST_TIMERS: Rule(_one_topic_or_admin),
+    # Consuming.
+    RequestCode.PULL_MESSAGE: _READS,
+    RequestCode.POP_MESSAGE: _READS,
+    RequestCode.PEEK_MESSAGE: _READS,
+    RequestCode.ACK_MESSAGE: _READS,
+    RequestCode.BATCH_ACK_MESSAGE: Rule(_acks),
+    RequestCode.CHANGE_MESSAGE_INVISIBLE_TIME: _READS,
+    RequestCode.NOTIFICATION: _READS,
+    RequestCode.POLLING_INFO: _READS,
+    RequestCode.QUERY_CONSUMER_OFFSET: _READS,
+    RequestCode.UPDATE_CONSUMER_OFFSET: _READS,
+    RequestCode.CONSUMER_SEND_MESSAGE_BACK: _record("group"),
+    RequestCode.LOCK_BATCH_QUEUES: Rule(_locks),
+    RequestCode.UNLOCK_BATCH_QUEUES: Rule(_locks),
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP: _MEMBER,
+    RequestCode.CHECK_CLIENT_CONFIG: _SIGNED,
+    RequestCode.HEART_BEAT: Rule(_heartbeat),
+    RequestCode.UNREGISTER_CLIENT: _fields(groups=("consumerGroup",), may_lack=("consumerGroup",)),
+    # Looking at messages, topics and groups.
+    RequestCode.QUERY_MESSAGE: _fields(topic="topic"),
+    RequestCode.VIEW_MESSAGE_BY_ID: _record(),
+    RequestCode.QUERY_CONSUME_QUEUE: _fields(
+        topic="topic", groups=("consumerGroup",), may_lack=("consumerGroup",)
+    ),
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: _LOOKS,
+    RequestCode.GET_MAX_OFFSET: _LOOKS,
+    RequestCode.GET_MIN_OFFSET: _LOOKS,
+    RequestCode.GET_EARLIEST_MESSAGE_STORE_TIME: _LOOKS,
+    RequestCode.GET_TOPIC_STATS_INFO: _LOOKS,
+    RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: _LOOKS,
+    RequestCode.GET_QUEUE_STATES: _LOOKS,
+    RequestCode.GET_CONSUMER_CONNECTION_LIST: _MEMBER,
+    RequestCode.GET_CONSUMER_RUNNING_INFO: _MEMBER,
+    RequestCode.GET_CONSUME_STATS: _MEMBER,
+    RequestCode.QUERY_CONSUME_TIME_SPAN: _OF_GROUP,
+    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: _OF_GROUP,
+    RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: _OF_GROUP,
+    RequestCode.QUERY_CORRECTION_OFFSET: _fields(topic="topic", groups=("compareGroup",)),
+    RequestCode.CLONE_GROUP_OFFSET: _fields(groups=("srcGroup", "destGroup")),
+    RequestCode.GET_BROKER_RUNTIME_INFO: _SIGNED,
+    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: _SIGNED,
+    RequestCode.VIEW_BROKER_STATS_DATA: _SIGNED,
+    # Changing and copying the whole.
+    RequestCode.UPDATE_AND_CREATE_TOPIC: _ADMIN,
+    RequestCode.DELETE_TOPIC_IN_BROKER: _ADMIN,
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTION_GROUP: _ADMIN,
+    RequestCode.DELETE_SUBSCRIPTION_GROUP: _ADMIN,
+    RequestCode.UPDATE_BROKER_CONFIG: _ADMIN,
+    RequestCode.GET_BROKER_CONFIG: _ADMIN,
+    RequestCode.GET_ALL_TOPIC_CONFIG: _ADMIN,
+    RequestCode.GET_ALL_SUBSCRIPTION_GROUP_CONFIG: _ADMIN,
+    RequestCode.GET_ALL_CONSUMER_OFFSET: _ADMIN,
+    RequestCode.GET_ALL_DELAY_OFFSET: _ADMIN,
+    RequestCode.GET_BROKER_CONSUME_STATS: _ADMIN,
+    RequestCode.GET_PRODUCER_CONNECTION_LIST: _ADMIN,
+    RequestCode.GET_ALL_PRODUCER_INFO: _ADMIN,
+    RequestCode.LIST_CLIENTS: _ADMIN,
+    RequestCode.CONSUME_MESSAGE_DIRECTLY: _ADMIN,
+    RequestCode.RESUME_CHECK_HALF_MESSAGE: _ADMIN,
+    RequestCode.TRIGGER_DELETE_FILES: _ADMIN,
+    RequestCode.CLEAN_EXPIRED_CONSUME_QUEUE: _ADMIN,
+    RequestCode.CLEAN_UNUSED_TOPIC: _ADMIN,
+    RequestCode.DELETE_EXPIRED_COMMIT_LOG: _ADMIN,
+    RequestCode.ADD_QUEUES: _ADMIN,
+    RequestCode.FREEZE_QUEUES: _ADMIN,
+    RequestCode.THAW_QUEUES: _ADMIN,
+    RequestCode.REMOVE_QUEUES: _ADMIN,
+    RequestCode.UPDATE_AND_CREATE_ACL_CONFIG: _ADMIN,
+    RequestCode.DELETE_ACL_CONFIG: _ADMIN,
+    RequestCode.GET_BROKER_CLUSTER_ACL_INFO: _ADMIN,
+    RequestCode.UPDATE_GLOBAL_WHITE_ADDRESSES: _ADMIN,
+    # A front end acts for all devices.
+    RequestCode.ATTACH_FILTERS: _ADMIN,
+    RequestCode.DETACH_FILTERS: _ADMIN,
+    RequestCode.PUBLISH_TRANSIENT: _ADMIN,
+}
+
+
+def rule_of(code: int) -> Rule:
+    """The rule of a code; what nobody has classified is for administrators."""
+    return RULES.get(code, _ADMIN)

@@ -1,0 +1,244 @@
+"""A broker with access control and TLS, met by the native clients with right, wrong and no keys."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from certificates import make_certificate, make_root
+from eventually import soon
+
+from iotmq.broker.broker import Broker, resolve_store_host
+from iotmq.broker.settings import BrokerSettings
+from iotmq.client import (
+    Admin,
+    ClientSettings,
+    IotmqClient,
+    Message,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    PushConsumerSettings,
+    ReceivedMessage,
+    SyncClient,
+    SyncProducer,
+)
+from iotmq.client.gateway import RemoteGateway
+from iotmq.errors import BrokerError, IotmqError, RouteNotFoundError
+from iotmq.registry.server import Registry
+from iotmq.registry.settings import RegistrySettings
+from iotmq.remoting.blocking import BlockingConnection
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.signature import Credentials
+from iotmq.store.settings import StoreSettings
+from iotmq.store.store import Store
+
+WAIT_S = 20.0
+FILE = """
+accounts:
+  - {accessKey: operator, secretKey: abcdefgh, admin: true}
+  - {accessKey: producer, secretKey: 12345678, topicPerms: [T=PUB]}
+  - {accessKey: consumer, secretKey: 12345678, topicPerms: [T=SUB], groupPerms: [g=SUB]}
+"""
+OPERATOR = {"access_key": "operator", "secret_key": "abcdefgh"}
+PRODUCER = {"access_key": "producer", "secret_key": "12345678"}
+CONSUMER = {"access_key": "consumer", "secret_key": "12345678"}
+
+
+class Site:
+    def __init__(self, directory: Path, *, tls: dict[str, Any] | None = None, **broker: Any) -> None:
+        self.directory = directory
+        self.tls = tls or {}
+        self.broker_settings = broker
+        self.registry = Registry(RegistrySettings(listen_port=0, **self.tls))
+
+    async def start(self) -> None:
+        self.accounts = self.directory / "config" / "plain_acl.yml"
+        self.accounts.parent.mkdir()
+        self.write(FILE)
+        await self.registry.start()
+        self.address = f"127.0.0.1:{self.registry.port}"
+        settings = BrokerSettings(
+            listen_port=0,
+            registries=(self.address,),
+            acl_enabled=True,
+            acl_reload_interval_s=0.05,
+            **self.tls,
+            **self.broker_settings,
+        )
+        self.store = Store.open(
+            self.directory, StoreSettings(segment_bytes=8 << 20), store_host=resolve_store_host(settings)
+        )
+        self.broker = Broker(settings, self.store, directory=self.directory)
+        self.broker.topics.ensure("T", queues=2)
+        await self.broker.start()
+        await self.broker.wait_registered(WAIT_S)
+
+    async def stop(self) -> None:
+        await self.broker.stop()
+        problems = self.store.check()
+        self.store.close()
+        await self.registry.stop()
+        assert problems == []
+
+    def write(self, text: str) -> None:
+        fresh = self.accounts.with_name("fresh.yml")
+        fresh.touch(0o600)
+        fresh.write_text(text)
+        fresh.replace(self.accounts)
+
+    def settings(self, **more: Any) -> ClientSettings:
+        return ClientSettings(
+            registries=(self.address,),
+            request_timeout_ms=int(WAIT_S * 1000),
+            missing_route_refresh_ms=50,
+            **more,
+        )
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    site = Site(tmp_path)
+    await site.start()
+    yield site
+    await site.stop()
+
+
+async def send(site: Site, body: bytes = b"hello", topic: str = "T", **keys: str) -> None:
+    async with IotmqClient(site.settings(**keys)) as client, Producer(client) as producer:
+        await producer.send(Message(topic, body))
+
+
+async def test_a_producer_may_send_and_nothing_else(site: Site) -> None:
+    await send(site, **PRODUCER)
+    async with IotmqClient(site.settings(**PRODUCER)) as client:
+        with pytest.raises(BrokerError) as caught:
+            await Admin(client).create_topic("U")
+        assert caught.value.code == ResponseCode.NO_PERMISSION
+        assert "producer is no administrator" in str(caught.value)
+        async with PullConsumer(client, "g") as consumer:
+            await consumer.assign(await consumer.queues("T"))
+            with pytest.raises(IotmqError, match="lacks"):
+                await consumer.poll(timeout_ms=5_000)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({}, "not signed"),
+        ({"access_key": "nobody99", "secret_key": "12345678"}, "no account 'nobody99'"),
+        ({"access_key": "producer", "secret_key": "87654321"}, "signature of account producer"),
+        (CONSUMER, "consumer lacks PUB on topic 'T'"),
+    ],
+)
+async def test_who_may_not_send_is_told_why(site: Site, keys: dict[str, str], words: str) -> None:
+    with pytest.raises(IotmqError) as caught:
+        await send(site, **keys)
+    reasons = f"{caught.value} {caught.value.__cause__}"
+    assert words in reasons
+    assert site.store.appended_position == site.store.min_position
+
+
+async def test_a_push_consumer_gets_what_its_account_may_read(site: Site) -> None:
+    got: list[bytes] = []
+
+    def listener(batch: list[ReceivedMessage]) -> None:
+        got.extend(message.body for message in batch)
+
+    settings = PushConsumerSettings(consume_from="first", rebalance_ms=500, commit_ms=50)
+    async with IotmqClient(site.settings(**CONSUMER)) as client:
+        consumer = PushConsumer(client, "g", listener, settings=settings)
+        await consumer.subscribe("T")
+        async with consumer:
+            await send(site, b"one", **PRODUCER)
+            await soon(lambda: got == [b"one"], "the message comes", within_s=WAIT_S)
+            await soon(
+                lambda: sum(site.broker.offsets.of_topic("g", "T").values()) == 1,
+                "the offset is committed",
+                within_s=WAIT_S,
+            )
+    assert site.broker.groups.consumer_group("g") is None
+
+
+async def test_a_changed_file_counts_for_the_connections_that_are_open(site: Site) -> None:
+    async with IotmqClient(site.settings(**PRODUCER)) as client, Producer(client) as producer:
+        await producer.send(Message("T", b"before"))
+        site.write(FILE.replace("T=PUB", "T=DENY"))
+        access = site.broker.access
+        assert access is not None
+        await soon(lambda: access.reloads_count == 1, "the file is read again", within_s=WAIT_S)
+        with pytest.raises(IotmqError) as caught:
+            await producer.send(Message("T", b"after"))
+        assert "lacks PUB" in f"{caught.value} {caught.value.__cause__}"
+
+
+async def test_an_operator_changes_accounts_over_the_wire(site: Site) -> None:
+    def change() -> int:
+        port = site.broker.port
+        with BlockingConnection(
+            "127.0.0.1", port, WAIT_S, credentials=Credentials("operator", "abcdefgh")
+        ) as asked:
+            ext = {"accessKey": "newcomer", "secretKey": "abcdefgh", "topicPerms": "T=PUB"}
+            return asked.request(Command.request(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, ext)).code
+
+    assert await asyncio.to_thread(change) == ResponseCode.SUCCESS
+    await send(site, access_key="newcomer", secret_key="abcdefgh")
+
+
+async def test_a_remote_front_end_needs_an_administrators_account(site: Site) -> None:
+    gateway = RemoteGateway((site.address,), settings=ClientSettings(**OPERATOR))
+
+    class Receiver:
+        def deliver(self, *words: Any) -> None:
+            raise AssertionError("nothing is published here")
+
+    receiver: Any = Receiver()
+    async with asyncio.timeout(WAIT_S):
+        await gateway.start(["T"], receiver, lambda: None)
+        while gateway.not_ready_reason is not None:  # noqa: ASYNC110 - it has no event for this
+            await asyncio.sleep(0.01)
+    await gateway.stop()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command is not there")
+async def test_everything_over_tls(tmp_path: Path) -> None:
+    root = make_root(tmp_path)
+    made = make_certificate(tmp_path, root)
+    files = {"tls_certificate_file": made.certificate, "tls_key_file": made.key, "tls_mode": "enforcing"}
+    data = tmp_path / "data"
+    data.mkdir()
+    site = Site(data, tls=files, registry_tls_enabled=True, registry_tls_ca_file=root.certificate)
+    await site.start()
+    by_tls = {"tls_enabled": True, "tls_ca_file": root.certificate}
+    try:
+        async with IotmqClient(site.settings(**PRODUCER, **by_tls)) as client, Producer(client) as producer:
+            for number in range(50):
+                await producer.send(Message("T", b"%d" % number * 1_000))
+        async with (
+            IotmqClient(site.settings(**CONSUMER, **by_tls)) as client,
+            PullConsumer(client, "g") as consumer,
+        ):
+            await consumer.assign(await consumer.queues("T"))
+            got: list[bytes] = []
+            async with asyncio.timeout(WAIT_S):
+                while len(got) < 50:
+                    got += [message.body for message in await consumer.poll(timeout_ms=1_000)]
+        assert sorted(got) == sorted(b"%d" % number * 1_000 for number in range(50))
+
+        def send_blocking() -> None:
+            with (
+                SyncClient(site.settings(**PRODUCER, **by_tls)) as client,
+                SyncProducer(client) as producer,
+            ):
+                producer.send(Message("T", b"sync"))
+
+        await asyncio.to_thread(send_blocking)
+        with pytest.raises(RouteNotFoundError):
+            await send(site, **PRODUCER)
+    finally:
+        await site.stop()
