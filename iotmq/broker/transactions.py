@@ -24,6 +24,7 @@ from iotmq.broker.deadline_timer import DeadlineTimer
 from iotmq.broker.element import encode_element
 from iotmq.broker.half_messages import (
     COMMIT,
+    COPY_PROPERTIES_BYTES,
     ROLLBACK,
     TYPE_MASK,
     Half,
@@ -59,6 +60,7 @@ _READ_BYTES_MAX = 1 << 20
 _MARKS_MAX = 1_024
 
 # Where a message goes and with which properties, when it may have to wait for its time first.
+# Raises RequestError when it cannot.
 Divert = Callable[[str, int, bytes], tuple[str, int, bytes]]
 
 
@@ -222,7 +224,8 @@ class Transactions:
             )
             return
         properties = half_properties(topic, queue_id, properties)
-        if len(properties) + len(batch_properties) > limits.PROPERTIES_BYTES_MAX:
+        size = len(properties) + len(batch_properties) + COPY_PROPERTIES_BYTES
+        if size > limits.PROPERTIES_BYTES_MAX:
             done(
                 IntakeError(
                     ResponseCode.MESSAGE_ILLEGAL,
@@ -263,7 +266,6 @@ class Transactions:
         elif pending.state is not State.OPEN:
             done(IntakeError(ResponseCode.SYSTEM_ERROR, "this transaction is being ended already"))
         elif outcome == COMMIT:
-            pending.state = State.ENDING
             self._deliver(pending, record, done)
         else:
             pending.state = State.ENDING
@@ -362,9 +364,14 @@ class Transactions:
     def _deliver(self, pending: Pending, record: Record, done: Done) -> None:
         half = read_half(record)
         assert half is not None
-        topic, queue_id, properties = self._divert(
-            half.topic, half.queue_id, committed_properties(record.properties)
-        )
+        try:
+            topic, queue_id, properties = self._divert(
+                half.topic, half.queue_id, committed_properties(record.properties)
+            )
+        except RequestError as error:
+            done(IntakeError(error.code, str(error)))
+            return
+        pending.state = State.ENDING
 
         def stored(result: StoredBatch | IntakeError) -> None:
             if isinstance(result, StoredBatch):

@@ -11,9 +11,16 @@ from transaction_bench import COMMIT, HOST, ROLLBACK, UNKNOWN, Bench, FakeConnec
 from iotmq import limits
 from iotmq.broker import transactions
 from iotmq.broker.element import encode_element
-from iotmq.broker.half_messages import half_properties, is_prepared, parse_half, read_op
+from iotmq.broker.half_messages import (
+    COPY_PROPERTIES_BYTES,
+    half_properties,
+    is_prepared,
+    parse_half,
+    read_op,
+)
 from iotmq.broker.topics import HALF_TOPIC, OP_HALF_TOPIC, SCHEDULE_TOPIC, TRANSACTION_CHECKS_MAX_TOPIC
 from iotmq.broker.transactions import CURSOR_GROUP, State
+from iotmq.errors import RequestError
 from iotmq.message.properties import decode_properties
 from iotmq.message.record import decode_record
 from iotmq.remoting.codes import RequestCode
@@ -222,9 +229,26 @@ async def test_a_batch_cannot_be_prepared(bench: Bench) -> None:
 async def test_properties_without_room_for_those_of_a_half_are_refused(bench: Bench) -> None:
     fixed = len("UNIQ_KEY\x01K1\x02TRAN_MSG\x01true\x02PGROUP\x01pg\x02x\x01\x02")
     added = len("REAL_TOPIC\x01T\x02REAL_QID\x011\x02CLUSTER\x01C\x02")
-    room = limits.PROPERTIES_BYTES_MAX - fixed - added
+    room = limits.PROPERTIES_BYTES_MAX - fixed - added - COPY_PROPERTIES_BYTES
     assert bench.prepare(properties=f"x\x01{'v' * room}\x02").code == 0
     assert bench.prepare(properties=f"x\x01{'v' * (room + 1)}\x02").code == 13
+    # What was taken can be copied.
+    bench.check()
+    (pending,) = bench.transactions.pending()
+    assert pending.check_times == 1
+
+
+async def test_a_message_that_cannot_wait_for_its_time_stays_open(bench: Bench) -> None:
+    prepared = bench.prepare(b"body")
+
+    def refuse(topic: str, queue_id: int, properties: bytes) -> tuple[str, int, bytes]:
+        raise RequestError(13, "no room to wait")
+
+    divert, bench.transactions._divert = bench.transactions._divert, refuse
+    assert bench.end(prepared, COMMIT).code == 13
+    bench.transactions._divert = divert
+    assert bench.end(prepared, COMMIT).code == 0
+    assert bench.bodies() == [b"body"]
 
 
 async def test_so_many_may_be_pending_and_no_more(tmp_path: Path) -> None:
