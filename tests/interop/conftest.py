@@ -10,7 +10,12 @@ from gateway_process import GatewayProcess
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    """Delay levels of a second, so that a failed message comes back while the test looks."""
+    """Delays of a second, so that a failed message comes back, and a transaction is asked about, in time."""
     data = tmp_path_factory.mktemp("gateway") / "data"
-    with GatewayProcess(data, "broker.delay_levels=1s 1s 1s 1s 2s 3s") as running:
+    with GatewayProcess(
+        data,
+        "broker.delay_levels=1s 1s 1s 1s 2s 3s",
+        "broker.transaction_timeout_s=1",
+        "broker.transaction_check_interval_s=1",
+    ) as running:
         yield running

@@ -17,6 +17,9 @@ from log_reader import StoredMessage, read_topic
 from piped_client import ClientFailedError, PipedClient
 
 from iotmq.client import ClientSettings, Message, SyncClient, SyncProducer
+from iotmq.remoting.blocking import BlockingConnection
+from iotmq.remoting.codes import RequestCode
+from iotmq.remoting.command import Command
 
 pytestmark = [
     pytest.mark.interop,
@@ -303,3 +306,40 @@ def test_a_group_shares_its_queues_and_goes_on_where_it_stopped(
         assert "first" not in bodies(third.said("message"))
 
 
+def test_the_half_of_a_transaction_waits_until_it_is_ended(gateway: GatewayProcess, cpp: PipedClient) -> None:
+    """The package has no transactional producer, but its library prepares what says TRAN_MSG."""
+    cpp.call("producer", group="cpp-half")
+    cpp.call("send", group="cpp-half", messages=messages("CppHalf", "plain"))
+    half = {"TRAN_MSG": "true", "PGROUP": "cpp-half"}
+    (kept,) = cpp.call(
+        "send", group="cpp-half", messages=messages("CppHalf", "kept", tags="t", properties=half)
+    )
+    (dropped,) = cpp.call("send", group="cpp-half", messages=messages("CppHalf", "dropped", properties=half))
+    assert (kept["status"], dropped["status"]) == (0, 0)
+    assert set(stored(gateway, "CppHalf")) == {"plain"}
+    halves = stored(gateway, "RMQ_SYS_TRANS_HALF_TOPIC")
+    assert {halves[body].offset for body in ("kept", "dropped")} == {kept["offset"], dropped["offset"]}
+    with BlockingConnection("127.0.0.1", gateway.ports["broker"]) as connection:
+        for body, result, outcome in (("kept", kept, 8), ("dropped", dropped, 12)):
+            answer = connection.request(
+                Command.request(
+                    RequestCode.END_TRANSACTION,
+                    {
+                        "producerGroup": "cpp-half",
+                        "tranStateTableOffset": str(result["offset"]),
+                        "commitLogOffset": str(halves[body].position),
+                        "commitOrRollback": str(outcome),
+                        "msgId": result["id"],
+                    },
+                )
+            )
+            assert answer.code == 0
+    cpp.call("push", group="cpp-half-consumer", topic="CppHalf")
+    assert sorted(bodies(cpp.wait_for("message", 2))) == ["kept", "plain"]
+    # Nobody ends this one: the library's producer is asked about it, and goes on sending.
+    cpp.call("send", group="cpp-half", messages=messages("CppHalf", "left", properties=half))
+    eventually(
+        lambda: "iotmq_broker_transaction_checks_total 0" not in gateway.http("/metrics")[1], "it is asked"
+    )
+    cpp.call("send", group="cpp-half", messages=messages("CppHalf", "after"))
+    assert set(stored(gateway, "CppHalf")) == {"plain", "kept", "after"}
