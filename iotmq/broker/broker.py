@@ -72,6 +72,7 @@ from iotmq.message.record import decode_record
 from iotmq.metrics import Metric
 from iotmq.remoting.server import RemotingServer
 from iotmq.remoting.tls import client_tls, server_tls
+from iotmq.store.consume_queue import Queue
 from iotmq.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -564,8 +565,16 @@ class Broker:
 
     def _consumed_position(self) -> int | None:
         return lowest_consumed_position(
-            self._store, self.offsets, delivered=self._delays.delivered(), ignored_topics=self._own_topics
+            self._store,
+            self.offsets,
+            delivered=self._delays.delivered(),
+            ignored_topics=self._own_topics,
+            is_read=self._is_read,
         )
+
+    def _is_read(self, queue: Queue) -> bool:
+        topic = self.topics.find(queue.topic)
+        return topic is None or queue.queue_id < topic.read_queue_nums
 
     def _divert(self, topic: str, queue_id: int, properties: bytes) -> tuple[str, int, bytes]:
         """Where a committed message goes: to its queue, or to wait for its time first."""

@@ -80,6 +80,7 @@ def test_a_queue_without_offsets_was_not_consumed_at_all(store: Store, offsets: 
     offsets.commit("g", "A", 0, 2)
     assert lowest_consumed_position(store, offsets) == positions[2]
     assert lowest_consumed_position(store, offsets, ignored_topics={"B"}) is None
+    assert lowest_consumed_position(store, offsets, is_read=lambda queue: queue.topic != "B") is None
 
 
 def test_the_group_furthest_behind_counts(store: Store, offsets: ConsumerOffsets) -> None:
