@@ -13,6 +13,7 @@ from typing import Protocol
 from iotmq.broker.acl import AccessControl, Guard
 from iotmq.broker.acl_handler import AclHandler
 from iotmq.broker.admin_handler import AdminHandler
+from iotmq.broker.advertised import AdvertisedAddress
 from iotmq.broker.changed_settings import ChangedSettings
 from iotmq.broker.client_handler import ClientHandler
 from iotmq.broker.cold_reads import ColdReads
@@ -348,7 +349,8 @@ class Broker:
         )
         # Nobody consumes what the broker writes there.
         self._own_topics = system_names - {SCHEDULE_TOPIC, HALF_TOPIC}
-        # Set while running; needs the port that is really listened on.
+        # Both are set by start(); they need the port that is really listened on.
+        self._advertised: AdvertisedAddress | None = None
         self._registration: Registration | None = None
         self._tasks: list[asyncio.Task[None]] = []
         # Tables that changed in this turn of the loop and are saved at its end.
@@ -429,6 +431,7 @@ class Broker:
             loop.create_task(self._save_repeatedly(self.offsets)),
             loop.create_task(self._save_repeatedly(self.consumer_filters)),
             *self._access_tasks(loop),
+            loop.create_task(self._check_address()),
             loop.create_task(self._save_repeatedly(self._delays)),
             loop.create_task(_repeat(_EXPIRY_SCAN_S, self._expire)),
             loop.create_task(_repeat(SAMPLE_INTERVAL_S, self.sample)),
@@ -556,6 +559,8 @@ class Broker:
             yield from part.metrics()
         if self.access is not None:
             yield from self.access.metrics()
+        if self._advertised is not None:
+            yield from self._advertised.metrics()
         if self._registration is not None:
             yield from self._registration.metrics()
 
@@ -590,6 +595,17 @@ class Broker:
 
     def _on_group_changed(self, name: str) -> None:
         self._save_soon(self.subscription_groups)
+
+    async def _check_address(self) -> None:
+        settings = self._settings
+        self._advertised = AdvertisedAddress(
+            settings.advertised_host,
+            settings.advertised_port or self.port,
+            listen_host=settings.listen_host,
+            listen_port=self.port,
+            runtime_info=self._runtime_info.table,
+        )
+        await self._advertised.check()
 
     def _access_tasks(self, loop: asyncio.AbstractEventLoop) -> list[asyncio.Task[None]]:
         if self.access is None:
