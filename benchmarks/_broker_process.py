@@ -1,8 +1,9 @@
 """A broker alone in a child process on the server core, as the broker benchmarks measure it.
 
-Started as ``python -m benchmarks._broker_process DIRECTORY [--sync] [--watch] [--registry HOST:PORT]``: prints its port
-and the seconds its start and its registration took. Every line of its standard input is answered with the
-longest time its loop stood still since the last one, if it is to watch that; it ends when its standard input does.
+Started as ``python -m benchmarks._broker_process DIRECTORY``, with ``--sync``, ``--watch`` and ``--registry
+HOST:PORT`` where asked for: prints its port and the seconds its start and its registration took. Every line
+of its standard input is answered with the longest time its loop stood still since the last one, if it is to
+watch that; it ends when its standard input does.
 """
 
 from __future__ import annotations
@@ -49,11 +50,8 @@ class BrokerProcess:
         return self.process.pid
 
     def cpu_s(self) -> float:
-        """Processor time of the whole process so far, from the scheduler's nanosecond counters."""
-        total_ns = 0
-        for task in Path(f"/proc/{self.pid}/task").iterdir():
-            total_ns += int((task / "schedstat").read_text().split()[0])
-        return total_ns / 1e9
+        """Processor time of the whole process so far."""
+        return peers.exact_cpu_s(self.pid)
 
     def memory_bytes(self) -> dict[str, int]:
         """Resident bytes: all of them, and those that are no file's."""

@@ -46,6 +46,10 @@ class Server:
             ticks += int(fields[11]) + int(fields[12])
         return ticks / CLOCK_TICKS_PER_S
 
+    def exact_cpu_s(self) -> float:
+        """`cpu_s` of this process alone, from the scheduler's nanosecond counters."""
+        return exact_cpu_s(self.pid)
+
     def check(self) -> None:
         """Raises PeerError, with the end of its log, when the server is not running any more."""
         if self._process.poll() is not None:
@@ -151,6 +155,24 @@ key = "{{1}}"
             yield server
 
 
+@contextlib.contextmanager
+def redis(*, core: int) -> Iterator[Server]:
+    """Redis with an append-only file synced every second, as the broker flushes; no snapshots beside it."""
+    program = shutil.which("redis-server")
+    if program is None:
+        raise PeerError("redis-server is not installed (Debian: apt install redis-server)")
+    (port,) = free_ports(1)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="data-redis-", dir=RESULTS) as directory:
+        command = [
+            program, "--port", str(port), "--bind", "127.0.0.1", "--dir", directory, "--save", "",
+            "--appendonly", "yes", "--appendfsync", "everysec", "--auto-aof-rewrite-percentage", "0",
+            "--stop-writes-on-bgsave-error", "no",
+        ]  # fmt: skip
+        with _running("redis", command, core, port, Path(directory)) as server:
+            yield server
+
+
 def free_ports(count: int) -> list[int]:
     """Different loopback ports that were free a moment ago."""
     with contextlib.ExitStack() as stack:
@@ -189,6 +211,14 @@ def memory_bytes(pids: Sequence[int]) -> dict[str, int]:
             if name.lower() in totals:
                 totals[name.lower()] += int(rest.split()[0]) * 1024
     return totals
+
+
+def exact_cpu_s(pid: int) -> float:
+    """Processor time of all threads of a process so far, from the scheduler's nanosecond counters."""
+    total_ns = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        total_ns += int((task / "schedstat").read_text().split()[0])
+    return total_ns / 1e9
 
 
 def _family(pid: int) -> list[int]:

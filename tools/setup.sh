@@ -53,16 +53,19 @@ packages_for() {
         apt-get:compiler) echo gcc libc6-dev ;;
         apt-get:zlib) echo zlib1g-dev ;;
         apt-get:mosquitto) echo mosquitto mosquitto-clients ;;
+        apt-get:redis) echo redis-server ;;
         dnf:python) echo python3 python3-devel ;;
         dnf:headers) echo python3-devel ;;
         dnf:compiler) echo gcc glibc-devel ;;
         dnf:zlib) echo zlib-devel ;;
         dnf:mosquitto) echo mosquitto ;;
+        dnf:redis) echo redis ;;
         apk:python) echo python3 python3-dev ;;
         apk:headers) echo python3-dev ;;
         apk:compiler) echo gcc musl-dev ;;
         apk:zlib) echo zlib-dev ;;
         apk:mosquitto) echo mosquitto mosquitto-clients ;;
+        apk:redis) echo redis ;;
     esac
 }
 
@@ -145,6 +148,20 @@ ensure_mosquitto() {
     fi
 }
 
+# Redis is the broker's peer in benchmarks/broker_beside_redis.py, which starts its own.
+ensure_redis() {
+    if command -v redis-server >/dev/null; then
+        return
+    fi
+    if install_packages redis; then
+        if [ -d /run/systemd/system ] && command -v systemctl >/dev/null; then
+            as_root systemctl disable --now redis-server >>"$log" 2>&1 || true
+        fi
+    else
+        warn "without redis-server the broker's side-by-side benchmark cannot run"
+    fi
+}
+
 # --------------------------------------------------------------------------------- Python packages
 
 pip_install() {
@@ -206,6 +223,7 @@ install_extra() {
     IOTMQ_BUILD_ONLY=none pip_install --editable "$what"
     if [ "$extra" = dev ]; then
         ensure_mosquitto
+        ensure_redis
         install_node_client
         install_java_client
     fi
