@@ -13,7 +13,8 @@ before a restart  as many again, with the broker killed after they were stored
 
 How late a message is comes from its own record: when it was stored in its topic, which is when consumers can
 have it, less when it was due. A client in this process reads the topic meanwhile and says how late they
-arrive there, to the millisecond of the machine's clock. The mark: all within 500 ms.
+arrive there, to the millisecond of the machine's clock. The mark: all that fall due within a second within
+500 ms.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ def main(words: Sequence[str] | None = None) -> int:
     machine.save(
         "broker_timers", {f"{options.pending} waiting, {options.due} due": {"machine": about, **results}}
     )
-    late = [value for name, value in results.items() if name.endswith("stored late, ms, most")]
-    is_reached = results["idle, percent of a core"] < MARK_IDLE_PERCENT and max(late) <= MARK_LATE_MS
+    late = max(results[f"{name}, stored late, ms, most"] for name in ("spread", "before a restart"))
+    is_reached = results["idle, percent of a core"] < MARK_IDLE_PERCENT and late <= MARK_LATE_MS
     print(f"marks ({MARK_IDLE_PERCENT} %, {MARK_LATE_MS} ms): {'reached' if is_reached else 'missed'}")
     return 0 if is_reached or options.quick else 1
 

@@ -31,7 +31,6 @@ UNIQUE_KEY: Final = b"UNIQ_KEY"
 # In every name a sender may give, and seldom in other properties: what does not have it needs no look.
 HINT: Final = b"DEL"
 
-_OWN: Final = (DELAY, REAL_TOPIC, REAL_QUEUE_ID, DELAY_S, DELAY_MS, DELIVER_MS, DUE_MS, ROLL_TIMES)
 # For what is put in front of a message when it is copied farther on in the log.
 _SPARE_BYTES: Final = 64
 
@@ -113,13 +112,6 @@ def check_room(properties: bytes) -> None:
             f"the properties of a waiting message have {len(properties)} bytes with the broker's own, "
             f"more than {limits.PROPERTIES_BYTES_MAX - _SPARE_BYTES}",
         )
-
-
-def delivered_properties(properties: bytes, *, has_own_time: bool) -> bytes:
-    """What is left when a message is delivered: its sender's, and TIMER_OUT_MS where it chose the time."""
-    due_ms = property_value(properties, DUE_MS) if has_own_time else None
-    kept = without_properties(properties, *_OWN)
-    return kept if due_ms is None else kept + b"TIMER_OUT_MS\x01%s\x02" % due_ms
 
 
 def moved_properties(properties: bytes, due_ms: int) -> bytes:

@@ -27,13 +27,11 @@ from iotmq.broker.intake import Done, Intake, IntakeError, StoredBatch
 from iotmq.broker.recall_handle import RecallHandle
 from iotmq.broker.timer_wish import (
     CANCELLED_KEY,
-    REAL_QUEUE_ID,
     REAL_TOPIC,
     UNIQUE_KEY,
     Waiting,
     Wish,
     check_room,
-    delivered_properties,
     read_wish,
     waiting_until,
 )
@@ -45,7 +43,7 @@ from iotmq.metrics import Metric
 from iotmq.remoting.codes import ResponseCode
 from iotmq.store.store import Store
 from iotmq.store.timer_index import NEVER_MS, Timer, TimerIndex
-from iotmq.store.timer_record import mark_of
+from iotmq.store.timer_record import delivery_of, mark_of
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +63,6 @@ AHEAD_TIMERS_MAX: Final = 1_024
 CANCELLED_MAX: Final = 64
 # Clocks of different machines, and one clock from look to look, are not more exact than this.
 CLOCK_SLACK_MS: Final = 1_000
-
-_TRANSACTION_MASK: Final = 12
 
 
 class Timers:
@@ -365,23 +361,18 @@ class Timers:
         view = self._store.read_record(timer.position)
         if view is None:
             return self.skip(timer, "its record is not in the log any more")
-        record = decode_record(view)
-        properties = record.properties
-        topic = property_value(properties, REAL_TOPIC)
-        queue_id = property_value(properties, REAL_QUEUE_ID)
-        if not topic or queue_id is None or not queue_id.isdigit():
+        delivery = delivery_of(view, timer.kind == 0)
+        if not delivery.topic or delivery.queue_id < 0:
             return self.skip(timer, "it does not say which topic it is for")
         self._ended.take(timer)
         self._intake.append(
-            topic.decode("utf-8", "replace"),
-            int(queue_id),
-            encode_element(
-                record.body, delivered_properties(properties, has_own_time=timer.kind == 0), record.flag
-            ),
-            born_timestamp_ms=record.born_timestamp_ms,
-            born_host=record.born_host,
-            sys_flag=record.sys_flag & ~_TRANSACTION_MASK,
-            reconsume_times=record.reconsume_times,
+            delivery.topic,
+            delivery.queue_id,
+            delivery.element,
+            born_timestamp_ms=delivery.born_timestamp_ms,
+            born_host=delivery.born_host,
+            sys_flag=delivery.sys_flag,
+            reconsume_times=delivery.reconsume_times,
             prepared_position=mark_of(timer.position, timer.kind),
             done=partial(self._delivered, timer),
             is_patient=True,

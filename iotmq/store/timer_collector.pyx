@@ -79,6 +79,11 @@ cdef class TimerCollector:
         return (self.entry_count + self.mark_count) * 3
 
     @property
+    def is_empty(self):
+        """Whether nothing was found since the last `clear`."""
+        return self.entry_count == 0 and self.mark_count == 0
+
+    @property
     def growth(self):
         """How many more messages wait than are stored, unless some ended twice."""
         return self.entry_count - self.mark_count

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from iotmq.errors import StoreCorruptError
-from iotmq.store.kv_projection import MARKER_KEY, KeyValueProjection
+from iotmq.store.kv_projection import MARKER_KEY, PENDING_LOG_BYTES_MAX, KeyValueProjection
 from iotmq.store.timer_collector import TimerCollector, keys_of
 from iotmq.store.timer_record import DELAY_LEVELS_MAX, name_hash
 
@@ -109,9 +109,23 @@ class TimerIndex(KeyValueProjection):
 
     def apply(self, view: memoryview, start_position: int, end_position: int) -> None:
         """Take in the records of [start_position, end_position); StoreError when the database is full."""
-        before_ms = self._pending.first_due_ms
-        super().apply(view, start_position, end_position)
-        first_ms = self._pending.first_due_ms
+        pending = self._pending
+        if (
+            pending.is_empty
+            and self._reopen_s is None
+            and self._generation == self._key_values.generation
+            and end_position - self.written_position < PENDING_LOG_BYTES_MAX
+        ):
+            # Most of what is stored waits for nothing, and is stored a few records at a time.
+            pending.collect(view)
+            self.applied_position = end_position
+            if pending.is_empty:
+                return
+            before_ms = NEVER_MS
+        else:
+            before_ms = pending.first_due_ms
+            super().apply(view, start_position, end_position)
+        first_ms = pending.first_due_ms
         if first_ms < before_ms and first_ms < self._stored_due_ms and self.on_earlier is not None:
             self.on_earlier()
         if PENDING_KEYS_MAX <= self._pending.count < 2 * PENDING_KEYS_MAX:

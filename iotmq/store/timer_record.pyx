@@ -11,10 +11,11 @@ carries a *mark* in its prepared transaction position, which senders cannot set:
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from libc.string cimport memcmp, memcpy
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport uint16_t, uint32_t
+from libc.string cimport memchr, memcmp, memcpy
 
-from iotmq.message.layout cimport SYS_FLAG_TRANSACTION_MASK
+from iotmq.message.layout cimport ELEMENT_FIXED_BYTES, SYS_FLAG_TRANSACTION_MASK, put_u16, put_u32
 from iotmq.message.record cimport FORMAT_OK, find_property, parse_record, tags_code
 
 from iotmq.message.record import problem_text
@@ -91,6 +92,115 @@ def name_hash(bytes topic not None, bytes unique_key not None):
         <const uint8_t*> PyBytes_AS_STRING(topic), PyBytes_GET_SIZE(topic),
         <const uint8_t*> PyBytes_AS_STRING(unique_key), PyBytes_GET_SIZE(unique_key),
     )
+
+
+cdef class Delivery:
+    """What a waiting record is to become: all that an append needs."""
+
+    cdef readonly str topic                  # as in REAL_TOPIC; empty when that is missing
+    cdef readonly int queue_id               # as in REAL_QID; -1 when that is missing or no number
+    cdef readonly bytes element              # a batch of one: body, flag, and the sender's own properties
+    cdef readonly int64_t born_timestamp_ms
+    cdef readonly bytes born_host
+    cdef readonly int sys_flag               # without the bits of a transaction
+    cdef readonly int reconsume_times
+
+
+def delivery_of(buffer, bint has_own_time):
+    """The message that waits in the record in `buffer`, without what was put in front of it to wait.
+
+    With `has_own_time` it keeps TIMER_OUT_MS. Raises ValueError for what is no record.
+    """
+    cdef Py_buffer view
+    cdef RecordParts parts
+    cdef int problem
+    PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
+    try:
+        problem = parse_record(<const uint8_t*> view.buf, <const uint8_t*> view.buf + view.len, &parts)
+        if problem != FORMAT_OK:
+            raise ValueError(problem_text(problem))
+        return make_delivery(&parts, has_own_time)
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef Delivery make_delivery(const RecordParts* parts, bint has_own_time):
+    cdef Delivery delivery = Delivery.__new__(Delivery)
+    cdef const uint8_t* value
+    cdef int64_t number = -1
+    cdef Py_ssize_t size = find_property(parts.properties, parts.properties_size, "REAL_TOPIC", 10, &value)
+    delivery.topic = value[:size].decode("utf-8", "replace") if size > 0 else ""
+    size = find_property(parts.properties, parts.properties_size, "REAL_QID", 8, &value)
+    delivery.queue_id = -1
+    if read_number(value, size, &number) and number <= 0x7FFFFFFF:
+        delivery.queue_id = <int> number
+    delivery.element = make_element(parts, has_own_time)
+    delivery.born_timestamp_ms = parts.born_timestamp_ms
+    delivery.born_host = parts.born_host[:parts.born_host_size]
+    delivery.sys_flag = parts.sys_flag & ~SYS_FLAG_TRANSACTION_MASK
+    delivery.reconsume_times = parts.reconsume_times
+    return delivery
+
+
+cdef bytes make_element(const RecordParts* parts, bint has_own_time):
+    """size 4 | magic 4 | CRC 4 | flag 4 | body size 4 | body | properties size 2 | properties"""
+    cdef Py_ssize_t properties_size = kept_properties(parts, has_own_time, NULL)
+    cdef Py_ssize_t size = ELEMENT_FIXED_BYTES + parts.body_size + properties_size
+    cdef bytes element = PyBytes_FromStringAndSize(NULL, size)
+    cdef uint8_t* at = <uint8_t*> PyBytes_AS_STRING(element)
+    put_u32(at, <uint32_t> size)
+    put_u32(at + 4, 0)
+    put_u32(at + 8, 0)
+    put_u32(at + 12, <uint32_t> parts.flag)
+    put_u32(at + 16, <uint32_t> parts.body_size)
+    memcpy(at + 20, parts.body, parts.body_size)
+    at += 20 + parts.body_size
+    put_u16(at, <uint16_t> properties_size)
+    kept_properties(parts, has_own_time, at + 2)
+    return element
+
+
+cdef Py_ssize_t kept_properties(const RecordParts* parts, bint has_own_time, uint8_t* target) noexcept nogil:
+    """Copy the properties that stay to `target`, each with its separator; NULL only counts the bytes."""
+    cdef const uint8_t* at = parts.properties
+    cdef const uint8_t* end = at + parts.properties_size
+    cdef const uint8_t* stop
+    cdef Py_ssize_t total = 0
+    cdef Py_ssize_t size
+    while at < end:
+        stop = <const uint8_t*> memchr(at, 2, end - at)
+        if stop == NULL:
+            stop = end
+        size = stop - at
+        if size and not is_for_waiting(at, size, has_own_time):
+            if target != NULL:
+                memcpy(target + total, at, size)
+                target[total + size] = 2
+            total += size + 1
+        at = stop + 1
+    return total
+
+
+cdef bint is_for_waiting(const uint8_t* pair, Py_ssize_t size, bint has_own_time) noexcept nogil:
+    """Whether a property says when and where to; its sender may have given it, it is carried out now."""
+    if pair[0] == c"D":
+        return is_named(pair, size, "DELAY\x01", 6)
+    if pair[0] == c"R":
+        return is_named(pair, size, "REAL_TOPIC\x01", 11) or is_named(pair, size, "REAL_QID\x01", 9)
+    if pair[0] != c"T" or not is_named(pair, size, "TIMER_", 6):
+        return False
+    if is_named(pair, size, "TIMER_OUT_MS\x01", 13):
+        return not has_own_time
+    return (
+        is_named(pair, size, "TIMER_DELAY_SEC\x01", 16)
+        or is_named(pair, size, "TIMER_DELAY_MS\x01", 15)
+        or is_named(pair, size, "TIMER_DELIVER_MS\x01", 17)
+        or is_named(pair, size, "TIMER_ROLL_TIMES\x01", 17)
+    )
+
+
+cdef inline bint is_named(const uint8_t* pair, Py_ssize_t size, const char* name, Py_ssize_t name_size) noexcept nogil:
+    return size >= name_size and memcmp(pair, name, name_size) == 0
 
 
 cdef int timer_kind(const RecordParts* parts, int64_t* due_ms) noexcept nogil:

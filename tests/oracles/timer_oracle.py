@@ -74,3 +74,22 @@ def _timer(record: Record) -> tuple[int, int] | None:
         return record.queue_id + 1, int(due)
     level = int(property_value(record.properties, b"DELAY") or 0)
     return record.queue_id + 1, record.store_timestamp_ms + USUAL_S[min(level, 18) - 1] * 1_000
+
+
+OWN = {
+    "DELAY",
+    "REAL_TOPIC",
+    "REAL_QID",
+    "TIMER_DELAY_SEC",
+    "TIMER_DELAY_MS",
+    "TIMER_DELIVER_MS",
+    "TIMER_ROLL_TIMES",
+}
+
+
+def delivered_properties(properties: bytes, *, has_own_time: bool) -> bytes:
+    """What is left of the properties when a message is delivered."""
+    dropped = OWN if has_own_time else OWN | {"TIMER_OUT_MS"}
+    pairs = [pair for pair in properties.split(b"\x02") if pair]
+    names = [pair.split(b"\x01")[0].decode("latin-1") if b"\x01" in pair else "" for pair in pairs]
+    return b"".join(pair + b"\x02" for name, pair in zip(names, pairs, strict=True) if name not in dropped)

@@ -55,7 +55,7 @@ class TimerModel(RuleBasedStateMachine):
         timer_index.PENDING_KEYS_MAX = pending_keys
         self.bench = TimerBench(Path(self.directory.name), self.clock)
 
-    @rule(in_ms=st.integers(0, 20_000), times=st.integers(1, 5))
+    @rule(in_ms=st.integers(1, 20_000), times=st.integers(1, 5))
     @on_loop
     def put(self, in_ms: int, times: int) -> None:
         for _ in range(times):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from timer_oracle import OWN, delivered_properties
 
-from iotmq.message.record import encode_record, properties_tags_code
+from iotmq.message.record import encode_batch, encode_record, properties_tags_code
 from iotmq.store.timer_record import (
     DELAY_LEVELS_MAX,
     DUE_MS_MAX,
     USUAL_DELAYS_MS,
+    delivery_of,
     due_time,
     mark_of,
     marked_by,
@@ -106,3 +110,40 @@ def test_names_are_stored_and_stay_what_they_are() -> None:
 def test_the_usual_levels_are_those_of_the_format() -> None:
     assert len(USUAL_DELAYS_MS) == 18
     assert USUAL_DELAYS_MS[4:7] == (60_000, 120_000, 180_000)
+
+
+NAMES = st.sampled_from((*sorted(OWN), "TIMER_OUT_MS", "TIMER_OUT", "KEYS", "DELAYED", "TIMER_", "R", ""))
+PIECES = st.tuples(NAMES, st.sampled_from((b"\x01", b"")), st.binary(max_size=6)).map(
+    lambda piece: piece[0].encode() + piece[1] + piece[2]
+)
+
+
+@given(pieces=st.lists(PIECES, max_size=8), has_own_time=st.booleans(), ends=st.booleans(), body=st.binary())
+def test_a_delivery_is_what_the_slow_way_makes_of_it(
+    pieces: list[bytes], has_own_time: bool, ends: bool, body: bytes
+) -> None:
+    properties = b"\x02".join(pieces) + b"\x02" * ends
+    stored = encode_record(
+        topic=WHEEL,
+        body=body,
+        properties=properties,
+        flag=3,
+        sys_flag=13,
+        reconsume_times=2,
+        born_timestamp_ms=5,
+    )
+    delivery = delivery_of(stored, has_own_time)
+    left = delivered_properties(properties, has_own_time=has_own_time)
+    assert delivery.element == encode_batch([(body, left, 3)])
+    assert (delivery.sys_flag, delivery.reconsume_times, delivery.born_timestamp_ms) == (1, 2, 5)
+
+
+def test_what_is_no_record_is_no_delivery() -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        delivery_of(b"x" * 200, True)
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "2147483648", "9" * 30])
+def test_a_queue_that_is_no_number_is_none(text: str) -> None:
+    stored = record(WHEEL, b"REAL_TOPIC\x01T\x02REAL_QID\x01" + text.encode())
+    assert delivery_of(stored, True).queue_id == -1

@@ -10,14 +10,14 @@ from iotmq.broker.recall_handle import RecallHandle, decode_handle
 from iotmq.broker.timer_wish import (
     NOW,
     Wish,
-    delivered_properties,
     moved_properties,
     read_wish,
     waiting_until,
 )
 from iotmq.errors import RequestError
 from iotmq.message.properties import decode_properties
-from iotmq.store.timer_record import DUE_MS_MAX
+from iotmq.message.record import encode_batch, encode_record
+from iotmq.store.timer_record import DUE_MS_MAX, delivery_of
 
 NOW_MS = 1_700_000_000_000
 
@@ -84,9 +84,11 @@ def test_a_message_that_waits_has_its_own_properties_again_when_it_is_delivered(
     }
     moved = moved_properties(moved_properties(waiting.properties, NOW_MS), NOW_MS)
     assert decode_properties(moved)["TIMER_ROLL_TIMES"] == "2"
-    delivered = {"KEYS": "k", "TIMER_OUT_MS": str(NOW_MS)}
-    assert decode_properties(delivered_properties(moved, has_own_time=True)) == delivered
-    assert decode_properties(delivered_properties(moved, has_own_time=False)) == {"KEYS": "k"}
+    stored = encode_record(topic=waiting.topic, body=b"body", properties=moved, flag=7, sys_flag=8 + 1)
+    delivery = delivery_of(stored, True)
+    assert (delivery.topic, delivery.queue_id, delivery.sys_flag) == ("T", 3, 1)
+    assert delivery.element == encode_batch([(b"body", b"KEYS\x01k\x02TIMER_OUT_MS\x01%d\x02" % NOW_MS, 7)])
+    assert delivery_of(stored, False).element == encode_batch([(b"body", b"KEYS\x01k\x02", 7)])
 
 
 def test_properties_leave_room_for_what_waiting_needs() -> None:
