@@ -73,8 +73,13 @@ class Client:
         self.producers: dict[str, Any] = {}
         self.consumers: dict[str, Any] = {}
 
-    def producer(self, group: str, timeout_ms: int = 5000, compress_level: int = 5) -> None:
+    def producer(
+        self, group: str, timeout_ms: int = 5000, compress_level: int = 5, keys: list[str] | None = None
+    ) -> None:
+        """`keys` are an access key and its secret."""
         made = rocketmq.Producer(group, timeout=timeout_ms, compress_level=compress_level)
+        if keys:
+            made.set_session_credentials(*keys, "ALIYUN")
         made.set_namesrv_addr(self.registry)
         made.start()
         self.producers[group] = made
@@ -104,7 +109,7 @@ class Client:
 
     def push(
         self, group: str, topic: str, expression: str = "*", orderly: bool = False, fail_first: int = 0,
-        instance: str = "", broadcast: bool = False,
+        instance: str = "", broadcast: bool = False, keys: list[str] | None = None,
     ) -> None:  # fmt: skip
         """Messages follow as lines of kind "message"; the first `fail_first` tries of each one fail."""
         models = rocketmq.MessageModel
@@ -112,6 +117,8 @@ class Client:
         consumer = rocketmq.PushConsumer(group, orderly=orderly, message_model=model)
         consumer.set_namesrv_addr(self.registry)
         consumer.set_instance_name(instance or group)
+        if keys:
+            consumer.set_session_credentials(*keys, "ALIYUN")
         tries: dict[str, int] = {}
 
         def received(_consumer: Any, handle: Any) -> int:

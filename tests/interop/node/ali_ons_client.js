@@ -54,13 +54,13 @@ const commands = {
   },
 
   // The first `fail_first` tries of each message fail.
-  async push({ group, topic, expression, fail_first, broadcast }) {
+  async push({ group, topic, expression, fail_first, broadcast, keys }) {
     const tries = new Map();
-    const consumer = watched(new Consumer(options({
+    const consumer = watched(new Consumer(options(Object.assign({
       consumerGroup: group,
       isBroadcast: Boolean(broadcast),
       consumeFromWhere: 'CONSUME_FROM_FIRST_OFFSET',
-    })));
+    }, keys))));
     consumers.set(group, consumer);
     consumer.subscribe(topic, expression || '*', async message => {
       const body = message.body.toString();
