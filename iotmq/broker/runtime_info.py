@@ -5,7 +5,6 @@ Keys that stay constant because what they are about does not exist here are in `
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
@@ -20,6 +19,7 @@ from iotmq.broker.statistics import Statistics
 from iotmq.clock import Clock
 from iotmq.message.record import decode_record
 from iotmq.remoting.codes import Version
+from iotmq.store.retention import read_disk_usage
 from iotmq.store.store import Store
 
 _CONSTANTS: Final = {
@@ -155,15 +155,16 @@ class RuntimeInfo:
 
     def _log(self) -> dict[str, str]:
         store = self._store
-        disk = shutil.disk_usage(self._directory)
-        used_ratio = f"{disk.used / max(1, disk.total):.4f}"
+        disk = read_disk_usage(self._directory)
+        used_ratio = f"{disk.ratio:.4f}"
+        total, free = size_text(disk.total_bytes), size_text(disk.total_bytes - disk.used_bytes)
         return {
             "commitLogMinOffset": str(store.min_position),
             "commitLogMaxOffset": str(store.appended_position),
             "commitLogDiskRatio": used_ratio,
             f"commitLogDiskRatio_{self._directory / 'commitlog'}": used_ratio,
             "consumeQueueDiskRatio": used_ratio,
-            "commitLogDirCapacity": f"Total : {size_text(disk.total)}, Free : {size_text(disk.free)}.",
+            "commitLogDirCapacity": f"Total : {total}, Free : {free}.",
             "dispatchBehindBytes": str(store.appended_position - store.confirmed_position),
             "remainHowManyDataToFlush": str(store.appended_position - store.flushed_position),
             "earliestMessageTimeStamp": str(self._earliest_ms()),

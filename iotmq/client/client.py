@@ -162,9 +162,16 @@ class IotmqClient:
         )
 
     def add_producer(self, group: str) -> None:
-        """Name a producer group in heartbeats from now on."""
+        """Name a producer group in heartbeats from now on; brokers we are connected to hear of it at once."""
         self.check_running()
-        self._producers[group] = self._producers.get(group, 0) + 1
+        before = self._producers.get(group, 0)
+        self._producers[group] = before + 1
+        if before:
+            return
+        for address in self._broker_addresses(masters_only=True):
+            connection = self._connections.ready(address)
+            if connection is not None:
+                connection.request_nowait(self._heartbeat_command()).add_done_callback(_ignore_result)
 
     async def remove_producer(self, group: str) -> None:
         """Undo one `add_producer`; the last one tells the brokers."""

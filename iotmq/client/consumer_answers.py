@@ -30,13 +30,15 @@ _DIRECT_MAX: Final = 16
 
 
 class QueueState(NamedTuple):
-    """One queue of a consumer: what is consumed, what is fetched, and what waits between."""
+    """One queue of a consumer: what is consumed, what is fetched, what waits between, and when it moved."""
 
     committable: int
     next_offset: int
     cached_records: int
     cached_bytes: int
     records_total: int
+    pulled_ms: int
+    consumed_ms: int
 
 
 class Status(NamedTuple):
@@ -200,6 +202,8 @@ def _queue_state(state: QueueState) -> bytes:
             "cachedMsgSizeInMiB": state.cached_bytes // _MIB,
             "commitOffset": state.committable,
             "droped": False,
+            "lastConsumeTimestamp": state.consumed_ms,
+            "lastPullTimestamp": state.pulled_ms,
             "locked": False,
         }
     )

@@ -125,6 +125,9 @@ class QueueReader:
         self._has_waiting = asyncio.Event()
         self._cached_records = 0
         self._cached_bytes = 0
+        self._pulled_ms = 0
+        self._consumed_ms = 0
+        """When it was last asked for messages, and when some were last consumed; 0 for never."""
         self._broker_id = MASTER_ID
         """Where the last answer told us to pull from."""
         self._is_closing = False
@@ -152,6 +155,8 @@ class QueueReader:
             cached_records=self._cached_records,
             cached_bytes=self._cached_bytes,
             records_total=self.records_total,
+            pulled_ms=self._pulled_ms,
+            consumed_ms=self._consumed_ms,
         )
 
     @property
@@ -221,6 +226,7 @@ class QueueReader:
             hold_ms=settings.hold_ms,
             subscription=self._subscription,
         )
+        self._pulled_ms = self._client.clock.now_ms()
         response = await self._client.request(address, command, timeout_s=settings.pull_timeout_ms / 1000)
         pulled = read_pulled(response, self.queue)
         self._broker_id = pulled.preferred_broker_id
@@ -334,6 +340,7 @@ class QueueReader:
                 self._forget(batch)
                 raise
             batch.progress.done(batch.first_offset)
+            self._consumed_ms = self._client.clock.now_ms()
             self._forget(batch)
             # A listener that never waits must not keep the loop from everything else.
             await asyncio.sleep(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,6 +30,8 @@ from iotmq.client.queue_tables import by_queue
 from iotmq.errors import BrokerError, ClientError, RouteNotFoundError
 from iotmq.registry.server import Registry
 from iotmq.registry.settings import RegistrySettings
+from iotmq.remoting.codes import RequestCode
+from iotmq.remoting.command import Command
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 
@@ -274,6 +277,8 @@ async def test_what_a_consumer_is_doing(cluster: Cluster, admin: Admin) -> None:
         assert info.status_table["T"]["consumeOKTPS"] == 20.0
         rows = by_queue(info.mq_table)
         assert {queue: rows[queue]["commitOffset"] for queue in sent} == sent
+        for name in ("lastPullTimestamp", "lastConsumeTimestamp"):
+            assert all(abs(int(str(rows[queue][name])) - time.time() * 1_000) < 60_000 for queue in sent)
         stack = (await admin.groups.running_info("g", "c1", with_stack=True)).jstack
         assert stack is not None
         assert "test_client_admin_views" in stack or "thread" in stack
@@ -339,3 +344,23 @@ async def test_a_consumer_of_columns_tries_no_single_message(cluster: Cluster, a
                 await admin.groups.consume_directly(
                     "g", "c1", result.offset_message_ids[0], broker_name=result.queue.broker_name
                 )
+
+
+async def test_a_producer_on_an_open_connection_is_known_at_once(cluster: Cluster, admin: Admin) -> None:
+    async with cluster.client("p1") as client, Producer(client, "first") as producer:
+        await producer.send(Message("T", b"x"))
+        async with Producer(client, "second"):
+            # Requests of one connection are handled in order, and this one comes after the heartbeat.
+            (broker_name,) = [name for name in NAMES if await _open_producers(client, cluster, name)]
+            (member,) = await admin.groups.producers("second")
+            assert (member.client_id, broker_name in NAMES) == ("p1", True)
+        assert await admin.groups.producers("second") == []
+
+
+async def _open_producers(client: IotmqClient, cluster: Cluster, name: str) -> bool:
+    """Whether the client is connected to a broker; a question on that connection is answered by then."""
+    address = cluster.brokers[name].address
+    if client.connections.ready(address) is None:
+        return False
+    await client.request(address, Command.request(RequestCode.GET_BROKER_RUNTIME_INFO))
+    return True
