@@ -81,6 +81,14 @@ def pair(text: str) -> tuple[str, str]:
     return name, value
 
 
+def access(text: str) -> tuple[str, str]:
+    """``NAME=PERM`` with one of the permissions of access control."""
+    name, permission = pair(text)
+    if permission not in ("DENY", "PUB", "SUB", "PUB|SUB", "SUB|PUB"):
+        raise argparse.ArgumentTypeError(f"{text}: permissions are DENY, PUB, SUB or PUB|SUB")
+    return name, permission
+
+
 def parse_pairs(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
     """The last value of each name."""
     return dict(pairs)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
@@ -71,6 +72,7 @@ def add_admin_command(
             metavar="SECONDS",
             help="how long one request may take (5)",
         )
+        _add_access_options(action)
         add_registry_option(action)
         action.set_defaults(command=run, admin_action=word.target)
 
@@ -85,13 +87,39 @@ async def run_action(options: argparse.Namespace, registries: tuple[str, ...]) -
     module = importlib.import_module(f"iotmq.admin_command.{module_name}")
     action = cast("Action", getattr(module, function_name))
     settings = ClientSettings(
-        registries=registries, request_timeout_ms=max(1, int(options.request_timeout_s * 1000))
+        registries=registries,
+        request_timeout_ms=max(10, int(options.request_timeout_s * 1000)),
+        access_key=options.access_key,
+        secret_key=os.environ.get("IOTMQ_SECRET_KEY", ""),
+        tls_enabled=options.has_tls,
+        tls_ca_file=options.tls_ca_file,
+        tls_is_verified=not options.is_unverified,
     )
     async with IotmqClient(settings) as client:
         result = await action(Session(client, is_quiet=options.is_json), options)
     sys.stdout.write(as_json(result) if options.is_json else result.text())
     sys.stdout.flush()
     return 0
+
+
+def _add_access_options(action: argparse.ArgumentParser) -> None:
+    action.add_argument(
+        "--access-key",
+        default=os.environ.get("IOTMQ_ACCESS_KEY", ""),
+        metavar="KEY",
+        help="account (IOTMQ_ACCESS_KEY); its secret is in IOTMQ_SECRET_KEY",
+    )
+    action.add_argument("--tls", dest="has_tls", action="store_true", help="connect by TLS")
+    action.add_argument(
+        "--tls-ca",
+        dest="tls_ca_file",
+        default="",
+        metavar="FILE.pem",
+        help="roots of the servers (the machine's)",
+    )
+    action.add_argument(
+        "--tls-unverified", dest="is_unverified", action="store_true", help="trust whoever answers"
+    )
 
 
 def _arg(*flags: str, **options: Any) -> _Argument:
@@ -118,6 +146,8 @@ _BROKER = _arg("broker", metavar="BROKER")
 _BEGIN = _arg("--since", dest="begin_ms", type=arguments.time_ms, metavar="TIME", help="such as 2d or a date")
 _END = _arg("--until", dest="end_ms", type=arguments.time_ms, metavar="TIME", help="such as 1h or a date")
 _MESSAGE_ID = _arg("message_id", metavar="ID", help="the id that names a message's place")
+_ACCOUNT = _arg("account", metavar="ACCESS_KEY")
+_ACCESS: Final = ("DENY", "PUB", "SUB", "PUB|SUB")
 _NAMESPACE = _arg("namespace", metavar="NAMESPACE", help="such as ORDER_TOPIC_CONFIG")
 _KEY = _arg("key", metavar="KEY")
 _SETTINGS = _arg("settings", nargs="+", type=arguments.pair, metavar="NAME=VALUE")
@@ -130,7 +160,9 @@ _AREAS: Final = {
     "group": "consumer groups and their offsets",
     "message": "finding single messages",
     "dlq": "dead letters: what consumer groups gave up",
+    "timer": "messages that wait for their time",
     "kv": "key-value settings of the registries",
+    "acl": "accounts of brokers with access control",
 }
 
 _WORDS: Final = (
@@ -386,6 +418,74 @@ _WORDS: Final = (
         "dead_letters:export",
         "write dead letters to standard output, a line of JSON each",
         (_GROUP, _BEGIN, _END),
+    ),
+    _Word(
+        "timer",
+        "list",
+        "timers:list_waiting",
+        "list the messages that wait, first things first",
+        (
+            _arg("--topic", metavar="TOPIC", help="only those for this topic"),
+            _arg(
+                "--limit", dest="count_max", type=arguments.positive, default=100, metavar="N", help="(100)"
+            ),
+            _BROKERS,
+        ),
+    ),
+    _Word(
+        "timer",
+        "cancel",
+        "timers:cancel",
+        "take a message back that waits",
+        (_TOPIC, _arg("message_id", metavar="ID", help="what its sender got, see `timer list`"), _BROKERS),
+    ),
+    _Word("acl", "show", "access:show", "print the version of the accounts at each broker", (_BROKERS,)),
+    _Word(
+        "acl",
+        "put",
+        "access:put",
+        "make an account, or change what is named of one; its secret is in IOTMQ_ACCOUNT_SECRET",
+        (
+            _ACCOUNT,
+            _arg("--admin", dest="is_admin", action=argparse.BooleanOptionalAction),
+            _arg(
+                "--address",
+                dest="addresses",
+                action="append",
+                default=[],
+                metavar="PATTERN",
+                help="that may use it without a signature, such as 10.0.0.*; may be repeated",
+            ),
+            _arg("--default-topic", choices=_ACCESS, help="for topics not named"),
+            _arg("--default-group", choices=_ACCESS, help="for groups not named"),
+            _arg(
+                "--topic",
+                dest="topics",
+                action="append",
+                default=[],
+                type=arguments.access,
+                metavar="TOPIC=PERM",
+                help="DENY, PUB, SUB or PUB|SUB; may be repeated",
+            ),
+            _arg(
+                "--group",
+                dest="groups",
+                action="append",
+                default=[],
+                type=arguments.access,
+                metavar="GROUP=PERM",
+                help="DENY or SUB; may be repeated",
+            ),
+            _BROKERS,
+        ),
+    ),
+    _Word("acl", "delete", "access:delete", "delete an account", (_ACCOUNT, _BROKERS)),
+    _Word(
+        "acl",
+        "white",
+        "access:set_white_addresses",
+        "let these addresses, and no others, do everything without an account",
+        (_arg("addresses", nargs="+", metavar="PATTERN", help="such as 10.0.0.*"), _BROKERS),
     ),
     _Word("kv", "get", "registries:get_value", "print a value", (_NAMESPACE, _KEY)),
     _Word("kv", "list", "registries:list_values", "list the values of a namespace", (_NAMESPACE,)),

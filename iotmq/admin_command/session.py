@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import BinaryIO
 
 from iotmq.client.admin import Admin
+from iotmq.client.admin_access import AccessAdmin
 from iotmq.client.admin_brokers import BrokerViews
 from iotmq.client.admin_changes import AdminChanges
 from iotmq.client.admin_configs import Configurations
@@ -15,6 +16,7 @@ from iotmq.client.admin_messages import MessageViews
 from iotmq.client.client import IotmqClient
 from iotmq.client.dead_letters import DeadLetters
 from iotmq.client.queue_scaling import QueueScaling
+from iotmq.client.waiting_messages import WaitingMessages
 
 
 class Session:
@@ -56,6 +58,14 @@ class Session:
     @cached_property
     def scaling(self) -> QueueScaling:
         return QueueScaling(self.client)
+
+    @cached_property
+    def waiting(self) -> WaitingMessages:
+        return WaitingMessages(self.client)
+
+    @cached_property
+    def access(self) -> AccessAdmin:
+        return AccessAdmin(self.client)
 
     @cached_property
     def dead_letters(self) -> DeadLetters:

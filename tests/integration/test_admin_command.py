@@ -15,7 +15,8 @@ from small_cluster import SmallCluster
 from iotmq import cli
 from iotmq.admin_command.command import run_action
 from iotmq.client.dead_letters import topic_of
-from iotmq.client.message import ReceivedMessage
+from iotmq.client.message import Message, ReceivedMessage
+from iotmq.client.producer import Producer
 from iotmq.client.push_consumer import PushConsumer
 from iotmq.client.settings import PushConsumerSettings
 from iotmq.errors import BrokerError, ClientError, IotmqError, RouteNotFoundError
@@ -233,6 +234,21 @@ async def test_dead_letters_are_listed_and_sent_again(
     assert queue.max_offset == 1 + 1 + 2 + 2
 
 
+async def test_waiting_messages_are_listed_and_taken_back(
+    cluster: SmallCluster, admin: Command, admin_json: Json
+) -> None:
+    put(cluster, "T", b"live")
+    await routed(cluster, "T", 1)
+    assert await admin("timer", "list") == "no message waits\n"
+    async with cluster.client() as client, Producer(client, "pg") as producer:
+        result = await producer.send(Message("T", b"later", delay_level=18))
+    (row,) = await admin_json("timer", "list", "--topic", "T")
+    assert (row["topic"], row["level"], row["message_id"]) == ("T", 18, result.message_id)
+    assert "is taken back" in await admin("timer", "cancel", "T", result.message_id)
+    with pytest.raises(ClientError, match="timer list --topic T"):
+        await admin("timer", "cancel", "T", result.message_id)
+
+
 async def test_values_settings_and_permissions(
     cluster: SmallCluster, admin: Command, admin_json: Json
 ) -> None:
@@ -256,6 +272,46 @@ async def test_values_settings_and_permissions(
     assert {row["broker"] for row in await admin_json("broker", "status")} == {"broker-0", "broker-1"}
     assert "no broker has counted" in await admin("broker", "stats", "TOPIC_PUT_NUMS", "nobody")
     assert "deleted" in await admin("broker", "delete-expired")
+
+
+ACCOUNTS = "accounts:\n  - {accessKey: operator, secretKey: abcdefgh, admin: true}\n"
+
+
+async def test_accounts_are_changed_by_an_administrator_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "accounts.yml").write_text(ACCOUNTS)
+    monkeypatch.setenv("IOTMQ_SECRET_KEY", "abcdefgh")
+    monkeypatch.setenv("IOTMQ_ACCOUNT_SECRET", "87654321")
+    async with SmallCluster(
+        tmp_path, brokers=1, registries=1, acl_enabled=True, acl_file=str(tmp_path / "accounts.yml")
+    ) as cluster:
+
+        async def run(*words: str) -> str:
+            options = cli.parser().parse_args(["admin", *words])
+            assert await run_action(options, cluster.addresses) == 0
+            return capsys.readouterr().out
+
+        operator = ("--access-key", "operator")
+        assert "set at broker-0" in await run(
+            "acl", "put", "device-reader", "--topic", "T=SUB", "--group", "g=SUB", "--default-topic", "DENY",
+            "--address", "10.0.0.*", *operator,
+        )  # fmt: skip
+        text = (tmp_path / "accounts.yml").read_text()
+        assert "device-reader" in text
+        assert "87654321" in text
+        assert "broker-0" in await run("acl", "white", "10.1.*.*", "10.2.0.1", *operator)
+        assert "10.2.0.1" in (tmp_path / "accounts.yml").read_text()
+        (row,) = json.loads(await run("acl", "show", "--json", *operator))
+        assert row["changes"] >= 2
+        assert "deleted" in await run("acl", "delete", "device-reader", *operator)
+        assert "device-reader" not in (tmp_path / "accounts.yml").read_text()
+        for words in (("acl", "show"), ("topic", "create", "T"), ("broker", "config", "broker-0")):
+            with pytest.raises(BrokerError) as caught:
+                await run(*words)
+            assert caught.value.code == 16
+        with pytest.raises(BrokerError, match="nobody"):
+            await run("acl", "delete", "nobody", *operator)
 
 
 async def process(*words: str) -> tuple[int, str, str]:
@@ -306,6 +362,8 @@ async def test_exit_codes_and_errors_as_people_see_them(cluster: SmallCluster) -
         ("group", "reset-offset", "g", "T", "--to", "999999999999d"),
         ("broker", "set", "noequals"),
         ("kv", "put", "N", "k"),
+        ("acl", "put", "a", "--topic", "T=ALL"),
+        ("acl", "put", "a", "--default-topic", "ALL"),
     ],
 )
 def test_wrong_usage_is_answered_with_2(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
