@@ -1,0 +1,187 @@
+"""rocketmq-client and mqadmin 4.9.8 (Maven), unmodified: filters by SQL92, accounts, TLS."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from certificates import make_certificate, make_root
+from eventually import eventually
+from gateway_process import ROOT, GatewayProcess
+from piped_client import ClientFailedError, PipedClient
+
+from iotmq.client import ClientSettings, SyncAdmin, SyncClient
+
+LIBRARIES = ROOT / "build" / "interop" / "java"
+SCRIPTS = Path(__file__).parent / "java"
+FILE = """
+accounts:
+  - {accessKey: operator, secretKey: abcdefgh, admin: true}
+  - accessKey: device-account
+    secretKey: 12345678
+    topicPerms: [Open=PUB|SUB, Closed=DENY]
+    groupPerms: [java-push=SUB]
+"""
+RIGHT, WRONG = ("device-account", "12345678"), ("device-account", "87654321")
+OPERATOR = ("operator", "abcdefgh")
+COLOURS = ("red", "green", "blue")
+
+pytestmark = [
+    pytest.mark.interop,
+    pytest.mark.skipif(shutil.which("java") is None, reason="Java is not installed"),
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command is not there"),
+    pytest.mark.skipif(
+        not list(LIBRARIES.glob("rocketmq-tools-*.jar")),
+        reason="rocketmq-tools is not installed (tools/setup.sh dev, with Maven)",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    """Access control is on, and both listeners take TLS beside plain connections."""
+    directory = tmp_path_factory.mktemp("secure")
+    accounts = directory / "data" / "config" / "plain_acl.yml"
+    accounts.parent.mkdir(parents=True)
+    accounts.touch(0o600)
+    accounts.write_text(FILE)
+    made = make_certificate(directory, make_root(directory))
+    tls = [
+        f"{role}.tls_{word}"
+        for role in ("broker", "registry")
+        for word in (f"certificate_file={made.certificate}", f"key_file={made.key}")
+    ]
+    with GatewayProcess(directory / "data", "broker.acl_enabled=true", *tls) as running:
+        settings = ClientSettings(
+            registries=(running.registry,), access_key="operator", secret_key="abcdefgh"
+        )
+        with SyncClient(settings) as client:
+            for topic in ("Open", "Closed", "Filtered"):
+                SyncAdmin(client).create_topic(topic, queues=2)
+        yield running
+
+
+@pytest.fixture
+def start(gateway: GatewayProcess, tmp_path: Path) -> Iterator[Callable[[str], PipedClient]]:
+    """Starts a Java process with its own home, where mqadmin finds the operator's keys."""
+    clients: list[PipedClient] = []
+
+    def start(script: str) -> PipedClient:
+        home = tmp_path / script
+        (home / "conf").mkdir(parents=True)
+        (home / "conf" / "logback_tools.xml").write_text('<configuration><root level="OFF"/></configuration>')
+        (home / "conf" / "tools.yml").write_text(f"accessKey: {OPERATOR[0]}\nsecretKey: {OPERATOR[1]}\n")
+        options = [f"-Duser.home={home}", f"-Drocketmq.home.dir={home}", f"-Djava.io.tmpdir={home}"]
+        client = PipedClient(
+            ["java", *options, "-cp", f"{LIBRARIES}/*", str(SCRIPTS / f"{script}.java"), gateway.registry],
+            directory=home,
+            environment={**os.environ, "HOME": str(home)},
+        )
+        client.__enter__()
+        clients.append(client)
+        return client
+
+    yield start
+    for client in clients:
+        client.__exit__()
+
+
+@pytest.fixture
+def java(start: Callable[[str], PipedClient]) -> PipedClient:
+    return start("SecureClient")
+
+
+def numbers(count: int) -> list[dict[str, Any]]:
+    return [
+        {"body": f"{number}", "properties": {"n": f"{number}", "colour": COLOURS[number % 3]}}
+        for number in range(count)
+    ]
+
+
+def value(gateway: GatewayProcess, name: str) -> float:
+    text = gateway.http("/metrics")[1]
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
+
+
+def test_a_filter_by_sql(java: PipedClient) -> None:
+    java.call("producer", group="java-filtered", keys=OPERATOR)
+    sql = "(n BETWEEN 10 AND 19 OR n = 50) AND colour IN ('red', 'blue') AND missing IS NULL"
+    java.call("push", group="java-filter", topic="Filtered", sql=sql, keys=OPERATOR)
+    java.call("send", group="java-filtered", topic="Filtered", messages=numbers(60))
+    wanted = [f"{n}" for n in (*range(10, 20), 50) if n % 3 in (0, 2)]
+    got = java.wait_for("message", len(wanted))
+    assert sorted(line["body"] for line in got) == sorted(wanted)
+
+
+def test_a_wrong_filter_is_an_error_at_the_start(java: PipedClient) -> None:
+    """The client asks a broker (code 46) and shows what it says."""
+    with pytest.raises(ClientFailedError, match="ends too early"):
+        java.call("push", group="java-wrong", topic="Filtered", sql="n >", keys=OPERATOR)
+
+
+def test_right_keys_send_and_consume(java: PipedClient) -> None:
+    java.call("producer", group="java-right", keys=RIGHT)
+    java.call("push", group="java-push", topic="Open", keys=RIGHT)
+    results = java.call("send", group="java-right", topic="Open", messages=numbers(10))
+    assert set(results) == {"SEND_OK"}
+    got = java.wait_for("message", 10)
+    assert sorted(int(line["body"]) for line in got) == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("keys", "topic", "words"),
+    [
+        (WRONG, "Open", "signature of account device-account is wrong"),
+        (None, "Open", "is not signed"),
+        (RIGHT, "Closed", "lacks PUB on topic 'Closed'"),
+    ],
+)
+def test_other_keys_are_told_why_not(
+    java: PipedClient, keys: tuple[str, str] | None, topic: str, words: str
+) -> None:
+    java.call("producer", group="java-other", keys=keys)
+    with pytest.raises(ClientFailedError, match=words):
+        java.call("send", group="java-other", topic=topic, messages=numbers(1))
+
+
+def test_over_tls(gateway: GatewayProcess, java: PipedClient) -> None:
+    before = value(gateway, "iotmq_remoting_tls_connections_total")
+    java.call("producer", group="java-tls", keys=RIGHT, tls=True)
+    java.call("push", group="java-push", topic="Open", keys=RIGHT, tls=True)
+    results = java.call("send", group="java-tls", topic="Open", messages=numbers(10))
+    assert set(results) == {"SEND_OK"}
+    java.wait_for("message", 10)
+    # To the registry and to the broker, at least.
+    assert value(gateway, "iotmq_remoting_tls_connections_total") >= before + 2
+
+
+def test_mqadmin_changes_the_accounts(gateway: GatewayProcess, start: Callable[[str], PipedClient]) -> None:
+    admin, java = start("MqAdmin"), start("SecureClient")
+
+    def run(*words: str) -> str:
+        printed: str = admin.call("run", words=list(words), within_s=60)
+        assert "Exception" not in printed, printed
+        return printed
+
+    made = run(
+        "updateAclConfig", "-c", "DefaultCluster", "-a", "newcomer", "-s", "abcdefgh",
+        "-t", "Open=PUB,Closed=DENY", "-i", "DENY", "-u", "SUB", "-m", "false",
+    )  # fmt: skip
+    assert "success" in made
+    java.call("producer", group="java-newcomer", keys=("newcomer", "abcdefgh"))
+    assert java.call("send", group="java-newcomer", topic="Open", messages=numbers(1)) == ["SEND_OK"]
+    assert "broker-a" in run("clusterAclConfigVersion", "-c", "DefaultCluster")
+    assert "success" in run("updateGlobalWhiteAddr", "-c", "DefaultCluster", "-g", "10.9.8.7,10.9.7.*")
+    assert "success" in run("deleteAccessConfig", "-c", "DefaultCluster", "-a", "newcomer")
+    with pytest.raises(ClientFailedError, match="no account 'newcomer'"):
+        java.call("send", group="java-newcomer", topic="Open", messages=numbers(1))
+    text = (gateway.data / "config" / "plain_acl.yml").read_text()
+    assert "10.9.7.*" in text
+    assert "newcomer" not in text
+    eventually(
+        lambda: value(gateway, "iotmq_broker_acl_accounts") == 2, "the removed account is gone", within_s=10
+    )
