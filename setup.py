@@ -15,6 +15,8 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.message.columns", ".pyx", ["z"]),
     ("iotmq.message.record_filter", ".pyx", []),
     ("iotmq.store.segment", ".pyx", []),
+    ("iotmq.store.resync", ".pyx", ["z"]),
+    ("iotmq.store.marker", ".pyx", ["z"]),
     ("iotmq.store.commit_log", ".pyx", ["z"]),
     ("iotmq.store.consume_queue", ".pyx", []),
     ("iotmq.store.reads", ".pyx", []),

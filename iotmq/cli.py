@@ -183,7 +183,16 @@ def _add_store_command(commands: argparse._SubParsersAction[argparse.ArgumentPar
         "names", nargs="*", metavar="NAME", help="consumequeue, index, latest ... (all there are)"
     )
     rebuild.set_defaults(tool=_store_rebuild)
-    for action in (check, dump, rebuild):
+    repair = actions.add_parser(
+        "repair",
+        help="check the whole log, put damaged bytes aside and say what is lost with them",
+        description="Check every record of the log. Bytes that are no records are copied to "
+        "commitlog.damage/, covered by markers that everybody steps over, and reported with the offsets "
+        "that are lost.",
+    )
+    repair.add_argument("--json", dest="is_json", action="store_true", help="one JSON object a line")
+    repair.set_defaults(tool=_store_repair)
+    for action in (check, dump, rebuild, repair):
         _add_config_options(action)
         action.set_defaults(command=_run_store_tool)
 
@@ -222,6 +231,12 @@ def _store_rebuild(options: argparse.Namespace, config: Config) -> int:
     from iotmq import store_tools
 
     return store_tools.rebuild(Path(config.data), config.store, options.names, output=sys.stdout)
+
+
+def _store_repair(options: argparse.Namespace, config: Config) -> int:
+    from iotmq import store_tools
+
+    return store_tools.repair(Path(config.data), config.store, is_json=options.is_json, output=sys.stdout)
 
 
 # By hand ----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`iotmq store check|dump|rebuild`: looking into a data directory that nobody has open.
+"""`iotmq store check|dump|rebuild|repair`: looking into a data directory that nobody has open.
 
 Each returns the process's exit code: 0 when all is well, 1 when something was found or could not be put
 right. A directory that is open, or none, is a StoreError, which the command answers with 2.
@@ -23,6 +23,7 @@ from iotmq.message.record import Record, decode_record
 from iotmq.store.inspection import BLANK, DAMAGE, ClosedStore, Found, QueueFiles
 
 if TYPE_CHECKING:
+    from iotmq.store.damage import Damage
     from iotmq.store.settings import StoreSettings
 
 EXIT_OK: Final = 0
@@ -320,6 +321,76 @@ def rebuild(directory: Path, settings: StoreSettings, names: list[str], *, outpu
     bar.end()
     print(f"rebuilt {', '.join(rebuilt)} in {time.monotonic() - began_s:.1f} s", file=output)
     return EXIT_OK
+
+
+# Repairing ------------------------------------------------------------------------------------------------
+
+
+def repair(directory: Path, settings: StoreSettings, *, is_json: bool, output: TextIO) -> int:
+    """Check the whole log, cover what is damaged, and print which bytes and offsets are lost."""
+    from iotmq.store.repair import repair as repair_log
+
+    bar = ProgressBar(sys.stderr)
+    report = repair_log(directory, settings, progress=bar)
+    bar.end()
+    if is_json:
+        for damage in report.damage:
+            print(json.dumps(_damage_row(damage), ensure_ascii=False), file=output)
+        row = {
+            "kind": "repair",
+            "min_position": report.min_position,
+            "end_position": report.end_position,
+            "was_clean": report.was_clean,
+            "ranges": len(report.damage),
+            "problems": list(report.problems),
+        }
+        print(json.dumps(row, ensure_ascii=False), file=output)
+    else:
+        for damage in report.damage:
+            print("\n  ".join(_damage_lines(damage)), file=output)
+        for problem in report.problems:
+            print(problem, file=output)
+        count = len(report.damage)
+        verdict = f"{count} {'range' if count == 1 else 'ranges'} repaired" if count else "nothing is damaged"
+        print(f"{directory}: positions {report.min_position}..{report.end_position}: {verdict}", file=output)
+    return EXIT_FOUND if report.damage or report.problems else EXIT_OK
+
+
+def _damage_row(damage: Damage) -> Row:
+    return {
+        "kind": damage.kind,
+        "start_position": damage.start_position,
+        "end_position": damage.end_position,
+        "lost": [
+            {
+                "topic": loss.topic,
+                "queue": loss.queue_id,
+                "first_offset": loss.first_offset,
+                "last_offset": loss.last_offset,
+            }
+            for loss in damage.lost
+        ],
+        "kept": damage.kept,
+        "kept_bytes": damage.kept_bytes,
+    }
+
+
+def _damage_lines(damage: Damage) -> Iterator[str]:
+    size = damage.end_position - damage.start_position
+    what = {
+        "damaged": f"{size:,} bytes are damaged; markers stand there now",
+        "torn": f"{size:,} bytes behind the end of the log were no whole records and are cut off",
+        "gap": "no bytes are damaged, but offsets have no record",
+    }[damage.kind]
+    yield f"positions {damage.start_position}..{damage.end_position}: {what}"
+    for loss in damage.lost:
+        count = loss.last_offset - loss.first_offset + 1
+        offsets = f"offsets {loss.first_offset}..{loss.last_offset}"
+        yield f"lost: {loss.topic}/{loss.queue_id}: {offsets} ({count:,})"
+    if not damage.lost and damage.kind == "damaged":
+        yield "lost: no queue knows of a record there"
+    if damage.kept:
+        yield f"kept: the first {damage.kept_bytes:,} bytes, as they were, in {damage.kept}"
 
 
 class ProgressBar:

@@ -27,15 +27,21 @@ def catch_up(
     projection: Projection,
     end_position: int,
     *,
+    verify: Callable[[int], int],
     progress: Callable[[int], object] | None = None,
 ) -> None:
     """Apply the log up to `end_position`; `progress` is told the position after each piece.
 
-    Raises what `apply` raises; the projection keeps what it has.
+    `verify` checks and repairs a piece of the log, from a position on, that nobody has looked at in this
+    run, and says where it ends. Raises what `apply` raises; the projection keeps what it has.
     """
-    start_position = max(projection.applied_position, log.min_position)
+    # Where there was a record once there may be the middle of a marker now, which holds nothing.
+    start_position = log.marker_bounds(max(projection.applied_position, log.min_position))[1]
     while start_position < end_position:
-        start_position, next_position = log.records(start_position, end_position, CATCH_UP_BYTES)
+        limit_position = end_position
+        if start_position < log.checked_position:
+            limit_position = min(end_position, verify(start_position))
+        start_position, next_position = log.records(start_position, limit_position, CATCH_UP_BYTES)
         view = log.view(start_position, next_position)
         projection.apply(view, start_position, next_position)
         start_position = next_position

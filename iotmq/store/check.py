@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.record import check_record, decode_record
+from iotmq.store.marker import lost_offsets
 from iotmq.store.timer_record import record_tags_code
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ _BLANK_MAGIC = 0xCBD43194
 _TRANSACTION_MASK = 12
 _PREPARED = 4
 _ROLLBACK = 12
+_FILLER_SIZE = 0x7FFFFFFF
 
 
 def check_store(
@@ -49,6 +51,13 @@ class _Check:
         self._next_offsets: dict[tuple[str, int], int] = {}
         # The same for records that are not confirmed yet: where appending goes on.
         self._record_counts: dict[tuple[str, int], int] = {}
+        # Offsets that damage has left without a record.
+        self._lost_counts: dict[tuple[str, int], int] = {}
+        # Of each queue, where its last record stands.
+        self._last_positions: dict[tuple[str, int], int] = {}
+        # The start of the markers in a row that are looked at, and the end of their file.
+        self._marked_positions: tuple[int, int] | None = None
+        self._last_marker_position = -1
 
     def run(self) -> list[str]:
         log = self._log
@@ -67,6 +76,7 @@ class _Check:
             if previous_end is not None and segment.start_position != previous_end:
                 self._say(f"a file is missing between {previous_end} and {segment.start_position}")
             previous_end = segment.end_position
+            self._marked_positions = None
             self._check_segment(segment)
         self._check_queues()
         return self.problems
@@ -99,7 +109,7 @@ class _Check:
                 return
             if position + size > segment.end_position - _HEAD.size:
                 self._say(f"position {position}: a record on the last 8 bytes of the file")
-            self._check_record(view, at, position)
+            self._check_record(view, at, position, segment.end_position)
             position += size
         if self._log.appended_position < position and position > segment.start_position:
             self._say(f"a record ends at {position}, past the end of the log {self._log.appended_position}")
@@ -108,8 +118,16 @@ class _Check:
         if any(view[position - segment.start_position :]):
             self._say(f"there are bytes behind the end of the log at {position}")
 
-    def _check_record(self, view: memoryview, at: int, position: int) -> None:
+    def _check_record(self, view: memoryview, at: int, position: int, segment_end: int) -> None:
         record = decode_record(view, at)
+        lost = lost_offsets(view, at)
+        if lost is not None:
+            self._last_marker_position = position
+            start_position = position if self._marked_positions is None else self._marked_positions[0]
+            self._marked_positions = start_position, segment_end
+            self._check_marker(*lost, position)
+            return
+        self._marked_positions = None
         where = (
             f"position {position} "
             f"(topic {record.topic!r} queue {record.queue_id} offset {record.queue_offset})"
@@ -125,9 +143,14 @@ class _Check:
             return
         is_hidden = position < self._hidden.get(record.topic, 0)
         expected = self._next_offsets.get(key, record.queue_offset if is_hidden else queue.min_offset)
-        if record.queue_offset != expected:
+        if record.queue_offset > expected and self._last_marker_position > self._last_positions.get(key, -1):
+            # Nobody knew any more that they were in what was damaged.
+            if not is_hidden:
+                self._lose(key, record.queue_offset - max(expected, queue.min_offset))
+        elif record.queue_offset != expected:
             self._say(f"{where}: expected offset {expected}")
         self._next_offsets[key] = record.queue_offset + 1
+        self._last_positions[key] = position
         if position >= self._confirmed_position:
             return
         if is_hidden:
@@ -143,6 +166,35 @@ class _Check:
         if entry != wanted:
             self._say(f"{where}: the queue's entry is {entry}, not {wanted}")
 
+    def _check_marker(self, topic: str, queue_id: int, first: int, end: int, position: int) -> None:
+        """What a marker names as lost must be fillers in the queue, or entries that lead to markers."""
+        if first == end or position >= self._confirmed_position:
+            return
+        where = (
+            f"position {position} (marker for topic {topic!r} queue {queue_id} offsets {first}..{end - 1})"
+        )
+        queue = self._queues.find_queue(topic, queue_id)
+        if queue is None:
+            self._say(f"{where}: there is no such queue")
+            return
+        key = (topic, queue_id)
+        expected = self._next_offsets.get(key, max(queue.min_offset, min(first, end)))
+        assert self._marked_positions is not None
+        start_position, end_position = self._marked_positions
+        for offset in range(max(expected, queue.min_offset), min(end, queue.max_offset)):
+            entry = queue.entry(offset)
+            if entry is None or entry[1] == _FILLER_SIZE or start_position <= entry[0] < end_position:
+                continue
+            self._say(f"{where}: the queue has an entry for {offset}: {entry}")
+            break
+        if queue.max_offset < end:
+            self._say(f"{where}: the queue has only {queue.min_offset}..{queue.max_offset}")
+        self._next_offsets[key] = max(expected, end)
+        self._lose(key, max(0, end - max(expected, queue.min_offset)))
+
+    def _lose(self, key: tuple[str, int], count: int) -> None:
+        self._lost_counts[key] = self._lost_counts.get(key, 0) + count
+
     def _check_queues(self) -> None:
         for queue in self._queues.queues():
             key = (queue.topic, queue.queue_id)
@@ -155,6 +207,6 @@ class _Check:
             logged = self._next_offsets.get(key, queue.next_offset)
             if logged != queue.next_offset:
                 self._say(f"{where}: next offset is {queue.next_offset}, the log says {logged}")
-            count = self._record_counts.get(key, 0)
+            count = self._record_counts.get(key, 0) + self._lost_counts.get(key, 0)
             if count != queue.max_offset - queue.min_offset:
                 self._say(f"{where}: {queue.max_offset - queue.min_offset} entries for {count} records")

@@ -1,13 +1,14 @@
 """Finding what does not agree in a closed data directory, from the files alone.
 
 Two kinds of findings. *Problems* are what no crash of ours leaves behind, or what costs data. *Notes* are
-what the next start puts right by itself: a torn end of the log after a crash, queue entries that had not
-reached the disk.
+what the next start puts right by itself (a torn end of the log after a crash, queue entries that had not
+reached the disk), and damage that was repaired before.
 """
 
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -16,6 +17,7 @@ from iotmq.message.record import decode_record
 from iotmq.store.index_check import check_index
 from iotmq.store.index_dump import index_files, sizes
 from iotmq.store.inspection import BLANK, DAMAGE, RECORD, ClosedStore, Found, QueueFiles, map_file
+from iotmq.store.marker import lost_offsets
 from iotmq.store.timer_record import record_tags_code
 
 if TYPE_CHECKING:
@@ -52,6 +54,14 @@ class ClosedCheck:
         # (topic, queue id) -> the offset its next record must have.
         self._next_offsets: dict[tuple[str, int], int] = {}
         self._first_offsets: dict[tuple[str, int], int] = {}
+        # Stretches of markers: what stood there is lost, and that is known.
+        self._lost_starts: list[int] = []
+        self._lost_ends: list[int] = []
+        self._lost_offsets = 0
+        # Of each queue, where its last record stands.
+        self._last_positions: dict[tuple[str, int], int] = {}
+        # Below it everything was on the disk once: damage there is no torn end. None when nobody knows.
+        self._durable_position = store.durable_position()
         self._left_out = 0
         state = store.queue_state()
         # After a crash the entries from here on may be anything, and are made again.
@@ -73,6 +83,12 @@ class ClosedCheck:
         self._check_config()
         if self._unfilled:
             self.notes.append(f"{self._unfilled} queue entries are missing that the next start fills in")
+        if self._lost_starts:
+            size = sum(self._lost_ends) - sum(self._lost_starts)
+            self.notes.append(
+                f"{len(self._lost_starts)} ranges of the log, {size} bytes, were damaged and have been "
+                f"repaired: {self._lost_offsets} offsets are known to be lost (see commitlog.damage/)"
+            )
         if self._left_out:
             self.problems.append(f"and {self._left_out} more")
 
@@ -108,11 +124,13 @@ class ClosedCheck:
             if stretch.kind == DAMAGE:
                 last_damage = stretch
                 continue
-            self.end_position = stretch.end_position
             if stretch.kind != BLANK:
                 self._check_record(stretch, decode_record(stretch.view))
+            elif self._lost_ends and self._lost_ends[-1] == stretch.start_position:
+                self._lost_ends[-1] = stretch.end_position
+            self.end_position = stretch.end_position
         if last_damage is not None:
-            if self._store.was_clean:
+            if self._store.was_clean or last_damage.start_position < (self._durable_position or 0):
                 self._say_damage(last_damage)
             else:
                 size = last_damage.end_position - last_damage.start_position
@@ -130,8 +148,21 @@ class ClosedCheck:
             f"positions {damage.start_position}..{damage.end_position}: {size} bytes of the log are damaged "
             f"({damage.problem})"
         )
+        if (
+            not self._store.was_clean
+            and self._durable_position is not None
+            and damage.start_position >= self._durable_position
+        ):
+            self.notes.append(
+                f"position {damage.start_position} was not known to be on the disk: the next start takes it "
+                "for the end of the log, and what follows is given up"
+            )
 
     def _check_record(self, found: Found, record: Record) -> None:
+        lost = lost_offsets(found.view)
+        if lost is not None:
+            self._take_marker(found, *lost)
+            return
         self.record_count += 1
         where = (
             f"position {found.start_position} "
@@ -147,10 +178,33 @@ class ClosedCheck:
             self._first_offsets[key] = record.queue_offset
         elif record.queue_offset < expected:
             self._say(f"{where}: the offset was taken by an earlier record; expected {expected}")
-        elif record.queue_offset > expected and not self.damaged_bytes:
+        elif record.queue_offset > expected and not self.damaged_bytes and not self._has_lost_since(key):
             self._say(f"{where}: expected offset {expected}")
         self._next_offsets[key] = record.queue_offset + 1
+        self._last_positions[key] = found.start_position
         self._check_entry(where, found, record, self._queues.get(key))
+
+    def _take_marker(self, found: Found, topic: str, queue_id: int, first: int, end: int) -> None:
+        """Damage that was found and repaired by an earlier start."""
+        if self._lost_ends and self._lost_ends[-1] == found.start_position:
+            self._lost_ends[-1] = found.end_position
+        else:
+            self._lost_starts.append(found.start_position)
+            self._lost_ends.append(found.end_position)
+        if first < end:
+            self._lost_offsets += end - first
+            key = (topic, queue_id)
+            self._first_offsets.setdefault(key, first)
+            self._next_offsets[key] = max(end, self._next_offsets.get(key, 0))
+
+    def _has_lost_since(self, key: tuple[str, int]) -> bool:
+        """Whether something was lost behind the last record of a queue."""
+        return bool(self._lost_starts) and self._lost_starts[-1] > self._last_positions.get(key, -1)
+
+    def _is_lost(self, position: int) -> bool:
+        """Whether what stood at a position is known to be lost."""
+        number = bisect_right(self._lost_starts, position) - 1
+        return number >= 0 and position < self._lost_ends[number]
 
     def _check_entry(self, where: str, found: Found, record: Record, queue: QueueFiles | None) -> None:
         entry = None if queue is None else queue.entry(record.queue_offset)
@@ -207,13 +261,15 @@ class ClosedCheck:
     def _check_empty_queue(self, where: str, queue: QueueFiles, end_offset: int) -> None:
         """A queue whose records are all gone with the front of the log keeps its offsets."""
         last = queue.entry(end_offset - 1) if end_offset else None
-        if last is not None and not last.is_filler and last.position >= self._store.min_position:
+        if last is None or last.is_filler or self._is_lost(last.position):
+            return
+        if last.position >= self._store.min_position:
             self._say(f"{where}: an entry for position {last.position}, where the log has no such record")
 
     def _check_front(self, where: str, queue: QueueFiles, first_offset: int, logged_offset: int) -> None:
         for offset in range(first_offset, min(logged_offset, first_offset + PROBLEMS_MAX)):
             entry = queue.entry(offset)
-            if entry is not None and not entry.is_filler:
+            if entry is not None and not entry.is_filler and not self._is_lost(entry.position):
                 self._say(f"{where}: offset {offset} leads to {entry.position}, which is no record")
                 return
 
@@ -259,7 +315,9 @@ class ClosedCheck:
             return
         from iotmq.store.kv_check import check_key_values
 
-        for problem in check_key_values(self._store, self._settings, end_position=self.end_position):
+        for problem in check_key_values(
+            self._store, self._settings, end_position=self.end_position, is_lost=self._is_lost
+        ):
             self._say(problem)
 
     def _check_config(self) -> None:

@@ -23,9 +23,13 @@ cdef class Appended:
 
 cdef class CommitLog:
     cdef readonly str directory
+    cdef readonly bint is_new                # there were no files
     cdef readonly int64_t appended_position  # end of the last record: where the next one starts
     cdef readonly int64_t last_store_timestamp_ms    # of the last record appended or recovered; 0 before
     cdef readonly int64_t appended_records
+    cdef public int64_t checked_position     # from here on every record was checked at the start, or written since
+    cdef readonly int64_t unreadable_count   # records reads have passed over
+    cdef set unreadable                      # the first of them: (topic, queue id, offset, position)
     cdef readonly bint is_room_low           # make_room_ahead should be called
     cdef int64_t touched_position            # pages below it were mapped ahead of the writer
     cdef bint is_touching                    # there is a second core to do it on
@@ -44,6 +48,7 @@ cdef class CommitLog:
     cdef int store_batch(self, Queue queue, const uint8_t* start, const uint8_t* end,
                          const RecordShared* shared, Place* place) except -1
     cdef int64_t position_after(self, int64_t position) except -1
+    cdef int64_t trusted_position(self) noexcept
     cdef Segment segment_at(self, int64_t position)
     cdef int make_room(self, Py_ssize_t index, int64_t position) except -1
     cdef Segment segment_number(self, Py_ssize_t index)

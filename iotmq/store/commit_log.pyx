@@ -10,6 +10,7 @@ pass that writes the records into the mapping. The size of the batch's first rec
 a process killed in between leaves nothing of the batch for the next start to see.
 """
 
+import logging
 import os
 import threading
 
@@ -17,17 +18,19 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 from iotmq.message.layout cimport (
-    AT_MAGIC, AT_SIZE, BLANK_BYTES, BLANK_MAGIC, HOST_V6_EXTRA_BYTES, SYS_FLAG_BORN_HOST_V6, SYS_FLAG_STORE_HOST_V6,
-    SYS_FLAG_TRANSACTION_MASK, get_u32, put_u32,
+    AT_MAGIC, AT_SIZE, BLANK_BYTES, BLANK_MAGIC, HOST_V6_EXTRA_BYTES, RECORD_FIXED_BYTES, SYS_FLAG_BORN_HOST_V6,
+    SYS_FLAG_STORE_HOST_V6, SYS_FLAG_TRANSACTION_MASK, get_u32, put_u32,
 )
 from iotmq.message.record cimport (
     FORMAT_OK, Element, PROPERTIES_TOO_LONG, RECORD_TOO_LONG, TOPIC_TOO_LONG, RecordParts, RecordShared, body_crc,
     element_record_size, parse_element, parse_record, write_record,
 )
-from iotmq.store.consume_queue cimport TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, Queue, is_topic
+from iotmq.store.consume_queue cimport TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, Queue
+from iotmq.store.marker cimport is_marker, write_marker
+from iotmq.store.resync cimport find_blank, find_record, proves_itself
 from iotmq.store.segment cimport Segment, is_zero, whole_steps
 
 from iotmq.errors import RecordTooLargeError, StoreCorruptError
@@ -48,13 +51,25 @@ cdef enum:
     # A first record up to this size is built on the stack, so that its size field can be stored last.
     STACK_BYTES = 4096
     PAGE_BYTES = 4096
-    SECTOR_BYTES = 512
+    # A marker over a longer damage is followed by others, so that walkers are not given what they cannot take.
+    MARKER_BYTES_MAX = 1048576
+    # Behind the end of the log: pages that hardly ever have been to the disk and back meanwhile.
+    TRUSTED_BYTES = 268435456
+    # Records that cannot be read and are remembered one by one.
+    UNREADABLE_MAX = 10000
+    # Missing files that are replaced by empty ones.
+    MISSING_SEGMENTS_MAX = 1024
     # Pages are mapped so far ahead of the writer: what it writes while a thread waits for the GIL.
     TOUCHED_BYTES_AHEAD = 4194304
     TOUCHED_BYTES_LOW = 2097152
 
 cdef int32_t BATCH_COUNT_MAX = BATCH_RECORDS_MAX
 cdef bint HAS_FAIL_POINTS = fail_points.IS_ON
+
+logger = logging.getLogger("iotmq.store")
+
+# The topic of a marker that names no queue.
+cdef bytes NO_TOPIC = b"~"
 
 
 cdef class Appended:
@@ -83,9 +98,10 @@ cdef class CommitLog:
 
     def __init__(self, str directory, *, int64_t segment_bytes, int64_t allocation_step_bytes,
                  int64_t record_bytes_max, bytes store_host):
-        """Map the segments of `directory` (made when missing). Call `recover` before anything else.
+        """Map the segments of `directory` (made when missing). Call `end_at` before anything else.
 
-        Raises StoreCorruptError when a segment is missing between two others.
+        For a file missing between two others an empty one is made: `scan` finds it damaged. Raises
+        StoreCorruptError when there are thousands of them, which no accident explains.
         """
         if record_bytes_max + BLANK_BYTES > segment_bytes:
             raise ValueError(f"a segment of {segment_bytes} bytes cannot take a record of {record_bytes_max}")
@@ -98,17 +114,15 @@ cdef class CommitLog:
         self.store_host = store_host
         self.lock = threading.Lock()
         self.ahead_lock = threading.Lock()
+        self.unreadable = set()
         # Measured with new pages at 10 us each (a hypervisor's) it halves the writer's time; with warm ones
         # it gains nothing, and on a single core it costs a tenth.
         self.is_touching = len(os.sched_getaffinity(0)) > 1
         os.makedirs(directory, exist_ok=True)
         self.segments = open_segments(directory, segment_bytes, keep_descriptor=True)
-        for before, after in zip(self.segments, self.segments[1:]):
-            if before.end_position != after.start_position:
-                raise StoreCorruptError(
-                    f"{directory}: no file holds the positions {before.end_position}..{after.start_position}"
-                )
-        if not self.segments:
+        self._fill_gaps()
+        self.is_new = not self.segments
+        if self.is_new:
             self.segment_number(0)
         self.active_index = 0
         self.active = <Segment> self.segments[0]
@@ -260,7 +274,7 @@ cdef class CommitLog:
     def read_record(self, int64_t position, int64_t end_position):
         """View of the record at `position` if it proves itself and ends by `end_position`, else None.
 
-        Proof: lengths that add up, magic, body CRC, and the record's own position.
+        Proof: lengths that add up, magic, body CRC, and the record's own position. Markers are none.
         """
         cdef RecordParts parts
         cdef Py_ssize_t room
@@ -269,6 +283,8 @@ cdef class CommitLog:
         if at == NULL or parse_record(at, at + room, &parts) != FORMAT_OK:
             return None
         if parts.position != position or body_crc(parts.body, parts.body_size) != parts.body_crc:
+            return None
+        if is_marker(&parts):
             return None
         return self.segment_at(position).view(position, position + parts.size)
 
@@ -300,31 +316,250 @@ cdef class CommitLog:
             return 0
         return parts.store_timestamp_ms if parts.position == segment.start_position else 0
 
-    def recover(self, int64_t start_position):
-        """Check every record from `start_position` (one's start) on, and end the log behind the last good one.
+    def scan(self, int64_t start_position, int64_t stop_position=-1, int64_t pause_position=-1):
+        """Check every record of [start_position, stop_position), both of them starts; by default to the end.
 
-        What comes after is zeroed and given back to the disk. Returns the new end. Raises OSError.
+        Returns the damaged ranges, each inside one segment, and where the next record starts. Behind bytes
+        that are no record the next one that proves itself is looked for. Without `stop_position` nothing
+        says that the log goes on behind the last one that does, neither here nor in a later segment: it ends
+        there, and what follows is not damage. Stops early at the first record's end from `pause_position`
+        on. Changes nothing but `last_store_timestamp_ms`.
         """
-        cdef Segment segment = None
+        cdef Segment segment
+        cdef Py_ssize_t index
+        cdef int64_t position = start_position
+        cdef int64_t end_position = start_position
+        cdef int64_t limit_position, proven_position
+        cdef list damaged = []
+        # What is damaged if anything behind it proves itself.
+        cdef list open_ranges = []
+        if start_position == (<Segment> self.segments[len(self.segments) - 1]).end_position:
+            return [], start_position
+        index = self._index_of(start_position)
+        while True:
+            segment = <Segment> self.segments[index]
+            limit_position = segment.end_position
+            if stop_position >= 0:
+                limit_position = min(limit_position, stop_position)
+            while position < limit_position:
+                if limit_position < segment.end_position and limit_position - position <= RECORD_FIXED_BYTES:
+                    # No record has room before a stop that is not a record's start, and no marker either.
+                    limit_position = segment.end_position
+                proven_position = self._end_of_records(
+                    segment, position, limit_position if pause_position < 0 else min(limit_position, pause_position)
+                )
+                if proven_position > position:
+                    end_position = position = proven_position
+                    damaged += open_ranges
+                    open_ranges = []
+                    if 0 <= pause_position <= position:
+                        return damaged, position
+                    continue
+                proven_position = self._next_proof(segment, position, limit_position)
+                if proven_position < 0:
+                    open_ranges.append((position, limit_position))
+                    break
+                open_ranges.append((position, proven_position))
+                position = proven_position
+                if get_u32(segment.data + (position - segment.start_position) + AT_MAGIC) == <uint32_t> BLANK_MAGIC:
+                    # It bounds the damage, but alone, behind no record, it does not prove that the log went on.
+                    break
+            index += 1
+            if index == len(self.segments) or 0 <= stop_position <= limit_position:
+                break
+            position = (<Segment> self.segments[index]).start_position
+        if stop_position < 0:
+            return damaged, end_position
+        damaged += open_ranges
+        if damaged:
+            end_position = max(end_position, damaged[len(damaged) - 1][1])
+        return damaged, max(stop_position, end_position)
+
+    def end_of_records(self, int64_t position):
+        """Position behind the last of the records that stand, and prove themselves, without a gap from `position` on."""
+        cdef Py_ssize_t index
+        cdef Segment segment
+        if position == (<Segment> self.segments[len(self.segments) - 1]).end_position:
+            return position
+        index = self._index_of(position)
+        while True:
+            segment = <Segment> self.segments[index]
+            position = self._end_of_records(segment, position, segment.end_position)
+            index += 1
+            if position < segment.end_position or index == len(self.segments):
+                return position
+
+    def end_at(self, int64_t position):
+        """Make `position`, which `scan` has found, the end of the log; delete the segments behind it."""
+        if position == (<Segment> self.segments[len(self.segments) - 1]).end_position:
+            with self.lock:
+                self.segment_number(len(self.segments))
+        self._settle(position)
+
+    def extend(self, int64_t position):
+        """Have segments up to `position`, for a log whose last files are missing; returns the ranges of the new bytes.
+
+        Raises StoreCorruptError when there would be thousands of them.
+        """
+        cdef Segment segment = <Segment> self.segments[len(self.segments) - 1]
+        cdef list ranges = []
+        if (position - segment.end_position) // self.segment_bytes > MISSING_SEGMENTS_MAX:
+            raise StoreCorruptError(f"{self.directory}: the log ends at {segment.end_position}, not {position}")
+        while segment.end_position < position:
+            with self.lock:
+                segment = self.segment_number(len(self.segments))
+            ranges.append((segment.start_position, min(segment.end_position, position)))
+        return ranges
+
+    def cover(self, int64_t start_position, int64_t end_position, list losses not None, int64_t store_timestamp_ms):
+        """Write markers over a damaged range inside one segment, so that the log can be walked again.
+
+        `losses` are (topic, queue id, first offset, end offset) for what is known to be lost there. A range
+        that reaches the end of its segment is closed by a blank. Raises OSError when the disk is full.
+        """
+        cdef Segment segment = self.segment_at(start_position)
+        cdef bint is_closing = end_position == segment.end_position
+        cdef int64_t room = end_position - start_position - (BLANK_BYTES if is_closing else 0)
+        cdef list markers = []
+        cdef int64_t size, needed_bytes, used_bytes
+        cdef bytes topic
+        if not segment.start_position <= start_position < end_position <= segment.end_position:
+            raise ValueError(f"{start_position}..{end_position} is not inside {segment!r}")
+        for loss in losses:
+            size = RECORD_FIXED_BYTES + PyBytes_GET_SIZE(loss[0])
+            # Offsets come from files that may be damaged themselves: what has no room was not there.
+            if size <= room:
+                markers.append([size, *loss])
+                room -= size
+        if is_closing:
+            if not markers and room > RECORD_FIXED_BYTES:
+                markers.append([RECORD_FIXED_BYTES + 1, NO_TOPIC, 0, 0, 0])
+        elif room <= RECORD_FIXED_BYTES:
+            if not markers:
+                raise StoreCorruptError(f"{start_position}..{end_position} is too short for a record")
+            markers[len(markers) - 1][0] += room
+        else:
+            while room:
+                size = min(room, self.record_bytes_max, <int64_t> MARKER_BYTES_MAX)
+                if 0 < room - size <= RECORD_FIXED_BYTES:
+                    size -= RECORD_FIXED_BYTES + 1
+                markers.append([size, NO_TOPIC, 0, 0, 0])
+                room -= size
+        needed_bytes = sum([marker[0] for marker in markers]) + BLANK_BYTES
+        segment.allocate(min(start_position - segment.start_position + needed_bytes, segment.size_bytes))
+        if is_closing:
+            # A blank is zero but for its head: copies of the log are checked for it.
+            used_bytes = start_position - segment.start_position
+            memset(segment.data + used_bytes, 0, <size_t> (segment.allocated_bytes - used_bytes))
+            put_blank(segment, start_position + needed_bytes - BLANK_BYTES)
+        for marker_size, topic, queue_id, first_offset, end_offset in markers:
+            write_marker(
+                segment.data + (start_position - segment.start_position), marker_size, start_position,
+                <const uint8_t*> PyBytes_AS_STRING(topic), PyBytes_GET_SIZE(topic), queue_id, first_offset,
+                end_offset, store_timestamp_ms,
+            )
+            start_position += marker_size
+
+    def bytes_between(self, int64_t start_position, int64_t end_position):
+        """View of what the files hold of a range inside one segment, a record or not; shorter where they end."""
+        cdef Segment segment = self.segment_at(start_position)
+        cdef int64_t allocated_position = segment.start_position + segment.allocated_bytes
+        return segment.view(
+            min(start_position, allocated_position), min(end_position, allocated_position, segment.end_position)
+        )
+
+    def marker_bounds(self, int64_t position):
+        """(start, end) of the markers around `position`, once the start of a record; it twice where none are.
+
+        `start` is that of the first of several in a row, `end` that of the one `position` is inside of. For
+        somebody who has seen everything below `position` before the damage was found.
+        """
+        cdef RecordParts parts
+        cdef Segment segment = self.segment_at(position)
+        cdef int64_t at_position, next_position
+        # Start of the markers in front of `at_position`, -1 behind anything else.
+        cdef int64_t run_position = -1
+        cdef const uint8_t* at
+        cdef const uint8_t* end
+        if segment is None or position >= self.appended_position:
+            return position, position
+        end = segment.data + segment.allocated_bytes
+        if proves_itself(
+            segment.data + (position - segment.start_position), end, position, &parts
+        ) and not is_marker(&parts):
+            return position, position
+        at_position = segment.start_position
+        while at_position < position:
+            at = segment.data + (at_position - segment.start_position)
+            if parse_record(at, end, &parts) == FORMAT_OK and parts.position == at_position:
+                if not is_marker(&parts):
+                    run_position = -1
+                elif run_position < 0:
+                    run_position = self._run_start(segment, at_position)
+                at_position += parts.size
+            elif end - at >= BLANK_BYTES and get_u32(at + AT_MAGIC) == <uint32_t> BLANK_MAGIC:
+                # What stood behind it is lost, too.
+                return (segment.end_position if run_position < 0 else run_position), segment.end_position
+            else:
+                run_position = -1
+                next_position = self._next_proof(segment, at_position, segment.end_position)
+                if next_position < 0:
+                    return position, position
+                at_position = next_position
+        if run_position < 0:
+            return position, position
+        return run_position, at_position
+
+    def _run_start(self, Segment segment, int64_t position):
+        """Start of the markers that end by `position`, one; over the ends of files that end in markers."""
+        cdef int64_t before
+        if position > segment.start_position or segment is self.segments[0]:
+            return position
+        before = self.marker_bounds(position - 1)[0]
+        return position if before == position - 1 else before
+
+    def _fill_gaps(self):
+        """Make files for what is missing between two others."""
+        cdef int64_t position
+        for index in range(len(self.segments) - 1, 0, -1):
+            after = <Segment> self.segments[index]
+            position = (<Segment> self.segments[index - 1]).end_position
+            if (after.start_position - position) // self.segment_bytes > MISSING_SEGMENTS_MAX:
+                raise StoreCorruptError(
+                    f"{self.directory}: no file holds the positions {position}..{after.start_position}"
+                )
+            made = []
+            while position < after.start_position:
+                size = min(self.segment_bytes, after.start_position - position)
+                made.append(
+                    Segment(os.path.join(self.directory, segment_name(position)), position, size, keep_descriptor=True)
+                )
+                position += size
+            self.segments[index:index] = made
+
+    def _index_of(self, int64_t position):
         cdef Py_ssize_t index
         for index in range(len(self.segments)):
-            segment = <Segment> self.segments[index]
-            if segment.start_position <= start_position < segment.end_position:
-                break
-        else:
-            raise StoreCorruptError(f"{self.directory}: no file holds position {start_position}")
-        while True:
-            start_position = self._end_of_records(segment, start_position)
-            if start_position < segment.end_position or index + 1 == len(self.segments):
-                break
-            index += 1
-            segment = <Segment> self.segments[index]
-        if start_position == segment.end_position:
-            self.segment_number(index + 1)
-        self._settle(start_position)
-        return start_position
+            if (<Segment> self.segments[index]).start_position <= position < (<Segment> self.segments[index]).end_position:
+                return index
+        raise StoreCorruptError(f"{self.directory}: no file holds position {position}")
 
-    def _end_of_records(self, Segment segment, int64_t position):
+    def _next_proof(self, Segment segment, int64_t position, int64_t limit_position):
+        """Position of the next record, or of the blank that ends the segment, that proves itself; -1 for none."""
+        cdef const uint8_t* data = segment.data
+        cdef const uint8_t* end = data + min(segment.allocated_bytes, limit_position - segment.start_position)
+        # What was damaged was a record, and none is shorter.
+        cdef int64_t start_bytes = position + RECORD_FIXED_BYTES + 1 - segment.start_position
+        cdef const uint8_t* found
+        if end - data <= start_bytes:
+            return -1
+        with nogil:
+            found = find_record(data + start_bytes, end, segment.start_position + start_bytes)
+            if found == NULL and limit_position == segment.end_position:
+                found = find_blank(data + start_bytes, end, segment.size_bytes - start_bytes)
+        return -1 if found == NULL else segment.start_position + (found - data)
+
+    def _end_of_records(self, Segment segment, int64_t position, int64_t limit_position):
         """End of the good records of a segment from `position` on; its end when a blank closes it."""
         cdef RecordParts parts
         cdef const uint8_t* at = segment.data + (position - segment.start_position)
@@ -332,19 +567,15 @@ cdef class CommitLog:
         cdef int64_t last_position = segment.end_position - BLANK_BYTES
         cdef int64_t timestamp_ms = 0
         with nogil:
-            while end - at >= BLANK_BYTES:
-                if parse_record(at, end, &parts) != FORMAT_OK:
+            while position < limit_position and end - at >= BLANK_BYTES:
+                if not proves_itself(at, end, position, &parts):
                     if (
                         get_u32(at + AT_MAGIC) == <uint32_t> BLANK_MAGIC
                         and get_u32(at + AT_SIZE) == segment.end_position - position
                     ):
                         position = segment.end_position
                     break
-                if parts.position != position or position + parts.size > last_position:
-                    break
-                if not is_topic(parts.topic, parts.topic_size) or body_crc(parts.body, parts.body_size) != parts.body_crc:
-                    break
-                if has_lost_sector(segment.data, &parts):
+                if position + parts.size > last_position:
                     break
                 timestamp_ms = parts.store_timestamp_ms
                 at += parts.size
@@ -368,8 +599,24 @@ cdef class CommitLog:
         os.unlink(segment.path)
         sync_directory(self.directory)
 
+    def note_unreadable(self, str topic, int queue_id, int64_t offset, int64_t position):
+        """Remember, and log once, that a queue's record was passed over because it does not prove itself."""
+        cdef tuple record = (topic, queue_id, offset, position)
+        if record in self.unreadable or len(self.unreadable) >= UNREADABLE_MAX:
+            return
+        self.unreadable_count += 1
+        self.unreadable.add(record)
+        logger.error(
+            "damaged record: topic=%s queue=%d offset=%d position=%d; readers are given the next one",
+            topic, queue_id, offset, position,
+        )
+
+    def unreadable_records(self):
+        """(topic, queue id, offset, position) of records that were to be read and do not prove themselves."""
+        return sorted(self.unreadable)
+
     def cut(self):
-        """Zero whatever stands behind the end of the log. After `recover`, before the first append."""
+        """Zero whatever stands behind the end of the log. After `end_at`, before the first append."""
         cdef int64_t used_bytes = self.appended_position - self.active.start_position
         if used_bytes < self.active.allocated_bytes and not is_zero(
             self.active.data + used_bytes, self.active.allocated_bytes - used_bytes
@@ -439,6 +686,10 @@ cdef class CommitLog:
         with self.lock:
             while len(self.segments) > self.active_index + 1:
                 self._remove_file(<Segment> self.segments.pop())
+
+    cdef int64_t trusted_position(self) noexcept:
+        """From here on a read need not check a record's body: it was checked, or written, not long ago."""
+        return max(self.checked_position, self.appended_position - TRUSTED_BYTES)
 
     cdef Segment segment_at(self, int64_t position):
         cdef Py_ssize_t low, high, middle
@@ -623,20 +874,3 @@ cdef void put_blank(Segment segment, int64_t position) noexcept:
     cdef uint8_t* target = segment.data + (position - segment.start_position)
     put_u32(target + AT_MAGIC, <uint32_t> BLANK_MAGIC)
     put_u32(target + AT_SIZE, <uint32_t> (segment.end_position - position))
-
-
-cdef bint has_lost_sector(const uint8_t* data, const RecordParts* parts) noexcept nogil:
-    """Whether part of the properties never reached the disk: a disk sector of theirs is all zero.
-
-    A power cut loses what was not synced by sectors, and in a new file leaves zeros there. The body's CRC
-    finds that in the body and lengths find it before, but properties have no checksum. Properties are text:
-    a whole sector of zeros, or zeros from a sector's start to the record's end, nobody has sent.
-    """
-    cdef const uint8_t* end = parts.properties + parts.properties_size
-    # `data` is the start of the file, so at the start of a sector.
-    cdef const uint8_t* at = data + ((parts.properties - data) + SECTOR_BYTES - 1) // SECTOR_BYTES * SECTOR_BYTES
-    while at < end:
-        if is_zero(at, min(end - at, <Py_ssize_t> SECTOR_BYTES)):
-            return True
-        at += SECTOR_BYTES
-    return False

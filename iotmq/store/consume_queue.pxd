@@ -1,7 +1,7 @@
 # The ConsumeQueue projection: 20-byte entries per (topic, queue id) in mapped files.
 
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
 from iotmq.message.record cimport RecordParts
 from iotmq.store.segment cimport Segment
@@ -34,6 +34,12 @@ cdef class Queue:
     cdef Segment reading                     # file of the last entry_at
     cdef int64_t log_position                # start of the log at the last trim
     cdef int64_t reserved_offset             # entries in [max_offset, reserved_offset) have disk blocks
+    cdef int64_t marker_position             # of the last marker that named offsets of this queue; 0 before
+    # The last record whose offset was not plausible, while none has followed it; size 0 when there is none.
+    cdef int64_t doubted_offset
+    cdef int64_t doubted_position
+    cdef int64_t doubted_tags
+    cdef int32_t doubted_size
     cdef uint8_t* write_at                   # where entry max_offset goes, while below write_stop
     cdef uint8_t* write_stop
 
@@ -45,6 +51,7 @@ cdef class Queue:
     cdef int64_t position_up_to(self, int64_t offset, int64_t first) except? -2
     cdef int64_t last_position_of(self, Segment file) except? -2
     cdef int advance_to(self, int64_t min_position) except -1
+    cdef bint is_kept_whole(self, Py_ssize_t index, int64_t position) noexcept
 
 # Whether the bytes can name a topic, and so a directory of ours.
 cdef bint is_topic(const uint8_t* topic, Py_ssize_t size) noexcept nogil
@@ -56,9 +63,11 @@ cdef class ConsumeQueue:
     cdef bint may_expire                     # some queue's may_expire is set
     cdef readonly str directory
     cdef int64_t entries_per_file
+    cdef int64_t min_position                # of the log, at the last rewind
     cdef list queue_list                     # owns what the table points to
     cdef list dispatched
     cdef list dirty
+    cdef list gaps                           # offsets without a record, since take_gaps
     cdef Queue last                          # queue of the last record: most batches are one queue's
     cdef PyObject** table                    # open addressing over (topic bytes, queue id)
     cdef Py_ssize_t table_size               # a power of two
@@ -67,5 +76,11 @@ cdef class ConsumeQueue:
     cdef Queue lookup(self, const uint8_t* topic, Py_ssize_t topic_size, int queue_id)
     cdef Queue insert(self, bytes topic_bytes, int queue_id)
     cdef int enter(self, Queue queue, const RecordParts* parts) except -1
+    cdef int enter_late(self, Queue queue, const RecordParts* parts) except -1
+    cdef int enter_loss(self, const RecordParts* parts) except -1
+    cdef bint is_plausible(self, Queue queue, int64_t offset, int64_t position) except -1
+    cdef bint is_confirmed(self, Queue queue, const RecordParts* parts) except -1
+    cdef int note_gap(self, Queue queue, int64_t offset, int64_t position) except -1
+    cdef int mark(self, Queue queue) except -1
     cdef int grow_table(self) except -1
     cdef int fill_table(self, Py_ssize_t size) except -1

@@ -25,10 +25,11 @@ from libc.errno cimport errno
 from libc.string cimport memchr, memcmp, memcpy, strerror
 
 from iotmq.message.layout cimport (
-    AT_MAGIC, BLANK_BYTES, BLANK_MAGIC, QUEUE_ENTRY_SIZE, SYS_FLAG_TRANSACTION_MASK, get_u32, get_u64, put_u32,
-    put_u64,
+    AT_MAGIC, BLANK_BYTES, BLANK_MAGIC, QUEUE_ENTRY_SIZE, RECORD_FIXED_BYTES, SYS_FLAG_TRANSACTION_MASK, get_u32,
+    get_u64, put_u32, put_u64,
 )
 from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
+from iotmq.store.marker cimport is_marker
 from iotmq.store.segment cimport Segment, is_zero, whole_steps
 from iotmq.store.timer_record cimport entry_tags_code
 
@@ -48,6 +49,8 @@ cdef enum:
     TABLE_SIZE_MIN = 64
     SECTOR_BYTES = 512
     SYNCED_ONE_BY_ONE_MAX = 32
+    # Gaps remembered between two calls of take_gaps.
+    GAPS_MAX = 10000
     # A 5.x broker writes longer topics than we take; a directory name ends at 255 bytes.
     STORED_TOPIC_BYTES_MAX = 255
 
@@ -152,9 +155,7 @@ cdef class Queue:
     def _fill_to(self, int64_t offset):
         while self.max_offset < offset:
             self.aim()
-            put_u64(self.write_at, 0)
-            put_u32(self.write_at + 8, FILLER_SIZE)
-            put_u64(self.write_at + 12, 0)
+            put_filler(self.write_at)
             self.max_offset += 1
         self.write_at = self.write_stop = NULL
 
@@ -214,13 +215,14 @@ cdef class Queue:
         while self.files:
             file = <Segment> self.files[len(self.files) - 1]
             kept = kept_entries(file, position)
-            if kept:
+            if kept and (len(self.files) == 1 or has_record(file, kept) or self.is_kept_whole(len(self.files) - 2, position)):
                 break
             self.files.pop()
             os.unlink(file.path)
             self.is_new = has_changed = True
         self.reading = None
         self.synced_bytes = 0
+        self.doubted_size = 0
         self.write_at = self.write_stop = NULL
         if not self.files:
             self.min_offset = self.max_offset = self.next_offset = self.reserved_offset = 0
@@ -234,6 +236,40 @@ cdef class Queue:
         )
         self.trim(min_position)
         return has_changed
+
+    cdef bint is_kept_whole(self, Py_ssize_t index, int64_t position) noexcept:
+        """Whether no entry of the file at `index` or before it points to `position` or past it."""
+        cdef Segment file
+        while index >= 0:
+            file = <Segment> self.files[index]
+            if kept_entries(file, position) < file.size_bytes // QUEUE_ENTRY_SIZE:
+                return False
+            if has_record(file, file.size_bytes // QUEUE_ENTRY_SIZE):
+                return True
+            index -= 1
+        return True
+
+    def found_between(self, int64_t start_position, int64_t end_position):
+        """(first, end) offset of the entries on the disk whose records are in [start_position, end_position).
+
+        Equal when there are none. May be asked before `rewind`.
+        """
+        cdef int64_t first = -1
+        cdef int64_t end = -1
+        cdef int64_t low, high, base
+        for file in self.files:
+            base = (<Segment> file).start_position // QUEUE_ENTRY_SIZE
+            low = kept_entries(<Segment> file, start_position)
+            high = kept_entries(<Segment> file, end_position)
+            # Fillers in front of a range were lost to another one.
+            while low < high and get_u32((<Segment> file).data + low * QUEUE_ENTRY_SIZE + 8) == FILLER_SIZE:
+                low += 1
+            while low < high and get_u32((<Segment> file).data + (high - 1) * QUEUE_ENTRY_SIZE + 8) == FILLER_SIZE:
+                high -= 1
+            if low < high:
+                first = base + low if first < 0 else first
+                end = base + high
+        return first, end
 
     def trim(self, int64_t min_position):
         """Move `min_offset` to the first entry of a record at or past `min_position`; to the end without one."""
@@ -373,6 +409,7 @@ cdef class ConsumeQueue:
         self.queue_list = []
         self.dispatched = []
         self.dirty = []
+        self.gaps = []
         self.grow_table()
         os.makedirs(directory, exist_ok=True)
         self._load()
@@ -548,6 +585,7 @@ cdef class ConsumeQueue:
                 (<Queue> queue).is_dirty = True
                 self.dirty.append(queue)
         self.applied_position = position
+        self.min_position = min_position
 
     def clear(self, int64_t position):
         """Delete every entry; `apply` starts over from `position`, the first of the log."""
@@ -596,6 +634,8 @@ cdef class ConsumeQueue:
             at += parts.size
             transaction = parts.sys_flag & SYS_FLAG_TRANSACTION_MASK
             if transaction == TRANSACTION_PREPARED or transaction == TRANSACTION_ROLLBACK:
+                if is_marker(&parts) and parts.prepared_position > parts.queue_offset:
+                    self.enter_loss(&parts)
                 continue
             queue = self.last
             if (
@@ -617,14 +657,16 @@ cdef class ConsumeQueue:
     cdef int enter(self, Queue queue, const RecordParts* parts) except -1:
         if parts.queue_offset != queue.max_offset:
             if parts.queue_offset < queue.max_offset:
+                return self.enter_late(queue, parts)
+            if not self.is_plausible(queue, parts.queue_offset, parts.position) and not self.is_confirmed(queue, parts):
                 self.ignored_count += 1
                 return 0
-            queue.skip_to(parts.queue_offset)
+            if parts.queue_offset > queue.max_offset:
+                self.note_gap(queue, parts.queue_offset, parts.position)
+                queue.skip_to(parts.queue_offset)
         if queue.write_stop - queue.write_at < QUEUE_ENTRY_SIZE:
             queue.aim()
-        put_u64(queue.write_at, <uint64_t> parts.position)
-        put_u32(queue.write_at + 8, <uint32_t> parts.size)
-        put_u64(queue.write_at + 12, <uint64_t> entry_tags_code(parts))
+        put_entry(queue.write_at, parts)
         queue.write_at += QUEUE_ENTRY_SIZE
         queue.max_offset += 1
         if not queue.may_expire and may_have_time_to_live(parts.properties, parts.properties_size):
@@ -637,6 +679,116 @@ cdef class ConsumeQueue:
         if queue.watched and not queue.is_dispatched:
             queue.is_dispatched = True
             self.dispatched.append(queue)
+        return 0
+
+    cdef int enter_late(self, Queue queue, const RecordParts* parts) except -1:
+        """A record with an offset that is taken: it is there already, or one of the two has a damaged offset."""
+        cdef uint8_t* at = <uint8_t*> queue.entry_at(parts.queue_offset) if parts.queue_offset >= queue.min_offset else NULL
+        cdef const uint8_t* before
+        if parts.queue_offset < queue.min_offset and queue.max_offset - queue.min_offset == 1:
+            before = queue.entry_at(queue.min_offset)
+            if before != NULL and get_u32(before + 8) != FILLER_SIZE and <int64_t> get_u64(before) < parts.position:
+                # The queue's first record had a damaged offset: start over.
+                queue.rewind(-1, 0)
+                return self.enter(queue, parts)
+        if at == NULL or (get_u32(at + 8) != FILLER_SIZE and <int64_t> get_u64(at) == parts.position):
+            self.ignored_count += 1
+            return 0
+        if get_u32(at + 8) != FILLER_SIZE:
+            # Entries follow the log. One that stands before its predecessor's record took the place of another.
+            before = queue.entry_at(parts.queue_offset - 1) if parts.queue_offset > queue.min_offset else NULL
+            if before == NULL or get_u32(before + 8) == FILLER_SIZE or not (
+                <int64_t> get_u64(at) < <int64_t> get_u64(before) < parts.position
+            ):
+                self.ignored_count += 1
+                return 0
+        put_entry(at, parts)
+        self.mark(queue)
+        return 0
+
+    cdef int enter_loss(self, const RecordParts* parts) except -1:
+        """Pass over the offsets a marker names, so that they are not given out once more."""
+        cdef Queue queue = self.lookup(parts.topic, parts.topic_size, parts.queue_id)
+        if queue is None:
+            if not is_topic(parts.topic, parts.topic_size) or parts.queue_id < 0:
+                return 0
+            queue = self.insert(parts.topic[:parts.topic_size], parts.queue_id)
+        if parts.prepared_position > queue.max_offset:
+            if parts.queue_offset > queue.max_offset:
+                self.note_gap(queue, parts.queue_offset, parts.position + parts.size)
+            if queue.max_offset == 0 and not queue.files:
+                queue.skip_to(parts.queue_offset)
+            queue.skip_to(parts.prepared_position)
+            queue.marker_position = parts.position
+            if queue.next_offset < queue.max_offset:
+                queue.next_offset = queue.max_offset
+            self.mark(queue)
+        return 0
+
+    cdef bint is_plausible(self, Queue queue, int64_t offset, int64_t position) except -1:
+        """Whether the records between a queue's last one and this have room between the two in the log.
+
+        None is smaller than RECORD_FIXED_BYTES and a letter of topic. What has no room is a damaged offset,
+        and believing it would cost the queue every record that follows.
+        """
+        cdef const uint8_t* at
+        cdef int64_t last = queue.max_offset - 1
+        if not queue.files:
+            # A log that is whole has the queue's first record, which has offset 0.
+            return self.min_position > 0 or offset <= position // (RECORD_FIXED_BYTES + 1)
+        at = queue.entry_at(last) if last >= queue.min_offset else NULL
+        if at == NULL or get_u32(at + 8) == FILLER_SIZE:
+            return True
+        return offset - queue.max_offset <= (position - <int64_t> get_u64(at)) // (RECORD_FIXED_BYTES + 1)
+
+    cdef bint is_confirmed(self, Queue queue, const RecordParts* parts) except -1:
+        """Whether a record with an offset that is not plausible follows another one like it; takes that in then.
+
+        One such record is damaged, but two in a row say that the numbering went on there.
+        """
+        cdef bint is_next = queue.doubted_size > 0 and queue.doubted_offset + 1 == parts.queue_offset
+        if is_next:
+            self.note_gap(queue, queue.doubted_offset, queue.doubted_position)
+            queue.skip_to(queue.doubted_offset)
+            queue.aim()
+            put_u64(queue.write_at, <uint64_t> queue.doubted_position)
+            put_u32(queue.write_at + 8, <uint32_t> queue.doubted_size)
+            put_u64(queue.write_at + 12, <uint64_t> queue.doubted_tags)
+            queue.write_at += QUEUE_ENTRY_SIZE
+            queue.max_offset += 1
+        queue.doubted_offset = parts.queue_offset
+        queue.doubted_position = parts.position
+        queue.doubted_size = 0 if is_next else parts.size
+        queue.doubted_tags = entry_tags_code(parts)
+        return is_next
+
+    cdef int note_gap(self, Queue queue, int64_t offset, int64_t position) except -1:
+        """Remember that offsets are missing in front of the one of a record."""
+        cdef const uint8_t* at
+        cdef int64_t start_position = queue.marker_position
+        if len(self.gaps) >= GAPS_MAX or (not queue.files and self.min_position):
+            # What stood in front of a queue's first record was in files that were deleted as too old.
+            return 0
+        at = queue.entry_at(queue.max_offset - 1) if queue.max_offset > queue.min_offset else NULL
+        if at != NULL and get_u32(at + 8) != FILLER_SIZE:
+            start_position = <int64_t> get_u64(at) + get_u32(at + 8)
+        self.gaps.append((queue.topic, queue.queue_id, queue.max_offset, offset, start_position, position))
+        return 0
+
+    def take_gaps(self):
+        """(topic, queue id, first offset, end offset, start, end) of offsets found to have no record.
+
+        The records must have stood between the positions `start` and `end`. Since the last call.
+        """
+        cdef list taken = self.gaps
+        self.gaps = []
+        return taken
+
+    cdef int mark(self, Queue queue) except -1:
+        """Have the queue's files synced."""
+        if not queue.is_dirty:
+            queue.is_dirty = True
+            self.dirty.append(queue)
         return 0
 
     cdef Queue lookup(self, const uint8_t* topic, Py_ssize_t topic_size, int queue_id):
@@ -735,6 +887,12 @@ cdef void place(PyObject** table, Py_ssize_t size, Queue queue) noexcept:
     table[slot] = <PyObject*> queue
 
 
+cdef inline void put_entry(uint8_t* at, const RecordParts* parts) noexcept nogil:
+    put_u64(at, <uint64_t> parts.position)
+    put_u32(at + 8, <uint32_t> parts.size)
+    put_u64(at + 12, <uint64_t> entry_tags_code(parts))
+
+
 cdef bint is_topic(const uint8_t* topic, Py_ssize_t size) noexcept nogil:
     """Printable ASCII without space and slash, no leading dot. Brokers of this format take even less."""
     cdef Py_ssize_t at
@@ -761,16 +919,41 @@ cdef bint may_have_time_to_live(const uint8_t* properties, Py_ssize_t size) noex
 
 
 cdef int64_t kept_entries(Segment file, int64_t position) noexcept nogil:
-    """How many entries at the front of a file point below `position`; the first that does not ends them."""
+    """How many entries at the front of a file stand before the first that is empty or not below `position`.
+
+    A filler says nothing about positions: the entries behind it decide, and fillers in front of the first
+    entry that is not kept stay.
+    """
     cdef int64_t low = 0
     cdef int64_t high = file.allocated_bytes // QUEUE_ENTRY_SIZE
-    cdef int64_t middle
+    cdef int64_t kept = high
+    cdef int64_t middle, probed
     cdef const uint8_t* at
     while low < high:
-        middle = (low + high) // 2
-        at = file.data + middle * QUEUE_ENTRY_SIZE
-        if <int32_t> get_u32(at + 8) > 0 and 0 <= <int64_t> get_u64(at) < position:
-            low = middle + 1
-        else:
+        middle = probed = (low + high) // 2
+        while probed < high and get_u32(file.data + probed * QUEUE_ENTRY_SIZE + 8) == FILLER_SIZE:
+            probed += 1
+        at = file.data + probed * QUEUE_ENTRY_SIZE
+        if probed == high:
             high = middle
-    return low
+        elif <int32_t> get_u32(at + 8) > 0 and 0 <= <int64_t> get_u64(at) < position:
+            low = probed + 1
+        else:
+            kept = probed
+            high = middle
+    return kept
+
+
+cdef bint has_record(Segment file, int64_t count) noexcept nogil:
+    """Whether any of the first `count` entries is that of a record."""
+    while count > 0:
+        count -= 1
+        if get_u32(file.data + count * QUEUE_ENTRY_SIZE + 8) != FILLER_SIZE:
+            return True
+    return False
+
+
+cdef void put_filler(uint8_t* at) noexcept nogil:
+    put_u64(at, 0)
+    put_u32(at + 8, FILLER_SIZE)
+    put_u64(at + 12, 0)

@@ -41,9 +41,14 @@ class Flusher:
         *,
         sync_file: Callable[[int], object],
         on_flushed: Callable[[], None],
+        mark: Callable[[int], None],
     ) -> None:
-        """The whole log counts as flushed. `on_flushed` is called in the thread after a move or failure."""
+        """The whole log counts as flushed. `on_flushed` is called in the thread after a move or failure.
+
+        `mark` is told every new `flushed_position`, before `on_flushed` is called; any thread.
+        """
         self._flushed = (log.appended_position, log.last_store_timestamp_ms)
+        mark(log.appended_position)
         # Set once, by the first sync that failed.
         self.failure: OSError | None = None
         self._flushes = 0
@@ -51,6 +56,7 @@ class Flusher:
         self._log = log
         self._sync_file = sync_file
         self._on_flushed = on_flushed
+        self._mark = mark
         self._interval_s = settings.flush_interval_ms / 1000
         self._thorough_interval_s = settings.flush_thorough_interval_ms / 1000
         self._waiting_bytes_min = settings.flush_pages_min * PAGE_BYTES
@@ -150,6 +156,7 @@ class Flusher:
         self._flush_s += time.monotonic() - began_s
         self._flushes += 1
         self._flushed = (end_position, timestamp_ms)
+        self._mark(end_position)
         if self._commit is not None:
             active = self._log.segments_between(end_position, end_position + 1)
             self._commit.set_flushed(end_position, timestamp_ms, active[0] if active else None)
@@ -187,6 +194,7 @@ class Flusher:
         """Tell the owner of every move, or of several at once when it is slow to listen."""
         seen_position = self._flushed[0]
         while (seen_position := commit.wait_flushed(seen_position)) >= 0:
+            self._mark(seen_position)
             self._on_flushed()
 
     def _run(self) -> None:

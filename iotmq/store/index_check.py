@@ -10,6 +10,7 @@ from iotmq.message.errors import MessageFormatError
 from iotmq.message.record import decode_record
 from iotmq.message.tags import tag_hash
 from iotmq.store.key_query import record_keys
+from iotmq.store.marker import lost_offsets
 
 _HEADER = struct.Struct(">qqqqii")
 _ENTRY = struct.Struct(">iqii")
@@ -77,7 +78,7 @@ class CheckedIndex(Protocol):
 
 def check_index(log: CheckedLog, index: CheckedIndex) -> list[str]:
     """Every inconsistency between the log and what the index has applied of it, as a sentence."""
-    wanted = _wanted_entries(log, index.applied_position)
+    wanted = _WantedEntries(log, index.applied_position)
     problems: list[str] = []
     previous: CheckedFile | None = None
     for file in index.file_list():
@@ -99,25 +100,54 @@ def entry_hash(topic: str, key: bytes) -> int:
     return value if value <= _INT32_MAX else 0
 
 
-def _wanted_entries(log: CheckedLog, end_position: int) -> Iterator[_Wanted]:
-    position = log.min_position
-    while position < end_position:
-        start_position, position = log.records(position, end_position, 1)
-        if start_position == position:
-            return
-        try:
-            record = decode_record(log.view(start_position, position))
-        except MessageFormatError:
-            # The check of the log has more to say about it.
-            continue
-        if record.sys_flag & _TRANSACTION_MASK == _ROLLBACK:
-            continue
-        for key in record_keys(record.properties):
-            yield _Wanted(entry_hash(record.topic, key), start_position, record.store_timestamp_ms)
+class _WantedEntries:
+    """What has to be there, in the order of the log."""
+
+    def __init__(self, log: CheckedLog, end_position: int) -> None:
+        # The markers met so far: what was there is lost.
+        self.holes: list[tuple[int, int]] = []
+        self._entries = self._walk(log, end_position)
+        self._waiting: list[_Wanted] = []
+
+    def __iter__(self) -> _WantedEntries:
+        return self
+
+    def __next__(self) -> _Wanted:
+        return self._waiting.pop() if self._waiting else next(self._entries)
+
+    def put_back(self, entry: _Wanted | None) -> None:
+        """Have `entry`, the last one taken, come again."""
+        if entry is not None:
+            self._waiting.append(entry)
+
+    def _walk(self, log: CheckedLog, end_position: int) -> Iterator[_Wanted]:
+        position = log.min_position
+        while position < end_position:
+            start_position, position = log.records(position, end_position, 1)
+            if self.holes and self.holes[-1][1] > end_position:
+                # The blank behind a marker may stand in front of more that is lost.
+                self.holes[-1] = self.holes[-1][0], start_position
+            if start_position == position:
+                return
+            view = log.view(start_position, position)
+            try:
+                record = decode_record(view)
+            except MessageFormatError:
+                # The check of the log has more to say about it.
+                continue
+            if record.sys_flag & _TRANSACTION_MASK == _ROLLBACK:
+                if lost_offsets(view) is not None:
+                    self.holes.append((start_position, end_position + 1))
+                continue
+            for key in record_keys(record.properties):
+                yield _Wanted(entry_hash(record.topic, key), start_position, record.store_timestamp_ms)
 
 
-def _check_file(file: CheckedFile, wanted: Iterator[_Wanted], min_position: int) -> Iterator[str]:
-    """Compare the entries from `min_position` on with `wanted`, and all with the file's header and slots."""
+def _check_file(file: CheckedFile, wanted: _WantedEntries, min_position: int) -> Iterator[str]:
+    """Compare the entries from `min_position` on with `wanted`, and all with the file's header and slots.
+
+    Entries of records that were lost to damage stay: who looks a record up by one finds none there.
+    """
     view = file.view()
     begin_ms, end_ms, begin_position, end_position, used_slots, count = _HEADER.unpack_from(view, 0)
     entries_at = _HEADER.size + 4 * file.slots
@@ -143,6 +173,9 @@ def _check_file(file: CheckedFile, wanted: Iterator[_Wanted], min_position: int)
         if position < min_position:
             continue
         entry = next(wanted, None)
+        if (entry is None or entry.position > position) and any(a <= position < b for a, b in wanted.holes):
+            wanted.put_back(entry)
+            continue
         if entry is None or (entry.hash, entry.position) != (hash_, position):
             yield f"{where} is ({hash_}, {position}), the log wants {entry and entry[:2]}"
             return

@@ -20,6 +20,7 @@ from iotmq.errors import StoreCorruptError, StoreError
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.record import check_record
 from iotmq.store.checkpoint import Checkpoint, read_checkpoint
+from iotmq.store.flushed_mark import read_flushed_mark
 from iotmq.store.lock import DirectoryLock
 
 FILE_NAME_DIGITS: Final = 20
@@ -294,6 +295,13 @@ class ClosedStore:
     def checkpoint(self) -> Checkpoint | None:
         """The checkpoint, None when there is none."""
         return read_checkpoint(self.directory / "checkpoint")
+
+    def durable_position(self) -> int | None:
+        """Below it the log is known to have been on the disk; None when nothing says so."""
+        checkpoint = self.checkpoint()
+        if checkpoint is None or checkpoint.position is None:
+            return None
+        return max(checkpoint.position, read_flushed_mark(self.directory / "checkpoint") or 0)
 
     def _last_with_data(self) -> int:
         """The last file that has something in it; files made ahead are empty."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from iotmq.errors import StoreError
@@ -19,8 +19,13 @@ _LATEST: Final = "latest"
 _LATEST_VALUE: Final = struct.Struct(">qqq")
 
 
-def check_key_values(store: ClosedStore, settings: StoreSettings, *, end_position: int) -> Iterator[str]:
-    """Every inconsistency as a sentence. Reads the whole database, and for `latest` each record it names."""
+def check_key_values(
+    store: ClosedStore, settings: StoreSettings, *, end_position: int, is_lost: Callable[[int], bool]
+) -> Iterator[str]:
+    """Every inconsistency as a sentence. Reads the whole database, and for `latest` each record it names.
+
+    `is_lost` says of a position that damage has been repaired there.
+    """
     try:
         key_values = open_read_only(store, settings)
     except StoreError as error:
@@ -29,7 +34,7 @@ def check_key_values(store: ClosedStore, settings: StoreSettings, *, end_positio
     try:
         for name in key_values.names():
             try:
-                yield from _check_space(store, key_values.space(name), end_position)
+                yield from _check_space(store, key_values.space(name), end_position, is_lost)
             except StoreError as error:
                 yield f"projection {name}: {error}"
     finally:
@@ -46,7 +51,9 @@ def open_read_only(store: ClosedStore, settings: StoreSettings) -> KeyValueStore
     )
 
 
-def _check_space(store: ClosedStore, space: KeySpace, end_position: int) -> Iterator[str]:
+def _check_space(
+    store: ClosedStore, space: KeySpace, end_position: int, is_lost: Callable[[int], bool]
+) -> Iterator[str]:
     marker = space.get(MARKER_KEY)
     position = read_marker(marker)
     if position is None:
@@ -58,10 +65,16 @@ def _check_space(store: ClosedStore, space: KeySpace, end_position: int) -> Iter
     for key, value in space.scan(b"\x01"):
         # The others' keys mean something only to their owners; going through them finds damaged blocks.
         if space.name == _LATEST:
-            yield from _check_latest(store, key[1:], value, position)
+            yield from _check_latest(store, key[1:], value, position, is_lost)
 
 
-def _check_latest(store: ClosedStore, topic: bytes, value: bytes, applied_position: int) -> Iterator[str]:
+def _check_latest(
+    store: ClosedStore,
+    topic: bytes,
+    value: bytes,
+    applied_position: int,
+    is_lost: Callable[[int], bool],
+) -> Iterator[str]:
     where = f"projection latest, MQTT topic {topic.decode('utf-8', 'backslashreplace')!r}"
     if len(value) != _LATEST_VALUE.size:
         yield f"{where}: a value of {len(value)} bytes"
@@ -71,6 +84,8 @@ def _check_latest(store: ClosedStore, topic: bytes, value: bytes, applied_positi
         return
     if position >= applied_position:
         yield f"{where}: position {position}, though only {applied_position} has been applied"
+        return
+    if is_lost(position):
         return
     view = store.record_at(position)
     if view is None:

@@ -7,19 +7,20 @@ because a view of its own costs more than copying a few hundred bytes.
 
 from enum import IntEnum
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy
 
 from iotmq.message.layout cimport (
-    AT_BORN_HOST, AT_MAGIC, AT_POSITION, AT_SIZE, AT_SYS_FLAG, HOST_V6_EXTRA_BYTES, QUEUE_ENTRY_SIZE,
-    RECORD_FIXED_BYTES, SYS_FLAG_BORN_HOST_V6, get_u32, get_u64,
+    AT_BORN_HOST, AT_MAGIC, AT_POSITION, AT_QUEUE_ID, AT_QUEUE_OFFSET, AT_SIZE, AT_SYS_FLAG, HOST_V6_EXTRA_BYTES,
+    QUEUE_ENTRY_SIZE, RECORD_FIXED_BYTES, RECORD_MAGIC, SYS_FLAG_BORN_HOST_V6, SYS_FLAG_TRANSACTION_MASK, get_u32,
+    get_u64,
 )
-from iotmq.message.record cimport FORMAT_OK, RecordParts, find_property, parse_record
+from iotmq.message.record cimport FORMAT_OK, RecordParts, body_crc, find_property, parse_record
 from iotmq.message.record_filter cimport RecordFilter
 from iotmq.store.commit_log cimport CommitLog
-from iotmq.store.consume_queue cimport FILLER_SIZE, Queue
+from iotmq.store.consume_queue cimport FILLER_SIZE, TRANSACTION_ROLLBACK, Queue
 from iotmq.store.segment cimport Segment
 
 from iotmq.limits import FILTER_WORK_BYTES_MAX, PULL_SCAN_ENTRIES_MIN
@@ -142,6 +143,7 @@ cdef int collect(Read read, CommitLog log, Queue queue, int64_t records_max, int
         queue.max_offset, offset + (entries_max if entries_max > 0 else max(SCAN_ENTRIES_MIN, records_limit))
     )
     cdef int64_t min_position = (<Segment> log.segments[0]).start_position
+    cdef int64_t trusted_position = log.trusted_position()
     cdef int64_t position, next_position = -1
     cdef int32_t size
     cdef Py_ssize_t tag_count = -1
@@ -190,10 +192,19 @@ cdef int collect(Read read, CommitLog log, Queue queue, int64_t records_max, int
             record = NULL
             if segment is not None:
                 record = proven_record(segment, position, size)
-            else:
-                segment = log.active
+                if record != NULL and (
+                    get_u32(record + AT_QUEUE_ID) != <uint32_t> queue.queue_id
+                    or <int64_t> get_u64(record + AT_QUEUE_OFFSET) != offset
+                    or get_u32(record + AT_SYS_FLAG) & SYS_FLAG_TRANSACTION_MASK == <uint32_t> TRANSACTION_ROLLBACK
+                    or position < trusted_position and not is_whole(record, size, queue)
+                ):
+                    record = NULL
             if record == NULL:
-                # The entry and the log disagree: what is there is not this queue's record.
+                # The entry and the log disagree: what is there is not this queue's record, or no longer.
+                if segment is None or not is_marked(segment, position):
+                    log.note_unreadable(queue.topic, queue.queue_id, offset, position)
+                if segment is None:
+                    segment = log.active
                 was_removed = True
                 offset += 1
                 continue
@@ -288,6 +299,28 @@ cdef bint has_expired(const uint8_t* record, int32_t size, int64_t now_ms) noexc
             return False
         time_to_live_ms = time_to_live_ms * 10 + (value[at] - c"0")
     return time_to_live_ms > 0 and parts.store_timestamp_ms + time_to_live_ms <= now_ms
+
+
+cdef bint is_marked(Segment segment, int64_t position) noexcept:
+    """Whether a record without a place in any queue stands at `position`: what was there is known to be lost."""
+    cdef const uint8_t* record = segment.data + (position - segment.start_position)
+    return (
+        position + RECORD_FIXED_BYTES <= segment.start_position + segment.allocated_bytes
+        and get_u32(record + AT_MAGIC) == <uint32_t> RECORD_MAGIC
+        and <int64_t> get_u64(record + AT_POSITION) == position
+        and get_u32(record + AT_SYS_FLAG) & SYS_FLAG_TRANSACTION_MASK == <uint32_t> TRANSACTION_ROLLBACK
+    )
+
+
+cdef bint is_whole(const uint8_t* record, int32_t size, Queue queue) noexcept:
+    """Whether a record that nobody has checked, or not for long, is one of this topic and has an undamaged body."""
+    cdef RecordParts parts
+    return (
+        parse_record(record, record + size, &parts) == FORMAT_OK
+        and parts.topic_size == PyBytes_GET_SIZE(queue.topic_bytes)
+        and memcmp(parts.topic, PyBytes_AS_STRING(queue.topic_bytes), parts.topic_size) == 0
+        and body_crc(parts.body, parts.body_size) == parts.body_crc
+    )
 
 
 cdef bint is_among(int32_t tag, const int32_t* tags, Py_ssize_t count) noexcept:

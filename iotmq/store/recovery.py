@@ -1,9 +1,18 @@
 """Bringing log and queues into agreement at the start, after a clean stop or after a crash.
 
-The log decides. From a place that is known to be good its records are checked one by one, and the log
-ends behind the last that proves itself. The queues keep the entries that were known to be on the disk;
-whatever came later is taken from the log again (by the caller: a projection catches up from its
-`applied_position`).
+The log decides. From a place that is known to be good its records are checked one by one, and what the
+bytes that are no record mean depends on where they stand:
+
+- Below the position that was known to be on the disk (`durable_position`) they are *damage*: they are kept
+  aside, reported, and covered by markers, and the log goes on with the next record that proves itself.
+- Past it, after a crash, they are the *torn tail*: a power cut may have left any of what was written there,
+  in any order. None of it was promised, so the log ends before the first gap, without a hole in any queue.
+- After a clean stop there is no torn tail. Nor where nobody can say what was on the disk, because the
+  checkpoint is missing, damaged, or another broker's: then whatever still proves itself is kept.
+
+The queues keep the entries that were known to be on the disk; whatever came later is taken from the log
+again (by the caller: a projection catches up from its `applied_position`). An entry whose record is lost
+stays, and leads to a marker: who reads the queue passes over it.
 """
 
 from __future__ import annotations
@@ -16,9 +25,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from iotmq.message.record import decode_record
 from iotmq.store import fail_points
 from iotmq.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from iotmq.store.segment import write_again
+from iotmq.store.damage import Damage, DamageKeeper, DamageRepair
+from iotmq.store.flushed_mark import read_flushed_mark, write_flushed_mark
+from iotmq.store.segment import sync_directory, write_again
 
 if TYPE_CHECKING:
+    from iotmq.store.catch_up import CatchUpProgress
     from iotmq.store.commit_log import CommitLog
     from iotmq.store.consume_queue import ConsumeQueue
     from iotmq.store.key_index import KeyIndex
@@ -44,6 +56,8 @@ class Recovery(NamedTuple):
     end_position: int
     # From here on the queues are filled again from the log.
     queues_from_position: int
+    # What this start has lost or found lost, in the order of the log.
+    damage: tuple[Damage, ...] = ()
 
 
 def recover(
@@ -53,38 +67,80 @@ def recover(
     *,
     was_clean: bool,
     sync_file: Callable[[int], object],
-) -> Recovery:
+    checks_all: bool = False,
+    progress: CatchUpProgress | None = None,
+) -> tuple[Recovery, DamageRepair]:
     """Check the log, cut off what is not whole, and take the queues back to what can be relied on.
 
-    Afterwards everything in the log is on the disk. Raises OSError.
+    Afterwards everything in the log is on the disk. The DamageRepair checks what lies before
+    `Recovery.checked_from_position`, for whoever has to go through it. Raises OSError.
     """
     checkpoint = read_checkpoint(checkpoint_path)
-    start_position = clean_start(log) if was_clean else crash_start(log, checkpoint)
-    end_position = log.recover(start_position)
+    durable_position = durable_end(log, checkpoint, read_flushed_mark(checkpoint_path))
+    start_position = clean_start(log) if was_clean else crash_start(log, checkpoint, durable_position)
+    if checks_all:
+        start_position = log.min_position
+    keeper = DamageKeeper(checkpoint_path.with_name("commitlog.damage"))
+    repair = DamageRepair(log, queues, keeper, sync_file)
+    if durable_position is not None:
+        log.extend(durable_position)
+    position = start_position
+    if durable_position is not None and position < durable_position:
+        position = repair.check(position, durable_position, progress)
+    if was_clean or durable_position is None:
+        ranges, end_position = log.scan(position)
+        repair.cover(ranges)
+    else:
+        end_position = log.end_of_records(position)
+    repair.keep_tail(end_position)
+    log.end_at(end_position)
     fail_points.reach("recovery-log-checked")
     log.cut()
     fail_points.reach("recovery-log-cut")
     if not was_clean:
         # The last run may have ended because a sync failed: what was found may be in memory only.
-        flushed_position = start_position if checkpoint is None else checkpoint.position or start_position
+        flushed_position = start_position if durable_position is None else durable_position
         for segment in log.segments_between(flushed_position, end_position):
             write_again(
                 segment,
                 max(0, flushed_position - segment.start_position),
-                min(segment.size_bytes, end_position - segment.start_position),
+                min(segment.allocated_bytes, end_position - segment.start_position),
             )
+    log.checked_position = start_position
     # The last segment too if it is empty: what was cut off must not come back.
     for segment in log.segments_between(start_position, end_position + 1):
         segment.sync(sync_file)
     for segment in log.segment_list()[:-1]:
         log.release_descriptor(segment)
-    queues_position = recover_queues(log, queues, was_clean=was_clean)
+    queues_position = recover_queues(log, queues, repair, was_clean=was_clean)
     fail_points.reach("recovery-queues-rewound")
-    if checkpoint is not None and checkpoint.position is not None and checkpoint.position > end_position:
-        # It would become a false statement as soon as the log grows past it with other records.
+    withdraw_claims(checkpoint_path, checkpoint, end_position)
+    prepare_files(queues, checkpoint_path, end_position)
+    return Recovery(was_clean, start_position, end_position, queues_position, repair.found()), repair
+
+
+def durable_end(log: CommitLog, checkpoint: Checkpoint | None, mark_position: int | None) -> int | None:
+    """Below it the log is known to have been on the disk; None when nobody can say.
+
+    The mark counts only beside a checkpoint of ours: another broker that had the directory since may have
+    cut the log, and overwrites the checkpoint's times and not its checksum.
+    """
+    if checkpoint is None or checkpoint.position is None or log.is_new:
+        return 0 if log.is_new else None
+    return max(checkpoint.position, mark_position or 0, log.min_position)
+
+
+def withdraw_claims(checkpoint_path: Path, checkpoint: Checkpoint | None, end_position: int) -> None:
+    """Take back what the checkpoint file says of positions past the end of the log.
+
+    It would become a false statement as soon as the log grows past it with other records.
+    """
+    if checkpoint is None:
+        return
+    if (read_flushed_mark(checkpoint_path) or 0) > end_position:
+        write_flushed_mark(checkpoint_path, end_position)
+    if checkpoint.position is not None and checkpoint.position > end_position:
         write_checkpoint(checkpoint_path, checkpoint._replace(position=end_position))
-    prepare_files(queues, checkpoint_path)
-    return Recovery(was_clean, start_position, end_position, queues_position)
 
 
 def recover_index(log: CommitLog, index: KeyIndex, checkpoint_path: Path, *, was_clean: bool) -> None:
@@ -99,13 +155,17 @@ def recover_index(log: CommitLog, index: KeyIndex, checkpoint_path: Path, *, was
     )
 
 
-def prepare_files(queues: ConsumeQueue, checkpoint_path: Path) -> None:
-    """Have the small files that are rewritten in place, so that a stop on a full disk can be a clean one."""
+def prepare_files(queues: ConsumeQueue, checkpoint_path: Path, end_position: int) -> None:
+    """Have the small files that are rewritten in place, so that a stop on a full disk can be a clean one.
+
+    The checkpoint, on the disk before the first append, says what a power cut may not have taken.
+    """
     try:
         if queues.read_state() is None:
             queues.write_state((queues.applied_position, 0, 0))
         if not checkpoint_path.exists():
-            write_checkpoint(checkpoint_path, Checkpoint(0, 0, 0, 0))
+            write_checkpoint(checkpoint_path, Checkpoint(0, 0, 0, end_position))
+            sync_directory(str(checkpoint_path.parent))
     except OSError as error:
         logger.warning("cannot write %s: %s", checkpoint_path, error)
 
@@ -116,13 +176,13 @@ def clean_start(log: CommitLog) -> int:
     return segments[-min(CLEAN_SEGMENTS, len(segments))].start_position
 
 
-def crash_start(log: CommitLog, checkpoint: Checkpoint | None) -> int:
-    """Start of the last segment that holds nothing, or little, from after the checkpoint."""
+def crash_start(log: CommitLog, checkpoint: Checkpoint | None, durable_position: int | None) -> int:
+    """Start of the last segment that holds nothing, or little, from after what was on the disk."""
     segments = log.segment_list()
+    if durable_position is not None:
+        return checked_start(segments, durable_position)
     if checkpoint is None:
         return segments[0].start_position
-    if checkpoint.position is not None:
-        return checked_start(segments, checkpoint.position)
     latest_ms = min(checkpoint.log_timestamp_ms, checkpoint.queue_timestamp_ms) - TIMESTAMP_SLACK_MS
     for segment in reversed(segments):
         if 0 < log.first_store_timestamp_ms(segment) <= latest_ms:
@@ -147,7 +207,7 @@ def checked_start(segments: list[Segment], position: int) -> int:
     return last.start_position
 
 
-def recover_queues(log: CommitLog, queues: ConsumeQueue, *, was_clean: bool) -> int:
+def recover_queues(log: CommitLog, queues: ConsumeQueue, repair: DamageRepair, *, was_clean: bool) -> int:
     """Take the queues back to the last state known to be on the disk, or to nothing; returns its position."""
     min_position, end_position = log.min_position, log.appended_position
     remembered = queues.read_state()
@@ -163,7 +223,8 @@ def recover_queues(log: CommitLog, queues: ConsumeQueue, *, was_clean: bool) -> 
             return end_position
         logger.warning("the queue files are not the ones of the last stop; filling them again from the log")
     elif present_count >= count:
-        position = max(min_position, min(applied_position, end_position))
+        # What markers there say is lost must be taken in.
+        position, _ = log.marker_bounds(max(min_position, min(applied_position, end_position)))
         queues.rewind(position, min_position)
         if not has_torn_end(log, queues):
             if position < applied_position:
@@ -173,6 +234,9 @@ def recover_queues(log: CommitLog, queues: ConsumeQueue, *, was_clean: bool) -> 
         logger.warning("a queue file was torn; filling all of them again from the log")
     else:
         logger.warning("queue files are missing; filling all of them again from the log")
+    if queues.queues():
+        # Before they are gone: they know best what stood where the log is damaged.
+        repair.ensure(min_position)
     queues.clear(min_position)
     return min_position
 

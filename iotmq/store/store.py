@@ -26,7 +26,9 @@ from iotmq.store.checkpoint import Checkpointer
 from iotmq.store.cold_pages import ColdPages
 from iotmq.store.commit_log import Appended, CommitLog
 from iotmq.store.consume_queue import ConsumeQueue, Queue
+from iotmq.store.damage import DamageRepair
 from iotmq.store.flush import Flusher
+from iotmq.store.flushed_mark import FlushedMark
 from iotmq.store.flushed_waiters import FlushedWaiters
 from iotmq.store.index_check import check_index
 from iotmq.store.key_index import KeyIndex
@@ -79,6 +81,7 @@ class Store:
         index: KeyIndex | None,
         sync_file: Callable[[int], object],
         recovery: Recovery,
+        repair: DamageRepair,
         checkpoint_path: Path,
         read_usage: Callable[[Path], DiskUsage],
     ) -> None:
@@ -111,7 +114,14 @@ class Store:
         self._refusal: tuple[type[StoreError], str, float] | None = None
         self._refused_appends = 0
         self._is_closed = False
-        self._flusher = Flusher(log, settings, sync_file=sync_file, on_flushed=self._flushed)
+        self._repair = repair
+        self._flusher = Flusher(
+            log,
+            settings,
+            sync_file=sync_file,
+            on_flushed=self._flushed,
+            mark=FlushedMark(checkpoint_path).move,
+        )
         self._checkpointer = Checkpointer(
             checkpoint_path,
             queues,
@@ -150,12 +160,14 @@ class Store:
         sync_file: Callable[[int], object] = os.fdatasync,
         read_usage: Callable[[Path], DiskUsage] = read_disk_usage,
         progress: CatchUpProgress | None = None,
+        checks_all: bool = False,
     ) -> Store:
         """Open `directory`, made when missing, and bring everything in it into agreement.
 
         `store_host` (8 or 20 bytes) is the broker's advertised address, which records carry; `sync_file`
         is what brings a file descriptor's data to the disk, `read_usage` asks how full a directory's disk
-        is, `progress` is told how far projections are that have to go through the log. Raises
+        is, `progress` is told how far projections are that have to go through the log. With
+        `checks_all` every record of the log is checked, not only the newest. Raises
         StoreLockedError when another process has the directory, StoreCorruptError, StoreFullError, and
         StoreError for other refusals of the operating system.
         """
@@ -168,7 +180,15 @@ class Store:
             raise _refusal_of(error)(f"cannot open {directory}: {error}") from error
         try:
             return cls._open_locked(
-                directory, settings, store_host, clock or SystemClock(), sync_file, read_usage, progress, lock
+                directory,
+                settings,
+                store_host,
+                clock or SystemClock(),
+                sync_file,
+                read_usage,
+                progress,
+                lock,
+                checks_all=checks_all,
             )
         except OSError as error:
             lock.release()
@@ -188,6 +208,8 @@ class Store:
         read_usage: Callable[[Path], DiskUsage],
         progress: CatchUpProgress | None,
         lock: DirectoryLock,
+        *,
+        checks_all: bool,
     ) -> Store:
         abort = AbortMark(directory)
         abort.set()
@@ -203,7 +225,15 @@ class Store:
         # The two directories may be new.
         sync_directory(str(directory))
         checkpoint_path = directory / "checkpoint"
-        recovery = recover(log, queues, checkpoint_path, was_clean=not abort.was_set, sync_file=sync_file)
+        recovery, repair = recover(
+            log,
+            queues,
+            checkpoint_path,
+            was_clean=not abort.was_set,
+            sync_file=sync_file,
+            checks_all=checks_all,
+            progress=progress if checks_all else None,
+        )
         index = None
         if settings.index_enabled:
             index = KeyIndex(
@@ -223,6 +253,7 @@ class Store:
             index=index,
             sync_file=sync_file,
             recovery=recovery,
+            repair=repair,
             checkpoint_path=checkpoint_path,
             read_usage=read_usage,
         )
@@ -232,6 +263,8 @@ class Store:
         queues.forget_pages()
         if settings.latest_enabled:
             store._open_latest(progress)
+        repair.take_gaps()
+        store.recovery = recovery._replace(damage=repair.found())
         store._flusher.start()
         store._checkpointer.start()
         store._allocator.start()
@@ -525,7 +558,9 @@ class Store:
             projection.rewind(self._confirmed_position, self._log.min_position)
         start_position = max(projection.applied_position, self._log.min_position)
         report = CatchUpReport(projection.name, start_position, self._confirmed_position, progress)
-        catch_up(self._log, projection, self._confirmed_position, progress=report)
+        catch_up(
+            self._log, projection, self._confirmed_position, verify=self._repair.verify, progress=report
+        )
         self._projections.append(projection)
 
     def add_key_value_projection(
@@ -777,6 +812,10 @@ class Store:
         ]
         return problems
 
+    def unreadable_records(self) -> list[tuple[str, int, int, int]]:
+        """(topic, queue id, offset, position) of records that readers were not given: they are damaged."""
+        return self._log.unreadable_records()
+
     def metrics(self) -> Iterable[Metric]:
         """Positions, counts, and whether appends are taken."""
         flusher = self._flusher
@@ -786,6 +825,8 @@ class Store:
             ("flushed_position_bytes", "End of what is on the disk", self.flushed_position),
             ("confirmed_position_bytes", "End of what may be read", self._confirmed_position),
             ("records_total", "Records appended", self._log.appended_records),
+            ("unreadable_records_total", "Records passed over by reads: damaged", self._log.unreadable_count),
+            ("damaged_ranges", "Ranges of the log the start found lost", len(self.recovery.damage)),
             ("refused_appends_total", "Batches refused for want of a working disk", self._refused_appends),
             ("flushes_total", "Syncs of the log", flusher.flushes),
             ("flush_seconds_total", "Time spent in syncs of the log", flusher.flush_s),
@@ -815,7 +856,10 @@ class Store:
         log, queues = self._log, self._queues
         position = queues.applied_position
         while position < end_position:
-            start_position, next_position = log.records(position, end_position, CATCH_UP_BYTES)
+            limit_position = end_position
+            if position < log.checked_position:
+                limit_position = min(end_position, self._repair.verify(position))
+            start_position, next_position = log.records(position, limit_position, CATCH_UP_BYTES)
             view = log.view(start_position, next_position)
             self._apply(view, start_position, next_position)
             for projection in self._projections:
@@ -840,7 +884,7 @@ class Store:
         start_position = max(projection.applied_position, self._log.min_position)
         report = CatchUpReport(projection.name, start_position, end_position, progress)
         try:
-            catch_up(self._log, projection, end_position, progress=report)
+            catch_up(self._log, projection, end_position, verify=self._repair.verify, progress=report)
             self._failed_projections.discard(id(projection))
         except Exception:
             self._note_failure(projection)

@@ -23,6 +23,7 @@ from iotmq.message.properties import decode_properties
 from iotmq.message.record import check_record, decode_record, encode_batch, iter_records
 from iotmq.message.tags import tag_hash
 from iotmq.store.checkpoint import Checkpoint, read_checkpoint
+from iotmq.store.flushed_mark import read_flushed_mark
 from iotmq.store.consume_queue import ConsumeQueue
 from iotmq.store.key_index import IndexFile, KeyIndex, key_hash
 from iotmq.store.settings import StoreSettings
@@ -131,6 +132,7 @@ def test_the_page_has_a_dump_of_every_format() -> None:
         f"rebuilt/{QUEUE}@0",
         f"{INDEX}@0",
         "checkpoint@0",
+        "checkpoint@512",
         "consumequeue/.applied@0",
         "index.applied@0",
         "batch@0",
@@ -243,6 +245,9 @@ def test_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     path.write_bytes(dumps()["checkpoint@0"].data)
     assert read_checkpoint(path) == Checkpoint(END_MS, END_MS, END_MS, 4096 + 115)
+    mark = dumps()["checkpoint@512"]
+    path.write_bytes(bytes(mark.start) + mark.data)
+    assert read_flushed_mark(path) == 4096 + 115
 
 
 def test_states(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from iotmq.errors import RecordTooLargeError, StoreCorruptError, StoreError
 from iotmq.limits import BATCH_RECORDS_MAX, PROPERTIES_BYTES_MAX, RECORD_BYTES_MAX, TOPIC_BYTES_MAX
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.record import encode_batch, encode_record
+from iotmq.store.damage import Loss
 from iotmq.store.segment import segment_name
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
@@ -300,14 +301,35 @@ def test_segment_made_ahead_is_removed_on_close(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "commitlog") == [segment_name(0)]
 
 
-def test_missing_segment_is_named(tmp_path: Path) -> None:
+def test_missing_segment_is_a_damaged_range(tmp_path: Path) -> None:
     store = open_small(tmp_path)
     for _ in range(6):
         put(store, "T", 0, b"x" * 1900)
     store.close()
     (tmp_path / "commitlog" / segment_name(4096)).unlink()
-    with pytest.raises(StoreCorruptError, match=r"no file holds the positions 4096\.\.8192"):
+    store = open_small(tmp_path)
+    (damage,) = store.recovery.damage
+    assert (damage.start_position, damage.end_position) == (4096, 8192)
+    assert damage.lost == (Loss("T", 0, 2, 3),)
+    assert len(list(log_records(store))) == 5
+    assert store.check() == []
+    store.close()
+
+
+def test_thousands_of_missing_segments_are_refused(tmp_path: Path) -> None:
+    store = open_small(tmp_path)
+    put(store, "T", 0, b"x")
+    store.close()
+    (tmp_path / "commitlog" / segment_name(4096 * 1026)).touch()
+    with pytest.raises(StoreCorruptError, match=r"no file holds the positions 4096\.\.4202496"):
         open_small(tmp_path)
+    (tmp_path / "commitlog" / segment_name(4096 * 1026)).rename(
+        tmp_path / "commitlog" / segment_name(4096 * 1025)
+    )
+    store = open_small(tmp_path)
+    assert len(os.listdir(tmp_path / "commitlog")) == 1
+    assert store.check() == []
+    store.close()
 
 
 def test_changed_segment_size_keeps_old_files(tmp_path: Path) -> None:

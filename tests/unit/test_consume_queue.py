@@ -152,7 +152,7 @@ def test_queue_whose_log_was_trimmed_starts_with_fillers(tmp_path: Path) -> None
 
 def test_gap_inside_a_file_is_filled(tmp_path: Path) -> None:
     queues = queues_of(tmp_path)
-    apply(queues, 0, "T", 0, 0, 5)
+    apply(queues, 0, "T", 0, 0, 5, 6)
     queue = queues.queue("T", 0)
     assert [queue.entry(offset)[1] for offset in range(6)] == [93] + [0x7FFFFFFF] * 4 + [93]  # type: ignore[index]
 
@@ -206,7 +206,7 @@ def test_min_offset_follows_the_log(tmp_path: Path) -> None:
 
 def test_min_offset_steps_over_fillers(tmp_path: Path) -> None:
     queues = queues_of(tmp_path)
-    apply(queues, 0, "T", 0, 0, 6, 7, 30)
+    apply(queues, 0, "T", 0, 0, 6, 7, 30, 31)
     for min_position, offset in ((1, 6), (94, 7), (93 * 3, 30)):
         queues.trim(min_position)
         assert queues.queue("T", 0).min_offset == offset

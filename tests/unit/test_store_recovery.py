@@ -13,6 +13,8 @@ from iotmq.clock import ManualClock
 from iotmq.errors import StoreError
 from iotmq.store import recovery
 from iotmq.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from iotmq.store.damage import Loss
+from iotmq.store.flushed_mark import write_flushed_mark
 from iotmq.store.segment import segment_name
 from iotmq.store.store import Store
 
@@ -43,7 +45,7 @@ def directory(tmp_path: Path) -> Path:
 
 def test_fresh_directory(directory: Path) -> None:
     store = open_small(directory)
-    assert store.recovery == (True, 0, 0, 0)
+    assert store.recovery == (True, 0, 0, 0, ())
     assert store.check() == []
     store.close()
 
@@ -104,12 +106,15 @@ def test_a_file_that_ends_before_its_checkpoint_is_checked_from_its_start(
     positions = put_many(store, 10)
     wait_flushed(store)
     store._checkpointer.write()
+    end = store.appended_position
     directory = crash(store, directory)
     log = directory / "commitlog" / segment_name(0)
     log.write_bytes(log.read_bytes()[: positions[5] + 10])
     store = open_small(directory, segment_bytes=1 << 20)
     assert store.recovery.checked_from_position == 0
-    assert store.appended_position == positions[5]
+    (damage,) = store.recovery.damage
+    assert (damage.start_position, damage.end_position) == (positions[5], end)
+    assert store.appended_position == end
     assert store.check() == []
     store.close()
 
@@ -119,7 +124,7 @@ def test_crash_without_checkpoint_goes_through_everything(directory: Path) -> No
     put_many(store, 20)
     directory = crash(store, directory)
     store = open_small(directory)
-    assert store.recovery == (False, 0, store.appended_position, 0)
+    assert store.recovery == (False, 0, store.appended_position, 0, ())
     assert store.queue("T", 1).max_offset == 10
     assert store.check() == []
     store.close()
@@ -165,8 +170,9 @@ def test_times_of_another_brokers_checkpoint(
     ],
 )
 def test_log_ends_before_a_record_that_does_not_prove_itself(directory: Path, at: int, damage: bytes) -> None:
+    """Nothing behind it does, so it is a torn tail."""
     store = open_small(directory)
-    positions = put_many(store, 9)
+    positions = put_many(store, 8)
     directory = crash(store, directory)
     overwrite(directory, positions[7] + at, damage)
     store = open_small(directory)
@@ -187,7 +193,8 @@ def test_segments_behind_the_end_are_removed(directory: Path) -> None:
     store = open_small(directory)
     positions = put_many(store, 20)
     directory = crash(store, directory)
-    overwrite(directory, positions[2], bytes(4))
+    for position in positions[2:]:
+        overwrite(directory, position, bytes(4))
     store = open_small(directory)
     assert store.appended_position == positions[2]
     assert sorted(path.name for path in (directory / "commitlog").iterdir())[0] == segment_name(0)
@@ -221,8 +228,12 @@ def test_half_a_batch_is_never_seen(directory: Path) -> None:
     put(store, "T", 0, b"a", b"b", b"c")
     directory = crash(store, directory)
     overwrite(directory, before, bytes(4))
+    # Entries are made after the append.
+    path = directory / "consumequeue" / "T" / "0" / segment_name(0)
+    path.write_bytes(path.read_bytes()[:20] + bytes(120))
     store = open_small(directory)
     assert bodies_of(store, "T", 0) == [b"before"]
+    assert [(each.kind, each.lost) for each in store.recovery.damage] == [("torn", ())]
     assert store.check() == []
     store.close()
 
@@ -276,24 +287,33 @@ def test_shortened_queue_is_noticed_after_a_clean_stop(directory: Path) -> None:
     store.close()
 
 
-def test_claims_about_records_that_were_lost_are_withdrawn(directory: Path) -> None:
-    """A checkpoint past the end would be believed as soon as other records have grown over it."""
+def test_what_the_checkpoint_covers_is_not_given_out_again(directory: Path) -> None:
+    """Positions and offsets below it were seen by others: the log goes on behind them, whatever is lost."""
     store = open_small(directory)
     positions = put_many(store, 10)
     wait_flushed(store)
     store._checkpointer.write()
+    end = store.appended_position
     directory = crash(store, directory)
-    overwrite(directory, positions[7], bytes(4))
+    for position in positions[7:]:
+        overwrite(directory, position, bytes(4))
     store = open_small(directory)
     checkpoint = read_checkpoint(directory / "checkpoint")
     assert checkpoint is not None
-    assert checkpoint.position == positions[7]
+    assert checkpoint.position == end == store.appended_position
+    (damage,) = store.recovery.damage
+    assert (damage.start_position, damage.end_position) == (positions[7], end)
+    assert damage.lost == (Loss("T", 0, 4, 4), Loss("T", 1, 3, 4))
     put(store, "U", 0, *(b"x" * n for n in range(200, 220)))
-    directory = crash(store, directory)
-    store = open_small(directory)
-    assert store.queue("U", 0).max_offset == 20
-    assert store.queue("T", 0).max_offset == 4
-    assert store.check() == []
+    put(store, "T", 0, b"next")
+    for _ in range(2):
+        directory = crash(store, directory)
+        store = open_small(directory)
+        assert store.queue("U", 0).max_offset == 20
+        assert store.queue("T", 0).max_offset == 6
+        assert store.queue("T", 1).max_offset == 5
+        assert store.check() == []
+        shutil.rmtree(directory / "consumequeue")
     store.close()
 
 
@@ -304,6 +324,7 @@ def test_checkpoint_of_a_trimmed_log(directory: Path) -> None:
     (directory / "abort").touch()
     (directory / "commitlog" / segment_name(0)).unlink()
     write_checkpoint(directory / "checkpoint", Checkpoint(0, 0, 0, 10))
+    write_flushed_mark(directory / "checkpoint", 10)
     store = open_small(directory)
     assert store.recovery.checked_from_position == store.min_position == 4096
     assert store.queue("T", 0).min_offset > 0

@@ -1,0 +1,3 @@
+from typing_extensions import Buffer
+
+def lost_offsets(buffer: Buffer, at: int = 0) -> tuple[str, int, int, int] | None: ...

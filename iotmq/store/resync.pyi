@@ -1,0 +1,3 @@
+from typing_extensions import Buffer
+
+def next_record(buffer: Buffer, at: int, position: int) -> int | None: ...
