@@ -235,7 +235,8 @@ class Broker:
             filters=self.consumer_filters,
             is_readable=settings.is_readable,
             statistics=self.statistics,
-            offset_moved=self._offset_moved.moved,
+            # A slave's log is its master's.
+            offset_moved=self._offset_moved.moved if settings.broker_id == 0 else None,
         )
         self._runtime_info = RuntimeInfo(
             store,
@@ -590,11 +591,15 @@ class Broker:
 
     def _on_topic_changed(self, name: str) -> None:
         self._save_soon(self.topics)
+        if self.topics.find(name) is None:
+            self.statistics.forget_topic(name)
         if self._registration is not None:
             self._registration.wake()
 
     def _on_group_changed(self, name: str) -> None:
         self._save_soon(self.subscription_groups)
+        if self.subscription_groups.find(name) is None:
+            self.statistics.forget_group(name)
 
     async def _check_address(self) -> None:
         settings = self._settings

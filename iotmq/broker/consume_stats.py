@@ -5,7 +5,7 @@ Finding out when a record was stored means reading it, so everything here is a g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -85,16 +85,16 @@ class ConsumeStats:
         self._broker_name = broker_name
         self._get_tps = get_tps
 
-    def topics_of(self, group: str, topic: str = "") -> list[TopicConfig]:
-        """The topics a group consumes: those it has offsets in, or the one named.
+    def consumed(self, group: str, topics: Iterable[str]) -> list[TopicConfig]:
+        """Which of these topics a group consumes.
 
-        Without those that are gone, and without those a live group is not subscribed to any more.
+        Not those that are gone, and not those a live group is not subscribed to any more.
         """
         live = self._groups.consumer_group(group)
         subscribed = None if live is None or not live.subscriptions else live.subscriptions
         return [
             config
-            for name in ([topic] if topic else self._offsets.topics_of(group))
+            for name in topics
             if (config := self._topics.find(name)) is not None and (subscribed is None or name in subscribed)
         ]
 

@@ -57,7 +57,8 @@ class ConsumeStatsHandler:
 
     def _one_group(self, connection: ServerConnection, request: Command) -> Command | None:
         group = request.text("consumerGroup")
-        configs = self._stats.topics_of(group, request.text("topic", ""))
+        topic = request.text("topic", "")
+        configs = self._stats.consumed(group, [topic] if topic else self._offsets.topics_of(group))
         return self._long_answers.answer(connection, request, self._write_group(request, group, configs))
 
     def _all_groups(self, connection: ServerConnection, request: Command) -> Command | None:
@@ -108,9 +109,13 @@ class ConsumeStatsHandler:
         size = AnswerSize("ask for one group at a time (GET_CONSUME_STATS)")
         behind = 0
         texts: list[bytes] = []
-        for group in dict.fromkeys(group for _, group in self._offsets.pairs()):
+        topics: dict[str, list[str]] = {}
+        for topic, group in self._offsets.each_pair():
+            topics.setdefault(group, []).append(topic)
+            yield None
+        for group, names in topics.items():
             parts: list[bytes] = []
-            for config in self._stats.topics_of(group):
+            for config in self._stats.consumed(group, names):
                 if is_order and not config.order:
                     continue
                 part = yield from self._stats.of_topic(group, config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -59,6 +59,12 @@ class ConsumerOffsets:
     def pairs(self) -> list[tuple[str, str]]:
         """All (topic, group) that have offsets. A group cannot contain `@`, a topic neither."""
         return [(topic, group) for topic, _, group in (key.partition("@") for key in self._offsets)]
+
+    def each_pair(self) -> Iterator[tuple[str, str]]:
+        """The pairs of this moment, taken apart one by one: there may be very many."""
+        for key in list(self._offsets):
+            topic, _, group = key.partition("@")
+            yield topic, group
 
     def groups_of(self, topic: str) -> list[str]:
         """The groups that have offsets in the topic."""

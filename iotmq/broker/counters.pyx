@@ -78,7 +78,7 @@ cdef class CounterTable:
         row[5] += sixth
         self.last_used[slot] = self.period
 
-    def keys(self):
+    def all_keys(self):
         """All keys, oldest first."""
         return list(self.slots)
 

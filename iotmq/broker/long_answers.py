@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Generator, Iterable
 from typing import Final, TypeAlias
 
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 Work: TypeAlias = Generator[ColdRead | None, None, Command]
 
-# The loop belongs to one answer for about so long at a time.
+# The loop belongs to one answer for about so long in each of its turns, however many are being worked on.
 _SLICE_S: Final = 0.005
 
 
@@ -52,6 +53,9 @@ class LongAnswers:
         self._running_max = running_max
         self._slice_s = slice_s
         self._running: set[_Job] = set()
+        # Those of them that do not wait for the disk, in turn.
+        self._ready: deque[_Job] = deque()
+        self._is_scheduled = False
         self.refused_count = 0
 
     def answer(self, connection: ServerConnection, request: Command, work: Work) -> Command | None:
@@ -63,9 +67,17 @@ class LongAnswers:
                 f"{len(self._running)} long answers are being worked on; ask again later",
             )
         job = _Job(connection, request, work)
-        response = self._advance(job)
-        if response is None:
-            self._running.add(job)
+        self._running.add(job)
+        if len(self._running) > 1:
+            self._enqueue(job)
+            return None
+        try:
+            response = self._advance(job)
+        except Exception:
+            self._running.discard(job)
+            raise
+        if response is not None:
+            self._running.discard(job)
         return response
 
     def connection_lost(self, connection: ServerConnection) -> None:
@@ -79,6 +91,7 @@ class LongAnswers:
         for job in self._running:
             job.work.close()
         self._running.clear()
+        self._ready.clear()
 
     def metrics(self) -> Iterable[Metric]:
         yield Metric(
@@ -104,12 +117,28 @@ class LongAnswers:
                 self._cold_reads.start(wanted, lambda error: self._loaded(job, error))
                 return None
             if time.perf_counter() >= end_s:
-                asyncio.get_running_loop().call_soon(self._resume, job)
+                self._enqueue(job)
                 return None
 
+    def _enqueue(self, job: _Job) -> None:
+        self._ready.append(job)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        """One slice for the job whose turn it is; whoever else uses the loop comes before the next."""
+        self._is_scheduled = False
+        while self._ready:
+            job = self._ready.popleft()
+            if job in self._running:
+                self._resume(job)
+                break
+        if self._ready and not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._next)
+
     def _resume(self, job: _Job) -> None:
-        if job not in self._running:
-            return
         try:
             response = self._advance(job)
         except RequestError as error:
@@ -122,9 +151,11 @@ class LongAnswers:
             job.connection.reply(response)
 
     def _loaded(self, job: _Job, error: OSError | None) -> None:
+        if job not in self._running:
+            return
         if error is None:
-            self._resume(job)
-        elif job in self._running:
+            self._enqueue(job)
+        else:
             self._running.discard(job)
             job.work.close()
             job.connection.reply(

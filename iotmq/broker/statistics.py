@@ -39,6 +39,12 @@ class _Name(NamedTuple):
     divisor: int = 1
 
 
+def _drop(table: CounterTable, is_meant: Callable[[tuple[object, ...]], bool]) -> None:
+    for key in table.all_keys():
+        if isinstance(key, tuple) and is_meant(key):
+            table.drop(key)
+
+
 def _topic(key: str) -> Hashable | None:
     return key
 
@@ -138,6 +144,18 @@ class Statistics:
             tps=total / growth.seconds if growth.seconds > 0 else 0.0,
             average=total / times if times else 0.0,
         )
+
+    def forget_topic(self, topic: str) -> None:
+        """The topic is deleted: one made again under its name begins at nothing."""
+        self.counters.topic_puts.drop(topic)
+        for table in self._tables.values():
+            _drop(table, lambda key: key[0] == topic)
+
+    def forget_group(self, group: str) -> None:
+        """The consumer group is deleted."""
+        counters = self.counters
+        for table in (counters.group_gets, counters.queue_gets, counters.send_backs):
+            _drop(table, lambda key: key[-1] == group)
 
     def get_tps(self, topic: str, group: str) -> float:
         """Records a second that a group pulled of a topic, over the last minute."""

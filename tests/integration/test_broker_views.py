@@ -641,3 +641,11 @@ async def test_a_message_track_is_three_questions(site: Site) -> None:
         states[group] = (connected.code, row["consumerOffset"] > offset)
     assert states == {"g": (0, True), "offline": (206, False)}
     await client.connection.close()
+
+
+async def test_a_deleted_topic_leaves_no_statistics(site: Site) -> None:
+    await site.send(b"one")
+    ask = {"statsName": "TOPIC_PUT_NUMS", "statsKey": "T"}
+    assert (await site.ask(RequestCode.VIEW_BROKER_STATS_DATA, ask)).code == 0
+    assert (await site.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})).code == 0
+    assert (await site.ask(RequestCode.VIEW_BROKER_STATS_DATA, ask)).code == 1

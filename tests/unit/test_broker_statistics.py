@@ -61,7 +61,7 @@ def test_past_the_limit_the_keys_unused_for_longest_go(clock: ManualClock) -> No
     assert len(table) == 16
     table.add("new", 1)
     assert (len(table), table.dropped_count) == (15, 2)
-    assert set(table.keys()) == {"new", *range(0, 16, 2), *range(5, 16, 2)}
+    assert set(table.all_keys()) == {"new", *range(0, 16, 2), *range(5, 16, 2)}
 
 
 def test_a_slot_taken_over_starts_from_nothing(clock: ManualClock, statistics: Statistics) -> None:
@@ -218,3 +218,35 @@ def test_midnights_are_remembered() -> None:
     clock.advance(5 * 86_400)
     days.sample((400, 4))
     assert (days.today_morning, days.yesterday_morning) == ((400, 4), (400, 4))
+
+
+def test_deleted_topics_and_groups_begin_at_nothing(statistics: Statistics) -> None:
+    counters = statistics.counters
+    for topic in ("T", "U"):
+        counters.count_put(topic, 0, 1, 1)
+        for group in ("g", "h"):
+            counters.count_get(topic, 0, group, 1, 1, 1, False)
+            counters.count_send_back(topic, group)
+    statistics.forget_topic("T")
+    statistics.forget_group("h")
+    kept = {
+        ("TOPIC_PUT_NUMS", "U"),
+        ("QUEUE_PUT_NUMS", "U@0"),
+        ("GROUP_GET_NUMS", "U@g"),
+        ("QUEUE_GET_NUMS", "U@0@g"),
+        ("SNDBCK_PUT_NUMS", "U@g"),
+    }
+    for topic in ("T", "U"):
+        for name, keys in (
+            ("TOPIC_PUT_NUMS", [topic]),
+            ("QUEUE_PUT_NUMS", [f"{topic}@0"]),
+            ("GROUP_GET_NUMS", [f"{topic}@g", f"{topic}@h"]),
+            ("QUEUE_GET_NUMS", [f"{topic}@0@g", f"{topic}@0@h"]),
+            ("SNDBCK_PUT_NUMS", [f"{topic}@g", f"{topic}@h"]),
+        ):
+            for key in keys:
+                assert (statistics.find(name, key, "minute") is not None) == ((name, key) in kept), (
+                    name,
+                    key,
+                )
+    assert statistics.find("BROKER_PUT_NUMS", "any", "minute") is not None

@@ -83,7 +83,31 @@ async def test_the_disk_is_waited_for() -> None:
     assert site.ask(steps(site, 1, plan="plan")) is None
     assert site.connection.replies == []
     site.cold_reads.waiting[0](None)
+    await soon(lambda: site.connection.replies, "the answer")
     assert site.connection.replies[0].code == 0
+
+
+async def test_many_answers_take_turns_and_no_more_of_the_loop_than_one() -> None:
+    site = Site()
+    done: list[str] = []
+
+    def work(name: str) -> Work:
+        for number in range(3):
+            done.append(f"{name}{number}")
+            yield None
+        return site.request.reply(0)
+
+    for name in "abc":
+        assert site.ask(work(name)) is None
+    at_start = len(done)
+    assert at_start == 1
+    counts = []
+    while len(site.connection.replies) < 3:
+        await asyncio.sleep(0)
+        counts.append(len(done))
+    # One slice, which here is one step, in a turn of the loop; each in its turn.
+    assert all(after - before <= 1 for before, after in zip([at_start, *counts], counts, strict=False))
+    assert done == ["a0", "a1", "b0", "c0", "a2", "b1", "c1", "b2", "c2"]
 
 
 async def test_a_disk_that_refuses_is_the_answer() -> None:
@@ -131,8 +155,8 @@ async def test_the_limit_of_the_broker_is_the_default() -> None:
 
 async def test_nobody_works_for_a_connection_that_ended() -> None:
     site = Site()
-    site.ask(steps(site, 10))
     site.ask(steps(site, 1, plan="plan"))
+    site.ask(steps(site, 10))
     site.answers.connection_lost(site.connection)
     assert site.running() == 0
     site.cold_reads.waiting[0](None)
