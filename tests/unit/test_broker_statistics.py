@@ -12,6 +12,7 @@ from iotmq.broker.counters import CounterTable
 from iotmq.broker.daily_totals import DailyTotals
 from iotmq.broker.latencies import BUCKET_COUNT, Latencies, bucket_end_us, now_us
 from iotmq.broker.latency_window import LatencyWindow
+from iotmq.broker.runtime_info import duration_text, size_text
 from iotmq.broker.statistics import STATISTIC_NAMES, WINDOWS, Statistics
 from iotmq.clock import ManualClock
 
@@ -250,3 +251,16 @@ def test_deleted_topics_and_groups_begin_at_nothing(statistics: Statistics) -> N
                     key,
                 )
     assert statistics.find("BROKER_PUT_NUMS", "any", "minute") is not None
+
+
+def test_durations_and_sizes_for_people() -> None:
+    assert duration_text(0) == "[ 0 days, 0 hours, 0 minutes, 0 seconds ]"
+    assert duration_text(-5) == "[ 0 days, 0 hours, 0 minutes, 0 seconds ]"
+    assert duration_text(((26 * 60 + 3) * 60 + 4) * 1_000) == "[ 1 days, 2 hours, 3 minutes, 4 seconds ]"
+    assert [size_text(size) for size in (0, 1_023, 1_024, 3 << 29, 1 << 60)] == [
+        "0 B",
+        "1023 B",
+        "1.0 KiB",
+        "1.5 GiB",
+        "1024.0 PiB",
+    ]

@@ -175,12 +175,21 @@ async def test_a_cold_pull_is_answered_later_and_a_hot_one_meanwhile(
     assert not any(task.done() for task in cold)
     busy = await site.pull(connection, 1000)
     assert busy.code == ResponseCode.SYSTEM_BUSY
+    info = await connection.request(Command.request(RequestCode.GET_BROKER_RUNTIME_INFO), timeout_s=WAIT_S)
+    assert b'"pullThreadPoolQueueSize":"2"' in info.body_bytes()
+    assert b'"pullThreadPoolQueueCapacity":"2"' in info.body_bytes()
     may_go_on.set()
     for offset, task in zip((0, 500), cold, strict=True):
         response = await task
         got = [record.body for record in iter_records(response.body_bytes())]
         assert got == site.bodies[offset : offset + 32]
         assert response.ext["nextBeginOffset"] == str(offset + 32)
+    from_disk = site.broker.statistics.find("GROUP_GET_FROM_DISK_NUMS", "T@g", "minute")
+    everything = site.broker.statistics.find("GROUP_GET_NUMS", "T@g", "minute")
+    assert from_disk is not None
+    assert everything is not None
+    assert (from_disk.sum, everything.sum) == (64, 74)
+    assert site.broker._cold_reads.longest_wait_ms == 0
     await connection.close()
 
 

@@ -77,3 +77,17 @@ def test_a_group_can_be_forgotten(path: Path) -> None:
     offsets.commit("other", "t", 0, 1)
     offsets.forget_group("g")
     assert offsets.pairs() == [("t", "other")]
+
+
+def test_pairs_are_found_from_either_side(path: Path) -> None:
+    offsets = ConsumerOffsets(path)
+    for group, topic in (("g", "t"), ("g", "tt"), ("gg", "t"), ("h", "u")):
+        offsets.commit(group, topic, 0, 1)
+    assert offsets.groups_of("t") == ["g", "gg"]
+    assert offsets.topics_of("g") == ["t", "tt"]
+    assert offsets.groups_of("none") == offsets.topics_of("none") == []
+    pairs = offsets.each_pair()
+    assert next(pairs) == ("t", "g")
+    # What changes meanwhile does no harm.
+    offsets.forget_group("g")
+    assert list(pairs) == [("tt", "g"), ("t", "gg"), ("u", "h")]

@@ -203,3 +203,19 @@ def test_silent_members_expire_after_the_expiry_and_not_before(groups: Groups, c
     assert groups.expire() == ["g"]
     assert members(groups, "g") == ["lively"]
     assert groups.connection_lost(quiet) == []  # type: ignore[arg-type]
+
+
+def test_everybody_is_listed_once(groups: Groups) -> None:
+    first, second = FakeConnection(), FakeConnection()
+    register(groups, first, beat("c1"))
+    register(groups, first, beat("c1", group="h"))
+    register(groups, second, beat("c2"))
+    assert groups.client_ids() == {"c1", "c2"}
+    ((name, producers),) = groups.producer_groups()
+    assert (name, sorted(producers)) == ("p", ["c1", "c2"])
+    assert [member.client_id for member in groups.producers("p")] == ["c1", "c2"]
+    groups.connection_lost(first)  # type: ignore[arg-type]
+    assert groups.client_ids() == {"c2"}
+    assert [member.client_id for member in groups.producers("p")] == ["c2"]
+    groups.connection_lost(second)  # type: ignore[arg-type]
+    assert (groups.client_ids(), groups.producer_groups()) == (set(), [])

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from iotmq.broker.intake import Intake, IntakeError, StoredBatch
+from iotmq.broker.statistics import Statistics
 from iotmq.broker.topics import TopicConfig, TopicTable
 from iotmq.clock import ManualClock
 from iotmq.errors import RecordTooLargeError, StoreError, StoreFullError, StoreReadOnlyError
@@ -77,6 +78,7 @@ class Bench:
         self.store = FakeStore(is_sync=is_sync)
         self.topics = TopicTable(directory / "topics.json", self.clock)
         self.topics.ensure("T", queues=2)
+        self.statistics = Statistics(self.clock)
         self.intake = Intake(
             self.store,  # type: ignore[arg-type]
             self.topics,
@@ -84,6 +86,7 @@ class Bench:
             directory=directory,
             default_topic_queues=8,
             flush_timeout_s=5.0,
+            statistics=self.statistics,
         )
         self.results: list[StoredBatch | IntakeError] = []
 
@@ -188,6 +191,30 @@ async def test_group_commit_answers_in_log_order_what_it_covers(sync_bench: Benc
     bench.store.flush()
     await turn()
     assert bench.codes() == [0, 0, 0]
+
+
+async def test_batches_and_how_long_they_took_are_counted(bench: Bench, sync_bench: Bench) -> None:
+    bench.append()
+    bench.append(queue_id=1)
+    assert sum(bench.statistics.put_latencies.counted()) == 2
+    found = bench.statistics.find("TOPIC_PUT_NUMS", "T", "minute")
+    assert found is not None
+    assert found.sum == bench.intake.records_count
+    of_queue = bench.statistics.find("QUEUE_PUT_NUMS", "T@1", "minute")
+    assert of_queue is not None
+    assert of_queue.sum == found.sum // 2
+    bench.append(topic="none")
+    assert bench.statistics.find("TOPIC_PUT_NUMS", "none", "minute") is None
+
+    assert sync_bench.intake.longest_wait_ms == 0
+    sync_bench.append()
+    assert sync_bench.intake.waiting_count == 1
+    assert sync_bench.intake.longest_wait_ms >= 0
+    assert sum(sync_bench.statistics.put_latencies.counted()) == 0
+    sync_bench.store.flush()
+    await turn()
+    assert sum(sync_bench.statistics.put_latencies.counted()) == 1
+    assert sync_bench.intake.longest_wait_ms == 0
 
 
 async def test_flushes_reported_from_a_thread_reach_the_loop(sync_bench: Bench) -> None:
