@@ -15,7 +15,7 @@ ACCOUNT_SECRET: Final = "IOTMQ_ACCOUNT_SECRET"
 
 async def show(session: Session, options: argparse.Namespace) -> Result:
     """The version of the accounts at each broker: the same everywhere when all have the same changes."""
-    versions = await session.access.versions(options.broker_names)
+    versions = await session.admin.access.versions(options.broker_names)
     rows = [
         {"broker": name, "changes": version.counter, "changed_ms": version.timestamp}
         for name, version in sorted(versions.items())
@@ -25,7 +25,7 @@ async def show(session: Session, options: argparse.Namespace) -> Result:
 
 async def put(session: Session, options: argparse.Namespace) -> Result:
     """Make an account, or change what is named of one."""
-    names = await session.access.put(
+    names = await session.admin.access.put(
         options.account,
         # Not an option: command lines are there for all users of the machine to see.
         secret_key=os.environ.get(ACCOUNT_SECRET, ""),
@@ -44,7 +44,7 @@ async def put(session: Session, options: argparse.Namespace) -> Result:
 
 async def delete(session: Session, options: argparse.Namespace) -> Result:
     """Delete an account."""
-    names = await session.access.delete(options.account, options.broker_names)
+    names = await session.admin.access.delete(options.account, options.broker_names)
     return Done(
         f"account {options.account} deleted at {', '.join(names)}",
         {"account": options.account, "brokers": names},
@@ -53,7 +53,7 @@ async def delete(session: Session, options: argparse.Namespace) -> Result:
 
 async def set_white_addresses(session: Session, options: argparse.Namespace) -> Result:
     """Let addresses do everything without an account."""
-    names = await session.access.set_white_addresses(options.addresses, options.broker_names)
+    names = await session.admin.access.set_white_addresses(options.addresses, options.broker_names)
     return Done(
         f"{', '.join(options.addresses)} need no account at {', '.join(names)}",
         {"addresses": options.addresses, "brokers": names},

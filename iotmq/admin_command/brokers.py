@@ -18,7 +18,7 @@ from iotmq.errors import BrokerError, ConnectionClosedError, RequestTimeoutError
 
 async def list_cluster(session: Session, options: argparse.Namespace) -> Result:
     """Every broker of every cluster with how busy it is; those that do not answer are there, too."""
-    places = await session.configurations.brokers()
+    places = await session.admin.configurations.brokers()
     loads = await asyncio.gather(*(_load(session, place) for place in places))
     rows = [
         {
@@ -46,7 +46,7 @@ async def list_cluster(session: Session, options: argparse.Namespace) -> Result:
 
 async def show_status(session: Session, options: argparse.Namespace) -> Result:
     """Everything brokers say about themselves."""
-    tables = await session.brokers.runtime_info(options.broker_names)
+    tables = await session.admin.statistics.runtime_info(options.broker_names)
     if len(tables) == 1:
         (values,) = tables.values()
         return Fields(dict(sorted(values.items())))
@@ -60,19 +60,19 @@ async def show_status(session: Session, options: argparse.Namespace) -> Result:
 
 async def show_settings(session: Session, options: argparse.Namespace) -> Result:
     """Every setting of a broker."""
-    return Fields(await session.changes.broker_settings(options.broker))
+    return Fields(await session.admin.changes.broker_settings(options.broker))
 
 
 async def change_settings(session: Session, options: argparse.Namespace) -> Result:
     """Change settings of running brokers."""
     wanted = parse_pairs(options.settings)
-    names = await session.changes.change_broker_settings(wanted, options.broker_names)
+    names = await session.admin.changes.change_broker_settings(wanted, options.broker_names)
     return Done(f"{', '.join(wanted)} changed at {', '.join(names)}", {"settings": wanted, "brokers": names})
 
 
 async def wipe_write_permission(session: Session, options: argparse.Namespace) -> Result:
     """Take a broker out of the routes that producers see."""
-    count = await session.changes.set_writable(options.broker, is_writable=False)
+    count = await session.admin.changes.set_writable(options.broker, is_writable=False)
     return Done(
         f"{count} topics of {options.broker} take no messages, in the routes, until one of them changes",
         {"broker": options.broker, "topics": count},
@@ -81,7 +81,7 @@ async def wipe_write_permission(session: Session, options: argparse.Namespace) -
 
 async def add_write_permission(session: Session, options: argparse.Namespace) -> Result:
     """Put a broker back into the routes that producers see."""
-    count = await session.changes.set_writable(options.broker, is_writable=True)
+    count = await session.admin.changes.set_writable(options.broker, is_writable=True)
     return Done(
         f"{count} topics of {options.broker} take messages again", {"broker": options.broker, "topics": count}
     )
@@ -89,7 +89,7 @@ async def add_write_permission(session: Session, options: argparse.Namespace) ->
 
 async def show_statistics(session: Session, options: argparse.Namespace) -> Result:
     """What brokers counted under a name and key, over a minute, an hour and a day."""
-    found = await session.brokers.statistics(options.name, options.key, options.broker_names)
+    found = await session.admin.statistics.statistics(options.name, options.key, options.broker_names)
     rows = [
         {"broker": broker, "span": span, **msgspec.structs.asdict(statistic)}
         for broker, statistics in sorted(found.items())
@@ -104,7 +104,7 @@ async def show_statistics(session: Session, options: argparse.Namespace) -> Resu
 
 async def delete_expired(session: Session, options: argparse.Namespace) -> Result:
     """Delete log files past their age now."""
-    names = await session.changes.delete_expired(options.broker_names)
+    names = await session.admin.changes.delete_expired(options.broker_names)
     return Done(f"{', '.join(names)}: what is past its age is deleted", {"brokers": names})
 
 
@@ -112,7 +112,7 @@ async def _load(session: Session, place: BrokerPlace) -> dict[str, object]:
     if place.broker_id != MASTER_ID:
         return {}
     try:
-        (values,) = (await session.brokers.runtime_info([place.name])).values()
+        (values,) = (await session.admin.statistics.runtime_info([place.name])).values()
     except (ConnectionClosedError, RequestTimeoutError, BrokerError, RouteNotFoundError):
         return {"version": "does not answer"}
     return {

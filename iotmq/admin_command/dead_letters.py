@@ -16,7 +16,7 @@ _PRODUCER_GROUP = "iotmq-admin"
 async def list_all(session: Session, options: argparse.Namespace) -> Result:
     """What a group gave up, oldest first per queue."""
     rows: list[dict[str, object]] = []
-    async for letter in session.dead_letters.of_group(
+    async for letter in session.admin.dead_letters.of_group(
         options.group, begin_ms=options.begin_ms or 0, end_ms=options.end_ms
     ):
         if len(rows) == options.count_max:
@@ -43,9 +43,9 @@ async def resend(session: Session, options: argparse.Namespace) -> Result:
     resent = Resent(0, [])
     async with Producer(session.client, _PRODUCER_GROUP) as producer:
         if options.message_ids:
-            resent = await session.dead_letters.resend(options.group, options.message_ids, producer)
+            resent = await session.admin.dead_letters.resend(options.group, options.message_ids, producer)
         else:
-            async for resent in session.dead_letters.resend_all(
+            async for resent in session.admin.dead_letters.resend_all(
                 options.group,
                 producer,
                 begin_ms=options.begin_ms or 0,
@@ -64,7 +64,7 @@ async def resend(session: Session, options: argparse.Namespace) -> Result:
 
 async def export(session: Session, options: argparse.Namespace) -> Result:
     """A line of JSON for each dead letter, with all of it."""
-    async for letter in session.dead_letters.of_group(
+    async for letter in session.admin.dead_letters.of_group(
         options.group, begin_ms=options.begin_ms or 0, end_ms=options.end_ms
     ):
         session.output.write(exported(letter))

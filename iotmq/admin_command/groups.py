@@ -12,12 +12,12 @@ from iotmq.admin_command.session import Session
 
 async def list_groups(session: Session, options: argparse.Namespace) -> Result:
     """Every group with its members and how far it is behind."""
-    configured = await session.configurations.groups()
+    configured = await session.admin.configurations.groups()
     names = sorted({name for groups in configured.values() for name in groups})
     rows = []
     for name in names:
-        connections = await session.groups.connections(name)
-        progress = await session.groups.progress(name)
+        connections = await session.admin.groups.connections(name)
+        progress = await session.admin.groups.progress(name)
         if not (options.is_all or connections or progress.queues):
             continue
         rows.append(
@@ -34,7 +34,7 @@ async def list_groups(session: Session, options: argparse.Namespace) -> Result:
 
 async def show_progress(session: Session, options: argparse.Namespace) -> Result:
     """How far a group is in every queue."""
-    progress = await session.groups.progress(options.group, options.topic or "")
+    progress = await session.admin.groups.progress(options.group, options.topic or "")
     rows = [
         {
             "topic": queue.topic,
@@ -56,7 +56,7 @@ async def show_progress(session: Session, options: argparse.Namespace) -> Result
 
 async def show_connections(session: Session, options: argparse.Namespace) -> Result:
     """The live members of a group."""
-    found = await session.groups.connections(options.group)
+    found = await session.admin.groups.connections(options.group)
     members = () if found is None else found.connection_set
     return _clients(members, f"group {options.group} has no live consumer")
 
@@ -64,20 +64,22 @@ async def show_connections(session: Session, options: argparse.Namespace) -> Res
 async def show_producers(session: Session, options: argparse.Namespace) -> Result:
     """The live producers of a group."""
     return _clients(
-        await session.groups.producers(options.group), f"group {options.group} has no live producer"
+        await session.admin.groups.producers(options.group), f"group {options.group} has no live producer"
     )
 
 
 async def show_running(session: Session, options: argparse.Namespace) -> Result:
     """What a consumer says about itself."""
-    info = await session.groups.running_info(options.group, options.client, with_stack=options.has_stack)
+    info = await session.admin.groups.running_info(
+        options.group, options.client, with_stack=options.has_stack
+    )
     return Fields(msgspec.to_builtins(info))
 
 
 async def create(session: Session, options: argparse.Namespace) -> Result:
     """Make a group, or change what is named of one."""
     known = {}
-    for groups in (await session.configurations.groups(options.broker_names)).values():
+    for groups in (await session.admin.configurations.groups(options.broker_names)).values():
         if options.group in groups:
             known = msgspec.to_builtins(groups[options.group])
     wanted = {
@@ -87,7 +89,7 @@ async def create(session: Session, options: argparse.Namespace) -> Result:
         "consumeBroadcastEnable": options.may_broadcast,
     }
     settings = {**known, **{name: value for name, value in wanted.items() if value is not None}}
-    names = await session.changes.update_group(options.group, settings, options.broker_names)
+    names = await session.admin.changes.update_group(options.group, settings, options.broker_names)
     return Done(
         f"group {options.group} set at {', '.join(names)}", {"group": options.group, "brokers": names}
     )
@@ -95,7 +97,7 @@ async def create(session: Session, options: argparse.Namespace) -> Result:
 
 async def delete(session: Session, options: argparse.Namespace) -> Result:
     """Delete a group with its retry and dead letter topics and its offsets."""
-    names = await session.changes.delete_group(options.group, with_offsets=not options.keeps_offsets)
+    names = await session.admin.changes.delete_group(options.group, with_offsets=not options.keeps_offsets)
     return Done(
         f"group {options.group} deleted at {', '.join(names)}", {"group": options.group, "brokers": names}
     )
@@ -103,7 +105,7 @@ async def delete(session: Session, options: argparse.Namespace) -> Result:
 
 async def reset_offsets(session: Session, options: argparse.Namespace) -> Result:
     """Let a group go on at another place of a topic."""
-    moved = await session.changes.reset_offsets(
+    moved = await session.admin.changes.reset_offsets(
         options.group, options.topic, options.place_ms, is_forced=not options.is_only_back
     )
     rows = [
@@ -121,7 +123,7 @@ async def reset_offsets(session: Session, options: argparse.Namespace) -> Result
 
 async def clone_offsets(session: Session, options: argparse.Namespace) -> Result:
     """Let a group begin where another one is."""
-    names = await session.changes.clone_offsets(options.source, options.target, options.topic or "")
+    names = await session.admin.changes.clone_offsets(options.source, options.target, options.topic or "")
     return Done(
         f"group {options.target} begins where {options.source} is, at {', '.join(names)}",
         {"source": options.source, "target": options.target, "brokers": names},

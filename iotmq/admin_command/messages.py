@@ -17,16 +17,16 @@ from iotmq.message.errors import MessageFormatError
 
 async def show_by_id(session: Session, options: argparse.Namespace) -> Result:
     """The message at a place."""
-    return Fields(_fields(await session.messages.by_id(options.message_id)))
+    return Fields(_fields(await session.admin.messages.by_id(options.message_id)))
 
 
 async def find_by_key(session: Session, options: argparse.Namespace) -> Result:
     """Messages by a word among their keys, or by their sender's id."""
     if options.is_unique:
-        found = await session.messages.by_unique_key(options.topic, options.key)
+        found = await session.admin.messages.by_unique_key(options.topic, options.key)
     else:
         limits = {} if options.end_ms is None else {"end_ms": options.end_ms}
-        found = await session.messages.by_key(
+        found = await session.admin.messages.by_key(
             options.topic, options.key, begin_ms=options.begin_ms or 0, **limits
         )
     return table_of(found, f"no message of topic {options.topic} has {options.key}")
@@ -35,7 +35,7 @@ async def find_by_key(session: Session, options: argparse.Namespace) -> Result:
 async def show_by_offset(session: Session, options: argparse.Namespace) -> Result:
     """The message with an offset."""
     queue = MessageQueue(options.topic, options.broker, options.queue)
-    message = await session.messages.at_offset(queue, options.offset)
+    message = await session.admin.messages.at_offset(queue, options.offset)
     if message is None:
         raise ClientError(
             f"queue {options.queue} of topic {options.topic} at {options.broker} has no message with offset "
@@ -46,9 +46,10 @@ async def show_by_offset(session: Session, options: argparse.Namespace) -> Resul
 
 async def track(session: Session, options: argparse.Namespace) -> Result:
     """What became of a message in every group."""
-    message = await session.messages.by_id(options.message_id)
+    message = await session.admin.messages.by_id(options.message_id)
     rows = [
-        {"group": track.group, "state": track.state.value} for track in await session.messages.track(message)
+        {"group": track.group, "state": track.state.value}
+        for track in await session.admin.messages.track(message)
     ]
     return Table(("group", "state"), rows, nothing=f"no group consumes topic {message.record.topic}")
 

@@ -12,7 +12,7 @@ from iotmq.errors import ClientError
 
 async def get_value(session: Session, options: argparse.Namespace) -> Result:
     """One value."""
-    value = await session.changes.value(options.namespace, options.key)
+    value = await session.admin.changes.value(options.namespace, options.key)
     if value is None:
         raise ClientError(
             f"there is no value {options.key} in namespace {options.namespace}: `kv list "
@@ -23,14 +23,14 @@ async def get_value(session: Session, options: argparse.Namespace) -> Result:
 
 async def list_values(session: Session, options: argparse.Namespace) -> Result:
     """All values of a namespace."""
-    values = await session.changes.values(options.namespace)
+    values = await session.admin.changes.values(options.namespace)
     rows = [{"key": key, "value": value} for key, value in sorted(values.items())]
     return Table(("key", "value"), rows, nothing=f"namespace {options.namespace} is empty")
 
 
 async def put_value(session: Session, options: argparse.Namespace) -> Result:
     """Set a value at every registry."""
-    await session.changes.put_value(options.namespace, options.key, options.value)
+    await session.admin.changes.put_value(options.namespace, options.key, options.value)
     return Done(
         f"{options.namespace}/{options.key} set",
         {"namespace": options.namespace, "key": options.key, "value": options.value},
@@ -39,7 +39,7 @@ async def put_value(session: Session, options: argparse.Namespace) -> Result:
 
 async def delete_value(session: Session, options: argparse.Namespace) -> Result:
     """Delete a value at every registry."""
-    await session.changes.delete_value(options.namespace, options.key)
+    await session.admin.changes.delete_value(options.namespace, options.key)
     return Done(
         f"{options.namespace}/{options.key} deleted", {"namespace": options.namespace, "key": options.key}
     )
@@ -49,7 +49,7 @@ async def show_settings(session: Session, options: argparse.Namespace) -> Result
     """Every setting of every registry."""
     rows = [
         {"registry": address, "name": name, "value": value}
-        for address, settings in (await session.changes.registry_settings()).items()
+        for address, settings in (await session.admin.changes.registry_settings()).items()
         for name, value in sorted(settings.items())
     ]
     return Table(("registry", "name", "value"), rows)
@@ -58,5 +58,5 @@ async def show_settings(session: Session, options: argparse.Namespace) -> Result
 async def change_settings(session: Session, options: argparse.Namespace) -> Result:
     """Change settings of all registries until they are started again."""
     wanted = parse_pairs(options.settings)
-    await session.changes.change_registry_settings(wanted)
+    await session.admin.changes.change_registry_settings(wanted)
     return Done(f"{', '.join(wanted)} changed at all registries", {"settings": wanted})

@@ -17,11 +17,13 @@ _INTERNAL = ("%RETRY%", "%DLQ%")
 
 async def list_topics(session: Session, options: argparse.Namespace) -> Result:
     """Topics with their brokers and queues; the brokers' own and groups' only when asked for."""
-    by_broker = await session.configurations.topics()
+    by_broker = await session.admin.configurations.topics()
     of_cluster = (
-        set(await session.configurations.topics_of_cluster(options.cluster)) if options.cluster else None
+        set(await session.admin.configurations.topics_of_cluster(options.cluster))
+        if options.cluster
+        else None
     )
-    hidden = set() if options.is_all else set(await session.brokers.system_topics())
+    hidden = set() if options.is_all else set(await session.admin.statistics.system_topics())
     rows = [
         {
             "topic": name,
@@ -43,8 +45,8 @@ async def list_topics(session: Session, options: argparse.Namespace) -> Result:
 
 async def show_status(session: Session, options: argparse.Namespace) -> Result:
     """What each queue of a topic holds."""
-    await session.configurations.route(options.topic)
-    content = await session.brokers.topic_content(options.topic)
+    await session.admin.configurations.route(options.topic)
+    content = await session.admin.statistics.topic_content(options.topic)
     rows = [
         {
             "broker": queue.broker_name,
@@ -74,22 +76,24 @@ async def show_route(session: Session, options: argparse.Namespace) -> Result:
             "perm": permission_text(queues.perm),
             "frozen": queues.frozen_queues,
         }
-        for queues in await session.configurations.route(options.topic)
+        for queues in await session.admin.configurations.route(options.topic)
     ]
     return Table(("broker", "addresses", "read_queues", "write_queues", "perm", "frozen"), rows)
 
 
 async def show_groups(session: Session, options: argparse.Namespace) -> Result:
     """The groups that consume a topic, and how far they are behind."""
-    groups = await session.groups.of_topic(options.topic)
-    progress = await asyncio.gather(*(session.groups.progress(group, options.topic) for group in groups))
+    groups = await session.admin.groups.of_topic(options.topic)
+    progress = await asyncio.gather(
+        *(session.admin.groups.progress(group, options.topic) for group in groups)
+    )
     rows = [{"group": group, "behind": found.behind} for group, found in zip(groups, progress, strict=True)]
     return Table(("group", "behind"), rows, nothing=f"no group consumes topic {options.topic}")
 
 
 async def create(session: Session, options: argparse.Namespace) -> Result:
     """Make a topic; it must not be there yet."""
-    by_broker = await session.configurations.topics(options.broker_names)
+    by_broker = await session.admin.configurations.topics(options.broker_names)
     there = sorted(name for name, topics in by_broker.items() if options.topic in topics)
     if there:
         raise ClientError(
@@ -102,11 +106,11 @@ async def create(session: Session, options: argparse.Namespace) -> Result:
 async def update(session: Session, options: argparse.Namespace) -> Result:
     """Change a topic at all brokers that have it; what is not named stays."""
     changed: list[str] = []
-    for broker, topics in sorted((await session.configurations.topics(options.broker_names)).items()):
+    for broker, topics in sorted((await session.admin.configurations.topics(options.broker_names)).items()):
         topic = topics.get(options.topic)
         if topic is None:
             continue
-        changed += await session.changes.update_topic(
+        changed += await session.admin.changes.update_topic(
             options.topic,
             read_queues=options.read_queues or topic.read_queue_nums,
             write_queues=options.write_queues or topic.write_queue_nums,
@@ -124,10 +128,10 @@ async def update(session: Session, options: argparse.Namespace) -> Result:
 
 async def delete(session: Session, options: argparse.Namespace) -> Result:
     """Delete a topic with its messages and the offsets of all groups in it."""
-    configured = await session.configurations.topics()
+    configured = await session.admin.configurations.topics()
     if not any(options.topic in topics for topics in configured.values()):
         raise ClientError(f"no broker has topic {options.topic}: `topic list --all` shows what there is")
-    names = await session.changes.delete_topic(options.topic)
+    names = await session.admin.changes.delete_topic(options.topic)
     return Done(
         f"topic {options.topic} deleted at {', '.join(names)}", {"topic": options.topic, "brokers": names}
     )
@@ -135,48 +139,48 @@ async def delete(session: Session, options: argparse.Namespace) -> Result:
 
 async def clean_unused(session: Session, options: argparse.Namespace) -> Result:
     """Delete what is left of topics that are not configured."""
-    names = await session.changes.clean_unused_topics(options.broker_names)
+    names = await session.admin.changes.clean_unused_topics(options.broker_names)
     return Done(f"cleaned at {', '.join(names)}", {"brokers": names})
 
 
 async def show_queues(session: Session, options: argparse.Namespace) -> Result:
     """Which queues take messages, and who has still to consume what."""
-    return _states(await session.scaling.states(options.topic, options.broker_names))
+    return _states(await session.admin.scaling.states(options.topic, options.broker_names))
 
 
 async def scale(session: Session, options: argparse.Namespace) -> Result:
     """Have more queues; fewer are had with `topic drain`."""
-    return _states(await session.scaling.add(options.topic, options.queues, options.broker_names))
+    return _states(await session.admin.scaling.add(options.topic, options.queues, options.broker_names))
 
 
 async def freeze(session: Session, options: argparse.Namespace) -> Result:
     """Let queues take no more messages."""
-    return _states(await session.scaling.freeze(options.topic, options.queue_ids, options.broker_names))
+    return _states(await session.admin.scaling.freeze(options.topic, options.queue_ids, options.broker_names))
 
 
 async def thaw(session: Session, options: argparse.Namespace) -> Result:
     """Let frozen queues take messages again."""
-    return _states(await session.scaling.thaw(options.topic, options.queue_ids, options.broker_names))
+    return _states(await session.admin.scaling.thaw(options.topic, options.queue_ids, options.broker_names))
 
 
 async def drain(session: Session, options: argparse.Namespace) -> Result:
     """Have fewer queues: freeze the last ones, wait until they are consumed, and remove them."""
     if options.is_forced:
-        for name, state in (await session.scaling.states(options.topic, options.broker_names)).items():
+        for name, state in (await session.admin.scaling.states(options.topic, options.broker_names)).items():
             going = [queue.queue_id for queue in state.queues if queue.queue_id >= options.queues]
             if going:
-                await session.scaling.freeze(options.topic, going, [name])
-                await session.scaling.remove(options.topic, options.queues, [name], is_forced=True)
+                await session.admin.scaling.freeze(options.topic, going, [name])
+                await session.admin.scaling.remove(options.topic, options.queues, [name], is_forced=True)
     else:
         await _drain(session, options)
-    return _states(await session.scaling.states(options.topic, options.broker_names))
+    return _states(await session.admin.scaling.states(options.topic, options.broker_names))
 
 
 async def _drain(session: Session, options: argparse.Namespace) -> None:
     step = DrainProgress(0, 0)
     try:
         async with asyncio.timeout(options.timeout_s):
-            async for step in session.scaling.scale_in(
+            async for step in session.admin.scaling.scale_in(
                 options.topic, options.queues, options.broker_names, interval_s=_DRAIN_LOOK_S
             ):
                 session.progress(
@@ -194,7 +198,7 @@ async def _drain(session: Session, options: argparse.Namespace) -> None:
 async def _put(
     session: Session, options: argparse.Namespace, *, read_queues: int, write_queues: int
 ) -> Result:
-    names = await session.changes.update_topic(
+    names = await session.admin.changes.update_topic(
         options.topic,
         read_queues=read_queues,
         write_queues=write_queues,

@@ -7,12 +7,17 @@ from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from iotmq.client import offsets
+from iotmq.client.admin_access import AccessAdmin
 from iotmq.client.admin_brokers import BrokerViews
 from iotmq.client.admin_calls import master_addresses
+from iotmq.client.admin_changes import AdminChanges
+from iotmq.client.admin_configs import Configurations
 from iotmq.client.admin_groups import GroupViews
 from iotmq.client.admin_messages import MessageViews
 from iotmq.client.client import IotmqClient, expect_success
+from iotmq.client.dead_letters import DeadLetters
 from iotmq.client.message import check_group, check_topic
+from iotmq.client.queue_scaling import QueueScaling
 from iotmq.client.routes import PERMISSION_READ, PERMISSION_WRITE, MessageQueue, TopicRoute
 from iotmq.errors import ClientError, RequestTimeoutError
 from iotmq.limits import QUEUES_PER_TOPIC_MAX
@@ -41,6 +46,16 @@ class Admin:
         """Messages by id, key and offset, and what became of them."""
         self.statistics = BrokerViews(client)
         """What brokers say about themselves and what they counted."""
+        self.configurations = Configurations(client)
+        """How brokers, topics and groups are set."""
+        self.changes = AdminChanges(client)
+        """Topics, groups, settings, permissions and values, changed in all places they belong to."""
+        self.scaling = QueueScaling(client)
+        """More queues or fewer for a topic in use."""
+        self.dead_letters = DeadLetters(client)
+        """What groups gave up: listed, sent again, exported."""
+        self.access = AccessAdmin(client)
+        """Accounts of brokers with access control."""
 
     async def brokers(self) -> dict[str, dict[int, str]]:
         """Broker name -> broker id (0 = master) -> HOST:PORT."""

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from iotmq.client.client import IotmqClient, expect_success
+from iotmq.client.routes import TopicRoute
 from iotmq.errors import BrokerError, ClientError, RouteNotFoundError
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
+
+# How long a change may take to show at the registry, and how often it is looked for.
+_SHOWN_S: Final = 3.0
+_LOOK_AGAIN_S: Final = 0.02
 
 
 class QueueState(msgspec.Struct, rename="camel"):
@@ -62,26 +67,28 @@ class QueueScaling:
         self, topic: str, queue_count: int, broker_names: Collection[str] = ()
     ) -> dict[str, TopicState]:
         """Have so many queues on each broker; the new ones take messages at once."""
-        return await self._ask(RequestCode.ADD_QUEUES, topic, broker_names, {"queueNums": str(queue_count)})
+        return await self._change(
+            RequestCode.ADD_QUEUES, topic, broker_names, {"queueNums": str(queue_count)}
+        )
 
     async def freeze(
         self, topic: str, queue_ids: Collection[int], broker_names: Collection[str] = ()
     ) -> dict[str, TopicState]:
         """Let queues take no more messages; they are still read."""
-        return await self._ask(RequestCode.FREEZE_QUEUES, topic, broker_names, _ids(queue_ids))
+        return await self._change(RequestCode.FREEZE_QUEUES, topic, broker_names, _ids(queue_ids))
 
     async def thaw(
         self, topic: str, queue_ids: Collection[int], broker_names: Collection[str] = ()
     ) -> dict[str, TopicState]:
         """Let frozen queues take messages again."""
-        return await self._ask(RequestCode.THAW_QUEUES, topic, broker_names, _ids(queue_ids))
+        return await self._change(RequestCode.THAW_QUEUES, topic, broker_names, _ids(queue_ids))
 
     async def remove(
         self, topic: str, queue_count: int, broker_names: Collection[str] = (), *, is_forced: bool = False
     ) -> dict[str, TopicState]:
         """Have so many queues left on each broker. Those that go are frozen, and drained unless forced."""
         ext = {"queueNums": str(queue_count), "isForce": "true" if is_forced else "false"}
-        return await self._ask(RequestCode.REMOVE_QUEUES, topic, broker_names, ext)
+        return await self._change(RequestCode.REMOVE_QUEUES, topic, broker_names, ext)
 
     async def scale_in(
         self, topic: str, queue_count: int, broker_names: Collection[str] = (), *, interval_s: float = 1.0
@@ -115,6 +122,23 @@ class QueueScaling:
             if state.read_queue_nums > queue_count:
                 await self.remove(topic, queue_count, [name])
 
+    async def _change(
+        self, code: int, topic: str, broker_names: Collection[str], ext: dict[str, str]
+    ) -> dict[str, TopicState]:
+        """Returns when the registry shows the change, so that what is asked next is about it.
+
+        A registry that does not, for a while, is not waited for: the change is made.
+        """
+        states = await self._ask(code, topic, broker_names, ext)
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + _SHOWN_S
+        while loop.time() < deadline_s:
+            route = await self._client.routes.refresh(topic)
+            if route is not None and all(_is_shown(route, name, state) for name, state in states.items()):
+                break
+            await asyncio.sleep(_LOOK_AGAIN_S)
+        return states
+
     async def _ask(
         self, code: int, topic: str, broker_names: Collection[str], ext: dict[str, str]
     ) -> dict[str, TopicState]:
@@ -141,6 +165,14 @@ class QueueScaling:
                     1, f"what broker {name} says of topic {topic} is unreadable: {error}"
                 ) from error
         return states
+
+
+def _is_shown(route: TopicRoute, broker_name: str, state: TopicState) -> bool:
+    readable = sum(queue.broker_name == broker_name for queue in route.readable)
+    writable = {queue.queue_id for queue in route.writable if queue.broker_name == broker_name}
+    wanted = {queue.queue_id for queue in state.queues if queue.state == "open"}
+    # Without a permission there is nothing to be seen of it.
+    return readable in (0, state.read_queue_nums) and (not writable or writable == wanted)
 
 
 def _ids(queue_ids: Collection[int]) -> dict[str, str]:

@@ -12,9 +12,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from iotmq.broker.changed_settings import ChangedSettings
 from iotmq.broker.config_files import ConfigFile
 from iotmq.broker.consumer_offsets import ConsumerOffsets
 from iotmq.broker.delays import DelayOffsetTable
+from iotmq.broker.deleted_topics import DeletedTopic, DeletedTopics
+from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.subscription_groups import SYSTEM_GROUPS, SubscriptionGroups
 from iotmq.broker.topics import TopicConfig, TopicTable
 from iotmq.clock import ManualClock
@@ -78,6 +81,13 @@ def example(directory: Path) -> None:
     offsets.write(offsets.encode())
     delays = msgspec.json.encode(DelayOffsetTable(offset_table={1: 10, 3: 2}))
     ConfigFile(directory / "config" / "delayOffset.json").write(delays, is_synced=False)
+    deleted = DeletedTopics(directory / "config" / "deletedTopics.json")
+    deleted.add("U", DeletedTopic(position=4096, version=2))
+    deleted.write(deleted.take_unsaved() or b"")
+    settings = ChangedSettings(
+        directory / "config" / "brokerSettings.json", BrokerSettings(), StoreSettings()
+    )
+    settings.change({"broker.is_writable": "false"}, END_MS)
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +153,8 @@ def test_the_page_has_a_dump_of_every_format() -> None:
         "config/subscriptionGroup.json",
         "config/consumerOffset.json",
         "config/delayOffset.json",
+        "config/deletedTopics.json",
+        "config/brokerSettings.json",
     ]
 
 
