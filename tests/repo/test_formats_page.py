@@ -26,8 +26,8 @@ from iotmq.message.properties import decode_properties
 from iotmq.message.record import check_record, decode_record, encode_batch, iter_records
 from iotmq.message.tags import tag_hash
 from iotmq.store.checkpoint import Checkpoint, read_checkpoint
-from iotmq.store.flushed_mark import read_flushed_mark
 from iotmq.store.consume_queue import ConsumeQueue
+from iotmq.store.flushed_mark import read_flushed_mark
 from iotmq.store.key_index import IndexFile, KeyIndex, key_hash
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
