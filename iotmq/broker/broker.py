@@ -412,7 +412,9 @@ class Broker:
         self._transactions.start()
         await self._server.start()
         self.intake.open()
-        self._transaction_checks.start()
+        if settings.broker_id == 0:
+            # Each question is a record, and a slave's log is its master's.
+            self._transaction_checks.start()
         self._delays.start()
         self._registration = Registration(
             map(parse_address, settings.registries),

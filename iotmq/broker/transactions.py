@@ -160,11 +160,19 @@ class Transactions:
         self._half_offset = self._cursor(half_queue)
         self._op_offset = self._cursor(op_queue)
         # One byte for each half: most have ended, and their number has no limit.
-        is_ended = bytearray(half_queue.max_offset - self._half_offset)
+        ended = bytearray(half_queue.max_offset - self._half_offset)
+        ended_before: set[int] = set()
         for record in self._records(op_queue, self._op_offset):
             for offset in read_op(record):
-                if 0 <= offset - self._half_offset < len(is_ended):
-                    is_ended[offset - self._half_offset] = 1
+                if offset < self._half_offset:
+                    ended_before.add(offset)
+                elif offset < half_queue.max_offset:
+                    ended[offset - self._half_offset] = 1
+
+        def is_ended(offset: int) -> bool:
+            at = offset - self._half_offset
+            return bool(ended[at]) if at >= 0 else offset in ended_before
+
         now_s, now_ms = self._clock.monotonic_s(), self._clock.now_ms()
         for record in self._records(half_queue, self._half_offset):
             half = read_half(record)
@@ -172,7 +180,8 @@ class Transactions:
                 logger.warning("the half message at position %d has no real topic", record.position)
                 continue
             self._pending.pop(half.first_offset, None)
-            if not is_ended[record.queue_offset - self._half_offset]:
+            # Brokers of the Java kind write the op record of the first half, whatever copies there are.
+            if not is_ended(record.queue_offset) and not is_ended(half.first_offset):
                 age_s = max(0, now_ms - record.store_timestamp_ms) / 1000
                 self._pending[half.first_offset] = Pending(
                     half, offset=record.queue_offset, position=record.position, begun_s=now_s - age_s

@@ -107,12 +107,11 @@ class TransactionProducer(Producer):
         settings: ProducerSettings | None = None,
         *,
         topics: Iterable[str] = (),
-        checks_max: int = limits.TRANSACTION_CHECKS_IN_FLIGHT_MAX,
     ) -> None:
         super().__init__(client, group, settings)
         self._check = check
         self._topics = tuple(topics)
-        self._checks_max = checks_max
+        self._checks_max = limits.TRANSACTION_CHECKS_IN_FLIGHT_MAX
         self._checks: set[asyncio.Task[None]] = set()
         self._checks_total = 0
         self._checks_dropped_total = 0

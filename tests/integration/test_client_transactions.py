@@ -39,6 +39,7 @@ from iotmq.errors import (
     ProducerBusyError,
     RequestTimeoutError,
 )
+from iotmq.limits import TRANSACTION_CHECKS_IN_FLIGHT_MAX
 from iotmq.message.record import iter_records
 from iotmq.registry.server import Registry
 from iotmq.registry.settings import RegistrySettings
@@ -248,8 +249,10 @@ async def test_questions_past_the_maximum_are_dropped(gateway: Gateway) -> None:
 
     async with (
         IotmqClient(gateway.client_settings) as client,
-        TransactionProducer(client, "orders", check, checks_max=2) as producer,
+        TransactionProducer(client, "orders", check) as producer,
     ):
+        assert producer._checks_max == TRANSACTION_CHECKS_IN_FLIGHT_MAX
+        producer._checks_max = 2
         for number in range(3):
             await producer.begin(Message("T", b"%d" % number))
 

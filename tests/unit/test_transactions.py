@@ -18,6 +18,7 @@ from iotmq.broker.half_messages import (
     parse_half,
     read_op,
 )
+from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.topics import HALF_TOPIC, OP_HALF_TOPIC, SCHEDULE_TOPIC, TRANSACTION_CHECKS_MAX_TOPIC
 from iotmq.broker.transactions import CURSOR_GROUP, State
 from iotmq.errors import RequestError
@@ -125,12 +126,12 @@ async def test_an_end_may_come_twice_but_counts_once(bench: Bench) -> None:
 
 
 async def test_only_so_many_ends_are_remembered(bench: Bench) -> None:
+    assert bench.transactions._ended_max == limits.TRANSACTIONS_ENDED_REMEMBERED_MAX
     bench.transactions._ended_max = 2
     prepared = [bench.prepare() for _ in range(3)]
     for each in prepared:
         bench.end(each, COMMIT)
     assert [bench.end(each, COMMIT).code for each in prepared] == [1, 0, 0]
-    assert limits.TRANSACTIONS_ENDED_REMEMBERED_MAX > 2
     assert len(bench.bodies()) == 3
 
 
@@ -252,6 +253,7 @@ async def test_a_message_that_cannot_wait_for_its_time_stays_open(bench: Bench) 
 
 
 async def test_so_many_may_be_pending_and_no_more(tmp_path: Path) -> None:
+    assert BrokerSettings().transactions_pending_max == limits.TRANSACTIONS_PENDING_MAX
     bench = await open_bench(tmp_path, transactions_pending_max=3)
     prepared = [bench.prepare() for _ in range(3)]
     refused = bench.prepare()
@@ -287,23 +289,38 @@ def test_halves_of_brokers_of_the_java_kind_are_read() -> None:
     assert parse_half(b"REAL_QID\x010\x02", 0) is None
 
 
+def put_op(bench: Bench, body: bytes, properties: bytes = b"TAGS\x01d") -> None:
+    """An op record as another broker may have left it."""
+    bench.intake.append(
+        OP_HALF_TOPIC,
+        0,
+        encode_element(body, properties, 0),
+        born_timestamp_ms=0,
+        born_host=HOST,
+        done=lambda result: None,
+        is_internal=True,
+    )
+
+
+@pytest.mark.parametrize("with_cursors", [False, True])
+async def test_the_op_record_of_a_first_half_ends_its_copies(bench: Bench, with_cursors: bool) -> None:
+    bench.prepare()
+    bench.prepare(key="K2")
+    bench.check()
+    put_op(bench, b"0")
+    if with_cursors:
+        # Both first halves are behind it, and only the op record's own offset says what it is about.
+        bench.offsets.commit(CURSOR_GROUP, HALF_TOPIC, 0, 2)
+        bench.save_offsets()
+    await bench.restart()
+    assert [(pending.first_offset, pending.offset) for pending in bench.transactions.pending()] == [(1, 3)]
+
+
 async def test_op_records_with_several_offsets_are_read(bench: Bench) -> None:
     prepared = [bench.prepare() for _ in range(4)]
-
-    def put(body: bytes, properties: bytes) -> None:
-        bench.intake.append(
-            OP_HALF_TOPIC,
-            0,
-            encode_element(body, properties, 0),
-            born_timestamp_ms=0,
-            born_host=HOST,
-            done=lambda result: None,
-            is_internal=True,
-        )
-
-    put(b"0, 2,x,", b"TAGS\x01d")
-    put(b"1", b"TAGS\x01other")
-    put(b"99999999,-3," + b"9" * 30, b"TAGS\x01d")
+    put_op(bench, b"0, 2,x,")
+    put_op(bench, b"1", b"TAGS\x01other")
+    put_op(bench, b"99999999,-3," + b"9" * 30)
     assert [read_op(record) for record in bench.records(OP_HALF_TOPIC, 0)] == [[0, 2], [], [99999999]]
     await bench.restart()
     assert [pending.offset for pending in bench.transactions.pending()] == [1, 3]
