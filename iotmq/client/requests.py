@@ -20,6 +20,7 @@ from iotmq.client.producer import Producer
 from iotmq.client.routes import MASTER_ID, MessageQueue
 from iotmq.client.settings import ProducerSettings
 from iotmq.errors import ClientError, ConnectionClosedError, ProducerBusyError, RequestTimeoutError
+from iotmq.message.errors import MessageFormatError
 from iotmq.message.hosts import encode_host
 from iotmq.message.message_ids import UniqueKeys
 from iotmq.message.properties import CLUSTER, CORRELATION_ID, MSG_TYPE, REPLY_TO_CLIENT, REPLY_TTL, REPLY_TYPE
@@ -141,7 +142,7 @@ class Requester:
             )
         try:
             message = _read_reply(command, properties)
-        except ValueError as error:
+        except (ValueError, MessageFormatError) as error:
             return command.reply(ResponseCode.SYSTEM_ERROR, remark=f"the reply cannot be read: {error}")
         future.set_result(message)
         return command.reply(ResponseCode.SUCCESS)
@@ -218,7 +219,7 @@ def is_request(message: ReceivedMessage) -> bool:
 
 
 def _read_reply(command: Command, properties: bytes) -> ReceivedMessage:
-    """The message in a 326. ValueError when a field is wrong."""
+    """The message in a 326. ValueError or MessageFormatError when a field is wrong."""
     ext = command.ext
     topic = ext.get("topic", "")
     queue_id = int(ext.get("queueId", 0))

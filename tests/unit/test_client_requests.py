@@ -1,0 +1,114 @@
+"""Replies as brokers push them (326), and questions about transactions (39), in all their forms."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from fake_broker import FakeBroker, FakeRegistry
+
+from iotmq.client import (
+    ClientSettings,
+    IotmqClient,
+    Message,
+    Requester,
+    TransactionProducer,
+    TransactionState,
+)
+from iotmq.client.requests import _read_reply
+from iotmq.errors import BrokerError
+from iotmq.message.hosts import decode_host
+from iotmq.message.record import encode_record
+from iotmq.remoting.codes import RequestCode
+from iotmq.remoting.command import Command
+
+FIELDS = {
+    "topic": "C_REPLY_TOPIC",
+    "queueId": "-1",
+    "flag": "7",
+    "sysFlag": "0",
+    "bornTimestamp": "1700000000000",
+    "storeTimestamp": "1700000000005",
+    "bornHost": "127.0.0.1:5000",
+    "storeHost": "127.0.0.1:10911",
+    "reconsumeTimes": "0",
+    "properties": "CORRELATION_ID\x01c1\x02",
+}
+
+
+def push(**fields: str) -> Command:
+    return Command.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, {**FIELDS, **fields}, b"body")
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("127.0.0.1:5000", ("127.0.0.1", 5000)),
+        ("/127.0.0.1:5000", ("127.0.0.1", 5000)),
+        ("host/10.0.0.1:5000", ("10.0.0.1", 5000)),
+        ("::1:5000", ("::1", 5000)),
+        ("[::1]:5000", ("::1", 5000)),
+        ("", ("0.0.0.0", 0)),
+    ],
+)
+def test_the_hosts_of_a_reply_are_read_in_every_form(text: str, host: tuple[str, int]) -> None:
+    reply = _read_reply(push(bornHost=text, storeHost=text), b"A\x01b\x02")
+    assert decode_host(reply.record.born_host) == host
+    assert decode_host(reply.record.store_host) == host
+    assert (reply.body, reply.properties, reply.flag) == (b"body", {"A": "b"}, 7)
+    assert (reply.born_timestamp_ms, reply.store_timestamp_ms) == (1_700_000_000_000, 1_700_000_000_005)
+
+
+async def test_a_reply_that_cannot_be_read_is_refused_and_the_request_goes_on_waiting() -> None:
+    requester = Requester(IotmqClient(ClientSettings()))
+    future = requester._waiting["c1"] = asyncio.get_running_loop().create_future()
+    connection: Any = None
+    for fields in ({"bornHost": "nowhere:x"}, {"flag": "seven"}, {"queueId": ""}, {"topic": "t" * 300}):
+        answer = requester._replied(connection, push(**fields))
+        assert answer is not None
+        assert (answer.code, "cannot be read" in (answer.remark or "")) == (1, True), fields
+    assert not future.done()
+    answer = requester._replied(connection, push())
+    assert answer is not None
+    assert answer.code == 0
+    assert (await future).body == b"body"
+    late = requester._replied(connection, push())
+    assert late is not None
+    assert "no request c1 waits" in (late.remark or "")
+
+
+def never(message: object) -> TransactionState:
+    raise AssertionError("nobody asked")
+
+
+async def test_a_question_that_is_not_for_this_group_or_cannot_be_read_is_left_alone() -> None:
+    producer = TransactionProducer(IotmqClient(ClientSettings()), "mine", never)
+    connection: Any = None
+    other = encode_record(topic="T", body=b"", properties=b"PGROUP\x01other\x02")
+    for body in (b"", b"garbage", other[:-1], other):
+        question = Command.request(RequestCode.CHECK_TRANSACTION_STATE, {}, body, oneway=True)
+        assert producer._asked(connection, question) is None
+    assert not producer._checks
+
+
+async def test_the_end_of_a_transaction_fails_with_what_the_broker_says() -> None:
+    broker = FakeBroker()
+    registry = FakeRegistry(broker)
+    for role in (broker, registry):
+        await role.start()
+    settings = ClientSettings(registries=(registry.address,))
+    async with IotmqClient(settings) as client, TransactionProducer(client, "mine", never) as producer:
+        transaction = await producer.begin(Message("T", b"body"))
+        sent = broker.seen(RequestCode.SEND_MESSAGE_V2)[0]
+        assert sent.ext["f"] == "4"
+        assert "TRAN_MSG\x01true\x02PGROUP\x01mine\x02" in sent.ext["i"]
+        # It knows no transactions.
+        with pytest.raises(BrokerError, match="not supported"):
+            await transaction.commit()
+        assert transaction.state is TransactionState.UNKNOWN
+        transaction.result._offset_message_ids = "nonsense"
+        with pytest.raises(BrokerError, match="bad id"):
+            await transaction.commit()
+    for role in (broker, registry):
+        await role.stop()
