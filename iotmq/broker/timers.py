@@ -43,13 +43,15 @@ from iotmq.metrics import Metric
 from iotmq.remoting.codes import ResponseCode
 from iotmq.store.store import Store
 from iotmq.store.timer_index import NEVER_MS, Timer, TimerIndex
-from iotmq.store.timer_record import delivery_of, mark_of
+from iotmq.store.timer_record import delivery_of, is_for, mark_of
 
 logger = logging.getLogger(__name__)
 
 # One turn of the loop hands over no more than this: some milliseconds of work.
 TURN_TIMERS_MAX: Final = 256
 TURN_BYTES_MAX: Final = 1 << 20
+# Records looked at for one page of a list.
+PAGE_BYTES_MAX: Final = 8 << 20
 # Handed over and not confirmed yet, which takes a group commit; more wait for these.
 UNCONFIRMED_MAX: Final = 4_096
 # Between looks, so that many due times close together are one look.
@@ -243,7 +245,8 @@ class Timers:
 
         Looks at no more than `timers_max`, so a page for one topic may be empty and not the last.
         """
-        timers = self._index.waiting(after=after, timers_max=timers_max)
+        waiting = self._index.waiting(after=after, timers_max=timers_max)
+        timers = _slice(waiting, PAGE_BYTES_MAX)
 
         def read(error: OSError | RequestError | None) -> None:
             if error is not None:
@@ -257,7 +260,7 @@ class Timers:
                 record = decode_record(view)
                 if not topic or property_value(record.properties, REAL_TOPIC) == topic.encode():
                     found.append((timer, record))
-            is_last = len(timers) < timers_max
+            is_last = len(waiting) < timers_max and len(timers) == len(waiting)
             ready(found, None if is_last else (timers[-1].due_ms, timers[-1].position))
 
         self.with_records(timers, read)
@@ -322,7 +325,7 @@ class Timers:
         due = self._index.due(now_ms, timers_max=TURN_TIMERS_MAX, besides=self._ended.unconfirmed)
         due = due or self._late_of_levels(now_s)
         self._look_ahead(now_ms, now_s)
-        chosen = _slice(due)
+        chosen = _slice(due, TURN_BYTES_MAX)
         if chosen:
             self._fetch(chosen)
         if not self._is_fetching:
@@ -439,13 +442,7 @@ class Timers:
 
     def _is_named(self, timer: Timer, topic: bytes, unique_key: bytes) -> bool:
         view = self._store.read_record(timer.position)
-        if view is None or not self._is_pending(timer):
-            return False
-        properties = decode_record(view).properties
-        return (
-            property_value(properties, REAL_TOPIC) == topic
-            and property_value(properties, UNIQUE_KEY) == unique_key
-        )
+        return view is not None and self._is_pending(timer) and is_for(view, topic, unique_key)
 
     # When to look ---------------------------------------------------------------------------------------
 
@@ -514,11 +511,11 @@ class Timers:
         return []
 
 
-def _slice(timers: Sequence[Timer]) -> Sequence[Timer]:
-    """The first of them, as many as one turn of the loop takes."""
+def _slice(timers: Sequence[Timer], bytes_max: int) -> Sequence[Timer]:
+    """The first of them, at least one, as many as have so many bytes."""
     total_bytes = 0
     for number, timer in enumerate(timers):
         total_bytes += timer.size
-        if total_bytes > TURN_BYTES_MAX and number:
+        if total_bytes > bytes_max and number:
             return timers[:number]
     return timers

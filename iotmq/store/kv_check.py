@@ -10,12 +10,14 @@ from iotmq.errors import StoreError
 from iotmq.message.record import decode_record, property_value
 from iotmq.store.kv import KV_DIRECTORY, KeySpace, KeyValueStore
 from iotmq.store.kv_projection import MARKER_KEY, read_marker
+from iotmq.store.timer_check import check_timers
 
 if TYPE_CHECKING:
     from iotmq.store.inspection import ClosedStore
     from iotmq.store.settings import StoreSettings
 
 _LATEST: Final = "latest"
+_TIMERS: Final = "timers"
 _LATEST_VALUE: Final = struct.Struct(">qqq")
 
 
@@ -62,6 +64,9 @@ def _check_space(
         return
     if position > end_position:
         yield f"projection {space.name} has applied the log up to {position}, which ends at {end_position}"
+    if space.name == _TIMERS:
+        yield from check_timers(store, space, position)
+        return
     for key, value in space.scan(b"\x01"):
         # The others' keys mean something only to their owners; going through them finds damaged blocks.
         if space.name == _LATEST:

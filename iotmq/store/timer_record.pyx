@@ -94,6 +94,26 @@ def name_hash(bytes topic not None, bytes unique_key not None):
     )
 
 
+def is_for(buffer, bytes topic not None, bytes unique_key not None):
+    """Whether the record in `buffer` waits for that topic and has that unique key. Copies nothing."""
+    cdef Py_buffer view
+    cdef RecordParts parts
+    cdef const uint8_t* value
+    PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
+    try:
+        if parse_record(<const uint8_t*> view.buf, <const uint8_t*> view.buf + view.len, &parts) != FORMAT_OK:
+            return False
+        for name, wanted in ((b"REAL_TOPIC", topic), (b"UNIQ_KEY", unique_key)):
+            size = find_property(
+                parts.properties, parts.properties_size, PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name), &value
+            )
+            if size < 0 or value[:size] != wanted:
+                return False
+        return True
+    finally:
+        PyBuffer_Release(&view)
+
+
 cdef class Delivery:
     """What a waiting record is to become: all that an append needs."""
 

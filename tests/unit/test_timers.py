@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from timer_bench import TimerBench
 from iotmq.broker.deleted_topics import DeletedTopic
 from iotmq.broker.intake import IntakeError, StoredBatch
 from iotmq.broker.timer_wish import Wish
+from iotmq.broker.timers import PAGE_BYTES_MAX
 from iotmq.clock import ManualClock
 from iotmq.errors import RequestError, StoreFullError
 from iotmq.message.properties import decode_properties
@@ -295,6 +297,78 @@ async def test_a_message_of_the_brokers_own_is_scheduled(bench: TimerBench) -> N
     bench.pass_time(0.5)
     assert bench.bodies(1) == [b"at once", b"will"]
     assert all(isinstance(result, StoredBatch) for result in results)
+
+
+async def test_a_power_cut_may_repeat_a_delivery_and_loses_no_message(opened: Opener, tmp_path: Path) -> None:
+    """The log loses what was not flushed; the index and delayOffset.json may have seen more of it."""
+    bench = opened(flush_interval_ms=3_600_000, flush_thorough_interval_ms=3_600_000)
+    bench.put(b"level", level=1)
+    bench.put(b"own time", in_ms=1_000)
+    bench.put(b"far", in_ms=3_600_000)
+    await bench.flushed()
+    flushed = tmp_path.with_name(tmp_path.name + "-flushed")
+    shutil.copytree(tmp_path, flushed)
+    end_position = bench.store.appended_position
+    bench.pass_time(1)
+    assert len(bench.bodies()) == 2
+    # Not before the delivery is on the disk: the file must never be ahead of the log.
+    assert bench.store.flushed_position == end_position
+    assert bench.delays.progress()[0] == (1, 1)
+    data = bench.delays.take_unsaved()
+    assert data is not None
+    assert json.loads(data)["offsetTable"]["1"] == 0
+    bench.delays.write(data)
+    bench.index.sync()
+    bench.close()
+    shutil.rmtree(flushed / "kv")
+    for name in ("kv", "config"):
+        (tmp_path / name).rename(flushed / name)
+    shutil.rmtree(tmp_path)
+    flushed.rename(tmp_path)
+    bench = opened()
+    assert bench.store.appended_position >= end_position
+    bench.deliver()
+    assert sorted(bench.bodies()) == [b"level", b"own time"]
+    assert bench.timers.pending_count == 1
+
+
+async def test_what_another_broker_has_delivered_is_not_delivered_again(
+    opened: Opener, tmp_path: Path
+) -> None:
+    bench = opened()
+    for number in range(4):
+        bench.put(b"%d" % number, level=2)
+    bench.close()
+    path = tmp_path / "config" / "delayOffset.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text('{\n\t"offsetTable":{2:3,5:99}\n}')
+    bench = opened()
+    assert bench.timers.pending_count == 1
+    assert bench.delays.progress()[1] == (3, 4)
+    bench.put(b"new", level=5)
+    bench.close()
+    # For good: also when the index is made again, and the file says more by then.
+    shutil.rmtree(tmp_path / "kv")
+    bench = opened()
+    bench.pass_time(5)
+    bench.pass_time(100)
+    assert bench.bodies() == [b"3", b"new"]
+
+
+async def test_a_page_of_a_list_has_a_largest_size(bench: TimerBench) -> None:
+    for number in range(300):
+        bench.put(b"%03d" % number + bytes(60_000), in_ms=1_000 + number)
+    sizes: list[int] = []
+    places: list[tuple[int, int] | None] = [(-1, -1)]
+
+    def ready(found: Any, place: tuple[int, int] | None) -> None:
+        sizes.append(len(found))
+        places.append(place)
+
+    while (after := places[-1]) is not None:
+        bench.timers.page(after=after, timers_max=1_000, ready=ready, failed=pytest.fail)
+    assert sum(sizes) == 300
+    assert max(sizes) <= PAGE_BYTES_MAX // 60_000
 
 
 async def test_large_messages_are_delivered_few_at_a_time(bench: TimerBench) -> None:
