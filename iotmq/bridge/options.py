@@ -45,6 +45,10 @@ _NAMES: Final = (
     "pullBytes",
     "requestTimeoutMs",
     "retryTimeoutMs",
+    "accessKey",
+    "secretKey",
+    "tls",
+    "tlsCaFile",
 )
 _SPELLING: Final = {name.lower(): name for name in _NAMES}
 
@@ -135,6 +139,12 @@ class SourceOptions:
     pull_bytes: int
     request_timeout_s: float
     retry_timeout_s: float
+    # The account at brokers with access control; an empty key sends requests unsigned. Spark keeps both keys
+    # out of what it shows, by their names.
+    access_key: str = ""
+    secret_key: str = field(default="", repr=False)
+    is_encrypted: bool = False
+    ca_file: str = ""
 
 
 def parse_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
@@ -171,6 +181,10 @@ def parse_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptio
         pull_bytes=pull_bytes,
         request_timeout_s=_count(given, "requestTimeoutMs", 10_000, least=1) / 1000,
         retry_timeout_s=_count(given, "retryTimeoutMs", 60_000, least=0) / 1000,
+        access_key=given.get("accesskey", ""),
+        secret_key=given.get("secretkey", ""),
+        is_encrypted=_flag(given, "tls", False),
+        ca_file=given.get("tlscafile", ""),
     )
 
 

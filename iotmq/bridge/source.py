@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import pyarrow
@@ -44,6 +45,9 @@ from iotmq.bridge.pull import PullSettings, pull_range, record_at
 from iotmq.bridge.rows import RowBuilder, check_schema, default_schema
 from iotmq.errors import IotmqError
 from iotmq.message.record import decode_record
+from iotmq.remoting.blocking import BlockingConnection
+from iotmq.remoting.signature import Credentials
+from iotmq.remoting.tls import client_tls
 
 FORMAT_NAME: Final = "iotmq"
 
@@ -192,11 +196,17 @@ def read_ranges(
 
 
 def open_cluster(options: SourceOptions) -> Cluster:
-    """Connections (none made yet) with the timeouts of `options`."""
+    """Connections (none made yet) with the timeouts, the account and the encryption of `options`."""
+    credentials = Credentials(options.access_key, options.secret_key) if options.access_key else None
     return Cluster(
         options.registries,
         request_timeout_s=options.request_timeout_s,
         retry=Retry(options.retry_timeout_s),
+        connect=partial(
+            BlockingConnection,
+            credentials=credentials,
+            tls=client_tls(ca_file=options.ca_file) if options.is_encrypted else None,
+        ),
     )
 
 

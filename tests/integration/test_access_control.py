@@ -12,6 +12,8 @@ import pytest
 from certificates import make_certificate, make_root
 from eventually import soon
 
+from iotmq.bridge.options import parse_options
+from iotmq.bridge.source import open_cluster
 from iotmq.broker.broker import Broker, resolve_store_host
 from iotmq.broker.settings import BrokerSettings
 from iotmq.client import (
@@ -34,6 +36,7 @@ from iotmq.registry.settings import RegistrySettings
 from iotmq.remoting.blocking import BlockingConnection
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
+from iotmq.remoting.connection import ClientConnection
 from iotmq.remoting.signature import Credentials
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
@@ -144,6 +147,32 @@ async def test_who_may_not_send_is_told_why(site: Site, keys: dict[str, str], wo
     assert site.store.appended_position == site.store.min_position
 
 
+SEND = {
+    "a": "p", "b": "T", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1", "h": "0", "i": "", "j": "0",
+}  # fmt: skip
+PULL = {
+    "consumerGroup": "g", "topic": "T", "queueId": "0", "queueOffset": "0", "maxMsgNums": "32",
+    "sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0", "subscription": "*", "subVersion": "0",
+}  # fmt: skip
+
+
+async def test_no_request_of_many_in_one_write_gets_past(site: Site) -> None:
+    """Sends and pulls have shorter ways through a broker that does not look at each of them."""
+    connection = await ClientConnection.connect("127.0.0.1", site.broker.port)
+    asked = [
+        connection.request(Command.request(code, ext, body), timeout_s=WAIT_S)
+        for _ in range(100)
+        for code, ext, body in (
+            (RequestCode.SEND_MESSAGE_V2, SEND, b"body"),
+            (RequestCode.PULL_MESSAGE, PULL, b""),
+        )
+    ]
+    answers = await asyncio.gather(*asked)
+    assert {answer.code for answer in answers} == {ResponseCode.NO_PERMISSION}
+    assert site.store.appended_position == site.store.min_position
+    await connection.close()
+
+
 async def test_a_push_consumer_gets_what_its_account_may_read(site: Site) -> None:
     got: list[bytes] = []
 
@@ -238,6 +267,24 @@ async def test_everything_over_tls(tmp_path: Path) -> None:
                 producer.send(Message("T", b"sync"))
 
         await asyncio.to_thread(send_blocking)
+
+        def bounds_by_spark(account: dict[str, str]) -> int:
+            options = {
+                "iotmq.bootstrap.servers": site.address, "subscribe": "T", "retryTimeoutMs": "0",
+                "groupIdPrefix": "g", "tls": "true", "tlsCaFile": root.certificate,
+                "accessKey": account["access_key"], "secretKey": account["secret_key"],
+            }  # fmt: skip
+            cluster = open_cluster(parse_options(options, streaming=False))
+            try:
+                return sum(
+                    bounds.max_offset for bounds in cluster.bounds("T", lambda _: True).bounds.values()
+                )
+            finally:
+                cluster.close()
+
+        assert await asyncio.to_thread(bounds_by_spark, CONSUMER) == 51
+        with pytest.raises(BrokerError, match="signature"):
+            await asyncio.to_thread(bounds_by_spark, {**CONSUMER, "secret_key": "87654321"})
         with pytest.raises(RouteNotFoundError):
             await send(site, **PRODUCER)
     finally:

@@ -229,6 +229,17 @@ def test_permissions_by_what_is_in_the_body(
         access.check(request, NEAR)
 
 
+def test_so_many_acknowledgements_may_be_in_one_body(access: AccessControl) -> None:
+    def body(count: int) -> bytes:
+        return json.dumps({"acks": [{"c": "groupC", "t": "topicC"}] * count}).encode()
+
+    maximum = limits.HEARTBEAT_SUBSCRIPTIONS_MAX
+    access.check(request_of(200_151, {}, body(maximum), who="device1"), NEAR)
+    with pytest.raises(RequestError) as caught:
+        access.check(request_of(200_151, {}, body(maximum + 1), who="device1"), NEAR)
+    assert caught.value.code == 1
+
+
 @pytest.mark.parametrize(("code", "body"), [(34, b"{"), (41, b"{}"), (200_151, b'{"acks":7}')])
 def test_a_body_that_cannot_be_read_is_the_senders_fault(
     access: AccessControl, code: int, body: bytes

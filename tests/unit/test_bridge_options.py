@@ -202,3 +202,12 @@ def test_group_prefix_within_its_limit() -> None:
 def test_headers_are_known_before_the_other_options() -> None:
     assert wants_headers({"INCLUDEHEADERS": "true"})
     assert not wants_headers({})
+
+
+def test_an_account_and_tls_are_off_until_they_are_given_and_the_secret_is_not_shown() -> None:
+    plain = parsed()
+    assert (plain.access_key, plain.is_encrypted, plain.ca_file) == ("", False, "")
+    given = parsed(accessKey="account", secretKey="very-secret", tls="true", tlsCaFile="/etc/roots.pem")
+    assert (given.access_key, given.secret_key) == ("account", "very-secret")
+    assert (given.is_encrypted, given.ca_file) == (True, "/etc/roots.pem")
+    assert "very-secret" not in repr(given)
