@@ -16,6 +16,7 @@ from typing import Final
 from iotmq.broker import acl_file
 from iotmq.broker.acl_file import Account, Accounts, AclFileError
 from iotmq.broker.acl_rules import ANY, DENY, PUB, SUB, Need, TopicAt, rule_of
+from iotmq.broker.topics import TRACE_TOPIC
 from iotmq.errors import ConfigError, RequestError
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import ResponseCode
@@ -25,7 +26,6 @@ from iotmq.remoting.signature import ACCESS_KEY, is_signed_with
 
 logger = logging.getLogger(__name__)
 
-TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 _REASONS: Final = ("unsigned", "account", "signature", "admin", "permission")
 _WORDS: Final = {PUB: "PUB", SUB: "SUB", ANY: "PUB or SUB"}
 

@@ -34,6 +34,8 @@ TRANSACTION_CHECKS_MAX_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
 OFFSET_MOVED_TOPIC = "OFFSET_MOVED_EVENT"
 BENCHMARK_TOPIC = "BenchmarkTest"
+# Clients that trace themselves send what they did there; tools look it up by the message's id.
+TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 
 # Topics only the broker itself writes to.
 UNSENDABLE_TOPICS = frozenset(
@@ -279,5 +281,6 @@ def system_topics(
         topic(HALF_TOPIC, 1),
         topic(OP_HALF_TOPIC, 1),
         topic(SESSION_TOPIC, 1),
+        topic(TRACE_TOPIC, 1),
         topic(TRANSACTION_CHECKS_MAX_TOPIC, 1),
     )

@@ -275,3 +275,17 @@ def test_a_java_consumer_is_asked_through_the_broker(
         )
     )
     assert tried.consume_result == "CR_SUCCESS"
+
+
+def test_a_trace_of_clients_is_found_by_the_id_of_its_message(mqadmin: Run, client: SyncClient) -> None:
+    """As the Java client writes it, which traces itself when it is told to."""
+    fields = (
+        "Pub", "1700000000000", "DefaultRegion", "traced-group", TOPIC, "7F0000010000", "A", "k1",
+        "127.0.0.1:10911", "5", "7", "0", "offset-id", "true", "",
+    )  # fmt: skip
+    with SyncProducer(client, "_INNER_TRACE_PRODUCER") as producer:
+        body = "\x01".join(fields) + "\x02"
+        producer.send(Message("RMQ_SYS_TRACE_TOPIC", body.encode(), keys=("7F0000010000",)))
+    printed = mqadmin("queryMsgTraceById", "-i", "7F0000010000")
+    assert re.search(r"^Pub\s+traced-group\s+", printed, re.M), printed
+    assert "7ms" in printed

@@ -16,7 +16,7 @@ from gateway_process import GatewayProcess
 from log_reader import StoredMessage, read_topic
 from piped_client import ClientFailedError, PipedClient
 
-from iotmq.client import ClientSettings, Message, SyncClient, SyncProducer
+from iotmq.client import Admin, ClientSettings, Message, SyncClient, SyncProducer
 from iotmq.remoting.blocking import BlockingConnection
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
@@ -343,3 +343,20 @@ def test_the_half_of_a_transaction_waits_until_it_is_ended(gateway: GatewayProce
     )
     cpp.call("send", group="cpp-half", messages=messages("CppHalf", "after"))
     assert set(stored(gateway, "CppHalf")) == {"plain", "kept", "after"}
+
+
+def test_a_consumer_says_what_it_is_doing_through_the_broker(
+    gateway: GatewayProcess, cpp: PipedClient
+) -> None:
+    send_natively(gateway, "CppAsked", ("one", "t"))
+    cpp.call("push", group="cpp-asked", topic="CppAsked")
+    cpp.wait_for("message", 1)
+    with SyncClient(ClientSettings(registries=(gateway.registry,))) as client:
+        groups = Admin(client.client).groups
+        connections = client.run(groups.connections("cpp-asked"))
+        assert connections is not None
+        (member,) = connections.connection_set
+        assert (member.language, member.version) == ("CPP", 63)
+        info = client.run(groups.running_info("cpp-asked", member.client_id))
+        assert info.properties["PROP_CONSUME_TYPE"] == "CONSUME_PASSIVELY"
+        assert {row["topic"] for row in info.subscription_set} == {"CppAsked", "%RETRY%cpp-asked"}
