@@ -14,9 +14,11 @@ import pytest
 
 from iotmq.broker.changed_settings import ChangedSettings
 from iotmq.broker.config_files import ConfigFile
+from iotmq.broker.consumer_filters import ConsumerFilters
 from iotmq.broker.consumer_offsets import ConsumerOffsets
 from iotmq.broker.delays import DelayOffsetTable
 from iotmq.broker.deleted_topics import DeletedTopic, DeletedTopics
+from iotmq.broker.heartbeat import SubscriptionData
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.subscription_groups import SYSTEM_GROUPS, SubscriptionGroups
 from iotmq.broker.topics import TopicConfig, TopicTable
@@ -36,6 +38,9 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "formats.md"
 END_MS = 1_700_000_000_005
 STORE_HOST = b"\x7f\0\0\1" + (10911).to_bytes(4, "big")
 BORN_HOST = b"\x7f\0\0\1" + (5000).to_bytes(4, "big")
+FILTER = SubscriptionData(
+    topic="T", sub_string="a > 5", sub_version=1_700_000_000_000, expression_type="SQL92"
+)
 # What the page says the example was made with.
 SETTINGS = StoreSettings(
     segment_bytes=4096,
@@ -88,6 +93,11 @@ def example(directory: Path) -> None:
         directory / "config" / "brokerSettings.json", BrokerSettings(), StoreSettings()
     )
     settings.change({"broker.is_writable": "false"}, END_MS)
+    filters = ConsumerFilters(
+        directory / "config" / "consumerFilter.json", ManualClock(END_MS), is_enabled=True
+    )
+    filters.register("g", [FILTER])
+    filters.write(filters.encode())
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +165,7 @@ def test_the_page_has_a_dump_of_every_format() -> None:
         "config/delayOffset.json",
         "config/deletedTopics.json",
         "config/brokerSettings.json",
+        "config/consumerFilter.json",
     ]
 
 
@@ -310,5 +321,8 @@ def test_config_files(directory: Path, tmp_path: Path, name: str, text: str) -> 
         group = SubscriptionGroups(path, clock, may_create=False).find("g")
         assert group is not None
         assert group.retry_max_times == 16
+    elif path.name == "consumerFilter.json":
+        filters = ConsumerFilters(path, clock, is_enabled=True)
+        assert filters.of_group("g", FILTER).properties == ("a",)
     elif path.name == "consumerOffset.json":
         assert ConsumerOffsets(path).find("g", "T", 2) == 3
