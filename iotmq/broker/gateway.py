@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -133,10 +134,17 @@ class LocalGateway:
 
     def _topic_changed(self, topic: str) -> None:
         if topic in self._queue_counts:
+            if self._topics.find(topic) is None:
+                # Deleted by an operator: devices go on, in a topic without the messages of before.
+                asyncio.get_running_loop().call_soon(self._make_again, topic)
+                return
             count = self._intake.queue_count(topic, create=False)
             if count and count != self._queue_counts[topic]:
                 self._queue_counts[topic] = count
                 self._queues_changed()
+
+    def _make_again(self, topic: str) -> None:
+        self._intake.queue_count(topic, create=True)
 
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)

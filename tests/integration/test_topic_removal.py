@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from broker_site import PULL, WAIT_S, Site
 
+from iotmq.message.record import encode_batch
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 
@@ -181,3 +182,29 @@ async def test_a_deletion_that_cannot_be_written_says_so(site: Site, monkeypatch
     assert (await delete(site)).code == 0
     await crashed(site)
     assert site.broker.topics.find("T") is None
+
+
+class Receiver:
+    def deliver(self, records: object, matches: object) -> None:
+        pass
+
+
+async def test_a_topic_that_devices_publish_to_is_made_again_at_once_and_is_empty(site: Site) -> None:
+    gateway = site.broker.local_gateway()
+    await gateway.start(["mqtt"], Receiver(), lambda: None)
+    answers: list[int] = []
+
+    def publish(body: bytes) -> None:
+        elements = encode_batch([(body, b"", 0)])
+        gateway.append(
+            "mqtt", 0, elements, count=1, is_stored=True, done=lambda code, _: answers.append(code)
+        )
+
+    publish(b"old")
+    assert (await delete(site, "mqtt")).code == 0
+    publish(b"new")
+    assert answers == [0, 0]
+    assert await site.bodies(topic="mqtt") == [b"new"]
+    await crashed(site)
+    assert await site.bodies(topic="mqtt") == [b"new"]
+    await gateway.stop()
