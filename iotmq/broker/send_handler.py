@@ -287,7 +287,10 @@ class SendHandler:
                 # The answer names the queue the message is for, not the one it waits in.
                 handle = timers.recall_handle(name, properties, wish)
                 respond = partial(self._respond, queue_id=queue_id, recall_handle=handle)
-                name, queue_id, properties = timers.divert(name, queue_id, properties, wish)[:3]
+                # What comes from a consumer that cannot give it back otherwise was taken once already.
+                is_new = not name.startswith(RETRY_PREFIX)
+                waiting = timers.divert(name, queue_id, properties, wish, is_counted=is_new)
+                name, queue_id, properties = waiting[:3]
             body = request.body if not isinstance(request.body, list) else request.body_bytes()
             elements = encode_element(body, properties, header.flag)
             batch_properties = self._cluster_property

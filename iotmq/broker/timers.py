@@ -159,9 +159,9 @@ class Timers:
         return waiting_until(topic, queue_id, properties, wish.due_ms)
 
     def recall_handle(self, topic: str, properties: bytes, wish: Wish) -> str | None:
-        """What a sender can take its message back with; None when it has no unique key or a delay level."""
+        """What a sender can take its message back with; None for a delay level, and without a plain key."""
         unique_key = property_value(properties, UNIQUE_KEY)
-        if not unique_key or not wish.due_ms:
+        if not unique_key or b" " in unique_key or not wish.due_ms:
             return None
         key = unique_key.decode("utf-8", "replace")
         return RecallHandle(topic, self._broker_name, str(wish.due_ms), key).encode()

@@ -396,6 +396,95 @@ def far_records(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[int, int]]]:
     return asked
 
 
+class SlowDisk:
+    """Records that have to be fetched; the test says when they are there."""
+
+    def __init__(self, bench: TimerBench, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ready: list[Callable[[OSError | None], None]] = []
+        self.is_busy = False
+        monkeypatch.setattr(bench.store, "plan_records", lambda places: list(places) or None)
+        monkeypatch.setattr(bench.timers._cold_reads, "start", self.start)
+
+    def start(self, plan: object, ready: Callable[[OSError | None], None]) -> None:
+        if self.is_busy:
+            raise RequestError(2, "busy")
+        self.ready.append(ready)
+
+    def answer(self, error: OSError | None = None) -> None:
+        for ready in self.ready[:]:
+            self.ready.remove(ready)
+            ready(error)
+
+
+async def test_what_must_be_fetched_is_delivered_when_it_is_there(
+    bench: TimerBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        bench.put(b"%d" % number, in_ms=1_000, key=f"k{number}")
+    disk = SlowDisk(bench, monkeypatch)
+    bench.pass_time(1)
+    bench.pass_time(1)
+    assert bench.bodies() == []
+    assert len(disk.ready) == 1
+    # Taken back while its record is on the way.
+    results: list[Any] = []
+    bench.timers.cancel("T", "k1", results.append)
+    assert results == []
+    disk.ready.reverse()
+    disk.answer()
+    assert isinstance(results[0], StoredBatch)
+    assert bench.bodies() == [b"0", b"2"]
+    assert bench.timers.pending_count == 0
+
+
+async def test_a_disk_that_gives_nothing_is_asked_again(
+    bench: TimerBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.put(b"one", in_ms=1_000, key="k")
+    disk = SlowDisk(bench, monkeypatch)
+    bench.pass_time(1)
+    disk.answer(OSError("bad sector"))
+    bench.deliver()
+    assert disk.ready == []
+    assert bench.bodies() == []
+    bench.clock.advance(1)
+    disk.is_busy = True
+    bench.deliver()
+    assert bench.bodies() == []
+    results: list[Any] = []
+    bench.timers.cancel("T", "k", results.append)
+    assert results[0].code == 2
+    disk.is_busy = False
+    bench.clock.advance(1)
+    bench.deliver()
+    disk.answer()
+    assert bench.bodies() == [b"one"]
+
+
+async def test_what_is_far_back_in_the_log_is_fetched_before_it_is_due(
+    opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = opened(hot_bytes=0)
+    bench.put(b"one", in_ms=10_000)
+    disk = SlowDisk(bench, monkeypatch)
+    bench.pass_time(1)
+    assert disk.ready == []
+    bench.pass_time(7.5)
+    assert len(disk.ready) == 1
+    disk.answer()
+    assert bench.bodies() == []
+
+
+async def test_queue_entries_of_levels_say_when_they_are_due(bench: TimerBench) -> None:
+    for level, delay_ms in ((1, 1_000), (5, 60_000)):
+        stored = bench.put(b"x", level=level)
+        queue = bench.store.find_queue("SCHEDULE_TOPIC_XXXX", level - 1)
+        assert queue is not None
+        entry = queue.entry(0)
+        assert entry is not None
+        assert entry[2] == stored.appended.store_timestamp_ms + delay_ms
+
+
 async def test_records_are_asked_for_before_they_are_read(
     bench: TimerBench, far_records: list[list[tuple[int, int]]]
 ) -> None:
