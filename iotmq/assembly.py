@@ -155,7 +155,8 @@ class Process:
         port: GatewayPort
         # The one difference between the all-in-one process and separate ones.
         port = broker.local_gateway() if broker is not None else _remote_gateway(settings)
-        front = MqttFront(settings, port, clock=self._clock)
+        sessions = None if broker is None else broker.local_sessions("local")
+        front = MqttFront(settings, port, sessions=sessions, clock=self._clock)
         await self._start("mqtt", front)
         self._watch("mqtt", front)
         self._listens("mqtt", settings.listen_host, front.port)

@@ -43,6 +43,9 @@ from iotmq.broker.retention_handler import RetentionHandler
 from iotmq.broker.runtime_info import RuntimeInfo
 from iotmq.broker.send_back_handler import SendBackHandler
 from iotmq.broker.send_handler import SendHandler
+from iotmq.broker.session_gateway import LocalSessions, WillPublisher
+from iotmq.broker.session_projection import SessionProjection
+from iotmq.broker.sessions import Sessions
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.settings_handler import SettingsHandler
 from iotmq.broker.statistics import Statistics
@@ -81,6 +84,8 @@ logger = logging.getLogger(__name__)
 _EXPIRY_SCAN_S = 10.0
 # How often the store may see to its retention; it knows itself when a pass is due.
 _RETENTION_SCAN_S = 1.0
+# How often sessions are looked at that may have expired.
+_SESSION_SCAN_S = 1.0
 # How long stop() waits for batches whose group commit is under way.
 _LAST_FLUSH_S = 1.0
 # A queue whose first record is within this share of the memory counts as young (wire document 9.3).
@@ -320,13 +325,21 @@ class Broker:
                 self.offsets,
                 broker_name=settings.name,
             ),
-            QueueScalingHandler(
-                store, self.topics, self.groups, self.offsets, own_topics=system_names
-            ),
+            QueueScalingHandler(store, self.topics, self.groups, self.offsets, own_topics=system_names),
         ]
         areas.append(SettingsHandler(self._changed_settings, clock, apply=self._apply_settings))
         self.delivery = Delivery(applied_position=store.confirmed_position)
         store.add_projection(self.delivery)
+        session_projection = SessionProjection(store.key_values())
+        store.add_projection(session_projection)
+        self.sessions = Sessions(
+            session_projection,
+            store,
+            self.intake,
+            clock,
+            host=self._store_host,
+            publish=WillPublisher(self.intake, self.delivery, clock, host=self._store_host).publish,
+        )
         self._gateway = GatewayHandler(
             self.intake,
             self.delivery,
@@ -335,7 +348,7 @@ class Broker:
             clock=clock,
         )
         areas.append(self._gateway)
-        self.requests = RequestTable(areas, take_run=self._sends.take_run)
+        self.requests = RequestTable(areas, take_run=self._sends.take_run, take_pull=self._pulls.take_pull)
         self._server = RemotingServer(
             self.requests if self.access is None else Guard(self.requests, self.access),
             host=settings.listen_host,
@@ -369,6 +382,10 @@ class Broker:
             record_bytes_max=self._store.settings.record_bytes_max,
             clock=self._clock,
         )
+
+    def local_sessions(self, name: str) -> LocalSessions:
+        """Sessions for an MQTT front end in the same process, which other front ends know as `name`."""
+        return LocalSessions(self.sessions, name=name)
 
     @property
     def port(self) -> int:
@@ -439,6 +456,7 @@ class Broker:
             loop.create_task(_repeat(_EXPIRY_SCAN_S, self._expire)),
             loop.create_task(_repeat(SAMPLE_INTERVAL_S, self.sample)),
             loop.create_task(_repeat(_RETENTION_SCAN_S, self._store.retain)),
+            loop.create_task(_repeat(_SESSION_SCAN_S, self.sessions.expire)),
             loop.create_task(_repeat(_RETENTION_SCAN_S, self._delays.roll)),
         ]
         logger.info(
@@ -463,6 +481,7 @@ class Broker:
         await self._finish_flushes()
         self.intake.finish()
         self._views.stop()
+        self.sessions.stop()
         self._pulls.stop()
         self._delays.stop()
         self._transaction_checks.stop()
@@ -480,6 +499,7 @@ class Broker:
         self._pulls.expire()
         self._delays.deliver()
         self._transaction_checks.expire()
+        self.sessions.expire()
         self.intake.expire()
         self._expire()
 
@@ -555,6 +575,7 @@ class Broker:
             self._transaction_ends,
             self._replies,
             self._gateway,
+            self.sessions,
             self.statistics,
             self._offset_moved,
             self._views,

@@ -35,11 +35,11 @@ class LocalSessions:
         # Set by start().
         self._channel: SessionChannel | None = None
 
-    def start(self, receiver: SessionReceiver) -> None:
+    async def start(self, receiver: SessionReceiver) -> None:
         """Tell `receiver` about the sessions opened from now on."""
         self._channel = self._sessions.open_channel(self._name, receiver)
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Give the sessions up that were not closed."""
         if self._channel is not None:
             self._sessions.close_channel(self._channel)

@@ -2,7 +2,8 @@
 
 In the column family `sessions` (numbers big-endian), besides the keys of light_queues:
 0x03 client id                    -> the session, in MessagePack (StoredSession)
-0x04 filter id 4 client id        -> cursor 8: the position before which the session is done with the filter
+0x04 filter id 4 client id        -> cursor 8 sent 8: positions before which the session is done with the
+                                     records of the filter, and was sent them
 0x05 due_ms 8 client id           -> nothing: when sessions nobody is connected to expire
 0x06                              -> how many sessions there are 8
 0x07 client id                    -> nothing: sessions that have an owner, or a will that was not published
@@ -24,6 +25,7 @@ from iotmq.broker.session_records import (
     Change,
     Close,
     End,
+    Flight,
     Open,
     Progress,
     Subscribe,
@@ -32,7 +34,7 @@ from iotmq.broker.session_records import (
     decode_changes,
 )
 from iotmq.broker.topics import SESSION_TOPIC
-from iotmq.client.session_ports import NEVER_EXPIRES_S, InFlight, Will
+from iotmq.client.session_ports import NEVER_EXPIRES_S, Will
 from iotmq.errors import StoreCorruptError
 from iotmq.store.kv_projection import MARKER_KEY, KeyValueProjection
 
@@ -57,6 +59,7 @@ _QUEUE_KEY: Final = struct.Struct(">cI")
 _ENTRIES_KEY: Final = struct.Struct(">cIQ")
 _DUE_KEY: Final = struct.Struct(">cQ")
 _NUMBER: Final = struct.Struct(">Q")
+_CURSOR: Final = struct.Struct(">QQ")
 _ENTRY: Final = struct.Struct(">qIq")
 _POSITION_MAX: Final = 2**63 - 1
 
@@ -82,8 +85,8 @@ class StoredSession(msgspec.Struct, array_like=True):
     subscriptions: dict[str, Subscription]
     # Packet ids of QoS 2 that were received and not released.
     received: list[int]
-    # What was sent with QoS 2 and is not done.
-    in_flight: list[InFlight]
+    # What was sent with a packet id and is not done.
+    in_flight: list[Flight]
     will: Will | None = None
 
     @property
@@ -112,7 +115,7 @@ class _Changes:
         self.queues = queues
         # None for what is gone.
         self.sessions: dict[str, StoredSession | None] = {}
-        self.cursors: dict[tuple[int, str], int | None] = {}
+        self.cursors: dict[tuple[int, str], tuple[int, int] | None] = {}
         # Keys without a value, and whether they are there.
         self.marks: dict[bytes, bool] = {}
 
@@ -135,13 +138,13 @@ class _Changes:
             else:
                 keys.append(_session_key(client_id))
                 values.append(_encode(session))
-        for (queue_id, client_id), position in self.cursors.items():
+        for (queue_id, client_id), cursor in self.cursors.items():
             key = _cursor_key(queue_id, client_id)
-            if position is None:
+            if cursor is None:
                 removed.append(key)
             else:
                 keys.append(key)
-                values.append(_NUMBER.pack(position))
+                values.append(_CURSOR.pack(*cursor))
         for key, is_there in self.marks.items():
             if is_there:
                 keys.append(key)
@@ -196,13 +199,16 @@ class SessionProjection(KeyValueProjection):
         for key, value in self._space.scan(start, _TAG_CURSOR):
             yield key[1:].decode(), _decode(value)
 
-    def cursor(self, queue_id: int, client_id: str) -> int:
-        """The position before which the session is done with the queue's filter."""
+    def cursor(self, queue_id: int, client_id: str) -> tuple[int, int]:
+        """The positions before which the session is done with records of the queue, and was sent them."""
         key = (queue_id, client_id)
         if key in self._changes.cursors:
-            return self._changes.cursors[key] or 0
+            return self._changes.cursors[key] or (0, 0)
         value = self._space.get(_cursor_key(queue_id, client_id))
-        return 0 if value is None else int(_NUMBER.unpack(value)[0])
+        if value is None:
+            return 0, 0
+        cursor, sent = _CURSOR.unpack(value)
+        return cursor, sent
 
     def read(self, queue_id: int, position: int, *, places_max: int) -> QueueRead:
         """Places of records of a queue from `position` on. KeyError when there is no such queue."""
@@ -392,7 +398,7 @@ class SessionProjection(KeyValueProjection):
             if subscription is None:
                 queue_id = self.queues.subscribe(topic_filter)
                 session.subscriptions[topic_filter] = Subscription(queue_id, options)
-                self._changes.cursors[queue_id, change.client_id] = position
+                self._changes.cursors[queue_id, change.client_id] = position, position
             else:
                 subscription.options = options
 
@@ -402,11 +408,11 @@ class SessionProjection(KeyValueProjection):
         self.queues.unsubscribe(subscription.queue_id)
 
     def _progress(self, change: Progress, session: StoredSession) -> None:
-        for topic_filter, position in change.cursors:
+        for topic_filter, cursor, sent in change.cursors:
             subscription = session.subscriptions.get(topic_filter)
             if subscription is not None:
                 queue_id = subscription.queue_id
-                self._changes.cursors[queue_id, change.client_id] = position
+                self._changes.cursors[queue_id, change.client_id] = cursor, sent
                 self._moved_queues.add(queue_id)
         if change.received is not None:
             session.received = change.received
@@ -451,11 +457,11 @@ class SessionProjection(KeyValueProjection):
         for key, value in self._space.scan(start, stop):
             client_id = key[_QUEUE_KEY.size :].decode()
             if (queue_id, client_id) not in self._changes.cursors:
-                lowest = min(lowest, _NUMBER.unpack(value)[0])
+                lowest = min(lowest, _CURSOR.unpack(value)[0])
         # Few: what came since the last write.
-        for (changed_id, _), position in self._changes.cursors.items():
-            if changed_id == queue_id and position is not None:
-                lowest = min(lowest, position)
+        for (changed_id, _), cursor in self._changes.cursors.items():
+            if changed_id == queue_id and cursor is not None:
+                lowest = min(lowest, cursor[0])
         return 0 if lowest == _POSITION_MAX else lowest
 
     def _drop_gone(self, queue_id: int) -> None:

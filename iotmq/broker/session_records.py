@@ -12,7 +12,17 @@ from typing import TypeAlias
 
 import msgspec
 
-from iotmq.client.session_ports import InFlight, Will
+from iotmq.client.session_ports import Will
+
+
+class Flight(msgspec.Struct, frozen=True, array_like=True):
+    """A message that was sent with a packet id and is not done."""
+
+    packet_id: int
+    topic_filter: str
+    position: int
+    # PUBREC came: PUBREL is what is repeated (QoS 2).
+    is_released: bool
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True, tag="open"):
@@ -44,17 +54,17 @@ class Unsubscribe(msgspec.Struct, frozen=True, array_like=True, tag="unsubscribe
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
-    """How far a session has come: of each filter the position before which all is done.
+    """How far a session has come: of each filter the position before which all is done, and was sent.
 
-    `received` are the packet ids of QoS 2 the client has not released, `in_flight` what was sent to it with
-    QoS 2 and is not done; None when they have not changed.
+    `received` are the packet ids of QoS 2 the client has not released, `in_flight` what was sent to it with a
+    packet id and is not done; None when they have not changed.
     """
 
     client_id: str
     epoch: int
-    cursors: list[tuple[str, int]]
+    cursors: list[tuple[str, int, int]]
     received: list[int] | None = None
-    in_flight: list[InFlight] | None = None
+    in_flight: list[Flight] | None = None
 
 
 class Close(msgspec.Struct, frozen=True, array_like=True, tag="close"):

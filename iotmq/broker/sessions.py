@@ -18,8 +18,9 @@ from iotmq.broker.intake import Intake
 from iotmq.broker.light_queues import LightChannel
 from iotmq.broker.session_log import SessionLog
 from iotmq.broker.session_projection import SessionProjection, StoredSession
-from iotmq.broker.session_records import Close, End, Open, Progress, Subscribe, Unsubscribe, WillSent
+from iotmq.broker.session_records import Close, End, Flight, Open, Progress, Subscribe, Unsubscribe, WillSent
 from iotmq.client.session_ports import (
+    InFlight,
     OpenedSession,
     QueueRecords,
     Refused,
@@ -235,8 +236,8 @@ class Sessions:
                 if topic_filter not in known:
                     self._projection.queues.attach(channel.light, queue_id)
                     known.add(topic_filter)
-                cursor = self._projection.cursor(queue_id, client_id)
-                found.append(SessionSubscription(topic_filter, options, queue_id, cursor))
+                cursor, sent = self._projection.cursor(queue_id, client_id)
+                found.append(SessionSubscription(topic_filter, options, queue_id, cursor, sent))
             done(found)
 
         before = self._projection.session(client_id)
@@ -278,10 +279,7 @@ class Sessions:
             done(None)
             return
         self._log.write(
-            [
-                Progress(change.client_id, change.epoch, change.cursors, change.received, change.in_flight)
-                for change in heard
-            ],
+            [self._progress(change) for change in heard],
             lambda position: done(position if isinstance(position, Refused) else None),
         )
 
@@ -380,6 +378,30 @@ class Sessions:
         for name, text, value in counters:
             yield Metric(f"iotmq_broker_{name}", "counter", text, value)
 
+    def _progress(self, change: SessionProgress) -> Progress:
+        """With filters for queue ids, as records have it."""
+        filter_of = self._projection.queues.filter_of
+        cursors = [(filter_of(queue_id), cursor, sent) for queue_id, cursor, sent in change.cursors]
+        flights: list[Flight] | None = None
+        if change.in_flight is not None:
+            named = [(filter_of(flight.queue_id), flight) for flight in change.in_flight]
+            flights = [
+                Flight(flight.packet_id, topic_filter, flight.position, flight.is_released)
+                for topic_filter, flight in named
+                if topic_filter is not None
+            ]
+        return Progress(
+            change.client_id,
+            change.epoch,
+            [
+                (topic_filter, cursor, sent)
+                for topic_filter, cursor, sent in cursors
+                if topic_filter is not None
+            ],
+            change.received,
+            flights,
+        )
+
     def _owns(self, channel: SessionChannel, client_id: str, epoch: int) -> bool:
         owner = self._owners.get(client_id)
         return owner is not None and owner.channel is channel and owner.epoch == epoch
@@ -442,12 +464,21 @@ class Sessions:
                             topic_filter,
                             subscription.options,
                             subscription.queue_id,
-                            self._projection.cursor(subscription.queue_id, client_id),
+                            *self._projection.cursor(subscription.queue_id, client_id),
                         )
                         for topic_filter, subscription in session.subscriptions.items()
                     ],
                     list(session.received),
-                    list(session.in_flight),
+                    [
+                        InFlight(
+                            flight.packet_id,
+                            session.subscriptions[flight.topic_filter].queue_id,
+                            flight.position,
+                            flight.is_released,
+                        )
+                        for flight in session.in_flight
+                        if flight.topic_filter in session.subscriptions
+                    ],
                 )
             )
 

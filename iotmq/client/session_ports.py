@@ -30,22 +30,27 @@ class Will(msgspec.Struct, frozen=True, array_like=True):
 
 
 class InFlight(msgspec.Struct, frozen=True, array_like=True):
-    """A message that was sent with QoS 2 and is not done."""
+    """A message that was sent with a packet id and is not done."""
 
     packet_id: int
-    topic_filter: str
+    queue_id: int
     position: int
     # PUBREC came: PUBREL is what is repeated.
     is_released: bool
 
 
 class SessionSubscription(NamedTuple):
-    """One filter of a durable session: `options` as in SUBSCRIBE, `cursor` the position to go on from."""
+    """One filter of a durable session at one broker, or several of the same filter for several brokers.
+
+    `options` as in SUBSCRIBE. The session is done with records before `cursor`, and was sent those before
+    `sent`.
+    """
 
     topic_filter: str
     options: int
     queue_id: int
     cursor: int
+    sent: int
 
 
 class OpenedSession(NamedTuple):
@@ -67,14 +72,14 @@ class Refused(NamedTuple):
 
 
 class SessionProgress(msgspec.Struct, frozen=True, array_like=True):
-    """How far a session has come: of each filter the position before which all is done.
+    """How far a session has come: (queue id, cursor, sent) as in SessionSubscription.
 
     `received` and `in_flight` replace what was known of them; None when they have not changed.
     """
 
     client_id: str
     epoch: int
-    cursors: list[tuple[str, int]]
+    cursors: list[tuple[int, int, int]]
     received: list[int] | None = None
     in_flight: list[InFlight] | None = None
 
@@ -108,7 +113,13 @@ class SessionReceiver(Protocol):
 
 
 class SessionPort(Protocol):
-    """One front end's sessions at one broker. `done` is called once, possibly before the call returns."""
+    """One front end's sessions at its brokers. `done` is called once, possibly before the call returns."""
+
+    async def start(self, receiver: SessionReceiver) -> None:
+        """Tell `receiver` about the sessions that are opened from now on."""
+
+    async def stop(self) -> None:
+        """Give up the sessions that were not closed."""
 
     def open_session(
         self,

@@ -14,9 +14,14 @@ cdef struct Acknowledgement:
     uint8_t is_due          # set when the message is as durable as promised
 
 
+cdef struct InFlightSlot:
+    uint16_t packet_id      # 0 = free
+    uint8_t awaited         # PUBACK, PUBREC or PUBCOMP
+
+
 cdef struct Outbound:
-    # QoS 1 towards a subscriber; made by its first QoS 1 delivery.
-    uint16_t* in_flight     # packet id per slot (id modulo capacity), 0 = free
+    # QoS 1 and 2 towards a subscriber; made by its first delivery.
+    InFlightSlot* in_flight # per packet id modulo capacity
     uint32_t in_flight_count
     uint32_t in_flight_capacity
     uint16_t last_packet_id
@@ -72,12 +77,27 @@ cdef class ServerConnection:
     cdef int _check_empty(self, Py_ssize_t size, str name) except -1
     cdef int _add_event(self, object event) except -1
     cdef int _write(self, bytes data) except -1
-    cdef uint16_t _take_packet_id(self) except 0
+    cdef int _need_outbound(self) except -1
+    cdef uint16_t _take_packet_id(self, int qos) except 0
+    cdef int _occupy(self, uint16_t packet_id, uint8_t awaited) except -1
+    cdef int _grow_in_flight(self) except -1
+    cdef InFlightSlot* _slot_of(self, uint16_t packet_id) noexcept
+    cdef int _end_flight(self, InFlightSlot* slot) except -1
+    cdef bint has_room(self) noexcept
+    cdef uint16_t send_message(self, const uint8_t* topic, uint16_t topic_size, const uint8_t* payload, uint32_t payload_size, int qos, bint is_retained, bint is_duplicate, uint16_t packet_id) except? 0
+    cdef uint16_t take_packet_id(self) except 0
+    cdef int send_pubrel(self, uint16_t packet_id) except -1
+    # For sessions that outlive the connection: the device has it (PUBACK, PUBCOMP); the device has taken it and
+    # wants the release (PUBREC), which is sent at once when 1 is returned.
+    cdef int message_done(self, uint16_t packet_id) except -1
+    cdef int message_received(self, uint16_t packet_id) except -1
     cdef Py_ssize_t _complete_input(self, const uint8_t* data, Py_ssize_t size) except -1
     cdef int _handle_packet(self, uint8_t first, const uint8_t* body, Py_ssize_t size) except -1
     cdef int _handle_publish(self, uint8_t first, const uint8_t* body, Py_ssize_t size) except -1
     cdef int _handle_rare(self, uint8_t first, const uint8_t* body, Py_ssize_t size) except -1
     cdef int _handle_puback(self, uint16_t packet_id) except -1
+    cdef int _handle_pubrec(self, uint16_t packet_id) except -1
+    cdef int _handle_pubcomp(self, uint16_t packet_id) except -1
     cdef uint32_t _expect_acknowledgement(self, uint16_t packet_id, uint8_t packet_type) except? 0
     cdef int acknowledge(self, uint32_t sequence, uint32_t count) except -1
     cdef int deliver(self, const uint8_t* topic, uint16_t topic_size, const uint8_t* payload, uint32_t payload_size, int qos) except -1

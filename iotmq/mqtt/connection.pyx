@@ -104,7 +104,7 @@ cdef class ConnectionSettings:
     """What all connections of a listener share.
 
     `packet_bytes_max` bounds the remaining length of what a device sends; `in_flight_max` (1 to 65,535) the
-    QoS 1 messages a subscriber may hold unacknowledged; `queued_bytes_max` what waits for a slow subscriber.
+    messages of QoS 1 and 2 a subscriber may hold unacknowledged; `queued_bytes_max` what waits for a slow subscriber.
     """
 
     def __init__(
@@ -309,8 +309,13 @@ cdef class ServerConnection:
         cdef int packet_type = first >> 4
         if packet_type == PACKET_PUBLISH:
             return self._handle_publish(first, body, size)
-        if packet_type == PACKET_PUBACK and first & 0x0F == 0 and size == 2:
-            return self._handle_puback(get_u16(body))
+        if first & 0x0F == 0 and size == 2:
+            if packet_type == PACKET_PUBACK:
+                return self._handle_puback(get_u16(body))
+            if packet_type == PACKET_PUBREC:
+                return self._handle_pubrec(get_u16(body))
+            if packet_type == PACKET_PUBCOMP:
+                return self._handle_pubcomp(get_u16(body))
         return self._handle_rare(first, body, size)
 
     cdef int _handle_publish(self, uint8_t first, const uint8_t* body, Py_ssize_t size) except -1:
@@ -379,8 +384,8 @@ cdef class ServerConnection:
             self._add_event(packets.Disconnect())
             self._fail(reason_codes.NORMAL, "")
         else:
-            # CONNACK, SUBACK, UNSUBACK, PINGRESP are the server's; PUBREC and PUBCOMP answer QoS 2, which
-            # is never sent to a subscriber; 0 and 15 are reserved; a PUBACK gets here when malformed.
+            # CONNACK, SUBACK, UNSUBACK, PINGRESP are the server's; 0 and 15 are reserved; a PUBACK, PUBREC or
+            # PUBCOMP gets here when malformed.
             raise MqttProtocolError(reason_codes.PROTOCOL_ERROR, f"packet type {packet_type} is not for a server")
         return 0
 
@@ -393,6 +398,15 @@ cdef class ServerConnection:
         """The device closed its side; a will is due unless DISCONNECT came first."""
         if self.state != STATE_CLOSED:
             self._fail(reason_codes.CONNECTION_LOST, "")
+
+    @property
+    def received_packet_ids(self):
+        """Packet ids of QoS 2 the device has sent and not released, for a session that goes on elsewhere."""
+        return sorted(self._qos2_received) if self._qos2_received else []
+
+    def restore_received(self, packet_ids not None):
+        """Know the packet ids of an earlier connection of the session."""
+        self._qos2_received = set(packet_ids) if packet_ids else None
 
     # Events and time
 
@@ -566,7 +580,7 @@ cdef class ServerConnection:
     cdef int deliver(
         self, const uint8_t* topic, uint16_t topic_size, const uint8_t* payload, uint32_t payload_size, int qos
     ) except -1:
-        """Write a PUBLISH of QoS 0 or 1, or queue it; 0 when it was dropped because the device is slow.
+        """Write a PUBLISH, or queue it; 0 when it was dropped because the device is slow.
 
         The caller made sure that packet_bytes_max holds for what devices receive, too.
         """
@@ -574,19 +588,17 @@ cdef class ServerConnection:
         cdef uint8_t* start
         cdef uint8_t* target
         cdef ByteBuffer* buffer = &self.output
-        cdef Outbound* outbound
         cdef bint is_queued = False
         if self.state != STATE_CONNECTED:
             return 0
         if qos:
-            outbound = self._outbound
-            if outbound == NULL:
-                outbound = self._outbound = <Outbound*>calloc(1, sizeof(Outbound))
-                if outbound == NULL:
-                    raise MemoryError
-            is_queued = outbound.queued.size != 0 or outbound.in_flight_count >= self.settings.in_flight_max
+            self._need_outbound()
+            is_queued = (
+                self._outbound.queued.size != 0
+                or self._outbound.in_flight_count >= self.settings.in_flight_max
+            )
             if is_queued:
-                buffer = &outbound.queued
+                buffer = &self._outbound.queued
         if buffer.size - buffer.start + remaining > self.settings.queued_bytes_max and buffer.size:
             return 0
         start = _reserve(buffer, <uint64_t>remaining + 5 + QUEUED_HEADER_BYTES)
@@ -599,7 +611,7 @@ cdef class ServerConnection:
             if is_queued:
                 put_u32(start + 4, <uint32_t>(target - start))
             else:
-                put_u16(target, self._take_packet_id())
+                put_u16(target, self._take_packet_id(qos))
             target += 2
         memcpy(target, payload, payload_size)
         target += payload_size
@@ -608,42 +620,167 @@ cdef class ServerConnection:
         buffer.size += <uint32_t>(target - start)
         return 1
 
-    cdef uint16_t _take_packet_id(self) except 0:
+    cdef bint has_room(self) noexcept:
+        """Whether `send_message` takes one more: the window is open, and the device reads."""
+        return (
+            self.state == STATE_CONNECTED
+            and not self.is_write_paused
+            and self.output.size < self.settings.queued_bytes_max // 4
+            and (
+                self._outbound == NULL
+                or self._outbound.in_flight_count < self.settings.in_flight_max
+                and not self._outbound.queued.size
+            )
+        )
+
+    cdef uint16_t send_message(
+        self,
+        const uint8_t* topic,
+        uint16_t topic_size,
+        const uint8_t* payload,
+        uint32_t payload_size,
+        int qos,
+        bint is_retained,
+        bint is_duplicate,
+        uint16_t packet_id,
+    ) except? 0:
+        """Write a PUBLISH that somebody else keeps until it is done; the caller has asked `has_room`.
+
+        `packet_id` is one that was sent before or 0 for a new one. Returns the packet id, 0 for QoS 0.
+        """
+        cdef uint32_t remaining = 2 + topic_size + payload_size + (2 if qos else 0)
+        cdef uint8_t* start = _reserve(&self.output, <uint64_t>remaining + 5)
+        cdef uint8_t* target
+        target = _put_fixed_header(
+            start, <uint8_t>(PACKET_PUBLISH << 4 | is_duplicate << 3 | qos << 1 | is_retained), remaining
+        )
+        put_u16(target, topic_size)
+        memcpy(target + 2, topic, topic_size)
+        target += 2 + topic_size
+        if qos:
+            self._need_outbound()
+            if packet_id == 0:
+                packet_id = self._take_packet_id(qos)
+            elif self._slot_of(packet_id) == NULL:
+                self._occupy(packet_id, PACKET_PUBACK if qos == 1 else PACKET_PUBREC)
+            put_u16(target, packet_id)
+            target += 2
+        memcpy(target, payload, payload_size)
+        self.output.size += <uint32_t>(target + payload_size - start)
+        return packet_id
+
+    cdef uint16_t take_packet_id(self) except 0:
+        """A packet id for a message of QoS 2 that `send_message` will send; in flight from now on."""
+        self._need_outbound()
+        return self._take_packet_id(2)
+
+    cdef int send_pubrel(self, uint16_t packet_id) except -1:
+        """Release a message the device has taken; also after a resume, when only its packet id is known."""
+        cdef InFlightSlot* slot
+        self._need_outbound()
+        slot = self._slot_of(packet_id)
+        if slot == NULL:
+            self._occupy(packet_id, PACKET_PUBCOMP)
+        else:
+            slot.awaited = PACKET_PUBCOMP
+        self._write(packets.encode_acknowledgement(packets.PUBREL, packet_id))
+        return 0
+
+    cdef int message_done(self, uint16_t packet_id) except -1:
+        return 0
+
+    cdef int message_received(self, uint16_t packet_id) except -1:
+        return 1
+
+    cdef int _need_outbound(self) except -1:
+        if self._outbound == NULL:
+            self._outbound = <Outbound*>calloc(1, sizeof(Outbound))
+            if self._outbound == NULL:
+                raise MemoryError
+        return 0
+
+    cdef InFlightSlot* _slot_of(self, uint16_t packet_id) noexcept:
+        """The slot of a packet id that is in flight, else NULL."""
+        cdef InFlightSlot* slot
+        if packet_id == 0 or self._outbound == NULL or self._outbound.in_flight_capacity == 0:
+            return NULL
+        slot = &self._outbound.in_flight[packet_id & (self._outbound.in_flight_capacity - 1)]
+        return slot if slot.packet_id == packet_id else NULL
+
+    cdef int _grow_in_flight(self) except -1:
+        cdef Outbound* outbound = self._outbound
+        cdef uint32_t capacity = outbound.in_flight_capacity * 2 if outbound.in_flight_capacity else 16
+        cdef uint32_t index
+        cdef InFlightSlot* slots = <InFlightSlot*>calloc(capacity, sizeof(InFlightSlot))
+        if slots == NULL:
+            raise MemoryError
+        for index in range(outbound.in_flight_capacity):
+            if outbound.in_flight[index].packet_id:
+                slots[outbound.in_flight[index].packet_id & (capacity - 1)] = outbound.in_flight[index]
+        free(outbound.in_flight)
+        outbound.in_flight = slots
+        outbound.in_flight_capacity = capacity
+        return 0
+
+    cdef int _occupy(self, uint16_t packet_id, uint8_t awaited) except -1:
+        """Put a packet id that is not in flight into flight."""
+        cdef Outbound* outbound = self._outbound
+        cdef InFlightSlot* slot
+        while True:
+            if outbound.in_flight_capacity:
+                slot = &outbound.in_flight[packet_id & (outbound.in_flight_capacity - 1)]
+                if slot.packet_id == 0:
+                    slot.packet_id = packet_id
+                    slot.awaited = awaited
+                    outbound.in_flight_count += 1
+                    return 0
+            self._grow_in_flight()
+
+    cdef uint16_t _take_packet_id(self, int qos) except 0:
         """A packet id that is not in flight; at most in_flight_max are out when this is called."""
         cdef Outbound* outbound = self._outbound
-        cdef uint32_t capacity, index
-        cdef uint16_t* slots
+        cdef InFlightSlot* slot
         if outbound.in_flight_count == outbound.in_flight_capacity:
-            capacity = outbound.in_flight_capacity * 2 if outbound.in_flight_capacity else 16
-            slots = <uint16_t*>calloc(capacity, sizeof(uint16_t))
-            if slots == NULL:
-                raise MemoryError
-            for index in range(outbound.in_flight_capacity):
-                slots[outbound.in_flight[index] & (capacity - 1)] = outbound.in_flight[index]
-            free(outbound.in_flight)
-            outbound.in_flight = slots
-            outbound.in_flight_capacity = capacity
+            self._grow_in_flight()
         while True:
             outbound.last_packet_id = <uint16_t>(outbound.last_packet_id + 1)
-            index = outbound.last_packet_id & (outbound.in_flight_capacity - 1)
-            if outbound.last_packet_id and outbound.in_flight[index] == 0:
+            slot = &outbound.in_flight[outbound.last_packet_id & (outbound.in_flight_capacity - 1)]
+            if outbound.last_packet_id and slot.packet_id == 0:
                 break
-        outbound.in_flight[index] = outbound.last_packet_id
+        slot.packet_id = outbound.last_packet_id
+        slot.awaited = PACKET_PUBACK if qos == 1 else PACKET_PUBREC
         outbound.in_flight_count += 1
         return outbound.last_packet_id
 
-    cdef int _handle_puback(self, uint16_t packet_id) except -1:
-        cdef Outbound* outbound = self._outbound
-        cdef uint32_t index
-        if outbound == NULL or outbound.in_flight_capacity == 0:
-            return 0
-        index = packet_id & (outbound.in_flight_capacity - 1)
-        if packet_id == 0 or outbound.in_flight[index] != packet_id:
-            return 0    # an acknowledgement of nothing is harmless, and clients do send them after a resume
-        outbound.in_flight[index] = 0
-        outbound.in_flight_count -= 1
-        if outbound.queued.size:
+    cdef int _end_flight(self, InFlightSlot* slot) except -1:
+        cdef uint16_t packet_id = slot.packet_id
+        slot.packet_id = 0
+        self._outbound.in_flight_count -= 1
+        if self._outbound.queued.size:
             self._release_queued()
+        return self.message_done(packet_id)
+
+    cdef int _handle_puback(self, uint16_t packet_id) except -1:
+        # An acknowledgement of nothing is harmless, and clients do send them after a resume.
+        cdef InFlightSlot* slot = self._slot_of(packet_id)
+        if slot != NULL and slot.awaited == PACKET_PUBACK:
+            return self._end_flight(slot)
+        return 0
+
+    cdef int _handle_pubrec(self, uint16_t packet_id) except -1:
+        cdef InFlightSlot* slot = self._slot_of(packet_id)
+        if slot == NULL:
+            # What is not known any more is released, so that the device can forget it [MQTT-4.3.3-1].
+            if packet_id and self.state == STATE_CONNECTED:
+                self._write(packets.encode_acknowledgement(packets.PUBREL, packet_id))
+        elif slot.awaited == PACKET_PUBCOMP or slot.awaited == PACKET_PUBREC and self.message_received(packet_id):
+            self.send_pubrel(packet_id)
+        return 0
+
+    cdef int _handle_pubcomp(self, uint16_t packet_id) except -1:
+        cdef InFlightSlot* slot = self._slot_of(packet_id)
+        if slot != NULL and slot.awaited == PACKET_PUBCOMP:
+            return self._end_flight(slot)
         return 0
 
     cdef int _release_queued(self) except -1:
@@ -655,7 +792,7 @@ cdef class ServerConnection:
         while queued.start < queued.size and outbound.in_flight_count < self.settings.in_flight_max:
             packet = queued.data + queued.start
             size = get_u32(packet)
-            put_u16(packet + get_u32(packet + 4), self._take_packet_id())
+            put_u16(packet + get_u32(packet + 4), self._take_packet_id(packet[QUEUED_HEADER_BYTES] >> 1 & 3))
             memcpy(_reserve(&self.output, size), packet + QUEUED_HEADER_BYTES, size - QUEUED_HEADER_BYTES)
             self.output.size += size - QUEUED_HEADER_BYTES
             queued.start += size

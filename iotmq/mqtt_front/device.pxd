@@ -1,4 +1,4 @@
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from iotmq.mqtt.connection cimport PublishSink, ServerConnection
 
@@ -33,6 +33,13 @@ cdef class DeviceGroup:
     cdef int pause(self, Device device) except -1
 
 
+cdef class DeviceSession:
+    """What a session that outlives the connection is told by the device."""
+    cdef int message_done(self, uint16_t packet_id) except -1
+    cdef int message_received(self, uint16_t packet_id) except -1
+    cdef int room_again(self) except -1
+
+
 cdef class Device(ServerConnection):
     cdef readonly DeviceGroup group
     cdef readonly object transport      # None before connection_made and after connection_lost
@@ -40,8 +47,11 @@ cdef class Device(ServerConnection):
     cdef public bytes properties        # the record properties of everything it publishes
     cdef public dict subscriptions      # filter -> granted QoS; None while it has none
     cdef public object will             # None when there is none, or it was dropped by DISCONNECT
+    cdef public int64_t epoch           # of its session, as the broker named it; 0 while it has none
+    cdef public DeviceSession session   # None for one that ends with the connection
     cdef uint32_t _turn                 # the turn _turn_bytes counts
     cdef uint32_t _turn_bytes
+    cdef bint _has_acknowledged         # since the last time the session was told
     cdef bint _is_touched
     cdef bint _is_paused                # reading stopped, for the rest of the turn or for longer
 

@@ -11,11 +11,12 @@ while the group is congested, or while the device does not take its own answers.
 """
 
 from cpython.bytearray cimport PyByteArray_AS_STRING
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from iotmq.mqtt.connection cimport ConnectionSettings, PublishSink, ServerConnection
 
 cdef enum:
+    STATE_OPENING = 1
     STATE_CONNECTED = 2
     STATE_CLOSED = 3
     UNREAD_BYTES_MAX = 256 * 1024   # answers a device may leave unread before it is not read either
@@ -131,6 +132,22 @@ cdef class DeviceGroup:
                 device._resume()
 
 
+cdef class DeviceSession:
+    """What a session that outlives the connection is told by its device; durable.DurableSession is one."""
+
+    cdef int message_done(self, uint16_t packet_id) except -1:
+        """PUBACK or PUBCOMP came."""
+        raise NotImplementedError("a DeviceSession overrides message_done")
+
+    cdef int message_received(self, uint16_t packet_id) except -1:
+        """PUBREC came; 1 when PUBREL may follow at once."""
+        raise NotImplementedError("a DeviceSession overrides message_received")
+
+    cdef int room_again(self) except -1:
+        """The device may take more than before."""
+        raise NotImplementedError("a DeviceSession overrides room_again")
+
+
 cdef class Device(ServerConnection):
     """One device's connection as an asyncio protocol; sessions are the handler's business."""
 
@@ -165,12 +182,16 @@ cdef class Device(ServerConnection):
     cdef int _after_input(self) except -1:
         while self._events is not None:     # opening a session may release more input
             self.group._handler.device_events(self, self.events_received())
+        if self._has_acknowledged:
+            self._has_acknowledged = False
+            self.session.room_again()
         if self.output.size:
             self.group.touch(self)
         if self.state == STATE_CLOSED:
             self.finish()
         elif (
-            self.group.is_congested
+            self.state == STATE_OPENING             # what came behind a CONNECT waits in the kernel
+            or self.group.is_congested
             and self.state == STATE_CONNECTED       # a CONNECT that came in part is read to its end
             or self.is_write_paused
             and self.output.size > UNREAD_BYTES_MAX
@@ -215,9 +236,27 @@ cdef class Device(ServerConnection):
     def resume_writing(self):
         self.is_write_paused = False
         self.write_output()
+        if self.session is not None:
+            self.session.room_again()
         if self in self.group._paused and not self.group.is_congested and not self.is_write_paused:
             self.group._paused.discard(self)
             self._resume()
+
+    def open(self, *, bint session_present):
+        """Accept the CONNECT, and read what came behind it."""
+        self.open_session(session_present=session_present)
+        if not self.group.is_congested:
+            self.group._paused.discard(self)
+            self._resume()
+
+    cdef int message_done(self, uint16_t packet_id) except -1:
+        if self.session is not None:
+            self._has_acknowledged = True
+            return self.session.message_done(packet_id)
+        return 0
+
+    cdef int message_received(self, uint16_t packet_id) except -1:
+        return 1 if self.session is None else self.session.message_received(packet_id)
 
     cdef int _resume(self) except -1:
         if self._is_paused:

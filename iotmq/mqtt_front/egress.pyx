@@ -10,21 +10,10 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 
-from iotmq.message.layout cimport SYS_FLAG_COMPRESSED, get_u32
-from iotmq.message.record cimport FORMAT_OK, RecordParts, find_property, parse_record
+from iotmq.message.layout cimport get_u32
+from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
 from iotmq.mqtt_front.device cimport Device, DeviceGroup
-
-from iotmq.message import properties as names
-from iotmq.message.bodies import inflate_body
-from iotmq.message.errors import MessageFormatError
-
-cdef bytes _TOPIC = names.MQTT_TOPIC.encode()
-cdef bytes _QOS = names.MQTT_QOS.encode()
-cdef const char* _topic_key = _TOPIC
-cdef const char* _qos_key = _QOS
-cdef Py_ssize_t _topic_key_size = len(_TOPIC)
-cdef Py_ssize_t _qos_key_size = len(_QOS)
-
+from iotmq.mqtt_front.outgoing cimport OutgoingMessage
 
 cdef enum:
     STATE_CONNECTED = 2
@@ -95,6 +84,7 @@ cdef class Egress:
     cdef dict _filters                  # filter id -> Subscribers
     cdef uint32_t _last_id              # ids are not used again: pushes for an old one may be under way
     cdef dict _id_of                    # filter -> id
+    cdef OutgoingMessage _message
     cdef dict _gathered                 # device -> QoS, while one record is delivered by several filters
     cdef readonly uint64_t delivered
     cdef readonly uint64_t dropped
@@ -105,6 +95,7 @@ cdef class Egress:
         self._filters = {}
         self._id_of = {}
         self._gathered = {}
+        self._message = OutgoingMessage()
 
     @property
     def filter_count(self):
@@ -159,40 +150,19 @@ cdef class Egress:
             self.malformed += 1
 
     cdef int _deliver_record(self, const RecordParts* record, const uint8_t* ids, uint32_t count) except -1:
-        cdef const uint8_t* topic = NULL
-        cdef const uint8_t* value = NULL
-        cdef const uint8_t* body = record.body
-        cdef Py_ssize_t body_size = record.body_size
-        cdef Py_ssize_t topic_size = find_property(
-            record.properties, record.properties_size, _topic_key, _topic_key_size, &topic
-        )
-        cdef Py_ssize_t value_size = find_property(
-            record.properties, record.properties_size, _qos_key, _qos_key_size, &value
-        )
-        # A record without the property comes from a native producer: as reliable as the subscriber asked.
-        cdef int qos = value[0] - 48 if value_size == 1 and 48 <= value[0] <= 50 else 1
-        cdef uint32_t index, filter_id
+        cdef OutgoingMessage message = self._message
+        cdef uint32_t index
         cdef Py_ssize_t place
         cdef Subscribers subscribers
-        cdef bytes inflated
-        if topic_size <= 0 or topic_size > 65535:
+        if not message.read(record):
             self.malformed += 1
             return 0
-        if record.sys_flag & SYS_FLAG_COMPRESSED:
-            try:
-                inflated = inflate_body(body[:body_size], record.sys_flag)
-            except MessageFormatError:
-                self.malformed += 1
-                return 0
-            body = inflated
-            body_size = len(inflated)
         if count == 1:
             subscribers = self._find(get_u32(ids))
             if subscribers is not None:
                 for place in range(subscribers.count):
                     self._deliver_one(
-                        <Device>subscribers.entries[place].device, topic, topic_size, body, body_size,
-                        min(qos, <int>subscribers.entries[place].qos),
+                        <Device>subscribers.entries[place].device, message, <int>subscribers.entries[place].qos
                     )
             return 0
         for index in range(count):
@@ -203,17 +173,18 @@ cdef class Egress:
                 device = <Device>subscribers.entries[place].device
                 self._gathered[device] = max(self._gathered.get(device, 0), subscribers.entries[place].qos)
         for device, granted in self._gathered.items():
-            self._deliver_one(<Device>device, topic, topic_size, body, body_size, min(qos, <int>granted))
+            self._deliver_one(<Device>device, message, <int>granted)
         self._gathered.clear()
         return 0
 
     cdef Subscribers _find(self, uint32_t filter_id):
         return self._filters.get(filter_id)
 
-    cdef int _deliver_one(
-        self, Device device, const uint8_t* topic, Py_ssize_t topic_size, const uint8_t* body, Py_ssize_t body_size, int qos
-    ) except -1:
-        if device.deliver(topic, <uint16_t>topic_size, body, <uint32_t>body_size, qos):
+    cdef int _deliver_one(self, Device device, OutgoingMessage message, int granted) except -1:
+        if device.deliver(
+            message.topic, <uint16_t>message.topic_size, message.body, <uint32_t>message.body_size,
+            min(message.qos, granted),
+        ):
             self.delivered += 1
             if device.output.size:
                 self.group.touch(device)

@@ -24,6 +24,8 @@ import logging
 
 from iotmq import limits
 from iotmq.client.routes import queue_of_key
+from iotmq.client.session_ports import Will as KeptWill
+from iotmq.message.record import encode_batch
 from iotmq.message.properties import KEYS, MQTT_QOS, MQTT_RETAIN, MQTT_TOPIC, TAGS, encode_properties
 from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.reason_codes import NOT_STORED, PACKET_TOO_LARGE, TOPIC_NAME_INVALID
@@ -234,6 +236,32 @@ cdef class Ingress(PublishSink):
         except MqttProtocolError as error:
             self.not_stored += 1
             _log.warning("will not stored", extra={"client": device.client_id, "detail": str(error)})
+
+    def encode_will(self, Device device not None, will not None):
+        """A device's will as brokers keep it (client.session_ports.Will).
+
+        Raises MqttProtocolError for one that could not be stored.
+        """
+        cdef bytes topic = will.topic.encode()
+        cdef Target* target = <Target*>self._targets.find(topic, len(topic))
+        if target == NULL:
+            target = self._resolve(topic, len(topic))
+        lane = <Lane>self._lanes[target.lane]
+        cdef bytes properties = (
+            target.properties[:target.properties_size]
+            + device.properties
+            + <bytes>_FLAG_PROPERTIES[will.qos * 2 + will.retain]
+        )
+        if (
+            len(will.payload) + len(properties) + RECORD_FIXED_BYTES + 255 > self._record_bytes_max
+            or len(properties) + 128 > PROPERTIES_BYTES_MAX
+        ):
+            raise MqttProtocolError(
+                PACKET_TOO_LARGE,
+                f"a will of {len(will.payload)} bytes; store.record_bytes_max is {self._record_bytes_max}",
+            )
+        elements = encode_batch([(will.payload, properties, 0)])
+        return KeptWill(lane.topic, lane.queue_id, elements, lane.is_stored)
 
     cdef int add(
         self,

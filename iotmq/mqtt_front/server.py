@@ -8,15 +8,19 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from iotmq.client.ports import GatewayPort
+from iotmq.client.session_ports import OpenedSession, Refused, SessionPort, SessionSubscription, Will
 from iotmq.clock import Clock, SystemClock
 from iotmq.message.properties import MQTT_CLIENT_ID, encode_properties
 from iotmq.metrics import Metric
 from iotmq.mqtt import packets, reason_codes
 from iotmq.mqtt.connection import ConnectionSettings
+from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt_front.deadlines import Deadlines
 from iotmq.mqtt_front.device import Device, DeviceGroup
+from iotmq.mqtt_front.durable import DurableEgress, DurableSession
 from iotmq.mqtt_front.egress import Egress
 from iotmq.mqtt_front.ingress import Ingress
 from iotmq.mqtt_front.routes import Router
@@ -30,7 +34,7 @@ _DRAIN_TIMEOUT_S = 0.8
 _HANG_UP_TIMEOUT_S = 0.3
 _WILLS_TIMEOUT_S = 0.1
 _BACKLOG = 4096
-_GRANTED_QOS_MAX = 1
+_GRANTED_QOS_MAX = 2
 
 
 class MqttFront:
@@ -40,9 +44,19 @@ class MqttFront:
     what the gateway raises when its brokers do not answer.
     """
 
-    def __init__(self, settings: MqttSettings, port: GatewayPort, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        settings: MqttSettings,
+        port: GatewayPort,
+        *,
+        sessions: SessionPort | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Without `sessions` every session ends with its connection, and is known to this process only."""
         self._settings = settings
         self._gateway = port
+        self._session_port = sessions
+        self._durable: DurableEgress | None = None
         self._clock = clock if clock is not None else SystemClock()
         self._router = Router(settings.routes, default_topic=settings.default_topic)
         self._connection_settings = ConnectionSettings(
@@ -88,13 +102,16 @@ class MqttFront:
         self._egress = Egress(group)
         try:
             await self._gateway.start(self._router.broker_topics, self._egress, ingress.forget_routes)
+            if self._session_port is not None:
+                self._durable = DurableEgress(group, self._session_port, self)
+                await self._session_port.start(self._durable)
             self._server = await loop.create_server(
                 lambda: Device(group, self._connection_settings),
                 sock=_listen(self._settings.listen_host, self._settings.listen_port),
                 backlog=_BACKLOG,
             )
         except BaseException:  # a start that waits for a broker may be cancelled
-            await self._gateway.stop()
+            await self._stop_ports()
             raise
         self._ticker = loop.call_later(_TICK_S, self._tick)
 
@@ -113,6 +130,13 @@ class MqttFront:
                 await self._hang_up()
                 await self._drain(ingress, _WILLS_TIMEOUT_S)
             ingress.close()
+        await self._stop_ports()
+
+    async def _stop_ports(self) -> None:
+        if self._durable is not None:
+            self._durable.stop()
+        if self._session_port is not None:
+            await self._session_port.stop()
         await self._gateway.stop()
 
     async def _drain(self, ingress: Ingress, timeout_s: float) -> None:
@@ -220,6 +244,7 @@ class MqttFront:
         if device.subscriptions:
             self._drop_subscriptions(device, tuple(device.subscriptions))
         self._without_session.discard(device)
+        self._leave_session(device)
         if device.client_id is not None and self._sessions.get(device.client_id) is device:
             del self._sessions[device.client_id]
         if not self._connections:
@@ -233,9 +258,7 @@ class MqttFront:
         former = self._sessions.get(client_id)
         self._without_session.discard(device)
         if former is not None:  # [MQTT-3.1.4-2]
-            self._without_session.add(former)
-            former.close(reason_codes.SESSION_TAKEN_OVER)
-            former.finish()
+            self._hang_up_former(former, reason_codes.SESSION_TAKEN_OVER)
         self._sessions[client_id] = device
         device.client_id = client_id
         device.properties = encode_properties({MQTT_CLIENT_ID: client_id})
@@ -243,8 +266,86 @@ class MqttFront:
         keep_alive_s_max = self._settings.keep_alive_s_max
         if keep_alive_s_max and not 0 < connect.keep_alive_s <= keep_alive_s_max:
             device.keep_alive_s = keep_alive_s_max
-        device.open_session(session_present=False)
+        if self._session_port is None:
+            device.open_session(session_present=False)
+            self._deadlines.watch(device, self._clock.monotonic_s())
+            return
+        self._session_port.open_session(
+            client_id,
+            is_clean=connect.clean_session,
+            expiry_s=0 if connect.clean_session else self._settings.session_expiry_s_max,
+            will=self._kept_will(device),
+            done=partial(self._session_opened, device, client_id, is_kept=not connect.clean_session),
+        )
+
+    def _kept_will(self, device: Device) -> Will | None:
+        """The device's will for its broker, which publishes it when this process dies."""
+        assert self._ingress is not None
+        if device.will is None:
+            return None
+        try:
+            return self._ingress.encode_will(device, device.will)
+        except MqttProtocolError as error:
+            _log.warning("will not stored", extra={"client": device.client_id, "detail": str(error)})
+            return None
+
+    def _session_opened(
+        self, device: Device, client_id: str, opened: OpenedSession | Refused, *, is_kept: bool
+    ) -> None:
+        """The broker has answered a CONNECT, or will not."""
+        assert self._session_port is not None
+        if isinstance(opened, Refused):
+            if device.close_reason is None:
+                _log.warning("no session", extra={"client": client_id, "detail": opened.remark})
+                device.refuse(reason_codes.SERVER_UNAVAILABLE)
+                device.finish()
+            return
+        if device.close_reason is not None:
+            # It went meanwhile, and its will with it.
+            expiry_s = self._settings.session_expiry_s_max if is_kept else 0
+            self._session_port.close_session(client_id, opened.epoch, expiry_s=expiry_s, drops_will=True)
+            return
+        device.epoch = opened.epoch
+        session = None
+        if is_kept and self._settings.session_expiry_s_max:
+            assert self._durable is not None
+            session = self._durable.open(device, client_id, opened)
+            granted = {entry.topic_filter: entry.options & 3 for entry in opened.subscriptions}
+            device.subscriptions = granted
+            self._subscriptions += len(granted)
+        device.open(session_present=opened.is_present)
         self._deadlines.watch(device, self._clock.monotonic_s())
+        if session is not None:
+            session.start(opened)
+        device.after_answer()
+
+    def _leave_session(self, device: Device) -> None:
+        """Tell the broker, once, that the device has gone and how far it came. Its will is this process's."""
+        if self._session_port is None or not device.epoch or device.client_id is None:
+            return
+        epoch, device.epoch = device.epoch, 0
+        expiry_s = 0
+        if isinstance(device.session, DurableSession):
+            expiry_s = self._settings.session_expiry_s_max
+            progress = device.session.end()
+            if progress is not None:
+                self._session_port.progress([progress], _ignore)
+        self._session_port.close_session(device.client_id, epoch, expiry_s=expiry_s, drops_will=True)
+
+    def _hang_up_former(self, former: Device, reason: reason_codes.Reason) -> None:
+        """Somebody else has the session of a connected device now."""
+        self._without_session.add(former)
+        self._leave_session(former)
+        former.close(reason)
+        former.finish()
+
+    def session_fenced(self, client_id: str, epoch: int, reason: str) -> None:
+        """The session is for another front end, or an operator ends it (durable.SessionHandler)."""
+        device = self._sessions.get(client_id)
+        if device is not None and device.epoch == epoch:
+            del self._sessions[client_id]
+            _log.debug("session lost", extra={"client": client_id, "detail": reason})
+            self._hang_up_former(device, reason_codes.SESSION_TAKEN_OVER)
 
     # Subscriptions
 
@@ -255,6 +356,9 @@ class MqttFront:
             device.subscriptions = {}
         codes: list[int] = []
         new_filters: list[tuple[int, str]] = []
+        if isinstance(device.session, DurableSession):
+            self._subscribe_durably(device, device.session, event)
+            return
         for topic_filter, qos in event.subscriptions:
             is_known = topic_filter in device.subscriptions
             if not is_known and len(device.subscriptions) >= self._settings.subscriptions_max:
@@ -283,7 +387,63 @@ class MqttFront:
 
         self._gateway.attach(new_filters, attached)
 
+    def _subscribe_durably(
+        self, device: Device, session: DurableSession, event: packets.Subscribe
+    ) -> None:
+        """As `_subscribe`, but the broker keeps the filters and what comes for them."""
+        assert self._session_port is not None
+        assert device.subscriptions is not None
+        known = device.subscriptions
+        wanted: dict[str, int] = {}
+        codes: list[int] = []
+        for topic_filter, qos in event.subscriptions:
+            if topic_filter not in known and len(known) + len(wanted) >= self._settings.subscriptions_max:
+                codes.append(reason_codes.SUBACK_FAILURE)
+                continue
+            wanted[topic_filter] = min(qos, _GRANTED_QOS_MAX)
+            codes.append(wanted[topic_filter])
+
+        def subscribed(found: list[SessionSubscription] | Refused) -> None:
+            if isinstance(found, Refused):
+                _log.warning("no subscription", extra={"client": device.client_id, "detail": found.remark})
+                device.send_suback(event.packet_id, [reason_codes.SUBACK_FAILURE] * len(codes))
+            else:
+                device.send_suback(event.packet_id, codes)
+                if not session.is_ended:
+                    self._subscriptions += len(wanted.keys() - known.keys())
+                    known.update(wanted)
+                    session.add(found)
+            device.after_answer()
+
+        if wanted:
+            self._session_port.subscribe(session.client_id, session.epoch, list(wanted.items()), subscribed)
+        else:
+            device.send_suback(event.packet_id, codes)
+
+    def _unsubscribe_durably(
+        self, device: Device, session: DurableSession, event: packets.Unsubscribe
+    ) -> None:
+        assert self._session_port is not None
+        assert device.subscriptions is not None
+        for topic_filter in event.filters:
+            if device.subscriptions.pop(topic_filter, None) is not None:
+                self._subscriptions -= 1
+        session.remove(event.filters)
+
+        def unsubscribed(refused: Refused | None) -> None:
+            if refused is None:
+                device.send_unsuback(event.packet_id)
+            else:
+                # There is no UNSUBACK that says no before MQTT 5.
+                device.close(reason_codes.SERVER_UNAVAILABLE, refused.remark)
+            device.after_answer()
+
+        self._session_port.unsubscribe(session.client_id, session.epoch, event.filters, unsubscribed)
+
     def _unsubscribe(self, device: Device, event: packets.Unsubscribe) -> None:
+        if isinstance(device.session, DurableSession):
+            self._unsubscribe_durably(device, device.session, event)
+            return
         self._drop_subscriptions(
             device, [name for name in event.filters if name in (device.subscriptions or {})]
         )
@@ -293,6 +453,10 @@ class MqttFront:
         egress, subscriptions = self._egress, device.subscriptions
         assert egress is not None
         if subscriptions is None:  # nothing was ever subscribed
+            return
+        if device.session is not None:  # the broker has them
+            self._subscriptions -= len(subscriptions)
+            subscriptions.clear()
             return
         unused = []
         for topic_filter in dict.fromkeys(filters):
@@ -334,6 +498,8 @@ class MqttFront:
         if self._ingress is None or self._egress is None or self._group is None:
             return
         ingress, egress, group = self._ingress, self._egress, self._group
+        if self._durable is not None:
+            yield from _durable_metrics(self._durable)
         yield Metric(
             "iotmq_mqtt_received_bytes_total", "counter", "Bytes read from devices.", group.received_bytes
         )
@@ -405,3 +571,45 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise OSError(error.errno, f"cannot listen on {host}:{port} for MQTT: {error.strerror}") from error
     return listener
+
+
+def _ignore(refused: Refused | None) -> None:
+    """A session that cannot say how far it came gets some messages again."""
+    if refused is not None:
+        _log.warning("the progress of a session is not stored", extra={"detail": refused.remark})
+
+
+def _durable_metrics(durable: DurableEgress) -> Iterable[Metric]:
+    yield Metric(
+        "iotmq_mqtt_light_queues", "gauge", "Light queues that local sessions subscribe.", durable.queue_count
+    )
+    yield Metric(
+        "iotmq_mqtt_durable_delivered_total",
+        "counter",
+        "Messages written to sessions that are kept.",
+        durable.delivered,
+    )
+    yield Metric(
+        "iotmq_mqtt_durable_read_total",
+        "counter",
+        "Records read for sessions that had fallen behind or came back.",
+        durable.read_records,
+    )
+    yield Metric(
+        "iotmq_mqtt_durable_dropped_total",
+        "counter",
+        "Messages of routes that do not store, which a session could not take at once.",
+        durable.dropped,
+    )
+    yield Metric(
+        "iotmq_mqtt_durable_malformed_total",
+        "counter",
+        "Records of light queues that are no messages.",
+        durable.malformed,
+    )
+    yield Metric(
+        "iotmq_mqtt_refused_progress_total",
+        "counter",
+        "Times the broker did not take how far sessions came; it is told again.",
+        durable.refused_progress,
+    )

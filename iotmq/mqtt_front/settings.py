@@ -120,7 +120,8 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ge=1,
             le=65_535,
             description=(
-                "QoS 1 messages a subscriber may hold unacknowledged; more of them wait in queued_bytes_max."
+                "Messages of QoS 1 and 2 a subscriber may hold unacknowledged; more of them wait in "
+                "queued_bytes_max, or, for a session that is kept, in the log."
             ),
         ),
     ] = 256
@@ -143,6 +144,17 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             description="Filters one session may hold; further ones are refused in the SUBACK.",
         ),
     ] = limits.MQTT_SUBSCRIPTIONS_PER_SESSION_MAX
+    session_expiry_s_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=0xFFFF_FFFF,
+            description=(
+                "How long a session that is not clean is kept after its device went, in seconds; 0 keeps "
+                "none, 4,294,967,295 keeps them until somebody ends them."
+            ),
+        ),
+    ] = 7 * 24 * 3600
     batch_bytes_max: Annotated[
         int,
         Meta(

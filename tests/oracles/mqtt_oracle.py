@@ -87,7 +87,13 @@ def run_connection(stream: bytes, *, packet_bytes_max: int) -> Outcome:
                     answer = packets.PUBACK if qos == 1 else packets.PUBREC
                     outcome.output += packets.encode_acknowledgement(answer, packet_id)
                 continue
-            if kind == packets.PUBACK and flags == 0 and len(body) == 2:
+            if kind in (packets.PUBACK, packets.PUBCOMP) and flags == 0 and len(body) == 2:
+                continue
+            if kind == packets.PUBREC and flags == 0 and len(body) == 2:
+                # Nothing was sent: what the device thinks it got is released.
+                packet_id = int.from_bytes(body, "big")
+                if packet_id:
+                    outcome.output += packets.encode_acknowledgement(packets.PUBREL, packet_id)
                 continue
             wanted = 2 if kind in (packets.PUBREL, packets.SUBSCRIBE, packets.UNSUBSCRIBE) else 0
             if flags != wanted:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,11 @@ class FrontEnd:
         self.pushed: list[tuple[int, bytes]] = []
         self.fences: list[tuple[str, int]] = []
         self.port: LocalSessions = bench.broker.local_sessions(name)
-        self.port.start(self)
+        _at_once(self.port.start(self))
+
+    def stop(self) -> None:
+        """As when the process dies."""
+        _at_once(self.port.stop())
 
     def deliver_queued(self, records: Any, pushes: Any) -> None:
         for at in range(0, len(pushes), 8):
@@ -160,6 +164,15 @@ def _records(view: Any) -> list[Any]:
     from iotmq.message.record import iter_records
 
     return list(iter_records(view))
+
+
+def _at_once(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run what has nothing to wait for: the port is in this process."""
+    try:
+        coroutine.send(None)
+    except StopIteration:
+        return
+    raise AssertionError("a port in the same process waited for something")
 
 
 async def turns(count: int = 3) -> None:

@@ -14,6 +14,7 @@ from iotmq.broker.session_records import (
     Change,
     Close,
     End,
+    Flight,
     Open,
     Progress,
     Subscribe,
@@ -21,7 +22,6 @@ from iotmq.broker.session_records import (
     encode_changes,
 )
 from iotmq.broker.topics import SESSION_TOPIC
-from iotmq.client.session_ports import InFlight
 from iotmq.message.record import decode_record, encode_batch
 from iotmq.store.store import Store
 
@@ -71,7 +71,7 @@ class Broker:
         assert session is not None
         queue_id = session.subscriptions[topic_filter].queue_id
         read = self.projection.read(
-            queue_id, self.projection.cursor(queue_id, client_id), places_max=places_max
+            queue_id, self.projection.cursor(queue_id, client_id)[0], places_max=places_max
         )
         views = [self.store.read_record(position) for position, _ in read.places]
         return [decode_record(view).body for view in views if view is not None]
@@ -119,13 +119,13 @@ def test_progress_moves_the_cursor_and_the_queue_forgets_what_nobody_needs(
 ) -> None:
     epochs = [connect(broker, client_id, "t/#") for client_id in ("one", "two")]
     positions = [broker.publish(("t/x", b"%d" % number)) for number in range(10)]
-    broker.change(Progress("one", epochs[0], [("t/#", positions[7])]))
-    broker.change(Progress("two", epochs[1], [("t/#", positions[3])]))
+    broker.change(Progress("one", epochs[0], [("t/#", positions[7], positions[7])]))
+    broker.change(Progress("two", epochs[1], [("t/#", positions[3], positions[3])]))
     if is_restarted:
         broker.restart()
-        broker.change(Progress("two", epochs[1], [("t/#", positions[4])]))
+        broker.change(Progress("two", epochs[1], [("t/#", positions[4], positions[4])]))
     else:
-        broker.change(Progress("two", epochs[1], [("t/#", positions[4])]))
+        broker.change(Progress("two", epochs[1], [("t/#", positions[4], positions[4])]))
     queue_id = broker.projection.queues.id_of("t/#")
     assert queue_id is not None
     broker.projection.tidy()
@@ -168,7 +168,7 @@ def test_what_a_former_owner_says_is_not_heard(broker: Broker) -> None:
     position = broker.publish(("t", b"a"))
     now = connect(broker, "one")
     assert now > former
-    broker.change(Progress("one", former, [("t", position + 1)]))
+    broker.change(Progress("one", former, [("t", position + 1, position + 1)]))
     broker.change(Subscribe("one", former, [("u", 1)]))
     broker.change(Unsubscribe("one", former, ["t"]))
     broker.change(Close("one", former, 0, True), End("one", former))
@@ -240,7 +240,7 @@ def test_sessions_fall_due_when_their_client_is_away_long_enough(broker: Broker)
 
 def test_qos_2_state_is_kept(broker: Broker) -> None:
     epoch = connect(broker, "one", "t")
-    flights = [InFlight(7, "t", 1234, False), InFlight(8, "t", 1300, True)]
+    flights = [Flight(7, "t", 1234, False), Flight(8, "t", 1300, True)]
     broker.change(Progress("one", epoch, [], received=[3, 4], in_flight=flights))
     broker.change(Progress("one", epoch, [], received=[4]))
     broker.restart()
@@ -265,7 +265,7 @@ def test_everything_comes_back_from_the_log_when_the_database_is_gone(tmp_path: 
     connect(broker, "two", "t/#")
     broker.publish(("t/a", b"a"), ("t/b", b"b"))
     position = broker.publish(("t/a", b"c"))
-    broker.change(Progress("one", epoch, [("t/#", position)]))
+    broker.change(Progress("one", epoch, [("t/#", position, position)]))
     before = {name: broker.bodies(*name) for name in (("one", "t/#"), ("one", "t/a"), ("two", "t/#"))}
     broker.store.close()
     shutil.rmtree(tmp_path / "kv")

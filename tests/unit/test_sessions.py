@@ -50,8 +50,9 @@ async def test_what_was_done_is_not_sent_again(bench: SessionBench) -> None:
     await front.subscribe("c", opened.epoch, "a")
     bench.publish("a", b"1", b"2")
     again = await front.open("c")  # nobody fences a connection of one's own that is gone
-    read = front.read(again.subscriptions[0].queue_id, 0, records_max=1)
-    await front.progress(SessionProgress("c", again.epoch, [("a", read.next_position)]))
+    queue_id = again.subscriptions[0].queue_id
+    read = front.read(queue_id, 0, records_max=1)
+    await front.progress(SessionProgress("c", again.epoch, [(queue_id, read.next_position, 0)]))
     await bench.restart()
     front = FrontEnd(bench, "one")
     (subscription,) = (await front.open("c")).subscriptions
@@ -68,7 +69,7 @@ async def test_a_taken_session_is_given_up_first(bench: SessionBench) -> None:
     assert not waiting.done()
     bench.publish("a", b"1")
     position = one.read(0, 0).next_position
-    assert await one.progress(SessionProgress("c", opened.epoch, [("a", position)])) is None
+    assert await one.progress(SessionProgress("c", opened.epoch, [(0, position, position)])) is None
     one.port.close_session("c", opened.epoch, expiry_s=60, drops_will=True)
     taken = await waiting
     assert not isinstance(taken, Refused)
@@ -78,7 +79,7 @@ async def test_a_taken_session_is_given_up_first(bench: SessionBench) -> None:
     assert [body for _, body in two.pushed] == [b"2"]
     assert [body for _, body in one.pushed] == [b"1"]
     # What the former owner says now is too late.
-    await one.progress(SessionProgress("c", opened.epoch, [("a", 1 << 40)]))
+    await one.progress(SessionProgress("c", opened.epoch, [(0, 1 << 40, 1 << 40)]))
     one.port.close_session("c", opened.epoch, expiry_s=0, drops_will=True)
     refused = await one.subscribe("c", opened.epoch, "b")
     assert isinstance(refused, Refused)
@@ -146,7 +147,7 @@ async def test_wills_of_a_vanished_front_end_are_published_once(bench: SessionBe
         await one.open(client_id, will=will(client_id.encode()))
     await one.open("transient", is_clean=True, expiry_s=0, will=will(b"transient"))
     await two.open("other", will=will(b"other"))
-    one.port.stop()
+    one.stop()
     taken = await two.open("b", will=will(b"second will of b"))
     assert taken.is_present
     assert bench.stored() == [b"b"], "taken from a front end that is gone"
@@ -167,7 +168,7 @@ async def test_a_front_end_that_comes_back_in_time_keeps_its_sessions(bench: Ses
         for client_id, expiry_s in (("durable", 60), ("transient", 0))
     }
     await one.subscribe("durable", epochs["durable"], "a")
-    one.port.stop()
+    one.stop()
     back = FrontEnd(bench, "one")
     channel = back.port._open_channel
     for client_id, epoch in epochs.items():

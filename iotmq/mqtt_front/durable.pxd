@@ -1,0 +1,79 @@
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+from iotmq.mqtt_front.device cimport Device, DeviceGroup, DeviceSession
+from iotmq.mqtt_front.outgoing cimport OutgoingMessage
+
+
+cdef struct Flight:
+    void* subscription      # a counted reference to the QueueSubscription
+    int64_t position
+    uint16_t packet_id
+    uint8_t qos
+    uint8_t state
+
+
+cdef class QueueSubscription:
+    cdef DurableSession session
+    cdef readonly str topic_filter
+    cdef readonly uint32_t queue_id
+    cdef public uint8_t qos
+    cdef int64_t next_position      # records before were sent
+    cdef int64_t repeated_before    # records before may have been sent in an earlier connection
+    cdef int64_t pushed_position    # the last record that was pushed while the queue is read
+    cdef bint is_behind             # what comes next has to be read
+    cdef bint is_reading
+    cdef bint is_moved              # since the broker was told last
+    cdef bint is_ended
+
+
+cdef class DurableSession(DeviceSession):
+    cdef DurableEgress egress
+    cdef readonly Device device
+    cdef readonly str client_id
+    cdef readonly int64_t epoch
+    cdef readonly dict subscriptions    # filter -> list of QueueSubscription, one per broker
+    cdef dict _by_id                    # queue id -> QueueSubscription
+    cdef Flight* flights                # ring in the order of sending
+    cdef uint32_t flights_first, flights_count, flights_capacity
+    cdef list _behind                   # subscriptions that have to read
+    cdef dict _repeated                 # (queue id, position) -> InFlight of an earlier connection
+    cdef list _held                     # QoS 2 messages that wait until the broker knows their packet ids
+    cdef list _to_release               # packet ids whose PUBREL waits for the broker
+    cdef bint is_moved                  # the broker is to be told of something
+    cdef bint has_moved_flights         # of QoS 2
+    cdef bint had_received              # packet ids of QoS 2, when the broker was told last
+    cdef bint is_scheduled
+    cdef readonly bint is_ended
+
+    cdef int offer(self, QueueSubscription subscription, int64_t position, OutgoingMessage message) except -1
+    cdef bint send(self, QueueSubscription subscription, int64_t position, OutgoingMessage message) except -1
+    cdef int _remove(self, QueueSubscription subscription) except -1
+    cdef int64_t cursor_of(self, QueueSubscription subscription) noexcept
+    cdef int fall_behind(self, QueueSubscription subscription) except -1
+    cdef int read(self, QueueSubscription subscription) except -1
+    cdef int add_flight(self, QueueSubscription subscription, int64_t position, uint16_t packet_id, uint8_t qos, uint8_t state) except -1
+    cdef Flight* flight_of(self, uint16_t packet_id) noexcept
+    cdef int drop_done(self) except -1
+    cdef int move(self, QueueSubscription subscription) except -1
+
+
+cdef class DurableEgress:
+    cdef readonly DeviceGroup group
+    cdef readonly object port           # client.session_ports.SessionPort
+    cdef object _handler
+    cdef dict _queues                   # queue id -> list of QueueSubscription
+    cdef list _moved                    # sessions the broker is to be told of
+    cdef list _scheduled                # sessions that go on in the next turn
+    cdef list _persisting               # sessions whose QoS 2 state the broker is to know first
+    cdef OutgoingMessage _message
+    cdef object _progress_timer
+    cdef readonly uint64_t delivered
+    cdef readonly uint64_t dropped
+    cdef readonly uint64_t read_records
+    cdef readonly uint64_t malformed
+    cdef readonly uint64_t refused_progress
+
+    cdef int _pass_on(self, QueueSubscription subscription) except -1
+    cdef int schedule(self, DurableSession session) except -1
+    cdef int note_moved(self, DurableSession session) except -1
+    cdef int persist(self, DurableSession session) except -1

@@ -1,0 +1,597 @@
+"""Sessions that outlive their connection, as a front end has them: what a device still has to get.
+
+Operations: one call per push of the broker with any number of records; one per acknowledgement; now and then
+a stretch of a queue that is read because a device fell behind, or came back. Goals: a record a device can take
+at once is written from where it lies; a device that cannot costs nothing but a position; what is in flight is
+known by position, so that the broker can be told "everything before" seldom. Plan: every subscription is
+either up to date, and gets what is pushed, or behind, and reads from its position while the device has room.
+It is up to date again when a read says that there is nothing more, and nothing was pushed meanwhile.
+
+QoS 2 goes in two steps, because a packet id must mean the same message on any front end: the broker learns the
+packet id before the message is sent, and learns of PUBREC before PUBREL is.
+"""
+
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+
+from iotmq.message.layout cimport get_u32
+from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
+from iotmq.mqtt_front.device cimport Device, DeviceGroup, DeviceSession
+from iotmq.mqtt_front.outgoing cimport OutgoingMessage
+
+import logging
+from functools import partial
+
+from iotmq.client.session_ports import InFlight, Refused, SessionProgress
+
+_log = logging.getLogger("iotmq.mqtt")
+
+# The broker is told so seldom how far sessions have come: what a crash of the front end repeats at most.
+PROGRESS_INTERVAL_S = 0.2
+# A broker that refuses a read is asked again after so long.
+RETRY_S = 1.0
+
+cdef enum:
+    STATE_CONNECTED = 2
+    STATE_CLOSED = 3
+    FLIGHT_SENT = 0
+    FLIGHT_RELEASED = 1
+    FLIGHT_DONE = 2
+    READ_RECORDS_MAX = 128
+    READ_BYTES_MAX = 256 * 1024
+
+
+cdef class QueueSubscription:
+    """One filter of a session at one broker."""
+
+    def __init__(self, DurableSession session not None, found):
+        self.session = session
+        self.topic_filter = found.topic_filter
+        self.queue_id = found.queue_id
+        self.qos = found.options & 3
+        self.next_position = found.cursor
+        self.repeated_before = found.sent
+        self.pushed_position = -1
+
+
+cdef class DurableSession(DeviceSession):
+    """One connected device with a durable session. Made by `DurableEgress.open`."""
+
+    def __init__(self, DurableEgress egress not None, Device device not None, str client_id not None, opened):
+        self.egress = egress
+        self.device = device
+        self.client_id = client_id
+        self.epoch = opened.epoch
+        self.subscriptions = {}
+        self._by_id = {}
+        self._behind = []
+        self._repeated = {(flight.queue_id, flight.position): flight for flight in opened.in_flight}
+        self._to_release = []
+
+    def __dealloc__(self):
+        cdef uint32_t index
+        cdef Flight* flight
+        for index in range(self.flights_count):
+            flight = &self.flights[(self.flights_first + index) & (self.flights_capacity - 1)]
+            Py_DECREF(<object>flight.subscription)
+        free(self.flights)
+
+    # From the handler
+
+    def start(self, opened):
+        """The CONNECT is answered: go on with what was in flight, then with what came meanwhile."""
+        cdef QueueSubscription subscription
+        self.device.restore_received(opened.received)
+        self.add(opened.subscriptions, is_resumed=True)
+        for flight in opened.in_flight:
+            subscription = self._by_id.get(flight.queue_id)
+            if flight.is_released and subscription is not None:
+                # Taken by the device, and passed over when the queue is read.
+                self.add_flight(subscription, flight.position, flight.packet_id, 2, FLIGHT_RELEASED)
+            if flight.is_released:
+                self.device.send_pubrel(flight.packet_id)
+        self.room_again()
+        self.egress.group.touch(self.device)
+
+    def add(self, found, *, bint is_resumed=False):
+        """Subscriptions the broker has: new ones, and known ones with other options."""
+        cdef QueueSubscription subscription
+        for entry in found:
+            subscription = self._by_id.get(entry.queue_id)
+            if subscription is not None:
+                subscription.qos = entry.options & 3
+                continue
+            subscription = QueueSubscription(self, entry)
+            self._by_id[entry.queue_id] = subscription
+            self.subscriptions.setdefault(entry.topic_filter, []).append(subscription)
+            self.egress._queues.setdefault(entry.queue_id, []).append(subscription)
+            # What came between the broker's answer and now was pushed to nobody.
+            self.fall_behind(subscription)
+        if not is_resumed:
+            self.egress.schedule(self)
+
+    def remove(self, filters):
+        """Filters that were unsubscribed."""
+        for topic_filter in filters:
+            for subscription in self.subscriptions.pop(topic_filter, ()):
+                self._remove(subscription)
+
+    cdef int _remove(self, QueueSubscription subscription) except -1:
+        subscription.is_ended = True
+        del self._by_id[subscription.queue_id]
+        others = self.egress._queues[subscription.queue_id]
+        others.remove(subscription)
+        if not others:
+            del self.egress._queues[subscription.queue_id]
+        return 0
+
+    def end(self):
+        """The connection is over: what the broker has to know of it, as a SessionProgress."""
+        if self.is_ended:
+            return None
+        self.is_ended = True
+        progress = SessionProgress(
+            self.client_id,
+            self.epoch,
+            [self._place(subscription) for subscription in self._by_id.values()],
+            self.device.received_packet_ids,
+            self._in_flight(qos_min=1),
+        )
+        self.remove(list(self.subscriptions))
+        self._behind = []
+        self._held = None
+        return progress
+
+    @property
+    def behind_count(self):
+        """Subscriptions that are not up to date."""
+        return len(self._behind)
+
+    # From the broker
+
+    cdef int offer(self, QueueSubscription subscription, int64_t position, OutgoingMessage message) except -1:
+        """A record of a queue that has just come."""
+        if subscription.is_behind:
+            subscription.pushed_position = position
+        elif position >= subscription.next_position:
+            if not self.send(subscription, position, message):
+                subscription.pushed_position = position
+                self.fall_behind(subscription)
+        return 0
+
+    cdef bint send(self, QueueSubscription subscription, int64_t position, OutgoingMessage message) except -1:
+        """Write a record to the device; False when it takes no more now."""
+        cdef Device device = self.device
+        cdef int qos = min(message.qos, <int>subscription.qos)
+        cdef uint16_t packet_id = 0
+        cdef bint is_duplicate = position < subscription.repeated_before
+        if self._held is not None or not device.has_room():
+            return False
+        if self._repeated:
+            repeated = self._repeated.pop((subscription.queue_id, position), None)
+            if repeated is not None:
+                if repeated.is_released:
+                    # It has its PUBREL; the flight was put back in `start`.
+                    subscription.next_position = position + 1
+                    return True
+                packet_id = repeated.packet_id
+        if qos == 2:
+            if packet_id == 0:
+                packet_id = device.take_packet_id()
+            self._held = [(packet_id, message.topic[:message.topic_size], message.body[:message.body_size], is_duplicate)]
+            self.add_flight(subscription, position, packet_id, 2, FLIGHT_SENT)
+            self.egress.persist(self)
+        else:
+            packet_id = device.send_message(
+                message.topic, <uint16_t>message.topic_size, message.body, <uint32_t>message.body_size,
+                qos, False, is_duplicate and qos, packet_id,
+            )
+            if qos:
+                self.add_flight(subscription, position, packet_id, 1, FLIGHT_SENT)
+            self.egress.group.touch(device)
+        self.egress.delivered += 1
+        subscription.next_position = position + 1
+        self.move(subscription)
+        return True
+
+    def missed(self, QueueSubscription subscription not None):
+        """Records of the queue were not pushed."""
+        self.fall_behind(subscription)
+        self.egress.schedule(self)
+
+    cdef int fall_behind(self, QueueSubscription subscription) except -1:
+        if not subscription.is_behind:
+            subscription.is_behind = True
+            self._behind.append(subscription)
+        return 0
+
+    # From the device
+
+    cdef int message_done(self, uint16_t packet_id) except -1:
+        cdef Flight* flight = self.flight_of(packet_id)
+        if flight != NULL:
+            self.has_moved_flights = self.has_moved_flights or flight.qos == 2
+            flight.state = FLIGHT_DONE
+            self.drop_done()
+        return 0
+
+    cdef int message_received(self, uint16_t packet_id) except -1:
+        cdef Flight* flight = self.flight_of(packet_id)
+        if flight == NULL:
+            return 1
+        flight.state = FLIGHT_RELEASED
+        self._to_release.append(packet_id)
+        self.egress.persist(self)
+        return 0
+
+    cdef int room_again(self) except -1:
+        """Read on for subscriptions that are behind, while the device takes more."""
+        cdef QueueSubscription subscription
+        if not self._behind or self.is_ended:
+            return 0
+        for subscription in tuple(self._behind):
+            if self._held is not None or not self.device.has_room():
+                break
+            if not subscription.is_reading:
+                self.read(subscription)
+        return 0
+
+    cdef int read(self, QueueSubscription subscription) except -1:
+        if subscription.is_ended:
+            self._behind.remove(subscription)
+            return 0
+        subscription.is_reading = True
+        self.egress.port.read_queue(
+            subscription.queue_id,
+            subscription.next_position,
+            records_max=READ_RECORDS_MAX,
+            bytes_max=READ_BYTES_MAX,
+            done=partial(self._read, subscription),
+        )
+        return 0
+
+    def _read(self, QueueSubscription subscription, found):
+        """What a read has brought."""
+        cdef OutgoingMessage message = self.egress._message
+        cdef RecordParts record
+        cdef const uint8_t[::1] data
+        subscription.is_reading = False
+        if self.is_ended or subscription.is_ended:
+            return
+        if isinstance(found, Refused):
+            _log.warning("a session's queue cannot be read", extra={"client": self.client_id, "detail": found.remark})
+            self.egress.group.loop.call_later(RETRY_S, self._try_again)
+            return
+        for view in found.records:
+            data = view
+            self.egress.read_records += 1
+            if data.shape[0] == 0 or parse_record(&data[0], &data[0] + data.shape[0], &record) != FORMAT_OK:
+                self.egress.malformed += 1
+                continue
+            if record.position < subscription.next_position:
+                continue
+            if not message.read(&record):
+                self.egress.malformed += 1
+            elif not self.send(subscription, record.position, message):
+                return      # room_again goes on
+        if found.next_position > subscription.next_position:
+            subscription.next_position = found.next_position
+            self.move(subscription)
+        if found.is_end and subscription.pushed_position < subscription.next_position:
+            subscription.is_behind = False
+            self._behind.remove(subscription)
+        else:
+            self.egress.schedule(self)
+
+    def _try_again(self):
+        if not self.is_ended:
+            self.room_again()
+
+    # What is in flight
+
+    cdef int add_flight(
+        self, QueueSubscription subscription, int64_t position, uint16_t packet_id, uint8_t qos, uint8_t state
+    ) except -1:
+        cdef uint32_t capacity, index
+        cdef Flight* grown
+        if self.flights_count == self.flights_capacity:
+            capacity = max(4, 2 * self.flights_capacity)
+            grown = <Flight*>calloc(capacity, sizeof(Flight))
+            if grown == NULL:
+                raise MemoryError
+            for index in range(self.flights_count):
+                grown[index] = self.flights[(self.flights_first + index) & (self.flights_capacity - 1)]
+            free(self.flights)
+            self.flights = grown
+            self.flights_capacity = capacity
+            self.flights_first = 0
+        index = (self.flights_first + self.flights_count) & (self.flights_capacity - 1)
+        self.flights[index] = Flight(<void*>subscription, position, packet_id, qos, state)
+        Py_INCREF(subscription)
+        self.flights_count += 1
+        if qos == 2:
+            self.has_moved_flights = True
+        return 0
+
+    cdef Flight* flight_of(self, uint16_t packet_id) noexcept:
+        """Devices acknowledge in order, so it is mostly the first that is not done."""
+        cdef uint32_t index
+        cdef Flight* flight
+        for index in range(self.flights_count):
+            flight = &self.flights[(self.flights_first + index) & (self.flights_capacity - 1)]
+            if flight.packet_id == packet_id and flight.state != FLIGHT_DONE:
+                return flight
+        return NULL
+
+    cdef int drop_done(self) except -1:
+        cdef Flight* flight
+        cdef QueueSubscription subscription
+        while self.flights_count:
+            flight = &self.flights[self.flights_first]
+            if flight.state != FLIGHT_DONE:
+                break
+            subscription = <QueueSubscription>flight.subscription
+            self.move(subscription)
+            self.flights_first = (self.flights_first + 1) & (self.flights_capacity - 1)
+            self.flights_count -= 1
+            Py_DECREF(subscription)
+        if self.flights_count == 0 and self.flights_capacity > 16:
+            free(self.flights)
+            self.flights = NULL
+            self.flights_capacity = self.flights_first = 0
+        return 0
+
+    cdef int64_t cursor_of(self, QueueSubscription subscription) noexcept:
+        """The position before which the device is done with the records of a queue."""
+        cdef int64_t lowest = subscription.next_position
+        cdef uint32_t index
+        cdef Flight* flight
+        for index in range(self.flights_count):
+            flight = &self.flights[(self.flights_first + index) & (self.flights_capacity - 1)]
+            if flight.state != FLIGHT_DONE and flight.subscription == <void*>subscription:
+                lowest = min(lowest, flight.position)
+        return lowest
+
+    def _in_flight(self, *, int qos_min):
+        cdef list found = []
+        cdef uint32_t index
+        cdef Flight* flight
+        for index in range(self.flights_count):
+            flight = &self.flights[(self.flights_first + index) & (self.flights_capacity - 1)]
+            if flight.state != FLIGHT_DONE and flight.qos >= qos_min:
+                found.append(InFlight(
+                    flight.packet_id,
+                    (<QueueSubscription>flight.subscription).queue_id,
+                    flight.position,
+                    flight.state == FLIGHT_RELEASED,
+                ))
+        # Not sent again yet in this connection.
+        found += [repeated for repeated in self._repeated.values() if not repeated.is_released]
+        return found
+
+    # What the broker is told
+
+    cdef int move(self, QueueSubscription subscription) except -1:
+        subscription.is_moved = True
+        return self.egress.note_moved(self)
+
+    def _place(self, QueueSubscription subscription):
+        subscription.is_moved = False
+        return (
+            subscription.queue_id,
+            self.cursor_of(subscription),
+            max(subscription.next_position, subscription.repeated_before),
+        )
+
+    def progress(self):
+        """What has changed since the last call, as a SessionProgress."""
+        cdef QueueSubscription subscription
+        has_moved_flights, self.has_moved_flights = self.has_moved_flights, False
+        received = self.device.received_packet_ids
+        had_received, self.had_received = self.had_received, bool(received)
+        self.is_moved = False
+        return SessionProgress(
+            self.client_id,
+            self.epoch,
+            [self._place(subscription) for subscription in self._by_id.values() if subscription.is_moved],
+            received if received or had_received else None,
+            self._in_flight(qos_min=2) if has_moved_flights else None,
+        )
+
+    def begin_persisting(self):
+        """What the broker has to know first: (messages that are held, packet ids to release)."""
+        to_release, self._to_release = self._to_release, []
+        return self._held, to_release
+
+    def not_persisted(self, to_release):
+        """The broker does not know it; the same has to come again."""
+        self._to_release = [*to_release, *self._to_release]
+
+    def persisted(self, held, to_release):
+        """The broker knows the packet ids of QoS 2: what waited for that may be sent."""
+        cdef const uint8_t* topic_data
+        cdef const uint8_t* body_data
+        if held is None or self._held is not held:
+            # Sent when an earlier answer came.
+            held = ()
+        else:
+            self._held = None
+        if self.is_ended or self.device.state != STATE_CONNECTED:
+            return
+        for packet_id, topic, body, is_duplicate in held:
+            topic_data = <bytes>topic
+            body_data = <bytes>body
+            self.device.send_message(
+                topic_data, <uint16_t>len(topic), body_data, <uint32_t>len(body), 2, False, is_duplicate, packet_id
+            )
+        for packet_id in to_release:
+            self.device.send_pubrel(packet_id)
+        self.egress.group.touch(self.device)
+        self.room_again()
+
+
+cdef class DurableEgress:
+    """The durable sessions of one front end (client.session_ports.SessionReceiver).
+
+    `handler.session_fenced(client_id, epoch, reason)` is told of sessions that belong to somebody else.
+    """
+
+    def __init__(self, DeviceGroup group not None, port not None, handler not None):
+        self.group = group
+        self.port = port
+        self._handler = handler
+        self._queues = {}
+        self._moved = []
+        self._scheduled = []
+        self._persisting = []
+        self._message = OutgoingMessage()
+
+    def open(self, Device device not None, str client_id not None, opened):
+        """The session of a device, which `opened` (OpenedSession) describes; `start` follows its CONNACK."""
+        device.session = DurableSession(self, device, client_id, opened)
+        return device.session
+
+    def stop(self):
+        """Tell the broker nothing more by itself."""
+        if self._progress_timer is not None:
+            self._progress_timer.cancel()
+            self._progress_timer = None
+
+    @property
+    def queue_count(self):
+        """Light queues that local sessions subscribe."""
+        return len(self._queues)
+
+    # client.session_ports.SessionReceiver
+
+    def deliver_queued(self, const uint8_t[::1] records not None, const uint8_t[::1] pushes not None):
+        """Write each pushed record to the sessions of its queue that are up to date."""
+        cdef Py_ssize_t at, size = pushes.shape[0]
+        cdef Py_ssize_t records_size = records.shape[0]
+        cdef int64_t place, last_place = -1
+        cdef bint is_message = False
+        cdef RecordParts record
+        cdef QueueSubscription subscription
+        if size % 8:
+            self.malformed += 1
+        for at in range(0, size - 7, 8):
+            place = get_u32(&pushes[0] + at)
+            subscriptions = self._queues.get(get_u32(&pushes[0] + at + 4))
+            if subscriptions is None:
+                continue
+            if place != last_place:
+                last_place = place
+                is_message = (
+                    place < records_size
+                    and parse_record(&records[0] + place, &records[0] + records_size, &record) == FORMAT_OK
+                    and self._message.read(&record)
+                )
+                if not is_message:
+                    self.malformed += 1
+            if is_message:
+                for subscription in tuple(subscriptions):
+                    if record.position >= 0:
+                        subscription.session.offer(subscription, record.position, self._message)
+                    else:
+                        self._pass_on(subscription)
+
+    cdef int _pass_on(self, QueueSubscription subscription) except -1:
+        """A message that is stored nowhere: to a device that takes it now, or to nobody."""
+        cdef Device device = subscription.session.device
+        if device.deliver(
+            self._message.topic, <uint16_t>self._message.topic_size,
+            self._message.body, <uint32_t>self._message.body_size,
+            min(self._message.qos, <int>subscription.qos),
+        ):
+            self.delivered += 1
+            self.group.touch(device)
+        else:
+            self.dropped += 1
+        return 0
+
+    def missed(self, queue_ids):
+        """Records of these queues were not pushed."""
+        cdef QueueSubscription subscription
+        for queue_id in queue_ids:
+            for subscription in tuple(self._queues.get(queue_id, ())):
+                subscription.session.missed(subscription)
+
+    def fenced(self, str client_id not None, int64_t epoch, str reason not None):
+        """The session belongs to somebody else soon."""
+        self._handler.session_fenced(client_id, epoch, reason)
+
+    # Sessions that have something to do
+
+    cdef int schedule(self, DurableSession session) except -1:
+        """Let the session read on in the next turn of the loop, so that a long backlog leaves room for others."""
+        if not session.is_scheduled:
+            session.is_scheduled = True
+            if not self._scheduled:
+                self.group.loop.call_soon(self._go_on)
+            self._scheduled.append(session)
+        return 0
+
+    def _go_on(self):
+        cdef DurableSession session
+        scheduled, self._scheduled = self._scheduled, []
+        for session in scheduled:
+            session.is_scheduled = False
+            session.room_again()
+
+    cdef int note_moved(self, DurableSession session) except -1:
+        if not session.is_moved:
+            session.is_moved = True
+            self._moved.append(session)
+            if self._progress_timer is None:
+                self._progress_timer = self.group.loop.call_later(PROGRESS_INTERVAL_S, self.tell_progress)
+        return 0
+
+    def tell_progress(self):
+        """Tell the broker how far sessions have come; a timer does it anyway."""
+        cdef DurableSession session
+        if self._progress_timer is not None:
+            self._progress_timer.cancel()
+            self._progress_timer = None
+        moved, self._moved = self._moved, []
+        changes = [session.progress() for session in moved if not session.is_ended and session.is_moved]
+        if changes:
+            self.port.progress(changes, self._told)
+
+    def _told(self, refused):
+        if refused is not None:
+            # They are told again with the next progress of each, or when their device goes.
+            self.refused_progress += 1
+
+    cdef int persist(self, DurableSession session) except -1:
+        if not self._persisting:
+            self.group.loop.call_soon(self._persist)
+        session.has_moved_flights = True
+        if session not in self._persisting:
+            self._persisting.append(session)
+        return 0
+
+    def _persist(self):
+        cdef DurableSession session
+        sessions, self._persisting = self._persisting, []
+        waiting = [(session, *session.begin_persisting()) for session in sessions if not session.is_ended]
+
+        def persisted(refused):
+            if refused is None:
+                for known, held, to_release in waiting:
+                    known.persisted(held, to_release)
+                return
+            # The devices are not told, so nothing is wrong yet.
+            self.refused_progress += 1
+            for known, _, to_release in waiting:
+                known.not_persisted(to_release)
+            self.group.loop.call_later(RETRY_S, self._persist_again, [known for known, _, _ in waiting])
+
+        if waiting:
+            self.port.progress([(<DurableSession>session).progress() for session, _, _ in waiting], persisted)
+
+    def _persist_again(self, sessions):
+        cdef DurableSession session
+        for session in sessions:
+            if not session.is_ended:
+                self.persist(session)
