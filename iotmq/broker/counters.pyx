@@ -15,10 +15,11 @@ from libc.string cimport memcpy, memset
 cdef enum:
     COLUMNS_MAX = 6
     FIRST_CAPACITY = 64
+    CANDIDATES = 64
 
 
 cdef class CounterTable:
-    """Up to `columns` totals under each key; past `keys_max` the keys unused for longest are dropped."""
+    """Up to `columns` totals under each key; past `keys_max` keys unused for long are dropped."""
 
     cdef readonly int columns
     cdef readonly Py_ssize_t keys_max
@@ -27,6 +28,10 @@ cdef class CounterTable:
     cdef object monotonic_s
     cdef dict slots
     cdef list free_slots
+    # The key of each slot, None for a free one.
+    cdef list key_list
+    # Where to look next for a key to drop.
+    cdef Py_ssize_t hand
     cdef Py_ssize_t used_slots
     cdef Py_ssize_t capacity
     cdef uint64_t* numbers
@@ -45,6 +50,7 @@ cdef class CounterTable:
         self.monotonic_s = monotonic_s
         self.slots = {}
         self.free_slots = []
+        self.key_list = []
         self._grow(FIRST_CAPACITY)
 
     def __dealloc__(self):
@@ -107,6 +113,7 @@ cdef class CounterTable:
         found = self.slots.pop(key, None)
         if found is None:
             return False
+        self.key_list[found] = None
         self.free_slots.append(found)
         return True
 
@@ -126,6 +133,7 @@ cdef class CounterTable:
                 self._grow(min(2 * self.capacity, max(self.keys_max, FIRST_CAPACITY)))
             slot = self.used_slots
             self.used_slots += 1
+            self.key_list.append(None)
         memcpy(
             self.origins + slot * COLUMNS_MAX,
             self.numbers + slot * COLUMNS_MAX,
@@ -133,17 +141,30 @@ cdef class CounterTable:
         )
         self.created[slot] = now_s
         self.slots[key] = slot
+        self.key_list[slot] = key
         return slot
 
     cdef int _make_room(self) except -1:
-        """Drop an eighth of the keys, those that were unused for longest."""
-        cdef Py_ssize_t wanted = max(1, self.keys_max // 8)
-        cdef list by_age = sorted([(self.last_used[<Py_ssize_t> slot], <Py_ssize_t> slot, key)
-                                   for key, slot in self.slots.items()], key=_age)
-        for _, slot, key in by_age[:wanted]:
-            del self.slots[key]
-            self.free_slots.append(slot)
-        self.dropped_count += min(wanted, len(by_age))
+        """Drop the key that was unused for longest among the next ones in turn.
+
+        Among all of them would cost a look at each for every new key, when more keys are in use than there
+        is room for.
+        """
+        cdef Py_ssize_t oldest = -1
+        cdef Py_ssize_t looked_at = 0
+        cdef Py_ssize_t slot
+        for _ in range(self.used_slots):
+            slot = self.hand
+            self.hand = (slot + 1) % self.used_slots
+            if self.key_list[slot] is None:
+                continue
+            if oldest < 0 or self.last_used[slot] < self.last_used[oldest]:
+                oldest = slot
+            looked_at += 1
+            if looked_at == CANDIDATES:
+                break
+        self.drop(self.key_list[oldest])
+        self.dropped_count += 1
         return 0
 
     cdef int _grow(self, Py_ssize_t capacity) except -1:
@@ -162,10 +183,6 @@ cdef void* _resized(void* memory, size_t size) except NULL:
     if resized == NULL:
         raise MemoryError
     return resized
-
-
-def _age(entry):
-    return entry[0]
 
 
 cdef class TrafficCounters:

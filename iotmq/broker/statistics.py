@@ -175,7 +175,7 @@ class Statistics:
             yield Metric(
                 "iotmq_broker_dropped_statistics_keys_total",
                 "counter",
-                "Keys dropped because there were too many; those unused for longest.",
+                "Keys dropped because there were too many; those unused for long.",
                 table.dropped_count,
                 labels,
             )
