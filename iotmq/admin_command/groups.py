@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+from typing import Final
 
 import msgspec
 
 from iotmq.admin_command.output import Done, Fields, Result, Table
 from iotmq.admin_command.session import Session
+
+# Groups asked about at one time.
+_ASKED_AT_ONCE: Final = 16
 
 
 async def list_groups(session: Session, options: argparse.Namespace) -> Result:
@@ -15,21 +20,25 @@ async def list_groups(session: Session, options: argparse.Namespace) -> Result:
     configured = await session.admin.configurations.groups()
     names = sorted({name for groups in configured.values() for name in groups})
     rows = []
-    for name in names:
-        connections = await session.admin.groups.connections(name)
-        progress = await session.admin.groups.progress(name)
-        if not (options.is_all or connections or progress.queues):
-            continue
-        rows.append(
-            {
-                "group": name,
-                "members": 0 if connections is None else len(connections.connection_set),
-                "model": None if connections is None else connections.message_model.lower(),
-                "behind": progress.behind,
-                "per_s": progress.consume_tps,
-            }
-        )
+    for start in range(0, len(names), _ASKED_AT_ONCE):
+        asked = names[start : start + _ASKED_AT_ONCE]
+        rows += await asyncio.gather(*(_state_of(session, name) for name in asked))
+    if not options.is_all:
+        rows = [row for row in rows if row["members"] or row["has_offsets"]]
     return Table(("group", "members", "model", "behind", "per_s"), rows, nothing="no groups")
+
+
+async def _state_of(session: Session, group: str) -> dict[str, object]:
+    connections = await session.admin.groups.connections(group)
+    progress = await session.admin.groups.progress(group)
+    return {
+        "group": group,
+        "members": 0 if connections is None else len(connections.connection_set),
+        "model": None if connections is None else connections.message_model.lower(),
+        "behind": progress.behind,
+        "per_s": progress.consume_tps,
+        "has_offsets": bool(progress.queues),
+    }
 
 
 async def show_progress(session: Session, options: argparse.Namespace) -> Result:

@@ -26,11 +26,12 @@ def query_log(
     end_ms: int,
     records_max: int,
     confirmed_position: int,
+    hidden_position: int = 0,
 ) -> list[memoryview]:
     """The records of `topic` with `key` stored in [begin_ms, end_ms], newest first.
 
-    Only those before `confirmed_position`, at most `records_max` and INDEX_QUERY_RECORDS_MAX, and fewer when
-    so many other keys have the same hash that the search has cost enough.
+    Only those in [hidden_position, confirmed_position), at most `records_max` and INDEX_QUERY_RECORDS_MAX, and
+    fewer when so many other keys have the same hash that the search has cost enough.
     """
     views: list[memoryview] = []
     lookup = index.look_up(topic, key, begin_ms=begin_ms, end_ms=end_ms)
@@ -40,7 +41,8 @@ def query_log(
         if len(views) >= records_max:
             break
         position = lookup.next_position()
-        if position < 0:
+        if position < hidden_position or position < 0:
+            # The ones that follow are older still.
             break
         # A record whose keys have one hash is proposed once for each.
         if position == last_position:

@@ -719,6 +719,7 @@ class Store:
             end_ms=end_ms,
             records_max=records_max,
             confirmed_position=self._confirmed_position,
+            hidden_position=self._hidden.get(topic, 0),
         )
 
     @property

@@ -8,6 +8,7 @@ import pytest
 from store_model import bodies_of, open_small, put, wait_allocated, wait_flushed
 
 from iotmq.clock import ManualClock
+from iotmq.message.record import decode_record
 from iotmq.store.reads import ReadStatus
 from iotmq.store.store import Store
 
@@ -108,4 +109,16 @@ def test_a_queue_somebody_waits_for_is_not_forgotten(tmp_path: Path) -> None:
     assert store.remove_queues({"T"}) == set()
     store.queue("T", 0).watched = False
     assert store.remove_queues({"T"}) == {"T"}
+    store.close()
+
+
+def test_hidden_records_are_not_found_by_key(tmp_path: Path) -> None:
+    store = open_small(tmp_path)
+    put(store, "T", 0, b"old", properties=b"KEYS\x01k\x02")
+    put(store, "U", 0, b"another's", properties=b"KEYS\x01k\x02")
+    store.hide_topics({"T": store.appended_position})
+    assert store.query("T", "k") == []
+    put(store, "T", 0, b"new", properties=b"KEYS\x01k\x02")
+    assert [decode_record(view).body for view in store.query("T", "k")] == [b"new"]
+    assert [decode_record(view).body for view in store.query("U", "k")] == [b"another's"]
     store.close()
