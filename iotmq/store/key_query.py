@@ -30,7 +30,7 @@ def query_log(
 ) -> list[memoryview]:
     """The records of `topic` with `key` stored in [begin_ms, end_ms], newest first.
 
-    Only those in [hidden_position, confirmed_position), at most `records_max` and INDEX_QUERY_RECORDS_MAX, and
+    Those in [hidden_position, confirmed_position), at most `records_max` and INDEX_QUERY_RECORDS_MAX, and
     fewer when so many other keys have the same hash that the search has cost enough.
     """
     views: list[memoryview] = []
