@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from iotmq.broker.deadline_timer import DeadlineTimer
 from iotmq.broker.groups import Groups, Member
-from iotmq.broker.half_messages import copied_properties, read_half
+from iotmq.broker.half_messages import Half, copied_properties, read_half
 from iotmq.broker.intake import IntakeError, StoredBatch
 from iotmq.broker.offset_ids import OffsetMessageIds
 from iotmq.broker.transactions import Pending, State, Transactions
@@ -28,8 +28,8 @@ from iotmq.store.store import Store
 
 logger = logging.getLogger(__name__)
 
-# How many transactions are seen to before the loop gets its turn.
-_TURN_MAX = 256
+# How many transactions are seen to before the loop gets its turn: some milliseconds of work.
+_TURN_MAX = 64
 
 
 class TransactionChecks:
@@ -66,6 +66,7 @@ class TransactionChecks:
         self._due: deque[Pending] = deque()
         self.checks_count = 0
         self.unasked_count = 0
+        self.put_off_count = 0
         self.lost_count = 0
 
     def start(self) -> None:
@@ -99,6 +100,12 @@ class TransactionChecks:
             "counter",
             "Checks for which the group had no live producer.",
             self.unasked_count,
+        )
+        yield Metric(
+            f"{prefix}_put_off_total",
+            "counter",
+            "Checks put off because no producer of the group reads what it is sent.",
+            self.put_off_count,
         )
         yield Metric(
             "iotmq_broker_transactions_lost_total",
@@ -150,7 +157,7 @@ class TransactionChecks:
             )
             self._transactions.give_up(pending, record, self._written)
         else:
-            self._ask_about(pending, record)
+            return self._ask_about(pending, record)
         return True
 
     def _is_leaving(self, pending: Pending) -> bool:
@@ -158,23 +165,35 @@ class TransactionChecks:
         oldest_end = self._store.min_position + self._store.settings.segment_bytes
         return pending.position < oldest_end <= self._store.confirmed_position
 
-    def _ask_about(self, pending: Pending, record: Record) -> None:
+    def _ask_about(self, pending: Pending, record: Record) -> bool:
+        """Write the half again and ask a producer; False when none of them reads what it is sent."""
+        half = read_half(record)
+        assert half is not None
+        members = self._groups.producers(half.group)
+        live = [member for member in members if not member.connection.is_closed]
+        reading = [member for member in live if not member.connection.is_congested]
+        if live and not reading:
+            # Asking on would only fill memory, and count checks that nobody could answer.
+            self.put_off_count += 1
+            return False
+
         def copied(result: StoredBatch | IntakeError) -> None:
             self._written(result)
             # It may have been ended while the copy was written.
-            if isinstance(result, StoredBatch) and pending.state is State.OPEN:
-                self._ask(pending, record)
+            if not isinstance(result, StoredBatch) or pending.state is not State.OPEN:
+                return
+            if reading:
+                # Not the one asked the last time, if there is another.
+                turn = pending.first_offset + pending.check_times
+                self._ask(reading[turn % len(reading)], pending, record, half)
+            else:
+                self.unasked_count += 1
 
         self._transactions.copy(pending, record, check_times=pending.check_times + 1, done=copied)
+        return True
 
-    def _ask(self, pending: Pending, record: Record) -> None:
-        """Send 39 about the copy that `record`'s half got."""
-        half = read_half(record)
-        assert half is not None
-        producer = self._producer(half.group, pending)
-        if producer is None:
-            self.unasked_count += 1
-            return
+    def _ask(self, producer: Member, pending: Pending, record: Record, half: Half) -> None:
+        """Send 39 about the copy that `record`, a half, has got."""
         key = (property_value(record.properties, b"UNIQ_KEY") or b"").decode("utf-8", "replace")
         producer.connection.send_oneway(
             Command.request(
@@ -209,13 +228,6 @@ class TransactionChecks:
             )
         )
         self.checks_count += 1
-
-    def _producer(self, group: str, pending: Pending) -> Member | None:
-        """A live producer of the group: not the one asked the last time, if there is another."""
-        producers = [member for member in self._groups.producers(group) if not member.connection.is_closed]
-        if not producers:
-            return None
-        return producers[(pending.first_offset + pending.check_times) % len(producers)]
 
     def _written(self, result: StoredBatch | IntakeError) -> None:
         if isinstance(result, IntakeError) and result.code == ResponseCode.SERVICE_NOT_AVAILABLE:

@@ -31,6 +31,7 @@ class FakeConnection:
 
     def __init__(self) -> None:
         self.is_closed = False
+        self.is_congested = False
         self.replies: list[Command] = []
         self.said: list[Command] = []
 

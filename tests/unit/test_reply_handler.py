@@ -50,7 +50,6 @@ class AskingConnection(FakeConnection):
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_congested = False
         self.pushes: list[tuple[Command, asyncio.Future[Command]]] = []
 
     def request(self, command: Command, timeout_s: float) -> asyncio.Future[Command]:

@@ -372,6 +372,26 @@ async def test_the_producers_of_a_group_are_asked_in_turn(bench: Bench) -> None:
     assert bench.checks.checks_count == 4
 
 
+async def test_producers_that_do_not_read_are_left_alone(bench: Bench) -> None:
+    """What is sent to them would fill memory, until the connection is closed."""
+    slow, other = bench.add_producer("slow"), bench.add_producer("other")
+    bench.prepare()
+    slow.is_congested = True
+    for _ in range(2):
+        bench.check()
+        assert len(bench.asked("other")) == 1
+    other.is_congested = True
+    bench.check()
+    assert bench.asked("slow") == bench.asked("other") == []
+    assert bench.checks.put_off_count == 1
+    # It does not count as a check, of which there are only so many.
+    (pending,) = bench.transactions.pending()
+    assert pending.check_times == 2
+    slow.is_congested = False
+    bench.check()
+    assert len(bench.asked("slow")) == 1
+
+
 async def test_other_groups_are_not_asked(bench: Bench) -> None:
     other = FakeConnection()
     bench.join("o", other, "other")
@@ -512,7 +532,7 @@ async def test_many_transactions_are_seen_to_in_turns(bench: Bench) -> None:
         bench.prepare(key=f"K{number}")
     bench.check()
     assert 0 < len(bench.producers["p1"].said) < 600
-    for _ in range(4):
+    while bench.checks._due:
         # What the loop does when it has its turn.
         bench.checks._see_to_some()
     assert len({question.ext["msgId"] for question in bench.asked("p1")}) == 600
