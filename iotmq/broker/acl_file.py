@@ -219,6 +219,8 @@ def write_private(path: Path, data: bytes) -> None:
     fresh = path.with_name(path.name + ".tmp")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
+        # One that was left behind keeps the mode it had.
+        os.fchmod(descriptor, 0o600)
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

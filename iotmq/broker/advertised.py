@@ -35,9 +35,12 @@ class AdvertisedAddress:
         *,
         listen_host: str,
         listen_port: int,
-        runtime_info: Callable[[], dict[str, str]],
+        runtime_info: Callable[[], dict[str, str]] | None,
     ) -> None:
-        """`runtime_info` is what this broker answers to code 28; by its start it knows itself."""
+        """`runtime_info` is what this broker answers to code 28; by its start it knows itself.
+
+        None where a stranger's question would be refused: by access control, or for want of TLS.
+        """
         self._host = host
         self._port = port
         self._listen_host = listen_host
@@ -103,18 +106,21 @@ class AdvertisedAddress:
             connection = await ClientConnection.connect(self._host, self._port, timeout_s=_TIMEOUT_S)
         except ConnectionClosedError as error:
             return [f"this machine cannot connect to the advertised address {where}: {error}"]
+        runtime_info = self._runtime_info
+        if runtime_info is None:
+            await connection.close()
+            return []
         try:
             answer = await connection.request(
                 Command.request(RequestCode.GET_BROKER_RUNTIME_INFO), timeout_s=_TIMEOUT_S
             )
         except IotmqError:
-            # A broker that wants TLS ends the connection; it was met.
+            # Somebody was met, who answers otherwise.
             return []
         finally:
             await connection.close()
-        # Access control refuses the question; what answers it is this broker or another one.
         if answer.code == ResponseCode.SUCCESS:
-            own = f'"{_STARTED}":"{self._runtime_info()[_STARTED]}"'
+            own = f'"{_STARTED}":"{runtime_info()[_STARTED]}"'
             if own.encode() not in answer.body_bytes():
                 return [f"another broker answers at the advertised address {where}"]
         return []

@@ -624,6 +624,11 @@ class Broker:
         if self.subscription_groups.find(name) is None:
             self.statistics.forget_group(name)
 
+    @property
+    def _takes_strangers(self) -> bool:
+        """Whether unsigned requests over plain connections are answered."""
+        return self.access is None and self._settings.tls_mode != "enforcing"
+
     async def _check_address(self) -> None:
         settings = self._settings
         self._advertised = AdvertisedAddress(
@@ -631,7 +636,7 @@ class Broker:
             settings.advertised_port or self.port,
             listen_host=settings.listen_host,
             listen_port=self.port,
-            runtime_info=self._runtime_info.table,
+            runtime_info=self._runtime_info.table if self._takes_strangers else None,
         )
         await self._advertised.check()
 

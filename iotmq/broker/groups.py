@@ -66,7 +66,7 @@ class ConsumerGroup:
         for topic, subscription in wanted.items():
             current = self.subscriptions.get(topic)
             if current is None or subscription.sub_version > current.sub_version:
-                changed = changed or current is None or current.expression != subscription.expression
+                changed = changed or current is None or not current.is_same_filter(subscription)
                 self.subscriptions[topic] = subscription
         for topic in [topic for topic in self.subscriptions if topic not in wanted]:
             del self.subscriptions[topic]

@@ -43,6 +43,10 @@ class SubscriptionData(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
     def is_by_tag(self) -> bool:
         return self.expression_type in (None, "", TAG_EXPRESSION)
 
+    def is_same_filter(self, other: SubscriptionData) -> bool:
+        """Whether the other one wants the same messages in the same words."""
+        return self.expression == other.expression and self.is_by_tag == other.is_by_tag
+
 
 class ProducerData(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     group_name: str

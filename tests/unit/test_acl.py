@@ -562,3 +562,12 @@ async def test_where_access_control_is_off_nothing_can_be_changed(code: int, ans
     response = await Changes(None).ask(code, accessKey="newcomer", globalWhiteAddrs="*")
     assert response.code == answer
     assert "acl_enabled" in str(response.remark)
+
+
+def test_a_file_left_behind_by_a_crash_does_not_open_the_next_one_to_others(path: Path) -> None:
+    left = path.with_name(path.name + ".tmp")
+    left.write_text("half")
+    left.chmod(0o644)
+    acl_file.write_private(path, b"accounts: []")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.with_name(path.name + ".bak").read_text() == FILE
