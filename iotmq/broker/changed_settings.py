@@ -19,6 +19,7 @@ import msgspec
 from iotmq.broker.config_files import ConfigFile
 from iotmq.broker.data_version import DataVersion
 from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.topics import TRACE_TOPIC
 from iotmq.errors import RequestError
 from iotmq.remoting.codes import ResponseCode
 from iotmq.store.settings import StoreSettings
@@ -74,6 +75,7 @@ _ALIASES: Final = {
     "namesrvAddr": _Alias("broker.registries"),
     "mapedFileSizeCommitLog": _Alias("store.segment_bytes"),
     "maxMessageSize": _Alias("store.record_bytes_max"),
+    "messageDelayLevel": _Alias("broker.delay_levels"),
 }
 
 
@@ -125,6 +127,7 @@ class ChangedSettings:
                 _PERMISSION_READ * self.broker.is_readable + _PERMISSION_WRITE * self.broker.is_writable
             ),
             **{name: _alias_text(texts[alias.name], alias.unit) for name, alias in _ALIASES.items()},
+            **_facts(self.broker, self.store),
             **texts,
         }
 
@@ -222,6 +225,19 @@ def _as_texts(broker: BrokerSettings, store: StoreSettings) -> dict[str, str]:
         for key, value in msgspec.structs.asdict(settings).items():
             texts[f"{section}.{key}"] = _text(value)
     return texts
+
+
+def _facts(broker: BrokerSettings, store: StoreSettings) -> dict[str, str]:
+    """What tools of the RocketMQ family also ask for, and is no setting here or one of another kind."""
+    return {
+        "brokerRole": "ASYNC_MASTER" if broker.broker_id == 0 else "SLAVE",
+        "filterServerNums": "0",
+        "flushDiskType": "SYNC_FLUSH" if store.flush == "sync" else "ASYNC_FLUSH",
+        "msgTraceTopicName": TRACE_TOPIC,
+        "slaveReadEnable": "false",
+        "traceTopicEnable": "true",
+        "useTLS": "true" if broker.tls_certificate_file else "false",
+    }
 
 
 def _text(value: object) -> str:

@@ -44,6 +44,8 @@ def perms(site: Site) -> dict[str, int]:
 async def test_settings_are_shown_under_both_names(site: Site) -> None:
     settings = await shown(site)
     assert settings["brokerName"] == settings["broker.name"] == "broker-a"
+    assert (settings["brokerRole"], settings["flushDiskType"]) == ("ASYNC_MASTER", "ASYNC_FLUSH")
+    assert settings["messageDelayLevel"] == settings["broker.delay_levels"]
     assert settings["brokerPermission"] == "6"
     assert settings["flushConsumerOffsetInterval"] == "5000"
     assert settings["fileReservedTime"] == settings["store.retention_hours"] == "72"

@@ -289,3 +289,15 @@ def test_a_trace_of_clients_is_found_by_the_id_of_its_message(mqadmin: Run, clie
     printed = mqadmin("queryMsgTraceById", "-i", "7F0000010000")
     assert re.search(r"^Pub\s+traced-group\s+", printed, re.M), printed
     assert "7ms" in printed
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [("exportConfigs", "configs"), ("exportMetadata", "metadata"), ("exportMetrics", "metrics")],
+)
+def test_what_the_tool_exports_is_there(
+    mqadmin: Run, sent: list[SendResult], tmp_path: Path, command: str, name: str
+) -> None:
+    assert "success" in mqadmin(command, "-c", "DefaultCluster", "-f", str(tmp_path))
+    text = (tmp_path / f"{name}.json").read_text()
+    assert "broker-a" in text or TOPIC in text
