@@ -9,9 +9,12 @@ A finding is written to build/fuzz/ as the bytes that were sent and is played ag
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import re
+import shutil
+import ssl
 import struct
 import sys
 import tempfile
@@ -24,7 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "oracles")]
 
-from bad_bytes import CONNACK, CONNECT, STRANGERS, Peer, answers_of, request  # noqa: E402
+from bad_bytes import CONNACK, CONNECT, STRANGERS, TLS_HELLO, Peer, answers_of, request  # noqa: E402
+from certificates import make_certificate, make_root  # noqa: E402
 from gateway_process import GatewayProcess  # noqa: E402
 from mqtt_publisher import remaining_length  # noqa: E402
 
@@ -80,6 +84,15 @@ def native_seed(source: random.Random) -> bytes:
     return b"".join(_native_request(source) for _ in range(source.randrange(1, 4)))
 
 
+def tls_seed(source: random.Random) -> bytes:
+    """The beginning of a handshake, and whatever follows it."""
+    sent = ssl.MemoryBIO()
+    client = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), sent, server_hostname="localhost")
+    with contextlib.suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    return sent.read() + source.randbytes(source.choice([0, 0, 5, 500]))
+
+
 def http_seed(source: random.Random) -> bytes:
     path = source.choice(["/metrics", "/healthz", "/readyz", "/", "/x?y=z"])
     method = source.choice(["GET", "HEAD", "POST", "OPTIONS"])
@@ -101,7 +114,7 @@ def _native_request(source: random.Random) -> bytes:
         "queueOffset": number, "maxMsgNums": "32",
         "sysFlag": source.choice(["0", "1", "2", "6", "15", number]),
         "commitOffset": number, "suspendTimeoutMillis": source.choice(["0", "50", number]),
-        "subscription": source.choice(["*", "a || b", "", "||"]), "subVersion": number,
+        "subscription": source.choice(["*", "a || b", "", "||", _sql(source)]), "subVersion": number,
         "expressionType": source.choice(["TAG", "SQL92", ""]), "timestamp": number, "offset": number,
         "defaultTopic": "TBW102", "defaultTopicQueueNums": number, "bornTimestamp": "1700000000000",
         "flag": number,
@@ -118,7 +131,15 @@ def _native_request(source: random.Random) -> bytes:
     return request(code, fields, _native_body(source), opaque=source.randrange(2**31))
 
 
+def _sql(source: random.Random) -> str:
+    """Words of the language of filters in any order."""
+    words = ["a", "MQTT_TOPIC", "5", "-1.5e3", "'x'", "=", "<>", ">", "(", ")", ",", "AND", "OR", "NOT", "IN",
+             "BETWEEN", "IS", "NULL", "TRUE", "CONTAINS", "--", "/*", "''"]  # fmt: skip
+    return source.choice(["a > 5", "a BETWEEN 1 AND 5 OR b IN ('x')", " ".join(source.choices(words, k=9))])
+
+
 def _native_body(source: random.Random) -> bytes:
+    by_sql = {"topic": "mqtt", "subString": _sql(source), "expressionType": "SQL92", "subVersion": 1}
     heartbeat = {
         "clientID": "fuzz@1",
         "producerDataSet": [{"groupName": "fuzz"}],
@@ -126,7 +147,9 @@ def _native_body(source: random.Random) -> bytes:
             {
                 "groupName": "fuzz", "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING",
                 "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET", "unitMode": False,
-                "subscriptionDataSet": [{"topic": "mqtt", "subString": "*", "subVersion": 1}],
+                "subscriptionDataSet": [
+                    source.choice([{"topic": "mqtt", "subString": "*", "subVersion": 1}, by_sql])
+                ],
             }
         ],
     }  # fmt: skip
@@ -135,6 +158,7 @@ def _native_body(source: random.Random) -> bytes:
     return source.choice(
         [
             b"", b"hello", json.dumps(heartbeat).encode(), json.dumps(queues).encode(), b"{0:1,1:{2:3}}",
+            json.dumps({"clientId": "fuzz@1", "group": "fuzz", "subscriptionData": by_sql}).encode(),
             element[:20] + b"hello\x00\x00" + element[:20] + b"world\x00\x00", source.randbytes(200),
         ]
     )  # fmt: skip
@@ -201,6 +225,13 @@ def check_native(received: bytes) -> str:
     return "answered"
 
 
+def check_tls(received: bytes) -> str:
+    """Records of TLS: alerts, and what a server says of itself."""
+    if received and received[0] not in (0x14, 0x15, 0x16, 0x17):
+        return check_native(received)
+    return "answered" if received else "closed"
+
+
 def check_http(received: bytes) -> str:
     if not received:
         return "closed"
@@ -221,8 +252,13 @@ TARGETS: dict[str, tuple[Callable[[random.Random], bytes], Callable[[bytes], str
     "mqtt": (mqtt_seed, check_mqtt),
     "broker": (native_seed, check_native),
     "registry": (native_seed, check_native),
+    "tls": (tls_seed, check_tls),
     "http": (http_seed, check_http),
 }
+
+
+# Which listener a target without one of its own speaks to.
+_PORTS = {"tls": "broker"}
 
 
 # The run -------------------------------------------------------------------------------------------------
@@ -230,7 +266,7 @@ TARGETS: dict[str, tuple[Callable[[random.Random], bytes], Callable[[bytes], str
 
 def play(gateway: GatewayProcess, port: str, data: bytes, chunks: int) -> str:
     """Send one input in some pieces and judge what comes back."""
-    with Peer(gateway.ports[port]) as peer:
+    with Peer(gateway.ports[_PORTS.get(port, port)]) as peer:
         step = max(1, len(data) // chunks)
         for at in range(0, len(data), step):
             peer.send(data[at : at + step])
@@ -241,6 +277,9 @@ def play(gateway: GatewayProcess, port: str, data: bytes, chunks: int) -> str:
         received = peer.read_until(within_s=ANSWER_S)
         if not peer.is_closed:
             raise Finding(f"{port} neither answered nor hung up within {ANSWER_S} s")
+    if port in ("broker", "registry") and data[:1] == TLS_HELLO[:1]:
+        # The first byte makes it a handshake there.
+        return check_tls(received)
     return TARGETS[port][1](received)
 
 
@@ -278,7 +317,7 @@ def fuzz(
         while (inputs_max is None or count < inputs_max) and (
             seconds is None or time.monotonic() - began_s < seconds
         ):
-            port = source.choices(list(TARGETS), weights=(4, 4, 2, 1))[0]
+            port = source.choices(list(TARGETS), weights=(4, 4, 2, 1, 1))[0]
             data = mutate(source, TARGETS[port][0](source))
             recent.append((port, data))
             outcomes[f"{port} {play(gateway, port, data, source.choice([1, 1, 2, 7]))}"] += 1
@@ -323,14 +362,24 @@ def main() -> None:
 
 
 def fuzzed_gateway(directory: Path) -> GatewayProcess:
-    """A gateway that gives up on dawdlers soon.
+    """A gateway that gives up on dawdlers soon, and takes TLS where openssl can make it a certificate.
 
     Its devices' topic has a name of its own: a request may well forbid writing to one it can name.
     """
+    tls = []
+    if shutil.which("openssl") is not None:
+        made = make_certificate(directory, make_root(directory))
+        tls = [
+            f"{role}.tls_{word}"
+            for role in ("broker", "registry")
+            for word in (
+                f"certificate_file={made.certificate}", f"key_file={made.key}", "handshake_timeout_s=2"
+            )
+        ]  # fmt: skip
     return GatewayProcess(
         directory / "data", "broker.idle_s=5", "registry.idle_timeout_s=5",
         "broker.registration_interval_s=1", "mqtt.connect_timeout_s=2",
-        "mqtt.default_topic=FuzzedDevices",
+        "mqtt.default_topic=FuzzedDevices", *tls,
     )  # fmt: skip
 
 
