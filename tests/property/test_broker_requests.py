@@ -205,6 +205,7 @@ FIELDS: dict[int, dict[str, list[str]]] = {
         "statsKey": ["T", "T@g", "0@T@g", "@", "@@", "", "ü@" * 9],
     },
     RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: {},
+    RequestCode.LIST_CLIENTS: {"after": NAMES, "maxNums": NUMBERS, "clientId": NAMES},
     RequestCode.GET_CONSUMER_RUNNING_INFO: {
         "consumerGroup": NAMES,
         "clientId": NAMES,
