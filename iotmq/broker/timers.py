@@ -318,6 +318,8 @@ class Timers:
         if now_s < self._blocked_until_s or len(self._ended.unconfirmed) >= UNCONFIRMED_MAX:
             self._arm()
             return
+        if self._index.applied_position < self._store.confirmed_position:
+            self._store.catch_up()
         now_ms = self._clock.now_ms()
         if now_s >= self._checked_at_s:
             self._checked_at_s = now_s + LOOK_AGAIN_S

@@ -408,6 +408,10 @@ class Store:
             self._call_flushed_waiters()
         return self._confirmed_position
 
+    def catch_up(self) -> None:
+        """Give what is confirmed to projections that fell behind it, say because their disk refused; once."""
+        self._dispatch(self._confirmed_position)
+
     def request_flush(self) -> None:
         """Have everything appended so far flushed soon."""
         self._flusher.request()

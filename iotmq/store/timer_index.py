@@ -67,7 +67,7 @@ class TimerIndex(KeyValueProjection):
 
     def __init__(self, key_values: KeyValueStore) -> None:
         self._pending = TimerCollector()
-        # Called in `apply` when something was added that is due before `next_due_ms`.
+        # Called when something may be due before what was `next_due_ms`.
         self.on_earlier: Callable[[], None] | None = None
         super().__init__(key_values, NAME, format_version=FORMAT_VERSION, collector=self._pending)
 
@@ -81,6 +81,9 @@ class TimerIndex(KeyValueProjection):
             self.clear(0)
         else:
             self._stored_count = 0 if stored is None else _COUNT.unpack(stored)[0]
+        if self.on_earlier is not None:
+            # The database was opened again, and may have less than before.
+            self.on_earlier()
 
     def _forget_bounds(self) -> None:
         self._stored_count = 0

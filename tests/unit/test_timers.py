@@ -132,6 +132,18 @@ async def test_the_index_is_made_again_from_the_log(opened: Opener, tmp_path: Pa
     assert bench.bodies()[:10] == delivered
 
 
+@pytest.mark.parametrize("way", ["reopen", "start_over"])
+async def test_a_database_that_starts_again_catches_up_by_itself(bench: TimerBench, way: str) -> None:
+    bench.put(b"one", in_ms=1_000)
+    bench.put(b"far", in_ms=3_600_000)
+    assert bench.index.count == 2
+    getattr(bench.store.key_values(), way)()
+    bench.pass_time(1)
+    bench.pass_time(1)
+    assert bench.bodies() == [b"one"]
+    assert bench.index.count == 1
+
+
 async def test_a_message_is_taken_back_by_its_key(bench: TimerBench) -> None:
     bench.put(b"stays", in_ms=1_000, key="k1")
     bench.put(b"goes", in_ms=1_000, key="k2")
