@@ -47,7 +47,8 @@ cdef class Device(ServerConnection):
     cdef public bytes properties        # the record properties of everything it publishes
     cdef public dict subscriptions      # filter -> granted QoS; None while it has none
     cdef public object will             # None when there is none, or it was dropped by DISCONNECT
-    cdef public int64_t epoch           # of its session, as the broker named it; 0 while it has none
+    cdef public bint has_session        # the broker has given it one, in `epoch`, and was not told of its end
+    cdef public int64_t epoch
     cdef public DeviceSession session   # None for one that ends with the connection
     cdef uint32_t _turn                 # the turn _turn_bytes counts
     cdef uint32_t _turn_bytes

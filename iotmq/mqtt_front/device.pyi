@@ -36,6 +36,7 @@ class Device(ServerConnection, asyncio.BufferedProtocol):
     properties: bytes | None
     subscriptions: dict[str, int] | None
     will: Will | None
+    has_session: bool
     epoch: int
     session: DeviceSession | None
     def __init__(self, group: DeviceGroup, settings: ConnectionSettings) -> None: ...

@@ -306,6 +306,7 @@ class MqttFront:
             self._session_port.close_session(client_id, opened.epoch, expiry_s=expiry_s, drops_will=True)
             return
         device.epoch = opened.epoch
+        device.has_session = True
         session = None
         if is_kept and self._settings.session_expiry_s_max:
             assert self._durable is not None
@@ -321,16 +322,16 @@ class MqttFront:
 
     def _leave_session(self, device: Device) -> None:
         """Tell the broker, once, that the device has gone and how far it came. Its will is this process's."""
-        if self._session_port is None or not device.epoch or device.client_id is None:
+        if self._session_port is None or not device.has_session or device.client_id is None:
             return
-        epoch, device.epoch = device.epoch, 0
+        device.has_session = False
         expiry_s = 0
         if isinstance(device.session, DurableSession):
             expiry_s = self._settings.session_expiry_s_max
             progress = device.session.end()
             if progress is not None:
                 self._session_port.progress([progress], _ignore)
-        self._session_port.close_session(device.client_id, epoch, expiry_s=expiry_s, drops_will=True)
+        self._session_port.close_session(device.client_id, device.epoch, expiry_s=expiry_s, drops_will=True)
 
     def _hang_up_former(self, former: Device, reason: reason_codes.Reason) -> None:
         """Somebody else has the session of a connected device now."""
@@ -342,7 +343,7 @@ class MqttFront:
     def session_fenced(self, client_id: str, epoch: int, reason: str) -> None:
         """The session is for another front end, or an operator ends it (durable.SessionHandler)."""
         device = self._sessions.get(client_id)
-        if device is not None and device.epoch == epoch:
+        if device is not None and device.has_session and device.epoch == epoch:
             del self._sessions[client_id]
             _log.debug("session lost", extra={"client": client_id, "detail": reason})
             self._hang_up_former(device, reason_codes.SESSION_TAKEN_OVER)
@@ -387,9 +388,7 @@ class MqttFront:
 
         self._gateway.attach(new_filters, attached)
 
-    def _subscribe_durably(
-        self, device: Device, session: DurableSession, event: packets.Subscribe
-    ) -> None:
+    def _subscribe_durably(self, device: Device, session: DurableSession, event: packets.Subscribe) -> None:
         """As `_subscribe`, but the broker keeps the filters and what comes for them."""
         assert self._session_port is not None
         assert device.subscriptions is not None

@@ -1,0 +1,243 @@
+"""Durable sessions end to end: devices, front ends and a broker over real sockets and files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import uvloop
+from eventually import soon
+from mqtt_site import MqttSite, SessionDevice, open_site
+
+from iotmq.broker.sessions import OWNER_GRACE_S
+from iotmq.mqtt.packets import Will
+from iotmq.mqtt_front import durable
+
+
+@pytest.fixture
+def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
+    return uvloop.EventLoopPolicy()
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[MqttSite]:
+    made = await open_site(tmp_path, "one", "two", in_flight_max=4)
+    yield made
+    await made.close()
+
+
+def bodies(count: int, start: int = 0) -> list[bytes]:
+    return [b"%d" % number for number in range(start, start + count)]
+
+
+async def publisher(site: MqttSite, front: str = "two") -> SessionDevice:
+    device = SessionDevice("publisher")
+    await device.connect(site.fronts[front], clean_session=True)
+    return device
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("returns_to", ["one", "two"])
+async def test_what_came_while_a_device_was_away_is_sent_when_it_comes_back_anywhere(
+    site: MqttSite, qos: int, returns_to: str
+) -> None:
+    sender, device = await publisher(site), SessionDevice("d")
+    await device.connect(site.fronts["one"])
+    assert not device.is_present
+    assert await device.subscribe(("dev/d/#", qos)) == [qos]
+    await sender.publish("dev/d/a", b"there", qos)
+    await device.receives(1)
+    await device.disconnect()
+    for body in bodies(20):
+        await sender.publish("dev/d/a", body, qos)
+    await sender.publish("dev/other", b"not for it", qos)
+    await device.connect(site.fronts[returns_to])
+    assert device.is_present
+    got = await device.receives(21)
+    assert got == [("dev/d/a", body) for body in (b"there", *bodies(20))]
+    await sender.publish("dev/d/b", b"and on", qos)
+    assert (await device.receives(22))[-1] == ("dev/d/b", b"and on")
+
+
+async def test_a_session_survives_the_broker(site: MqttSite) -> None:
+    sender, device = await publisher(site), SessionDevice("d")
+    await device.connect(site.fronts["one"])
+    await device.subscribe(("a", 1), ("b/+", 2))
+    await device.drop()
+    await sender.publish("a", b"1")
+    await site.restart_broker()
+    sender = await publisher(site)
+    await sender.publish("b/x", b"2", 2)
+    await device.connect(site.fronts["two"])
+    assert sorted(await device.receives(2)) == [("a", b"1"), ("b/x", b"2")]
+
+
+async def test_what_was_not_acknowledged_is_sent_again_and_what_was_is_not(site: MqttSite) -> None:
+    sender, device = await publisher(site), SessionDevice("d")
+    await device.connect(site.fronts["one"])
+    await device.subscribe(("t", 1))
+    device.is_acknowledging = False
+    for body in bodies(4):
+        await sender.publish("t", body)
+    await device.receives(4)
+    device.acknowledge(2)
+    # They have arrived when what is subscribed behind them is answered.
+    await device.subscribe(("never", 0))
+    await device.drop()
+    device.is_acknowledging = True
+    device.got.clear()
+    await device.connect(site.fronts["two"])
+    assert await device.receives(2) == [("t", body) for body in bodies(2, 2)]
+    assert device.duplicates == 2
+    await sender.publish("t", b"next")
+    assert (await device.receives(3))[2:] == [("t", b"next")]
+
+
+async def test_a_message_of_qos_2_is_received_once_wherever_its_connection_broke(site: MqttSite) -> None:
+    sender, device = await publisher(site), SessionDevice("d")
+    await device.connect(site.fronts["one"])
+    await device.subscribe(("t", 2))
+    device.is_acknowledging = False
+    await sender.publish("t", b"1", 2)
+    await device.receives(1)
+    await device.connect(site.fronts["two"])  # PUBREC was never sent: PUBLISH comes again, with its packet id
+    await soon(lambda: device.duplicates == 1, "PUBLISH again")
+    device.acknowledge()
+    await soon(lambda: not device._taken, "PUBREL")
+    await device.connect(site.fronts["one"])
+    device.is_acknowledging = True
+    await sender.publish("t", b"2", 2)
+    assert await device.receives(2) == [("t", b"1"), ("t", b"2")]
+
+
+async def test_a_device_that_acknowledges_nothing_has_no_more_than_its_window(site: MqttSite) -> None:
+    sender, device = await publisher(site), SessionDevice("d")
+    await device.connect(site.fronts["one"])
+    await device.subscribe(("t", 1))
+    device.is_acknowledging = False
+    for body in bodies(30):
+        await sender.publish("t", body)
+    await device.receives(4)
+    await device.subscribe(("never", 0))
+    assert len(device.got) == 4
+    device.is_acknowledging = True
+    device.acknowledge()
+    assert await device.receives(30) == [("t", body) for body in bodies(30)]
+
+
+async def test_a_clean_session_leaves_nothing_of_the_one_before(site: MqttSite) -> None:
+    sender, device = await publisher(site), SessionDevice("d")
+    await device.connect(site.fronts["one"])
+    await device.subscribe(("t", 1))
+    await device.disconnect()
+    await device.connect(site.fronts["two"], clean_session=True)
+    assert not device.is_present
+    await sender.publish("t", b"1")
+    await device.disconnect()
+    await device.connect(site.fronts["one"])
+    assert not device.is_present
+    await device.subscribe(("t", 1))
+    await sender.publish("t", b"2")
+    assert await device.receives(1) == [("t", b"2")]
+
+
+async def test_the_same_client_id_elsewhere_ends_the_first_connection_and_goes_on(site: MqttSite) -> None:
+    sender = await publisher(site)
+    first, second = SessionDevice("d"), SessionDevice("d")
+    await first.connect(site.fronts["one"])
+    await first.subscribe(("t", 1))
+    first.is_acknowledging = False
+    for body in bodies(6):
+        await sender.publish("t", body)
+    await first.receives(4)
+    await second.connect(site.fronts["two"])
+    await soon(lambda: not first.is_connected, "the end of the first connection")
+    assert second.is_present
+    assert await second.receives(6) == [("t", body) for body in bodies(6)]
+    third = SessionDevice("d")
+    await third.connect(site.fronts["two"], clean_session=True)
+    await soon(lambda: not second.is_connected, "the end of the second connection")
+
+
+async def test_a_dead_front_end_loses_nothing_and_its_wills_are_published(site: MqttSite) -> None:
+    sender, watcher, device = await publisher(site), SessionDevice("w"), SessionDevice("d")
+    await watcher.connect(site.fronts["two"])
+    await watcher.subscribe(("will/+", 1))
+    await device.connect(site.fronts["one"], will=Will("will/d", b"gone", 1, False))
+    await device.subscribe(("t", 1))
+    device.is_acknowledging = False
+    for body in bodies(3):
+        await sender.publish("t", body)
+    await device.receives(3)
+    await site.kill_front("one")
+    await sender.publish("t", b"3")
+    site.bench.pass_time(OWNER_GRACE_S + 0.1)
+    assert await watcher.receives(1) == [("will/d", b"gone")]
+    device.is_acknowledging = True
+    device.got.clear()
+    await device.connect(site.fronts["two"])
+    assert device.is_present
+    assert await device.receives(4) == [("t", body) for body in bodies(4)]
+
+
+async def test_unsubscribed_filters_are_quiet_and_others_go_on(site: MqttSite) -> None:
+    sender, device = await publisher(site), SessionDevice("d")
+    await device.connect(site.fronts["one"])
+    await device.subscribe(("a", 1), ("b", 1), ("c", 0))
+    await device.unsubscribe("a", "never")
+    for topic in ("a", "b", "c"):
+        await sender.publish(topic, topic.encode())
+    assert sorted(await device.receives(2)) == [("b", b"b"), ("c", b"c")]
+    await device.connect(site.fronts["two"])
+    await sender.publish("a", b"a")
+    await sender.publish("b", b"b")
+    assert (await device.receives(3))[-1] == ("b", b"b")
+    assert site.bench.broker.sessions._projection.queues.id_of("a") is None
+
+
+async def test_the_broker_is_told_how_far_a_session_came_without_its_end(
+    site: MqttSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable, "PROGRESS_INTERVAL_S", 0.01)
+    sender, device = await publisher(site), SessionDevice("d")
+    await device.connect(site.fronts["one"])
+    await device.subscribe(("t", 1))
+    for body in bodies(5):
+        await sender.publish("t", body)
+    await device.receives(5)
+    projection = site.bench.broker.sessions._projection
+    queue_id = projection.queues.id_of("t")
+    assert queue_id is not None
+    await soon(
+        lambda: projection.backlog(queue_id, projection.cursor(queue_id, "d")[0]) == 0,
+        "progress at the broker",
+    )
+    await site.kill_front("one")
+    device.got.clear()
+    await device.connect(site.fronts["two"])
+    await sender.publish("t", b"new")
+    assert await device.receives(1) == [("t", b"new")]
+
+
+async def test_many_devices_on_one_filter_cost_one_entry_a_message(site: MqttSite) -> None:
+    sender = await publisher(site)
+    devices = [SessionDevice(f"d{number}") for number in range(50)]
+    for number, device in enumerate(devices):
+        await device.connect(site.fronts["one" if number % 2 else "two"])
+        await device.subscribe(("all/#", 1))
+        if number % 5 == 0:
+            await device.disconnect()
+    for body in bodies(10):
+        await sender.publish("all/x", body)
+    for device in devices:
+        if not device.is_connected:
+            await device.connect(site.fronts["one"])
+        assert await device.receives(10) == [("all/x", body) for body in bodies(10)]
+    queues = site.bench.broker.sessions._projection.queues
+    queue_id = queues.id_of("all/#")
+    assert queue_id is not None
+    assert queues.next_sequence(queue_id) == 10
+    for device in devices:
+        await device.drop()

@@ -1,0 +1,243 @@
+"""A broker and front ends in this process, and devices on real sockets that remember what they got."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from eventually import soon
+from fake_gateway import RawClient, connect_packet
+from session_bench import SessionBench
+
+from iotmq.broker.gateway import LocalGateway
+from iotmq.broker.session_gateway import LocalSessions
+from iotmq.mqtt import packets
+from iotmq.mqtt.packets import Will
+from iotmq.mqtt_front.server import MqttFront
+from iotmq.mqtt_front.settings import MqttSettings
+
+
+class Front:
+    """One front end, which can be killed."""
+
+    def __init__(self, site: MqttSite, name: str) -> None:
+        self.site = site
+        self.name = name
+        broker = site.bench.broker
+        self.gateway: LocalGateway = broker.local_gateway()
+        self.sessions: LocalSessions = broker.local_sessions(name)
+        settings = MqttSettings(listen_port=0, default_topic="T", in_flight_max=site.in_flight_max)
+        self.mqtt = MqttFront(settings, self.gateway, sessions=self.sessions)
+
+    async def start(self) -> None:
+        await self.mqtt.start()
+
+    async def kill(self) -> None:
+        """Gone without a word, as after kill -9: its channels close, its devices lose their connections."""
+        self.mqtt._session_port = None
+        if self.mqtt._durable is not None:
+            self.mqtt._durable.stop()
+        if self.mqtt._ingress is not None:
+            self.mqtt._ingress.close()
+        for device in [*self.mqtt._sessions.values(), *self.mqtt._without_session]:
+            device.will = None
+            device.abort()
+        await self.sessions.stop()
+        await self.mqtt.stop()
+
+
+class MqttSite:
+    """Use `open_site`."""
+
+    def __init__(self, directory: Path, *, in_flight_max: int) -> None:
+        self.bench = SessionBench(directory)
+        self.in_flight_max = in_flight_max
+        self.fronts: dict[str, Front] = {}
+
+    async def start(self, *names: str) -> None:
+        for name in names:
+            front = self.fronts[name] = Front(self, name)
+            await front.start()
+
+    async def kill_front(self, name: str) -> None:
+        """Kill a front end; another of the same name takes its place."""
+        await self.fronts[name].kill()
+        await self.start(name)
+
+    async def restart_broker(self) -> None:
+        """Stop everything in good order and start it again."""
+        names = list(self.fronts)
+        for front in self.fronts.values():
+            await front.mqtt.stop()
+        await self.bench.restart()
+        await self.start(*names)
+
+    async def close(self) -> None:
+        for front in self.fronts.values():
+            await front.mqtt.stop()
+        await self.bench.close()
+
+    def number(self, name: str) -> float:
+        """A metric over all front ends."""
+        return sum(
+            metric.value
+            for front in self.fronts.values()
+            for metric in front.mqtt.metrics()
+            if metric.name == name
+        )
+
+
+async def open_site(directory: Path, *names: str, in_flight_max: int = 16) -> MqttSite:
+    site = MqttSite(directory, in_flight_max=in_flight_max)
+    await site.bench.start()
+    await site.start(*(names or ("one",)))
+    return site
+
+
+class SessionDevice:
+    """A device that keeps its side of a session over connections (MQTT 3.1.1 section 4.1).
+
+    `got` has every message once it counts as received: with QoS 1 each PUBLISH, with QoS 2 the first of its
+    packet id. With `is_acknowledging` off PUBLISH packets stay unanswered in `unanswered`.
+    """
+
+    def __init__(self, client_id: str) -> None:
+        self.client_id = client_id
+        self.is_acknowledging = True
+        self.got: list[tuple[str, bytes]] = []
+        self.duplicates = 0
+        self.unanswered: list[tuple[int, int]] = []
+        self.is_present = False
+        self.is_connected = False
+        self._taken: set[int] = set()
+        self._client: RawClient | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._answers: list[tuple[int, bytes]] = []
+        self._packet_id = 0
+
+    async def connect(self, front: Front, *, clean_session: bool = False, will: Will | None = None) -> None:
+        """Open the session, on whichever front end."""
+        await self.drop()
+        client = self._client = await RawClient.dial(front.mqtt.port)
+        client.send(connect_packet(self.client_id, clean_session=clean_session, will=will))
+        first, body = await client.packet()
+        assert first == packets.CONNACK << 4, first
+        assert body[1] == 0, body
+        self.is_present = bool(body[0])
+        if not self.is_present:
+            self._taken.clear()
+        self.unanswered.clear()
+        self._answers.clear()
+        self.is_connected = True
+        self._reading = asyncio.ensure_future(self._read(client))
+
+    async def drop(self) -> None:
+        """Lose the connection without a word."""
+        await self._end(lambda client: client.abort())
+
+    async def disconnect(self) -> None:
+        """Say good-bye."""
+
+        def leave(client: RawClient) -> None:
+            client.send(packets.DISCONNECT_PACKET)
+            client.close()
+
+        await self._end(leave)
+
+    async def subscribe(self, *filters: tuple[str, int]) -> list[int]:
+        self._packet_id = self._packet_id % 1000 + 1
+        assert self._client is not None
+        self._client.send(packets.encode_subscribe(self._packet_id, filters))
+        return list((await self._answer(packets.SUBACK, self._packet_id))[2:])
+
+    async def unsubscribe(self, *filters: str) -> None:
+        self._packet_id = self._packet_id % 1000 + 1
+        assert self._client is not None
+        self._client.send(packets.encode_unsubscribe(self._packet_id, filters))
+        await self._answer(packets.UNSUBACK, self._packet_id)
+
+    async def publish(self, topic: str, payload: bytes, qos: int = 1) -> None:
+        """Returns when the broker has promised to keep it."""
+        self._packet_id = self._packet_id % 1000 + 1
+        assert self._client is not None
+        self._client.send(
+            packets.encode_publish(topic, payload, qos=qos, packet_id=self._packet_id if qos else 0)
+        )
+        if qos == 1:
+            await self._answer(packets.PUBACK, self._packet_id)
+        elif qos == 2:
+            await self._answer(packets.PUBREC, self._packet_id)
+            self._client.send(packets.encode_acknowledgement(packets.PUBREL, self._packet_id))
+            await self._answer(packets.PUBCOMP, self._packet_id)
+
+    def acknowledge(self, count: int | None = None) -> None:
+        """Answer what waits, oldest first."""
+        assert self._client is not None
+        waiting, self.unanswered = self.unanswered[:count], self.unanswered[len(self.unanswered[:count]) :]
+        for kind, packet_id in waiting:
+            self._client.send(packets.encode_acknowledgement(kind, packet_id))
+
+    async def receives(self, count: int) -> list[tuple[str, bytes]]:
+        """All messages, once there are `count`."""
+        await soon(lambda: len(self.got) >= count, f"{count} messages for {self.client_id}", step_s=0.002)
+        return self.got
+
+    async def _end(self, leave: Callable[[RawClient], None]) -> None:
+        client, self._client = self._client, None
+        if client is None:
+            return
+        leave(client)
+        assert self._reading is not None
+        self._reading.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._reading
+        self.is_connected = False
+
+    async def _answer(self, kind: int, packet_id: int) -> bytes:
+        def found() -> tuple[int, bytes] | None:
+            for answer in self._answers:
+                if answer[0] >> 4 == kind and int.from_bytes(answer[1][:2], "big") == packet_id:
+                    return answer
+            return None
+
+        answer = await soon(found, f"an answer of type {kind} to {packet_id}", step_s=0.001)
+        assert answer is not None
+        self._answers.remove(answer)
+        return answer[1]
+
+    async def _read(self, client: RawClient) -> None:
+        client.wait_s = 3600.0
+        try:
+            while True:
+                first, body = await client.packet()
+                kind = first >> 4
+                if kind == packets.PUBLISH:
+                    self._take(client, first, body)
+                elif kind == packets.PUBREL:
+                    self._taken.discard(int.from_bytes(body, "big"))
+                    client.send(packets.encode_acknowledgement(packets.PUBCOMP, int.from_bytes(body, "big")))
+                else:
+                    self._answers.append((first, body))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self.is_connected = False
+
+    def _take(self, client: RawClient, first: int, body: bytes) -> None:
+        size = int.from_bytes(body[:2], "big")
+        topic, qos = body[2 : 2 + size].decode(), first >> 1 & 3
+        self.duplicates += first >> 3 & 1
+        if not qos:
+            self.got.append((topic, body[2 + size :]))
+            return
+        packet_id = int.from_bytes(body[2 + size : 4 + size], "big")
+        if qos == 1:
+            self.got.append((topic, body[4 + size :]))
+        elif packet_id not in self._taken:
+            self._taken.add(packet_id)
+            self.got.append((topic, body[4 + size :]))
+        kind = packets.PUBACK if qos == 1 else packets.PUBREC
+        if self.is_acknowledging:
+            client.send(packets.encode_acknowledgement(kind, packet_id))
+        else:
+            self.unanswered.append((kind, packet_id))
