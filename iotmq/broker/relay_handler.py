@@ -24,6 +24,7 @@ from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import RequestCode, ResponseCode, Version
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
+from iotmq.remoting.signature import ACCESS_KEY, SIGNATURE
 from iotmq.store.store import Store
 
 # What a client answered, or why it did not.
@@ -80,7 +81,7 @@ class RelayHandler:
 
     def _running_info(self, connection: ServerConnection, request: Command) -> Command | None:
         member = self._member(request)
-        command = Command.request(RequestCode.GET_CONSUMER_RUNNING_INFO, request.ext)
+        command = Command.request(RequestCode.GET_CONSUMER_RUNNING_INFO, _forwarded(request))
         return self._relay(connection, request, member, command)
 
     def _consume_directly(self, connection: ServerConnection, request: Command) -> Command | None:
@@ -89,7 +90,7 @@ class RelayHandler:
         message_id = request.text("msgId", "")
         if message_id:
             body = self._record(message_id)
-        ext = {**request.ext, "brokerName": self._broker_name}
+        ext = {**_forwarded(request), "brokerName": self._broker_name}
         command = Command.request(RequestCode.CONSUME_MESSAGE_DIRECTLY, ext, body)
         return self._relay(connection, request, member, command)
 
@@ -211,6 +212,12 @@ class RelayHandler:
             )
 
 
+def _forwarded(request: Command) -> dict[str, str]:
+    """The fields of a request without what proves who asked: a client could use that to ask again."""
+    return {name: value for name, value in request.ext.items() if name not in _PROOFS}
+
+
+_PROOFS: Final = frozenset({ACCESS_KEY, SIGNATURE, "SecurityToken", "OnsChannel"})
 _VERSION_NAMES: Final = {Version.TELLS_STATUS: "3.0.7", Version.TELLS_RUNNING_INFO: "3.1.8"}
 
 

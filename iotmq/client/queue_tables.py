@@ -44,8 +44,11 @@ def decode_answer(body: Body, shape: type[T]) -> T:
 
 
 def by_queue(table: Mapping[str, V]) -> dict[MessageQueue, V]:
-    """A decoded table with queues as keys again, sorted."""
-    rows = {queue_of(msgspec.json.decode(key, type=WireQueue)): value for key, value in table.items()}
+    """A decoded table with queues as keys again, sorted; ClientError for a key that is no queue."""
+    try:
+        rows = {queue_of(msgspec.json.decode(key, type=WireQueue)): value for key, value in table.items()}
+    except msgspec.DecodeError as error:
+        raise ClientError(f"the broker's answer has a queue that cannot be read: {error}") from error
     return {queue: rows[queue] for queue in sorted(rows)}
 
 

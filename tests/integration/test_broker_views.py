@@ -507,6 +507,9 @@ async def test_a_clients_running_info_is_passed_on_as_it_is(site: Site) -> None:
     assert (response.code, response.remark, response.ext) == (0, "fine", {"x": "y"})
     assert response.body_bytes() == b'{"properties":{}}'
     assert client.asked[-1].ext == ask
+    proofs = {"AccessKey": "key", "Signature": "c2lnbmF0dXJl", "SecurityToken": "t", "OnsChannel": "ALIYUN"}
+    assert (await site.ask(RequestCode.GET_CONSUMER_RUNNING_INFO, {**ask, **proofs})).code == 0
+    assert client.asked[-1].ext == ask
     for changes in ({"clientId": "c2"}, {"consumerGroup": "h"}):
         offline = await site.ask(RequestCode.GET_CONSUMER_RUNNING_INFO, {**ask, **changes})
         assert (offline.code, "clientId" in (offline.remark or "")) == (206, True)
