@@ -89,7 +89,14 @@ class GroupChangesHandler:
                 ResponseCode.SYSTEM_ERROR,
                 f"the client {old[0]} is too old to be moved: stop it, and set the offsets with code 15",
             )
-        self._tell(group, topic, timestamp_ms, wanted)
+        ext = {
+            "topic": topic,
+            "group": group_name,
+            "timestamp": str(timestamp_ms),
+            # The C++ client aborts without it.
+            "isForce": "true" if is_forced else "false",
+        }
+        _tell(group, ext, wanted)
         return request.reply(ResponseCode.SUCCESS, body=_offset_table(wanted))
 
     def _wanted_offsets(
@@ -116,16 +123,6 @@ class GroupChangesHandler:
             wanted[MessageQueue(broker_name=self._broker_name, queue_id=queue_id, topic=topic)] = offset
         return wanted
 
-    def _tell(
-        self, group: ConsumerGroup, topic: str, timestamp_ms: int, wanted: Mapping[MessageQueue, int]
-    ) -> None:
-        ext = {"topic": topic, "group": group.name, "timestamp": str(timestamp_ms)}
-        for member in group.members.values():
-            body = _offset_list(wanted) if _reads_lists(member) else _offset_table(wanted)
-            member.connection.send_oneway(
-                Command.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body, oneway=True)
-            )
-
     def _clone(self, connection: ServerConnection, request: Command) -> Command | None:
         source, target = request.text("srcGroup"), request.text("destGroup")
         check_group_name(source)
@@ -141,6 +138,14 @@ class GroupChangesHandler:
             for queue_id, offset in dict(self._offsets.of_topic(source, name)).items():
                 self._offsets.commit(target, name, queue_id, offset)
         return request.reply(ResponseCode.SUCCESS)
+
+
+def _tell(group: ConsumerGroup, ext: dict[str, str], wanted: Mapping[MessageQueue, int]) -> None:
+    for member in group.members.values():
+        body = _offset_list(wanted) if _reads_lists(member) else _offset_table(wanted)
+        member.connection.send_oneway(
+            Command.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body, oneway=True)
+        )
 
 
 def _reads_lists(member: Member) -> bool:

@@ -80,7 +80,7 @@ async def test_live_members_are_told_and_keep_their_offsets_until_they_commit(si
     assert offsets_of(response.body_bytes()) == {0: 3, 1: 0, 2: 0, 3: 0}
     order = await java.reset()
     assert order.is_oneway
-    assert order.ext == {"topic": "T", "group": "g", "timestamp": "-1"}
+    assert order.ext == {"topic": "T", "group": "g", "timestamp": "-1", "isForce": "true"}
     assert offsets_of(order.body_bytes()) == {0: 3, 1: 0, 2: 0, 3: 0}
     rows = json.loads((await cpp.reset()).body_bytes())["offsetTable"]
     assert rows[0] == {"brokerName": "broker-a", "offset": 3, "queueId": 0, "topic": "T"}

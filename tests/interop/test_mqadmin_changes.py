@@ -28,7 +28,7 @@ from iotmq.client.admin import Admin
 from iotmq.errors import BrokerError, RouteNotFoundError
 
 LIBRARIES = ROOT / "build" / "interop" / "java"
-SCRIPT = Path(__file__).parent / "java" / "MqAdmin.java"
+SCRIPTS = Path(__file__).parent / "java"
 CLUSTER = "DefaultCluster"
 
 pytestmark = [
@@ -54,18 +54,23 @@ def address(gateway: GatewayProcess) -> str:
     return f"127.0.0.1:{gateway.ports['broker']}"
 
 
-@pytest.fixture(scope="module")
-def mqadmin(gateway: GatewayProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Runs one command; what it prints."""
-    home = tmp_path_factory.mktemp("mqadmin")
+def java(script: str, home: Path, registry: str) -> PipedClient:
+    """A Java process with its own home."""
     (home / "conf").mkdir()
     (home / "conf" / "logback_tools.xml").write_text('<configuration><root level="OFF"/></configuration>')
     options = [f"-Duser.home={home}", f"-Drocketmq.home.dir={home}", f"-Djava.io.tmpdir={home}"]
-    with PipedClient(
-        ["java", *options, "-cp", f"{LIBRARIES}/*", str(SCRIPT), gateway.registry],
+    options += ["-Drocketmq.client.logUseSlf4j=true"]
+    return PipedClient(
+        ["java", *options, "-cp", f"{LIBRARIES}/*", str(SCRIPTS / f"{script}.java"), registry],
         directory=home,
         environment={**os.environ, "HOME": str(home)},
-    ) as client:
+    )
+
+
+@pytest.fixture(scope="module")
+def mqadmin(gateway: GatewayProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Runs one command; what it prints."""
+    with java("MqAdmin", tmp_path_factory.mktemp("mqadmin"), gateway.registry) as client:
 
         def run(*words: str) -> str:
             printed: str = client.call("run", words=list(words), within_s=60)
@@ -178,6 +183,28 @@ def test_a_live_group_is_moved_and_skips(mqadmin: Run, client: SyncClient, admin
         mqadmin("skipAccumulatedMessage", "-g", "live", "-t", "T4")
         send(client, "T4", b"c")
         eventually(lambda: seen[-1:] == [b"c"], "it goes on")
+
+
+def test_a_java_consumer_goes_where_it_is_told(
+    gateway: GatewayProcess, mqadmin: Run, client: SyncClient, admin: Admin, tmp_path: Path
+) -> None:
+    SyncAdmin(client).create_topic("T6", queues=2)
+    send(client, "T6", b"a", b"b", b"c")
+    with java("JavaClient", tmp_path, gateway.registry) as consumer:
+        consumer.call("push", group="java-moved", topic="T6")
+        consumer.wait_for("message", 3)
+        eventually(
+            lambda: (
+                len(client.run(admin.groups.progress("java-moved", "T6")).queues) == 2
+                and client.run(admin.groups.progress("java-moved", "T6")).behind == 0
+            ),
+            "it has said that it consumed them",
+            within_s=30,
+        )
+        mqadmin("resetOffsetByTime", "-g", "java-moved", "-t", "T6", "-s", "0")
+        # The client drops what it has, waits ten seconds for what is under way, and commits.
+        got = consumer.wait_for("message", 6, within_s=60)
+        assert sorted(line["body"] for line in got) == ["a", "a", "b", "b", "c", "c"]
 
 
 def test_settings_of_a_broker_are_shown_and_changed(
