@@ -14,6 +14,7 @@ from iotmq.broker.groups import Groups
 from iotmq.broker.heartbeat import TAG_EXPRESSION
 from iotmq.broker.holds import Hold, Holds
 from iotmq.broker.latencies import now_us
+from iotmq.broker.pull_path import PlainPull, PullPath
 from iotmq.broker.request_table import Handler
 from iotmq.broker.statistics import Statistics
 from iotmq.broker.subscription_groups import SubscriptionGroupConfig, SubscriptionGroups
@@ -25,6 +26,7 @@ from iotmq.message.record_filter import RecordFilter
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
+from iotmq.remoting.pull_frames import PullFrame
 from iotmq.remoting.server import ServerConnection
 from iotmq.store.consume_queue import Queue
 from iotmq.store.reads import Read, ReadStatus
@@ -117,16 +119,63 @@ class PullHandler:
         self._cold_reads = cold_reads
         self._filters = filters
         self._clock = clock
-        self.is_readable = is_readable
+        self._is_readable = is_readable
         self._statistics = statistics or Statistics(clock)
         self._offset_moved = offset_moved
         self._timer = DeadlineTimer(clock, self.expire)
         self.found_count = 0
         self.missed_count = 0
         self.records_count = 0
+        self._path = PullPath(
+            store, self._look_up, offsets=offsets, groups=groups, statistics=self._statistics
+        )
+        topics.add_listener(self._path.forget_all)
+        subscription_groups.add_listener(self._path.forget_all)
 
     def handlers(self) -> Mapping[int, Handler]:
         return {RequestCode.PULL_MESSAGE: self._pull}
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether this broker answers pulls."""
+        return self._is_readable
+
+    @is_readable.setter
+    def is_readable(self, is_readable: bool) -> None:
+        self._is_readable = is_readable
+        self._path.forget_all()
+
+    def take_pull(self, connection: ServerConnection, frame: PullFrame) -> bool:
+        """Answer a plain pull; False when it needs the general way, and nothing was done for it."""
+        count = self._path.take(connection, frame)
+        if not count:
+            return False
+        self.found_count += 1
+        self.records_count += count
+        return True
+
+    def _look_up(self, topic: str, group: str, queue_id: int, subscription: str | None) -> PlainPull | None:
+        """What plain pulls of a queue need; None for what takes the checks and filters of `_pull`.
+
+        Asked once until topics or groups change: whatever `_pull` asks of them has its place here too.
+        """
+        header = PullHeader(group, topic, queue_id, 0, 1, 0, 0, 0, 0)
+        try:
+            config = self._check(header)
+            queue = self._store.find_queue(topic, queue_id)
+            if queue is None:
+                return None
+            if subscription is not None:
+                return PlainPull(queue, parse_tags(subscription), None, None)
+            consumers = self._groups.consumer_group(group)
+            if consumers is None or (consumers.is_broadcasting and not config.consume_broadcast_enable):
+                return None
+            subscribed = consumers.subscriptions.get(topic)
+            if subscribed is None or not subscribed.is_by_tag:
+                return None
+            return PlainPull(queue, parse_tags(subscribed.expression), consumers, subscribed)
+        except RequestError:
+            return None
 
     def connection_lost(self, connection: ServerConnection) -> None:
         self._holds.drop_connection(connection)

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol, TypeAlias
 
 from iotmq.metrics import Metric
-from iotmq.remoting.codes import request_name
+from iotmq.remoting.codes import RequestCode, request_name
 from iotmq.remoting.command import Command
+from iotmq.remoting.frame import Run
+from iotmq.remoting.pull_frames import PullFrame
 from iotmq.remoting.send_frames import SendRun
-from iotmq.remoting.server import RunHandler, ServerConnection
+from iotmq.remoting.server import ServerConnection
 
 Handler: TypeAlias = Callable[[ServerConnection, Command], Command | None]
 
@@ -28,16 +30,31 @@ class Area(Protocol):
         """Forget what was kept for the connection."""
 
 
-def _take_nothing(connection: ServerConnection, run: SendRun, at: int) -> int:
+TakeRun: TypeAlias = Callable[[ServerConnection, SendRun, int], int]
+TakePull: TypeAlias = Callable[[ServerConnection, PullFrame], bool]
+
+
+def _take_no_send(connection: ServerConnection, run: SendRun, at: int) -> int:
     return at
+
+
+def _take_no_pull(connection: ServerConnection, frame: PullFrame) -> bool:
+    return False
 
 
 class RequestTable:
     """Hands each request to the area that serves its code; implements remoting's RequestHandler."""
 
-    def __init__(self, areas: Iterable[Area] = (), *, take_run: RunHandler = _take_nothing) -> None:
-        """`take_run` is the short way of plain sends, whose codes one of the areas serves."""
+    def __init__(
+        self,
+        areas: Iterable[Area] = (),
+        *,
+        take_run: TakeRun = _take_no_send,
+        take_pull: TakePull = _take_no_pull,
+    ) -> None:
+        """The two are the short ways of plain sends and pulls, whose codes areas serve."""
         self._take_run = take_run
+        self._take_pull = take_pull
         self._handlers: dict[int, Handler] = {}
         self._areas: list[Area] = []
         # Requests served by code; unknown codes count together under -1, so that a peer cannot grow it.
@@ -69,8 +86,13 @@ class RequestTable:
         self._counts[code] += 1
         return handler(connection, request)
 
-    def handle_run(self, connection: ServerConnection, run: SendRun, at: int) -> int:
-        """Take plain sends of a run from number `at` on; the number of the first that `handle` is to get."""
+    def handle_run(self, connection: ServerConnection, run: Run, at: int) -> int:
+        """Take plain requests of a run from number `at` on; the number of the first for `handle`."""
+        if isinstance(run, PullFrame):
+            if not self._take_pull(connection, run):
+                return at
+            self._counts[RequestCode.PULL_MESSAGE] += 1
+            return at + 1
         end = self._take_run(connection, run, at)
         for code, count in run.codes(at, end):
             self._counts[code] += count

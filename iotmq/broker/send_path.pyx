@@ -21,14 +21,13 @@ from iotmq.message.layout cimport (
     ELEMENT_FIXED_BYTES, SYS_FLAG_COMPRESSED, SYS_FLAG_TRANSACTION_MASK, put_u16, put_u32,
 )
 from iotmq.message.record cimport RecordShared
+from iotmq.remoting.answer_bytes cimport put_bytes, put_decimal
 from iotmq.remoting.send_frames cimport SendFrame, SendRun
 from iotmq.store.commit_log cimport CommitLog, Place
 from iotmq.store.consume_queue cimport Queue
 
 from iotmq.limits import PROPERTIES_BYTES_MAX
-from iotmq.remoting.codes import Flag, LanguageCode, Serialize, Version
-from iotmq.remoting.command import Command
-from iotmq.remoting.frame import encode
+from iotmq.remoting.answer_template import binary_pieces, json_pieces
 
 cdef extern from "string.h" nogil:
     void* memmem(const void* haystack, size_t haystack_size, const void* needle, size_t needle_size)
@@ -43,8 +42,7 @@ cdef enum:
 
 cdef Py_ssize_t PROPERTIES_MAX = PROPERTIES_BYTES_MAX
 # Where numbers go in an answer that is taken apart to be a template.
-_OPAQUE = 1_234_567_890
-_ID, _QUEUE_ID, _OFFSET = "<id>", "<queue>", "<offset>"
+_WORDS = "<id>", "<queue>", "<offset>"
 
 
 # A send that is in the log and waits to be answered.
@@ -83,8 +81,9 @@ cdef class Template:
     cdef Py_ssize_t size
 
     def __init__(self, status, region, trace_on):
-        self.json = _json_pieces(_answer(status, region, trace_on, Serialize.JSON))
-        self.binary = _binary_pieces(_answer(status, region, trace_on, Serialize.BINARY))
+        ext = dict(zip(("msgId", "queueId", "queueOffset"), _WORDS), MSG_REGION=region, TRACE_ON=trace_on)
+        self.json = json_pieces(status, ext, _WORDS)
+        self.binary = binary_pieces(status, ext, _WORDS)
         self.size = 8 + max(sum(map(len, self.json)), sum(map(len, self.binary)))
 
 
@@ -451,31 +450,6 @@ cdef inline bint has_text(const uint8_t* at, Py_ssize_t size, bytes text):
     return size > 0 and memmem(at, size, PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text)) != NULL
 
 
-cdef inline uint8_t* put_bytes(uint8_t* at, bytes text):
-    memcpy(at, PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text))
-    return at + PyBytes_GET_SIZE(text)
-
-
-cdef uint8_t* put_decimal(uint8_t* at, int64_t number) noexcept:
-    cdef uint8_t digits[20]
-    cdef int count = 0
-    if number < 0:
-        at[0] = c"-"
-        at += 1
-        number = -number
-    while True:
-        digits[count] = <uint8_t> (c"0" + number % 10)
-        count += 1
-        number //= 10
-        if number == 0:
-            break
-    while count:
-        count -= 1
-        at[0] = digits[count]
-        at += 1
-    return at
-
-
 cdef uint8_t* put_hex(uint8_t* at, int64_t number) noexcept:
     """Sixteen capital digits."""
     cdef int digit
@@ -483,31 +457,3 @@ cdef uint8_t* put_hex(uint8_t* at, int64_t number) noexcept:
         at[15 - digit] = <uint8_t> b"0123456789ABCDEF"[number & 15]
         number >>= 4
     return at + 16
-
-
-def _answer(status, region, trace_on, serialize):
-    """The general way's answer, with words where numbers go."""
-    ext = {"msgId": _ID, "queueId": _QUEUE_ID, "queueOffset": _OFFSET, "MSG_REGION": region, "TRACE_ON": trace_on}
-    command = Command(
-        status, _OPAQUE, Flag.RESPONSE, LanguageCode.PYTHON, Version.OURS, None, ext, b"", serialize
-    )
-    return b"".join(encode(command))[8:]
-
-
-def _json_pieces(header):
-    before, _, rest = header.partition(_ID.encode())
-    behind_id, _, rest = rest.partition(_QUEUE_ID.encode())
-    behind_queue, _, rest = rest.partition(_OFFSET.encode())
-    # The region may be any text, but it stands before.
-    behind_offset, _, rest = rest.rpartition(str(_OPAQUE).encode())
-    return before, behind_id, behind_queue, behind_offset, rest
-
-
-def _binary_pieces(header):
-    """Without the sizes of the three values, the opaque and the size of all fields."""
-    pieces = [header[:5], header[9:17]]
-    rest = header[21:]
-    for word in (_ID, _QUEUE_ID, _OFFSET):
-        piece, _, rest = rest.partition(word.encode())
-        pieces.append(piece[:-4])
-    return *pieces, rest

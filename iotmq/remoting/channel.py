@@ -9,8 +9,7 @@ from iotmq.errors import ConnectionClosedError, RequestError, RequestTimeoutErro
 from iotmq.limits import REQUESTS_IN_FLIGHT_MAX, UNFINISHED_FRAMES_BYTES_MAX, WRITE_BUFFER_BYTES_MAX
 from iotmq.remoting.codes import Flag, ResponseCode
 from iotmq.remoting.command import Command
-from iotmq.remoting.frame import FrameReader, decode_one, encode
-from iotmq.remoting.send_frames import SendRun
+from iotmq.remoting.frame import FrameReader, Item, Run, decode_one, encode
 from iotmq.remoting.traffic import Traffic
 
 # Above the high mark the transport reports congestion, and a server stops reading from the peer.
@@ -86,7 +85,7 @@ class Channel(asyncio.Protocol):
         # The peer's requests that were taken and not answered yet.
         self._requests_held = 0
         # Commands received but not looked at, because the peer does not take its answers.
-        self._backlog: list[Command | SendRun] = []
+        self._backlog: list[Item] = []
         self._drain_waiters: list[asyncio.Future[None]] = []
         # True once close() was called or the peer left: nothing more is sent.
         self.is_closed = False
@@ -106,8 +105,8 @@ class Channel(asyncio.Protocol):
     def _on_request(self, request: Command) -> Command | None:
         raise NotImplementedError
 
-    def _on_run(self, run: SendRun, at: int) -> int:
-        """Take sends of a run from number `at` on; the number of the first that `_on_request` is to get."""
+    def _on_run(self, run: Run, at: int) -> int:
+        """Take requests of a run from number `at` on; the number of the first for `_on_request`."""
         raise NotImplementedError
 
     def _on_opened(self) -> None:
@@ -131,6 +130,19 @@ class Channel(asyncio.Protocol):
         if not self.is_closed:
             self._out.append(answers)
             self._out_size += len(answers)
+            self._flush_soon()
+
+    def send_views(self, header: bytes, views: list[memoryview], size: int) -> None:
+        """Send an answer of `size` bytes that was encoded elsewhere; `views` must not change any more."""
+        if self.is_closed:
+            return
+        self._out.append(header)
+        self._out += views
+        self._out_has_views = True
+        self._out_size += size
+        if self._out_size > self._write_buffer_bytes_max:
+            self._flush()
+        else:
             self._flush_soon()
 
     def hold(self, count: int) -> None:
@@ -349,12 +361,12 @@ class Channel(asyncio.Protocol):
                 waiter.set_result(None)
         self._drain_waiters.clear()
 
-    def _process(self, items: list[Command | SendRun]) -> None:
+    def _process(self, items: list[Item]) -> None:
         rest = iter(items)
         self._is_receiving = True
         try:
             for item in rest:
-                if isinstance(item, SendRun):
+                if not isinstance(item, Command):
                     self._answer_run(item)
                 elif item.flag & Flag.RESPONSE:
                     self._finish(item)
@@ -375,8 +387,8 @@ class Channel(asyncio.Protocol):
         if not self.is_congested and not self.is_closed:
             self._process(self._backlog)
 
-    def _answer_run(self, run: SendRun) -> None:
-        """Answer sends many at a time; those that are more than that, each as any request."""
+    def _answer_run(self, run: Run) -> None:
+        """Answer usual requests the short way; those that need more than that, each as any request."""
         at = 0
         while at < run.count and not self.is_closed:
             if self._requests_held + run.count <= REQUESTS_IN_FLIGHT_MAX:

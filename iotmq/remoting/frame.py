@@ -10,7 +10,7 @@ int32 remark size + text | int32 ext size + (int16 key size + key, int32 value s
 from __future__ import annotations
 
 import struct
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
 import msgspec
 
@@ -18,11 +18,16 @@ from iotmq.errors import MalformedFrameError
 from iotmq.limits import FRAME_BYTES_MAX, HEADER_BYTES_MAX, HEADER_FIELDS_MAX
 from iotmq.remoting.codes import LANGUAGE_NAMES, LANGUAGES, LanguageCode, ResponseCode, Serialize
 from iotmq.remoting.command import Command
+from iotmq.remoting.pull_frames import PullFrame, read_pull
 from iotmq.remoting.send_frames import SendRun, read_sends
 
 #: Why the bytes were refused: a TLS handshake on a plain port, an impossible length, a header that cannot
 #: be read, or a stream that ended inside a frame.
 Reason = Literal["tls", "length", "header", "truncated"]
+
+#: What compiled code has read of usual requests: one or many, from `data`.
+Run: TypeAlias = SendRun | PullFrame
+Item: TypeAlias = Command | Run
 
 REASONS: Final[tuple[Reason, ...]] = ("tls", "length", "header", "truncated")
 
@@ -72,8 +77,8 @@ class FrameReader:
     """Turns a byte stream, cut anywhere, into commands.
 
     After the first malformed frame `error` and `reason` are set, and everything that follows is ignored;
-    the commands before it are still handed out. A reader that `takes_runs` hands out plain sends that come
-    one behind the other as one SendRun, by `items_received`.
+    the commands before it are still handed out. A reader that `takes_runs` hands out usual sends that come
+    one behind the other as one SendRun, and usual pulls as PullFrames, by `items_received`.
     """
 
     __slots__ = (
@@ -90,7 +95,7 @@ class FrameReader:
 
     def __init__(self, *, takes_runs: bool = False) -> None:
         self._takes_runs = takes_runs
-        self._items: list[Command | SendRun] = []
+        self._items: list[Item] = []
         # Bytes of a frame that is not whole yet, in order; joined once, when it is.
         self._chunks: list[bytes | memoryview] = []
         self.pending_size = 0
@@ -140,7 +145,7 @@ class FrameReader:
         assert not self._takes_runs
         return cast("list[Command]", self.items_received())
 
-    def items_received(self) -> list[Command | SendRun]:
+    def items_received(self) -> list[Item]:
         """The commands and runs of sends completed since the last call, in order."""
         items = self._items
         if items:
@@ -160,7 +165,7 @@ class FrameReader:
         takes_runs = self._takes_runs
         while size_available - at >= 8:
             if takes_runs:
-                run = read_sends(data, at)
+                run = read_sends(data, at) or read_pull(data, at)
                 if run is not None:
                     items.append(run)
                     at = run.end

@@ -13,7 +13,7 @@ from iotmq.metrics import Metric
 from iotmq.remoting.channel import Channel
 from iotmq.remoting.command import Command
 from iotmq.remoting.first_byte import FirstByteListener
-from iotmq.remoting.send_frames import SendRun
+from iotmq.remoting.frame import Run
 from iotmq.remoting.tls import ServerTls
 from iotmq.remoting.traffic import Traffic
 
@@ -35,8 +35,8 @@ class RequestHandler(Protocol):
         """The connection ended, whoever ended it; called once for each that was accepted."""
 
 
-#: Takes sends of a run from a number on and returns the number of the first it leaves to `handle`.
-RunHandler: TypeAlias = Callable[["ServerConnection", SendRun, int], int]
+#: Takes requests of a run from a number on and returns the number of the first it leaves to `handle`.
+RunHandler: TypeAlias = Callable[["ServerConnection", Run, int], int]
 
 
 class RemotingServer:
@@ -56,7 +56,7 @@ class RemotingServer:
         handle_run: RunHandler | None = None,
         tls: ServerTls | None = None,
     ) -> None:
-        """With `handle_run` sends are offered to it many at a time; `handler` gets what it leaves.
+        """With `handle_run` usual sends and pulls are offered to it first; `handler` gets what it leaves.
 
         Leave it away where something has to look at every single request.
         """
@@ -253,7 +253,7 @@ class ServerConnection(Channel):
     def _on_request(self, request: Command) -> Command | None:
         return self._handler.handle(self, request)
 
-    def _on_run(self, run: SendRun, at: int) -> int:
+    def _on_run(self, run: Run, at: int) -> int:
         assert self._handle_run is not None
         return self._handle_run(self, run, at)
 

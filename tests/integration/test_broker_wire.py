@@ -257,6 +257,8 @@ async def test_a_disk_that_takes_nothing_refuses_sends_and_serves_pulls(
 
     with monkeypatch.context() as patch:
         patch.setattr(site.store, "append", refuse)
+        # What a store that refuses says to those who append many batches.
+        patch.setattr(site.store, "begin_appends", lambda: -1)
         refused = await ask(client, RequestCode.SEND_MESSAGE_V2, SEND, b"lost")
         assert refused.code == 14
         assert str(error) in (refused.remark or "")

@@ -6,155 +6,25 @@ are random from fixed seeds; clocks stand still and both draw the same random qu
 
 from __future__ import annotations
 
-import asyncio
 import random
-import struct
 import zlib
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from eventually import soon
+from short_and_general import RECORD_BYTES_MAX, Side, check_alike
 
-from iotmq.broker.broker import Broker
-from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.topics import TopicConfig
-from iotmq.clock import ManualClock
-from iotmq.message.hosts import encode_host
 from iotmq.message.record import encode_batch
-from iotmq.metrics import Metric
 from iotmq.remoting.codes import Serialize
 from iotmq.remoting.command import Command
-from iotmq.remoting.frame import FrameReader, encode
-from iotmq.remoting.send_frames import SendRun
-from iotmq.remoting.server import ServerConnection
-from iotmq.remoting.traffic import Traffic
-from iotmq.store.settings import StoreSettings
-from iotmq.store.store import Store
+from iotmq.remoting.frame import encode
 
-RECORD_BYTES_MAX = 4_096
-# Counts of time, of disk blocks taken ahead by a thread, and of flushes, which depend on its pace.
-NOT_ALIKE = ("flushes_total", "flush_seconds_total", "flushed_position_bytes", "_ms", "_seconds")
 LETTERS = "abcdefghijklm"
 LONG = (
     "producerGroup", "topic", "defaultTopic", "defaultTopicQueueNums", "queueId", "sysFlag", "bornTimestamp",
     "flag", "properties", "reconsumeTimes", "unitMode", "maxReconsumeTimes", "batch",
 )  # fmt: skip
-
-
-class Transport:
-    """What a connection writes, and who its peer is."""
-
-    def __init__(self, peer: tuple[str, int]) -> None:
-        self.peer = peer
-        self.written = bytearray()
-
-    def set_write_buffer_limits(self, high: int, low: int) -> None:
-        pass
-
-    def get_extra_info(self, name: str) -> tuple[str, int]:
-        return self.peer
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def write(self, data: bytes) -> None:
-        self.written += data
-
-    def writelines(self, pieces: Iterable[bytes]) -> None:
-        self.written += b"".join(pieces)
-
-    def is_closing(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass
-
-    abort = close
-
-
-class Side:
-    """One broker behind a connection."""
-
-    def __init__(self, directory: Path, *, is_short: bool, flush: str, peer: str) -> None:
-        self.clock = ManualClock()
-        host = encode_host(peer, 10911)
-        self.store = Store.open(
-            directory,
-            StoreSettings(flush=flush, segment_bytes=1 << 20, record_bytes_max=RECORD_BYTES_MAX),  # type: ignore[arg-type]
-            store_host=host,
-            clock=self.clock,
-        )
-        settings = BrokerSettings(listen_port=0, registries=(), region='R"<id>')
-        self.broker = Broker(settings, self.store, directory=directory, store_host=host, clock=self.clock)
-        self.topics = self.broker.topics
-        self.intake = self.broker.intake
-        self.traffic = Traffic()
-        self.taken = 0
-        self.transport = Transport((peer, 4711))
-        self.connection = ServerConnection(
-            self.broker.requests, self.traffic, opened=lambda _: True, lost=lambda _: None,
-            write_buffer_bytes_max=1 << 26, handle_run=self.take if is_short else None,
-        )  # fmt: skip
-
-    async def start(self) -> None:
-        await self.broker.start()
-        self.topics.ensure("T", queues=4)
-        self.topics.ensure("U", queues=1)
-        self.connection.connection_made(self.transport)  # type: ignore[arg-type]
-
-    async def stop(self) -> None:
-        await self.broker.stop()
-        assert self.store.check() == []
-        self.store.close()
-
-    def take(self, connection: ServerConnection, run: SendRun, at: int) -> int:
-        end = self.broker.requests.handle_run(connection, run, at)
-        self.taken += end - at
-        return end
-
-    def play(self, data: bytes, *, seed: int) -> None:
-        random.seed(seed)
-        self.connection.data_received(data)
-
-    async def settle(self) -> None:
-        await soon(lambda: self.intake.waiting_count == 0, "the disk has everything", step_s=0.001)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-
-    def answers(self) -> dict[int, bytes]:
-        """Whole frames by opaque; every one is there once."""
-        found: dict[int, bytes] = {}
-        data = bytes(self.transport.written)
-        reader = FrameReader()
-        reader.receive_data(data)
-        reader.receive_eof()
-        assert reader.error is None
-        at = 0
-        for command in reader.commands_received():
-            end = at + 4 + struct.unpack_from(">I", data, at)[0]
-            assert command.opaque not in found
-            found[command.opaque] = data[at:end]
-            at = end
-        return found
-
-    def stored(self) -> bytes:
-        return bytes(self.store.log_view(0, self.store.appended_position))
-
-    def counts(self) -> list[Metric]:
-        metrics = [*self.broker.metrics(), *self.traffic.metrics(1), *self.store.metrics()]
-        return [metric for metric in metrics if not metric.name.endswith(NOT_ALIKE)]
-
-    def statistics_counts(self) -> dict[Any, Any]:
-        counters = self.broker.statistics.counters
-        tables = (counters.topic_puts, counters.queue_puts, counters.broker)
-        return {
-            (number, key): (counts[0], counts[1])
-            for number, table in enumerate(tables)
-            for key in table.keys()  # noqa: SIM118 - a table of ours
-            if (counts := table.totals(key)) is not None
-        }
 
 
 class Program:
@@ -242,13 +112,6 @@ def change_topics(source: random.Random, sides: Iterable[Side]) -> None:
         side.topics.put(
             TopicConfig(topic_name="T", read_queue_nums=queues, write_queue_nums=queues, perm=perm)
         )
-
-
-def check_alike(short: Side, general: Side) -> None:
-    assert short.answers() == general.answers()
-    assert short.stored() == general.stored()
-    assert list(map(str, short.counts())) == list(map(str, general.counts()))
-    assert short.statistics_counts() == general.statistics_counts()
 
 
 @pytest.fixture

@@ -1,0 +1,30 @@
+from collections.abc import Callable
+from typing import NamedTuple
+
+from iotmq.broker.consumer_offsets import ConsumerOffsets
+from iotmq.broker.groups import ConsumerGroup, Groups
+from iotmq.broker.heartbeat import SubscriptionData
+from iotmq.broker.statistics import Statistics
+from iotmq.remoting.pull_frames import PullFrame
+from iotmq.remoting.server import ServerConnection
+from iotmq.store.consume_queue import Queue
+from iotmq.store.store import Store
+
+class PlainPull(NamedTuple):
+    queue: Queue
+    tags: frozenset[int] | None
+    consumers: ConsumerGroup | None
+    subscription: SubscriptionData | None
+
+class PullPath:
+    def __init__(
+        self,
+        store: Store,
+        look_up: Callable[[str, str, int, str | None], PlainPull | None],
+        *,
+        offsets: ConsumerOffsets,
+        groups: Groups,
+        statistics: Statistics,
+    ) -> None: ...
+    def forget_all(self, name: str = "") -> None: ...
+    def take(self, connection: ServerConnection, frame: PullFrame) -> int: ...
