@@ -147,6 +147,14 @@ class TransactionChecks:
                 "the half message at position %d is lost: its transaction cannot be ended", pending.position
             )
             self._transactions.forget(pending)
+        else:
+            self._transactions.look_for_delivery(pending, record)
+            return self._go_on_with(pending, record, age_s, is_checked=is_checked)
+        return True
+
+    def _go_on_with(self, pending: Pending, record: Record, age_s: float, *, is_checked: bool) -> bool:
+        if pending.state is State.OP_OWED:
+            self._transactions.settle(pending, self._written)
         elif not is_checked:
             self._transactions.copy(pending, record, check_times=pending.check_times, done=self._written)
         elif pending.check_times >= self._checks_max or age_s >= self._age_max_s:

@@ -89,7 +89,7 @@ class TransactionHandler:
             )
         pending = self._transactions.find(half.first_offset)
         if pending is None:
-            return self._answer_ended(request, self._transactions.outcome_of(half.first_offset), outcome)
+            return self._answer_ended(request, half.first_offset, record, outcome)
         answer = IntakeAnswer(connection, request, self._respond)
         self._transactions.end(pending, record, outcome, answer)
         return answer.take()
@@ -115,8 +115,11 @@ class TransactionHandler:
             )
         return record
 
-    def _answer_ended(self, request: Command, before: int | None, outcome: int) -> Command:
+    def _answer_ended(self, request: Command, first_offset: int, record: Record, outcome: int) -> Command:
         """A repeated end does no harm; a different one comes too late."""
+        before = self._transactions.outcome_of(first_offset)
+        if before is None and self._transactions.is_delivered(first_offset, record):
+            before = COMMIT
         if before == outcome:
             return request.reply(ResponseCode.SUCCESS)
         text = "has ended before" if before is None else f"was {_ENDS[before]}"

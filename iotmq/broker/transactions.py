@@ -6,8 +6,9 @@ CID_RMQ_SYS_TRANS) say where a start begins to read: no half below the one of th
 all op records below the other are about such halves. They are moved only over what is on the disk, so that
 neither a killed process nor a power cut can make them pass a half whose op record is lost.
 
-A commit writes the message, then the op record. After a crash between the two the half is pending again, its
-producer is asked, and the message is delivered a second time: at least once.
+A commit writes the message, then the op record. After a crash between the two the half is pending again.
+Before anything is done with such a one, the message is looked for by its unique key; where there is no key
+index, or no unique key, the producer is asked, and the message is delivered a second time: at least once.
 """
 
 from __future__ import annotations
@@ -38,10 +39,16 @@ from iotmq.broker.half_messages import (
     resumed_properties,
 )
 from iotmq.broker.intake import Done, Intake, IntakeError, StoredBatch
-from iotmq.broker.topics import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_CHECKS_MAX_TOPIC
+from iotmq.broker.topics import (
+    HALF_TOPIC,
+    OP_HALF_TOPIC,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    TRANSACTION_CHECKS_MAX_TOPIC,
+)
 from iotmq.clock import Clock
 from iotmq.errors import RequestError
-from iotmq.message.record import Record, iter_records
+from iotmq.message.record import Record, decode_record, iter_records, property_value
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import ResponseCode
 from iotmq.store.consume_queue import Queue
@@ -78,10 +85,14 @@ class State(enum.Enum):
 class Pending:
     """One transaction without an end. `offset` and `position` are those of the last copy of its half."""
 
-    __slots__ = ("begun_s", "check_times", "first_offset", "half_end", "immunity_ms", "offset", "outcome",
-                 "position", "state")  # fmt: skip
+    __slots__ = ("begun_s", "check_times", "first_offset", "half_end", "immunity_ms", "may_be_delivered",
+                 "offset", "outcome", "position", "state")  # fmt: skip
 
-    def __init__(self, half: Half, *, offset: int, position: int, begun_s: float) -> None:
+    def __init__(
+        self, half: Half, *, offset: int, position: int, begun_s: float, may_be_delivered: bool = False
+    ) -> None:
+        # Found at the start, and not looked for yet.
+        self.may_be_delivered = may_be_delivered
         self.first_offset = half.first_offset
         self.check_times = half.check_times
         self.immunity_ms = half.immunity_ms
@@ -184,7 +195,11 @@ class Transactions:
             if not is_ended(record.queue_offset) and not is_ended(half.first_offset):
                 age_s = max(0, now_ms - record.store_timestamp_ms) / 1000
                 self._pending[half.first_offset] = Pending(
-                    half, offset=record.queue_offset, position=record.position, begun_s=now_s - age_s
+                    half,
+                    offset=record.queue_offset,
+                    position=record.position,
+                    begun_s=now_s - age_s,
+                    may_be_delivered=True,
                 )
         if self._pending:
             logger.info("%d transactions are pending", len(self._pending))
@@ -268,6 +283,7 @@ class Transactions:
 
         Refused with 1 when another end of it is under way.
         """
+        self.look_for_delivery(pending, record)
         if pending.state is State.COPYING and pending.half_end is None:
             pending.half_end = lambda: self.end(pending, record, outcome, done)
         elif pending.state is State.OP_OWED and pending.outcome == outcome:
@@ -328,6 +344,32 @@ class Transactions:
 
         self._append_half_of(record, HALF_TOPIC, properties, stored)
 
+    def look_for_delivery(self, pending: Pending, record: Record) -> None:
+        """Find out whether a former process has delivered the message, but not written the op record.
+
+        Then that is owed. `record` is a half of the transaction.
+        """
+        if not pending.may_be_delivered:
+            return
+        pending.may_be_delivered = False
+        if self.is_delivered(pending.first_offset, record):
+            logger.info("the message of the half at position %d was delivered before", pending.position)
+            pending.state = State.OP_OWED
+            pending.outcome = COMMIT
+
+    def is_delivered(self, first_offset: int, record: Record) -> bool:
+        """Whether the message of a transaction, of which `record` is a half, can be found in the log."""
+        half = read_half(record)
+        key = property_value(record.properties, b"UNIQ_KEY")
+        if half is None or not key or not self._store.settings.index_enabled:
+            return False
+        # A committed message may have to wait for its time first.
+        return any(
+            self._is_commit_of(first_offset, decode_record(view))
+            for topic in (half.topic, SCHEDULE_TOPIC, TIMER_TOPIC)
+            for view in self._store.query(topic, key.decode("utf-8", "replace"))
+        )
+
     def forget(self, pending: Pending) -> None:
         """A pending transaction whose half the log has lost."""
         self._pending.pop(pending.first_offset, None)
@@ -369,6 +411,17 @@ class Transactions:
         assert half is not None
         self._pending[offset] = Pending(half, offset=offset, position=position, begun_s=begun_s)
         self._progress_soon()
+
+    def _is_commit_of(self, first_offset: int, record: Record) -> bool:
+        """Whether a record is the message of a transaction, whichever copy of the half was committed."""
+        if record.sys_flag & TYPE_MASK != COMMIT:
+            return False
+        view = self._store.read_record(record.prepared_position)
+        half_record = None if view is None else decode_record(view)
+        if half_record is None or half_record.topic != HALF_TOPIC:
+            return False
+        half = read_half(half_record)
+        return half is not None and half.first_offset == first_offset
 
     def _deliver(self, pending: Pending, record: Record, done: Done) -> None:
         half = read_half(record)
