@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from collections.abc import Iterable
 
 import msgspec
 
@@ -12,6 +13,7 @@ from iotmq.admin_command.output import Done, Fields, Result, Table
 from iotmq.admin_command.session import Session
 from iotmq.client.admin_brokers import Statistic
 from iotmq.client.admin_configs import BrokerPlace
+from iotmq.client.admin_groups import GroupProgress
 from iotmq.client.routes import MASTER_ID
 from iotmq.errors import BrokerError, ConnectionClosedError, RequestTimeoutError, RouteNotFoundError
 
@@ -56,6 +58,35 @@ async def show_status(session: Session, options: argparse.Namespace) -> Result:
         for key, value in sorted(values.items())
     ]
     return Table(("broker", "name", "value"), rows)
+
+
+async def show_progress(session: Session, options: argparse.Namespace) -> Result:
+    """How far all groups of a broker are, those furthest behind first."""
+    progress = await session.admin.statistics.progress(options.broker)
+    rows = [
+        {"group": group, "topic": topic, "behind": behind}
+        for group, parts in progress.groups.items()
+        for topic, behind in _behind_by_topic(parts).items()
+    ]
+    rows.sort(key=lambda row: -int(str(row["behind"])))
+    return Table(("group", "topic", "behind"), rows, nothing="no group has offsets there")
+
+
+async def list_clients(session: Session, options: argparse.Namespace) -> Result:
+    """Every client connected to a broker, with its groups."""
+    rows = [
+        {
+            "client": client.client_id,
+            "address": client.client_addr,
+            "language": client.language,
+            "seen_ms": client.last_update_timestamp,
+            "produces_for": client.producer_groups,
+            "consumes_for": [membership.group for membership in client.consumers],
+        }
+        async for client in session.admin.groups.clients(options.broker)
+    ]
+    columns = ("client", "address", "language", "seen_ms", "produces_for", "consumes_for")
+    return Table(columns, rows, nothing="nobody is connected")
 
 
 async def show_settings(session: Session, options: argparse.Namespace) -> Result:
@@ -122,6 +153,14 @@ async def _load(session: Session, place: BrokerPlace) -> dict[str, object]:
         "disk": values.get("commitLogDiskRatio"),
         "earliest_ms": int(values.get("earliestMessageTimeStamp", "-1")),
     }
+
+
+def _behind_by_topic(parts: Iterable[GroupProgress]) -> dict[str, int]:
+    behind: dict[str, int] = {}
+    for part in parts:
+        for queue, lag in part.queues.items():
+            behind[queue.topic] = behind.get(queue.topic, 0) + lag.behind
+    return behind
 
 
 def _first_number(text: str) -> float | None:

@@ -170,6 +170,14 @@ _WORDS: Final = (
     _Word(
         "broker", "status", "brokers:show_status", "print everything brokers say of themselves", (_BROKERS,)
     ),
+    _Word(
+        "broker",
+        "progress",
+        "brokers:show_progress",
+        "print how far all groups of a broker are, those furthest behind first",
+        (_BROKER,),
+    ),
+    _Word("broker", "clients", "brokers:list_clients", "list who is connected to a broker", (_BROKER,)),
     _Word("broker", "config", "brokers:show_settings", "print a broker's settings", (_BROKER,)),
     _Word(
         "broker", "set", "brokers:change_settings", "change settings while brokers run", (_SETTINGS, _BROKERS)
@@ -297,6 +305,14 @@ _WORDS: Final = (
         "print how far a group is in every queue",
         (_GROUP, _arg("--topic", metavar="TOPIC", help="only in this one")),
     ),
+    _Word("group", "times", "groups:show_times", "print how late a group is", (_GROUP, _TOPIC)),
+    _Word(
+        "group",
+        "status",
+        "groups:show_status",
+        "print how far each member says it is",
+        (_GROUP, _TOPIC),
+    ),
     _Word("group", "connections", "groups:show_connections", "list the live members", (_GROUP,)),
     _Word("group", "producers", "groups:show_producers", "list the live producers of a group", (_GROUP,)),
     _Word(
@@ -360,6 +376,24 @@ _WORDS: Final = (
             _arg("target", metavar="TARGET"),
             _arg("--topic", metavar="TOPIC", help="only in this one"),
         ),
+    ),
+    _Word(
+        "message",
+        "consume",
+        "messages:consume",
+        "have one consumer consume a stored message now; offsets stay",
+        (
+            _MESSAGE_ID,
+            _GROUP,
+            _arg("client", metavar="CLIENT", help="its id, see `group connections`"),
+        ),
+    ),
+    _Word(
+        "message",
+        "resume",
+        "messages:resume_transaction",
+        "have a producer asked again about a transaction that was given up",
+        (_MESSAGE_ID,),
     ),
     _Word("message", "id", "messages:show_by_id", "print the message at a place", (_MESSAGE_ID,)),
     _Word(

@@ -85,6 +85,35 @@ async def show_running(session: Session, options: argparse.Namespace) -> Result:
     return Fields(msgspec.to_builtins(info))
 
 
+async def show_times(session: Session, options: argparse.Namespace) -> Result:
+    """How late a group is in every queue of a topic."""
+    times = await session.admin.groups.times(options.group, options.topic)
+    rows = [
+        {
+            "broker": queue.broker_name,
+            "queue": queue.queue_id,
+            "first_ms": found.min_time_ms,
+            "last_ms": found.max_time_ms,
+            "consumed_ms": found.consume_time_ms,
+            "late_s": round(found.delay_ms / 1000, 1),
+        }
+        for queue, found in times.items()
+    ]
+    columns = ("broker", "queue", "first_ms", "last_ms", "consumed_ms", "late_s")
+    return Table(columns, rows, nothing=f"group {options.group} has no offsets in topic {options.topic}")
+
+
+async def show_status(session: Session, options: argparse.Namespace) -> Result:
+    """How far each member says it has consumed its queues of a topic."""
+    found = await session.admin.groups.status(options.group, options.topic)
+    rows = [
+        {"client": client, "broker": queue.broker_name, "queue": queue.queue_id, "offset": offset}
+        for client, queues in found.items()
+        for queue, offset in queues.items()
+    ]
+    return Table(("client", "broker", "queue", "offset"), rows, nothing="no member has a queue of it")
+
+
 async def create(session: Session, options: argparse.Namespace) -> Result:
     """Make a group, or change what is named of one."""
     known = {}

@@ -7,7 +7,9 @@ import base64
 from collections.abc import Iterable
 from typing import Any
 
-from iotmq.admin_command.output import Fields, Result, Table
+import msgspec
+
+from iotmq.admin_command.output import Done, Fields, Result, Table
 from iotmq.admin_command.session import Session
 from iotmq.client.message import ReceivedMessage
 from iotmq.client.routes import MessageQueue
@@ -42,6 +44,23 @@ async def show_by_offset(session: Session, options: argparse.Namespace) -> Resul
             f"{options.offset}: see `topic status {options.topic}` for what it has"
         )
     return Fields(_fields(message))
+
+
+async def consume(session: Session, options: argparse.Namespace) -> Result:
+    """Have one consumer consume a stored message now; nothing of its group's offsets changes."""
+    message = await session.admin.messages.by_id(options.message_id)
+    result = await session.admin.groups.consume_directly(
+        options.group, options.client, options.message_id, broker_name=message.queue.broker_name
+    )
+    return Fields(msgspec.to_builtins(result))
+
+
+async def resume_transaction(session: Session, options: argparse.Namespace) -> Result:
+    """Have a producer asked again about a transaction that was given up."""
+    await session.admin.changes.resume_transaction(options.message_id)
+    return Done(
+        f"the producer of {options.message_id} will be asked again", {"message_id": options.message_id}
+    )
 
 
 async def track(session: Session, options: argparse.Namespace) -> Result:

@@ -21,6 +21,8 @@ from iotmq.errors import (
     RequestTimeoutError,
     RouteNotFoundError,
 )
+from iotmq.message.errors import MessageFormatError
+from iotmq.message.message_ids import parse_offset_message_id
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.properties_text import parse_properties, properties_text
@@ -172,6 +174,24 @@ class AdminChanges:
             ext["topic"] = topic
         return await self._ask_masters(
             RequestCode.CLONE_GROUP_OFFSET, ext, (), f"cloning the offsets of group {source}"
+        )
+
+    async def resume_transaction(self, message_id: str) -> None:
+        """Have a producer asked again about a transaction that was given up.
+
+        `message_id` is the one with the place of its message in TRANS_CHECK_MAX_TIME_TOPIC.
+        """
+        try:
+            host, port, _ = parse_offset_message_id(message_id)
+        except MessageFormatError as error:
+            raise ClientError(str(error)) from error
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        await ask(
+            self._client,
+            address,
+            RequestCode.RESUME_CHECK_HALF_MESSAGE,
+            {"msgId": message_id},
+            doing=f"resuming transaction {message_id}",
         )
 
     # Brokers and registries.

@@ -177,20 +177,32 @@ async def test_groups_are_shown_moved_cloned_and_deleted(
 
 
 async def test_live_members_are_shown(cluster: SmallCluster, admin: Command, admin_json: Json) -> None:
-    put(cluster, "T", b"a")
+    put(cluster, "T", b"a", properties=b"KEYS\x01k1\x02")
     await routed(cluster, "T", 1)
 
     def listen(batch: list[ReceivedMessage]) -> None:
         pass
 
     async with cluster.client() as client:
-        settings = PushConsumerSettings(consume_from="first")
+        settings = PushConsumerSettings(consume_from="first", commit_ms=50)
         consumer = PushConsumer(client, "g", listen, settings=settings)
         await consumer.subscribe("T")
         async with consumer:
             (member,) = await admin_json("group", "connections", "g")
             assert member["client"] == client.client_id
             assert client.client_id in await admin("group", "connections", "g")
+            assert client.client_id in await admin("broker", "clients", "broker-0")
+            await cluster.until(lambda: cluster.brokers[0].offsets.find("g", "T", 0) == 1)
+            assert [row["offset"] for row in await admin_json("group", "status", "g", "T")] == [1]
+            assert (await admin_json("group", "times", "g", "T"))[0]["queue"] == 0
+            rows = await admin_json("broker", "progress", "broker-0")
+            assert {"group": "g", "topic": "T", "behind": 0} in rows
+            assert (await admin_json("group", "running", "g", client.client_id))["properties"]
+            (stored,) = await admin_json("message", "key", "T", "k1")
+            direct = await admin_json(
+                "message", "consume", stored["offset_message_id"], "g", client.client_id
+            )
+            assert direct["consumeResult"] == "CR_SUCCESS"
             assert (await admin_json("group", "list"))[0]["members"] == 1
 
 
@@ -208,6 +220,16 @@ async def test_messages_are_found_and_tracked(
     assert "tags" in await admin("message", "offset", "T", "broker-0", "0", "0")
     with pytest.raises(ClientError, match="topic status T"):
         await admin("message", "offset", "T", "broker-0", "0", "7")
+    place = row["offset_message_id"]
+    assert (await admin_json("message", "id", place))["body"] == "body"
+    assert await admin("message", "track", place) == "no group consumes topic T\n"
+    cluster.brokers[0].offsets.commit("g", "T", 0, 1)
+    assert await admin_json("message", "track", place) == [{"group": "g", "state": "consumed"}]
+    with pytest.raises(BrokerError):
+        await admin("message", "resume", place)
+    for action in ("id", "track", "resume"):
+        with pytest.raises(ClientError):
+            await admin("message", action, "u1")
 
 
 async def test_dead_letters_are_listed_and_sent_again(

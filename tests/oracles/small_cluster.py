@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from gateway_process import free_port
+
 from iotmq.broker.broker import Broker, resolve_store_host
 from iotmq.broker.settings import BrokerSettings
 from iotmq.client.client import IotmqClient
@@ -47,7 +49,8 @@ class SmallCluster:
                 **{
                     "name": f"broker-{number}",
                     "cluster": "C",
-                    "listen_port": 0,
+                    # The port is part of message ids, so it is known before the broker listens.
+                    "listen_port": free_port(),
                     "registries": self.addresses,
                     "registration_interval_s": 0.2,
                     **self._settings,
