@@ -1,0 +1,105 @@
+"""Registry, broker and front end as processes of their own, over TLS, the broker with access control."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import paho.mqtt.publish
+import pytest
+from certificates import make_certificate, make_root
+from eventually import eventually
+from gateway_process import GatewayProcess
+
+from iotmq.client import ClientSettings, SyncAdmin, SyncClient
+
+FILE = """
+accounts:
+  - {accessKey: front-end, secretKey: abcdefgh, admin: true}
+  - {accessKey: somebody, secretKey: abcdefgh, defaultTopicPerm: PUB|SUB, defaultGroupPerm: SUB}
+"""
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command is not there")
+
+
+class Site:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        root = make_root(directory)
+        made = make_certificate(directory, root)
+        self.ca_file = root.certificate
+        accounts = directory / "broker" / "config" / "plain_acl.yml"
+        accounts.parent.mkdir(parents=True)
+        accounts.touch(0o600)
+        accounts.write_text(FILE)
+
+        def enforcing(role: str) -> list[str]:
+            files = {"certificate_file": made.certificate, "key_file": made.key, "mode": "enforcing"}
+            return [f"{role}.tls_{name}={value}" for name, value in files.items()]
+
+        self.registry = GatewayProcess(directory / "registry", *enforcing("registry"), role="registry")
+        self.broker = GatewayProcess(
+            directory / "broker",
+            f"broker.registries={self.registry.registry}",
+            "broker.registration_interval_s=0.3",
+            "broker.acl_enabled=true",
+            "broker.registry_tls_enabled=true",
+            f"broker.registry_tls_ca_file={self.ca_file}",
+            *enforcing("broker"),
+            role="broker",
+        )
+
+    def front(self, name: str, *assignments: str) -> GatewayProcess:
+        return GatewayProcess(
+            self.directory / name,
+            f"mqtt.registries={self.registry.registry}",
+            "mqtt.broker_tls_enabled=true",
+            f"mqtt.broker_tls_ca_file={self.ca_file}",
+            *assignments,
+            role="mqtt",
+        )
+
+    def stored_count(self) -> int:
+        settings = ClientSettings(
+            registries=(self.registry.registry,),
+            access_key="front-end",
+            secret_key="abcdefgh",
+            tls_enabled=True,
+            tls_ca_file=self.ca_file,
+        )
+        with SyncClient(settings) as client:
+            return sum(offsets.end for offsets in SyncAdmin(client).offsets("mqtt").values())
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    site = Site(tmp_path_factory.mktemp("secured"))
+    with site.registry, site.broker:
+        yield site
+
+
+def test_a_front_end_with_its_account_serves_devices(site: Site) -> None:
+    with site.front("front", "mqtt.broker_access_key=front-end", "mqtt.broker_secret_key=abcdefgh") as front:
+        paho.mqtt.publish.multiple(
+            [(f"devices/{number}", b"x", 1, False) for number in range(20)],
+            hostname="127.0.0.1", port=front.mqtt_port, client_id="secured",
+        )  # fmt: skip
+    assert site.stored_count() == 20
+    # What the front end was told is not in any log.
+    assert "abcdefgh" not in front.log_text() + site.broker.log_text()
+
+
+def test_a_front_end_without_an_administrators_account_is_not_ready(site: Site) -> None:
+    front = site.front("stranger", "mqtt.broker_access_key=somebody", "mqtt.broker_secret_key=abcdefgh")
+    front.launch()
+    try:
+        eventually(
+            lambda: site.broker.metrics().get('iotmq_broker_acl_refused_total{reason="admin"}', 0) > 0,
+            "the delivery channel is refused",
+        )
+        status, text = front.http("/readyz")
+        assert status == 503
+        assert "mqtt" in text
+    finally:
+        front.kill()
