@@ -136,9 +136,10 @@ async def test_only_so_many_ends_are_remembered(bench: Bench) -> None:
     bench.transactions._ended_max = 2
     prepared = [bench.prepare() for _ in range(3)]
     for each in prepared:
-        bench.end(each, COMMIT)
-    assert [bench.end(each, COMMIT).code for each in prepared] == [1, 0, 0]
-    assert len(bench.bodies()) == 3
+        bench.end(each, ROLLBACK)
+    assert [bench.end(each, ROLLBACK).code for each in prepared] == [1, 0, 0]
+    assert [bench.end(each, COMMIT).code for each in prepared] == [1, 1, 1]
+    assert bench.bodies() == []
 
 
 @pytest.mark.parametrize(
