@@ -31,7 +31,7 @@ from iotmq.store.timer_record import mark_of
 
 logger = logging.getLogger(__name__)
 
-TURN_TIMERS_MAX: Final = 256
+TURN_TIMERS_MAX: Final = 128
 TURN_BYTES_MAX: Final = 1 << 20
 # Copies that are not confirmed; more wait for a flush.
 UNCONFIRMED_MAX: Final = 16_384

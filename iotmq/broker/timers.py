@@ -48,7 +48,7 @@ from iotmq.store.timer_record import delivery_of, is_for, mark_of
 logger = logging.getLogger(__name__)
 
 # One turn of the loop hands over no more than this: some milliseconds of work.
-TURN_TIMERS_MAX: Final = 256
+TURN_TIMERS_MAX: Final = 128
 TURN_BYTES_MAX: Final = 1 << 20
 # Records looked at for one page of a list.
 PAGE_BYTES_MAX: Final = 8 << 20
