@@ -214,7 +214,6 @@ class Broker:
             self.topics,
             self.subscription_groups,
             message_ids,
-            delay_levels,
             self._delays,
             cluster=settings.cluster,
             region=settings.region,

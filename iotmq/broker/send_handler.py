@@ -8,7 +8,6 @@ from functools import partial
 from typing import NamedTuple
 
 from iotmq import limits
-from iotmq.broker.delay_levels import DelayLevels
 from iotmq.broker.delays import DelayDelivery
 from iotmq.broker.element import encode_element
 from iotmq.broker.half_messages import is_prepared
@@ -109,7 +108,6 @@ class SendHandler:
         topics: TopicTable,
         subscription_groups: SubscriptionGroups,
         message_ids: OffsetMessageIds,
-        levels: DelayLevels,
         delivery: DelayDelivery,
         *,
         cluster: str,
@@ -124,7 +122,6 @@ class SendHandler:
         self._topics = topics
         self._subscription_groups = subscription_groups
         self._message_ids = message_ids
-        self._levels = levels
         self._delivery = delivery
         self._is_writable = is_writable
         self._cluster_property = f"CLUSTER\x01{cluster}\x02".encode()

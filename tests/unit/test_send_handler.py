@@ -75,14 +75,13 @@ class Bench:
         self.intake = Intake(
             store, self.topics, clock, directory=directory, default_topic_queues=8, flush_timeout_s=5.0
         )
-        levels = DelayLevels("1s 5s 10s")
+        levels = DelayLevels("1s 5s 10s", clock)
         self.delays = DelayDelivery(store, self.intake, levels, directory / "delayOffset.json", clock)
         self.handler = SendHandler(
             self.intake,
             self.topics,
             self.groups,
             OffsetMessageIds(encode_host("127.0.0.1", 10911)),
-            levels,
             self.delays,
             cluster="C",
             region="R",
