@@ -39,6 +39,7 @@ from iotmq.broker.rates import SAMPLE_INTERVAL_S
 from iotmq.broker.registration import Registration, parse_address
 from iotmq.broker.reply_handler import ReplyHandler
 from iotmq.broker.request_table import Area, RequestTable
+from iotmq.broker.retained import RetainedProjection
 from iotmq.broker.retention_handler import RetentionHandler
 from iotmq.broker.runtime_info import RuntimeInfo
 from iotmq.broker.send_back_handler import SendBackHandler
@@ -329,6 +330,12 @@ class Broker:
         areas.append(SettingsHandler(self._changed_settings, clock, apply=self._apply_settings))
         self.delivery = Delivery(applied_position=store.confirmed_position)
         store.add_projection(self.delivery)
+        self._retained = RetainedProjection(
+            store.key_values(),
+            messages_max=settings.retained_messages_max,
+            bytes_max=settings.retained_bytes_max,
+        )
+        store.add_projection(self._retained)
         session_projection = SessionProjection(store.key_values())
         store.add_projection(session_projection)
         self.sessions = Sessions(
@@ -384,7 +391,7 @@ class Broker:
 
     def local_sessions(self, name: str) -> LocalSessions:
         """Sessions for an MQTT front end in the same process, which other front ends know as `name`."""
-        return LocalSessions(self.sessions, name=name)
+        return LocalSessions(self.sessions, self._retained, name=name)
 
     @property
     def port(self) -> int:
@@ -575,6 +582,7 @@ class Broker:
             self._replies,
             self._gateway,
             self.sessions,
+            self._retained,
             self.statistics,
             self._offset_moved,
             self._views,

@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 
 from iotmq.broker.delivery import Delivery
 from iotmq.broker.intake import Intake, IntakeError, StoredBatch
+from iotmq.broker.retained import RetainedProjection
 from iotmq.broker.sessions import SessionChannel, Sessions
 from iotmq.client.session_ports import (
     OpenedSession,
     QueueRecords,
     Refused,
+    RetainedRecords,
     SessionProgress,
     SessionReceiver,
     SessionSubscription,
@@ -29,8 +31,9 @@ _NO_QUEUE = Refused(ResponseCode.QUERY_NOT_FOUND, "nobody subscribes that filter
 class LocalSessions:
     """`client.session_ports.SessionPort` as method calls on the broker of the same process."""
 
-    def __init__(self, sessions: Sessions, *, name: str) -> None:
+    def __init__(self, sessions: Sessions, retained: RetainedProjection, *, name: str) -> None:
         self._sessions = sessions
+        self._retained = retained
         self._name = name
         # Set by start().
         self._channel: SessionChannel | None = None
@@ -101,6 +104,18 @@ class LocalSessions:
         except KeyError:
             found = _NO_QUEUE
         done(found)
+
+    def read_retained(
+        self,
+        topic_filter: str,
+        *,
+        after: str | None,
+        records_max: int,
+        bytes_max: int,
+        done: Callable[[RetainedRecords | Refused], None],
+    ) -> None:
+        page = self._retained.find(topic_filter, after=after, records_max=records_max, bytes_max=bytes_max)
+        done(RetainedRecords(page.records, page.after))
 
 
 class WillPublisher:

@@ -106,6 +106,21 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "does after it.",
         ),
     ] = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+    retained_messages_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=100_000_000,
+            description=(
+                "MQTT topics that may have a retained message; past it further topics get none, which is "
+                "counted."
+            ),
+        ),
+    ] = 1_000_000
+    retained_bytes_max: Annotated[
+        int,
+        Meta(ge=0, le=1 << 40, description="Bytes of all retained messages together, on the disk."),
+    ] = 1 << 30
     timers_pending_max: Annotated[
         int,
         Meta(

@@ -95,6 +95,13 @@ class QueueRecords(NamedTuple):
     is_end: bool
 
 
+class RetainedRecords(NamedTuple):
+    """Some of the retained records that match a filter; `after` goes on behind them, None at the end."""
+
+    records: Sequence[Buffer]
+    after: str | None
+
+
 class SessionReceiver(Protocol):
     """Where a broker tells a front end about its sessions."""
 
@@ -162,3 +169,14 @@ class SessionPort(Protocol):
         done: Callable[[QueueRecords | Refused], None],
     ) -> None:
         """Read a queue from a position on."""
+
+    def read_retained(
+        self,
+        topic_filter: str,
+        *,
+        after: str | None,
+        records_max: int,
+        bytes_max: int,
+        done: Callable[[RetainedRecords | Refused], None],
+    ) -> None:
+        """Retained messages that match a filter, some at a time; `after` is None for the first."""

@@ -13,7 +13,9 @@ while the group is congested, or while the device does not take its own answers.
 from cpython.bytearray cimport PyByteArray_AS_STRING
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
+from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
 from iotmq.mqtt.connection cimport ConnectionSettings, PublishSink, ServerConnection
+from iotmq.mqtt_front.outgoing cimport OutgoingMessage
 
 cdef enum:
     STATE_OPENING = 1
@@ -248,6 +250,25 @@ cdef class Device(ServerConnection):
         if not self.group.is_congested:
             self.group._paused.discard(self)
             self._resume()
+
+    def send_retained(self, const uint8_t[::1] record not None, int granted):
+        """Write a retained record; False when the device has no room for it now, None when it is no message."""
+        cdef RecordParts parts
+        cdef OutgoingMessage message = OutgoingMessage()
+        if not self.has_room():
+            return False
+        if (
+            record.shape[0] == 0
+            or parse_record(&record[0], &record[0] + record.shape[0], &parts) != FORMAT_OK
+            or not message.read(&parts)
+        ):
+            return None
+        self.send_message(
+            message.topic, <uint16_t>message.topic_size, message.body, <uint32_t>message.body_size,
+            min(message.qos, granted), True, False, 0,
+        )
+        self.group.touch(self)
+        return True
 
     cdef int message_done(self, uint16_t packet_id) except -1:
         if self.session is not None:

@@ -23,6 +23,7 @@ from iotmq.mqtt_front.device import Device, DeviceGroup
 from iotmq.mqtt_front.durable import DurableEgress, DurableSession
 from iotmq.mqtt_front.egress import Egress
 from iotmq.mqtt_front.ingress import Ingress
+from iotmq.mqtt_front.retained_egress import RetainedEgress
 from iotmq.mqtt_front.routes import Router
 from iotmq.mqtt_front.settings import MqttSettings
 
@@ -57,6 +58,7 @@ class MqttFront:
         self._gateway = port
         self._session_port = sessions
         self._durable: DurableEgress | None = None
+        self._retained: RetainedEgress | None = None
         self._clock = clock if clock is not None else SystemClock()
         self._router = Router(settings.routes, default_topic=settings.default_topic)
         self._connection_settings = ConnectionSettings(
@@ -104,6 +106,7 @@ class MqttFront:
             await self._gateway.start(self._router.broker_topics, self._egress, ingress.forget_routes)
             if self._session_port is not None:
                 self._durable = DurableEgress(group, self._session_port, self)
+                self._retained = RetainedEgress(self._session_port, loop)
                 await self._session_port.start(self._durable)
             self._server = await loop.create_server(
                 lambda: Device(group, self._connection_settings),
@@ -245,6 +248,8 @@ class MqttFront:
             self._drop_subscriptions(device, tuple(device.subscriptions))
         self._without_session.discard(device)
         self._leave_session(device)
+        if self._retained is not None:
+            self._retained.forget(device)
         if device.client_id is not None and self._sessions.get(device.client_id) is device:
             del self._sessions[device.client_id]
         if not self._connections:
@@ -374,6 +379,7 @@ class MqttFront:
             codes.append(granted)
         if not new_filters:
             device.send_suback(event.packet_id, codes)
+            self._send_retained(device, _granted(event, codes))
             return
 
         def attached(is_attached: bool) -> None:
@@ -384,9 +390,14 @@ class MqttFront:
                     if topic_filter in refused:
                         codes[place] = reason_codes.SUBACK_FAILURE
             device.send_suback(event.packet_id, codes)
+            self._send_retained(device, _granted(event, codes))
             device.after_answer()
 
         self._gateway.attach(new_filters, attached)
+
+    def _send_retained(self, device: Device, subscriptions: Iterable[tuple[str, int]]) -> None:
+        if self._retained is not None:
+            self._retained.send(device, subscriptions)
 
     def _subscribe_durably(self, device: Device, session: DurableSession, event: packets.Subscribe) -> None:
         """As `_subscribe`, but the broker keeps the filters and what comes for them."""
@@ -412,6 +423,7 @@ class MqttFront:
                     self._subscriptions += len(wanted.keys() - known.keys())
                     known.update(wanted)
                     session.add(found)
+                    self._send_retained(device, wanted.items())
             device.after_answer()
 
         if wanted:
@@ -570,6 +582,15 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise OSError(error.errno, f"cannot listen on {host}:{port} for MQTT: {error.strerror}") from error
     return listener
+
+
+def _granted(event: packets.Subscribe, codes: Sequence[int]) -> list[tuple[str, int]]:
+    """The filters of a SUBSCRIBE that were not refused."""
+    return [
+        (topic_filter, code)
+        for (topic_filter, _), code in zip(event.subscriptions, codes, strict=True)
+        if code != reason_codes.SUBACK_FAILURE
+    ]
 
 
 def _ignore(refused: Refused | None) -> None:

@@ -241,3 +241,44 @@ async def test_many_devices_on_one_filter_cost_one_entry_a_message(site: MqttSit
     assert queues.next_sequence(queue_id) == 10
     for device in devices:
         await device.drop()
+
+
+@pytest.mark.parametrize("clean_session", [True, False])
+async def test_retained_messages_come_with_the_flag_to_who_subscribes_later(
+    site: MqttSite, clean_session: bool
+) -> None:
+    sender, device = await publisher(site), SessionDevice("d")
+    await device.connect(site.fronts["one"], clean_session=clean_session)
+    await device.subscribe(("state/1", 1))
+    for number in range(20):
+        await sender.publish(f"state/{number}", b"old", is_retained=True)
+        await sender.publish(f"state/{number}", b"%d" % number, is_retained=True)
+    await sender.publish("state/3", b"", is_retained=True)
+    assert await device.receives(2) == [("state/1", b"old"), ("state/1", b"1")]
+    assert device.retained == 0, "subscribed before"
+    device.got.clear()
+    await device.subscribe(("state/+", 1))
+    got = await device.receives(19)
+    assert sorted(got) == sorted((f"state/{number}", b"%d" % number) for number in range(20) if number != 3)
+    assert device.retained == 19
+    await site.restart_broker()
+    late = SessionDevice("late")
+    await late.connect(site.fronts["two"], clean_session=clean_session)
+    await late.subscribe(("state/7", 0), ("state/3", 1))
+    assert await late.receives(1) == [("state/7", b"7")]
+    assert late.retained == 1
+
+
+async def test_a_wide_filter_over_retained_messages_waits_for_a_slow_device(site: MqttSite) -> None:
+    sender, device = await publisher(site), SessionDevice("d")
+    for number in range(150):
+        await sender.publish(f"r/{number}", b"x" * 100, is_retained=True)
+    device.is_acknowledging = False
+    await device.connect(site.fronts["one"], clean_session=True)
+    await device.subscribe(("r/#", 1))
+    await device.receives(4)
+    await device.subscribe(("never", 0))
+    assert len(device.got) == 4, "its window is full"
+    device.is_acknowledging = True
+    device.acknowledge()
+    assert len({topic for topic, _ in await device.receives(150)}) == 150

@@ -108,6 +108,7 @@ class SessionDevice:
         self.is_acknowledging = True
         self.got: list[tuple[str, bytes]] = []
         self.duplicates = 0
+        self.retained = 0
         self.unanswered: list[tuple[int, int]] = []
         self.is_present = False
         self.is_connected = False
@@ -158,12 +159,14 @@ class SessionDevice:
         self._client.send(packets.encode_unsubscribe(self._packet_id, filters))
         await self._answer(packets.UNSUBACK, self._packet_id)
 
-    async def publish(self, topic: str, payload: bytes, qos: int = 1) -> None:
+    async def publish(self, topic: str, payload: bytes, qos: int = 1, *, is_retained: bool = False) -> None:
         """Returns when the broker has promised to keep it."""
         self._packet_id = self._packet_id % 1000 + 1
         assert self._client is not None
         self._client.send(
-            packets.encode_publish(topic, payload, qos=qos, packet_id=self._packet_id if qos else 0)
+            packets.encode_publish(
+                topic, payload, qos=qos, retain=is_retained, packet_id=self._packet_id if qos else 0
+            )
         )
         if qos == 1:
             await self._answer(packets.PUBACK, self._packet_id)
@@ -227,6 +230,7 @@ class SessionDevice:
         size = int.from_bytes(body[:2], "big")
         topic, qos = body[2 : 2 + size].decode(), first >> 1 & 3
         self.duplicates += first >> 3 & 1
+        self.retained += first & 1
         if not qos:
             self.got.append((topic, body[2 + size :]))
             return

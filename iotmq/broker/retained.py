@@ -1,0 +1,259 @@
+"""Retained messages: for every MQTT topic the last message that was published with the flag.
+
+In the column family `retained`: 0x01 and the MQTT topic -> the record; 0x02 -> how many there are 8, their
+bytes 8. The body is copied, because the log expires and a retained message does not. So the database is not
+only derived: when it is lost, retained messages come back whose records the log still has, and others do not
+(docs/operating.md).
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from iotmq.broker.retained_collector import collect_retained
+from iotmq.errors import StoreCorruptError
+from iotmq.metrics import Metric
+from iotmq.mqtt.topics import is_valid_filter, matches
+from iotmq.store.kv_projection import MARKER_KEY, KeyValueProjection
+
+if TYPE_CHECKING:
+    from iotmq.store.kv import KeyValueStore
+
+NAME: Final = "retained"
+FORMAT_VERSION: Final = 1
+
+_TAG: Final = b"\x01"
+_TAG_END: Final = b"\x02"
+_TOTALS_KEY: Final = b"\x02"
+_TOTALS: Final = struct.Struct(">QQ")
+
+logger = logging.getLogger(__name__)
+
+
+class RetainedPage(NamedTuple):
+    """Some of the retained records that match a filter; `after` goes on behind them, None at the end."""
+
+    records: list[bytes]
+    after: str | None
+
+
+class _Changes:
+    """What came since the last write (store.kv_projection.Collector): by topic, None for what went."""
+
+    def __init__(self, projection: RetainedProjection) -> None:
+        self._projection = projection
+        self.records: dict[bytes, bytes | None] = {}
+        self.size_bytes = 0
+
+    @property
+    def count(self) -> int:
+        return len(self.records)
+
+    def collect(self, view: memoryview) -> None:
+        collect_retained(view, self._projection.put)
+
+    def items(self) -> tuple[list[bytes], list[bytes]]:
+        found = {_TAG + topic: record for topic, record in self.records.items() if record is not None}
+        return list(found), list(found.values())
+
+    def clear(self) -> None:
+        self.records.clear()
+        self.size_bytes = 0
+
+
+class RetainedProjection(KeyValueProjection):
+    """The projection. For the store's thread alone.
+
+    Past `messages_max` or `bytes_max` no further topic gets a retained message; those that have one still get
+    the next. `refused_total` counts what was not kept.
+    """
+
+    def __init__(self, key_values: KeyValueStore, *, messages_max: int, bytes_max: int) -> None:
+        self._changes = _Changes(self)
+        self._messages_max = messages_max
+        self._bytes_max = bytes_max
+        self.count = 0
+        self.size_bytes = 0
+        self.refused_total = 0
+        super().__init__(key_values, NAME, format_version=FORMAT_VERSION, collector=self._changes)
+
+    def get(self, mqtt_topic: str) -> bytes | None:
+        """The retained record of a topic."""
+        return self._get(_raw(mqtt_topic))
+
+    def find(
+        self, topic_filter: str, *, after: str | None = None, records_max: int, bytes_max: int
+    ) -> RetainedPage:
+        """Retained records that match a filter, in the order of their topics' UTF-8, from behind `after` on.
+
+        ValueError for what is not a filter. At least one record comes when there is one.
+        """
+        if not is_valid_filter(topic_filter):
+            raise ValueError(f"{topic_filter!r} is not a topic filter")
+        records: list[bytes] = []
+        size = 0
+        last: str | None = None
+        for topic, record in self._matching(topic_filter, after):
+            if records and (len(records) == records_max or size + len(record) > bytes_max):
+                return RetainedPage(records, last)
+            records.append(record)
+            size += len(record)
+            last = topic
+        return RetainedPage(records, None)
+
+    def put(self, topic: bytes, record: bytes | None) -> None:
+        """What the log says next of a topic."""
+        known = self._get(topic)
+        size = 0 if record is None else len(topic) + len(record)
+        known_size = 0 if known is None else len(topic) + len(known)
+        if record is None:
+            self.count -= known is not None
+        else:
+            if known is None and (
+                self.count >= self._messages_max or self.size_bytes + size > self._bytes_max
+            ):
+                self.refused_total += 1
+                return
+            self.count += known is None
+        self.size_bytes += size - known_size
+        self._changes.records[topic] = record
+
+    def apply(self, view: memoryview, start_position: int, end_position: int) -> None:
+        """Take in the records of [start_position, end_position); StoreError when the database is full."""
+        try:
+            super().apply(view, start_position, end_position)
+        except Exception:
+            # Part of the range may have been counted already, and all of it comes again.
+            self._load()
+            raise
+
+    def rewind(self, position: int, min_position: int) -> None:
+        """Keep what there is: a message whose record was lost was retained all the same."""
+        if position < self.applied_position:
+            self.write_out()
+            logger.warning("projection %s goes back from %d to %d", NAME, self.applied_position, position)
+            self.applied_position = self.written_position = self.durable_position = position
+            self._write(self._marker())
+
+    def clear(self, position: int) -> None:
+        """Delete everything; the log is applied again from `position` on."""
+        super().clear(position)
+        self.count = self.size_bytes = 0
+
+    def metrics(self) -> Iterable[Metric]:
+        """How many there are, and what was not kept."""
+        yield Metric("iotmq_broker_retained_messages", "gauge", "Retained messages.", self.count)
+        yield Metric("iotmq_broker_retained_bytes", "gauge", "Bytes of their records.", self.size_bytes)
+        yield Metric(
+            "iotmq_broker_retained_refused_total",
+            "counter",
+            "Messages not retained because of broker.retained_messages_max or retained_bytes_max.",
+            self.refused_total,
+        )
+
+    def _get(self, topic: bytes) -> bytes | None:
+        if topic in self._changes.records:
+            return self._changes.records[topic]
+        return self._space.get(_TAG + topic)
+
+    def _matching(self, topic_filter: str, after: str | None) -> Iterator[tuple[str, bytes]]:
+        """Topics and records, from key to key: what cannot match is jumped over."""
+        self.write_out()
+        if "+" not in topic_filter and "#" not in topic_filter:
+            record = self.get(topic_filter) if after is None else None
+            if record is not None:
+                yield topic_filter, record
+            return
+        levels = topic_filter.split("/")
+        key = _TAG + _literal_prefix(levels)
+        if after is not None:
+            key = max(key, _TAG + _raw(after) + b"\0")
+        while True:
+            for found, record in self._space.scan(key, _TAG_END):
+                topic = found[1:].decode("utf-8", "surrogateescape")
+                if matches(topic_filter, topic):
+                    yield topic, record
+                    continue
+                following = _next_candidate(levels, topic)
+                if following is None:
+                    return
+                key = max(_TAG + following, found + b"\0")
+                break
+            else:
+                return
+
+    def _load(self) -> None:
+        super()._load()
+        try:
+            stored = self._space.get(_TOTALS_KEY)
+        except StoreCorruptError as error:
+            logger.warning("projection %s is damaged (%s) and starts over from the log", NAME, error)
+            self.clear(0)
+            return
+        self.count, self.size_bytes = (0, 0) if stored is None else _TOTALS.unpack(stored)
+
+    def _write(self, marker: bytes) -> None:
+        keys, values = self._changes.items()
+        keys += [_TOTALS_KEY, MARKER_KEY]
+        values += [_TOTALS.pack(self.count, self.size_bytes), marker]
+        removed = [_TAG + topic for topic, record in self._changes.records.items() if record is None]
+        self._space.write(keys, values, removed_keys=removed)
+
+
+def _literal_prefix(levels: list[str]) -> bytes:
+    """The bytes every topic starts with that the filter matches."""
+    literal: list[str] = []
+    for level in levels:
+        if level in ("+", "#"):
+            # `a/#` matches `a`, too.
+            return (
+                "/".join(literal).encode()
+                if level == "#"
+                else b"".join(f"{name}/".encode() for name in literal)
+            )
+        literal.append(level)
+    return "/".join(literal).encode()
+
+
+def _next_candidate(levels: list[str], topic: str) -> bytes | None:
+    """The smallest topic past `topic`, which does not match, that may; None when there is none.
+
+    Topics are in the order of their bytes, so that `a-b` stands between `a` and `a/b`.
+    """
+    found = topic.split("/")
+    raw = _raw(topic)
+    if topic.startswith("$") and levels[0] in ("+", "#"):
+        # Leading wildcards do not match them [MQTT-4.7.2-1]: behind everything that begins with `$`.
+        return b"%"
+    for place, level in enumerate(levels):
+        if level == "#" or place == len(found):
+            break
+        if level in ("+", found[place]):
+            continue
+        beginning = found[:place]
+        wanted = _raw("/".join([*beginning, level]))
+        if raw < wanted:
+            return wanted
+        if place + 1 < len(levels) and raw < wanted + b"/":
+            return wanted + b"/"
+        return _behind(levels, beginning)
+    if len(found) < len(levels):
+        # Too short: the next one may be longer.
+        return raw + b"\0"
+    return _behind(levels, found[: len(levels)])
+
+
+def _behind(levels: list[str], beginning: list[str]) -> bytes | None:
+    """Past every topic that begins so, up to its last level that a `+` stands for."""
+    for place in reversed(range(len(beginning))):
+        if levels[place] == "+":
+            # The byte behind "/".
+            return _raw("/".join(beginning[: place + 1])) + b"0"
+    return None
+
+
+def _raw(topic: str) -> bytes:
+    return topic.encode("utf-8", "surrogateescape")

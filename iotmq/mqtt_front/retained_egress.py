@@ -1,0 +1,103 @@
+"""Retained messages for those who subscribe: page by page, no faster than a device takes them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterable
+from functools import partial
+from typing import Final
+
+from iotmq.client.session_ports import Refused, RetainedRecords, SessionPort
+from iotmq.mqtt_front.device import Device
+
+_log = logging.getLogger("iotmq.mqtt")
+
+_PAGE_RECORDS_MAX: Final = 64
+_PAGE_BYTES_MAX: Final = 256 * 1024
+# A device that has no room is looked at again after so long.
+_ROOM_INTERVAL_S: Final = 0.02
+
+
+class _Job:
+    """What a device still has to get: filters, and what was read of the first."""
+
+    __slots__ = ("after", "filters", "is_last_page", "is_reading", "records")
+
+    def __init__(self) -> None:
+        self.filters: deque[tuple[str, int]] = deque()
+        self.records: deque[object] = deque()
+        self.after: str | None = None
+        self.is_last_page = False
+        self.is_reading = False
+
+
+class RetainedEgress:
+    """The retained messages of one front end."""
+
+    def __init__(self, port: SessionPort, loop: asyncio.AbstractEventLoop) -> None:
+        self._port = port
+        self._loop = loop
+        self._jobs: dict[Device, _Job] = {}
+        self.delivered = 0
+
+    def send(self, device: Device, subscriptions: Iterable[tuple[str, int]]) -> None:
+        """Write what is retained for filters, with the QoS granted, to a device that subscribed them."""
+        wanted = list(subscriptions)
+        if not wanted:
+            return
+        job = self._jobs.get(device)
+        if job is None:
+            job = self._jobs[device] = _Job()
+            job.filters.extend(wanted)
+            self._go_on(device, job)
+        else:
+            job.filters.extend(wanted)
+
+    def forget(self, device: Device) -> None:
+        """The device is gone."""
+        self._jobs.pop(device, None)
+
+    def _go_on(self, device: Device, job: _Job) -> None:
+        if self._jobs.get(device) is not job or device.close_reason is not None:
+            self._jobs.pop(device, None)
+            return
+        while job.filters:
+            topic_filter, granted = job.filters[0]
+            while job.records:
+                is_sent = device.send_retained(job.records[0], granted)  # type: ignore[arg-type]
+                if is_sent is False:
+                    self._loop.call_later(_ROOM_INTERVAL_S, self._go_on, device, job)
+                    return
+                self.delivered += is_sent is True
+                job.records.popleft()
+            if job.is_last_page:
+                job.filters.popleft()
+                job.after, job.is_last_page = None, False
+                continue
+            if not job.is_reading:
+                job.is_reading = True
+                self._port.read_retained(
+                    topic_filter,
+                    after=job.after,
+                    records_max=_PAGE_RECORDS_MAX,
+                    bytes_max=_PAGE_BYTES_MAX,
+                    done=partial(self._read, device, job),
+                )
+            return
+        self._jobs.pop(device, None)
+
+    def _read(self, device: Device, job: _Job, found: RetainedRecords | Refused) -> None:
+        job.is_reading = False
+        if isinstance(found, Refused):
+            _log.warning(
+                "retained messages cannot be read", extra={"client": device.client_id, "detail": found.remark}
+            )
+            job.is_last_page = True
+        else:
+            job.records.extend(found.records)
+            job.after = found.after
+            job.is_last_page = found.after is None
+        # In the next turn: one wide filter leaves room for others.
+        self._loop.call_soon(self._go_on, device, job)

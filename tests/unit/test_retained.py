@@ -1,0 +1,170 @@
+"""Retained messages as the log makes them, and looking them up by filter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from store_model import BORN_HOST, open_small
+
+from iotmq.broker.retained import RetainedProjection
+from iotmq.message.record import decode_record, encode_batch
+from iotmq.mqtt.topics import matches
+from iotmq.store.store import Store
+
+
+class Broker:
+    def __init__(self, directory: Path, *, messages_max: int = 1000, bytes_max: int = 1 << 20) -> None:
+        self.directory = directory
+        self.limits = {"messages_max": messages_max, "bytes_max": bytes_max}
+        self.start()
+
+    def start(self) -> None:
+        self.store: Store = open_small(
+            self.directory, segment_bytes=1 << 20, allocation_step_bytes=1 << 18, queue_file_entries=5000
+        )
+        self.projection = RetainedProjection(self.store.key_values(), **self.limits)
+        self.store.add_projection(self.projection)
+
+    def restart(self) -> None:
+        self.store.close()
+        self.start()
+
+    def publish(self, *messages: tuple[str, bytes], topic: str = "mqtt", flag: bytes = b"1") -> None:
+        elements = [
+            (body, b"MQTT_TOPIC\x01%s\x02MQTT_RETAIN\x01%s\x02" % (name.encode(), flag), 0)
+            for name, body in messages
+        ]
+        self.store.append(
+            self.store.queue(topic, 0), encode_batch(elements), born_timestamp_ms=1, born_host=BORN_HOST
+        )
+
+    def body(self, name: str) -> bytes | None:
+        record = self.projection.get(name)
+        return None if record is None else decode_record(record).body
+
+    def find(self, topic_filter: str, *, records_max: int = 1000, bytes_max: int = 1 << 20) -> list[bytes]:
+        """All bodies, page by page."""
+        found: list[bytes] = []
+        after = None
+        while True:
+            page = self.projection.find(
+                topic_filter, after=after, records_max=records_max, bytes_max=bytes_max
+            )
+            assert len(page.records) <= records_max
+            found += [decode_record(record).body for record in page.records]
+            after = page.after
+            if after is None:
+                return found
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    made = Broker(tmp_path)
+    yield made
+    made.store.close()
+
+
+def test_the_last_message_with_the_flag_is_kept_and_an_empty_one_takes_it_away(broker: Broker) -> None:
+    broker.publish(("a", b"1"), ("b", b"1"))
+    broker.publish(("a", b"2"))
+    broker.publish(("a", b"not retained"), flag=b"0")
+    assert (broker.body("a"), broker.body("b"), broker.body("c")) == (b"2", b"1", None)
+    assert broker.projection.count == 2
+    broker.publish(("b", b""), ("c", b""))
+    assert (broker.body("b"), broker.projection.count) == (None, 1)
+    broker.restart()
+    assert (broker.body("a"), broker.body("b"), broker.projection.count) == (b"2", None, 1)
+    broker.publish(("a", b""))
+    broker.restart()
+    assert (broker.projection.count, broker.projection.size_bytes) == (0, 0)
+    assert broker.find("#") == []
+
+
+def test_copies_on_their_way_are_not_retained(broker: Broker) -> None:
+    for topic in ("%RETRY%g", "%DLQ%g", "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer"):
+        broker.publish(("a", b"1"), topic=topic)
+    assert broker.projection.count == 0
+
+
+def test_past_the_limits_known_topics_go_on_and_new_ones_are_counted(tmp_path: Path) -> None:
+    broker = Broker(tmp_path, messages_max=2)
+    broker.publish(("a", b"1"), ("b", b"1"), ("c", b"1"), ("a", b"2"))
+    assert (broker.body("a"), broker.body("b"), broker.body("c")) == (b"2", b"1", None)
+    assert broker.projection.refused_total == 1
+    broker.publish(("b", b""), ("c", b"2"))
+    assert broker.body("c") == b"2"
+    broker.store.close()
+    size = broker.projection.size_bytes
+    narrow = Broker(tmp_path, bytes_max=size)
+    narrow.publish(("d", b"1"))
+    assert narrow.body("d") is None
+    narrow.store.close()
+
+
+def test_everything_comes_back_from_the_log_when_the_database_is_gone(tmp_path: Path) -> None:
+    import shutil
+
+    broker = Broker(tmp_path)
+    broker.publish(("a", b"1"), ("b", b"2"), ("a", b"3"), ("b", b""))
+    broker.store.close()
+    shutil.rmtree(tmp_path / "kv")
+    broker.start()
+    assert (broker.find("#"), broker.projection.count) == ([b"3"], 1)
+    broker.store.close()
+
+
+@pytest.mark.parametrize(
+    ("topic_filter", "expected"),
+    [
+        ("a", [b"a"]),
+        ("a/#", [b"a", b"a/b", b"a/b/c", b"a/x"]),
+        ("+", [b"a", b"a-b"]),
+        ("+/b", [b"a/b", b"a-b/b"]),
+        ("#", [b"a", b"a-b", b"a-b/b", b"a/b", b"a/b/c", b"a/x"]),
+        ("a/+", [b"a/b", b"a/x"]),
+        ("$SYS/#", [b"$SYS/x"]),
+        ("+/x", [b"a/x"]),
+        ("none/#", []),
+    ],
+)
+@pytest.mark.parametrize("records_max", [1, 2, 100])
+def test_filters_find_their_topics(
+    broker: Broker, topic_filter: str, expected: list[bytes], records_max: int
+) -> None:
+    names = ("a", "a-b", "a-b/b", "a/b", "a/b/c", "a/x", "$SYS/x")
+    broker.publish(*((name, name.encode()) for name in names))
+    assert sorted(broker.find(topic_filter, records_max=records_max)) == sorted(expected)
+    assert sorted(broker.find(topic_filter, bytes_max=1)) == sorted(expected)
+
+
+def test_what_is_no_filter_is_refused(broker: Broker) -> None:
+    with pytest.raises(ValueError, match="not a topic filter"):
+        broker.projection.find("a/#/b", records_max=1, bytes_max=1)
+
+
+LEVEL = st.sampled_from(["", "a", "b", "a-", "$s", "é", "0"])
+TOPIC = st.lists(LEVEL, min_size=1, max_size=4).map("/".join).filter(bool)
+FILTER = st.tuples(st.lists(st.one_of(LEVEL, st.just("+")), max_size=4), st.sampled_from([[], ["#"]])).map(
+    lambda parts: "/".join(parts[0] + parts[1]) or "+"
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    topics=st.sets(TOPIC, max_size=25),
+    filters=st.lists(FILTER, min_size=1, max_size=6),
+    records_max=st.sampled_from([1, 3, 100]),
+)
+def test_looking_up_finds_what_matching_one_by_one_finds(
+    broker: Broker, topics: set[str], filters: list[str], records_max: int
+) -> None:
+    broker.projection.clear(broker.store.confirmed_position)
+    if topics:
+        broker.publish(*((topic, topic.encode()) for topic in topics))
+    for topic_filter in filters:
+        expected = sorted(topic.encode() for topic in topics if matches(topic_filter, topic))
+        assert broker.find(topic_filter, records_max=records_max) == expected, topic_filter
