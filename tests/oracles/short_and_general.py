@@ -79,17 +79,24 @@ class Side:
         # Requests that went a short way: sends and pulls.
         self.taken = 0
         self.pulls_taken = 0
-        self.transport = Transport((peer, 4711))
+        self._is_short = is_short
+        self._peer = peer
+        self.connect()
+
+    def connect(self) -> None:
+        """A new connection in place of the one before."""
+        self.transport = Transport((self._peer, 4711))
+        requests = self.broker.requests
         self.connection = ServerConnection(
-            self.broker.requests, self.traffic, opened=lambda _: True, lost=lambda _: None,
-            write_buffer_bytes_max=1 << 26, handle_run=self.take if is_short else None,
+            requests, self.traffic, opened=lambda _: True, lost=requests.connection_lost,
+            write_buffer_bytes_max=1 << 26, handle_run=self.take if self._is_short else None,
         )  # fmt: skip
+        self.connection.connection_made(self.transport)  # type: ignore[arg-type]
 
     async def start(self) -> None:
         await self.broker.start()
         self.topics.ensure("T", queues=4)
         self.topics.ensure("U", queues=1)
-        self.connection.connection_made(self.transport)  # type: ignore[arg-type]
 
     async def stop(self) -> None:
         await self.broker.stop()
