@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Final, Literal, Protocol, TypeAlias
@@ -68,6 +69,10 @@ TlsHandshakesMax: TypeAlias = Annotated[
 ]
 TLS_HANDSHAKE_S: Final = limits.TLS_HANDSHAKE_S
 _RELOAD_INTERVAL_S: Final = 5.0
+_EXPIRES_SOON_S: Final = 14 * 86_400.0
+_HANDSHAKE_TURNS_MAX: Final = 8
+# X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL.
+_HAS_EXPIRED: Final = 10
 
 
 class ServerTls:
@@ -95,6 +100,9 @@ class ServerTls:
         except (OSError, ValueError) as error:
             raise ConfigError(f"the certificate in {certificate_file} cannot be used: {error}") from error
         self._seen = self._identity()
+        # Seconds since 1970; None when it cannot be told.
+        self.expires_s = _expires_s(certificate_file, key_file)
+        self._warn_of_expiry()
         self.reloads_count = 0
         self.failed_reloads_count = 0
 
@@ -120,10 +128,17 @@ class ServerTls:
                 extra={"file": self._certificate_file, "detail": str(error)},
             )
             return
+        self.expires_s = await asyncio.to_thread(_expires_s, self._certificate_file, self._key_file)
         self.reloads_count += 1
         logger.info("certificate read", extra={"file": self._certificate_file})
+        self._warn_of_expiry()
 
     def metrics(self, labels: tuple[tuple[str, str], ...]) -> Iterable[Metric]:
+        if self.expires_s is not None:
+            yield Metric(
+                "iotmq_remoting_tls_certificate_expires_seconds", "gauge",
+                "When the certificate expires, in seconds since 1970.", self.expires_s, labels,
+            )  # fmt: skip
         yield Metric(
             "iotmq_remoting_tls_reloads_total", "counter", "Times a changed certificate was read.",
             self.reloads_count, labels,
@@ -132,6 +147,16 @@ class ServerTls:
             "iotmq_remoting_tls_failed_reloads_total", "counter", "Times a changed certificate was no use.",
             self.failed_reloads_count, labels,
         )  # fmt: skip
+
+    def _warn_of_expiry(self) -> None:
+        if self.expires_s is not None and self.expires_s - time.time() < _EXPIRES_SOON_S:
+            logger.warning(
+                "the certificate expires soon, or has expired",
+                extra={
+                    "file": self._certificate_file,
+                    "days": round((self.expires_s - time.time()) / 86_400, 1),
+                },
+            )
 
     def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -208,6 +233,43 @@ def client_tls(
         files = ", ".join(name for name in (ca_file, certificate_file, key_file) if name)
         raise ConfigError(f"the TLS files {files or 'of this machine'} cannot be used: {error}") from error
     return context
+
+
+def _expires_s(certificate_file: str, key_file: str) -> float | None:
+    """When a certificate expires, in seconds since 1970; None when it cannot be told.
+
+    The standard library shows a certificate only to a client it was shown to: here to one in memory.
+    """
+    try:
+        found = _shown_in_memory(certificate_file, key_file)
+    except ssl.SSLCertVerificationError as error:
+        # One that has expired is told by its refusal.
+        return 0.0 if error.verify_code == _HAS_EXPIRED else None
+    except (OSError, ValueError):
+        return None
+    return float(ssl.cert_time_to_seconds(str(found["notAfter"]))) if found else None
+
+
+def _shown_in_memory(certificate_file: str, key_file: str) -> dict[str, object]:
+    """What a client that trusts the certificate itself sees of it; empty when the two do not agree."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certificate_file, key_file or None, password=_no_password)
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.load_verify_locations(certificate_file)
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    shown = client.wrap_bio(to_client, to_server)
+    showing = server.wrap_bio(to_server, to_client, server_side=True)
+    for _ in range(_HANDSHAKE_TURNS_MAX):
+        for end in (shown, showing):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+        if shown.version() is not None and (found := shown.getpeercert()):
+            return dict(found)
+    return {}
 
 
 def _no_password() -> str:

@@ -16,14 +16,16 @@ def make_root(directory: Path, name: str = "root") -> Certificate:
     """A root of its own."""
     made = _files(directory, name)
     _openssl(
-        "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+        "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "30",
         "-subj", f"/CN=iotmq test {name}", "-keyout", made.key, "-out", made.certificate,
     )  # fmt: skip
     return made
 
 
-def make_certificate(directory: Path, root: Certificate, name: str = "server") -> Certificate:
-    """One for localhost and 127.0.0.1, signed by `root`."""
+def make_certificate(
+    directory: Path, root: Certificate, name: str = "server", *, days: int = 30
+) -> Certificate:
+    """One for localhost and 127.0.0.1, signed by `root`; with -1 days it expired yesterday."""
     made = _files(directory, name)
     wish = directory / f"{name}.csr"
     extensions = directory / f"{name}.ext"
@@ -34,7 +36,7 @@ def make_certificate(directory: Path, root: Certificate, name: str = "server") -
     )  # fmt: skip
     _openssl(
         "x509", "-req", "-in", str(wish), "-CA", root.certificate, "-CAkey", root.key, "-CAcreateserial",
-        "-days", "2", "-extfile", str(extensions), "-out", made.certificate,
+        "-days", str(days), "-extfile", str(extensions), "-out", made.certificate,
     )  # fmt: skip
     return made
 

@@ -8,6 +8,7 @@ import socket
 import ssl
 import struct
 import subprocess
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -346,3 +347,50 @@ def test_a_key_with_a_password_is_refused_and_not_asked_for(files: Files, tmp_pa
     subprocess.run(words, check=True, capture_output=True, timeout=60)
     with pytest.raises(ConfigError, match="password"):
         ServerTls(certificate_file=files.server.certificate, key_file=locked)
+
+
+async def test_a_peer_that_does_not_read_costs_bounded_memory_and_gets_all_when_it_does(files: Files) -> None:
+    requests = 40
+    async with serving(tls_of(files.server)) as (server, handler):
+
+        def talk() -> int:
+            frame = b'{"code":5,"opaque":7}'
+            asked = struct.pack(">ii", 4 + len(frame), len(frame)) + frame
+            context = client_tls(ca_file=files.root.certificate)
+            with (
+                socket.create_connection(("127.0.0.1", server.port), WAIT_S) as raw,
+                context.wrap_socket(raw, server_hostname="127.0.0.1") as peer,
+            ):
+                peer.sendall(asked * requests)
+                asyncio.run_coroutine_threadsafe(full(), loop).result(WAIT_S)
+                received = 0
+                while received < requests * LARGE_BYTES:
+                    received += len(peer.recv(1 << 20))
+                return received
+
+        async def full() -> None:
+            """Wait until the server answers no more of it, and look at what it holds."""
+            (connection,) = server.connections
+            await soon(lambda: connection.is_congested, "the peer is behind", within_s=WAIT_S)
+            transport = connection._transport
+            assert transport is not None
+            assert transport.get_write_buffer_size() < 3 * LARGE_BYTES
+            assert len(handler.peers) < requests
+
+        loop = asyncio.get_running_loop()
+        assert await asyncio.to_thread(talk) >= requests * LARGE_BYTES
+        assert len(handler.peers) == requests
+
+
+@pytest.mark.parametrize(("days", "is_warned"), [(30, False), (13, True), (-1, True)])
+def test_it_is_known_when_a_certificate_expires(
+    files: Files, tmp_path: Path, caplog: pytest.LogCaptureFixture, days: int, is_warned: bool
+) -> None:
+    made = make_certificate(tmp_path, files.root, days=days)
+    tls = tls_of(made, client_ca_file=files.root.certificate)
+    (expires,) = [metric.value for metric in tls.metrics(()) if metric.name.endswith("_expires_seconds")]
+    if days > 0:
+        assert abs(expires - time.time() - days * 86_400) < 600
+    else:
+        assert expires == 0
+    assert ("expires soon" in caplog.text) == is_warned
