@@ -76,7 +76,8 @@ class TimerRolls:
         if slice_:
             self._is_fetching = True
             self._timers.with_records(slice_, lambda error: self._move(slice_, error))
-        elif self._index.first_position() is None or not self._ended.is_former_flushed:
+        else:
+            # All is copied, or was delivered, but not on the disk yet.
             self._store.request_flush()
 
     def stop(self) -> None:

@@ -128,7 +128,9 @@ def run_and_kill(directory: Path, seed: int, mode: str, flush: str, lines_wanted
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize(("mode", "flush"), [("plain", "async"), ("plain", "sync"), ("roll", "async")])
+@pytest.mark.parametrize(
+    ("mode", "flush"), [("plain", "async"), ("plain", "sync"), ("roll", "async"), ("roll", "sync")]
+)
 def test_after_any_kill_all_that_waits_comes_once_and_never_early(
     tmp_path: Path, mode: str, flush: str
 ) -> None:
