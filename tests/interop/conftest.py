@@ -17,5 +17,6 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess
         "broker.delay_levels=1s 1s 1s 1s 2s 3s",
         "broker.transaction_timeout_s=1",
         "broker.transaction_check_interval_s=1",
+        "broker.transaction_checks_max=100",
     ) as running:
         yield running

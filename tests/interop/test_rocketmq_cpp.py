@@ -339,7 +339,9 @@ def test_the_half_of_a_transaction_waits_until_it_is_ended(gateway: GatewayProce
     # Nobody ends this one: the library's producer is asked about it, and goes on sending.
     cpp.call("send", group="cpp-half", messages=messages("CppHalf", "left", properties=half))
     eventually(
-        lambda: "iotmq_broker_transaction_checks_total 0" not in gateway.http("/metrics")[1], "it is asked"
+        lambda: gateway.metrics()["iotmq_broker_transaction_checks_total"] > 0,
+        "it is asked, at the latest after its next heartbeat",
+        within_s=45,
     )
     cpp.call("send", group="cpp-half", messages=messages("CppHalf", "after"))
     assert set(stored(gateway, "CppHalf")) == {"plain", "kept", "after"}
