@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 import msgspec
 
@@ -11,6 +11,7 @@ from iotmq import limits
 from iotmq.broker.client_views import SubscriptionView, subscription_view
 from iotmq.broker.groups import Groups
 from iotmq.broker.heartbeat import SubscriptionData
+from iotmq.broker.long_answers import LongAnswers, Work
 from iotmq.broker.request_table import Handler
 from iotmq.broker.tag_filter import parse_tags
 from iotmq.broker.topics import TopicTable
@@ -20,6 +21,7 @@ from iotmq.message.record import decode_record, property_value
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Body, Command
 from iotmq.remoting.server import ServerConnection
+from iotmq.store.key_query import is_match
 from iotmq.store.store import Store
 
 _UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
@@ -27,6 +29,9 @@ _UNIQUE_RECORDS_MAX: Final = 32
 _TIME_MS_MAX: Final = 2**62
 _INT32_MAX: Final = 2**31 - 1
 _QUEUE_ENTRIES_DEFAULT: Final = 32
+# Records brought into memory at a time, and where their size stands: in the first bytes.
+_LOOKED_AT: Final = 16
+_SIZE_BYTES: Final = 4
 
 
 class QueueEntryView(msgspec.Struct, kw_only=True, rename="camel"):
@@ -51,13 +56,33 @@ class QueueEntriesView(msgspec.Struct, kw_only=True, rename="camel"):
     queue_data: list[QueueEntryView]
 
 
+class _Query(NamedTuple):
+    """What is looked for with code 12."""
+
+    topic: str
+    key: str
+    begin_ms: int
+    end_ms: int
+    records_max: int
+    is_unique: bool
+
+    def wants(self, view: memoryview) -> bool:
+        if not is_match(view, self.topic, self.key, self.begin_ms, self.end_ms):
+            return False
+        if not self.is_unique:
+            return True
+        unique_key = property_value(decode_record(view).properties, UNIQ_KEY.encode())
+        return unique_key == self.key.encode("utf-8", "replace")
+
+
 class QueryHandler:
     """Reads the log for people who look for something."""
 
-    def __init__(self, store: Store, topics: TopicTable, groups: Groups) -> None:
+    def __init__(self, store: Store, topics: TopicTable, groups: Groups, long_answers: LongAnswers) -> None:
         self._store = store
         self._topics = topics
         self._groups = groups
+        self._long_answers = long_answers
 
     def handlers(self) -> Mapping[int, Handler]:
         return {
@@ -66,41 +91,58 @@ class QueryHandler:
         }
 
     def connection_lost(self, connection: ServerConnection) -> None:
-        """Nothing is kept per connection."""
+        self._long_answers.connection_lost(connection)
 
     def _by_key(self, connection: ServerConnection, request: Command) -> Command | None:
         topic = request.text("topic")
         key = request.text("key")
         records_max = request.integer("maxNum", minimum=1, maximum=_INT32_MAX)
-        begin_ms = request.integer("beginTimestamp")
-        end_ms = request.integer("endTimestamp")
+        begin_ms = min(max(request.integer("beginTimestamp"), 0), _TIME_MS_MAX)
+        end_ms = min(max(request.integer("endTimestamp"), 0), _TIME_MS_MAX)
         is_unique = request.boolean(_UNIQUE_KEY_QUERY)
-        if is_unique:
-            records_max = min(records_max, _UNIQUE_RECORDS_MAX)
+        query = _Query(
+            topic,
+            key,
+            begin_ms,
+            end_ms,
+            min(records_max, _UNIQUE_RECORDS_MAX if is_unique else limits.INDEX_QUERY_RECORDS_MAX),
+            is_unique,
+        )
+        return self._long_answers.answer(connection, request, self._look_for(request, query))
+
+    def _look_for(self, request: Command, query: _Query) -> Work:
+        """Look at what the index proposes, some records at a time, once they are in memory."""
         try:
-            views = self._store.query(
-                topic,
-                key,
-                begin_ms=min(max(begin_ms, 0), _TIME_MS_MAX),
-                end_ms=min(max(end_ms, 0), _TIME_MS_MAX),
-                records_max=min(records_max, limits.INDEX_QUERY_RECORDS_MAX),
+            positions = self._store.query_candidates(
+                query.topic, query.key, begin_ms=query.begin_ms, end_ms=query.end_ms
             )
             indexed_ms, indexed_position = self._store.indexed_until
         except StoreError as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, str(error)) from error
-        if is_unique:
-            views = [view for view in views if _unique_key(view) == key.encode("utf-8", "replace")]
-        ext = {
-            "indexLastUpdateTimestamp": str(indexed_ms),
-            "indexLastUpdatePhyoffset": str(indexed_position),
-        }
-        if not views:
-            return request.reply(
-                ResponseCode.QUERY_NOT_FOUND,
-                remark=f"no message of topic {topic} has the key {key[:80]!r} and was stored in that time",
-                ext=ext,
-            )
-        return request.reply(ResponseCode.SUCCESS, ext=ext, body=cast(Body, _fitting(views)))
+        found: list[memoryview] = []
+        size = 0
+        for at in range(0, len(positions), _LOOKED_AT):
+            some = positions[at : at + _LOOKED_AT]
+            # First where their sizes stand, then all of them.
+            yield self._store.plan_records((position, _SIZE_BYTES) for position in some)
+            yield self._store.plan_records((position, self._size_at(position)) for position in some)
+            for position in some:
+                view = self._store.read_record(position)
+                if view is None or not query.wants(view):
+                    continue
+                size += view.nbytes
+                if len(found) >= query.records_max or (found and size > limits.QUERY_BYTES_MAX):
+                    return _found(request, query, found, indexed_ms, indexed_position)
+                found.append(view)
+        return _found(request, query, found, indexed_ms, indexed_position)
+
+    def _size_at(self, position: int) -> int:
+        """What the log says at a position, for planning; 0 when it is not stored any more."""
+        try:
+            size = int.from_bytes(self._store.log_view(position, position + _SIZE_BYTES))
+        except ValueError:
+            return 0
+        return min(size, limits.RECORD_BYTES_MAX)
 
     def _entries(self, connection: ServerConnection, request: Command) -> Command | None:
         topic = request.text("topic")
@@ -154,15 +196,18 @@ class QueryHandler:
         return None if live is None else live.subscriptions.get(topic)
 
 
-def _unique_key(view: memoryview) -> bytes | None:
-    return property_value(decode_record(view).properties, UNIQ_KEY.encode())
-
-
-def _fitting(views: list[memoryview]) -> list[memoryview]:
-    """The first records as far as one answer takes them, at least one."""
-    size = 0
-    for count, view in enumerate(views):
-        size += view.nbytes
-        if size > limits.QUERY_BYTES_MAX and count:
-            return views[:count]
-    return views
+def _found(
+    request: Command, query: _Query, views: list[memoryview], indexed_ms: int, indexed_position: int
+) -> Command:
+    ext = {
+        "indexLastUpdateTimestamp": str(indexed_ms),
+        "indexLastUpdatePhyoffset": str(indexed_position),
+    }
+    if not views:
+        return request.reply(
+            ResponseCode.QUERY_NOT_FOUND,
+            remark=f"no message of topic {query.topic} has the key {query.key[:80]!r} and was stored in that "
+            "time",
+            ext=ext,
+        )
+    return request.reply(ResponseCode.SUCCESS, ext=ext, body=cast(Body, views))

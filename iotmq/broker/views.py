@@ -50,7 +50,7 @@ class Views:
         self.areas: list[Area] = [
             ConnectionHandler(groups, offsets, clock),
             ConsumeStatsHandler(store, topics, offsets, stats, self._long_answers, address=address),
-            QueryHandler(store, topics, groups),
+            QueryHandler(store, topics, groups, self._long_answers),
             StatisticsHandler(
                 statistics, stats.behind, cluster=cluster, system_topics=system_topics, address=address
             ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from iotmq.limits import INDEX_CANDIDATES_MAX, INDEX_QUERY_RECORDS_MAX
@@ -34,24 +35,33 @@ def query_log(
     fewer when so many other keys have the same hash that the search has cost enough.
     """
     views: list[memoryview] = []
-    lookup = index.look_up(topic, key, begin_ms=begin_ms, end_ms=end_ms)
     records_max = min(records_max, INDEX_QUERY_RECORDS_MAX)
-    last_position = -1
-    for _ in range(INDEX_CANDIDATES_MAX):
+    for position in candidates(
+        index, topic, key, begin_ms=begin_ms, end_ms=end_ms, hidden_position=hidden_position
+    ):
         if len(views) >= records_max:
             break
+        view = log.read_record(position, confirmed_position)
+        if view is not None and is_match(view, topic, key, begin_ms, end_ms):
+            views.append(view)
+    return views
+
+
+def candidates(
+    index: KeyIndex, topic: str, key: str, *, begin_ms: int, end_ms: int, hidden_position: int
+) -> Iterator[int]:
+    """Positions from `hidden_position` on that the index proposes, newest first; INDEX_CANDIDATES_MAX."""
+    lookup = index.look_up(topic, key, begin_ms=begin_ms, end_ms=end_ms)
+    last_position = -1
+    for _ in range(INDEX_CANDIDATES_MAX):
         position = lookup.next_position()
         if position < hidden_position or position < 0:
             # The ones that follow are older still.
             break
         # A record whose keys have one hash is proposed once for each.
-        if position == last_position:
-            continue
-        last_position = position
-        view = log.read_record(position, confirmed_position)
-        if view is not None and is_match(view, topic, key, begin_ms, end_ms):
-            views.append(view)
-    return views
+        if position != last_position:
+            last_position = position
+            yield position
 
 
 def is_match(view: memoryview, topic: str, key: str, begin_ms: int, end_ms: int) -> bool:

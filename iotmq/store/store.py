@@ -32,7 +32,7 @@ from iotmq.store.flushed_mark import FlushedMark
 from iotmq.store.flushed_waiters import FlushedWaiters
 from iotmq.store.index_check import check_index
 from iotmq.store.key_index import KeyIndex
-from iotmq.store.key_query import query_log
+from iotmq.store.key_query import candidates, query_log
 from iotmq.store.lock import AbortMark, DirectoryLock
 from iotmq.store.projection import DurableProjection, Projection, RewindableProjection
 from iotmq.store.raw import append_raw, read_raw, start_at
@@ -724,6 +724,20 @@ class Store:
             records_max=records_max,
             confirmed_position=self._confirmed_position,
             hidden_position=self._hidden.get(topic, 0),
+        )
+
+    def query_candidates(self, topic: str, key: str, *, begin_ms: int, end_ms: int) -> list[int]:
+        """Positions of records that `query` would look at, newest first, whether they match or not.
+
+        For callers that bring them into memory first. Raises StoreError as `query` does.
+        """
+        if self._index is None:
+            raise StoreError("records cannot be found by key: store.index_enabled is false")
+        hidden_position = self._hidden.get(topic, 0)
+        return list(
+            candidates(
+                self._index, topic, key, begin_ms=begin_ms, end_ms=end_ms, hidden_position=hidden_position
+            )
         )
 
     @property

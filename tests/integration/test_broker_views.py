@@ -657,3 +657,42 @@ async def test_a_deleted_topic_leaves_no_statistics(site: Site) -> None:
     assert (await site.ask(RequestCode.VIEW_BROKER_STATS_DATA, ask)).code == 0
     assert (await site.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})).code == 0
     assert (await site.ask(RequestCode.VIEW_BROKER_STATS_DATA, ask)).code == 1
+
+
+async def test_what_is_looked_for_by_key_is_brought_into_memory_first(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = [await site.send(b"x" * 500, i="KEYS\x01k\x02") for _ in range(2)]
+    positions = [int(answer.ext["msgId"][16:], 16) for answer in reversed(sent)]
+    planned: list[list[tuple[int, int]]] = []
+    loaded: list[str] = []
+    plans = iter(["where sizes stand", "records"])
+
+    def plan(places: Any) -> Any:
+        planned.append(list(places))
+        return next(plans, None)
+
+    monkeypatch.setattr(site.store, "plan_records", plan)
+    monkeypatch.setattr(site.store, "load", loaded.append)
+    response = await site.ask(RequestCode.QUERY_MESSAGE, {**FIND, "key": "k"})
+    records = list(iter_records(memoryview(response.body_bytes())))
+    assert [record.position for record in records] == positions
+    assert loaded == ["where sizes stand", "records"]
+    assert planned == [
+        [(position, 4) for position in positions],
+        [(record.position, record.size) for record in records],
+    ]
+
+
+async def test_a_disk_that_gives_nothing_is_the_answer_to_a_query(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await site.send(b"x", i="KEYS\x01k\x02")
+
+    def fail(plan: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(site.store, "plan_records", lambda places: "a plan")
+    monkeypatch.setattr(site.store, "load", fail)
+    response = await site.ask(RequestCode.QUERY_MESSAGE, {**FIND, "key": "k"})
+    assert (response.code, "Input/output error" in (response.remark or "")) == (1, True)
