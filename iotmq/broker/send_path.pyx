@@ -26,7 +26,7 @@ from iotmq.remoting.send_frames cimport SendFrame, SendRun
 from iotmq.store.commit_log cimport CommitLog, Place
 from iotmq.store.consume_queue cimport Queue
 
-from iotmq.limits import PROPERTIES_BYTES_MAX
+from iotmq.limits import HEADER_BYTES_MAX, PROPERTIES_BYTES_MAX
 from iotmq.remoting.answer_template import binary_pieces, json_pieces
 
 cdef extern from "string.h" nogil:
@@ -39,6 +39,8 @@ cdef enum:
     TALLIES = 16
     # Texts of one answer besides its message ids and what its template holds: three numbers and a size each.
     NUMBERS_BYTES = 80
+    # An answer without its ids, with room to spare.
+    ANSWER_BYTES_MAX = 65536
 
 cdef Py_ssize_t PROPERTIES_MAX = PROPERTIES_BYTES_MAX
 # Where numbers go in an answer that is taken apart to be a template.
@@ -97,6 +99,7 @@ cdef class SendPath:
     cdef bytes batch_properties
     cdef tuple general_properties
     cdef Py_ssize_t batch_bytes_max
+    cdef Py_ssize_t answered_bytes_max
     cdef bytes id_prefix
     cdef str region
     cdef str trace_on
@@ -123,6 +126,10 @@ cdef class SendPath:
         self.general_properties = general_properties
         self.batch_bytes_max = batch_bytes_max
         self.id_prefix = store_host.hex().upper().encode()
+        # The ids of more records might not fit the header of an answer.
+        self.answered_bytes_max = (
+            (HEADER_BYTES_MAX - ANSWER_BYTES_MAX) // (len(self.id_prefix) + 17) * ELEMENT_FIXED_BYTES
+        )
         self.region = region
         self.trace_on = trace_on
         self.templates = {}
@@ -233,7 +240,7 @@ cdef class SendPath:
         cdef const uint8_t* properties = run.properties_of(frame)
         if frame.sys_flag & SYS_FLAG_TRANSACTION_MASK or frame.body_size > self.batch_bytes_max:
             return False
-        if frame.is_batch and frame.sys_flag & SYS_FLAG_COMPRESSED:
+        if frame.is_batch and (frame.sys_flag & SYS_FLAG_COMPRESSED or frame.body_size > self.answered_bytes_max):
             return False
         if frame.properties_size > PROPERTIES_MAX:
             return False

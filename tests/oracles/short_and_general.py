@@ -62,12 +62,24 @@ class Transport:
 class Side:
     """One broker behind a connection."""
 
-    def __init__(self, directory: Path, *, is_short: bool, flush: str, peer: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        is_short: bool,
+        flush: str,
+        peer: str,
+        record_bytes_max: int = RECORD_BYTES_MAX,
+    ) -> None:
         self.clock = ManualClock()
         host = encode_host(peer, 10911)
         self.store = Store.open(
             directory,
-            StoreSettings(flush=flush, segment_bytes=1 << 20, record_bytes_max=RECORD_BYTES_MAX),  # type: ignore[arg-type]
+            StoreSettings(
+                flush=flush,  # type: ignore[arg-type]
+                segment_bytes=max(1 << 20, 8 * record_bytes_max),
+                record_bytes_max=record_bytes_max,
+            ),
             store_host=host,
             clock=self.clock,
         )

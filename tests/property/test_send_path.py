@@ -211,3 +211,25 @@ async def test_a_full_disk_refuses_sends_alike_and_takes_them_again(sides: tuple
         await side.settle()
     check_alike(short, general)
     assert short.taken == 6
+
+
+async def test_a_batch_whose_ids_fit_no_header_is_answered_alike(tmp_path: Path) -> None:
+    elements = encode_batch([(b"", b"", 0)] * 33_000)
+    ext = dict(zip(LETTERS, PLAIN, strict=True))
+    data = b"".join(encode(Command(320, 1, 0, 0, 409, None, ext, elements, Serialize.JSON)))
+    pair = []
+    for name in ("short", "general"):
+        side = Side(
+            tmp_path / name,
+            is_short=name == "short",
+            flush="async",
+            peer="127.0.0.1",
+            record_bytes_max=1 << 20,
+        )
+        await side.start()
+        side.play(data, seed=0)
+        await side.settle()
+        pair.append(side)
+    check_alike(*pair)
+    for side in pair:
+        await side.stop()
