@@ -52,6 +52,7 @@ from iotmq.broker.settings_handler import SettingsHandler
 from iotmq.broker.statistics import Statistics
 from iotmq.broker.subscription_groups import SubscriptionGroups
 from iotmq.broker.timer_handler import TimerHandler
+from iotmq.broker.timers import Timers
 from iotmq.broker.topic_removal import TopicRemoval
 from iotmq.broker.topic_removal_handler import TopicRemovalHandler
 from iotmq.broker.topics import (
@@ -392,6 +393,11 @@ class Broker:
     def local_sessions(self, name: str) -> LocalSessions:
         """Sessions for an MQTT front end in the same process, which other front ends know as `name`."""
         return LocalSessions(self.sessions, self._retained, name=name)
+
+    @property
+    def timers(self) -> Timers:
+        """Messages that wait for a time: scheduling, cancelling and listing them."""
+        return self._delays.timers
 
     @property
     def port(self) -> int:

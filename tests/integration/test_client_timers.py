@@ -133,5 +133,5 @@ async def test_too_many_are_refused_until_some_are_gone(running: Running) -> Non
             await producer.send(Message("T", b"%d" % number, delay_ms=300))
         with pytest.raises(Exception, match="timers_pending_max"):
             await producer.send(Message("T", b"too many", delay_ms=300), timeout_ms=100)
-        await soon(lambda: running.broker._delays.timers.pending_count == 0, "all were delivered")
+        await soon(lambda: running.broker.timers.pending_count == 0, "all were delivered")
         await producer.send(Message("T", b"one more", delay_ms=300))
