@@ -282,7 +282,8 @@ cdef class Queue:
         Offsets go on where they were: an offset never means two records of one log.
         """
         self.advance_to(position)
-        self.first_offset = self.min_offset
+        if position > self.log_position:
+            self.first_offset = self.min_offset
 
     cdef int advance_to(self, int64_t min_position) except -1:
         cdef Segment file
@@ -467,12 +468,21 @@ cdef class ConsumeQueue:
     def remove(self, list queues not None):
         """Forget queues and delete their files; raises OSError. Nobody may have a handle in use.
 
-        What is known to be on the disk changes with the next checkpoint: a crash before it makes a start that
-        takes all entries from the log again.
+        First what is known to be on the disk is written down without them: a start that misses queue files
+        takes all entries from the log again, and a quiet queue would begin at offset 0. Only a checkpoint that is
+        under way may put them back in there, and the next one takes them out.
         """
         cdef set removed = set(queues)
         if not removed:
             return
+        state = self._read_state_record()
+        if state is not None:
+            _, applied_position, count, offsets, _ = state
+            for queue in removed:
+                if (<Queue> queue).max_offset:
+                    count -= 1
+                    offsets -= (<Queue> queue).max_offset
+            self.write_state((applied_position, max(0, count), max(0, offsets)))
         self.queue_list = [queue for queue in self.queue_list if queue not in removed]
         self.dispatched = [queue for queue in self.dispatched if queue not in removed]
         if self.last in removed:
@@ -559,8 +569,8 @@ cdef class ConsumeQueue:
             for file in (<Queue> queue).files:
                 (<Segment> file).forget_pages()
 
-    def read_state(self):
-        """The remembered (applied position, queues, sum of max offsets), or None when there is none."""
+    def _read_state_record(self):
+        """The fields of the state's file, None when there is none that proves itself."""
         try:
             with open(os.path.join(self.directory, _STATE_NAME), "rb") as file:
                 record = file.read(_STATE.size + 1)
@@ -568,7 +578,14 @@ cdef class ConsumeQueue:
             return None
         if len(record) != _STATE.size or zlib.crc32(record[:-4]) != int.from_bytes(record[-4:], "big"):
             return None
-        magic, applied_position, count, offsets, _ = _STATE.unpack(record)
+        return _STATE.unpack(record)
+
+    def read_state(self):
+        """The remembered (applied position, queues, sum of max offsets), or None when there is none."""
+        state = self._read_state_record()
+        if state is None:
+            return None
+        magic, applied_position, count, offsets, _ = state
         if magic == _STATE_MAGIC_EXPIRING:
             # Which queues it was is not remembered.
             self.may_expire = True

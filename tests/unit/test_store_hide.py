@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,48 @@ def test_queues_are_forgotten_when_the_log_has_nothing_of_them_and_begin_at_0_ag
     assert bodies_of(store, "T", 0) == [b"new"]
     assert store.find_queue("T", 3) is None
     assert store.check() == []
+    store.close()
+
+
+def test_a_crash_right_after_queues_were_forgotten_costs_no_other_queue_its_offsets(tmp_path: Path) -> None:
+    """A start that misses queue files fills all of them from the log, where a quiet queue has nothing."""
+    clock = ManualClock()
+    store = open_small(
+        tmp_path / "data", clock=clock, retention_delay_ms=0, retention_hours=1, delete_pause_ms=0,
+        delete_files_max=1000, checkpoint_interval_ms=3_600_000,
+    )  # fmt: skip
+    put(store, "T", 0, b"old")
+    put(store, "Quiet", 0, b"old", b"older")
+    store.hide_topics({"T": store.appended_position})
+    for _ in range(40):
+        put(store, "U", 0, *(b"x" * 1_500 for _ in range(4)))
+    clock.advance(7_200)
+    put(store, "U", 0, b"last")
+    wait_flushed(store)
+    wait_allocated(store)
+    store._checkpointer.write()
+    store.delete_expired()
+    assert store._trimmer.remover.wait_idle(20.0)
+    store.retain()
+    assert store.remove_queues({"T"}) == {"T"}
+    shutil.copytree(tmp_path / "data", tmp_path / "crashed")
+    store.close()
+    (tmp_path / "crashed" / "abort").touch()
+    store = open_small(tmp_path / "crashed", clock=clock)
+    quiet = store.find_queue("Quiet", 0)
+    assert quiet is not None
+    assert (quiet.min_offset, quiet.max_offset) == (2, 2)
+    assert store.find_queue("T", 0) is None
+    assert store.check() == []
+    store.close()
+
+
+def test_a_position_the_log_has_passed_hides_nothing_more(tmp_path: Path) -> None:
+    store = open_small(tmp_path)
+    put(store, "T", 0, b"a", b"b")
+    store.hide_topics({"T": 0})
+    assert store.queue("T", 0).first_offset == 0
+    assert bodies_of(store, "T", 0) == [b"a", b"b"]
     store.close()
 
 
