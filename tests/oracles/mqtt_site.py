@@ -191,7 +191,11 @@ class SessionDevice:
         client, self._client = self._client, None
         if client is None:
             return
-        leave(client)
+        if self.is_connected:
+            leave(client)
+        else:
+            # The server ended it.
+            client.abort()
         assert self._reading is not None
         self._reading.cancel()
         with suppress(asyncio.CancelledError):
