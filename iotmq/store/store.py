@@ -42,6 +42,7 @@ from iotmq.store.residency import ColdRead, plan_read, plan_records
 from iotmq.store.retention import DiskUsage, read_disk_usage
 from iotmq.store.segment import sync_directory
 from iotmq.store.settings import StoreSettings
+from iotmq.store.timer_record import WAITING_TOPICS
 from iotmq.store.trimming import Trimmer
 
 if TYPE_CHECKING:
@@ -609,6 +610,10 @@ class Store:
             from iotmq.store.timer_index import TimerIndex
 
             timers = TimerIndex(self.key_values())
+            if timers.applied_position == 0 and not any(map(_has_waiting, self.queues())):
+                # A large log where nothing ever waited need not be gone through.
+                timers.clear(self._confirmed_position)
+                timers.sync()
             self.add_projection(timers, progress=progress)
             self._timers = timers
         return self._timers
@@ -1001,6 +1006,11 @@ class Store:
             f"cannot take disk blocks: {error}",
             self._clock.monotonic_s() + RETRY_S,
         )
+
+
+def _has_waiting(queue: Queue) -> bool:
+    """Whether there are records in it that wait for a time, or did."""
+    return queue.topic in WAITING_TOPICS and queue.max_offset > queue.min_offset
 
 
 def _refusal_of(error: OSError) -> type[StoreError]:

@@ -4,6 +4,7 @@ from typing_extensions import Buffer
 
 USUAL_DELAYS_MS: Final[tuple[int, ...]]
 DELAY_LEVELS_MAX: Final[int]
+WAITING_TOPICS: Final[frozenset[str]]
 DUE_MS_MAX: Final[int]
 
 class Delivery:

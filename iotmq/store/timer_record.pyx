@@ -36,6 +36,7 @@ cdef int64_t[USUAL_LEVELS] usual_delays_ms = [
 
 USUAL_DELAYS_MS = tuple(usual_delays_ms)
 DELAY_LEVELS_MAX = LEVELS_MAX
+WAITING_TOPICS = frozenset(("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer"))
 DUE_MS_MAX = 999_999_999_999_999_999
 
 

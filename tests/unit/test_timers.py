@@ -18,9 +18,9 @@ from iotmq.broker.timers import PAGE_BYTES_MAX
 from iotmq.clock import ManualClock
 from iotmq.errors import RequestError, StoreFullError
 from iotmq.message.properties import decode_properties
-from iotmq.message.record import Record
+from iotmq.message.record import Record, encode_batch
 from iotmq.store.store import Store
-from iotmq.store.timer_index import Timer
+from iotmq.store.timer_index import Timer, TimerIndex
 from iotmq.store.timer_record import marked_by
 
 Opener = Callable[..., TimerBench]
@@ -142,6 +142,35 @@ async def test_a_database_that_starts_again_catches_up_by_itself(bench: TimerBen
     bench.pass_time(1)
     assert bench.bodies() == [b"one"]
     assert bench.index.count == 1
+
+
+async def test_a_log_where_nothing_ever_waited_is_not_gone_through(
+    opened: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = opened()
+    queue = bench.store.queue("other", 0)
+    for _ in range(10):
+        bench.store.append(queue, encode_batch([(b"x", b"", 0)]), born_timestamp_ms=0, born_host=bytes(8))
+    end_position = bench.store.appended_position
+    bench.close()
+    shutil.rmtree(tmp_path / "kv")
+    seen: list[int] = []
+    real_apply = TimerIndex.apply
+
+    def apply(self: TimerIndex, view: memoryview, start_position: int, end_position: int) -> None:
+        seen.append(start_position)
+        real_apply(self, view, start_position, end_position)
+
+    monkeypatch.setattr(TimerIndex, "apply", apply)
+    bench = opened()
+    assert min(seen, default=end_position) >= end_position
+    bench.put(b"one", in_ms=1_000)
+    bench.close()
+    shutil.rmtree(tmp_path / "kv")
+    bench = opened()
+    assert min(seen) == 0
+    bench.pass_time(1)
+    assert bench.bodies() == [b"one"]
 
 
 async def test_a_message_is_taken_back_by_its_key(bench: TimerBench) -> None:
