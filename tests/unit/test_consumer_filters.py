@@ -12,7 +12,7 @@ import pytest
 
 from iotmq import limits
 from iotmq.broker.broker import Broker
-from iotmq.broker.consumer_filters import ConsumerFilters, compile_filter
+from iotmq.broker.consumer_filters import ConsumerFilters, _compiled, compile_filter
 from iotmq.broker.heartbeat import SubscriptionData
 from iotmq.broker.settings import BrokerSettings
 from iotmq.clock import ManualClock
@@ -165,6 +165,13 @@ def test_compiled_filters_are_shared_and_what_is_wrong_is_remembered() -> None:
         with pytest.raises(RequestError) as caught:
             compile_filter("a >")
         assert caught.value.code == 23
+
+
+def test_so_many_compiled_filters_are_kept() -> None:
+    _compiled.cache_clear()
+    for number in range(limits.FILTER_CACHE_MAX + 1):
+        compile_filter(f"a > {number}")
+    assert _compiled.cache_info().currsize == limits.FILTER_CACHE_MAX
 
 
 # --- in a broker ------------------------------------------------------------------------------------
