@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -613,7 +613,9 @@ class Store:
             if timers.applied_position == 0 and not any(map(_has_waiting, self.queues())):
                 # A large log where nothing ever waited need not be gone through.
                 timers.clear(self._confirmed_position)
-                timers.sync()
+                with suppress(StoreError):
+                    # Only so that a crash does not have the log gone through after all.
+                    timers.sync()
             self.add_projection(timers, progress=progress)
             self._timers = timers
         return self._timers
