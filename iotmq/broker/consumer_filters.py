@@ -80,7 +80,7 @@ class ConsumerFilters:
         """Take the subscriptions of a group's heartbeat.
 
         An expression that cannot be parsed is not taken; pulls are told so (27). An older version of a
-        subscription changes nothing.
+        subscription changes nothing while the group lives.
         """
         known = self._by_group.get(group)
         wanted: set[str] = set()
@@ -194,10 +194,14 @@ class ConsumerFilters:
         topic, version = subscription.topic, subscription.sub_version
         known = self._by_group.get(group, {}).get(topic)
         if known is not None and version <= known.client_version:
-            if version == known.client_version and known.dead_time:
+            if not known.dead_time:
+                return
+            # Nobody else speaks for the group: what is left of it has to give way, whatever clocks say.
+            if known.expression == subscription.sub_string:
                 known.dead_time = 0
+                known.client_version = version
                 self.is_dirty = True
-            return
+                return
         try:
             self.check(subscription)
             if known is None and self._count >= self._filters_max:

@@ -79,6 +79,18 @@ def test_a_newer_version_replaces_and_an_older_one_does_not(filters: ConsumerFil
     assert code_of(filters, "g", wants("a >", version=4)) == 28
 
 
+def test_after_the_group_has_left_any_version_counts(filters: ConsumerFilters) -> None:
+    """A client that comes back may run on a machine whose clock is behind."""
+    filters.register("g", [wants("a > 4", version=7)])
+    filters.group_left("g")
+    filters.register("g", [wants("a > 9", version=3)])
+    assert filters.of_group("g", wants("a > 9", version=3)).evaluate(A5) is False
+    filters.group_left("g")
+    filters.register("g", [wants("a > 9", version=2)])
+    filters.register("g", [wants("a > 4", version=3)])
+    assert filters.of_group("g", wants("a > 4", version=3)).evaluate(A5) is True
+
+
 def test_subscriptions_by_tag_register_nothing(filters: ConsumerFilters) -> None:
     filters.register("g", [wants("red", kind="TAG"), wants("*", topic="U", kind="")])
     assert len(filters) == 0
