@@ -29,6 +29,7 @@ class Hold:
         "bytes_max",
         "connection",
         "group",
+        "is_plain",
         "offset",
         "queue",
         "records_max",
@@ -49,6 +50,7 @@ class Hold:
         records_max: int,
         bytes_max: int,
         deadline_s: float,
+        is_plain: bool = False,
     ) -> None:
         self.connection = connection
         self.request = request
@@ -59,6 +61,8 @@ class Hold:
         self.records_max = records_max
         self.bytes_max = bytes_max
         self.tick = math.ceil(deadline_s * _TICKS_PER_S)
+        # It came the short way, and may be answered so.
+        self.is_plain = is_plain
 
 
 class Holds:
@@ -78,6 +82,11 @@ class Holds:
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `park` would keep one more."""
+        return self._count < self.held_max
 
     def park(self, hold: Hold) -> bool:
         """Keep the pull; False when there is no room, and then it has to be answered at once."""

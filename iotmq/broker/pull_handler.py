@@ -24,7 +24,7 @@ from iotmq.clock import Clock
 from iotmq.errors import RequestError
 from iotmq.message.record_filter import RecordFilter
 from iotmq.metrics import Metric
-from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.codes import LanguageCode, RequestCode, ResponseCode, Serialize
 from iotmq.remoting.command import Command
 from iotmq.remoting.pull_frames import PullFrame
 from iotmq.remoting.server import ServerConnection
@@ -127,7 +127,7 @@ class PullHandler:
         self.missed_count = 0
         self.records_count = 0
         self._path = PullPath(
-            store, self._look_up, offsets=offsets, groups=groups, statistics=self._statistics
+            store, self._look_up, self._park, offsets=offsets, groups=groups, statistics=self._statistics
         )
         topics.add_listener(self._path.forget_all)
         subscription_groups.add_listener(self._path.forget_all)
@@ -146,12 +146,48 @@ class PullHandler:
         self._path.forget_all()
 
     def take_pull(self, connection: ServerConnection, frame: PullFrame) -> bool:
-        """Answer a plain pull; False when it needs the general way, and nothing was done for it."""
+        """Answer or park a plain pull; False when it needs the general way, and nothing was done for it."""
         count = self._path.take(connection, frame)
-        if not count:
+        if count > 0:
+            self.found_count += 1
+            self.records_count += count
+        return count != 0
+
+    def _park(
+        self,
+        connection: ServerConnection,
+        opaque: int,
+        flag: int,
+        is_binary: bool,
+        queue: Queue,
+        group: str,
+        tags: frozenset[int] | None,
+        offset: int,
+        records_max: int,
+        bytes_max: int,
+        suspend_ms: int,
+    ) -> bool:
+        """Keep a plain pull of what is not there yet; False when there is no room."""
+        if not self._holds.has_room:
             return False
-        self.found_count += 1
-        self.records_count += count
+        serialize = Serialize.BINARY if is_binary else Serialize.JSON
+        request = Command(
+            RequestCode.PULL_MESSAGE, opaque, flag, LanguageCode.OTHER, 0, None, {}, b"", serialize
+        )
+        hold = Hold(
+            connection,
+            request,
+            queue,
+            group=group,
+            offset=offset,
+            tags=tags,
+            records_max=records_max,
+            bytes_max=bytes_max,
+            deadline_s=self._clock.monotonic_s() + min(suspend_ms, limits.HOLD_MS_MAX) / 1000,
+            is_plain=True,
+        )
+        self._holds.park(hold)
+        self._timer.arm(self._holds.next_deadline_s)
         return True
 
     def _look_up(self, topic: str, group: str, queue_id: int, subscription: str | None) -> PlainPull | None:
@@ -412,6 +448,13 @@ class PullHandler:
         return code
 
     def _answer_hold(self, hold: Hold, read: Read, begun_us: int) -> None:
+        if hold.is_plain and read.status == ReadStatus.FOUND:
+            self._count_found(hold.queue, hold.group, read, begun_us, is_from_disk=False)
+            request = hold.request
+            self._path.answer_parked(
+                hold.connection, request.opaque, request.serialize == Serialize.BINARY, read
+            )
+            return
         hold.connection.reply(
             self._answer(
                 hold.request,
@@ -422,6 +465,18 @@ class PullHandler:
                 offset=hold.offset,
                 begun_us=begun_us,
             )
+        )
+
+    def _count_found(
+        self, queue: Queue, group: str, read: Read, begun_us: int, *, is_from_disk: bool
+    ) -> None:
+        count = read.count
+        self.found_count += 1
+        self.records_count += count
+        statistics = self._statistics
+        took_us = statistics.get_latencies.end(begun_us)
+        statistics.counters.count_get(
+            queue.topic, queue.queue_id, group, count, read.size_bytes, took_us, is_from_disk
         )
 
     def _answer(
@@ -437,14 +492,7 @@ class PullHandler:
         is_from_disk: bool = False,
     ) -> Command:
         if code == ResponseCode.SUCCESS:
-            count = read.count
-            self.found_count += 1
-            self.records_count += count
-            statistics = self._statistics
-            took_us = statistics.get_latencies.end(begun_us)
-            statistics.counters.count_get(
-                queue.topic, queue.queue_id, group, count, read.size_bytes, took_us, is_from_disk
-            )
+            self._count_found(queue, group, read, begun_us, is_from_disk=is_from_disk)
         else:
             self.missed_count += 1
             if code == ResponseCode.PULL_OFFSET_MOVED and self._offset_moved is not None:

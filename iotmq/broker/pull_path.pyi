@@ -8,6 +8,7 @@ from iotmq.broker.statistics import Statistics
 from iotmq.remoting.pull_frames import PullFrame
 from iotmq.remoting.server import ServerConnection
 from iotmq.store.consume_queue import Queue
+from iotmq.store.reads import Read
 from iotmq.store.store import Store
 
 class PlainPull(NamedTuple):
@@ -21,6 +22,7 @@ class PullPath:
         self,
         store: Store,
         look_up: Callable[[str, str, int, str | None], PlainPull | None],
+        park: Callable[..., bool],
         *,
         offsets: ConsumerOffsets,
         groups: Groups,
@@ -28,3 +30,6 @@ class PullPath:
     ) -> None: ...
     def forget_all(self, name: str = "") -> None: ...
     def take(self, connection: ServerConnection, frame: PullFrame) -> int: ...
+    def answer_parked(
+        self, connection: ServerConnection, opaque: int, is_binary: bool, read: Read
+    ) -> None: ...

@@ -1,6 +1,6 @@
 """The short way of plain pulls: from the received frame to the answer's bytes in compiled code.
 
-Operations: answer a pull that finds records in memory. Goal: a fifth of the general way's work. Plan: what the
+Operations: answer a pull that finds records in memory, park one that asks for what comes next. Goal: a fifth of the general way's work. Plan: what the
 general way (`pull_handler.py`) finds out about group, topic, queue and subscription is kept until topics or
 groups change; a subscription that came with a heartbeat is compared each time. Whatever does not find
 records at once, asks for more than tags, or is refused, is left to the general way with nothing done for it.
@@ -30,6 +30,8 @@ cdef enum:
     IS_ONEWAY = 2
     COMMITS = 1
     HAS_SUBSCRIPTION = 4
+    PARKED = -1
+    MAY_WAIT = 2
     # Of group, topic and subscription together; longer ones are not plain.
     KEY_BYTES_MAX = 1024
     # Remembered at most: a consumer of many queues has one for each.
@@ -66,6 +68,7 @@ cdef class PullPath:
 
     cdef object store
     cdef object look_up
+    cdef object park
     cdef object commit
     cdef object find_consumers
     cdef object end_latency
@@ -77,14 +80,16 @@ cdef class PullPath:
     cdef tuple binary
     cdef Py_ssize_t header_bytes
 
-    def __init__(self, store, look_up, *, offsets, groups, statistics):
+    def __init__(self, store, look_up, park, *, offsets, groups, statistics):
         """`look_up` is asked for topic, group, queue id and the subscription's text, None for the heartbeat's.
 
-        It gives a PlainPull, or None for what needs the general way.
+        It gives a PlainPull, or None for what needs the general way. `park` keeps a pull that waits, and says
+        whether it does.
         """
         ext = dict(zip(("suggestWhichBrokerId", "nextBeginOffset", "minOffset", "maxOffset"), ("0", *_WORDS)))
         self.store = store
         self.look_up = look_up
+        self.park = park
         self.commit = offsets.commit
         self.find_consumers = groups.consumer_group
         self.end_latency = statistics.get_latencies.end
@@ -101,7 +106,10 @@ cdef class PullPath:
         self.plans.clear()
 
     def take(self, connection, PullFrame frame not None):
-        """Answer the pull and return how many records it got; 0 when the general way is to answer it."""
+        """Answer the pull and return how many records it got; 0 when the general way is to answer it.
+
+        PARKED (-1) when it waits for what comes next.
+        """
         cdef int64_t records_max = min(frame.records_max, RECORDS_DEFAULT_MAX)
         cdef int64_t bytes_max = BYTES_DEFAULT_MAX
         cdef int64_t begun_us = now_us()
@@ -113,11 +121,19 @@ cdef class PullPath:
         if plan is None or plan.subscription is not None and not self.is_subscribed(plan, frame):
             return 0
         queue = plan.queue
-        if queue.may_expire or not queue.min_offset <= frame.offset < queue.max_offset:
-            return 0
         if frame.bytes_max:
             records_max = min(frame.records_max, RECORDS_MAX)
             bytes_max = min(frame.bytes_max, BYTES_MAX)
+        if frame.offset == queue.max_offset and frame.sys_flag & MAY_WAIT and frame.suspend_ms > 0:
+            if not self.take_offset(plan, frame) or not self.park(
+                connection, frame.opaque, frame.flag, frame.is_binary, queue, plan.group, plan.tags, frame.offset,
+                records_max, bytes_max, frame.suspend_ms,
+            ):
+                return 0
+            connection.hold(1)
+            return PARKED
+        if queue.may_expire or not queue.min_offset <= frame.offset < queue.max_offset:
+            return 0
         if plan_read(
             self.log, queue, frame.offset, records_max=records_max, bytes_max=bytes_max, tags=plan.tags,
             hot_position=self.store.confirmed_position - self.hot_bytes,
@@ -129,17 +145,29 @@ cdef class PullPath:
         count = read.count
         if not count:
             return 0
-        if frame.sys_flag & COMMITS and frame.commit_offset >= 0:
-            try:
-                self.commit(plan.group, plan.topic, queue.queue_id, min(frame.commit_offset, queue.max_offset))
-            except RequestError:
-                return 0
+        if not self.take_offset(plan, frame):
+            return 0
         size = read.size_bytes
         self.count_get(
             plan.topic, queue.queue_id, plan.group, count, size, self.end_latency(begun_us), False
         )
-        self.answer(connection, frame, read.next_offset, read.min_offset, read.max_offset, read.views, size)
+        self.answer(connection, frame.opaque, frame.is_binary, 0, read)
         return count
+
+    def answer_parked(self, connection, int32_t opaque, bint is_binary, read):
+        """Answer a pull that was parked from here, with records."""
+        self.answer(connection, opaque, is_binary, 1, read)
+
+    cdef bint take_offset(self, Plan plan, PullFrame frame) except -1:
+        """Keep the offset that came along; False when the general way has to say that it cannot be kept."""
+        if frame.sys_flag & COMMITS and frame.commit_offset >= 0:
+            try:
+                self.commit(
+                    plan.group, plan.topic, plan.queue.queue_id, min(frame.commit_offset, plan.queue.max_offset)
+                )
+            except RequestError:
+                return False
+        return True
 
     cdef Plan plan_of(self, PullFrame frame):
         cdef uint8_t text[KEY_BYTES_MAX]
@@ -197,23 +225,24 @@ cdef class PullPath:
         self.plans.clear()
         return False
 
-    cdef int answer(self, connection, PullFrame frame, int64_t next_offset, int64_t min_offset, int64_t max_offset,
-                    list views, int64_t size) except -1:
+    cdef int answer(self, connection, int32_t opaque, bint is_binary, int held, read) except -1:
+        cdef int64_t size = read.size_bytes
+        cdef list views = read.views
         cdef bint is_joined = size <= JOINED_BYTES_MAX
         cdef bytes answer = PyBytes_FromStringAndSize(NULL, self.header_bytes + (size if is_joined else 0))
         cdef uint8_t* start = <uint8_t*> PyBytes_AS_STRING(answer)
         cdef uint8_t* at
         cdef uint8_t* end
         cdef const uint8_t[::1] piece
-        if frame.is_binary:
-            at = self.put_binary(start, frame.opaque, next_offset, min_offset, max_offset)
+        if is_binary:
+            at = self.put_binary(start, opaque, read.next_offset, read.min_offset, read.max_offset)
         else:
-            at = self.put_json(start, frame.opaque, next_offset, min_offset, max_offset)
+            at = self.put_json(start, opaque, read.next_offset, read.min_offset, read.max_offset)
         put_u32(start, <uint32_t> (at - start - 4 + size))
-        put_u32(start + 4, <uint32_t> frame.is_binary << 24 | <uint32_t> (at - start - 8))
+        put_u32(start + 4, <uint32_t> is_binary << 24 | <uint32_t> (at - start - 8))
         assert at - start <= self.header_bytes
         if not is_joined:
-            connection.send_views(answer[:at - start], views, at - start + size)
+            connection.send_views(answer[:at - start], views, at - start + size, held=held)
             return 0
         end = at + size
         for view in views:
@@ -222,7 +251,7 @@ cdef class PullPath:
             memcpy(at, &piece[0], piece.shape[0])
             at += piece.shape[0]
         assert at == end
-        connection.send_encoded(answer[:at - start])
+        connection.reply_encoded(answer[:at - start], held)
         return 0
 
     cdef uint8_t* put_json(self, uint8_t* at, int32_t opaque, int64_t next_offset, int64_t min_offset,

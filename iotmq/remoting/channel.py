@@ -132,8 +132,12 @@ class Channel(asyncio.Protocol):
             self._out_size += len(answers)
             self._flush_soon()
 
-    def send_views(self, header: bytes, views: list[memoryview], size: int) -> None:
-        """Send an answer of `size` bytes that was encoded elsewhere; `views` must not change any more."""
+    def send_views(self, header: bytes, views: list[memoryview], size: int, *, held: int = 0) -> None:
+        """Send an answer of `size` bytes that was encoded elsewhere; `views` must not change any more.
+
+        `held` requests waited for it.
+        """
+        self._requests_held = max(self._requests_held - held, 0)
         if self.is_closed:
             return
         self._out.append(header)

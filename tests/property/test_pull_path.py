@@ -91,9 +91,10 @@ class Program:
             **PLAIN,
             "consumerGroup": choice(["g", "g", "h"]),
             "queueId": choice(["0", "0", "1"]),
-            "queueOffset": str(self.random.randrange(self.random.choice([5, 40]))),
+            "queueOffset": str(self.random.randrange(self.random.choice([1, 5, 40]))),
             "maxMsgNums": choice(["1", "8", "32", "1024"]),
-            "sysFlag": choice(["4", "5", "0", "1", "6"]),
+            "sysFlag": choice(["4", "5", "0", "1", "6", "7", "2", "3"]),
+            "suspendTimeoutMillis": choice(["0", "30", "60000"]),
             "commitOffset": choice(["0", "7", "-1", "9999"]),
             "subscription": choice(["*", "A", "A || B", ""]),
             "subVersion": str(choice([0, self.version])),
@@ -177,6 +178,7 @@ async def test_random_pulls_end_alike(sides: tuple[Side, Side], seed: int) -> No
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             side.clock.advance(0.010)
+            side.broker.expire()
     for side in sides:
         side.clock.advance(60)
         side.broker.expire()
@@ -228,3 +230,26 @@ def test_a_pull_that_is_read_means_what_the_general_decoder_says() -> None:
         assert facts["expression_type"] == command.ext.get("expressionType")
         assert _maxima(command, header)[1] == min(int(str(facts["bytes_max"])) or 256 * 1024, 4 << 20)
     assert read > 600
+
+
+async def test_a_parked_plain_pull_is_woken_the_short_way(sides: tuple[Side, Side]) -> None:
+    short, general = sides
+    ext = {**PLAIN, "sysFlag": "7", "suspendTimeoutMillis": "15000", "commitOffset": "0"}
+    program = Program(3)
+    pulls = b"".join(
+        program.frame(RequestCode.PULL_MESSAGE, {**ext, "subscription": tag}) for tag in ("*", "A", "B")
+    )
+    values = ["p", "T", "TBW102", "4", "0", "0", "1", "0", "TAGS\x01A\x02"]
+    send = Command(310, 99, 0, 0, 409, None, dict(zip("abcdefghi", values, strict=True)), b"hello", 0)
+    for side in sides:
+        # The queue has to be there for a pull to be plain.
+        side.play(b"".join(encode(send)), seed=0)
+        await side.settle()
+        side.play(pulls.replace(b'"queueOffset":"0"', b'"queueOffset":"1"'), seed=0)
+        side.transport.written.clear()
+        side.play(b"".join(encode(send)), seed=0)
+        await side.settle()
+    check_alike(short, general)
+    # The one for B waits on.
+    assert len(short.answers()) in (2, 3)
+    assert len(short.broker.holds) == len(general.broker.holds)
