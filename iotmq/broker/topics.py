@@ -231,6 +231,18 @@ class TopicTable:
 
     def metrics(self) -> Iterable[Metric]:
         yield Metric("iotmq_broker_topics", "gauge", "Topics this broker has.", len(self._topics))
+        yield Metric(
+            "iotmq_broker_frozen_queues",
+            "gauge",
+            "Queues that take no more messages.",
+            sum(len(topic.frozen) for topic in self._topics.values()),
+        )
+        yield Metric(
+            "iotmq_broker_deleted_topics",
+            "gauge",
+            "Deleted topics the log still has records of.",
+            len(self.deleted),
+        )
 
     def _changed(self, name: str) -> None:
         self.version = self.version.next(self._clock.now_ms())

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from iotmq import limits
+from iotmq.broker.deleted_topics import DeletedTopic
 from iotmq.broker.topics import (
     TopicConfig,
     TopicTable,
@@ -136,3 +138,37 @@ def test_a_file_written_by_java_is_read(path: Path) -> None:
     assert topic is not None
     assert (topic.order, topic.read_queue_nums, topic.write_queue_nums) == (True, 4, 2)
     assert topics.version.counter == 7
+
+
+def test_frozen_queues_and_deletions_are_counted(topics: TopicTable) -> None:
+    topics.put(TopicConfig(topic_name="T", read_queue_nums=4, write_queue_nums=3, frozen_queues=(1, 3)))
+    topics.deleted.add("U", DeletedTopic(position=1, version=1))
+    found = {metric.name: metric.value for metric in topics.metrics()}
+    assert found["iotmq_broker_frozen_queues"] == 2
+    assert found["iotmq_broker_deleted_topics"] == 1
+
+
+def test_a_message_for_a_queue_that_takes_none_has_one_queue_to_go_to() -> None:
+    topic = TopicConfig(topic_name="T", read_queue_nums=4, write_queue_nums=3, frozen_queues=(1, 3))
+    assert topic.open_queues == [0, 2]
+    assert [topic.taking_queue(queue_id) for queue_id in range(6)] == [0, 2, 2, 2, 0, 2]
+    assert topic.frozen_below(3) == (1,)
+    assert topic.frozen_below(1) is msgspec.UNSET
+
+
+def test_the_brokers_own_messages_for_a_deleted_topic_have_nowhere_to_go(topics: TopicTable) -> None:
+    topics.deleted.add("U", DeletedTopic(position=1, version=1))
+    assert topics.taking_queue("U", 0) is None
+    assert topics.taking_queue("unknown", 7) == 7
+    assert topics.taking_queue("SCHEDULE_TOPIC_XXXX", 40) == 40
+    topics.ensure("U", queues=2)
+    assert topics.taking_queue("U", 5) == 1
+
+
+def test_topics_that_never_had_a_frozen_queue_are_written_as_before(topics: TopicTable) -> None:
+    topics.ensure("T", queues=2)
+    assert b"frozenQueues" not in topics.encode()
+    topics.put(TopicConfig(topic_name="T", read_queue_nums=2, write_queue_nums=1, frozen_queues=(1,)))
+    assert json.loads(topics.encode())["topicConfigTable"]["T"]["frozenQueues"] == [1]
+    masked = json.loads(topics.encode(perm_mask=~2))["topicConfigTable"]["T"]
+    assert masked["perm"] == 4
