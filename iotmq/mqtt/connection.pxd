@@ -84,6 +84,9 @@ cdef class ServerConnection:
     cdef InFlightSlot* _slot_of(self, uint16_t packet_id) noexcept
     cdef int _end_flight(self, InFlightSlot* slot) except -1
     cdef bint has_room(self) noexcept
+    cdef bint has_output_room(self) noexcept
+    cdef int reserve_packet_id(self, uint16_t packet_id) except -1
+    cdef int free_packet_id(self, uint16_t packet_id) except -1
     cdef uint16_t send_message(self, const uint8_t* topic, uint16_t topic_size, const uint8_t* payload, uint32_t payload_size, int qos, bint is_retained, bint is_duplicate, uint16_t packet_id) except? 0
     cdef uint16_t take_packet_id(self) except 0
     cdef int send_pubrel(self, uint16_t packet_id) except -1

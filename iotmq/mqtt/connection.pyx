@@ -622,16 +622,34 @@ cdef class ServerConnection:
 
     cdef bint has_room(self) noexcept:
         """Whether `send_message` takes one more: the window is open, and the device reads."""
+        return self.has_output_room() and (
+            self._outbound == NULL
+            or self._outbound.in_flight_count < self.settings.in_flight_max
+            and not self._outbound.queued.size
+        )
+
+    cdef bint has_output_room(self) noexcept:
+        """The same for a message that has its packet id already."""
         return (
             self.state == STATE_CONNECTED
             and not self.is_write_paused
             and self.output.size < self.settings.queued_bytes_max // 4
-            and (
-                self._outbound == NULL
-                or self._outbound.in_flight_count < self.settings.in_flight_max
-                and not self._outbound.queued.size
-            )
         )
+
+    cdef int reserve_packet_id(self, uint16_t packet_id) except -1:
+        """A packet id of an earlier connection means its message until that is done; no other gets it."""
+        self._need_outbound()
+        if packet_id and self._slot_of(packet_id) == NULL:
+            self._occupy(packet_id, PACKET_PUBREC)
+        return 0
+
+    cdef int free_packet_id(self, uint16_t packet_id) except -1:
+        """The message of a reserved packet id does not exist any more."""
+        cdef InFlightSlot* slot = self._slot_of(packet_id)
+        if slot != NULL:
+            slot.packet_id = 0
+            self._outbound.in_flight_count -= 1
+        return 0
 
     cdef uint16_t send_message(
         self,
@@ -661,8 +679,9 @@ cdef class ServerConnection:
             self._need_outbound()
             if packet_id == 0:
                 packet_id = self._take_packet_id(qos)
-            elif self._slot_of(packet_id) == NULL:
-                self._occupy(packet_id, PACKET_PUBACK if qos == 1 else PACKET_PUBREC)
+            else:
+                self.reserve_packet_id(packet_id)
+                self._slot_of(packet_id).awaited = PACKET_PUBACK if qos == 1 else PACKET_PUBREC
             put_u16(target, packet_id)
             target += 2
         memcpy(target, payload, payload_size)

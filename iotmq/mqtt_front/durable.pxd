@@ -48,6 +48,7 @@ cdef class DurableSession(DeviceSession):
     cdef int offer(self, QueueSubscription subscription, int64_t position, OutgoingMessage message) except -1
     cdef bint send(self, QueueSubscription subscription, int64_t position, OutgoingMessage message) except -1
     cdef int _remove(self, QueueSubscription subscription) except -1
+    cdef int forget_repeated(self, QueueSubscription subscription) except -1
     cdef int64_t cursor_of(self, QueueSubscription subscription) noexcept
     cdef int fall_behind(self, QueueSubscription subscription) except -1
     cdef int read(self, QueueSubscription subscription) except -1

@@ -91,6 +91,8 @@ cdef class DurableSession(DeviceSession):
                 self.add_flight(subscription, flight.position, flight.packet_id, 2, FLIGHT_RELEASED)
             if flight.is_released:
                 self.device.send_pubrel(flight.packet_id)
+            elif subscription is not None:
+                self.device.reserve_packet_id(flight.packet_id)
         self.room_again()
         self.egress.group.touch(self.device)
 
@@ -166,16 +168,19 @@ cdef class DurableSession(DeviceSession):
         cdef int qos = min(message.qos, <int>subscription.qos)
         cdef uint16_t packet_id = 0
         cdef bint is_duplicate = position < subscription.repeated_before
-        if self._held is not None or not device.has_room():
+        if self._held is not None or not device.has_output_room():
             return False
-        if self._repeated:
-            repeated = self._repeated.pop((subscription.queue_id, position), None)
-            if repeated is not None:
-                if repeated.is_released:
-                    # It has its PUBREL; the flight was put back in `start`.
-                    subscription.next_position = position + 1
-                    return True
-                packet_id = repeated.packet_id
+        repeated = self._repeated.pop((subscription.queue_id, position), None) if self._repeated else None
+        if repeated is None:
+            if not device.has_room():
+                return False
+        elif repeated.is_released:
+            # It has its PUBREL; the flight was put back in `start`.
+            subscription.next_position = position + 1
+            return True
+        else:
+            # With its packet id, which is in flight already.
+            packet_id = repeated.packet_id
         if qos == 2:
             if packet_id == 0:
                 packet_id = device.take_packet_id()
@@ -231,7 +236,9 @@ cdef class DurableSession(DeviceSession):
         if not self._behind or self.is_ended:
             return 0
         for subscription in tuple(self._behind):
-            if self._held is not None or not self.device.has_room():
+            if self._held is not None or not (
+                self.device.has_output_room() if self._repeated else self.device.has_room()
+            ):
                 break
             if not subscription.is_reading:
                 self.read(subscription)
@@ -278,11 +285,22 @@ cdef class DurableSession(DeviceSession):
         if found.next_position > subscription.next_position:
             subscription.next_position = found.next_position
             self.move(subscription)
+        if self._repeated:
+            self.forget_repeated(subscription)
         if found.is_end and subscription.pushed_position < subscription.next_position:
             subscription.is_behind = False
             self._behind.remove(subscription)
         else:
             self.egress.schedule(self)
+
+    cdef int forget_repeated(self, QueueSubscription subscription) except -1:
+        """Messages the log has lost meanwhile are not sent again."""
+        for queue_id, position in list(self._repeated):
+            if queue_id == subscription.queue_id and position < subscription.next_position:
+                repeated = self._repeated.pop((queue_id, position))
+                if not repeated.is_released:
+                    self.device.free_packet_id(repeated.packet_id)
+        return 0
 
     def _try_again(self):
         if not self.is_ended:
