@@ -1,5 +1,5 @@
-"""Administration every installation needs: topics (17, 21, 202), groups (200, 201), offsets (43, 45),
-runtime info (28) and a record by its position (33)."""
+"""What the broker is configured to do and tells slaves and tools: topics (17, 21), groups (200, 201), offsets
+(43, 45), runtime info (28)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ import msgspec
 from iotmq import limits
 from iotmq.broker.consumer_offsets import ConsumerOffsets
 from iotmq.broker.delays import DelayDelivery
-from iotmq.broker.queue_locks import MessageQueue
 from iotmq.broker.request_table import Handler
 from iotmq.broker.subscription_groups import SubscriptionGroupConfig, SubscriptionGroups
 from iotmq.broker.topics import BENCHMARK_TOPIC, TEMPLATE_TOPIC, UNSENDABLE_TOPICS, TopicConfig, TopicTable
 from iotmq.errors import RequestError
-from iotmq.message.record import decode_record
 from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
-from iotmq.store.store import Store
 
 _PERMISSION_MAX = 15
 _FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
@@ -31,7 +28,6 @@ class AdminHandler:
 
     def __init__(
         self,
-        store: Store,
         topics: TopicTable,
         subscription_groups: SubscriptionGroups,
         offsets: ConsumerOffsets,
@@ -41,12 +37,10 @@ class AdminHandler:
         cluster: str,
         runtime_info: Callable[[], Mapping[str, str]],
     ) -> None:
-        self._store = store
         self._topics = topics
         self._subscription_groups = subscription_groups
         self._offsets = offsets
         self._delays = delays
-        self._broker_name = broker_name
         self._runtime_info = runtime_info
         # Topics the broker depends on; their configuration is not a client's to change.
         self._fixed_topics = UNSENDABLE_TOPICS | {TEMPLATE_TOPIC, BENCHMARK_TOPIC, cluster, broker_name}
@@ -59,9 +53,7 @@ class AdminHandler:
             RequestCode.GET_ALL_SUBSCRIPTION_GROUP_CONFIG: self._all_groups,
             RequestCode.GET_ALL_CONSUMER_OFFSET: self._all_offsets,
             RequestCode.GET_ALL_DELAY_OFFSET: self._delay_offsets,
-            RequestCode.GET_TOPIC_STATS_INFO: self._topic_stats,
             RequestCode.GET_BROKER_RUNTIME_INFO: self._runtime,
-            RequestCode.VIEW_MESSAGE_BY_ID: self._view_record,
         }
 
     def connection_lost(self, connection: ServerConnection) -> None:
@@ -121,44 +113,7 @@ class AdminHandler:
     def _delay_offsets(self, connection: ServerConnection, request: Command) -> Command | None:
         return request.reply(ResponseCode.SUCCESS, body=self._delays.encode())
 
-    def _topic_stats(self, connection: ServerConnection, request: Command) -> Command | None:
-        name = request.text("topic")
-        topic = self._topics.find(name)
-        if topic is None:
-            raise RequestError(
-                ResponseCode.TOPIC_NOT_EXIST, f"the field topic names the topic {name}, which does not exist"
-            )
-        rows = [self._queue_stats(name, queue_id) for queue_id in range(topic.queue_count)]
-        body = b'{"offsetTable":%s}' % lenient_json.encode_object_map(rows)
-        return request.reply(ResponseCode.SUCCESS, body=body)
-
-    def _queue_stats(self, topic: str, queue_id: int) -> tuple[bytes, bytes]:
-        queue = self._store.find_queue(topic, queue_id)
-        min_offset, max_offset, updated_ms = 0, 0, 0
-        if queue is not None:
-            min_offset, max_offset = queue.min_offset, queue.max_offset
-            entry = queue.entry(max_offset - 1) if max_offset > min_offset else None
-            view = None if entry is None else self._store.read_record(entry[0])
-            if view is not None:
-                updated_ms = decode_record(view).store_timestamp_ms
-        key = MessageQueue(broker_name=self._broker_name, queue_id=queue_id, topic=topic)
-        return (
-            msgspec.json.encode(key),
-            msgspec.json.encode(
-                {"lastUpdateTimestamp": updated_ms, "maxOffset": max_offset, "minOffset": min_offset}
-            ),
-        )
-
     def _runtime(self, connection: ServerConnection, request: Command) -> Command | None:
         return request.reply(
             ResponseCode.SUCCESS, body=msgspec.json.encode({"table": dict(self._runtime_info())})
         )
-
-    def _view_record(self, connection: ServerConnection, request: Command) -> Command | None:
-        position = request.integer("offset", minimum=0)
-        view = self._store.read_record(position)
-        if view is None:
-            return request.reply(
-                ResponseCode.SYSTEM_ERROR, remark=f"the field offset is {position}, where no record starts"
-            )
-        return request.reply(ResponseCode.SUCCESS, body=view)

@@ -283,7 +283,6 @@ class Broker:
             self._accounts,
             RetentionHandler(store),
             AdminHandler(
-                store,
                 self.topics,
                 self.subscription_groups,
                 self.offsets,

@@ -1,4 +1,4 @@
-"""How far groups are: per queue the end, the group's offset and times; as JSON of wire document 5.3.
+"""What queues hold and how far groups are in them, with times; as JSON of wire document 5.3.
 
 Finding out when a record was stored means reading it, so everything here is a generator for LongAnswers.
 """
@@ -110,6 +110,22 @@ class ConsumeStats:
                 (msgspec.json.encode(self._message_queue(name, queue_id)), msgspec.json.encode(stats))
             )
         return TopicStats(rows, self._get_tps(name, group), behind)
+
+    def contents(self, config: TopicConfig) -> Generator[ColdRead | None, None, list[tuple[bytes, bytes]]]:
+        """What every queue of a topic holds, and when its last message was stored (0: never), encoded."""
+        rows: list[tuple[bytes, bytes]] = []
+        name = config.topic_name
+        for queue_id in range(config.queue_count):
+            queue = self._store.find_queue(name, queue_id)
+            end = 0 if queue is None else queue.max_offset
+            updated_ms = yield from self._stored_ms(queue, end - 1)
+            row = {
+                "lastUpdateTimestamp": max(0, updated_ms),
+                "maxOffset": end,
+                "minOffset": 0 if queue is None else queue.min_offset,
+            }
+            rows.append((msgspec.json.encode(self._message_queue(name, queue_id)), msgspec.json.encode(row)))
+        return rows
 
     def time_spans(
         self, group: str, config: TopicConfig

@@ -1,4 +1,4 @@
-"""How far groups are: one group (208), all (317), in time (303), and corrected by other groups (308)."""
+"""What topics hold (202), and how far groups are: one (208), all (317), in time (303), corrected (308)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from iotmq.broker.long_answers import LongAnswers, Work
 from iotmq.broker.request_table import Handler
 from iotmq.broker.topics import TopicConfig, TopicTable
 from iotmq.errors import RequestError
+from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
@@ -46,6 +47,7 @@ class ConsumeStatsHandler:
 
     def handlers(self) -> Mapping[int, Handler]:
         return {
+            RequestCode.GET_TOPIC_STATS_INFO: self._topic,
             RequestCode.GET_CONSUME_STATS: self._one_group,
             RequestCode.GET_BROKER_CONSUME_STATS: self._all_groups,
             RequestCode.QUERY_CONSUME_TIME_SPAN: self._time_span,
@@ -54,6 +56,10 @@ class ConsumeStatsHandler:
 
     def connection_lost(self, connection: ServerConnection) -> None:
         self._long_answers.connection_lost(connection)
+
+    def _topic(self, connection: ServerConnection, request: Command) -> Command | None:
+        config = self._topic_of(request)
+        return self._long_answers.answer(connection, request, self._write_topic(request, config))
 
     def _one_group(self, connection: ServerConnection, request: Command) -> Command | None:
         group = request.text("consumerGroup")
@@ -94,6 +100,11 @@ class ConsumeStatsHandler:
         return request.reply(
             ResponseCode.SUCCESS, body=msgspec.json.encode({"correctionOffsets": corrections})
         )
+
+    def _write_topic(self, request: Command, config: TopicConfig) -> Work:
+        rows = yield from self._stats.contents(config)
+        body = b'{"offsetTable":%s}' % lenient_json.encode_object_map(rows)
+        return request.reply(ResponseCode.SUCCESS, body=body)
 
     def _write_group(self, request: Command, group: str, configs: list[TopicConfig]) -> Work:
         size = AnswerSize("name one topic in the field topic")

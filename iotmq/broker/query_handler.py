@@ -1,4 +1,4 @@
-"""Looking things up in the log: messages by key (12), and the entries of a queue (321)."""
+"""Looking things up in the log: messages by key (12) and by position (33), the entries of a queue (321)."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ _QUEUE_ENTRIES_DEFAULT: Final = 32
 # Records brought into memory at a time, and where their size stands: in the first bytes.
 _LOOKED_AT: Final = 16
 _SIZE_BYTES: Final = 4
+_POSITION_MAX: Final = 2**62
 
 
 class QueueEntryView(msgspec.Struct, kw_only=True, rename="camel"):
@@ -88,6 +89,7 @@ class QueryHandler:
         return {
             RequestCode.QUERY_MESSAGE: self._by_key,
             RequestCode.QUERY_CONSUME_QUEUE: self._entries,
+            RequestCode.VIEW_MESSAGE_BY_ID: self._by_position,
         }
 
     def connection_lost(self, connection: ServerConnection) -> None:
@@ -109,6 +111,20 @@ class QueryHandler:
             is_unique,
         )
         return self._long_answers.answer(connection, request, self._look_for(request, query))
+
+    def _by_position(self, connection: ServerConnection, request: Command) -> Command | None:
+        position = request.integer("offset", minimum=0, maximum=_POSITION_MAX)
+        return self._long_answers.answer(connection, request, self._view(request, position))
+
+    def _view(self, request: Command, position: int) -> Work:
+        yield self._store.plan_records([(position, _SIZE_BYTES)])
+        yield self._store.plan_records([(position, self._size_at(position))])
+        view = self._store.read_record(position)
+        if view is None:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"the field offset is {position}, where no record starts"
+            )
+        return request.reply(ResponseCode.SUCCESS, body=view)
 
     def _look_for(self, request: Command, query: _Query) -> Work:
         """Look at what the index proposes, some records at a time, once they are in memory."""
