@@ -65,7 +65,7 @@ def _check_space(
     if position > end_position:
         yield f"projection {space.name} has applied the log up to {position}, which ends at {end_position}"
     if space.name == _TIMERS:
-        yield from check_timers(store, space, position)
+        yield from check_timers(store, space, position, is_lost)
         return
     for key, value in space.scan(b"\x01"):
         # The others' keys mean something only to their owners; going through them finds damaged blocks.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from iotmq.message.record import decode_record, property_value
@@ -24,8 +24,13 @@ _KEYS: Final = {_DUE: _DUE_KEY, _PLACE: _PLACE_KEY, _NAME: struct.Struct(">BQQ")
 _VALUES: Final = {_DUE: struct.Struct(">HIq"), _PLACE: struct.Struct(">qqQI"), _NAME: struct.Struct(">Hq")}
 
 
-def check_timers(store: ClosedStore, space: KeySpace, applied_position: int) -> Iterator[str]:
-    """Every inconsistency as a sentence. Reads each record that the index names."""
+def check_timers(
+    store: ClosedStore, space: KeySpace, applied_position: int, is_lost: Callable[[int], bool]
+) -> Iterator[str]:
+    """Every inconsistency as a sentence. Reads each record that the index names.
+
+    `is_lost` says of a position that damage has been repaired there.
+    """
     counts = dict.fromkeys((_DUE, _PLACE, _NAME), 0)
     named = 0
     for key, value in space.scan(bytes((_DUE,)), bytes((_COUNT,))):
@@ -37,7 +42,8 @@ def check_timers(store: ClosedStore, space: KeySpace, applied_position: int) -> 
         counts[tag] += 1
         if tag == _PLACE:
             named += _VALUES[tag].unpack(value)[2] != 0
-            yield from _check_place(store, space, where, key, value, applied_position)
+            if not is_lost(_PLACE_KEY.unpack(key)[2]):
+                yield from _check_place(store, space, where, key, value, applied_position)
     if counts[_DUE] != counts[_PLACE]:
         yield f"projection timers: {counts[_PLACE]} messages wait, {counts[_DUE]} have a time"
     if counts[_NAME] != named:
