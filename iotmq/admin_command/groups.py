@@ -18,7 +18,11 @@ _ASKED_AT_ONCE: Final = 16
 async def list_groups(session: Session, options: argparse.Namespace) -> Result:
     """Every group with its members and how far it is behind."""
     configured = await session.admin.configurations.groups()
-    names = sorted({name for groups in configured.values() for name in groups})
+    known = {name for groups in configured.values() for name in groups}
+    for broker in configured:
+        # Some have offsets and were never configured there.
+        known |= (await session.admin.statistics.progress(broker)).groups.keys()
+    names = sorted(known)
     rows = []
     for start in range(0, len(names), _ASKED_AT_ONCE):
         asked = names[start : start + _ASKED_AT_ONCE]

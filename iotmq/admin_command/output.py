@@ -43,7 +43,7 @@ class Table:
         ]
         widths = [max(len(line[index]) for line in cells) for index in range(len(titles))]
         is_number = [
-            all(isinstance(row.get(column), int | float) for row in self._rows)
+            all(type(row.get(column)) in (int, float) for row in self._rows)
             and not column.endswith(_TIME_SUFFIX)
             for column in self._columns
         ]

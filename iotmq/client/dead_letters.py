@@ -20,7 +20,7 @@ from iotmq.client.producer import Producer
 from iotmq.client.pulls import PullStatus, pull_command, read_pulled
 from iotmq.client.routes import MessageQueue
 from iotmq.client.subscriptions import parse_subscription
-from iotmq.errors import ClientError
+from iotmq.errors import ClientError, RouteNotFoundError
 from iotmq.message import properties
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.record import iter_records
@@ -104,9 +104,7 @@ class DeadLetters:
         `positions` are offsets to begin at, where a queue has one. RouteNotFoundError when the group has no
         dead letter topic: nothing was ever given up.
         """
-        topic = topic_of(group)
-        route = await self._client.routes.find_for_reading(topic, timeout_s=0.0)
-        for queue in route.readable:
+        for queue in await self._queues(group):
             begin = await offsets.min_offset(self._client, queue)
             async for message in self._read(queue, max(begin, (positions or {}).get(queue, 0))):
                 stored_ms = message.store_timestamp_ms
@@ -128,9 +126,7 @@ class DeadLetters:
                 found[message_id] = letter
         missing = sorted(wanted - found.keys())
         if missing:
-            raise ClientError(
-                f"group {group} has no dead letter {', '.join(missing[:5])}; nothing was sent"
-            )
+            raise ClientError(f"group {group} has no dead letter {', '.join(missing[:5])}; nothing was sent")
         letters = {letter.message.offset_message_id: letter for letter in found.values()}
         return await self._send(list(letters.values()), producer)
 
@@ -163,6 +159,15 @@ class DeadLetters:
 
     # ------------------------------------------------------------------------------------------------
 
+    async def _queues(self, group: str) -> tuple[MessageQueue, ...]:
+        route = await self._client.routes.refresh(topic_of(group))
+        if route is None or not route.readable:
+            raise RouteNotFoundError(
+                f"group {group} has no dead letters: no broker registered with "
+                f"{self._client.registries.addresses_text} has topic {topic_of(group)}"
+            )
+        return route.readable
+
     async def _read(self, queue: MessageQueue, begin: int) -> AsyncIterator[ReceivedMessage]:
         """What the queue has now, from `begin` on."""
         end = await offsets.max_offset(self._client, queue)
@@ -189,9 +194,8 @@ class DeadLetters:
             offset = pulled.next_offset
 
     async def _positions(self, group: str, resender: str) -> dict[MessageQueue, int]:
-        route = await self._client.routes.find_for_reading(topic_of(group), timeout_s=0.0)
         positions: dict[MessageQueue, int] = {}
-        for queue in route.readable:
+        for queue in await self._queues(group):
             stored = await offsets.stored_offset(self._client, resender, queue)
             if stored is not None:
                 positions[queue] = stored

@@ -19,6 +19,10 @@ def test_a_table_aligns_text_left_and_numbers_right() -> None:
     assert json.loads(as_json(table)) == rows
 
 
+def test_yes_and_no_stand_on_the_left_like_other_words() -> None:
+    assert Table(("drained",), [{"drained": True}, {"drained": False}]).text() == "drained\nyes\nno\n"
+
+
 def test_no_rows_are_said_in_words_and_as_an_empty_list() -> None:
     table = Table(("name",), [], nothing="no groups")
     assert table.text() == "no groups\n"
