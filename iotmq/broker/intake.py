@@ -141,7 +141,8 @@ class Intake:
         self._flush_timeout_s = flush_timeout_s
         self._timer = DeadlineTimer(clock, self.expire)
         statistics = statistics or Statistics(clock)
-        self._count_put = statistics.counters.count_put
+        # Also called by the compiled way of plain sends.
+        self.count_put = statistics.counters.count_put
         self._put_latencies = statistics.put_latencies
         # Queues of every topic that was appended to and still may be; None where no handle was needed yet.
         self._queues: dict[str, list[Queue | None]] = {}
@@ -309,7 +310,7 @@ class Intake:
         self.records_count += count
         self.bytes_count += size
         batch = StoredBatch(appended, queue.queue_id)
-        self._count_put(topic, batch.queue_id, count, size)
+        self.count_put(topic, batch.queue_id, count, size)
         if store.confirmed_position >= appended.end_position:
             if not self._is_notify_scheduled:
                 self._is_notify_scheduled = True
@@ -347,18 +348,23 @@ class Intake:
         self._run_begun_us = now_us()
         return self._store.begin_appends()
 
-    def count_stored(self, topic: str, queue_id: int, batches: int, records: int, size_bytes: int) -> None:
-        """Count what a run stored in one queue."""
+    def end_run(
+        self,
+        batches: int,
+        *,
+        records: int,
+        size_bytes: int,
+        waiting: int,
+        done: Callable[[StoredRun], None],
+    ) -> None:
+        """So much was appended since `begin_run`; `waiting` of the batches wait for the disk.
+
+        If there are such, `done` is called once, when it has them or has taken too long. Statistics of queues
+        are the caller's, with `count_put`.
+        """
         self.batches_count += batches
         self.records_count += records
         self.bytes_count += size_bytes
-        self._count_put(topic, queue_id, records, size_bytes, batches)
-
-    def end_run(self, batches: int, *, waiting: int, done: Callable[[StoredRun], None]) -> None:
-        """`batches` were appended since `begin_run`, of which `waiting` wait for the disk.
-
-        If there are such, `done` is called once, when it has them or has taken too long.
-        """
         store = self._store
         store.end_appends()
         if self._was_refused:

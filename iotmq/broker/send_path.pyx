@@ -95,6 +95,7 @@ cdef class SendPath:
     cdef object intake
     cdef object store
     cdef object open_topic
+    cdef object count_put
     cdef CommitLog log
     cdef bytes batch_properties
     cdef tuple general_properties
@@ -120,6 +121,7 @@ cdef class SendPath:
         """
         self.intake = intake
         self.open_topic = open_topic
+        self.count_put = intake.count_put
         self.store = intake.store
         self.log = intake.store.log
         self.batch_properties = batch_properties
@@ -170,6 +172,8 @@ cdef class SendPath:
         cdef bint is_waiting
         # Sends that wait for the disk, those nobody waits for an answer to among them.
         cdef int waiting = 0
+        cdef int64_t records = 0
+        cdef int64_t size_bytes = 0
         if now_ms < 0:
             return at
         now = Answers.__new__(Answers, self, connection)
@@ -192,6 +196,8 @@ cdef class SendPath:
                 # The general way meets the same, and knows what to say.
                 break
             tally_count = tally(tallies, tally_count, queue, &place)
+            records += place.count
+            size_bytes += place.end_position - place.start_position
             at += 1
             is_waiting = is_sync and self.waits(run, frame)
             waiting += is_waiting
@@ -208,7 +214,13 @@ cdef class SendPath:
             stored.is_binary = frame.is_binary
         if at > first:
             self.count(tallies, tally_count)
-            self.intake.end_run(at - first, waiting=waiting, done=later)
+            self.intake.end_run(
+                at - first,
+                records=records,
+                size_bytes=size_bytes,
+                waiting=waiting,
+                done=later,
+            )
             if now.count:
                 connection.send_encoded(now.encode(0))
             if is_sync and later.count:
@@ -308,8 +320,8 @@ cdef class SendPath:
         cdef Queue queue
         for number in range(tally_count):
             queue = <Queue> tallies[number].queue
-            self.intake.count_stored(
-                queue.topic, queue.queue_id, tallies[number].batches, tallies[number].records, tallies[number].size_bytes
+            self.count_put(
+                queue.topic, queue.queue_id, tallies[number].records, tallies[number].size_bytes, tallies[number].batches
             )
         return 0
 
@@ -328,7 +340,6 @@ cdef class Answers:
     cdef readonly int count
     cdef Stored* stored
     cdef int capacity
-    cdef int64_t records
 
     def __cinit__(self, SendPath path, connection):
         self.path = path
