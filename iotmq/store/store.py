@@ -57,6 +57,7 @@ P = TypeVar("P", bound=Projection)
 # Record size in a queue entry that stands for an offset without a record.
 _FILLER_SIZE = 0x7FFFFFFF
 
+_TOO_MANY_ERRNOS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 _FULL_ERRNOS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 
 logger = logging.getLogger("iotmq.store")
@@ -380,6 +381,9 @@ class Store:
         self.end_appends()
         return appended
 
+            if self._is_of_one_queue(error):
+                self._refused_appends += 1
+                raise StoreError(f"no more queue files can be opened or mapped: {error}") from error
     @property
     def log(self) -> CommitLog:
         """The log, for compiled code that appends many batches between `begin_appends` and `end_appends`."""
@@ -1005,6 +1009,10 @@ class Store:
         self._refused_appends += 1
         self._refusal = (
             _refusal_of(error),
+    def _is_of_one_queue(self, error: OSError) -> bool:
+        """A process may only have so many files mapped: those it has can still be appended to."""
+        return error.errno in _TOO_MANY_ERRNOS and str(error.filename).startswith(self._queues.directory)
+
             f"cannot take disk blocks: {error}",
             self._clock.monotonic_s() + RETRY_S,
         )
