@@ -21,6 +21,7 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.store.consume_queue", ".pyx", []),
     ("iotmq.store.reads", ".pyx", []),
     ("iotmq.store.key_index", ".pyx", []),
+    ("iotmq.store.dispatch", ".pyx", []),
     ("iotmq.store.latest_collector", ".pyx", []),
     ("iotmq.store.timer_record", ".pyx", []),
     ("iotmq.store.timer_collector", ".pyx", []),

@@ -129,7 +129,7 @@ class QueryHandler:
     def _look_for(self, request: Command, query: _Query) -> Work:
         """Look at what the index proposes, some records at a time, once they are in memory."""
         try:
-            positions = self._store.query_candidates(
+            positions = yield from self._store.candidate_steps(
                 query.topic, query.key, begin_ms=query.begin_ms, end_ms=query.end_ms
             )
             indexed_ms, indexed_position = self._store.indexed_until

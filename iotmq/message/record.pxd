@@ -43,6 +43,13 @@ cdef struct RecordShared:
     int32_t sys_flag
     int32_t reconsume_times
 
+# The bytes that all records of one append have: everything before the body, with the fields of each record
+# left open, and the topic with its size.
+cdef struct RecordTemplate:
+    uint8_t head[112]
+    uint8_t topic[128]
+    Py_ssize_t head_size           # 88, and 12 more for each host with 20 bytes
+
 # One decoded record; the pointers point into what was decoded.
 cdef struct RecordParts:
     const uint8_t* born_host
@@ -100,3 +107,11 @@ cdef Py_ssize_t element_record_size(const Element* element, const RecordShared* 
 cdef Py_ssize_t write_record(uint8_t* target, Py_ssize_t room, const Element* element,
                              const RecordShared* shared, int64_t queue_offset,
                              int64_t position) noexcept nogil
+
+# Fill a template; the topic has at most 127 bytes.
+cdef void make_template(RecordTemplate* template, const RecordShared* shared) noexcept nogil
+
+# `write_record` for many records of one append; `template` is made from `shared`.
+cdef Py_ssize_t write_like(uint8_t* target, Py_ssize_t room, const Element* element, const RecordShared* shared,
+                           const RecordTemplate* template, int64_t queue_offset,
+                           int64_t position) noexcept nogil

@@ -10,12 +10,14 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_
 from libc.string cimport memchr, memcmp, memcpy
 
 from iotmq.message.crc cimport crc32
+from iotmq.message.fields cimport element_fields, parse_fields
 from iotmq.message.layout cimport (
     AT_BODY, AT_BODY_CRC, AT_BODY_SIZE, AT_BORN_HOST, AT_BORN_TIMESTAMP, AT_FLAG, AT_MAGIC, AT_POSITION,
     AT_QUEUE_ID, AT_QUEUE_OFFSET, AT_SIZE, AT_SYS_FLAG, ELEMENT_FIXED_BYTES, HOST_V6_EXTRA_BYTES,
     RECORD_FIXED_BYTES, RECORD_MAGIC, SYS_FLAG_BORN_HOST_V6, SYS_FLAG_STORE_HOST_V6, get_u16, get_u32,
     get_u64, put_u16, put_u32, put_u64,
 )
+from iotmq.message.short_bytes cimport copy_short, find_byte
 
 from iotmq.limits import BATCH_RECORDS_MAX, PROPERTIES_BYTES_MAX, TOPIC_BYTES_MAX
 from iotmq.message.errors import MessageFormatError
@@ -27,8 +29,6 @@ cdef extern from "string.h" nogil:
 cdef enum:
     TOPIC_SIZE_MAX = 127
     PROPERTIES_SIZE_MAX = 32767
-    # Magic of records whose topic size takes 2 bytes; newer brokers write them, we only read them.
-    RECORD_MAGIC_LONG_TOPIC = 0xDAA320AB
     NAME_END = 1
     PROPERTY_END = 2
 
@@ -219,6 +219,7 @@ def encode_records(batch, *, str topic, bytes batch_properties=b"", int64_t queu
     cdef Py_ssize_t count = check_batch(batch)
     cdef Py_buffer view
     cdef Element element
+    cdef RecordTemplate template
     cdef Py_ssize_t index, size
     cdef Py_ssize_t total = 0
     cdef const uint8_t* at
@@ -240,11 +241,14 @@ def encode_records(batch, *, str topic, bytes batch_properties=b"", int64_t queu
         records = PyBytes_FromStringAndSize(NULL, total)
         target = <uint8_t*> PyBytes_AS_STRING(records)
         at = <const uint8_t*> view.buf
+        make_template(&template, &fields.shared)
         with nogil:
             for index in range(count):
-                if parse_element(at, end, &element) != FORMAT_OK:
+                if element_fields(at, end, &element) != FORMAT_OK:
                     break
-                size = write_record(target, total, &element, &fields.shared, queue_offset + index, position)
+                size = write_like(
+                    target, total, &element, &fields.shared, &template, queue_offset + index, position
+                )
                 if size < 0:
                     break
                 target += size
@@ -392,104 +396,11 @@ cdef Record _decode(Py_buffer* view, Py_ssize_t at):
 # read from the bytes are first narrowed to 0..INT32_MAX, so no sum below can overflow a Py_ssize_t.
 
 cdef int parse_element(const uint8_t* at, const uint8_t* end, Element* out) noexcept nogil:
-    cdef Py_ssize_t left = end - at
-    cdef Py_ssize_t size, body_size, properties_size
-    if left < ELEMENT_FIXED_BYTES:
-        return TRUNCATED_HEAD
-    size = <int32_t> get_u32(at)
-    if size < ELEMENT_FIXED_BYTES or size > left:
-        return BAD_SIZE
-    body_size = <int32_t> get_u32(at + 16)
-    if body_size < 0 or body_size > size - ELEMENT_FIXED_BYTES:
-        return BAD_BODY_SIZE
-    properties_size = get_u16(at + 20 + body_size)
-    if properties_size > PROPERTIES_SIZE_MAX:
-        return BAD_PROPERTIES_SIZE
-    if ELEMENT_FIXED_BYTES + body_size + properties_size != size:
-        return SIZES_DISAGREE
-    out.body = at + 20
-    out.body_size = <int32_t> body_size
-    out.properties = at + ELEMENT_FIXED_BYTES + body_size
-    out.properties_size = <int32_t> properties_size
-    out.flag = <int32_t> get_u32(at + 12)
-    out.size = <int32_t> size
-    return FORMAT_OK
+    return element_fields(at, end, out)
 
 
 cdef int parse_record(const uint8_t* at, const uint8_t* end, RecordParts* out) noexcept nogil:
-    cdef Py_ssize_t left = end - at
-    # Bytes the fixed part takes here, and of them those behind the body: sizes of topic and properties.
-    cdef Py_ssize_t fixed = RECORD_FIXED_BYTES
-    cdef Py_ssize_t topic_field = 1
-    cdef Py_ssize_t size, part_size
-    cdef const uint8_t* next_part
-    cdef uint32_t magic
-    cdef int32_t sys_flag
-    if left < RECORD_FIXED_BYTES:
-        return TRUNCATED_HEAD
-    magic = get_u32(at + AT_MAGIC)
-    if magic != <uint32_t> RECORD_MAGIC:
-        if magic != <uint32_t> RECORD_MAGIC_LONG_TOPIC:
-            return BAD_MAGIC
-        topic_field = 2
-        fixed += 1
-    sys_flag = <int32_t> get_u32(at + AT_SYS_FLAG)
-    out.born_host_size = 8
-    out.store_host_size = 8
-    if sys_flag & SYS_FLAG_BORN_HOST_V6:
-        out.born_host_size = 8 + HOST_V6_EXTRA_BYTES
-        fixed += HOST_V6_EXTRA_BYTES
-    if sys_flag & SYS_FLAG_STORE_HOST_V6:
-        out.store_host_size = 8 + HOST_V6_EXTRA_BYTES
-        fixed += HOST_V6_EXTRA_BYTES
-    size = <int32_t> get_u32(at + AT_SIZE)
-    if size < fixed or size > left:
-        return BAD_SIZE
-    # From here `size` bytes are known to be readable, at least the `fixed` of them.
-    out.size = <int32_t> size
-    out.magic = magic
-    out.body_crc = get_u32(at + AT_BODY_CRC)
-    out.queue_id = <int32_t> get_u32(at + AT_QUEUE_ID)
-    out.flag = <int32_t> get_u32(at + AT_FLAG)
-    out.queue_offset = <int64_t> get_u64(at + AT_QUEUE_OFFSET)
-    out.position = <int64_t> get_u64(at + AT_POSITION)
-    out.sys_flag = sys_flag
-    out.born_timestamp_ms = <int64_t> get_u64(at + AT_BORN_TIMESTAMP)
-    next_part = at + AT_BORN_HOST
-    out.born_host = next_part
-    next_part += out.born_host_size
-    out.store_timestamp_ms = <int64_t> get_u64(next_part)
-    next_part += 8
-    out.store_host = next_part
-    next_part += out.store_host_size
-    out.reconsume_times = <int32_t> get_u32(next_part)
-    out.prepared_position = <int64_t> get_u64(next_part + 4)
-    # `left` now counts the bytes that body, topic and properties may share.
-    left = size - fixed
-    part_size = <int32_t> get_u32(next_part + 12)
-    if part_size < 0 or part_size > left:
-        return BAD_BODY_SIZE
-    next_part += 16
-    out.body = next_part
-    out.body_size = <int32_t> part_size
-    next_part += part_size
-    left -= part_size
-    part_size = next_part[0] if topic_field == 1 else get_u16(next_part)
-    if part_size > left:
-        return BAD_TOPIC_SIZE
-    next_part += topic_field
-    out.topic = next_part
-    out.topic_size = <int32_t> part_size
-    next_part += part_size
-    left -= part_size
-    part_size = get_u16(next_part)
-    if part_size > left or part_size > PROPERTIES_SIZE_MAX:
-        return BAD_PROPERTIES_SIZE
-    if part_size != left:
-        return SIZES_DISAGREE
-    out.properties = next_part + 2
-    out.properties_size = <int32_t> part_size
-    return FORMAT_OK
+    return parse_fields(at, end, out)
 
 
 cdef inline Py_ssize_t joined_properties_size(const Element* element, const RecordShared* shared) noexcept nogil:
@@ -523,24 +434,22 @@ cdef Py_ssize_t element_record_size(const Element* element, const RecordShared* 
 cdef Py_ssize_t write_record(uint8_t* target, Py_ssize_t room, const Element* element,
                              const RecordShared* shared, int64_t queue_offset,
                              int64_t position) noexcept nogil:
-    cdef Py_ssize_t properties_size = joined_properties_size(element, shared)
-    cdef Py_ssize_t size = record_size(element, shared, properties_size)
+    cdef RecordTemplate template
+    if shared.topic_size > TOPIC_SIZE_MAX:
+        return TOPIC_TOO_LONG
+    make_template(&template, shared)
+    return write_like(target, room, element, shared, &template, queue_offset, position)
+
+
+cdef void make_template(RecordTemplate* template, const RecordShared* shared) noexcept nogil:
     cdef Py_ssize_t host_size
+    cdef uint8_t* head = template.head
     cdef uint8_t* at
-    if size < 0:
-        return size
-    if size > room:
-        return NO_ROOM
-    put_u32(target + AT_SIZE, <uint32_t> size)
-    put_u32(target + AT_MAGIC, <uint32_t> RECORD_MAGIC)
-    put_u32(target + AT_BODY_CRC, body_crc(element.body, element.body_size))
-    put_u32(target + AT_QUEUE_ID, <uint32_t> shared.queue_id)
-    put_u32(target + AT_FLAG, <uint32_t> element.flag)
-    put_u64(target + AT_QUEUE_OFFSET, <uint64_t> queue_offset)
-    put_u64(target + AT_POSITION, <uint64_t> position)
-    put_u32(target + AT_SYS_FLAG, <uint32_t> shared.sys_flag)
-    put_u64(target + AT_BORN_TIMESTAMP, <uint64_t> shared.born_timestamp_ms)
-    at = target + AT_BORN_HOST
+    put_u32(head + AT_MAGIC, <uint32_t> RECORD_MAGIC)
+    put_u32(head + AT_QUEUE_ID, <uint32_t> shared.queue_id)
+    put_u32(head + AT_SYS_FLAG, <uint32_t> shared.sys_flag)
+    put_u64(head + AT_BORN_TIMESTAMP, <uint64_t> shared.born_timestamp_ms)
+    at = head + AT_BORN_HOST
     host_size = 8 + HOST_V6_EXTRA_BYTES if shared.sys_flag & SYS_FLAG_BORN_HOST_V6 else 8
     memcpy(at, shared.born_host, host_size)
     at += host_size
@@ -551,16 +460,39 @@ cdef Py_ssize_t write_record(uint8_t* target, Py_ssize_t room, const Element* el
     at += host_size
     put_u32(at, <uint32_t> shared.reconsume_times)
     put_u64(at + 4, <uint64_t> shared.prepared_position)
-    put_u32(at + 12, <uint32_t> element.body_size)
-    at += 16
-    memcpy(at, element.body, element.body_size)
+    template.head_size = at + 16 - head
+    template.topic[0] = <uint8_t> shared.topic_size
+    memcpy(template.topic + 1, shared.topic, shared.topic_size)
+
+
+cdef Py_ssize_t write_like(uint8_t* target, Py_ssize_t room, const Element* element, const RecordShared* shared,
+                           const RecordTemplate* template, int64_t queue_offset,
+                           int64_t position) noexcept nogil:
+    cdef Py_ssize_t properties_size = joined_properties_size(element, shared)
+    cdef Py_ssize_t size = record_size(element, shared, properties_size)
+    cdef uint8_t* at
+    if size < 0:
+        return size
+    if size > room:
+        return NO_ROOM
+    if template.head_size == AT_BODY:
+        memcpy(target, template.head, AT_BODY)
+    else:
+        memcpy(target, template.head, template.head_size)
+    put_u32(target + AT_SIZE, <uint32_t> size)
+    put_u32(target + AT_BODY_CRC, body_crc(element.body, element.body_size))
+    put_u32(target + AT_FLAG, <uint32_t> element.flag)
+    put_u64(target + AT_QUEUE_OFFSET, <uint64_t> queue_offset)
+    put_u64(target + AT_POSITION, <uint64_t> position)
+    at = target + template.head_size
+    put_u32(at - 4, <uint32_t> element.body_size)
+    copy_short(at, element.body, element.body_size)
     at += element.body_size
-    at[0] = <uint8_t> shared.topic_size
-    memcpy(at + 1, shared.topic, shared.topic_size)
+    copy_short(at, template.topic, 1 + shared.topic_size)
     at += 1 + shared.topic_size
     put_u16(at, <uint16_t> properties_size)
     at += 2
-    memcpy(at, element.properties, element.properties_size)
+    copy_short(at, element.properties, element.properties_size)
     if shared.properties_size:
         # The shared part ends where the record ends; a byte between the two is the missing separator.
         if properties_size > element.properties_size + shared.properties_size:
@@ -596,11 +528,11 @@ cdef int64_t tags_code(const uint8_t* properties, Py_ssize_t size) noexcept nogi
     cdef const uint8_t* end = properties + size
     cdef const uint8_t* at = properties + 2
     cdef Py_ssize_t value_size
-    # Most records of devices have no tag and no G either: one pass of memchr says so in a third of the
-    # time it takes to look at each property.
+    # Most records of devices have no tag and no G either: one pass says so in a third of the time it takes
+    # to look at each property.
     while end - at > 2:
-        at = <const uint8_t*> memchr(at, 71, end - at - 2)
-        if at == NULL:
+        at = find_byte(properties, at, end - 2, 71)
+        if at == end - 2:
             return 0
         if memcmp(at - 2, "TAGS\x01", 5) == 0:
             value_size = find_property(properties, size, "TAGS", 4, &value)

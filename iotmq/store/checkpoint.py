@@ -12,12 +12,12 @@ import logging
 import os
 import struct
 import threading
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from iotmq.store import fail_points
+from iotmq.store.state_record import sealed, unsealed
 
 if TYPE_CHECKING:
     from iotmq.store.consume_queue import ConsumeQueue
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 CHECKPOINT_BYTES = 4096
 
-_FIELDS = struct.Struct(">qqq8sqI")
+_FIELDS = struct.Struct(">qqq8sq")
 _MAGIC = b"iotmqCP1"
 
 logger = logging.getLogger("iotmq.store")
@@ -43,14 +43,14 @@ class Checkpoint(NamedTuple):
 def read_checkpoint(path: Path) -> Checkpoint | None:
     """The checkpoint at `path`, None when there is none or it is too short."""
     try:
-        data = path.read_bytes()[: _FIELDS.size]
+        data = path.read_bytes()[: _FIELDS.size + 4]
     except FileNotFoundError:
         return None
-    if len(data) < _FIELDS.size:
+    if len(data) < _FIELDS.size + 4:
         return None
-    log_ms, queue_ms, index_ms, magic, position, crc = _FIELDS.unpack(data)
+    log_ms, queue_ms, index_ms, magic, position = _FIELDS.unpack_from(data)
     # Another broker rewrites the times and not the CRC: then only the times count.
-    is_ours = magic == _MAGIC and crc == zlib.crc32(data[:-4])
+    is_ours = magic == _MAGIC and unsealed(data) is not None
     return Checkpoint(log_ms, queue_ms, index_ms, position if is_ours else None)
 
 
@@ -59,8 +59,7 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 
     In place: the fields share one disk sector, and one that is torn nevertheless fails its CRC.
     """
-    data = _FIELDS.pack(*checkpoint[:3], _MAGIC, checkpoint.position, 0)[:-4]
-    data += struct.pack(">I", zlib.crc32(data))
+    data = sealed(_FIELDS.pack(*checkpoint[:3], _MAGIC, checkpoint.position))
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         if os.fstat(descriptor).st_size < CHECKPOINT_BYTES:

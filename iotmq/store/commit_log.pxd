@@ -56,3 +56,5 @@ cdef class CommitLog:
     cdef int64_t write(self, const uint8_t* at, const uint8_t* end, int32_t count, const RecordShared* shared,
                        int64_t first_offset, int64_t offset_step) except -1
     cdef const uint8_t* record_at(self, int64_t position, int64_t end_position, Py_ssize_t* room)
+    cdef int find_records(self, int64_t start_position, int64_t limit_position, int64_t bytes_max,
+                          int64_t* found_start, int64_t* found_end) except -1

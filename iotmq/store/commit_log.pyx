@@ -20,13 +20,14 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy, memset
 
+from iotmq.message.fields cimport element_fields
 from iotmq.message.layout cimport (
     AT_MAGIC, AT_SIZE, BLANK_BYTES, BLANK_MAGIC, HOST_V6_EXTRA_BYTES, RECORD_FIXED_BYTES, SYS_FLAG_BORN_HOST_V6,
     SYS_FLAG_STORE_HOST_V6, SYS_FLAG_TRANSACTION_MASK, get_u32, put_u32,
 )
 from iotmq.message.record cimport (
-    FORMAT_OK, Element, PROPERTIES_TOO_LONG, RECORD_TOO_LONG, TOPIC_TOO_LONG, RecordParts, RecordShared, body_crc,
-    element_record_size, parse_element, parse_record, write_record,
+    FORMAT_OK, Element, PROPERTIES_TOO_LONG, RECORD_TOO_LONG, TOPIC_TOO_LONG, RecordParts, RecordShared,
+    RecordTemplate, body_crc, element_record_size, make_template, parse_record, write_like,
 )
 from iotmq.store.consume_queue cimport TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, Queue
 from iotmq.store.marker cimport is_marker, write_marker
@@ -221,6 +222,12 @@ cdef class CommitLog:
         long; at least one is given. A blank at `start_position` is stepped over. Both positions must
         be starts of records (or the end). Raises StoreCorruptError.
         """
+        cdef int64_t start, end
+        self.find_records(start_position, limit_position, bytes_max, &start, &end)
+        return start, end
+
+    cdef int find_records(self, int64_t start_position, int64_t limit_position, int64_t bytes_max,
+                          int64_t* found_start, int64_t* found_end) except -1:
         cdef Segment segment = self.segment_at(start_position)
         cdef int64_t position
         cdef Py_ssize_t room
@@ -233,11 +240,14 @@ cdef class CommitLog:
         if room >= BLANK_BYTES and get_u32(at + AT_MAGIC) == <uint32_t> BLANK_MAGIC:
             start_position = segment.end_position
             if start_position >= limit_position:
-                return limit_position, limit_position
+                found_start[0] = found_end[0] = limit_position
+                return 0
             position = start_position
             segment = self.segment_at(position)
         if limit_position < segment.end_position and limit_position - start_position <= bytes_max:
-            return start_position, limit_position
+            found_start[0] = start_position
+            found_end[0] = limit_position
+            return 0
         while position < limit_position:
             at = self.record_at(position, limit_position, &room)
             if room < BLANK_BYTES:
@@ -252,7 +262,9 @@ cdef class CommitLog:
             position += size
         if position == start_position:
             raise StoreCorruptError(f"no record at position {position}")
-        return start_position, position
+        found_start[0] = start_position
+        found_end[0] = position
+        return 0
 
     def after(self, int64_t position):
         """Position of the record behind the one at `position`; `appended_position` behind the last."""
@@ -769,7 +781,7 @@ cdef class CommitLog:
         cdef int64_t position = self.appended_position
         cdef int64_t end_position = segment.end_position
         while at < end:
-            problem = parse_element(at, end, &element)
+            problem = element_fields(at, end, &element)
             if problem != FORMAT_OK:
                 raise MessageFormatError(
                     f"batch element {count} at byte {at - elements}: {problem_text(problem)}", at - elements
@@ -803,6 +815,7 @@ cdef class CommitLog:
                        int64_t first_offset, int64_t offset_step) except -1:
         """Write the placed records and move the end of the log; returns the first one's position."""
         cdef Element first, element
+        cdef RecordTemplate template
         cdef uint8_t* target
         cdef uint8_t* first_target
         cdef uint8_t stack[STACK_BYTES]
@@ -815,7 +828,8 @@ cdef class CommitLog:
         cdef int64_t first_position
         cdef int32_t number
         # Every length was checked by `place`.
-        parse_element(at, end, &first)
+        make_template(&template, shared)
+        element_fields(at, end, &first)
         at += first.size
         first_size = element_record_size(&first, shared)
         if first_size > STACK_BYTES:
@@ -832,11 +846,11 @@ cdef class CommitLog:
         position += first_size
         target = first_target + first_size
         for number in range(1, count):
-            parse_element(at, end, &element)
+            element_fields(at, end, &element)
             at += element.size
             offset += offset_step
-            size = write_record(
-                target, segment.end_position - BLANK_BYTES - position, &element, shared, offset, position
+            size = write_like(
+                target, segment.end_position - BLANK_BYTES - position, &element, shared, &template, offset, position
             )
             if size < 0:
                 put_blank(segment, position)
@@ -844,14 +858,14 @@ cdef class CommitLog:
                 segment = <Segment> self.segments[index]
                 position = segment.start_position
                 target = segment.data
-                size = write_record(
-                    target, segment.size_bytes - BLANK_BYTES, &element, shared, offset, position
+                size = write_like(
+                    target, segment.size_bytes - BLANK_BYTES, &element, shared, &template, offset, position
                 )
             position += size
             target += size
         if HAS_FAIL_POINTS:
             fail_points.reach("batch-between-records")
-        write_record(aside, first_size, &first, shared, first_offset, first_position)
+        write_like(aside, first_size, &first, shared, &template, first_offset, first_position)
         memcpy(first_target + 4, aside + 4, first_size - 4)
         if HAS_FAIL_POINTS:
             fail_points.reach("batch-before-size")

@@ -75,6 +75,8 @@ cdef class ConsumeQueue:
     cdef int apply_bytes(self, const uint8_t* at, const uint8_t* end) except -1
     cdef Queue lookup(self, const uint8_t* topic, Py_ssize_t topic_size, int queue_id)
     cdef Queue insert(self, bytes topic_bytes, int queue_id)
+    cdef Queue queue_of(self, const uint8_t* topic, Py_ssize_t topic_size, int queue_id)
+    cdef int count_entry(self, Queue queue) except -1
     cdef int enter(self, Queue queue, const RecordParts* parts) except -1
     cdef int enter_late(self, Queue queue, const RecordParts* parts) except -1
     cdef int enter_loss(self, const RecordParts* parts) except -1

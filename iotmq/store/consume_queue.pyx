@@ -5,8 +5,8 @@ Files are `consumequeue/TOPIC/QUEUE/<20 digits>`, named by the byte offset of th
 filler entry (position 0, size 0x7FFFFFFF, tags code 0) stands for an offset without a record. All of it
 is derived from the log and can be deleted.
 
-What the hot path does: per batch one call to `apply`; per record parse, compare with the last queue,
-store 20 bytes. Disk blocks are reserved before the record goes to the log (`Queue.reserve`), so that a
+What the hot path does: per batch one call to `apply`; per record parse, compare with the last queue, one
+look at the properties, store 20 bytes. Disk blocks are reserved before the record goes to the log (`Queue.reserve`), so that a
 full disk never leaves a record without room for its entry. Files start with one page and double their
 blocks: a thousand quiet queues cost 4 MiB.
 """
@@ -22,16 +22,18 @@ from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.errno cimport errno
-from libc.string cimport memchr, memcmp, memcpy, strerror
+from libc.string cimport memcmp, memcpy, strerror
 
+from iotmq.message.fields cimport parse_fields
 from iotmq.message.layout cimport (
     AT_MAGIC, BLANK_BYTES, BLANK_MAGIC, QUEUE_ENTRY_SIZE, RECORD_FIXED_BYTES, SYS_FLAG_TRANSACTION_MASK, get_u32,
     get_u64, put_u32, put_u64,
 )
 from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
+from iotmq.message.short_bytes cimport find_byte
 from iotmq.store.marker cimport is_marker
 from iotmq.store.segment cimport Segment, is_zero, whole_steps
-from iotmq.store.timer_record cimport entry_tags_code
+from iotmq.store.timer_record cimport TIMER_NAME_BYTES, entry_tags_code
 
 from iotmq.errors import StoreCorruptError, StoreError
 from iotmq.limits import QUEUES_PER_TOPIC_MAX, TOPIC_BYTES_MAX
@@ -639,36 +641,83 @@ cdef class ConsumeQueue:
         return paths
 
     cdef int apply_bytes(self, const uint8_t* at, const uint8_t* end) except -1:
-        cdef RecordParts parts
-        cdef Queue queue
+        cdef RecordParts parts, all_parts
+        cdef const uint8_t* properties_end
+        cdef const uint8_t* topic = NULL
+        cdef Py_ssize_t topic_size = -1
+        cdef int queue_id = 0
+        cdef Queue queue = self.last
         cdef int problem, transaction
+        if queue is not None:
+            topic = <const uint8_t*> PyBytes_AS_STRING(queue.topic_bytes)
+            topic_size = PyBytes_GET_SIZE(queue.topic_bytes)
+            queue_id = queue.queue_id
         while at < end:
-            problem = parse_record(at, end, &parts)
+            # `parts` is never passed on, so what is not used of it is not kept.
+            problem = parse_fields(at, end, &parts)
             if problem != FORMAT_OK:
                 if end - at >= BLANK_BYTES and get_u32(at + AT_MAGIC) == <uint32_t> BLANK_MAGIC:
                     return 0
                 raise StoreCorruptError(f"not a record where the log has one: {problem_text(problem)}")
-            at += parts.size
             transaction = parts.sys_flag & SYS_FLAG_TRANSACTION_MASK
             if transaction == TRANSACTION_PREPARED or transaction == TRANSACTION_ROLLBACK:
-                if is_marker(&parts) and parts.prepared_position > parts.queue_offset:
-                    self.enter_loss(&parts)
+                parse_record(at, end, &all_parts)
+                if is_marker(&all_parts) and all_parts.prepared_position > all_parts.queue_offset:
+                    self.enter_loss(&all_parts)
+                at += parts.size
                 continue
-            queue = self.last
             if (
-                queue is None
-                or queue.queue_id != parts.queue_id
-                or PyBytes_GET_SIZE(queue.topic_bytes) != parts.topic_size
-                or memcmp(PyBytes_AS_STRING(queue.topic_bytes), parts.topic, parts.topic_size) != 0
+                queue_id != parts.queue_id
+                or topic_size != parts.topic_size
+                or memcmp(topic, parts.topic, parts.topic_size) != 0
             ):
-                queue = self.lookup(parts.topic, parts.topic_size, parts.queue_id)
+                topic_size = -1
+                queue = self.queue_of(parts.topic, parts.topic_size, parts.queue_id)
                 if queue is None:
-                    if not is_topic(parts.topic, parts.topic_size) or parts.queue_id < 0:
-                        self.ignored_count += 1
-                        continue
-                    queue = self.insert(parts.topic[:parts.topic_size], parts.queue_id)
+                    self.ignored_count += 1
+                    at += parts.size
+                    continue
                 self.last = queue
-            self.enter(queue, &parts)
+                topic = <const uint8_t*> PyBytes_AS_STRING(queue.topic_bytes)
+                topic_size = PyBytes_GET_SIZE(queue.topic_bytes)
+                queue_id = queue.queue_id
+            properties_end = parts.properties + parts.properties_size
+            if (
+                parts.queue_offset == queue.max_offset
+                and queue.write_stop - queue.write_at >= QUEUE_ENTRY_SIZE
+                and find_byte(parts.properties, parts.properties, properties_end, c"G") == properties_end
+                and parts.topic_size != TIMER_NAME_BYTES
+            ):
+                # Most records of devices: the next of their queue, with neither TAGS nor MSG_TTL_MS, as one
+                # look for their G says, and not in a topic of records that wait for a time.
+                put_u64(queue.write_at, <uint64_t> parts.position)
+                put_u32(queue.write_at + 8, <uint32_t> parts.size)
+                put_u64(queue.write_at + 12, 0)
+                self.count_entry(queue)
+            else:
+                parse_record(at, end, &all_parts)
+                self.enter(queue, &all_parts)
+            at += parts.size
+        return 0
+
+    cdef Queue queue_of(self, const uint8_t* topic, Py_ssize_t topic_size, int queue_id):
+        """The queue a record names, made when it is new; None when there can be none of that name."""
+        cdef Queue queue = self.lookup(topic, topic_size, queue_id)
+        if queue is None and is_topic(topic, topic_size) and queue_id >= 0:
+            return self.insert(topic[:topic_size], queue_id)
+        return queue
+
+    cdef int count_entry(self, Queue queue) except -1:
+        """The entry at `write_at` was written."""
+        queue.write_at += QUEUE_ENTRY_SIZE
+        queue.max_offset += 1
+        if queue.next_offset < queue.max_offset:
+            queue.next_offset = queue.max_offset
+        if not queue.is_dirty:
+            self.mark(queue)
+        if queue.watched and not queue.is_dispatched:
+            queue.is_dispatched = True
+            self.dispatched.append(queue)
         return 0
 
     cdef int enter(self, Queue queue, const RecordParts* parts) except -1:
@@ -684,19 +733,9 @@ cdef class ConsumeQueue:
         if queue.write_stop - queue.write_at < QUEUE_ENTRY_SIZE:
             queue.aim()
         put_entry(queue.write_at, parts)
-        queue.write_at += QUEUE_ENTRY_SIZE
-        queue.max_offset += 1
         if not queue.may_expire and may_have_time_to_live(parts.properties, parts.properties_size):
             queue.may_expire = self.may_expire = True
-        if queue.next_offset < queue.max_offset:
-            queue.next_offset = queue.max_offset
-        if not queue.is_dirty:
-            queue.is_dirty = True
-            self.dirty.append(queue)
-        if queue.watched and not queue.is_dispatched:
-            queue.is_dispatched = True
-            self.dispatched.append(queue)
-        return 0
+        return self.count_entry(queue)
 
     cdef int enter_late(self, Queue queue, const RecordParts* parts) except -1:
         """A record with an offset that is taken: it is there already, or one of the two has a damaged offset."""
@@ -725,11 +764,9 @@ cdef class ConsumeQueue:
 
     cdef int enter_loss(self, const RecordParts* parts) except -1:
         """Pass over the offsets a marker names, so that they are not given out once more."""
-        cdef Queue queue = self.lookup(parts.topic, parts.topic_size, parts.queue_id)
+        cdef Queue queue = self.queue_of(parts.topic, parts.topic_size, parts.queue_id)
         if queue is None:
-            if not is_topic(parts.topic, parts.topic_size) or parts.queue_id < 0:
-                return 0
-            queue = self.insert(parts.topic[:parts.topic_size], parts.queue_id)
+            return 0
         if parts.prepared_position > queue.max_offset:
             if parts.queue_offset > queue.max_offset:
                 self.note_gap(queue, parts.queue_offset, parts.position + parts.size)
@@ -922,12 +959,12 @@ cdef bint is_topic(const uint8_t* topic, Py_ssize_t size) noexcept nogil:
 
 
 cdef bint may_have_time_to_live(const uint8_t* properties, Py_ssize_t size) noexcept nogil:
-    """Whether MSG_TTL_MS is among the properties (or a name that ends like it). Rarely more than a memchr."""
+    """Whether MSG_TTL_MS is among the properties (or a name that ends like it). Rarely more than one pass."""
     cdef const uint8_t* end = properties + size
     cdef const uint8_t* at = properties + 2
     while end - at > 8:
-        at = <const uint8_t*> memchr(at, c"G", end - at - 8)
-        if at == NULL:
+        at = find_byte(properties, at, end - 8, c"G")
+        if at == end - 8:
             return False
         if memcmp(at - 2, "MSG_TTL_MS\x01", 11) == 0:
             return True

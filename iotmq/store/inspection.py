@@ -10,7 +10,6 @@ import errno
 import mmap
 import os
 import struct
-import zlib
 from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from iotmq.message.record import check_record
 from iotmq.store.checkpoint import Checkpoint, read_checkpoint
 from iotmq.store.flushed_mark import read_flushed_mark
 from iotmq.store.lock import DirectoryLock
+from iotmq.store.state_record import read_state
 
 FILE_NAME_DIGITS: Final = 20
 QUEUE_ENTRY: Final = struct.Struct(">qiq")
@@ -33,10 +33,8 @@ _BLANK_MAGIC: Final = 0xCBD43194
 _RECORD_MAGIC_BYTES: Final = b"\xda\xa3\x20\xa7"
 _AT_MAGIC: Final = 4
 _PIECE_BYTES: Final = 1 << 20
-_QUEUE_STATE: Final = struct.Struct(">8sqqqI")
 # The second when some queue has had records with a time to live.
 _QUEUE_STATE_MAGICS: Final = (b"iotmqCQ1", b"iotmqCQX")
-_INDEX_STATE: Final = struct.Struct(">8sqqqqI")
 _INDEX_STATE_MAGIC: Final = b"iotmqKI1"
 
 
@@ -268,29 +266,14 @@ class ClosedStore:
 
     def queue_state(self) -> QueueState | None:
         """What `consumequeue/.applied` says; None when it says nothing that can be relied on."""
-        try:
-            data = (self.directory / "consumequeue" / ".applied").read_bytes()
-        except OSError:
-            return None
-        if len(data) != _QUEUE_STATE.size:
-            return None
-        magic, position, count, offset_sum, crc = _QUEUE_STATE.unpack(data)
-        if magic not in _QUEUE_STATE_MAGICS or crc != zlib.crc32(data[:-4]):
-            return None
-        return QueueState(position, count, offset_sum)
+        path = str(self.directory / "consumequeue" / ".applied")
+        state = read_state(path, *_QUEUE_STATE_MAGICS, count=3)
+        return None if state is None else QueueState(*state.numbers)
 
     def index_state(self) -> IndexState | None:
         """What `index.applied` says; None when it says nothing that can be relied on."""
-        try:
-            data = (self.directory / "index.applied").read_bytes()
-        except OSError:
-            return None
-        if len(data) != _INDEX_STATE.size:
-            return None
-        magic, position, count, last_file, next_entry, crc = _INDEX_STATE.unpack(data)
-        if magic != _INDEX_STATE_MAGIC or crc != zlib.crc32(data[:-4]):
-            return None
-        return IndexState(position, count, last_file, next_entry)
+        state = read_state(str(self.directory / "index.applied"), _INDEX_STATE_MAGIC, count=4)
+        return None if state is None else IndexState(*state.numbers)
 
     def checkpoint(self) -> Checkpoint | None:
         """The checkpoint, None when there is none."""

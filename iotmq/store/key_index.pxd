@@ -1,8 +1,8 @@
 # The key index projection: hash files that lead from `topic#key` to positions in the log.
 
+cimport cython
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
-from iotmq.message.record cimport RecordParts
 from iotmq.store.segment cimport Segment
 
 cdef enum:
@@ -11,6 +11,7 @@ cdef enum:
     INDEX_ENTRY_BYTES = 20
     INDEX_TOPIC_BYTES_MAX = 255
 
+@cython.final
 cdef class IndexFile:
     cdef readonly str path
     cdef readonly int64_t number             # the file's name, which is all digits, as a number
@@ -25,7 +26,7 @@ cdef class IndexFile:
     cdef readonly bint is_deleted
     cdef bint is_dirty                       # has entries that were not synced yet
     cdef bint is_new                         # its directory was not synced yet
-    cdef Segment segment
+    cdef readonly Segment segment
     cdef uint8_t* slots_at
     cdef uint8_t* entries_at
     cdef int32_t writable_count              # entries below it have disk blocks
@@ -43,7 +44,13 @@ cdef class Lookup:
     cdef int64_t begin_ms
     cdef int64_t end_ms
     cdef int64_t steps_left
+    cdef bint is_at_slot                     # of `file`: the slot was not looked at yet
+    cdef bint is_patient
+    cdef readonly object absent              # the ColdRead to be loaded, after -2
 
+    cdef bint is_absent(self, const uint8_t* at, int64_t size_bytes) except -1
+
+@cython.final
 cdef class KeyIndex:
     cdef readonly str name
     cdef readonly str directory
@@ -68,8 +75,10 @@ cdef class KeyIndex:
     cdef Py_ssize_t topic_size
     cdef uint32_t topic_hash
 
+    cdef int apply_range(self, const uint8_t* at, int64_t start_position, int64_t end_position) except -1
     cdef int apply_bytes(self, const uint8_t* at, const uint8_t* end, int64_t position) except -1
-    cdef int enter(self, const RecordParts* parts, int64_t position, const uint8_t* unique_key,
+    cdef void take_topic(self, const uint8_t* topic, Py_ssize_t size) noexcept
+    cdef int enter(self, int64_t position, int64_t timestamp_ms, const uint8_t* unique_key,
                    Py_ssize_t unique_key_size, const uint8_t* keys, Py_ssize_t keys_size) except -1
     cdef int put(self, int32_t hash, int64_t position, int64_t timestamp_ms) except -1
     cdef int roll(self, int64_t timestamp_ms) except -1

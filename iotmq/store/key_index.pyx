@@ -21,20 +21,21 @@ later is taken from the log again.
 
 import logging
 import os
-import struct
 import threading
-import zlib
 from datetime import UTC, datetime
+from functools import partial
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memchr, memcmp, memcpy, memset
+from libc.string cimport memcmp, memcpy, memset
 
+from iotmq.message.fields cimport parse_fields
 from iotmq.message.layout cimport (
     AT_MAGIC, BLANK_BYTES, BLANK_MAGIC, SYS_FLAG_TRANSACTION_MASK, get_u32, get_u64, put_u32, put_u64,
 )
-from iotmq.message.record cimport FORMAT_OK, RecordParts, decode_point, parse_record
+from iotmq.message.record cimport FORMAT_OK, RecordParts, decode_point
+from iotmq.message.short_bytes cimport byte_mask, find_byte, lowest_bit
 from iotmq.store.consume_queue cimport TRANSACTION_ROLLBACK
 from iotmq.store.segment cimport Segment, whole_steps
 
@@ -42,7 +43,10 @@ from iotmq.errors import StoreCorruptError
 from iotmq.limits import INDEX_LOOKUP_ENTRIES_MAX
 from iotmq.message.record import problem_text
 from iotmq.store import fail_points
+from iotmq.store.projection import Leaving
+from iotmq.store.residency import plan_bytes
 from iotmq.store.segment import sync_directory
+from iotmq.store.state_record import encode_state, read_state, write_state
 
 cdef enum:
     NAME_END = 1
@@ -50,15 +54,19 @@ cdef enum:
     # Blocks for entries are taken in steps of this many bytes.
     ALLOCATION_STEP_BYTES = 1048576
     PAGE_BYTES = 4096
+    # As many bytes of properties are looked at together as a mask has bits.
+    PIECE_BYTES = 64
+    BEFORE_BYTES = 16
+    # Entries a patient look-up looks at before it lets others go first: about 2 ms.
+    PATIENT_ENTRIES_MAX = 4096
 
 cdef int64_t LOOKUP_ENTRIES_MAX = INDEX_LOOKUP_ENTRIES_MAX
 cdef bint HAS_FAIL_POINTS = fail_points.IS_ON
 
 NAME_DIGITS = 17
 
-# `index.applied`: magic 8 | applied position 8 | files 8 | name of the last one as a number 8 |
-# index of its next entry 8 | crc32 of those 4
-_STATE = struct.Struct(">8sqqqqI")
+# `index.applied`, a state_record: applied position, files, name of the last one as a number, index of its
+# next entry.
 _STATE_MAGIC = b"iotmqKI1"
 # The last millisecond of the year 9999: names have four digits for the year.
 _NAMED_MS_MAX = 253_402_300_799_999
@@ -186,9 +194,12 @@ cdef class IndexFile:
             sync_directory(os.path.dirname(self.path))
 
     def delete(self):
-        """Remove the file; raises OSError. Look-ups under way still have its mapping."""
+        """Remove the file if it is there; raises OSError. Look-ups under way still have its mapping."""
         self.is_deleted = True
-        os.unlink(self.path)
+        try:
+            os.unlink(self.path)
+        except FileNotFoundError:
+            pass
 
     def count_writable(self):
         self.writable_count = <int32_t> (
@@ -265,22 +276,42 @@ cdef class Lookup:
     """
 
     def next_position(self):
-        """The next older one, -1 when there are no more (or the look-up has cost enough)."""
+        """The next older one, -1 when there are no more (or the look-up has cost enough).
+
+        With `is_patient` -2 where it would have to wait for the disk: have `absent` in memory and ask again;
+        when that is None, it has only taken a while.
+        """
         cdef IndexFile file
         cdef const uint8_t* entry
         cdef int32_t older
         cdef int64_t position, time_ms
+        cdef int32_t pause_left = PATIENT_ENTRIES_MAX
         while True:
-            if self.index == 0 and not self.next_file():
+            if self.index == 0 and not self.is_at_slot and not self.next_file():
                 return -1
             file = self.file
+            if self.is_at_slot:
+                entry = file.slots_at + <int64_t> (self.hash % file.slots) * INDEX_SLOT_BYTES
+                if self.is_patient and self.is_absent(entry, INDEX_SLOT_BYTES):
+                    return -2
+                self.is_at_slot = False
+                self.index = <int32_t> get_u32(entry)
+                if not 0 < self.index < file.count:
+                    self.index = 0
             while self.index:
                 if self.steps_left == 0:
                     self.files = []
                     self.index = 0
                     return -1
-                self.steps_left -= 1
                 entry = file.entries_at + <int64_t> self.index * INDEX_ENTRY_BYTES
+                if self.is_patient:
+                    if pause_left == 0:
+                        self.absent = None
+                        return -2
+                    pause_left -= 1
+                    if self.is_absent(entry, INDEX_ENTRY_BYTES):
+                        return -2
+                self.steps_left -= 1
                 # To the second, rounded down: an entry may be up to 999 ms newer than that.
                 time_ms = file.begin_timestamp_ms + <int64_t> <int32_t> get_u32(entry + 12) * 1000
                 older = <int32_t> get_u32(entry + 16)
@@ -303,13 +334,15 @@ cdef class Lookup:
             file = <IndexFile> self.files.pop()
             self.file = file
             if file.count > 1 and file.begin_timestamp_ms <= self.end_ms and file.end_timestamp_ms >= self.begin_ms:
-                self.index = <int32_t> get_u32(
-                    file.slots_at + <int64_t> (self.hash % file.slots) * INDEX_SLOT_BYTES
-                )
-                if not 0 < self.index < file.count:
-                    self.index = 0
+                self.is_at_slot = True
                 return True
         return False
+
+    cdef bint is_absent(self, const uint8_t* at, int64_t size_bytes) except -1:
+        """Whether so many bytes of the file are on the disk; then `absent` says what to load."""
+        cdef int64_t start_bytes = at - self.file.segment.data
+        self.absent = plan_bytes(self.file.segment, start_bytes, start_bytes + size_bytes)
+        return self.absent is not None
 
 
 cdef class KeyIndex:
@@ -437,21 +470,25 @@ cdef class KeyIndex:
         try:
             if buffer.len < end_position - start_position:
                 raise ValueError(f"{buffer.len} bytes for {start_position}..{end_position}")
-            self.apply_bytes(
-                <const uint8_t*> buffer.buf, <const uint8_t*> buffer.buf + (end_position - start_position),
-                start_position,
-            )
+            self.apply_range(<const uint8_t*> buffer.buf, start_position, end_position)
+        finally:
+            PyBuffer_Release(&buffer)
+
+    cdef int apply_range(self, const uint8_t* at, int64_t start_position, int64_t end_position) except -1:
+        try:
+            self.apply_bytes(at, at + (end_position - start_position), start_position)
             self.next_position = max(self.next_position, end_position)
             self.applied_position = end_position
         finally:
             if self.active is not None:
                 self.active.write_header()
-            PyBuffer_Release(&buffer)
+        return 0
 
-    def look_up(self, str topic, str key, *, int64_t begin_ms=0, int64_t end_ms=(1 << 62)):
+    def look_up(self, str topic, str key, *, int64_t begin_ms=0, int64_t end_ms=(1 << 62), bint is_patient=False):
         """A Lookup of the records of `topic` with `key` and a store time in [begin_ms, end_ms].
 
-        Files are looked at newest to oldest while their times overlap.
+        Files are looked at newest to oldest while their times overlap. With `is_patient` no page is touched
+        that is on the disk.
         """
         cdef Lookup lookup = Lookup.__new__(Lookup)
         lookup.files = list(self.files)
@@ -460,6 +497,7 @@ cdef class KeyIndex:
         lookup.begin_ms = min(max(begin_ms, <int64_t> 0), <int64_t> 1 << 62)
         lookup.end_ms = min(max(end_ms, <int64_t> -1), <int64_t> 1 << 62)
         lookup.steps_left = LOOKUP_ENTRIES_MAX
+        lookup.is_patient = is_patient
         return lookup
 
     def file_list(self):
@@ -497,7 +535,12 @@ cdef class KeyIndex:
         self.applied_position = max(position, min_position)
         self.next_position = max(cut_position, min_position)
         self.keys_done = 0
-        self.trim(min_position)
+        leaving = self.trim(min_position)
+        if leaving is not None:
+            # Nobody waits yet.
+            leaving.prepare()
+            for path in leaving.paths:
+                os.unlink(path)
 
     def clear(self, int64_t position):
         """Delete every file; `apply` starts over from `position`, the first of the log."""
@@ -514,23 +557,30 @@ cdef class KeyIndex:
                 os.unlink(os.path.join(self.directory, name))
 
     def trim(self, int64_t min_position):
-        """Delete the files all of whose records lie before `min_position`; the newest file stays."""
-        cdef list removed
+        """Let go of the files all of whose records lie before `min_position`; the newest file stays.
+
+        Returns them as a Leaving, to be deleted in a thread, None when there are none.
+        """
         cdef Py_ssize_t count = 0
         while count < len(self.files) - 1 and (<IndexFile> self.files[count]).end_position < min_position:
             count += 1
         if count == 0:
-            return
+            return None
+        leaving = self.files[:count]
+        self.files = self.files[count:]
+        self.removed_files += count
+        for file in leaving:
+            (<IndexFile> file).is_deleted = True
+        return Leaving([(<IndexFile> file).path for file in leaving], partial(self._forget, leaving))
+
+    def _forget(self, list leaving):
+        """State that there are fewer files, before the ones in `leaving` are deleted. Any thread."""
         with self.lock:
-            removed = self.files[:count]
-            self.files = self.files[count:]
-            self.removed_files += count
-            if self.written is not None and self.written[1]:
-                self.written = (self.written[0], max(0, self.written[1] - count), *self.written[2:])
+            if self.written is not None:
                 self._write_state(self.written)
         fail_points.reach("index-files-let-go")
-        for file in removed:
-            (<IndexFile> file).delete()
+        # Their mappings end here and not on the owner's thread, unless a look-up has them.
+        leaving.clear()
 
     def take_dirty(self):
         """The files with entries since the last call, for the thread that syncs them."""
@@ -557,38 +607,21 @@ cdef class KeyIndex:
 
     def write_state(self, state):
         """Remember `state`; raises OSError. Any thread."""
-        applied_position, files_ever, last_number, last_count = state
         with self.lock:
-            self.written = (applied_position, max(0, files_ever - self.removed_files), last_number, last_count)
-            self._write_state(self.written)
+            self.written = state
+            self._write_state(state)
 
     def read_state(self):
         """The remembered (applied position, files, name of the last, its next entry), None when damaged."""
-        try:
-            with open(self.state_path, "rb") as file:
-                record = file.read(_STATE.size + 1)
-        except FileNotFoundError:
-            return None
-        if len(record) != _STATE.size or zlib.crc32(record[:-4]) != int.from_bytes(record[-4:], "big"):
-            return None
-        magic, *state, _ = _STATE.unpack(record)
-        return tuple(state) if magic == _STATE_MAGIC else None
+        state = read_state(self.state_path, _STATE_MAGIC, count=4)
+        return None if state is None else state.numbers
 
     def _write_state(self, state):
-        """In place, for the reasons the queues' state is."""
-        record = _STATE.pack(_STATE_MAGIC, *state, 0)
-        record = record[:-4] + struct.pack(">I", zlib.crc32(record[:-4]))
-        is_new = not os.path.exists(self.state_path)
-        descriptor = os.open(self.state_path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            os.pwrite(descriptor, record, 0)
-            os.ftruncate(descriptor, len(record))
-            os.fdatasync(descriptor)
-        finally:
-            os.close(descriptor)
-        if is_new:
-            sync_directory(os.path.dirname(self.state_path))
-        fail_points.reach("index-state-written")
+        """Files that were let go of do not count any more."""
+        applied_position, files_ever, last_number, last_count = state
+        file_count = max(0, files_ever - self.removed_files)
+        record = encode_state(_STATE_MAGIC, applied_position, file_count, last_number, last_count)
+        write_state(self.state_path, record, fail_point="index-state-written")
 
     def _delete_from(self, Py_ssize_t number):
         while len(self.files) > number:
@@ -601,15 +634,18 @@ cdef class KeyIndex:
 
     cdef int apply_bytes(self, const uint8_t* at, const uint8_t* end, int64_t position) except -1:
         cdef RecordParts parts
+        cdef const uint8_t* piece
+        cdef const uint8_t* piece_end
         cdef const uint8_t* property
         cdef const uint8_t* property_end
         cdef const uint8_t* properties_end
         cdef const uint8_t* unique_key
         cdef const uint8_t* keys
         cdef Py_ssize_t unique_key_size, keys_size
+        cdef uint64_t ends
         cdef int problem
         while at < end:
-            problem = parse_record(at, end, &parts)
+            problem = parse_fields(at, end, &parts)
             if problem != FORMAT_OK:
                 if end - at >= BLANK_BYTES and get_u32(at + AT_MAGIC) == <uint32_t> BLANK_MAGIC:
                     return 0
@@ -621,58 +657,69 @@ cdef class KeyIndex:
             if parts.sys_flag & SYS_FLAG_TRANSACTION_MASK != TRANSACTION_ROLLBACK:
                 unique_key_size = keys_size = 0
                 unique_key = keys = NULL
-                property = parts.properties
+                property = piece = parts.properties
                 properties_end = property + parts.properties_size
-                # The last of several with one name wins.
-                while properties_end - property >= 5:
-                    property_end = <const uint8_t*> memchr(property, PROPERTY_END, properties_end - property)
-                    if property_end == NULL:
-                        property_end = properties_end
-                    if property[0] == c"K":
-                        if property_end - property > 4 and memcmp(property, "KEYS\x01", 5) == 0:
-                            keys = property + 5
-                            keys_size = property_end - keys
-                    elif property[0] == c"U":
-                        if property_end - property > 8 and memcmp(property, "UNIQ_KEY\x01", 9) == 0:
-                            unique_key = property + 9
-                            unique_key_size = property_end - unique_key
-                    property = property_end + 1
+                # The ends of all properties in 64 bytes at once. The last of several with one name wins.
+                while piece < properties_end:
+                    piece_end = piece + min(properties_end - piece, <Py_ssize_t> PIECE_BYTES)
+                    ends = byte_mask(parts.properties, piece, piece_end - piece, PROPERTY_END)
+                    while True:
+                        if ends:
+                            property_end = piece + lowest_bit(ends)
+                            ends &= ends - 1
+                        elif piece_end == properties_end and property < properties_end:
+                            property_end = properties_end
+                        else:
+                            break
+                        if property[0] == c"K":
+                            if property_end - property > 4 and memcmp(property, "KEYS\x01", 5) == 0:
+                                keys = property + 5
+                                keys_size = property_end - keys
+                        elif property[0] == c"U":
+                            if property_end - property > 8 and memcmp(property, "UNIQ_KEY\x01", 9) == 0:
+                                unique_key = property + 9
+                                unique_key_size = property_end - unique_key
+                        property = property_end + 1
+                    piece = piece_end
                 if unique_key_size or keys_size:
-                    self.enter(&parts, position, unique_key, unique_key_size, keys, keys_size)
+                    if (
+                        self.topic_size != parts.topic_size
+                        or memcmp(self.topic, parts.topic, parts.topic_size) != 0
+                    ):
+                        self.take_topic(parts.topic, parts.topic_size)
+                    self.enter(
+                        position, parts.store_timestamp_ms, unique_key, unique_key_size, keys, keys_size
+                    )
             position += parts.size
             self.next_position = position
             self.keys_done = 0
         return 0
 
-    cdef int enter(self, const RecordParts* parts, int64_t position, const uint8_t* unique_key,
+    cdef void take_topic(self, const uint8_t* topic, Py_ssize_t size) noexcept:
+        """Have the hash of `topic#` ready, for this record and most that follow."""
+        # Topics with a length field of two bytes can be too long to be kept.
+        self.topic_size = size if size <= INDEX_TOPIC_BYTES_MAX else -1
+        memcpy(self.topic, topic, max(self.topic_size, <Py_ssize_t> 0))
+        self.topic_hash = hash_on(0, topic, size) * 31 + <uint32_t> c"#"
+
+    cdef int enter(self, int64_t position, int64_t timestamp_ms, const uint8_t* unique_key,
                    Py_ssize_t unique_key_size, const uint8_t* keys, Py_ssize_t keys_size) except -1:
         """Put the keys of a record, but not the first `keys_done`, which counts them from here on."""
+        cdef const uint8_t* start = keys
         cdef const uint8_t* end = keys + keys_size
         cdef const uint8_t* word_end
         cdef int32_t number = 0
-        if self.topic_size != parts.topic_size or memcmp(self.topic, parts.topic, parts.topic_size) != 0:
-            # Topics with a length field of two bytes can be too long to be kept.
-            self.topic_size = parts.topic_size if parts.topic_size <= INDEX_TOPIC_BYTES_MAX else -1
-            memcpy(self.topic, parts.topic, max(self.topic_size, <Py_ssize_t> 0))
-            self.topic_hash = hash_on(0, parts.topic, parts.topic_size) * 31 + <uint32_t> c"#"
         if unique_key_size:
             if self.keys_done == 0:
-                self.put(
-                    without_sign(hash_on(self.topic_hash, unique_key, unique_key_size)), position,
-                    parts.store_timestamp_ms,
-                )
+                self.put(without_sign(hash_on(self.topic_hash, unique_key, unique_key_size)), position, timestamp_ms)
                 self.keys_done = 1
             number = 1
         while keys < end:
-            word_end = <const uint8_t*> memchr(keys, c" ", end - keys)
-            if word_end == NULL:
-                word_end = end
+            # In front of them stands at least a record's fixed part.
+            word_end = find_byte(start - BEFORE_BYTES, keys, end, c" ")
             if word_end > keys:
                 if number == self.keys_done:
-                    self.put(
-                        without_sign(hash_on(self.topic_hash, keys, word_end - keys)), position,
-                        parts.store_timestamp_ms,
-                    )
+                    self.put(without_sign(hash_on(self.topic_hash, keys, word_end - keys)), position, timestamp_ms)
                     self.keys_done += 1
                 number += 1
             keys = word_end + 1

@@ -139,6 +139,17 @@ class KeyValueProjection:
             self.durable_position = self.written_position
             self._flushing_position = None
 
+    def begin_sync(self) -> None:
+        """Have everything applied so far made safe from a crash, without waiting for the disk."""
+        self.write_out()
+        self._take_flushed()
+        if self.durable_position != self.written_position:
+            try:
+                self._begin_flush()
+            except StoreError:
+                self._reopen_s = self._reopen_s or time.monotonic() + REOPEN_S
+                raise
+
     def rewind(self, position: int, min_position: int) -> None:
         """Start over: what an older record had set is not known any more once a later one replaced it."""
         if position < self.applied_position:
@@ -194,13 +205,18 @@ class KeyValueProjection:
             raise StoreError(f"projection {self.name} goes on from {self.applied_position}")
 
     def _flush_when_due(self) -> None:
+        self._take_flushed()
+        if self.written_position - self.durable_position >= FLUSH_LOG_BYTES:
+            self._begin_flush()
+
+    def _take_flushed(self) -> None:
+        """Note that the last flush that was begun is over, if it is."""
         if self._flushing_position is not None and not self._space.is_flushing:
             self.durable_position = self._flushing_position
             self._flushing_position = None
-        if (
-            self._flushing_position is None
-            and self.written_position - self.durable_position >= FLUSH_LOG_BYTES
-        ):
+
+    def _begin_flush(self) -> None:
+        if self._flushing_position is None:
             self._flushing_position = self.written_position
             self._space.flush(wait=False)
 

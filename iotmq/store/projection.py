@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 
 class Projection(Protocol):
@@ -50,10 +51,24 @@ class DurableProjection(Projection, Protocol):
     def sync(self) -> None:
         """Bring everything applied to the disk, so that `durable_position` is `applied_position`."""
 
+    def begin_sync(self) -> None:
+        """Have everything applied so far brought to the disk, without waiting for it; may be called again."""
+
 
 @runtime_checkable
 class TrimmableProjection(Projection, Protocol):
     """A projection that holds something for every record, and can forget the ones the log has deleted."""
 
-    def trim(self, min_position: int) -> None:
-        """The log begins at `min_position` now: nothing before it needs to be kept."""
+    def trim(self, min_position: int) -> Leaving | None:
+        """The log begins at `min_position` now: nothing before it needs to be kept.
+
+        Returns the files it has let go of, to be deleted in a thread; None when there are none.
+        """
+
+
+class Leaving(NamedTuple):
+    """Files that a projection has let go of. What is to be done with them takes as long as a disk does."""
+
+    paths: list[str]
+    # To be called before the first of them is deleted, in any thread; again when it raised OSError.
+    prepare: Callable[[], None]

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,6 +20,7 @@ from iotmq.store import fail_points
 from iotmq.store.segment import sync_directory
 
 if TYPE_CHECKING:
+    from iotmq.store.projection import Leaving
     from iotmq.store.segment import Segment
 
 # After a refusal of the operating system.
@@ -37,7 +38,9 @@ logger = logging.getLogger("iotmq.store")
 class _Removal(NamedTuple):
     path: str
     # Of the log, None for other files.
-    segment: Segment | None
+    segment: Segment | None = None
+    # Instead of a deletion: what is to be done before the ones behind it.
+    action: Callable[[], None] | None = None
 
 
 class Remover:
@@ -77,7 +80,8 @@ class Remover:
     def leaving_paths(self) -> set[str]:
         """Their files."""
         removals = list(self._removals)
-        return {removal.path for removal in removals} | {segment.path for segment in self._held}
+        paths = {removal.path for removal in removals if removal.path}
+        return paths | {segment.path for segment in self._held}
 
     def remove_segments(self, segments: Iterable[Segment]) -> None:
         """Delete segments the log has let go of, lowest first."""
@@ -85,7 +89,11 @@ class Remover:
 
     def remove_files(self, paths: Iterable[str]) -> None:
         """Delete other files, after everything that was given before."""
-        self._add(_Removal(path, None) for path in paths)
+        self._add(_Removal(path) for path in paths)
+
+    def remove_leaving(self, leaving: Leaving) -> None:
+        """Delete the files a projection let go of, after everything that was given before."""
+        self._add([_Removal("", action=leaving.prepare), *(_Removal(path) for path in leaving.paths)])
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Whether everything given was deleted within `timeout_s`; views may still hold their segments."""
@@ -126,7 +134,7 @@ class Remover:
                 self._remove(removal)
             except OSError as error:
                 if self.problem is None:
-                    logger.error("cannot delete %s: %s; trying again", removal.path, error)
+                    logger.error("cannot delete %s: %s; trying again", removal.path or "files", error)
                 self.problem = str(error)
                 if self._stopping.wait(RETRY_S):
                     return
@@ -143,6 +151,9 @@ class Remover:
             self._idle.clear()
 
     def _remove(self, removal: _Removal) -> None:
+        if removal.action is not None:
+            removal.action()
+            return
         Path(removal.path).unlink(missing_ok=True)
         segment = removal.segment
         if segment is None:

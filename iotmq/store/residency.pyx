@@ -219,6 +219,20 @@ def plan_records(CommitLog log not None, places, *, int64_t hot_position):
     return plan if plan.is_needed else None
 
 
+def plan_bytes(Segment segment not None, int64_t start_bytes, int64_t end_bytes, *, int64_t hot_position=0):
+    """None when [start_bytes, end_bytes) of a file is in memory, else a ColdRead of the windows around it.
+
+    `hot_position`, for files of the log: what is asked for ahead of a scan ends there.
+    """
+    cdef ColdRead plan = ColdRead.__new__(ColdRead)
+    plan.windows = []
+    plan.hot_position = hot_position
+    add_windows(
+        plan, segment, segment.start_position + start_bytes, segment.start_position + min(end_bytes, segment.size_bytes)
+    )
+    return plan if plan.is_needed else None
+
+
 def is_resident(Segment segment not None, int64_t start_bytes, int64_t end_bytes):
     """Whether every page of [start_bytes, end_bytes) is in memory."""
     return absent_pages(segment, start_bytes, min(end_bytes, segment.allocated_bytes), NULL) == 0

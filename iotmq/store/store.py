@@ -20,25 +20,27 @@ from iotmq.message.record_filter import RecordFilter
 from iotmq.metrics import Metric
 from iotmq.store import fail_points
 from iotmq.store.allocation import RETRY_S, AheadAllocator
-from iotmq.store.catch_up import CATCH_UP_BYTES, CatchUpProgress, CatchUpReport, catch_up
+from iotmq.store.catch_up import CatchUpProgress, CatchUpReport, catch_up
 from iotmq.store.check import check_store
 from iotmq.store.checkpoint import Checkpointer
 from iotmq.store.cold_pages import ColdPages
+from iotmq.store.cold_steps import finish, record_steps
 from iotmq.store.commit_log import Appended, CommitLog
 from iotmq.store.consume_queue import ConsumeQueue, Queue
 from iotmq.store.damage import DamageRepair
+from iotmq.store.dispatch import Dispatch
 from iotmq.store.flush import Flusher
 from iotmq.store.flushed_mark import FlushedMark
 from iotmq.store.flushed_waiters import FlushedWaiters
 from iotmq.store.index_check import check_index
 from iotmq.store.key_index import KeyIndex
-from iotmq.store.key_query import candidates, query_log
+from iotmq.store.key_query import candidate_steps, is_match
 from iotmq.store.lock import AbortMark, DirectoryLock
 from iotmq.store.projection import DurableProjection, Projection, RewindableProjection
 from iotmq.store.raw import append_raw, read_raw, start_at
 from iotmq.store.reads import Read, offset_at_time, read_queue
 from iotmq.store.recovery import Recovery, recover, recover_index
-from iotmq.store.residency import ColdRead, plan_read, plan_records
+from iotmq.store.residency import ColdRead, plan_bytes, plan_read, plan_records
 from iotmq.store.retention import DiskUsage, read_disk_usage
 from iotmq.store.segment import sync_directory
 from iotmq.store.settings import StoreSettings
@@ -48,6 +50,7 @@ from iotmq.store.trimming import Trimmer
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from iotmq.store.cold_steps import Steps
     from iotmq.store.kv import KeyValueStore
     from iotmq.store.latest import Latest, LatestPlace
     from iotmq.store.timer_index import TimerIndex
@@ -104,14 +107,13 @@ class Store:
         self._log = log
         self._queues = queues
         self._index = index
-        self._projections: list[Projection] = [] if index is None else [index]
+        projections: list[Projection] = [] if index is None else [index]
+        self._projections = projections
         # Opened by the first use: most processes have no projection in it.
         self._key_values: KeyValueStore | None = None
         self._latest: Latest | None = None
         self._timers: TimerIndex | None = None
-        # The ones whose last `apply` failed, by identity.
-        self._failed_projections: set[int] = set()
-        self._confirmed_position = recovery.queues_from_position
+        self._dispatch = Dispatch(log, queues, projections, recovery.queues_from_position, repair.verify)
         # While set, appends are refused with it until the time (monotonic seconds) after it.
         self._refusal: tuple[type[StoreError], str, float] | None = None
         self._refused_appends = 0
@@ -149,7 +151,7 @@ class Store:
         self._hidden: dict[str, int] = {}
         # Bound once: append is called for every batch.
         self._append = log.append
-        self._apply = queues.apply
+        self._run_dispatch = self._dispatch.run
 
     @classmethod
     def open(
@@ -259,7 +261,7 @@ class Store:
             checkpoint_path=checkpoint_path,
             read_usage=read_usage,
         )
-        store._dispatch(log.appended_position, progress)
+        store._dispatch.run(log.appended_position, progress)
         # Where entries were missing up to the log's start, queues begin behind the gap.
         queues.trim(log.min_position)
         queues.forget_pages()
@@ -275,7 +277,7 @@ class Store:
     @property
     def confirmed_position(self) -> int:
         """Below it everything is as durable as promised, is in its queue, and may be read."""
-        return self._confirmed_position
+        return self._dispatch.confirmed_position
 
     @property
     def appended_position(self) -> int:
@@ -323,7 +325,7 @@ class Store:
         self._hidden.update(positions)
         self._hide(positions)
         end_position = max(positions.values(), default=0)
-        if end_position > self._confirmed_position:
+        if end_position > self.confirmed_position:
             # What is on its way to the queues belongs to it.
             self.when_flushed(end_position, lambda: self._hide(positions))
 
@@ -402,20 +404,20 @@ class Store:
         if self._is_sync:
             self._flusher.request()
         else:
-            self._dispatch(self._log.appended_position)
+            self._run_dispatch(self._log.appended_position)
 
     def advance(self) -> int:
         """Confirm what the durability promise now allows; returns `confirmed_position`."""
         end_position = self._flusher.flushed_position if self._is_sync else self._log.appended_position
-        if end_position > self._confirmed_position:
-            self._dispatch(end_position)
+        if end_position > self.confirmed_position:
+            self._run_dispatch(end_position)
         if self._flushed_waiters:
             self._call_flushed_waiters()
-        return self._confirmed_position
+        return self.confirmed_position
 
     def catch_up(self) -> None:
         """Give what is confirmed to projections that fell behind it, say because their disk refused; once."""
-        self._dispatch(self._confirmed_position)
+        self._run_dispatch(self.confirmed_position)
 
     def request_flush(self) -> None:
         """Have everything appended so far flushed soon."""
@@ -430,7 +432,7 @@ class Store:
         if self._is_closed:
             return
         self._trimmer.run(
-            safe_position=min(self._flusher.flushed_position, self._confirmed_position),
+            safe_position=min(self._flusher.flushed_position, self.confirmed_position),
             consumed_position=self.consumed_position,
             held_position=self.held_position,
         )
@@ -506,7 +508,7 @@ class Store:
         ValueError when the log does not hold that range.
         """
         if end_position is None:
-            end_position = self._confirmed_position
+            end_position = self.confirmed_position
         return read_raw(self._log, position, bytes_max, end_position)
 
     def append_raw(self, position: int, data: Buffer) -> int:
@@ -533,7 +535,7 @@ class Store:
             if self._is_sync:
                 self._flusher.request()
             else:
-                self._dispatch(end_position)
+                self._run_dispatch(end_position)
         return end_position
 
     def start_at(self, position: int) -> None:
@@ -546,7 +548,7 @@ class Store:
         if self._index is not None:
             self._index.clear(position)
         self._flusher.start_at(position)
-        self._confirmed_position = position
+        self._dispatch.start_at(position)
 
     def take_dispatched(self) -> list[Queue]:
         """The watched queues that got records confirmed since the last call."""
@@ -558,18 +560,16 @@ class Store:
         Raises StoreCorruptError when it is ahead of the log and cannot go back, and whatever its `apply`
         raises while it catches up.
         """
-        if projection.applied_position > self._confirmed_position:
+        if projection.applied_position > self.confirmed_position:
             if not isinstance(projection, RewindableProjection):
                 raise StoreCorruptError(
                     f"projection {projection.name} has applied up to {projection.applied_position}, "
-                    f"but the log ends at {self._confirmed_position}; delete it and it will be rebuilt"
+                    f"but the log ends at {self.confirmed_position}; delete it and it will be rebuilt"
                 )
-            projection.rewind(self._confirmed_position, self._log.min_position)
+            projection.rewind(self.confirmed_position, self._log.min_position)
         start_position = max(projection.applied_position, self._log.min_position)
-        report = CatchUpReport(projection.name, start_position, self._confirmed_position, progress)
-        catch_up(
-            self._log, projection, self._confirmed_position, verify=self._repair.verify, progress=report
-        )
+        report = CatchUpReport(projection.name, start_position, self.confirmed_position, progress)
+        catch_up(self._log, projection, self.confirmed_position, verify=self._repair.verify, progress=report)
         self._projections.append(projection)
 
     def add_key_value_projection(
@@ -616,7 +616,7 @@ class Store:
             timers = TimerIndex(self.key_values())
             if timers.applied_position == 0 and not any(map(_has_waiting, self.queues())):
                 # A large log where nothing ever waited need not be gone through.
-                timers.clear(self._confirmed_position)
+                timers.clear(self.confirmed_position)
                 with suppress(StoreError):
                     # Only so that a crash does not have the log gone through after all.
                     timers.sync()
@@ -687,14 +687,13 @@ class Store:
             records_max=records_max,
             bytes_max=bytes_max,
             tags=tags,
-            hot_position=self._confirmed_position - self.settings.hot_bytes,
+            hot_position=self._hot_position,
             entries_max=entries_max,
         )
 
     def plan_records(self, places: Iterable[tuple[int, int]]) -> ColdRead | None:
         """None when the records at `places`, (position, size) each, are in memory, else what `load` needs."""
-        hot_position = self._confirmed_position - self.settings.hot_bytes
-        return plan_records(self._log, places, hot_position=hot_position)
+        return plan_records(self._log, places, hot_position=self._hot_position)
 
     def load(self, plan: ColdRead) -> None:
         """Bring in what a read needs, in a thread of the caller's; several may do so at a time.
@@ -704,9 +703,29 @@ class Store:
         """
         self._cold_pages.load(plan, plan.hot_position)
 
+    def plan_raw(self, position: int, bytes_max: int) -> ColdRead | None:
+        """None when what `read_raw` gives for these arguments is in memory, else what `load` needs."""
+        hot_position = self._hot_position
+        view_end = min(position + bytes_max, hot_position)
+        for segment in self._log.segments_between(position, view_end)[:1]:
+            start_bytes = max(position - segment.start_position, 0)
+            return plan_bytes(
+                segment, start_bytes, view_end - segment.start_position, hot_position=hot_position
+            )
+        return None
+
     def read_record(self, position: int) -> memoryview | None:
-        """The confirmed record that starts at `position`, None when none proves itself there."""
-        return self._log.read_record(position, self._confirmed_position)
+        """The confirmed record that starts at `position`, None when none proves itself there.
+
+        May have to wait for the disk; `record_steps` does not.
+        """
+        return self._log.read_record(position, self.confirmed_position)
+
+    def record_steps(self, position: int) -> Steps[memoryview | None]:
+        """`read_record` for the loop: see `iotmq.store.cold_steps`."""
+        return record_steps(
+            self._log, position, end_position=self.confirmed_position, hot_position=self._hot_position
+        )
 
     def query(
         self,
@@ -720,35 +739,42 @@ class Store:
         """The confirmed records of `topic` with `key` as unique key or among its keys, newest first.
 
         Only those stored in [begin_ms, end_ms], and at most `records_max` and INDEX_QUERY_RECORDS_MAX; fewer
-        when very many keys have the same hash. May have to wait for the disk. Raises StoreError unless
-        `settings.index_enabled`.
+        when very many keys have the same hash. May have to wait for the disk; `query_steps` does not. Raises
+        StoreError unless `settings.index_enabled`, OSError when the disk does not give the pages.
+        """
+        return finish(
+            self.query_steps(topic, key, begin_ms=begin_ms, end_ms=end_ms, records_max=records_max), self.load
+        )
+
+    def query_steps(
+        self, topic: str, key: str, *, begin_ms: int, end_ms: int, records_max: int
+    ) -> Steps[list[memoryview]]:
+        """`query` for the loop: see `iotmq.store.cold_steps`."""
+        views: list[memoryview] = []
+        positions = yield from self.candidate_steps(topic, key, begin_ms=begin_ms, end_ms=end_ms)
+        for position in positions:
+            if len(views) >= min(records_max, INDEX_QUERY_RECORDS_MAX):
+                break
+            view = yield from self.record_steps(position)
+            if view is not None and is_match(view, topic, key, begin_ms, end_ms):
+                views.append(view)
+        return views
+
+    def candidate_steps(self, topic: str, key: str, *, begin_ms: int, end_ms: int) -> Steps[list[int]]:
+        """Positions of the records that `query` would look at, newest first, whether they match or not.
+
+        For the loop, and callers that bring many records into memory together. Raises StoreError as `query`
+        does, at once.
         """
         if self._index is None:
             raise StoreError("records cannot be found by key: store.index_enabled is false")
-        return query_log(
-            self._log,
+        return candidate_steps(
             self._index,
             topic,
             key,
             begin_ms=begin_ms,
             end_ms=end_ms,
-            records_max=records_max,
-            confirmed_position=self._confirmed_position,
             hidden_position=self._hidden.get(topic, 0),
-        )
-
-    def query_candidates(self, topic: str, key: str, *, begin_ms: int, end_ms: int) -> list[int]:
-        """Positions of records that `query` would look at, newest first, whether they match or not.
-
-        For callers that bring them into memory first. Raises StoreError as `query` does.
-        """
-        if self._index is None:
-            raise StoreError("records cannot be found by key: store.index_enabled is false")
-        hidden_position = self._hidden.get(topic, 0)
-        return list(
-            candidates(
-                self._index, topic, key, begin_ms=begin_ms, end_ms=end_ms, hidden_position=hidden_position
-            )
         )
 
     @property
@@ -823,11 +849,11 @@ class Store:
         Reads everything there is: for tests and tools.
         """
         problems = check_store(
-            self._log, self._queues, confirmed_position=self._confirmed_position, hidden=self._hidden
+            self._log, self._queues, confirmed_position=self.confirmed_position, hidden=self._hidden
         )
-        if self._is_sync and self._confirmed_position > self.flushed_position:
+        if self._is_sync and self.confirmed_position > self.flushed_position:
             problems.append(
-                f"position {self._confirmed_position} is confirmed, "
+                f"position {self.confirmed_position} is confirmed, "
                 f"but only {self.flushed_position} is on the disk"
             )
         if self.flushed_position > self.appended_position:
@@ -836,9 +862,9 @@ class Store:
             problems += check_index(self._log, self._index)
         problems += [
             f"projection {projection.name} has applied {projection.applied_position} "
-            f"of {self._confirmed_position}"
+            f"of {self.confirmed_position}"
             for projection in self._projections
-            if projection.applied_position != self._confirmed_position
+            if projection.applied_position != self.confirmed_position
         ]
         return problems
 
@@ -853,7 +879,7 @@ class Store:
             ("min_position_bytes", "First stored byte of the log", self.min_position),
             ("appended_position_bytes", "End of the log", self.appended_position),
             ("flushed_position_bytes", "End of what is on the disk", self.flushed_position),
-            ("confirmed_position_bytes", "End of what may be read", self._confirmed_position),
+            ("confirmed_position_bytes", "End of what may be read", self.confirmed_position),
             ("records_total", "Records appended", self._log.appended_records),
             ("unreadable_records_total", "Records passed over by reads: damaged", self._log.unreadable_count),
             ("damaged_ranges", "Ranges of the log the start found lost", len(self.recovery.damage)),
@@ -862,7 +888,7 @@ class Store:
             ("flush_seconds_total", "Time spent in syncs of the log", flusher.flush_s),
             ("queues", "Queues known", len(self._queues.queues())),
             ("read_only", "1 after a failed flush", float(flusher.failure is not None)),
-            ("failed_projections", "Projections that stay behind", len(self._failed_projections)),
+            ("failed_projections", "Projections that stay behind", self._dispatch.failed_count),
             ("cold_loads_total", "Reads that had to wait for the disk", self._cold_pages.loads),
             ("cold_loaded_bytes_total", "Bytes read from the disk for them", self._cold_pages.loaded_bytes),
             ("cold_held_bytes", "Page cache they take", self._cold_pages.held_bytes),
@@ -881,55 +907,16 @@ class Store:
         if self._key_values is not None:
             yield from self._key_values.metrics()
 
-    def _dispatch(self, end_position: int, progress: CatchUpProgress | None = None) -> None:
-        """Give the projections everything up to `end_position`, then let readers see it."""
-        log, queues = self._log, self._queues
-        position = queues.applied_position
-        while position < end_position:
-            limit_position = end_position
-            if position < log.checked_position:
-                limit_position = min(end_position, self._repair.verify(position))
-            start_position, next_position = log.records(position, limit_position, CATCH_UP_BYTES)
-            view = log.view(start_position, next_position)
-            self._apply(view, start_position, next_position)
-            for projection in self._projections:
-                # Those that are level with the queues get the piece while it is warm.
-                if projection.applied_position == position:
-                    try:
-                        projection.apply(view, start_position, next_position)
-                    except Exception:
-                        self._note_failure(projection)
-                    if progress is not None:
-                        progress(projection.name, projection.applied_position, end_position)
-            position = next_position
-            if progress is not None:
-                progress(queues.name, position, end_position)
-        for projection in self._projections:
-            if projection.applied_position < end_position:
-                self._keep_up(projection, end_position, progress)
-        self._confirmed_position = end_position
-
-    def _keep_up(self, projection: Projection, end_position: int, progress: CatchUpProgress | None) -> None:
-        """A projection that fails must not fail the append: it stays behind and is tried again."""
-        start_position = max(projection.applied_position, self._log.min_position)
-        report = CatchUpReport(projection.name, start_position, end_position, progress)
-        try:
-            catch_up(self._log, projection, end_position, verify=self._repair.verify, progress=report)
-            self._failed_projections.discard(id(projection))
-        except Exception:
-            self._note_failure(projection)
-
-    def _note_failure(self, projection: Projection) -> None:
-        """In an `except` block."""
-        if id(projection) not in self._failed_projections:
-            self._failed_projections.add(id(projection))
-            logger.exception("projection %s stopped at %d", projection.name, projection.applied_position)
-
     def _hide(self, positions: Mapping[str, int]) -> None:
         for queue in self._queues.queues():
             position = positions.get(queue.topic)
             if position is not None:
                 queue.hide(position)
+
+    @property
+    def _hot_position(self) -> int:
+        """From here on the log counts as in memory."""
+        return self.confirmed_position - self.settings.hot_bytes
 
     def _open_latest(self, progress: CatchUpProgress | None) -> None:
         from iotmq.store.latest import Latest

@@ -9,6 +9,8 @@ cdef enum:
     NO_TIMER = -1
     ANY_TIME = 0
     LEVELS_MAX = 511
+    # Of the names of both topics.
+    TIMER_NAME_BYTES = 19
 
 # NO_TIMER, ANY_TIME or the delay level, with `due_ms` set to when it is due.
 cdef int timer_kind(const RecordParts* parts, int64_t* due_ms) noexcept nogil

@@ -23,8 +23,6 @@ from iotmq.message.record import problem_text
 cdef enum:
     TRANSACTION_PREPARED = 4
     TRANSACTION_ROLLBACK = 12
-    # Both topics' names.
-    NAME_BYTES = 19
     KIND_SHIFT = 54
     USUAL_LEVELS = 18
     DIGITS_MAX = 18
@@ -228,14 +226,14 @@ cdef int timer_kind(const RecordParts* parts, int64_t* due_ms) noexcept nogil:
     cdef const uint8_t* value
     cdef Py_ssize_t size
     cdef int transaction
-    if parts.topic_size != NAME_BYTES:
+    if parts.topic_size != TIMER_NAME_BYTES:
         return NO_TIMER
     if parts.topic[0] == c"S":
-        if memcmp(parts.topic, "SCHEDULE_TOPIC_XXXX", NAME_BYTES) != 0:
+        if memcmp(parts.topic, "SCHEDULE_TOPIC_XXXX", TIMER_NAME_BYTES) != 0:
             return NO_TIMER
         if not 0 <= parts.queue_id < LEVELS_MAX:
             return NO_TIMER
-    elif parts.topic[0] != c"r" or memcmp(parts.topic, "rmq_sys_wheel_timer", NAME_BYTES) != 0:
+    elif parts.topic[0] != c"r" or memcmp(parts.topic, "rmq_sys_wheel_timer", TIMER_NAME_BYTES) != 0:
         return NO_TIMER
     transaction = parts.sys_flag & SYS_FLAG_TRANSACTION_MASK
     if transaction == TRANSACTION_PREPARED or transaction == TRANSACTION_ROLLBACK:
@@ -252,9 +250,9 @@ cdef int timer_kind(const RecordParts* parts, int64_t* due_ms) noexcept nogil:
 cdef int64_t entry_tags_code(const RecordParts* parts) noexcept nogil:
     cdef const uint8_t* value
     if (
-        parts.topic_size == NAME_BYTES
+        parts.topic_size == TIMER_NAME_BYTES
         and parts.topic[0] == c"S"
-        and memcmp(parts.topic, "SCHEDULE_TOPIC_XXXX", NAME_BYTES) == 0
+        and memcmp(parts.topic, "SCHEDULE_TOPIC_XXXX", TIMER_NAME_BYTES) == 0
         and find_property(parts.properties, parts.properties_size, "DELAY", 5, &value) > 0
     ):
         return level_due_ms(parts)

@@ -332,20 +332,28 @@ class Trimmer:
         return True
 
     def _make_durable(self, position: int) -> bool:
-        """Have the projections on the disk up to `position`, so that a crash does not ask the log for it."""
-        for projection in self._projections:
-            if isinstance(projection, DurableProjection) and projection.durable_position < min(
-                position, projection.applied_position
-            ):
-                try:
-                    projection.sync()
-                except (StoreError, OSError) as error:
-                    if not self._has_sync_failed:
-                        self._has_sync_failed = True
-                        logger.warning("nothing is deleted: projection %s: %s", projection.name, error)
-                    return False
+        """Whether a crash would not ask the log for what is before `position`.
+
+        Otherwise the projections that would are told to bring it to the disk; ask again a second later.
+        """
+        behind = [
+            projection
+            for projection in self._projections
+            if isinstance(projection, DurableProjection)
+            and projection.durable_position < min(position, projection.applied_position)
+        ]
+        for projection in behind:
+            try:
+                projection.begin_sync()
+            except (StoreError, OSError) as error:
+                if not self._has_sync_failed:
+                    self._has_sync_failed = True
+                    logger.warning("nothing is deleted: projection %s: %s", projection.name, error)
+                return False
         self._has_sync_failed = False
-        return True
+        return all(
+            projection.durable_position >= min(position, projection.applied_position) for projection in behind
+        )
 
     def _trim_derived(self) -> None:
         """Bring queue files and projections behind the start of the log, once its files are gone."""
@@ -361,8 +369,11 @@ class Trimmer:
             if not isinstance(projection, TrimmableProjection):
                 continue
             try:
-                projection.trim(position)
+                leaving = projection.trim(position)
                 self._failed_trims.discard(projection.name)
+                if leaving is not None:
+                    self._forget(set(leaving.paths))
+                    self.remover.remove_leaving(leaving)
             except Exception:
                 # It holds more than it needs; the next time may do better.
                 if projection.name not in self._failed_trims:

@@ -101,6 +101,14 @@ class Feed:
         self.index.sync(self.index.take_dirty(), os.fdatasync)
         self.index.write_state(state)
 
+    def trim(self, min_position: int) -> None:
+        """What the store and its removing thread do."""
+        leaving = self.index.trim(min_position)
+        if leaving is not None:
+            leaving.prepare()
+            for path in leaving.paths:
+                os.unlink(path)
+
     def data(self) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in (self.directory / "index").iterdir()}
 
@@ -655,11 +663,11 @@ def test_files_behind_the_start_of_the_log_are_deleted(feed: Feed) -> None:
         feed.add(keys("k"), timestamp_ms=T0_MS + number)
     feed.sync()
     names = sorted(feed.data())
-    feed.index.trim(feed.starts[14])
+    feed.trim(feed.starts[14])
     assert sorted(feed.data()) == names
-    feed.index.trim(feed.starts[15])
+    feed.trim(feed.starts[15])
     assert sorted(feed.data()) == names[1:]
-    feed.index.trim(len(feed.log))
+    feed.trim(len(feed.log))
     # The newest stays: it says where the index goes on.
     assert sorted(feed.data()) == names[3:]
     assert feed.find("k") == list(reversed(feed.starts[45:]))
@@ -670,12 +678,48 @@ def test_files_behind_the_start_of_the_log_are_deleted(feed: Feed) -> None:
     assert feed.find("k") == list(reversed(feed.starts[45:]))
 
 
+def test_letting_go_of_files_touches_no_disk(feed: Feed) -> None:
+    for number in range(50):
+        feed.add(keys("k"), timestamp_ms=T0_MS + number)
+    feed.sync()
+    names = sorted(feed.data())
+    state = (feed.directory / "index.applied").read_bytes()
+    leaving = feed.index.trim(feed.starts[15])
+    assert leaving is not None
+    assert sorted(feed.data()) == names
+    assert (feed.directory / "index.applied").read_bytes() == state
+    assert [os.path.basename(path) for path in leaving.paths] == names[:1]
+    assert feed.index.trim(feed.starts[15]) is None
+    # A crash before the removing thread gets to it, and one in the middle of it.
+    for _ in range(2):
+        again = feed.open()
+        again.recover(
+            feed.starts[15], len(feed.log), was_clean=False, timestamp_ms=0, timestamp_at=feed.timestamp_at
+        )
+        assert again.applied_position == len(feed.log)
+        assert sorted(feed.data()) == names[1:]
+
+
+def test_a_checkpoint_between_letting_go_and_deleting_counts_each_file_once(feed: Feed) -> None:
+    for number in range(50):
+        feed.add(keys("k"), timestamp_ms=T0_MS + number)
+    feed.sync()
+    leaving = feed.index.trim(feed.starts[30])
+    assert leaving is not None
+    feed.sync()
+    leaving.prepare()
+    leaving.prepare()
+    state = feed.index.read_state()
+    assert state is not None
+    assert state[1] == len(feed.index.file_list())
+
+
 def test_trim_while_a_checkpoint_is_under_way(feed: Feed) -> None:
     for number in range(50):
         feed.add(keys("k"), timestamp_ms=T0_MS + number)
     state = feed.index.state()
     dirty = feed.index.take_dirty()
-    feed.index.trim(feed.starts[30])
+    feed.trim(feed.starts[30])
     feed.index.sync(dirty, os.fdatasync)
     feed.index.write_state(state)
     feed.index = feed.open()
@@ -688,7 +732,7 @@ def test_look_up_under_way_survives_trimming(feed: Feed) -> None:
         feed.add(keys("k"))
     lookup = feed.index.look_up("T", "k")
     first = lookup.next_position()
-    feed.index.trim(len(feed.log))
+    feed.trim(len(feed.log))
     assert [first, *iter(lookup.next_position, -1)] == list(reversed(feed.starts))
 
 
