@@ -19,6 +19,7 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.store.marker", ".pyx", ["z"]),
     ("iotmq.store.commit_log", ".pyx", ["z"]),
     ("iotmq.store.consume_queue", ".pyx", []),
+    ("iotmq.store.entry_search", ".pyx", ["z"]),
     ("iotmq.store.reads", ".pyx", []),
     ("iotmq.store.key_index", ".pyx", []),
     ("iotmq.store.dispatch", ".pyx", []),

@@ -49,6 +49,7 @@ cdef class CommitLog:
                          const RecordShared* shared, Place* place) except -1
     cdef int64_t position_after(self, int64_t position) except -1
     cdef int64_t trusted_position(self) noexcept
+    cdef bint is_readable(self, str topic, int queue_id, int64_t offset, int64_t position) except -1
     cdef Segment segment_at(self, int64_t position)
     cdef int make_room(self, Py_ssize_t index, int64_t position) except -1
     cdef Segment segment_number(self, Py_ssize_t index)

@@ -623,6 +623,10 @@ cdef class CommitLog:
             topic, queue_id, offset, position,
         )
 
+    cdef bint is_readable(self, str topic, int queue_id, int64_t offset, int64_t position) except -1:
+        """Whether a queue's record has not been found damaged yet; after very many nobody looks again."""
+        return len(self.unreadable) < UNREADABLE_MAX and (topic, queue_id, offset, position) not in self.unreadable
+
     def unreadable_records(self):
         """(topic, queue id, offset, position) of records that were to be read and do not prove themselves."""
         return sorted(self.unreadable)

@@ -53,6 +53,9 @@ cdef class Queue:
     cdef int advance_to(self, int64_t min_position) except -1
     cdef bint is_kept_whole(self, Py_ssize_t index, int64_t position) noexcept
 
+# Write the entry of a record.
+cdef void put_entry(uint8_t* at, const RecordParts* parts) noexcept nogil
+
 # Whether the bytes can name a topic, and so a directory of ours.
 cdef bint is_topic(const uint8_t* topic, Py_ssize_t size) noexcept nogil
 

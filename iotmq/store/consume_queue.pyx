@@ -20,7 +20,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from cpython.object cimport PyObject
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.errno cimport errno
 from libc.string cimport memcmp, memcpy, strerror
 
@@ -306,6 +306,16 @@ cdef class Queue:
         self.min_offset = self.max_offset
         return 0
 
+    def is_whole(self):
+        """Whether all files but the last are full, as they were left."""
+        cdef Segment file
+        cdef int64_t last_bytes
+        for file in self.files[:-1]:
+            last_bytes = file.size_bytes - QUEUE_ENTRY_SIZE
+            if file.allocated_bytes < file.size_bytes or get_u32(file.data + last_bytes + 8) == 0:
+                return False
+        return True
+
     def take_passed_files(self):
         """Let go of the files with nothing from `min_offset` on; returns their paths, to be deleted.
 
@@ -335,7 +345,8 @@ cdef class Queue:
         while offset >= first:
             at = self.entry_at(offset)
             if at != NULL and get_u32(at + 8) != FILLER_SIZE:
-                return <int64_t> get_u64(at)
+                # Positions have no sign; a flipped bit must not make a queue begin behind its records.
+                return <int64_t> (get_u64(at) & <uint64_t> INT64_MAX)
             offset -= 1
         return -1
 
@@ -941,7 +952,7 @@ cdef void place(PyObject** table, Py_ssize_t size, Queue queue) noexcept:
     table[slot] = <PyObject*> queue
 
 
-cdef inline void put_entry(uint8_t* at, const RecordParts* parts) noexcept nogil:
+cdef void put_entry(uint8_t* at, const RecordParts* parts) noexcept nogil:
     put_u64(at, <uint64_t> parts.position)
     put_u32(at + 8, <uint32_t> parts.size)
     put_u64(at + 12, <uint64_t> entry_tags_code(parts))

@@ -5,6 +5,7 @@ copy; small records that lie scattered between those of other queues are gathere
 because a view of its own costs more than copying a few hundred bytes.
 """
 
+import logging
 from enum import IntEnum
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -20,10 +21,13 @@ from iotmq.message.layout cimport (
 from iotmq.message.record cimport FORMAT_OK, RecordParts, body_crc, find_property, parse_record
 from iotmq.message.record_filter cimport RecordFilter
 from iotmq.store.commit_log cimport CommitLog
-from iotmq.store.consume_queue cimport FILLER_SIZE, TRANSACTION_ROLLBACK, Queue
+from iotmq.store.consume_queue cimport FILLER_SIZE, TRANSACTION_ROLLBACK, Queue, put_entry
+from iotmq.store.entry_search cimport find_offset
 from iotmq.store.segment cimport Segment
 
 from iotmq.limits import FILTER_WORK_BYTES_MAX, PULL_SCAN_ENTRIES_MIN
+
+logger = logging.getLogger("iotmq.store")
 
 cdef enum:
     # A run of records up to this size is copied next to its neighbours rather than given a view.
@@ -154,6 +158,9 @@ cdef int collect(Read read, CommitLog log, Queue queue, int64_t records_max, int
     cdef const uint8_t* entry
     cdef const uint8_t* record
     cdef Segment segment = log.active
+    cdef RecordParts searched
+    cdef int64_t mended_offset = -1
+    cdef bint is_known
     cdef RecordFilter passing = None
     if runs == NULL:
         raise MemoryError
@@ -183,7 +190,7 @@ cdef int collect(Read read, CommitLog log, Queue queue, int64_t records_max, int
             ):
                 offset += 1
                 continue
-            if position < min_position:
+            if 0 <= position < min_position:
                 was_removed = True
                 offset += 1
                 continue
@@ -201,10 +208,23 @@ cdef int collect(Read read, CommitLog log, Queue queue, int64_t records_max, int
                     record = NULL
             if record == NULL:
                 # The entry and the log disagree: what is there is not this queue's record, or no longer.
-                if segment is None or not is_marked(segment, position):
-                    log.note_unreadable(queue.topic, queue.queue_id, offset, position)
+                is_known = segment is not None and is_marked(segment, position)
                 if segment is None:
                     segment = log.active
+                if not is_known:
+                    if (
+                        offset != mended_offset
+                        and log.is_readable(queue.topic, queue.queue_id, offset, position)
+                        and find_offset(log, queue, offset, &searched)
+                    ):
+                        logger.error(
+                            "damaged queue entry: topic=%s queue=%d offset=%d; the log has its record at %d",
+                            queue.topic, queue.queue_id, offset, searched.position,
+                        )
+                        put_entry(<uint8_t*> entry, &searched)
+                        mended_offset = offset
+                        continue
+                    log.note_unreadable(queue.topic, queue.queue_id, offset, position)
                 was_removed = True
                 offset += 1
                 continue

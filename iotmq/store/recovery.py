@@ -217,7 +217,9 @@ def recover_queues(log: CommitLog, queues: ConsumeQueue, repair: DamageRepair, *
     applied_position, count, offsets = remembered
     # Before `rewind` these are the ones found on the disk.
     present_count = len(queues.queues())
-    if was_clean:
+    if not all(queue.is_whole() for queue in queues.queues()):
+        logger.warning("queue files have been cut; filling all of them again from the log")
+    elif was_clean:
         queues.rewind(end_position, min_position)
         if queues.state() == (end_position, count, offsets) and applied_position == end_position:
             return end_position
@@ -226,12 +228,15 @@ def recover_queues(log: CommitLog, queues: ConsumeQueue, repair: DamageRepair, *
         # What markers there say is lost must be taken in.
         position, _ = log.marker_bounds(max(min_position, min(applied_position, end_position)))
         queues.rewind(position, min_position)
-        if not has_torn_end(log, queues):
+        if position == applied_position and queues.state() != remembered:
+            logger.warning("the queue files are not what they were; filling them again from the log")
+        elif not has_torn_end(log, queues):
             if position < applied_position:
                 # For the same reason as the checkpoint.
                 queues.write_state(queues.state())
             return position
-        logger.warning("a queue file was torn; filling all of them again from the log")
+        else:
+            logger.warning("a queue file was torn; filling all of them again from the log")
     else:
         logger.warning("queue files are missing; filling all of them again from the log")
     if queues.queues():

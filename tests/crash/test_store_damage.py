@@ -237,6 +237,93 @@ def test_a_repaired_log_is_like_any_other(directory: Path, number: int, is_clean
     assert_goes_on(data, store)
 
 
+ENTRY_FIELDS = {"position": (0, 8), "size": (8, 4), "tags code": (12, 8)}
+
+
+@pytest.mark.damaged_store
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize("number", [0, 4, -1])
+@pytest.mark.parametrize("field", ENTRY_FIELDS)
+@pytest.mark.parametrize("seed", range(3))
+def test_every_field_of_first_middle_and_last_queue_entry(
+    directory: Path, field: str, number: int, is_clean: bool, seed: int
+) -> None:
+    """The log has the record, so nobody misses it; only a wrong tags code is believed."""
+    data = make(directory, is_clean=is_clean)
+    source = random.Random(f"{field} {number} {seed}")
+    records = [record for record in data.records if (record.topic, record.queue_id) == ("topic1", 0)]
+    offset = records[number].offset
+    path = data.directory / "consumequeue" / "topic1" / "0" / segment_name(offset // 7 * 140)
+    content = bytearray(path.read_bytes())
+    at, size = ENTRY_FIELDS[field]
+    content[offset % 7 * 20 + at + source.randrange(size)] ^= 1 << source.randrange(8)
+    path.write_bytes(content)
+    store = open_small(data.directory)
+    assert_served(store, data, lost=set())
+    assert store.unreadable_records() == []
+    if field != "tags code":
+        assert store.check() == []
+    store.close()
+
+
+@pytest.mark.damaged_store
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize("cut_bytes", [0, 1, 20, 59, 120])
+def test_queue_files_that_were_cut(directory: Path, is_clean: bool, cut_bytes: int) -> None:
+    data = make(directory, is_clean=is_clean)
+    for path in sorted((data.directory / "consumequeue" / "topic1" / "0").iterdir()):
+        path.write_bytes(path.read_bytes()[:cut_bytes])
+        store = open_small(data.directory)
+        assert_served(store, data, lost=set())
+        assert store.check() == []
+        store.close()
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize("name", ["checkpoint", "consumequeue/.applied", "index.applied"])
+def test_every_byte_of_the_small_files(directory: Path, name: str, is_clean: bool) -> None:
+    """What they say is believed only when it proves itself, and can be done without."""
+    data = make(directory, is_clean=is_clean)
+    good = (data.directory / name).read_bytes()
+    places = [*range(min(44, len(good))), *range(512, 532)] if name == "checkpoint" else range(len(good))
+    kept = directory.with_name("kept")
+    data.directory.rename(kept)
+    for at in [*places, -1]:
+        shutil.copytree(kept, data.directory)
+        bad = bytearray(good)
+        if at >= 0:
+            bad[at] ^= 1 << at % 8
+        (data.directory / name).write_bytes(bytes(bad) if at >= 0 else b"")
+        store = open_small(data.directory)
+        assert_served(store, data, lost=set())
+        assert store.recovery.damage == ()
+        assert store.check() == []
+        store.close()
+        shutil.rmtree(data.directory)
+
+
+@pytest.mark.damaged_store
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize("seed", range(8))
+def test_key_index_files(directory: Path, is_clean: bool, seed: int) -> None:
+    """Nothing in them has a checksum, but a look-up believes only the record."""
+    source = random.Random(seed)
+    data = make(directory, is_clean=is_clean)
+    for path in sorted((data.directory / "index").iterdir()):
+        content = bytearray(path.read_bytes())
+        for _ in range(3):
+            content[source.randrange(len(content))] ^= 1 << source.randrange(8)
+        path.write_bytes(content)
+    store = open_small(data.directory)
+    assert_served(store, data, lost=set())
+    for topic in ("topic0", "topic1", "topic2"):
+        wanted = {record.position for record in data.records if record.topic == topic}
+        for view in store.query(topic, "k1"):
+            assert next(iter_records(view)).position in wanted
+    assert put(store, "topic0", 0, b"goes on", properties=PROPERTIES).count == 1
+    store.close()
+
+
 @pytest.mark.parametrize("what", ["missing", "empty", "cut", "another"])
 @pytest.mark.parametrize("number", [0, 1, -1])
 def test_segment_files(directory: Path, number: int, what: str) -> None:

@@ -167,9 +167,8 @@ def test_search_stops_after_eight_hundred_entries(tmp_path: Path) -> None:
     store.close()
 
 
-@pytest.mark.damaged_store
-def test_entry_that_points_elsewhere_is_not_served(tmp_path: Path) -> None:
-    """Neither another record nor bytes past the log, whatever the queue file says."""
+def test_entry_that_points_elsewhere_is_mended(tmp_path: Path) -> None:
+    """Neither another record nor bytes past the log are served: the log has the right one."""
     store = open_small(tmp_path)
     put(store, "T", 0, *(b"%d" % number for number in range(6)))
     path = tmp_path / "consumequeue" / "T" / "0" / segment_name(0)
@@ -177,9 +176,29 @@ def test_entry_that_points_elsewhere_is_not_served(tmp_path: Path) -> None:
         with path.open("r+b") as file:
             file.seek(number * 20)
             file.write(position.to_bytes(8, "big", signed=True))
-    assert bodies(read(store, 0)) == [b"0", b"5"]
-    assert read(store, 1, records_max=1).count == 1
     assert store.check() != []
+    assert bodies(read(store, 4)) == [b"4", b"5"]
+    assert bodies(read(store, 0)) == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    assert store.unreadable_records() == []
+    assert store.check() == []
+    store.close()
+
+
+@pytest.mark.damaged_store
+def test_entry_of_a_record_that_is_not_there_is_passed_over(tmp_path: Path) -> None:
+    store = open_small(tmp_path)
+    positions = [put(store, "T", 0, b"%d" % number).start_position for number in range(6)]
+    path = tmp_path / "commitlog" / segment_name(0)
+    with path.open("r+b") as file:
+        # Its own position, and its offset.
+        file.seek(positions[2] + 28)
+        file.write(b"\xff")
+        file.seek(positions[4] + 20)
+        file.write(b"\x01")
+    for _ in range(2):
+        assert bodies(read(store, 0)) == [b"0", b"1", b"3", b"5"]
+    assert [offset for _, _, offset, _ in store.unreadable_records()] == [2, 4]
+    assert read(store, 2, records_max=1).next_offset == 4
     store.close()
 
 
