@@ -19,6 +19,8 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.store.marker", ".pyx", ["z"]),
     ("iotmq.store.commit_log", ".pyx", ["z"]),
     ("iotmq.store.consume_queue", ".pyx", []),
+    ("iotmq.store.log_scan", ".pyx", ["z"]),
+    ("iotmq.store.log_cover", ".pyx", ["z"]),
     ("iotmq.store.entry_search", ".pyx", ["z"]),
     ("iotmq.store.reads", ".pyx", []),
     ("iotmq.store.key_index", ".pyx", []),

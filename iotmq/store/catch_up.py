@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from iotmq.store.log_scan import marker_bounds
+
 if TYPE_CHECKING:
     from iotmq.store.commit_log import CommitLog
     from iotmq.store.projection import Projection
@@ -36,7 +38,7 @@ def catch_up(
     run, and says where it ends. Raises what `apply` raises; the projection keeps what it has.
     """
     # Where there was a record once there may be the middle of a marker now, which holds nothing.
-    start_position = log.marker_bounds(max(projection.applied_position, log.min_position))[1]
+    start_position = marker_bounds(log, max(projection.applied_position, log.min_position))[1]
     while start_position < end_position:
         limit_position = end_position
         if start_position < log.checked_position:

@@ -18,11 +18,11 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy
 
 from iotmq.message.fields cimport element_fields
 from iotmq.message.layout cimport (
-    AT_MAGIC, AT_SIZE, BLANK_BYTES, BLANK_MAGIC, HOST_V6_EXTRA_BYTES, RECORD_FIXED_BYTES, SYS_FLAG_BORN_HOST_V6,
+    AT_MAGIC, AT_SIZE, BLANK_BYTES, BLANK_MAGIC, HOST_V6_EXTRA_BYTES, SYS_FLAG_BORN_HOST_V6,
     SYS_FLAG_STORE_HOST_V6, SYS_FLAG_TRANSACTION_MASK, get_u32, put_u32,
 )
 from iotmq.message.record cimport (
@@ -30,8 +30,7 @@ from iotmq.message.record cimport (
     RecordTemplate, body_crc, element_record_size, make_template, parse_record, write_like,
 )
 from iotmq.store.consume_queue cimport TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, Queue
-from iotmq.store.marker cimport is_marker, write_marker
-from iotmq.store.resync cimport find_blank, find_record, proves_itself
+from iotmq.store.marker cimport is_marker
 from iotmq.store.segment cimport Segment, is_zero, whole_steps
 
 from iotmq.errors import RecordTooLargeError, StoreCorruptError
@@ -52,8 +51,6 @@ cdef enum:
     # A first record up to this size is built on the stack, so that its size field can be stored last.
     STACK_BYTES = 4096
     PAGE_BYTES = 4096
-    # A marker over a longer damage is followed by others, so that walkers are not given what they cannot take.
-    MARKER_BYTES_MAX = 1048576
     # Behind the end of the log: pages that hardly ever have been to the disk and back meanwhile.
     TRUSTED_BYTES = 268435456
     # Records that cannot be read and are remembered one by one.
@@ -68,9 +65,6 @@ cdef int32_t BATCH_COUNT_MAX = BATCH_RECORDS_MAX
 cdef bint HAS_FAIL_POINTS = fail_points.IS_ON
 
 logger = logging.getLogger("iotmq.store")
-
-# The topic of a marker that names no queue.
-cdef bytes NO_TOPIC = b"~"
 
 
 cdef class Appended:
@@ -328,79 +322,6 @@ cdef class CommitLog:
             return 0
         return parts.store_timestamp_ms if parts.position == segment.start_position else 0
 
-    def scan(self, int64_t start_position, int64_t stop_position=-1, int64_t pause_position=-1):
-        """Check every record of [start_position, stop_position), both of them starts; by default to the end.
-
-        Returns the damaged ranges, each inside one segment, and where the next record starts. Behind bytes
-        that are no record the next one that proves itself is looked for. Without `stop_position` nothing
-        says that the log goes on behind the last one that does, neither here nor in a later segment: it ends
-        there, and what follows is not damage. Stops early at the first record's end from `pause_position`
-        on. Changes nothing but `last_store_timestamp_ms`.
-        """
-        cdef Segment segment
-        cdef Py_ssize_t index
-        cdef int64_t position = start_position
-        cdef int64_t end_position = start_position
-        cdef int64_t limit_position, proven_position
-        cdef list damaged = []
-        # What is damaged if anything behind it proves itself.
-        cdef list open_ranges = []
-        if start_position == (<Segment> self.segments[len(self.segments) - 1]).end_position:
-            return [], start_position
-        index = self._index_of(start_position)
-        while True:
-            segment = <Segment> self.segments[index]
-            limit_position = segment.end_position
-            if stop_position >= 0:
-                limit_position = min(limit_position, stop_position)
-            while position < limit_position:
-                if limit_position < segment.end_position and limit_position - position <= RECORD_FIXED_BYTES:
-                    # No record has room before a stop that is not a record's start, and no marker either.
-                    limit_position = segment.end_position
-                proven_position = self._end_of_records(
-                    segment, position, limit_position if pause_position < 0 else min(limit_position, pause_position)
-                )
-                if proven_position > position:
-                    end_position = position = proven_position
-                    damaged += open_ranges
-                    open_ranges = []
-                    if 0 <= pause_position <= position:
-                        return damaged, position
-                    continue
-                proven_position = self._next_proof(segment, position, limit_position)
-                if proven_position < 0:
-                    open_ranges.append((position, limit_position))
-                    break
-                open_ranges.append((position, proven_position))
-                position = proven_position
-                if get_u32(segment.data + (position - segment.start_position) + AT_MAGIC) == <uint32_t> BLANK_MAGIC:
-                    # It bounds the damage, but alone, behind no record, it does not prove that the log went on.
-                    break
-            index += 1
-            if index == len(self.segments) or 0 <= stop_position <= limit_position:
-                break
-            position = (<Segment> self.segments[index]).start_position
-        if stop_position < 0:
-            return damaged, end_position
-        damaged += open_ranges
-        if damaged:
-            end_position = max(end_position, damaged[len(damaged) - 1][1])
-        return damaged, max(stop_position, end_position)
-
-    def end_of_records(self, int64_t position):
-        """Position behind the last of the records that stand, and prove themselves, without a gap from `position` on."""
-        cdef Py_ssize_t index
-        cdef Segment segment
-        if position == (<Segment> self.segments[len(self.segments) - 1]).end_position:
-            return position
-        index = self._index_of(position)
-        while True:
-            segment = <Segment> self.segments[index]
-            position = self._end_of_records(segment, position, segment.end_position)
-            index += 1
-            if position < segment.end_position or index == len(self.segments):
-                return position
-
     def end_at(self, int64_t position):
         """Make `position`, which `scan` has found, the end of the log; delete the segments behind it."""
         if position == (<Segment> self.segments[len(self.segments) - 1]).end_position:
@@ -423,55 +344,6 @@ cdef class CommitLog:
             ranges.append((segment.start_position, min(segment.end_position, position)))
         return ranges
 
-    def cover(self, int64_t start_position, int64_t end_position, list losses not None, int64_t store_timestamp_ms):
-        """Write markers over a damaged range inside one segment, so that the log can be walked again.
-
-        `losses` are (topic, queue id, first offset, end offset) for what is known to be lost there. A range
-        that reaches the end of its segment is closed by a blank. Raises OSError when the disk is full.
-        """
-        cdef Segment segment = self.segment_at(start_position)
-        cdef bint is_closing = end_position == segment.end_position
-        cdef int64_t room = end_position - start_position - (BLANK_BYTES if is_closing else 0)
-        cdef list markers = []
-        cdef int64_t size, needed_bytes, used_bytes
-        cdef bytes topic
-        if not segment.start_position <= start_position < end_position <= segment.end_position:
-            raise ValueError(f"{start_position}..{end_position} is not inside {segment!r}")
-        for loss in losses:
-            size = RECORD_FIXED_BYTES + PyBytes_GET_SIZE(loss[0])
-            # Offsets come from files that may be damaged themselves: what has no room was not there.
-            if size <= room:
-                markers.append([size, *loss])
-                room -= size
-        if is_closing:
-            if not markers and room > RECORD_FIXED_BYTES:
-                markers.append([RECORD_FIXED_BYTES + 1, NO_TOPIC, 0, 0, 0])
-        elif room <= RECORD_FIXED_BYTES:
-            if not markers:
-                raise StoreCorruptError(f"{start_position}..{end_position} is too short for a record")
-            markers[len(markers) - 1][0] += room
-        else:
-            while room:
-                size = min(room, self.record_bytes_max, <int64_t> MARKER_BYTES_MAX)
-                if 0 < room - size <= RECORD_FIXED_BYTES:
-                    size -= RECORD_FIXED_BYTES + 1
-                markers.append([size, NO_TOPIC, 0, 0, 0])
-                room -= size
-        needed_bytes = sum([marker[0] for marker in markers]) + BLANK_BYTES
-        segment.allocate(min(start_position - segment.start_position + needed_bytes, segment.size_bytes))
-        if is_closing:
-            # A blank is zero but for its head: copies of the log are checked for it.
-            used_bytes = start_position - segment.start_position
-            memset(segment.data + used_bytes, 0, <size_t> (segment.allocated_bytes - used_bytes))
-            put_blank(segment, start_position + needed_bytes - BLANK_BYTES)
-        for marker_size, topic, queue_id, first_offset, end_offset in markers:
-            write_marker(
-                segment.data + (start_position - segment.start_position), marker_size, start_position,
-                <const uint8_t*> PyBytes_AS_STRING(topic), PyBytes_GET_SIZE(topic), queue_id, first_offset,
-                end_offset, store_timestamp_ms,
-            )
-            start_position += marker_size
-
     def bytes_between(self, int64_t start_position, int64_t end_position):
         """View of what the files hold of a range inside one segment, a record or not; shorter where they end."""
         cdef Segment segment = self.segment_at(start_position)
@@ -479,56 +351,6 @@ cdef class CommitLog:
         return segment.view(
             min(start_position, allocated_position), min(end_position, allocated_position, segment.end_position)
         )
-
-    def marker_bounds(self, int64_t position):
-        """(start, end) of the markers around `position`, once the start of a record; it twice where none are.
-
-        `start` is that of the first of several in a row, `end` that of the one `position` is inside of. For
-        somebody who has seen everything below `position` before the damage was found.
-        """
-        cdef RecordParts parts
-        cdef Segment segment = self.segment_at(position)
-        cdef int64_t at_position, next_position
-        # Start of the markers in front of `at_position`, -1 behind anything else.
-        cdef int64_t run_position = -1
-        cdef const uint8_t* at
-        cdef const uint8_t* end
-        if segment is None or position >= self.appended_position:
-            return position, position
-        end = segment.data + segment.allocated_bytes
-        if proves_itself(
-            segment.data + (position - segment.start_position), end, position, &parts
-        ) and not is_marker(&parts):
-            return position, position
-        at_position = segment.start_position
-        while at_position < position:
-            at = segment.data + (at_position - segment.start_position)
-            if parse_record(at, end, &parts) == FORMAT_OK and parts.position == at_position:
-                if not is_marker(&parts):
-                    run_position = -1
-                elif run_position < 0:
-                    run_position = self._run_start(segment, at_position)
-                at_position += parts.size
-            elif end - at >= BLANK_BYTES and get_u32(at + AT_MAGIC) == <uint32_t> BLANK_MAGIC:
-                # What stood behind it is lost, too.
-                return (segment.end_position if run_position < 0 else run_position), segment.end_position
-            else:
-                run_position = -1
-                next_position = self._next_proof(segment, at_position, segment.end_position)
-                if next_position < 0:
-                    return position, position
-                at_position = next_position
-        if run_position < 0:
-            return position, position
-        return run_position, at_position
-
-    def _run_start(self, Segment segment, int64_t position):
-        """Start of the markers that end by `position`, one; over the ends of files that end in markers."""
-        cdef int64_t before
-        if position > segment.start_position or segment is self.segments[0]:
-            return position
-        before = self.marker_bounds(position - 1)[0]
-        return position if before == position - 1 else before
 
     def _fill_gaps(self):
         """Make files for what is missing between two others."""
@@ -548,53 +370,6 @@ cdef class CommitLog:
                 )
                 position += size
             self.segments[index:index] = made
-
-    def _index_of(self, int64_t position):
-        cdef Py_ssize_t index
-        for index in range(len(self.segments)):
-            if (<Segment> self.segments[index]).start_position <= position < (<Segment> self.segments[index]).end_position:
-                return index
-        raise StoreCorruptError(f"{self.directory}: no file holds position {position}")
-
-    def _next_proof(self, Segment segment, int64_t position, int64_t limit_position):
-        """Position of the next record, or of the blank that ends the segment, that proves itself; -1 for none."""
-        cdef const uint8_t* data = segment.data
-        cdef const uint8_t* end = data + min(segment.allocated_bytes, limit_position - segment.start_position)
-        # What was damaged was a record, and none is shorter.
-        cdef int64_t start_bytes = position + RECORD_FIXED_BYTES + 1 - segment.start_position
-        cdef const uint8_t* found
-        if end - data <= start_bytes:
-            return -1
-        with nogil:
-            found = find_record(data + start_bytes, end, segment.start_position + start_bytes)
-            if found == NULL and limit_position == segment.end_position:
-                found = find_blank(data + start_bytes, end, segment.size_bytes - start_bytes)
-        return -1 if found == NULL else segment.start_position + (found - data)
-
-    def _end_of_records(self, Segment segment, int64_t position, int64_t limit_position):
-        """End of the good records of a segment from `position` on; its end when a blank closes it."""
-        cdef RecordParts parts
-        cdef const uint8_t* at = segment.data + (position - segment.start_position)
-        cdef const uint8_t* end = segment.data + segment.allocated_bytes
-        cdef int64_t last_position = segment.end_position - BLANK_BYTES
-        cdef int64_t timestamp_ms = 0
-        with nogil:
-            while position < limit_position and end - at >= BLANK_BYTES:
-                if not proves_itself(at, end, position, &parts):
-                    if (
-                        get_u32(at + AT_MAGIC) == <uint32_t> BLANK_MAGIC
-                        and get_u32(at + AT_SIZE) == segment.end_position - position
-                    ):
-                        position = segment.end_position
-                    break
-                if position + parts.size > last_position:
-                    break
-                timestamp_ms = parts.store_timestamp_ms
-                at += parts.size
-                position += parts.size
-        if timestamp_ms:
-            self.last_store_timestamp_ms = timestamp_ms
-        return position
 
     def _settle(self, int64_t position):
         """Make `position` the end of the log."""

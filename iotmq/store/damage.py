@@ -2,7 +2,7 @@
 
 What is found goes to `commitlog.damage/` beside the log: for every range a file `START-END.bin` with the
 bytes as they were found and a `START-END.json` that says what they were. The directory is bounded; what has
-no room any more is still logged. Then markers are written over the range (`CommitLog.cover`).
+no room any more is still logged. Then markers are written over the range (`log_cover.pyx`).
 
 Cut short anywhere by a power cut, the next start finds the rest of the range still damaged and does the
 same again. The queues are not touched: entries of lost records lead to markers, which no reader takes for
@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from iotmq.store.log_cover import cover
+from iotmq.store.log_scan import scan
 from iotmq.store.segment import sync_directory
 
 if TYPE_CHECKING:
@@ -100,8 +102,8 @@ class DamageRepair:
         """
         position = start_position
         while position < stop_position:
-            ranges, position = self._log.scan(
-                position, stop_position, min(position + CHECKED_PIECE_BYTES, stop_position)
+            ranges, position = scan(
+                self._log, position, stop_position, min(position + CHECKED_PIECE_BYTES, stop_position)
             )
             self.cover(ranges)
             if progress is not None:
@@ -117,8 +119,8 @@ class DamageRepair:
         if not self._checked_from <= position < self._checked_to:
             if position != self._checked_to:
                 self._checked_from = position
-            ranges, self._checked_to = log.scan(
-                position, log.checked_position, min(position + CHECKED_PIECE_BYTES, log.checked_position)
+            ranges, self._checked_to = scan(
+                log, position, log.checked_position, min(position + CHECKED_PIECE_BYTES, log.checked_position)
             )
             self.cover(ranges)
         reached = self._checked_to
@@ -142,7 +144,8 @@ class DamageRepair:
             data.release()
             self._keeper.report(damage)
             self._found.append(damage)
-            self._log.cover(
+            cover(
+                self._log,
                 start_position,
                 end_position,
                 [(each.topic_bytes(), each.queue_id, each.first_offset, each.last_offset + 1)

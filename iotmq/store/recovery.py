@@ -27,6 +27,7 @@ from iotmq.store import fail_points
 from iotmq.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from iotmq.store.damage import Damage, DamageKeeper, DamageRepair
 from iotmq.store.flushed_mark import read_flushed_mark, write_flushed_mark
+from iotmq.store.log_scan import end_of_records, marker_bounds, scan
 from iotmq.store.segment import sync_directory, write_again
 
 if TYPE_CHECKING:
@@ -88,10 +89,10 @@ def recover(
     if durable_position is not None and position < durable_position:
         position = repair.check(position, durable_position, progress)
     if was_clean or durable_position is None:
-        ranges, end_position = log.scan(position)
+        ranges, end_position = scan(log, position)
         repair.cover(ranges)
     else:
-        end_position = log.end_of_records(position)
+        end_position = end_of_records(log, position)
     repair.keep_tail(end_position)
     log.end_at(end_position)
     fail_points.reach("recovery-log-checked")
@@ -226,7 +227,7 @@ def recover_queues(log: CommitLog, queues: ConsumeQueue, repair: DamageRepair, *
         logger.warning("the queue files are not the ones of the last stop; filling them again from the log")
     elif present_count >= count:
         # What markers there say is lost must be taken in.
-        position, _ = log.marker_bounds(max(min_position, min(applied_position, end_position)))
+        position, _ = marker_bounds(log, max(min_position, min(applied_position, end_position)))
         queues.rewind(position, min_position)
         if position == applied_position and queues.state() != remembered:
             logger.warning("the queue files are not what they were; filling them again from the log")

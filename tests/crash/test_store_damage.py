@@ -21,6 +21,7 @@ from store_model import log_records, open_small, put, wait_flushed
 from iotmq.message.record import iter_records
 from iotmq.store.commit_log import CommitLog
 from iotmq.store.damage import Loss
+from iotmq.store.log_scan import scan
 from iotmq.store.reads import ReadStatus
 from iotmq.store.segment import segment_name
 from iotmq.store.store import Store
@@ -410,4 +411,4 @@ def test_scan_finds_what_a_slow_one_finds(directory: Path, seed: int) -> None:
         store_host=bytes(8),
     )
     _, damaged, end = slow_scan.scan(data.directory / "commitlog")
-    assert log.scan(0) == (damaged, end)
+    assert scan(log, 0) == (damaged, end)
