@@ -378,14 +378,14 @@ class Store:
                 batch_properties=batch_properties,
             )
         except OSError as error:
+            if self._is_of_one_queue(error):
+                self._refused_appends += 1
+                raise StoreError(f"no more queue files can be opened or mapped: {error}") from error
             self._refuse_for_a_while(error)
             raise _refusal_of(error)(f"cannot take disk blocks: {error}") from error
         self.end_appends()
         return appended
 
-            if self._is_of_one_queue(error):
-                self._refused_appends += 1
-                raise StoreError(f"no more queue files can be opened or mapped: {error}") from error
     @property
     def log(self) -> CommitLog:
         """The log, for compiled code that appends many batches between `begin_appends` and `end_appends`."""
@@ -991,15 +991,15 @@ class Store:
                 raise error_class(text)
             self._refusal = None
 
+    def _is_of_one_queue(self, error: OSError) -> bool:
+        """A process may only have so many files mapped: those it has can still be appended to."""
+        return error.errno in _TOO_MANY_ERRNOS and str(error.filename).startswith(self._queues.directory)
+
     def _refuse_for_a_while(self, error: OSError) -> None:
         """Spare a full disk the same question for every batch."""
         self._refused_appends += 1
         self._refusal = (
             _refusal_of(error),
-    def _is_of_one_queue(self, error: OSError) -> bool:
-        """A process may only have so many files mapped: those it has can still be appended to."""
-        return error.errno in _TOO_MANY_ERRNOS and str(error.filename).startswith(self._queues.directory)
-
             f"cannot take disk blocks: {error}",
             self._clock.monotonic_s() + RETRY_S,
         )
