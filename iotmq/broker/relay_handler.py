@@ -185,16 +185,24 @@ class RelayHandler:
         """Ask all at a time; `answered` once, when the last has answered or failed."""
         outcomes: list[tuple[Member, _Outcome]] = []
 
-        def finished(member: Member, future: asyncio.Future[Command]) -> None:
-            outcomes.append((member, self._outcome(member, future)))
+        def finished(member: Member, outcome: _Outcome) -> None:
+            outcomes.append((member, outcome))
             if len(outcomes) == len(members):
                 self._running -= 1
                 answered(outcomes)
 
+        def done(member: Member, future: asyncio.Future[Command]) -> None:
+            finished(member, self._outcome(member, future))
+
         for member in members:
             self.relays_count += 1
-            future = member.connection.request(make_command(), timeout_s=self._timeout_s)
-            future.add_done_callback(partial(finished, member))
+            try:
+                future = member.connection.request(make_command(), timeout_s=self._timeout_s)
+            except ValueError as error:
+                # What came in one frame may not fit another with our fields added.
+                finished(member, RequestError(ResponseCode.SYSTEM_ERROR, str(error)))
+            else:
+                future.add_done_callback(partial(done, member))
 
     def _outcome(self, member: Member, future: asyncio.Future[Command]) -> _Outcome:
         try:

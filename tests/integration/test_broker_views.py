@@ -20,6 +20,7 @@ from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import LanguageCode, RequestCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
+from iotmq.remoting.frame import encode
 
 MQ = {"brokerName": "broker-a", "queueId": 0, "topic": "T"}
 MQ_TEXT = json.dumps(MQ, separators=(",", ":")).encode()
@@ -578,6 +579,20 @@ async def test_only_so_many_questions_wait_for_clients(site: Site) -> None:
     assert {response.code for response in await asyncio.gather(*waiting)} == {0}
     client.answer = lambda request: None if request.is_oneway else request.reply(0)
     assert (await site.ask(307, ask)).code == 0
+    await client.connection.close()
+
+
+async def test_a_question_too_large_to_pass_on_is_answered_and_takes_no_place(site: Site) -> None:
+    client = await Client("c1").connect(site)
+    ask = {"consumerGroup": "g", "clientId": "c1", "brokerName": ""}
+    # Fits a frame with two bytes left; the broker's name needs more.
+    empty = encode(Command.request(RequestCode.CONSUME_MESSAGE_DIRECTLY, ask))
+    header_size = sum(len(buffer) for buffer in empty)
+    body = b"x" * (limits.FRAME_BYTES_MAX - header_size - 2)
+    response = await site.ask(RequestCode.CONSUME_MESSAGE_DIRECTLY, ask, body)
+    assert (response.code, bool(response.remark)) == (1, True)
+    assert [request.code for request in client.asked] == [RequestCode.NOTIFY_CONSUMER_IDS_CHANGED]
+    assert site.broker._views._relays._running == 0
     await client.connection.close()
 
 
