@@ -78,8 +78,8 @@ class TopicRemoval:
 
     def clean(self) -> None:
         """Forget the deletions the log has passed, with the queues' files; call every ten seconds or so."""
-        min_position = self._store.min_position
-        passed = [name for name, deleted in self._topics.deleted.items() if deleted.position <= min_position]
+        gone_position = self._store.gone_position
+        passed = [name for name, deleted in self._topics.deleted.items() if deleted.position <= gone_position]
         made_again = {name for name in passed if self._topics.find(name) is not None}
         gone = [name for name in passed if name not in made_again][:_CLEANED_MAX]
         try:

@@ -295,6 +295,11 @@ class Store:
         return self._log.min_position
 
     @property
+    def gone_position(self) -> int:
+        """The log's files before it are deleted for good: a crash can take the log's start back to here."""
+        return self._trimmer.remover.removed_position
+
+    @property
     def failure(self) -> str | None:
         """Why the store takes no more records until it is opened again; None while it does."""
         error = self._flusher.failure
@@ -334,9 +339,9 @@ class Store:
 
         Nobody may have a handle of them in use. Raises StoreError when the files cannot be deleted.
         """
-        min_position = self._log.min_position
+        gone_position = self.gone_position
         queues = [queue for queue in self._queues.queues() if queue.topic in topics]
-        kept = {queue.topic for queue in queues if queue.watched or not queue.is_behind(min_position)}
+        kept = {queue.topic for queue in queues if queue.watched or not queue.is_behind(gone_position)}
         try:
             self._queues.remove([queue for queue in queues if queue.topic not in kept])
         except OSError as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from store_model import bodies_of, open_small, put, wait_allocated, wait_flushed
+from store_trim_machine import SteppedRemover
 
 from iotmq.clock import ManualClock
 from iotmq.message.record import decode_record
@@ -166,4 +167,34 @@ def test_hidden_records_are_not_found_by_key(tmp_path: Path) -> None:
     put(store, "T", 0, b"new", properties=b"KEYS\x01k\x02")
     assert [decode_record(view).body for view in store.query("T", "k")] == [b"new"]
     assert [decode_record(view).body for view in store.query("U", "k")] == [b"another's"]
+    store.close()
+
+
+def test_queues_stay_until_the_files_of_their_records_are_gone_for_good(tmp_path: Path) -> None:
+    """A crash before that takes the log's start back, and the records would have no queue."""
+    clock = ManualClock()
+    store = open_small(
+        tmp_path,
+        clock=clock,
+        retention_delay_ms=0,
+        retention_hours=1,
+        delete_pause_ms=0,
+        delete_files_max=1000,
+    )
+    remover = store._trimmer.remover = SteppedRemover(store.min_position, pause_s=0)
+    put(store, "T", 0, b"old")
+    store.hide_topics({"T": store.appended_position})
+    for _ in range(10):
+        put(store, "U", 0, *(b"x" * 1_500 for _ in range(4)))
+    clock.advance(7_200)
+    put(store, "U", 0, b"last")
+    wait_flushed(store)
+    wait_allocated(store)
+    store.delete_expired()
+    assert store.min_position > store.gone_position == 0
+    assert store.remove_queues({"T"}) == set()
+    remover.step(100)
+    assert store.gone_position == store.min_position
+    assert store.remove_queues({"T"}) == {"T"}
+    assert store.check() == []
     store.close()
