@@ -45,11 +45,12 @@ class KeyValues:
 
     def put(self, namespace: str, key: str, value: str) -> KeyValues:
         """The state with `key` set; RequestError when a text or all of them are past their limit."""
-        check_texts(namespace, key, value)
+        check_texts(namespace=namespace, key=key, value=value)
         fresh = KeyValues({**self._table, namespace: {**self.namespace(namespace), key: value}})
         if fresh._size + sum(map(_text_size, fresh._table)) > KV_BYTES_MAX:
             raise RequestError(
-                ResponseCode.SYSTEM_ERROR, f"all values together are past the maximum of {KV_BYTES_MAX} bytes"
+                ResponseCode.SYSTEM_ERROR,
+                f"with the field value all values together are past the maximum of {KV_BYTES_MAX} bytes",
             )
         return fresh
 
@@ -103,12 +104,13 @@ class KeyValueFile:
             os.close(directory)
 
 
-def check_texts(*texts: str) -> None:
-    """RequestError when one of the texts is past `KV_TEXT_BYTES_MAX`."""
-    for text in texts:
+def check_texts(**texts: str) -> None:
+    """RequestError, with the name of the field, when one of the texts is past `KV_TEXT_BYTES_MAX`."""
+    for field, text in texts.items():
         if _text_size(text) > KV_TEXT_BYTES_MAX:
             raise RequestError(
-                ResponseCode.SYSTEM_ERROR, f"a text is past the maximum of {KV_TEXT_BYTES_MAX} bytes"
+                ResponseCode.SYSTEM_ERROR,
+                f"the field {field} has {_text_size(text)} bytes, past the maximum of {KV_TEXT_BYTES_MAX}",
             )
 
 

@@ -70,7 +70,9 @@ def decode_registration(body: bytes, *, is_compressed: bool, crc: int) -> Regist
     RequestError when the body is damaged.
     """
     if crc and zlib.crc32(body) & 0x7FFFFFFF != crc:
-        raise RequestError(ResponseCode.SYSTEM_ERROR, "the CRC of the registration does not match its body")
+        raise RequestError(
+            ResponseCode.SYSTEM_ERROR, "the field bodyCrc32 is not the CRC of the body as it arrived"
+        )
     if not body:
         return Registration(None, {}, 0)
     if is_compressed:
@@ -130,7 +132,7 @@ def _inflate(body: bytes) -> bytes:
     if not inflater.eof:
         raise RequestError(
             ResponseCode.SYSTEM_ERROR,
-            f"the registration is cut off or inflates past {REGISTRATION_INFLATED_BYTES_MAX} bytes",
+            f"the body is cut off or inflates past {REGISTRATION_INFLATED_BYTES_MAX} bytes",
         )
     return plain
 
@@ -140,7 +142,7 @@ def _decode_compressed(data: bytes) -> Registration:
     version = lenient_json.decode(version_text, VersionDocument).value()
     topic_count, at = _take_int32(data, at)
     if topic_count > TOPICS_MAX:
-        raise RequestError(ResponseCode.SYSTEM_ERROR, f"more than {TOPICS_MAX} topics in a registration")
+        raise RequestError(ResponseCode.SYSTEM_ERROR, f"the body has more than {TOPICS_MAX} topics")
     topics = _Topics()
     for _ in range(topic_count):
         text, at = _take_text(data, at)
@@ -172,4 +174,4 @@ def _take_text(data: bytes, at: int) -> tuple[bytes, int]:
 
 
 def _broken() -> RequestError:
-    return RequestError(ResponseCode.SYSTEM_ERROR, "the compressed registration cannot be read")
+    return RequestError(ResponseCode.SYSTEM_ERROR, "the body cannot be read as a compressed registration")

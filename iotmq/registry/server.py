@@ -353,7 +353,7 @@ class Registry:
 
     def _put_value(self, connection: ServerConnection, request: Command) -> None:
         namespace, key, value = request.text("namespace"), request.text("key"), request.text("value")
-        check_texts(namespace, key, value)
+        check_texts(namespace=namespace, key=key, value=value)
         self._change(connection, request, lambda values: values.put(namespace, key, value))
 
     def _delete_value(self, connection: ServerConnection, request: Command) -> None:
@@ -398,9 +398,23 @@ def _identity(request: Command) -> BrokerIdentity:
     return BrokerIdentity(
         _name(request, "clusterName"),
         _name(request, "brokerName"),
-        _name(request, "brokerAddr"),
+        _address(request),
         request.integer("brokerId", minimum=0),
     )
+
+
+def _address(request: Command) -> str:
+    """The address of a broker; one that nobody can connect to would stop tools that ask every broker."""
+    address = _name(request, "brokerAddr")
+    host, _, port = address.rpartition(":")
+    if (
+        not host
+        or address.split() != [address]
+        or not (port.isascii() and port.isdigit())
+        or int(port) > 65_535
+    ):
+        raise RequestError(ResponseCode.SYSTEM_ERROR, f"the field brokerAddr is not host:port: {address!r}")
+    return address
 
 
 def _name(request: Command, field: str, default: str | None = None) -> str:

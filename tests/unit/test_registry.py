@@ -166,7 +166,9 @@ async def test_a_wrong_crc_is_code_1_and_changes_nothing(peer: ClientConnection)
     ("missing", "value"),
     [("brokerName", None), ("brokerAddr", None), ("clusterName", None), ("brokerId", None),
      ("brokerName", ""), ("brokerName", "x" * 256), ("brokerId", "-1"), ("brokerId", "one"),
-     ("compressed", "maybe"), ("bodyCrc32", "x")],
+     ("brokerAddr", "10.0.0.1"), ("brokerAddr", ":10911"), ("brokerAddr", "10.0.0.1:port"),
+     ("brokerAddr", "10.0.0.1:65536"), ("brokerAddr", "two words:10911"), ("brokerAddr", "10.0.0.1:1\n"),
+     ("compressed", "maybe"), ("bodyCrc32", "x"), ("bodyCrc32", "12345")],
 )  # fmt: skip
 async def test_a_bad_field_is_code_1_by_name(peer: ClientConnection, missing: str, value: str | None) -> None:
     request = registration(topic("T"))
@@ -180,6 +182,13 @@ async def test_a_bad_field_is_code_1_by_name(peer: ClientConnection, missing: st
 
 async def test_names_at_the_limit_are_taken(peer: ClientConnection) -> None:
     assert (await peer.request(registration(topic("T"), name="x" * 255))).code == 0
+
+
+@pytest.mark.parametrize(
+    "address", ["10.0.0.1:0", "10.0.0.1:65535", "[2001:db8::1]:10911", "fe80::1:10911", "b:1"]
+)
+async def test_addresses_brokers_have_are_taken(peer: ClientConnection, address: str) -> None:
+    assert (await peer.request(registration(topic("T"), address=address))).code == 0
 
 
 @pytest.mark.parametrize("body", [b"nonsense", b"[]", b'{"topicConfigSerializeWrapper":7}', b"\xff\x00"])

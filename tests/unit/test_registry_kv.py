@@ -33,8 +33,12 @@ def test_deleting_nothing_gives_the_same_state() -> None:
 def test_a_text_has_a_maximum() -> None:
     longest = "é" * (KV_TEXT_BYTES_MAX // 2)
     KeyValues().put("N", "k", longest)
-    for texts in (("N", "k", longest + "x"), ("N", longest + "x", ""), (longest + "x", "k", "")):
-        with pytest.raises(RequestError, match="maximum"):
+    for field, texts in (
+        ("value", ("N", "k", longest + "x")),
+        ("key", ("N", longest + "x", "")),
+        ("namespace", (longest + "x", "k", "")),
+    ):
+        with pytest.raises(RequestError, match=f"field {field} .* maximum"):
             KeyValues().put(*texts)
 
 
