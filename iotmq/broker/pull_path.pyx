@@ -9,7 +9,8 @@ records at once, asks for more than tags, or is refused, is left to the general 
 
 from collections import namedtuple
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy
 
@@ -38,6 +39,8 @@ cdef enum:
     PLANS_MAX = 65536
     # Four numbers and their sizes.
     NUMBERS_BYTES = 112
+    # Room for the header of an answer; nothing in it but numbers changes.
+    HEADER_BYTES = 1024
     # Bodies up to this size are copied behind their header, which costs less than a write of several pieces.
     JOINED_BYTES_MAX = 16384
 
@@ -78,7 +81,6 @@ cdef class PullPath:
     cdef dict plans
     cdef tuple json
     cdef tuple binary
-    cdef Py_ssize_t header_bytes
 
     def __init__(self, store, look_up, park, *, offsets, groups, statistics):
         """`look_up` is asked for topic, group, queue id and the subscription's text, None for the heartbeat's.
@@ -99,7 +101,8 @@ cdef class PullPath:
         self.plans = {}
         self.json = json_pieces(0, ext, _WORDS, remark=ReadStatus.FOUND.name)
         self.binary = binary_pieces(0, ext, _WORDS, remark=ReadStatus.FOUND.name)
-        self.header_bytes = 8 + max(sum(map(len, self.json)), sum(map(len, self.binary))) + NUMBERS_BYTES
+        if 8 + max(sum(map(len, self.json)), sum(map(len, self.binary))) + NUMBERS_BYTES > HEADER_BYTES:
+            raise ValueError("the header of an answer has outgrown its place")
 
     def forget_all(self, str name=""):
         """A topic, a group or a setting changed."""
@@ -226,32 +229,40 @@ cdef class PullPath:
         return False
 
     cdef int answer(self, connection, int32_t opaque, bint is_binary, int held, read) except -1:
-        cdef int64_t size = read.size_bytes
-        cdef list views = read.views
-        cdef bint is_joined = size <= JOINED_BYTES_MAX
-        cdef bytes answer = PyBytes_FromStringAndSize(NULL, self.header_bytes + (size if is_joined else 0))
-        cdef uint8_t* start = <uint8_t*> PyBytes_AS_STRING(answer)
+        cdef uint8_t header[HEADER_BYTES]
+        cdef Py_ssize_t size = read.size_bytes
+        cdef Py_ssize_t header_size
+        cdef Py_buffer piece
+        cdef bytes answer
         cdef uint8_t* at
         cdef uint8_t* end
-        cdef const uint8_t[::1] piece
         if is_binary:
-            at = self.put_binary(start, opaque, read.next_offset, read.min_offset, read.max_offset)
+            at = self.put_binary(header, opaque, read.next_offset, read.min_offset, read.max_offset)
         else:
-            at = self.put_json(start, opaque, read.next_offset, read.min_offset, read.max_offset)
-        put_u32(start, <uint32_t> (at - start - 4 + size))
-        put_u32(start + 4, <uint32_t> is_binary << 24 | <uint32_t> (at - start - 8))
-        assert at - start <= self.header_bytes
-        if not is_joined:
-            connection.send_views(answer[:at - start], views, at - start + size, held=held)
+            at = self.put_json(header, opaque, read.next_offset, read.min_offset, read.max_offset)
+        header_size = at - header
+        assert header_size <= HEADER_BYTES
+        put_u32(header, <uint32_t> (header_size - 4 + size))
+        put_u32(header + 4, <uint32_t> is_binary << 24 | <uint32_t> (header_size - 8))
+        if size > JOINED_BYTES_MAX:
+            connection.send_views(header[:header_size], read.views, header_size + size, held=held)
             return 0
-        end = at + size
-        for view in views:
-            piece = view
-            assert piece.shape[0] <= end - at
-            memcpy(at, &piece[0], piece.shape[0])
-            at += piece.shape[0]
+        answer = PyBytes_FromStringAndSize(NULL, header_size + size)
+        at = <uint8_t*> PyBytes_AS_STRING(answer)
+        end = at + header_size + size
+        memcpy(at, header, header_size)
+        at += header_size
+        for view in read.views:
+            PyObject_GetBuffer(view, &piece, PyBUF_SIMPLE)
+            try:
+                if piece.len > end - at:
+                    raise ValueError("views are larger than the read says")
+                memcpy(at, piece.buf, piece.len)
+                at += piece.len
+            finally:
+                PyBuffer_Release(&piece)
         assert at == end
-        connection.reply_encoded(answer[:at - start], held)
+        connection.reply_encoded(answer, held)
         return 0
 
     cdef uint8_t* put_json(self, uint8_t* at, int32_t opaque, int64_t next_offset, int64_t min_offset,
