@@ -141,7 +141,7 @@ class ChangedSettings:
         wanted: dict[str, str] = {}
         for name, value in values.items():
             if current.get(name) != value:
-                wanted.update(_our_names(name, value))
+                wanted.update(_our_names(name, value, is_known=name in current))
         if not wanted:
             return
         before = self.broker, self.store, self._changes, self.version
@@ -190,7 +190,7 @@ def _changed(settings: _Settings, wanted: Mapping[str, str], section: str) -> _S
         raise RequestError(ResponseCode.SYSTEM_ERROR, f"a setting cannot be: {problem}") from None
 
 
-def _our_names(name: str, value: str) -> dict[str, str]:
+def _our_names(name: str, value: str, *, is_known: bool) -> dict[str, str]:
     """A wanted setting under our name; RequestError (1) unless it may change while the broker runs."""
     if name == _PERMISSIONS:
         if value not in ("0", "2", "4", "6"):
@@ -204,11 +204,10 @@ def _our_names(name: str, value: str) -> dict[str, str]:
         }
     alias = _ALIASES.get(name, _Alias(name))
     if alias.name not in CHANGEABLE:
-        known = name in _ALIASES or name.startswith(("broker.", "store."))
         raise RequestError(
             ResponseCode.SYSTEM_ERROR,
             f"{name} cannot change while the broker runs: set it in the configuration file and restart"
-            if known
+            if is_known
             else f"there is no setting {name[:60]!r}; code 26 (iotmq admin broker config) lists them",
         )
     if alias.unit == 1:

@@ -127,7 +127,9 @@ async def test_a_configuration_written_later_wins(site: Site) -> None:
     [
         ("listenPort=1", "cannot change while the broker runs"),
         ("store.flush=sync", "cannot change while the broker runs"),
+        ("flushDiskType=SYNC_FLUSH", "flushDiskType cannot change while the broker runs"),
         ("nonsense=1", "no setting 'nonsense'"),
+        ("broker.nonsense=1", "no setting 'broker.nonsense'"),
         ("broker.default_topic_queues=0", "broker.default_topic_queues"),
         ("broker.default_topic_queues=many", "broker.default_topic_queues"),
         ("autoCreateTopicEnable=maybe", "broker.auto_create_topics"),
