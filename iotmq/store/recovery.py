@@ -229,8 +229,8 @@ def recover_queues(log: CommitLog, queues: ConsumeQueue, repair: DamageRepair, *
         # What markers there say is lost must be taken in.
         position, _ = marker_bounds(log, max(min_position, min(applied_position, end_position)))
         queues.rewind(position, min_position)
-        if position == applied_position and queues.state() != remembered:
-            logger.warning("the queue files are not what they were; filling them again from the log")
+        if position == applied_position and is_missing_entries(queues, remembered):
+            logger.warning("queue entries are missing; filling all of them again from the log")
         elif not has_torn_end(log, queues):
             if position < applied_position:
                 # For the same reason as the checkpoint.
@@ -245,6 +245,15 @@ def recover_queues(log: CommitLog, queues: ConsumeQueue, repair: DamageRepair, *
         repair.ensure(min_position)
     queues.clear(min_position)
     return min_position
+
+
+def is_missing_entries(queues: ConsumeQueue, remembered: tuple[int, int, int]) -> bool:
+    """Whether there are fewer than remembered: what stands behind a damaged entry was taken for the future.
+
+    There may be more, of queues that were about to be forgotten.
+    """
+    _, count, offsets = queues.state()
+    return count < remembered[1] or offsets < remembered[2]
 
 
 def has_torn_end(log: CommitLog, queues: ConsumeQueue) -> bool:
