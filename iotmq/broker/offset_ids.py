@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import sys
 from array import array
+from typing import Final
+
+from iotmq.limits import HEADER_BYTES_MAX
+
+# An answer without its ids, with room to spare.
+_ANSWER_BYTES_MAX: Final = 65_536
 
 
 class OffsetMessageIds:
@@ -16,6 +22,11 @@ class OffsetMessageIds:
     @property
     def store_host(self) -> bytes:
         return self._store_host
+
+    @property
+    def joined_max(self) -> int:
+        """The ids of more records might not fit the header of an answer."""
+        return (HEADER_BYTES_MAX - _ANSWER_BYTES_MAX) // (2 * len(self._store_host) + 17)
 
     def one(self, position: int) -> str:
         return f"{self._prefix}{position:016X}"

@@ -139,6 +139,7 @@ class SendHandler:
             batch_properties=self._cluster_property,
             general_properties=_GENERAL_PROPERTIES,
             batch_bytes_max=self._batch_bytes_max,
+            joined_max=message_ids.joined_max,
             store_host=message_ids.store_host,
             region=region,
             trace_on=self._trace_on,
@@ -418,7 +419,7 @@ class SendHandler:
             self.failed_count += 1
             return request.reply(result.code, remark=result.remark)
         appended = result.appended
-        if appended.count == 1:
+        if appended.count == 1 or appended.count > self._message_ids.joined_max:
             message_id = self._message_ids.one(appended.start_position)
         else:
             message_id = self._message_ids.joined(appended.positions())

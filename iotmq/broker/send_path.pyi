@@ -14,6 +14,7 @@ class SendPath:
         batch_properties: bytes,
         general_properties: tuple[bytes, ...],
         batch_bytes_max: int,
+        joined_max: int,
         store_host: bytes,
         region: str,
         trace_on: str,

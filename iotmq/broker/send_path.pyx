@@ -26,7 +26,7 @@ from iotmq.remoting.send_frames cimport SendFrame, SendRun
 from iotmq.store.commit_log cimport CommitLog, Place
 from iotmq.store.consume_queue cimport Queue
 
-from iotmq.limits import HEADER_BYTES_MAX, PROPERTIES_BYTES_MAX
+from iotmq.limits import PROPERTIES_BYTES_MAX
 from iotmq.remoting.answer_template import binary_pieces, json_pieces
 
 cdef extern from "string.h" nogil:
@@ -39,8 +39,6 @@ cdef enum:
     TALLIES = 16
     # Texts of one answer besides its message ids and what its template holds: three numbers and a size each.
     NUMBERS_BYTES = 80
-    # An answer without its ids, with room to spare.
-    ANSWER_BYTES_MAX = 65536
 
 cdef Py_ssize_t PROPERTIES_MAX = PROPERTIES_BYTES_MAX
 # Where numbers go in an answer that is taken apart to be a template.
@@ -113,7 +111,7 @@ cdef class SendPath:
     cdef Py_ssize_t room_bytes
 
     def __init__(self, intake, open_topic, *, bytes batch_properties not None, tuple general_properties not None,
-                 Py_ssize_t batch_bytes_max, bytes store_host not None, str region not None, str trace_on not None):
+                 Py_ssize_t batch_bytes_max, Py_ssize_t joined_max, bytes store_host not None, str region not None, str trace_on not None):
         """`open_topic` gives the queues of a topic that plain sends may go to, None for any other.
 
         `batch_properties` are added to every record; a send whose properties have one of
@@ -128,10 +126,8 @@ cdef class SendPath:
         self.general_properties = general_properties
         self.batch_bytes_max = batch_bytes_max
         self.id_prefix = store_host.hex().upper().encode()
-        # The ids of more records might not fit the header of an answer.
-        self.answered_bytes_max = (
-            (HEADER_BYTES_MAX - ANSWER_BYTES_MAX) // (len(self.id_prefix) + 17) * ELEMENT_FIXED_BYTES
-        )
+        # Ids of more records than `joined_max` might not fit the header of an answer.
+        self.answered_bytes_max = joined_max * ELEMENT_FIXED_BYTES
         self.region = region
         self.trace_on = trace_on
         self.templates = {}

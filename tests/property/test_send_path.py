@@ -18,7 +18,7 @@ from iotmq.broker.topics import TopicConfig
 from iotmq.message.record import encode_batch
 from iotmq.remoting.codes import Serialize
 from iotmq.remoting.command import Command
-from iotmq.remoting.frame import encode
+from iotmq.remoting.frame import FrameReader, encode
 
 LETTERS = "abcdefghijklm"
 LONG = (
@@ -232,4 +232,10 @@ async def test_a_batch_whose_ids_fit_no_header_is_answered_alike(tmp_path: Path)
         pair.append(side)
     check_alike(*pair)
     for side in pair:
+        reader = FrameReader()
+        reader.receive_data(bytes(side.transport.written))
+        (answer,) = reader.commands_received()
+        assert answer.code == 0
+        # The first record's alone.
+        assert len(answer.ext["msgId"]) == 32
         await side.stop()
