@@ -13,8 +13,6 @@ blocks: a thousand quiet queues cost 4 MiB.
 
 import os
 import shutil
-import struct
-import zlib
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
@@ -40,6 +38,7 @@ from iotmq.limits import QUEUES_PER_TOPIC_MAX, TOPIC_BYTES_MAX
 from iotmq.message.record import problem_text
 from iotmq.store import fail_points
 from iotmq.store.segment import open_segments, segment_name, sync_directory
+from iotmq.store.state_record import encode_state, read_state, write_state
 
 cdef extern from "<unistd.h>" nogil:
     int syncfs(int descriptor)
@@ -57,8 +56,7 @@ cdef enum:
     STORED_TOPIC_BYTES_MAX = 255
 
 # `consumequeue/.applied`: what the files were known to hold at the last checkpoint. No topic starts
-# with a dot. magic 8 | applied position 8 | queues 8 | sum of max offsets 8 | crc32 of those 4
-_STATE = struct.Struct(">8sqqqI")
+# with a dot. A state_record: applied position, queues, sum of max offsets.
 _STATE_MAGIC = b"iotmqCQ1"
 # The same, and some queue has had records with a time to live.
 _STATE_MAGIC_EXPIRING = b"iotmqCQX"
@@ -490,7 +488,7 @@ cdef class ConsumeQueue:
             return
         state = self._read_state_record()
         if state is not None:
-            _, applied_position, count, offsets, _ = state
+            applied_position, count, offsets = state.numbers
             for queue in removed:
                 if (<Queue> queue).max_offset:
                     count -= 1
@@ -556,25 +554,9 @@ cdef class ConsumeQueue:
         return self.applied_position, count, offsets
 
     def write_state(self, state):
-        """Remember `state`; raises OSError.
-
-        In place, so that a full disk does not keep a store from closing cleanly: the few bytes share one
-        disk sector, and should they be torn nevertheless, their CRC fails and the queues are rebuilt.
-        """
-        record = _STATE.pack(_STATE_MAGIC_EXPIRING if self.may_expire else _STATE_MAGIC, *state, 0)
-        record = record[:-4] + struct.pack(">I", zlib.crc32(record[:-4]))
-        path = os.path.join(self.directory, _STATE_NAME)
-        is_new = not os.path.exists(path)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            os.pwrite(descriptor, record, 0)
-            fail_points.reach("queue-state-written")
-            os.ftruncate(descriptor, len(record))
-            os.fdatasync(descriptor)
-        finally:
-            os.close(descriptor)
-        if is_new:
-            sync_directory(self.directory)
+        """Remember `state`; raises OSError."""
+        record = encode_state(_STATE_MAGIC_EXPIRING if self.may_expire else _STATE_MAGIC, *state)
+        write_state(os.path.join(self.directory, _STATE_NAME), record, fail_point="queue-state-written")
 
     def forget_pages(self):
         """Take out of this process what a start looked at: of each of very many queues its last entry."""
@@ -583,30 +565,20 @@ cdef class ConsumeQueue:
                 (<Segment> file).forget_pages()
 
     def _read_state_record(self):
-        """The fields of the state's file, None when there is none that proves itself."""
-        try:
-            with open(os.path.join(self.directory, _STATE_NAME), "rb") as file:
-                record = file.read(_STATE.size + 1)
-        except FileNotFoundError:
-            return None
-        if len(record) != _STATE.size or zlib.crc32(record[:-4]) != int.from_bytes(record[-4:], "big"):
-            return None
-        return _STATE.unpack(record)
+        """The state's file, None when there is none that proves itself."""
+        return read_state(os.path.join(self.directory, _STATE_NAME), _STATE_MAGIC, _STATE_MAGIC_EXPIRING, count=3)
 
     def read_state(self):
         """The remembered (applied position, queues, sum of max offsets), or None when there is none."""
         state = self._read_state_record()
         if state is None:
             return None
-        magic, applied_position, count, offsets, _ = state
-        if magic == _STATE_MAGIC_EXPIRING:
+        if state.magic == _STATE_MAGIC_EXPIRING:
             # Which queues it was is not remembered.
             self.may_expire = True
             for queue in self.queue_list:
                 (<Queue> queue).may_expire = True
-        elif magic != _STATE_MAGIC:
-            return None
-        return applied_position, count, offsets
+        return state.numbers
 
     def rewind(self, int64_t position, int64_t min_position):
         """Forget all records at or past `position`; `apply` goes on from there."""
