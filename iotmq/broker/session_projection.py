@@ -88,6 +88,8 @@ class StoredSession(msgspec.Struct, array_like=True):
     # What was sent with a packet id and is not done.
     in_flight: list[Flight]
     will: Will | None = None
+    # Messages past the cursors that are done.
+    done: list[tuple[str, int]] = []
 
     @property
     def due_ms(self) -> int | None:
@@ -414,6 +416,7 @@ class SessionProjection(KeyValueProjection):
                 queue_id = subscription.queue_id
                 self._changes.cursors[queue_id, change.client_id] = cursor, sent
                 self._moved_queues.add(queue_id)
+        session.done = change.done
         if change.received is not None:
             session.received = change.received
         if change.in_flight is not None:

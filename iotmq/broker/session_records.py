@@ -65,6 +65,8 @@ class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
     cursors: list[tuple[str, int, int]]
     received: list[int] | None = None
     in_flight: list[Flight] | None = None
+    # Messages past the cursors that are done: an older one is still in flight.
+    done: list[tuple[str, int]] = []
 
 
 class Close(msgspec.Struct, frozen=True, array_like=True, tag="close"):

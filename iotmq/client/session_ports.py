@@ -62,6 +62,8 @@ class OpenedSession(NamedTuple):
     # Packet ids of QoS 2 that were received and not released.
     received: list[int]
     in_flight: list[InFlight]
+    # (queue id, position) of records past a cursor that the session is done with.
+    done: Sequence[tuple[int, int]] = ()
 
 
 class Refused(NamedTuple):
@@ -74,7 +76,9 @@ class Refused(NamedTuple):
 class SessionProgress(msgspec.Struct, frozen=True, array_like=True):
     """How far a session has come: (queue id, cursor, sent) as in SessionSubscription.
 
-    `received` and `in_flight` replace what was known of them; None when they have not changed.
+    `done` are (queue id, position) past the cursors that the session is done with all the same, because an
+    older message is still in flight; it replaces what was known. `received` and `in_flight` do, too, unless
+    they are None.
     """
 
     client_id: str
@@ -82,6 +86,7 @@ class SessionProgress(msgspec.Struct, frozen=True, array_like=True):
     cursors: list[tuple[int, int, int]]
     received: list[int] | None = None
     in_flight: list[InFlight] | None = None
+    done: list[tuple[int, int]] = []
 
 
 class QueueRecords(NamedTuple):

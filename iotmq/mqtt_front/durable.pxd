@@ -36,6 +36,7 @@ cdef class DurableSession(DeviceSession):
     cdef Flight* flights                # ring in the order of sending
     cdef uint32_t flights_first, flights_count, flights_capacity
     cdef list _behind                   # subscriptions that have to read
+    cdef set _done                      # (queue id, position) the device was done with in an earlier connection
     cdef dict _repeated                 # (queue id, position) -> InFlight of an earlier connection
     cdef list _held                     # QoS 2 messages that wait until the broker knows their packet ids
     cdef list _to_release               # packet ids whose PUBREL waits for the broker

@@ -67,6 +67,7 @@ cdef class DurableSession(DeviceSession):
         self._by_id = {}
         self._behind = []
         self._repeated = {(flight.queue_id, flight.position): flight for flight in opened.in_flight}
+        self._done = set(opened.done)
         self._to_release = []
 
     def __dealloc__(self):
@@ -139,6 +140,7 @@ cdef class DurableSession(DeviceSession):
             [self._place(subscription) for subscription in self._by_id.values()],
             self.device.received_packet_ids,
             self._in_flight(qos_min=1),
+            self._done_past_cursors(),
         )
         self.remove(list(self.subscriptions))
         self._behind = []
@@ -170,6 +172,14 @@ cdef class DurableSession(DeviceSession):
         cdef bint is_duplicate = position < subscription.repeated_before
         if self._held is not None or not device.has_output_room():
             return False
+        if self._done and (subscription.queue_id, position) in self._done:
+            self._done.discard((subscription.queue_id, position))
+            # Known as long as something older is in flight.
+            self.add_flight(subscription, position, 0, 1, FLIGHT_DONE)
+            self.drop_done()
+            subscription.next_position = position + 1
+            self.move(subscription)
+            return True
         repeated = self._repeated.pop((subscription.queue_id, position), None) if self._repeated else None
         if repeated is None:
             if not device.has_room():
@@ -285,7 +295,7 @@ cdef class DurableSession(DeviceSession):
         if found.next_position > subscription.next_position:
             subscription.next_position = found.next_position
             self.move(subscription)
-        if self._repeated:
+        if self._repeated or self._done:
             self.forget_repeated(subscription)
         if found.is_end and subscription.pushed_position < subscription.next_position:
             subscription.is_behind = False
@@ -300,6 +310,9 @@ cdef class DurableSession(DeviceSession):
                 repeated = self._repeated.pop((queue_id, position))
                 if not repeated.is_released:
                     self.device.free_packet_id(repeated.packet_id)
+        for queue_id, position in list(self._done):
+            if queue_id == subscription.queue_id and position < subscription.next_position:
+                self._done.discard((queue_id, position))
         return 0
 
     def _try_again(self):
@@ -388,6 +401,20 @@ cdef class DurableSession(DeviceSession):
         found += [repeated for repeated in self._repeated.values() if not repeated.is_released]
         return found
 
+    def _done_past_cursors(self):
+        """Messages that are done while an older one of their queue is not; mostly there are none."""
+        cdef list found = []
+        cdef uint32_t index
+        cdef Flight* flight
+        cdef QueueSubscription subscription
+        for index in range(self.flights_count):
+            flight = &self.flights[(self.flights_first + index) & (self.flights_capacity - 1)]
+            subscription = <QueueSubscription>flight.subscription
+            if flight.state == FLIGHT_DONE and flight.position >= self.cursor_of(subscription):
+                found.append((subscription.queue_id, flight.position))
+        found += self._done
+        return found
+
     # What the broker is told
 
     cdef int move(self, QueueSubscription subscription) except -1:
@@ -415,6 +442,7 @@ cdef class DurableSession(DeviceSession):
             [self._place(subscription) for subscription in self._by_id.values() if subscription.is_moved],
             received if received or had_received else None,
             self._in_flight(qos_min=2) if has_moved_flights else None,
+            self._done_past_cursors(),
         )
 
     def begin_persisting(self):
