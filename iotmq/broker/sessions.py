@@ -172,6 +172,13 @@ class Sessions:
             self._attach(channel, stored)
         return True
 
+    def queues_of(self, client_id: str) -> list[tuple[str, int]]:
+        """(filter, queue id) of a durable session; nothing when there is none."""
+        session = self._projection.session(client_id)
+        if session is None:
+            return []
+        return [(name, subscription.queue_id) for name, subscription in session.subscriptions.items()]
+
     # Sessions (client.session_ports)
 
     def open_session(
@@ -382,6 +389,7 @@ class Sessions:
         """With filters for queue ids, as records have it."""
         filter_of = self._projection.queues.filter_of
         cursors = [(filter_of(queue_id), cursor, sent) for queue_id, cursor, sent in change.cursors]
+        done = [(filter_of(queue_id), position) for queue_id, position in change.done]
         flights: list[Flight] | None = None
         if change.in_flight is not None:
             named = [(filter_of(flight.queue_id), flight) for flight in change.in_flight]
@@ -400,6 +408,7 @@ class Sessions:
             ],
             change.received,
             flights,
+            [(name, place) for name, place in done if name is not None],
         )
 
     def _owns(self, channel: SessionChannel, client_id: str, epoch: int) -> bool:
@@ -478,6 +487,11 @@ class Sessions:
                         )
                         for flight in session.in_flight
                         if flight.topic_filter in session.subscriptions
+                    ],
+                    [
+                        (session.subscriptions[topic_filter].queue_id, place)
+                        for topic_filter, place in session.done
+                        if topic_filter in session.subscriptions
                     ],
                 )
             )
