@@ -305,10 +305,19 @@ cdef class Queue:
         return 0
 
     def is_whole(self):
-        """Whether all files but the last are full, as they were left."""
+        """Whether all files before the last one with entries are full, as they were left.
+
+        Behind it there may be room for entries that a crash kept from coming.
+        """
         cdef Segment file
         cdef int64_t last_bytes
-        for file in self.files[:-1]:
+        cdef Py_ssize_t count = len(self.files)
+        while count > 1:
+            file = <Segment> self.files[count - 1]
+            if file.allocated_bytes >= QUEUE_ENTRY_SIZE and get_u32(file.data + 8) != 0:
+                break
+            count -= 1
+        for file in self.files[:count - 1]:
             last_bytes = file.size_bytes - QUEUE_ENTRY_SIZE
             if file.allocated_bytes < file.size_bytes or get_u32(file.data + last_bytes + 8) == 0:
                 return False

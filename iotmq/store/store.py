@@ -147,6 +147,8 @@ class Store:
             read_usage=read_usage,
         )
         self._flushed_waiters = FlushedWaiters()
+        # Positions to hide up to again once everything before the first number is in its queue, in order.
+        self._late_hides: list[tuple[int, Mapping[str, int]]] = []
         # Topic -> the position its readers begin at, of those told to `hide_topic`.
         self._hidden: dict[str, int] = {}
         # Bound once: append is called for every batch.
@@ -331,8 +333,8 @@ class Store:
         self._hide(positions)
         end_position = max(positions.values(), default=0)
         if end_position > self.confirmed_position:
-            # What is on its way to the queues belongs to it.
-            self.when_flushed(end_position, lambda: self._hide(positions))
+            # What is on its way to the queues belongs to it; flushed does not mean that it is there already.
+            self._late_hides.append((end_position, positions))
 
     def remove_queues(self, topics: Collection[str]) -> set[str]:
         """Forget the queues of those topics that the log has no records of any more; returns which.
@@ -416,6 +418,8 @@ class Store:
         end_position = self._flusher.flushed_position if self._is_sync else self._log.appended_position
         if end_position > self.confirmed_position:
             self._run_dispatch(end_position)
+            while self._late_hides and self._late_hides[0][0] <= self.confirmed_position:
+                self._hide(self._late_hides.pop(0)[1])
         if self._flushed_waiters:
             self._call_flushed_waiters()
         return self.confirmed_position

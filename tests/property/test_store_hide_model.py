@@ -48,5 +48,5 @@ class HideMachine(TrimMachine):
         del self.hidden[topic]
 
 
-HideMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+HideMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
 TestStoreHideModel = HideMachine.TestCase

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from eventually import eventually
 from store_model import bodies_of, open_small, put, wait_allocated, wait_flushed
 from store_trim_machine import SteppedRemover
 
@@ -45,6 +46,18 @@ def test_records_under_way_to_the_disk_are_hidden_too(tmp_path: Path) -> None:
     wait_flushed(store)
     store.advance()
     assert bodies_of(store, "T", 0) == [b"after"]
+    assert store.check() == []
+    store.close()
+
+
+def test_records_on_the_disk_and_not_in_their_queue_yet_are_hidden_too(tmp_path: Path) -> None:
+    store = open_small(tmp_path, flush="sync")
+    put(store, "T", 0, b"flushed")
+    store.request_flush()
+    eventually(lambda: store.flushed_position == store.appended_position, "it is on the disk")
+    store.hide_topics({"T": store.appended_position})
+    store.advance()
+    assert bodies_of(store, "T", 0) == []
     assert store.check() == []
     store.close()
 
