@@ -18,7 +18,7 @@ from iotmq import limits
 from iotmq.broker.config_files import ConfigFile
 from iotmq.broker.heartbeat import SubscriptionData
 from iotmq.broker.property_filter import PropertyFilter
-from iotmq.broker.sql import SQL_EXPRESSION, parse_sql
+from iotmq.broker.sql_tree import SQL_EXPRESSION
 from iotmq.clock import Clock
 from iotmq.errors import RequestError
 from iotmq.metrics import Metric
@@ -252,6 +252,9 @@ def compile_filter(expression: str) -> PropertyFilter:
 
 @lru_cache(maxsize=limits.FILTER_CACHE_MAX)
 def _compiled(expression: str) -> PropertyFilter | str:
+    # The parser costs memory, which a broker without such a subscription does not have to pay.
+    from iotmq.broker.sql import parse_sql
+
     # What is wrong is remembered, too: a consumer with a wrong expression pulls again and again.
     try:
         return PropertyFilter(parse_sql(expression))

@@ -1,6 +1,6 @@
 from typing_extensions import Buffer
 
-from iotmq.broker.sql import Node
+from iotmq.broker.sql_tree import Node
 from iotmq.message.record_filter import RecordFilter
 
 class PropertyFilter(RecordFilter):

@@ -20,7 +20,7 @@ from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
 from iotmq.message.record_filter cimport RecordFilter
 
 from iotmq import limits
-from iotmq.broker.sql import And, Compare, Constant, In, IsNull, Not, Or, Property, Search, property_names
+from iotmq.broker.sql_tree import And, Compare, Constant, In, IsNull, Not, Or, Property, Search, property_names
 
 cdef extern from "<string.h>" nogil:
     void* memmem(const void* haystack, size_t haystack_size, const void* needle, size_t needle_size)
@@ -94,7 +94,7 @@ assert limits.FILTER_PROPERTIES_MAX <= PROPERTIES_MAX
 
 
 cdef class PropertyFilter(RecordFilter):
-    """A tree of iotmq.broker.sql, ready to be asked."""
+    """A tree of iotmq.broker.sql_tree, ready to be asked."""
 
     cdef Node* nodes
     cdef int32_t node_count

@@ -1,4 +1,4 @@
-"""Subscription expressions of type SQL92: the grammar, and the tree a text becomes.
+"""Subscription expressions of type SQL92: the grammar, and how a text becomes a tree.
 
 The dialect is RocketMQ's: properties, numbers, texts in single quotes, TRUE and FALSE; `=  <>  >  >=  <  <=`,
 BETWEEN, IN, IS NULL, CONTAINS, STARTSWITH and ENDSWITH with their NOT forms; NOT, AND, OR, brackets, SQL
@@ -9,69 +9,28 @@ Parsing costs about 20 µs a word, on the event loop: a text, its nodes and its 
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final
 
 from lark import Lark, Token, Transformer, v_args
 from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedToken, VisitError
 
 from iotmq import limits
+from iotmq.broker.sql_tree import (
+    And,
+    Compare,
+    Constant,
+    In,
+    IsNull,
+    Node,
+    Not,
+    Or,
+    Property,
+    Search,
+    children,
+    property_names,
+)
 from iotmq.errors import RequestError
 from iotmq.remoting.codes import ResponseCode
-
-SQL_EXPRESSION: Final = "SQL92"
-
-Comparison: TypeAlias = Literal["=", ">", ">=", "<", "<="]
-SearchKind: TypeAlias = Literal["contains", "startswith", "endswith"]
-
-
-class Property(NamedTuple):
-    """The value of a property: a text, or unknown when the record has none of the name."""
-
-    name: str
-
-
-class Constant(NamedTuple):
-    """A number, a text, TRUE or FALSE; None is NULL, which stands only for an unknown truth."""
-
-    value: str | int | float | bool | None
-
-
-class Compare(NamedTuple):
-    """Both sides are properties, constants or, with `=`, truths."""
-
-    operator: Comparison
-    left: Node
-    right: Node
-
-
-class IsNull(NamedTuple):
-    operand: Node
-
-
-class In(NamedTuple):
-    name: str
-    texts: tuple[str, ...]
-
-
-class Search(NamedTuple):
-    kind: SearchKind
-    name: str
-    text: str
-
-
-class Not(NamedTuple):
-    operand: Node
-
-
-class And(NamedTuple):
-    operands: tuple[Node, ...]
-
-
-class Or(NamedTuple):
-    operands: tuple[Node, ...]
-
-
-Node: TypeAlias = "Property | Constant | Compare | IsNull | In | Search | Not | And | Or"
 
 _GRAMMAR: Final = r"""
 ?start: disjunction
@@ -159,18 +118,6 @@ def parse_sql(expression: str) -> Node:
     except _RuleError as error:
         raise RequestError(_REFUSED, f"SQL92: {error}") from None
     return node
-
-
-def property_names(node: Node) -> list[str]:
-    """The properties an expression looks at, each once, in the order they appear."""
-    names: dict[str, None] = {}
-    waiting = [node]
-    while waiting:
-        at = waiting.pop()
-        if isinstance(at, Property | In | Search):
-            names[at.name] = None
-        waiting += reversed(_children(at))
-    return list(names)
 
 
 @v_args(inline=True)
@@ -329,7 +276,7 @@ def _check_size(node: Node) -> None:
         depth += 1
         nodes += sum(1 + (len(at.texts) if isinstance(at, In) else 0) for at in level)
         searches += sum(isinstance(at, Search) for at in level)
-        level = [child for at in level for child in _children(at)]
+        level = [child for at in level for child in children(at)]
     for count, maximum, what in (
         (depth, limits.FILTER_DEPTH_MAX, "levels of brackets and operators"),
         (nodes, limits.FILTER_NODES_MAX, "operators, names and constants"),
@@ -338,16 +285,6 @@ def _check_size(node: Node) -> None:
     ):
         if count > maximum:
             raise _RuleError(f"the expression has {count} {what}; {maximum} are the maximum")
-
-
-def _children(node: Node) -> tuple[Node, ...]:
-    if isinstance(node, And | Or):
-        return node.operands
-    if isinstance(node, Not | IsNull):
-        return (node.operand,)
-    if isinstance(node, Compare):
-        return (node.left, node.right)
-    return ()
 
 
 def _wanted(error: UnexpectedToken | UnexpectedEOF) -> str:

@@ -6,7 +6,8 @@ import pytest
 
 from iotmq import limits
 from iotmq.broker.property_filter import PropertyFilter
-from iotmq.broker.sql import Compare, Constant, Not, Property, parse_sql, property_names
+from iotmq.broker.sql import parse_sql
+from iotmq.broker.sql_tree import Compare, Constant, Not, Property, property_names
 from iotmq.errors import RequestError
 from iotmq.message.properties import encode_properties
 
