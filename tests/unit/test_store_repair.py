@@ -83,6 +83,27 @@ def test_check_tells_damage_and_afterwards_that_it_is_repaired(directory: Path) 
     assert "no inconsistencies" in text
 
 
+def test_a_copy_of_a_repaired_log_has_the_same_offsets(
+    directory: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Byte for byte, markers included, as replication makes it."""
+    repair(directory, SETTINGS)
+    store = open_small(directory)
+    copy = open_small(tmp_path_factory.mktemp("copy"))
+    position, rest = 0, b""
+    while position < store.confirmed_position:
+        at = position + len(rest)
+        data = rest + bytes(store.read_raw(at, 3000))
+        end = copy.append_raw(position, data)
+        rest, position = data[end - position :], end
+    assert copy.appended_position == store.appended_position
+    assert copy.queue("T", 0).next_offset == 12
+    assert readable(copy, "T", 0) == readable(store, "T", 0)
+    assert copy.check() == []
+    copy.close()
+    store.close()
+
+
 def test_open_directory_is_refused(tmp_path: Path) -> None:
     store = open_small(tmp_path)
     with pytest.raises(StoreLockedError):
