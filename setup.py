@@ -35,6 +35,7 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.mqtt.connection", ".pyx", []),
     ("iotmq.broker.delivery", ".pyx", []),
     ("iotmq.broker.light_queues", ".pyx", []),
+    ("iotmq.broker.queued_push", ".pyx", []),
     ("iotmq.broker.retained_collector", ".pyx", []),
     ("iotmq.remoting.frame_header", ".pyx", []),
     ("iotmq.remoting.send_frames", ".pyx", []),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import resource
 import signal
 import socket
@@ -19,6 +20,8 @@ from iotmq.broker.broker import Broker, resolve_store_host
 from iotmq.broker.settings import BrokerSettings
 from iotmq.client.gateway import RemoteGateway
 from iotmq.client.ports import GatewayPort
+from iotmq.client.session_gateway import RemoteSessions
+from iotmq.client.session_ports import SessionPort
 from iotmq.client.settings import ClientSettings
 from iotmq.clock import Clock, SystemClock
 from iotmq.config import Config
@@ -153,9 +156,14 @@ class Process:
     async def _start_mqtt_front(self, broker: Broker | None) -> None:
         settings = self._config.mqtt
         port: GatewayPort
+        sessions: SessionPort
         # The one difference between the all-in-one process and separate ones.
-        port = broker.local_gateway() if broker is not None else _remote_gateway(settings)
-        sessions = None if broker is None else broker.local_sessions("local")
+        if broker is not None:
+            port, sessions = broker.local_gateway(), broker.local_sessions("local")
+        else:
+            port = gateway = _remote_gateway(settings)
+            sessions = remote = RemoteSessions(gateway, name=settings.name or _front_end_name())
+            self._watch("sessions", remote)
         front = MqttFront(settings, port, sessions=sessions, clock=self._clock)
         await self._start("mqtt", front)
         self._watch("mqtt", front)
@@ -276,6 +284,10 @@ def _remote_gateway(settings: MqttSettings) -> RemoteGateway:
         tls_ca_file=settings.broker_tls_ca_file,
     )
     return RemoteGateway(settings.registries, settings=connecting)
+
+
+def _front_end_name() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def _free_port(host: str) -> int:

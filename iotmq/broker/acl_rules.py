@@ -221,6 +221,15 @@ RULES: Final[dict[int, Rule]] = {
     RequestCode.ATTACH_FILTERS: _ADMIN,
     RequestCode.DETACH_FILTERS: _ADMIN,
     RequestCode.PUBLISH_TRANSIENT: _ADMIN,
+    RequestCode.INTRODUCE_FRONT_END: _ADMIN,
+    RequestCode.OPEN_SESSION: _ADMIN,
+    RequestCode.SUBSCRIBE_SESSION: _ADMIN,
+    RequestCode.UNSUBSCRIBE_SESSION: _ADMIN,
+    RequestCode.REPORT_PROGRESS: _ADMIN,
+    RequestCode.CLOSE_SESSION: _ADMIN,
+    RequestCode.READ_LIGHT_QUEUE: _ADMIN,
+    RequestCode.READ_RETAINED: _ADMIN,
+    RequestCode.CLAIM_SESSIONS: _ADMIN,
 }
 
 

@@ -45,6 +45,7 @@ from iotmq.broker.runtime_info import RuntimeInfo
 from iotmq.broker.send_back_handler import SendBackHandler
 from iotmq.broker.send_handler import SendHandler
 from iotmq.broker.session_gateway import LocalSessions, WillPublisher
+from iotmq.broker.session_handler import SessionHandler
 from iotmq.broker.session_projection import SessionProjection
 from iotmq.broker.sessions import Sessions
 from iotmq.broker.settings import BrokerSettings
@@ -354,6 +355,8 @@ class Broker:
             clock=clock,
         )
         areas.append(self._gateway)
+        self._session_requests = SessionHandler(self.sessions, self._retained, self.intake)
+        areas.append(self._session_requests)
         self.requests = RequestTable(areas, take_run=self._sends.take_run, take_pull=self._pulls.take_pull)
         self._server = RemotingServer(
             self.requests if self.access is None else Guard(self.requests, self.access),
@@ -586,6 +589,7 @@ class Broker:
             self._transaction_ends,
             self._replies,
             self._gateway,
+            self._session_requests,
             self.sessions,
             self._retained,
             self.statistics,

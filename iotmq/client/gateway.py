@@ -69,6 +69,22 @@ class RemoteGateway:
         # What the brokers met so far take; the format's limit until then.
         self._record_bytes_max = limits.RECORD_BYTES_MAX
         self._limits_changed: Callable[[], None] | None = None
+        self._masters: dict[str, str] = {}
+        self._masters_changed: list[Callable[[], None]] = []
+
+    @property
+    def client_settings(self) -> ClientSettings:
+        """How to connect to a broker."""
+        return self._settings
+
+    @property
+    def masters(self) -> dict[str, str]:
+        """Broker name -> HOST:PORT of the masters that hold queues of the topics."""
+        return dict(self._masters)
+
+    def on_masters_changed(self, call: Callable[[], None]) -> None:
+        """Call whenever `masters` answers differently than before."""
+        self._masters_changed.append(call)
 
     @property
     def record_bytes_max(self) -> int:
@@ -223,11 +239,14 @@ class RemoteGateway:
 
     async def _follow_brokers(self, receiver: DeliveryReceiver) -> None:
         """Have one delivery channel per master that holds a queue of ours."""
-        wanted: set[str] = set()
+        masters: dict[str, str] = {}
         for topic in self._queues:
             route = self._client.routes.known(topic)
             if route is not None:
-                wanted |= {by_id[MASTER_ID] for by_id in route.addresses.values() if MASTER_ID in by_id}
+                masters.update(
+                    (name, by_id[MASTER_ID]) for name, by_id in route.addresses.items() if MASTER_ID in by_id
+                )
+        wanted = set(masters.values())
         for address in wanted - self._channels.keys():
             self._channels[address] = _DeliveryChannel(
                 address,
@@ -239,6 +258,10 @@ class RemoteGateway:
             )
         gone = [self._channels.pop(address) for address in self._channels.keys() - wanted]
         await asyncio.gather(*(channel.stop() for channel in gone))
+        if masters != self._masters:
+            self._masters = masters
+            for call in self._masters_changed:
+                call()
 
     def _channel_opened(self) -> None:
         """A broker has said how large a record it takes: a message that is too large for any is nobody's."""

@@ -68,6 +68,16 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     listen_port: Annotated[
         int, Meta(ge=0, le=65_535, description="TCP port for MQTT; 0 takes a free one.")
     ] = 1883
+    name: Annotated[
+        str,
+        Meta(
+            max_length=limits.FRONT_END_NAME_BYTES_MAX,
+            description=(
+                "What brokers call a front end in a process of its own (iotmq mqtt); each has another name. "
+                "Empty: host name and process id."
+            ),
+        ),
+    ] = ""
     allow_anonymous_remote: Annotated[
         bool,
         Meta(

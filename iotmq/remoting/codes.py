@@ -119,6 +119,19 @@ class RequestCode:
     FREEZE_QUEUES: Final = 30_042
     THAW_QUEUES: Final = 30_043
     REMOVE_QUEUES: Final = 30_044
+    # Ours: the sessions of an MQTT front end.
+    INTRODUCE_FRONT_END: Final = 30_050
+    OPEN_SESSION: Final = 30_051
+    SUBSCRIBE_SESSION: Final = 30_052
+    UNSUBSCRIBE_SESSION: Final = 30_053
+    REPORT_PROGRESS: Final = 30_054
+    CLOSE_SESSION: Final = 30_055
+    READ_LIGHT_QUEUE: Final = 30_056
+    READ_RETAINED: Final = 30_057
+    CLAIM_SESSIONS: Final = 30_058
+    DELIVER_QUEUED: Final = 30_059
+    MISSED_QUEUES: Final = 30_060
+    FENCE_SESSION: Final = 30_061
     # Ours: every client of a broker with its groups, in parts.
     LIST_CLIENTS: Final = 30_020
 

@@ -21,9 +21,10 @@ def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
     return uvloop.EventLoopPolicy()
 
 
-@pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[MqttSite]:
-    made = await open_site(tmp_path, "one", "two", in_flight_max=4)
+@pytest.fixture(params=["in the broker's process", "in processes of their own"])
+async def site(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[MqttSite]:
+    is_remote = request.param == "in processes of their own"
+    made = await open_site(tmp_path, "one", "two", in_flight_max=4, is_remote=is_remote)
     yield made
     await made.close()
 

@@ -199,8 +199,9 @@ class Program:
 
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + PROGRAMS))
-async def test_devices_get_what_they_were_promised(tmp_path: Path, seed: int) -> None:
-    site = await open_site(tmp_path, *FRONTS, in_flight_max=3)
+@pytest.mark.parametrize("is_remote", [False, True])
+async def test_devices_get_what_they_were_promised(tmp_path: Path, seed: int, is_remote: bool) -> None:
+    site = await open_site(tmp_path, *FRONTS, in_flight_max=3, is_remote=is_remote)
     program = Program(site, seed)
     try:
         await asyncio.wait_for(program.run(), 60)

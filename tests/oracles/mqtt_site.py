@@ -11,12 +11,16 @@ from eventually import soon
 from fake_gateway import RawClient, connect_packet
 from session_bench import SessionBench
 
-from iotmq.broker.gateway import LocalGateway
-from iotmq.broker.session_gateway import LocalSessions
+from iotmq.client.gateway import RemoteGateway
+from iotmq.client.ports import GatewayPort
+from iotmq.client.session_gateway import RemoteSessions
+from iotmq.client.session_ports import SessionPort
 from iotmq.mqtt import packets
 from iotmq.mqtt.packets import Will
 from iotmq.mqtt_front.server import MqttFront
 from iotmq.mqtt_front.settings import MqttSettings
+from iotmq.registry.server import Registry
+from iotmq.registry.settings import RegistrySettings
 
 
 class Front:
@@ -25,9 +29,14 @@ class Front:
     def __init__(self, site: MqttSite, name: str) -> None:
         self.site = site
         self.name = name
-        broker = site.bench.broker
-        self.gateway: LocalGateway = broker.local_gateway()
-        self.sessions: LocalSessions = broker.local_sessions(name)
+        self.gateway: GatewayPort
+        self.sessions: SessionPort
+        if site.registry is None:
+            self.gateway = site.bench.broker.local_gateway()
+            self.sessions = site.bench.broker.local_sessions(name)
+        else:
+            self.gateway = remote = RemoteGateway((f"127.0.0.1:{site.registry.port}",))
+            self.sessions = RemoteSessions(remote, name=name)
         settings = MqttSettings(listen_port=0, default_topic="T", in_flight_max=site.in_flight_max)
         self.mqtt = MqttFront(settings, self.gateway, sessions=self.sessions)
 
@@ -51,10 +60,20 @@ class Front:
 class MqttSite:
     """Use `open_site`."""
 
-    def __init__(self, directory: Path, *, in_flight_max: int) -> None:
+    def __init__(self, directory: Path, *, in_flight_max: int, is_remote: bool) -> None:
+        # Front ends that are not in the broker's process find it here.
+        self.registry = Registry(RegistrySettings(listen_port=0)) if is_remote else None
         self.bench = SessionBench(directory)
         self.in_flight_max = in_flight_max
         self.fronts: dict[str, Front] = {}
+
+    async def begin(self) -> None:
+        """Start the broker, and what it needs."""
+        if self.registry is not None:
+            await self.registry.start()
+            registry = f"127.0.0.1:{self.registry.port}"
+            self.bench.settings.update(registries=(registry,), registration_interval_s=0.2)
+        await self.bench.start()
 
     async def start(self, *names: str) -> None:
         for name in names:
@@ -78,6 +97,8 @@ class MqttSite:
         for front in self.fronts.values():
             await front.mqtt.stop()
         await self.bench.close()
+        if self.registry is not None:
+            await self.registry.stop()
 
     def number(self, name: str) -> float:
         """A metric over all front ends."""
@@ -89,9 +110,11 @@ class MqttSite:
         )
 
 
-async def open_site(directory: Path, *names: str, in_flight_max: int = 16) -> MqttSite:
-    site = MqttSite(directory, in_flight_max=in_flight_max)
-    await site.bench.start()
+async def open_site(
+    directory: Path, *names: str, in_flight_max: int = 16, is_remote: bool = False
+) -> MqttSite:
+    site = MqttSite(directory, in_flight_max=in_flight_max, is_remote=is_remote)
+    await site.begin()
     await site.start(*(names or ("one",)))
     return site
 

@@ -108,9 +108,10 @@ class FrontEnd:
 class SessionBench:
     """Use `open_bench`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **settings: Any) -> None:
         self.directory = directory
         self.clock = ManualClock()
+        self.settings: dict[str, Any] = {"listen_port": 0, "registries": (), "cluster": "C", **settings}
 
     async def start(self) -> None:
         self.store = Store.open(
@@ -120,7 +121,7 @@ class SessionBench:
             clock=self.clock,
         )
         self.broker = Broker(
-            BrokerSettings(listen_port=0, registries=(), cluster="C"),
+            BrokerSettings(**self.settings),
             self.store,
             directory=self.directory,
             store_host=HOST,

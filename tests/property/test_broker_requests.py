@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from iotmq.broker.broker import Broker
@@ -103,6 +104,19 @@ BODIES = [
     b'{"groupName":"g","retryQueueNums":-1}',
     b"[" * 5_000,
     '{"clientID":"ü\ud7ff"}'.encode(),
+    # Of front ends, in MessagePack: open, subscribe, unsubscribe, progress, close, claim.
+    *map(
+        msgspec.msgpack.encode,
+        [
+            ["c", False, 60, ["T", 9, b"", True, 1]],
+            ["c", True, 0, None],
+            ["c", 7, [["a/#", 1], ["b", 0]]],
+            ["c", 7, ["a/#"]],
+            [["c", 7, [[0, 1, 1]], [1], [[1, 0, 5, False]]]],
+            ["c", 7, 0, False],
+            [["c", 7, 0, None], ["d", -1, 0, ["%", 0, b"x", True, 0]]],
+        ],
+    ),
 ]
 
 SEND = {"abc": NAMES, "defgjl": NUMBERS, "h": NUMBERS, "i": TEXTS, "km": BOOLEANS}
@@ -240,6 +254,25 @@ FIELDS: dict[int, dict[str, list[str]]] = {
     RequestCode.FREEZE_QUEUES: {"topic": NAMES, "queueIds": NUMBERS},
     RequestCode.THAW_QUEUES: {"topic": NAMES, "queueIds": NUMBERS},
     RequestCode.REMOVE_QUEUES: {"topic": NAMES, "queueNums": NUMBERS, "isForce": BOOLEANS},
+    RequestCode.INTRODUCE_FRONT_END: {"name": NAMES, "token": NAMES},
+    RequestCode.OPEN_SESSION: {},
+    RequestCode.SUBSCRIBE_SESSION: {},
+    RequestCode.UNSUBSCRIBE_SESSION: {},
+    RequestCode.REPORT_PROGRESS: {},
+    RequestCode.CLOSE_SESSION: {},
+    RequestCode.READ_LIGHT_QUEUE: {
+        "queueId": NUMBERS,
+        "position": NUMBERS,
+        "maxNums": ["7", *NUMBERS],
+        "maxMsgBytes": ["7", *NUMBERS],
+    },
+    RequestCode.READ_RETAINED: {
+        "filter": ["#", "a/#/b", *NAMES],
+        "after": ["", "YQ==", "x", "9" * 40],
+        "maxNums": ["7", *NUMBERS],
+        "maxMsgBytes": ["7", *NUMBERS],
+    },
+    RequestCode.CLAIM_SESSIONS: {},
     RequestCode.END_TRANSACTION: {
         "producerGroup": NAMES,
         "tranStateTableOffset": NUMBERS,
@@ -258,11 +291,12 @@ FIELDS: dict[int, dict[str, list[str]]] = {
         "maxReconsumeTimes": NUMBERS,
     },
 }
-ALLOWED = {206, 209, 210, 211, 27, 28, 0, 1, 13, 14, 16, 17, 19, 20, 21, 22, 23, 24, 25, 26}
+ALLOWED = {30101, 206, 209, 210, 211, 27, 28, 0, 1, 13, 14, 16, 17, 19, 20, 21, 22, 23, 24, 25, 26}
 
 
 class FakeConnection:
     peer = ("127.0.0.1", 5000)
+    is_congested = False
 
     def __init__(self) -> None:
         self.replies: list[Command] = []
@@ -313,6 +347,9 @@ def some_request(chance: random.Random, code: int) -> Command:
 async def test_whatever_comes_is_answered_with_a_code_of_the_protocol(broker: Broker, code: int) -> None:
     chance = random.Random(code)
     connection: Any = FakeConnection()
+    if code in range(RequestCode.OPEN_SESSION, RequestCode.CLAIM_SESSIONS + 1):
+        words = {"name": "front", "token": "t"}
+        assert broker.requests.handle(connection, Command.request(RequestCode.INTRODUCE_FRONT_END, words))
     # Something to be found by whoever asks well.
     good = {name: values[0] for name, values in SEND_FIELDS.items()}
     for body in (b"one", b"two"):

@@ -1,0 +1,605 @@
+"""Sessions of an MQTT front end at brokers in other processes (client.session_ports.SessionPort).
+
+Every broker keeps what it has of a session: light queues for the records of its own log, and how far the
+session has come in them. One of them is the session's home: it decides who has the session and publishes the
+will. Which one is a matter of the client id and the brokers' names alone, so every front end knows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import secrets
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from iotmq import limits
+from iotmq.client.gateway import RemoteGateway
+from iotmq.client.session_link import SessionLink
+from iotmq.client.session_ports import (
+    InFlight,
+    OpenedSession,
+    QueueRecords,
+    Refused,
+    RetainedRecords,
+    SessionProgress,
+    SessionReceiver,
+    SessionSubscription,
+    Will,
+)
+from iotmq.metrics import Metric
+from iotmq.remoting.codes import ResponseCode
+
+_log = logging.getLogger("iotmq.mqtt")
+
+# A queue id here is the number of its broker and the broker's own id.
+_ID_BITS: Final = 24
+_ID_MASK: Final = (1 << _ID_BITS) - 1
+_BROKERS_MAX: Final = 1 << (32 - _ID_BITS)
+# How long `start` waits for the brokers; devices are refused until theirs answers.
+_START_S: Final = 5.0
+# A broker that nobody names any more is forgotten after so long: it may be restarting, and has sessions.
+_FORGET_S: Final = 600.0
+# Sessions that are asked to come anew in one turn, because a broker knows nothing of them, and the pause.
+_RENEWED_PER_TURN: Final = 64
+_RENEW_INTERVAL_S: Final = 0.1
+
+
+class _Session:
+    """A connected client."""
+
+    __slots__ = ("client_id", "epoch", "fence", "home", "is_incomplete", "is_kept", "is_opening", "parts")
+
+    def __init__(self, client_id: str, epoch: int, home: SessionLink, *, is_kept: bool) -> None:
+        self.client_id = client_id
+        self.is_kept = is_kept
+        # The home's; what the front end calls the session by.
+        self.epoch = epoch
+        self.home = home
+        # Epochs at the brokers that have the session.
+        self.parts: dict[SessionLink, int] = {home: epoch}
+        self.is_opening = True
+        # Some broker does not know all of its filters.
+        self.is_incomplete = False
+        # Why the session was lost while it was being opened.
+        self.fence: str | None = None
+
+
+class RemoteSessions:
+    """Speaks to every broker that `gateway` knows. `name` tells this front end from the others."""
+
+    def __init__(self, gateway: RemoteGateway, *, name: str) -> None:
+        self._gateway = gateway
+        self._name = name
+        self._token = secrets.token_hex(16)
+        self._receiver: SessionReceiver | None = None
+        # By number; None for those that were forgotten.
+        self._links: list[SessionLink | None] = []
+        self._sessions: dict[str, _Session] = {}
+        self._unnamed: dict[SessionLink, asyncio.TimerHandle] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._became_ready = asyncio.Event()
+        self._is_stopped = False
+        self.renewed_total = 0
+
+    async def start(self, receiver: SessionReceiver) -> None:
+        """Connect to the brokers; after 5 s without those that are down."""
+        self._receiver = receiver
+        self._gateway.on_masters_changed(self._follow_masters)
+        self._follow_masters()
+        try:
+            async with asyncio.timeout(_START_S):
+                while self.not_ready_reason is not None:
+                    self._became_ready.clear()
+                    await self._became_ready.wait()
+        except TimeoutError:
+            _log.warning("not all brokers have sessions now", extra={"detail": self.not_ready_reason})
+
+    async def stop(self) -> None:
+        """Give the sessions up that were not closed."""
+        self._is_stopped = True
+        for timer in self._unnamed.values():
+            timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(
+            *self._tasks, *(link.stop() for link in self._known_links()), return_exceptions=True
+        )
+        self._links.clear()
+
+    @property
+    def not_ready_reason(self) -> str | None:
+        """None while every broker answers, else which do not."""
+        links = self._known_links()
+        if not links:
+            return "no broker for sessions"
+        down = [f"{link.broker_name} ({link.problem})" for link in links if not link.is_ready]
+        return f"no sessions at {', '.join(down)}" if down else None
+
+    def metrics(self) -> Iterable[Metric]:
+        for link in self._known_links():
+            labels = (("broker", link.broker_name),)
+            yield Metric(
+                "iotmq_mqtt_session_link_up", "gauge", "1 while the broker answers.", link.is_ready, labels
+            )
+            yield Metric(
+                "iotmq_mqtt_session_link_opened_total",
+                "counter",
+                "Times the connection for sessions was made.",
+                link.opened_total,
+                labels,
+            )
+            yield Metric(
+                "iotmq_mqtt_session_link_sessions",
+                "gauge",
+                "Connected clients the broker knows.",
+                link.session_count,
+                labels,
+            )
+            yield Metric(
+                "iotmq_mqtt_session_link_malformed_total",
+                "counter",
+                "Answers and pushes that cannot be read.",
+                link.malformed_total,
+                labels,
+            )
+        yield Metric(
+            "iotmq_mqtt_renewed_sessions_total",
+            "counter",
+            "Devices asked to connect again because a broker that was away knows nothing of them.",
+            self.renewed_total,
+        )
+
+    # Sessions
+
+    def open_session(
+        self,
+        client_id: str,
+        *,
+        is_clean: bool,
+        expiry_s: int,
+        will: Will | None,
+        done: Callable[[OpenedSession | Refused], None],
+    ) -> None:
+        home = self._home(client_id)
+        if home is None:
+            done(Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "no broker for sessions"))
+            return
+
+        def opened(found: OpenedSession | Refused) -> None:
+            if isinstance(found, Refused):
+                done(found)
+                return
+            session = self._sessions[client_id] = _Session(client_id, found.epoch, home, is_kept=expiry_s > 0)
+            others = [link for link in self._known_links() if link is not home]
+            asked = [link for link in others if link.is_ready]
+            session.is_incomplete = len(asked) < len(others)
+            _gather(
+                [
+                    partial(link.open_session, client_id, is_clean=is_clean, expiry_s=expiry_s, will=None)
+                    for link in asked
+                ],
+                lambda answers: self._opened_everywhere(session, found, asked, answers, done),
+            )
+
+        home.open_session(client_id, is_clean=is_clean, expiry_s=expiry_s, will=will, done=opened)
+
+    def subscribe(
+        self,
+        client_id: str,
+        epoch: int,
+        subscriptions: Sequence[tuple[str, int]],
+        done: Callable[[list[SessionSubscription] | Refused], None],
+    ) -> None:
+        session = self._session(client_id, epoch)
+        if session is None:
+            done(_LOST)
+            return
+        parts = list(session.parts.items())
+
+        def answered(answers: list[list[SessionSubscription] | Refused]) -> None:
+            found: list[SessionSubscription] = []
+            for (link, _), answer in zip(parts, answers, strict=True):
+                if not isinstance(answer, Refused):
+                    found += self._own_subscriptions(link, answer)
+                elif link is session.home or link.is_ready:
+                    done(answer)
+                    return
+                else:
+                    session.is_incomplete = True
+            done(found)
+
+        _gather([partial(link.subscribe, client_id, part, subscriptions) for link, part in parts], answered)
+
+    def unsubscribe(
+        self, client_id: str, epoch: int, filters: Sequence[str], done: Callable[[Refused | None], None]
+    ) -> None:
+        session = self._session(client_id, epoch)
+        if session is None:
+            done(_LOST)
+            return
+        _gather(
+            [
+                partial(link.unsubscribe, client_id, part, filters)
+                for link, part in session.parts.items()
+                if link.is_ready or link is session.home
+            ],
+            lambda answers: done(next((answer for answer in answers if answer is not None), None)),
+        )
+
+    def progress(self, changes: Sequence[SessionProgress], done: Callable[[Refused | None], None]) -> None:
+        by_link: dict[SessionLink, list[SessionProgress]] = {}
+        for change in changes:
+            session = self._session(change.client_id, change.epoch)
+            if session is not None:
+                for link, part in self._parts_of(session, change):
+                    by_link.setdefault(link, []).append(part)
+        step = limits.SESSIONS_PER_REQUEST_MAX
+        _gather(
+            [
+                partial(link.progress, parts[start : start + step])
+                for link, parts in by_link.items()
+                for start in range(0, len(parts), step)
+            ],
+            lambda answers: done(next((answer for answer in answers if answer is not None), None)),
+        )
+
+    def close_session(self, client_id: str, epoch: int, *, expiry_s: int, drops_will: bool) -> None:
+        session = self._session(client_id, epoch)
+        if session is not None:
+            del self._sessions[client_id]
+            for link, part in session.parts.items():
+                link.close_session(client_id, part, expiry_s=expiry_s, drops_will=drops_will)
+
+    def read_queue(
+        self,
+        queue_id: int,
+        position: int,
+        *,
+        records_max: int,
+        bytes_max: int,
+        done: Callable[[QueueRecords | Refused], None],
+    ) -> None:
+        number = queue_id >> _ID_BITS
+        link = self._links[number] if number < len(self._links) else None
+        if link is None:
+            done(Refused(ResponseCode.QUERY_NOT_FOUND, "the broker of that queue has gone"))
+            return
+        link.read_queue(
+            queue_id & _ID_MASK, position, records_max=records_max, bytes_max=bytes_max, done=done
+        )
+
+    def read_retained(
+        self,
+        topic_filter: str,
+        *,
+        after: str | None,
+        records_max: int,
+        bytes_max: int,
+        done: Callable[[RetainedRecords | Refused], None],
+    ) -> None:
+        """One broker after the other; `after` is the number of one, and where it stands."""
+        head, _, rest = (after or "0:").partition(":")
+        number = int(head)
+        while number < len(self._links):
+            link = self._links[number]
+            if link is not None and link.is_ready:
+                break
+            number += 1
+            rest = ""
+        else:
+            done(RetainedRecords([], None))
+            return
+
+        def answered(found: RetainedRecords | Refused) -> None:
+            following = f"{number + 1}:" if number + 1 < len(self._links) else None
+            if isinstance(found, Refused):
+                if following is None or found.code != ResponseCode.SERVICE_NOT_AVAILABLE:
+                    done(found)
+                else:
+                    done(RetainedRecords([], following))
+                return
+            done(
+                RetainedRecords(
+                    found.records, following if found.after is None else f"{number}:{found.after}"
+                )
+            )
+
+        link.read_retained(
+            topic_filter, after=rest or None, records_max=records_max, bytes_max=bytes_max, done=answered
+        )
+
+    # Opening
+
+    def _opened_everywhere(
+        self,
+        session: _Session,
+        found: OpenedSession,
+        links: Sequence[SessionLink],
+        answers: Sequence[OpenedSession | Refused],
+        done: Callable[[OpenedSession | Refused], None],
+    ) -> None:
+        """All brokers have answered: make them agree on the filters, then it is open."""
+        opened: dict[SessionLink, OpenedSession] = {session.home: found}
+        for link, answer in zip(links, answers, strict=True):
+            if isinstance(answer, Refused):
+                session.is_incomplete = True
+            else:
+                session.parts[link] = answer.epoch
+                opened[link] = answer
+        options: dict[str, int] = {}
+        for part in reversed(list(opened.values())):
+            options.update((entry.topic_filter, entry.options) for entry in part.subscriptions)
+        missing = {}
+        for link, part in opened.items():
+            has = {entry.topic_filter for entry in part.subscriptions}
+            lacks = [(name, option) for name, option in options.items() if name not in has]
+            if lacks:
+                missing[link] = lacks
+        added: dict[SessionLink, list[SessionSubscription]] = {}
+
+        def agreed(results: list[tuple[SessionLink, list[SessionSubscription] | Refused]]) -> None:
+            for link, result in results:
+                if isinstance(result, Refused):
+                    session.is_incomplete = True
+                else:
+                    added.setdefault(link, []).extend(result)
+            done(self._merged(session, opened, added))
+            session.is_opening = False
+            if session.fence is not None:
+                self._fence(session, session.fence)
+            elif any(
+                link.is_ready and link not in opened and link not in links for link in self._known_links()
+            ):
+                # A broker has come back meanwhile.
+                self._renew_later([session])
+
+        page = limits.MQTT_SUBSCRIPTIONS_PER_PACKET_MAX
+        _gather(
+            [
+                partial(
+                    _subscribe_at, link, session.client_id, session.parts[link], lacks[start : start + page]
+                )
+                for link, lacks in missing.items()
+                for start in range(0, len(lacks), page)
+            ],
+            agreed,
+        )
+
+    def _merged(
+        self,
+        session: _Session,
+        opened: dict[SessionLink, OpenedSession],
+        added: dict[SessionLink, list[SessionSubscription]],
+    ) -> OpenedSession:
+        """What the brokers know of a session as one."""
+        subscriptions: list[SessionSubscription] = []
+        in_flight: list[InFlight] = []
+        done: list[tuple[int, int]] = []
+        for link, part in opened.items():
+            base = link.number << _ID_BITS
+            subscriptions += self._own_subscriptions(link, [*part.subscriptions, *added.get(link, ())])
+            in_flight += [
+                InFlight(flight.packet_id, base | flight.queue_id, flight.position, flight.is_released)
+                for flight in part.in_flight
+            ]
+            done += [(base | queue_id, position) for queue_id, position in part.done]
+        home = opened[session.home]
+        is_present = any(part.is_present for part in opened.values())
+        return OpenedSession(session.epoch, is_present, subscriptions, home.received, in_flight, done)
+
+    def _own_subscriptions(
+        self, link: SessionLink, found: Iterable[SessionSubscription]
+    ) -> list[SessionSubscription]:
+        base = link.number << _ID_BITS
+        return [entry._replace(queue_id=base | entry.queue_id) for entry in found]
+
+    def _parts_of(
+        self, session: _Session, change: SessionProgress
+    ) -> Iterable[tuple[SessionLink, SessionProgress]]:
+        """What each broker has to know of a change."""
+        for link, epoch in session.parts.items():
+            number = link.number
+            cursors = [
+                (queue_id & _ID_MASK, cursor, sent)
+                for queue_id, cursor, sent in change.cursors
+                if queue_id >> _ID_BITS == number
+            ]
+            in_flight = change.in_flight
+            if in_flight is not None:
+                in_flight = [
+                    InFlight(
+                        flight.packet_id, flight.queue_id & _ID_MASK, flight.position, flight.is_released
+                    )
+                    for flight in in_flight
+                    if flight.queue_id >> _ID_BITS == number
+                ]
+            done = [
+                (queue_id & _ID_MASK, position)
+                for queue_id, position in change.done
+                if queue_id >> _ID_BITS == number
+            ]
+            received = change.received if link is session.home else None
+            if cursors or received is not None or in_flight is not None:
+                yield link, SessionProgress(change.client_id, epoch, cursors, received, in_flight, done)
+
+    # session_link.LinkListener
+
+    def link_ready(self, link: SessionLink) -> None:
+        """Sessions the broker knows nothing of, or not all, come anew."""
+        self._became_ready.set()
+        renewed = []
+        for session in self._sessions.values():
+            if session.is_opening:
+                # Its answers may be on the way; when this broker's is missing, it is renewed the next time.
+                continue
+            if not session.is_kept:
+                if link not in session.parts:
+                    self._open_transient(session, link)
+            elif session.is_incomplete or link not in session.parts:
+                renewed.append(session)
+        self._renew_later(renewed)
+
+    def _open_transient(self, session: _Session, link: SessionLink) -> None:
+        """What the broker keeps of a client that started clean is over; there is nothing else to be told."""
+
+        def opened(found: OpenedSession | Refused) -> None:
+            if isinstance(found, Refused):
+                return
+            if self._sessions.get(session.client_id) is session:
+                session.parts[link] = found.epoch
+            else:
+                link.close_session(session.client_id, found.epoch, expiry_s=0, drops_will=True)
+
+        link.open_session(session.client_id, is_clean=True, expiry_s=0, will=None, done=opened)
+
+    def link_pushed(self, link: SessionLink, records: memoryview, pushes: memoryview) -> None:
+        """Pass records on, under this front end's queue ids."""
+        number = link.number
+        places: bytes | memoryview = pushes
+        if number and len(pushes) and len(pushes) % 8 == 0:
+            # All ids at once: a push is place 4 | queue id 4.
+            base = (number << _ID_BITS).to_bytes(8, "big") * (len(pushes) // 8)
+            own = int.from_bytes(pushes, "big") | int.from_bytes(base, "big")
+            places = own.to_bytes(len(pushes), "big")
+        if self._receiver is not None and not self._is_stopped:
+            self._receiver.deliver_queued(records, places)
+
+    def link_missed(self, link: SessionLink, queue_ids: Sequence[int]) -> None:
+        if self._receiver is not None and not self._is_stopped:
+            base = link.number << _ID_BITS
+            self._receiver.missed([base | queue_id for queue_id in queue_ids])
+
+    def link_fenced(self, link: SessionLink, client_id: str, epoch: int, reason: str) -> None:
+        session = self._sessions.get(client_id)
+        if session is not None and session.parts.get(link) == epoch:
+            self._fence(session, reason)
+
+    def _fence(self, session: _Session, reason: str) -> None:
+        if session.is_opening:
+            session.fence = reason
+        elif self._receiver is not None and not self._is_stopped:
+            self._receiver.fenced(session.client_id, session.epoch, reason)
+
+    def _renew_later(self, sessions: list[_Session]) -> None:
+        if sessions:
+            self._run(self._renew(sessions))
+
+    async def _renew(self, sessions: list[_Session]) -> None:
+        """Have devices connect again, some at a time."""
+        for number, session in enumerate(sessions):
+            if number and number % _RENEWED_PER_TURN == 0:
+                await asyncio.sleep(_RENEW_INTERVAL_S)
+            if self._sessions.get(session.client_id) is session and not session.is_opening:
+                self.renewed_total += 1
+                self._fence(session, "a broker is back that does not know the session")
+
+    # Brokers
+
+    def _home(self, client_id: str) -> SessionLink | None:
+        """The broker that decides about a session: the one whose name and the client id hash highest."""
+        links = self._known_links()
+        if len(links) < 2:
+            return links[0] if links else None
+        return max(links, key=partial(_weight, client_id))
+
+    def _session(self, client_id: str, epoch: int) -> _Session | None:
+        session = self._sessions.get(client_id)
+        return session if session is not None and session.epoch == epoch else None
+
+    def _known_links(self) -> list[SessionLink]:
+        return [link for link in self._links if link is not None]
+
+    def _follow_masters(self) -> None:
+        """Have a link to every broker of the front end's topics."""
+        if self._is_stopped:
+            return
+        loop = asyncio.get_running_loop()
+        masters = self._gateway.masters
+        known = {link.broker_name: link for link in self._known_links()}
+        for broker_name, address in masters.items():
+            link = known.get(broker_name)
+            if link is None:
+                self._add_link(broker_name, address)
+            else:
+                link.address = address
+                timer = self._unnamed.pop(link, None)
+                if timer is not None:
+                    timer.cancel()
+        for broker_name, link in known.items():
+            if broker_name not in masters and link not in self._unnamed:
+                self._unnamed[link] = loop.call_later(_FORGET_S, self._forget, link)
+
+    def _add_link(self, broker_name: str, address: str) -> None:
+        settings = self._gateway.client_settings
+        if len(self._links) == _BROKERS_MAX:
+            _log.error("too many brokers for sessions", extra={"broker": broker_name})
+            return
+        self._links.append(
+            SessionLink(
+                broker_name,
+                address,
+                self,
+                number=len(self._links),
+                front_end=self._name,
+                token=self._token,
+                credentials=settings.credentials,
+                tls=settings.tls_context(),
+            )
+        )
+
+    def _forget(self, link: SessionLink) -> None:
+        """The broker has been gone for long: its sessions have other homes, and its devices come anew."""
+        del self._unnamed[link]
+        if link.is_ready:
+            # Nobody names it, and it still answers.
+            return
+        self._links[link.number] = None
+        for session in self._sessions.values():
+            if session.home is not link:
+                session.parts.pop(link, None)
+        self._run(link.stop())
+        self._renew_later([session for session in self._sessions.values() if session.home is link])
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+_LOST: Final = Refused(ResponseCode.SESSION_LOST, "the session belongs to somebody else now")
+
+
+def _weight(client_id: str, link: SessionLink) -> bytes:
+    name = f"{link.broker_name}\0{client_id}".encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(name, digest_size=8).digest()
+
+
+def _subscribe_at(
+    link: SessionLink,
+    client_id: str,
+    epoch: int,
+    subscriptions: Sequence[tuple[str, int]],
+    done: Callable[[tuple[SessionLink, list[SessionSubscription] | Refused]], None],
+) -> None:
+    link.subscribe(client_id, epoch, subscriptions, lambda found: done((link, found)))
+
+
+def _gather(calls: Sequence[Callable[..., None]], done: Callable[[list[Any]], None]) -> None:
+    """Make calls that take a `done`, and tell all their answers in the order of the calls."""
+    answers: list[Any] = [None] * len(calls)
+    waiting = len(calls)
+
+    def answered(place: int, answer: Any) -> None:
+        nonlocal waiting
+        answers[place] = answer
+        waiting -= 1
+        if waiting == 0:
+            done(answers)
+
+    if not calls:
+        done(answers)
+    for place, call in enumerate(calls):
+        call(done=partial(answered, place))

@@ -1,0 +1,508 @@
+"""One broker's part of a front end's sessions: a connection, made again whenever it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Final, Protocol, TypeVar
+
+import msgspec
+
+from iotmq import limits
+from iotmq.client import session_bodies as bodies
+from iotmq.client.backoff import Backoff
+from iotmq.client.connections import split_address
+from iotmq.client.session_ports import (
+    OpenedSession,
+    QueueRecords,
+    Refused,
+    RetainedRecords,
+    SessionProgress,
+    SessionSubscription,
+    Will,
+)
+from iotmq.errors import BrokerError, ConnectionClosedError, RequestError, RequestTimeoutError
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.connection import ClientConnection
+from iotmq.remoting.signature import Credentials
+
+_log = logging.getLogger("iotmq.mqtt")
+
+# The broker closes connections on which nothing moves (`broker.idle_s`), and a broker that hangs is noticed.
+_HEARTBEAT_S: Final = 20.0
+_ANSWER_TIMEOUT_S: Final = 10.0
+
+_Found = TypeVar("_Found")
+
+_opened = msgspec.msgpack.Decoder(bodies.OpenedBody)
+_subscribed = msgspec.msgpack.Decoder(list[bodies.SubscriptionBody])
+_lost_claims = msgspec.msgpack.Decoder(list[str])
+_fenced = msgspec.msgpack.Decoder(bodies.FencedBody)
+
+
+class LinkListener(Protocol):
+    """Where a link tells what its broker pushes; queue ids are the broker's."""
+
+    def link_ready(self, link: SessionLink) -> None:
+        """Requests are answered from now on; the sessions of before are the front end's again."""
+
+    def link_pushed(self, link: SessionLink, records: memoryview, pushes: memoryview) -> None:
+        """Records of light queues, as SessionReceiver.deliver_queued."""
+
+    def link_missed(self, link: SessionLink, queue_ids: Sequence[int]) -> None:
+        """Records of these queues were not pushed."""
+
+    def link_fenced(self, link: SessionLink, client_id: str, epoch: int, reason: str) -> None:
+        """A session belongs to somebody else soon, or already."""
+
+
+class _Known:
+    """What has to be claimed when the connection comes back."""
+
+    __slots__ = ("epoch", "queues", "will")
+
+    def __init__(self, epoch: int, will: Will | None, queues: dict[str, int]) -> None:
+        self.epoch = epoch
+        self.will = will
+        self.queues = queues
+
+
+class SessionLink:
+    """Sessions at one broker. Requests fail while the link is not ready, but for reads, which wait.
+
+    Everything the broker says is passed on in the order it said it: answers come through futures, one turn of
+    the loop later, and so do pushes.
+    """
+
+    def __init__(
+        self,
+        broker_name: str,
+        address: str,
+        listener: LinkListener,
+        *,
+        number: int,
+        front_end: str,
+        token: str,
+        credentials: Credentials | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`front_end` is this process's name among all, `token` tells its lives apart."""
+        self.number = number
+        self.broker_name = broker_name
+        self.address = address
+        self._listener = listener
+        self._introduction = {"name": front_end, "token": token}
+        self._credentials = credentials
+        self._tls = tls
+        self._loop = asyncio.get_running_loop()
+        # Set while the broker has all claims.
+        self._connection: ClientConnection | None = None
+        self._lost = asyncio.Event()
+        self._known: dict[str, _Known] = {}
+        # Closed while the broker could not be told.
+        self._parted: dict[str, bodies.CloseBody] = {}
+        # Reads that wait for the broker: what to ask, and whom to tell.
+        self._held: list[tuple[Callable[[], Command], Callable[[Command | Refused], None]]] = []
+        self._is_stopped = False
+        self.problem: str | None = "not connected yet"
+        """Why the link is not ready, in words."""
+        self.opened_total = 0
+        self.malformed_total = 0
+        self._task = asyncio.ensure_future(self._keep_open())
+
+    @property
+    def is_ready(self) -> bool:
+        """True while the broker answers."""
+        return self._connection is not None
+
+    @property
+    def session_count(self) -> int:
+        """Sessions this front end has at the broker."""
+        return len(self._known)
+
+    async def stop(self) -> None:
+        """Give the sessions up that were not closed."""
+        self._is_stopped = True
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        held, self._held = self._held, []
+        for _, done in held:
+            done(Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "the front end stops"))
+
+    # Sessions, as session_ports.SessionPort
+
+    def open_session(
+        self,
+        client_id: str,
+        *,
+        is_clean: bool,
+        expiry_s: int,
+        will: Will | None,
+        done: Callable[[OpenedSession | Refused], None],
+    ) -> None:
+        def answered(answer: Command | Refused) -> None:
+            opened = _read(_opened, answer)
+            if isinstance(opened, Refused):
+                done(opened)
+                return
+            queues = {entry.topic_filter: entry.queue_id for entry in opened.subscriptions}
+            self._known[client_id] = _Known(opened.epoch, will, queues)
+            self._parted.pop(client_id, None)
+            done(
+                OpenedSession(
+                    opened.epoch,
+                    opened.is_present,
+                    _subscriptions(opened.subscriptions),
+                    opened.received,
+                    opened.in_flight,
+                    opened.done,
+                )
+            )
+
+        body = bodies.OpenBody(client_id, is_clean, expiry_s, will)
+        self._ask(_command(RequestCode.OPEN_SESSION, body), answered)
+
+    def subscribe(
+        self,
+        client_id: str,
+        epoch: int,
+        subscriptions: Sequence[tuple[str, int]],
+        done: Callable[[list[SessionSubscription] | Refused], None],
+    ) -> None:
+        def answered(answer: Command | Refused) -> None:
+            found = _read(_subscribed, answer)
+            if isinstance(found, Refused):
+                done(found)
+                return
+            known = self._known.get(client_id)
+            if known is not None and known.epoch == epoch:
+                known.queues.update((entry.topic_filter, entry.queue_id) for entry in found)
+            done(_subscriptions(found))
+
+        body = bodies.SubscribeBody(client_id, epoch, list(subscriptions))
+        self._ask(_command(RequestCode.SUBSCRIBE_SESSION, body), answered)
+
+    def unsubscribe(
+        self, client_id: str, epoch: int, filters: Sequence[str], done: Callable[[Refused | None], None]
+    ) -> None:
+        known = self._known.get(client_id)
+        if known is not None and known.epoch == epoch:
+            for topic_filter in filters:
+                known.queues.pop(topic_filter, None)
+        body = bodies.UnsubscribeBody(client_id, epoch, list(filters))
+        self._ask(_command(RequestCode.UNSUBSCRIBE_SESSION, body), partial(_tell, done))
+
+    def progress(self, changes: Sequence[SessionProgress], done: Callable[[Refused | None], None]) -> None:
+        """At most SESSIONS_PER_REQUEST_MAX changes."""
+        self._ask(_command(RequestCode.REPORT_PROGRESS, list(changes)), partial(_tell, done))
+
+    def close_session(self, client_id: str, epoch: int, *, expiry_s: int, drops_will: bool) -> None:
+        """The broker is told, if not now then when it is back."""
+        known = self._known.get(client_id)
+        if known is None or known.epoch != epoch:
+            return
+        del self._known[client_id]
+        self._part(bodies.CloseBody(client_id, epoch, expiry_s, drops_will))
+
+    def read_queue(
+        self,
+        queue_id: int,
+        position: int,
+        *,
+        records_max: int,
+        bytes_max: int,
+        done: Callable[[QueueRecords | Refused], None],
+    ) -> None:
+        def answered(answer: Command | Refused) -> None:
+            try:
+                done(
+                    answer
+                    if isinstance(answer, Refused)
+                    else QueueRecords(
+                        _split(answer), answer.integer("nextPosition", minimum=0), answer.boolean("isEnd")
+                    )
+                )
+            except RequestError as error:
+                done(self._malformed(error))
+
+        ext = {
+            "queueId": str(queue_id),
+            "position": str(position),
+            "maxNums": str(min(records_max, limits.QUEUE_READ_RECORDS_MAX)),
+            "maxMsgBytes": str(min(bytes_max, limits.PULL_BYTES_MAX)),
+        }
+        self._ask_patiently(lambda: Command.request(RequestCode.READ_LIGHT_QUEUE, ext), answered)
+
+    def read_retained(
+        self,
+        topic_filter: str,
+        *,
+        after: str | None,
+        records_max: int,
+        bytes_max: int,
+        done: Callable[[RetainedRecords | Refused], None],
+    ) -> None:
+        """`after` is what a former answer of this link said."""
+
+        def answered(answer: Command | Refused) -> None:
+            try:
+                done(
+                    answer
+                    if isinstance(answer, Refused)
+                    else RetainedRecords(_split(answer), answer.ext.get("after"))
+                )
+            except RequestError as error:
+                done(self._malformed(error))
+
+        ext = {
+            "filter": topic_filter,
+            "after": after or "",
+            "maxNums": str(min(records_max, limits.QUEUE_READ_RECORDS_MAX)),
+            "maxMsgBytes": str(min(bytes_max, limits.PULL_BYTES_MAX)),
+        }
+        self._ask(Command.request(RequestCode.READ_RETAINED, ext), answered)
+
+    # Asking
+
+    def _ask(self, command: Command, done: Callable[[Command | Refused], None]) -> None:
+        if self._connection is None:
+            done(Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"broker {self.broker_name}: {self.problem}"))
+            return
+        self._connection.request_nowait(command).add_done_callback(lambda future: done(_outcome(future)))
+
+    def _ask_patiently(self, make: Callable[[], Command], done: Callable[[Command | Refused], None]) -> None:
+        """Ask again on the next connection when this one ends."""
+        if self._is_stopped:
+            done(Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "the front end stops"))
+            return
+        if self._connection is None:
+            self._held.append((make, done))
+            return
+
+        def answered(future: asyncio.Future[Command]) -> None:
+            if not future.cancelled() and isinstance(future.exception(), ConnectionClosedError):
+                self._ask_patiently(make, done)
+            else:
+                done(_outcome(future))
+
+        self._connection.request_nowait(make()).add_done_callback(answered)
+
+    def _part(self, body: bodies.CloseBody) -> None:
+        if self._connection is None:
+            self._parted[body.client_id] = body
+            return
+
+        def answered(future: asyncio.Future[Command]) -> None:
+            is_untold = not future.cancelled() and isinstance(future.exception(), ConnectionClosedError)
+            if is_untold and not self._is_stopped and body.client_id not in self._known:
+                self._parted[body.client_id] = body
+
+        self._connection.request_nowait(_command(RequestCode.CLOSE_SESSION, body)).add_done_callback(answered)
+
+    def _malformed(self, error: Exception) -> Refused:
+        self.malformed_total += 1
+        return Refused(ResponseCode.SYSTEM_ERROR, f"broker {self.broker_name}: {error}")
+
+    # The connection
+
+    async def _keep_open(self) -> None:
+        backoff = Backoff(min_s=0.05, max_s=3.0)
+        while True:
+            self._lost.clear()
+            connection: ClientConnection | None = None
+            try:
+                host, port = split_address(self.address)
+                connection = await ClientConnection.connect(
+                    host,
+                    port,
+                    on_request=self._requested,
+                    on_lost=self._note_lost,
+                    credentials=self._credentials,
+                    tls=self._tls,
+                )
+                await self._introduce(connection)
+                await self._claim_all(connection)
+                self._become_ready(connection)
+                backoff.reset()
+                await self._watch(connection)
+                self.problem = "the connection was lost"
+            except (
+                ConnectionClosedError,
+                RequestTimeoutError,
+                BrokerError,
+                ValueError,
+            ) as error:
+                self.problem = str(error)
+            finally:
+                was_ready = self._connection is not None
+                self._connection = None
+                if connection is not None and not connection.is_closed:
+                    await connection.close()
+            if was_ready or not backoff.failures:
+                _log.warning("no sessions", extra={"broker": self.broker_name, "detail": self.problem})
+            if was_ready:
+                # What comes from now on has to be read, and those reads wait for the next connection.
+                self._listener.link_missed(self, self.queue_ids())
+            await asyncio.sleep(backoff.next_s())
+
+    def queue_ids(self) -> list[int]:
+        """The light queues of all sessions here."""
+        return sorted({queue_id for known in self._known.values() for queue_id in known.queues.values()})
+
+    async def _watch(self, connection: ClientConnection) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(_HEARTBEAT_S):
+                    await self._lost.wait()
+                return
+            except TimeoutError:
+                await self._introduce(connection)
+
+    async def _introduce(self, connection: ClientConnection) -> None:
+        await _answer(
+            connection.request(
+                Command.request(RequestCode.INTRODUCE_FRONT_END, self._introduction), _ANSWER_TIMEOUT_S
+            )
+        )
+
+    async def _claim_all(self, connection: ClientConnection) -> None:
+        """Take back what was this front end's; sessions somebody else has meanwhile are lost."""
+        claims = [
+            bodies.ClaimBody(client_id, known.epoch, bodies.queues_checksum(known.queues.items()), known.will)
+            for client_id, known in self._known.items()
+        ]
+        claims += [bodies.ClaimBody(body.client_id, body.epoch, 0, None) for body in self._parted.values()]
+        for start in range(0, len(claims), limits.SESSIONS_PER_REQUEST_MAX):
+            page = claims[start : start + limits.SESSIONS_PER_REQUEST_MAX]
+            answer = await _answer(
+                connection.request(_command(RequestCode.CLAIM_SESSIONS, page), _ANSWER_TIMEOUT_S)
+            )
+            epochs = {claim.client_id: claim.epoch for claim in page}
+            for client_id in _lost_claims.decode(answer.body_bytes()):
+                known = self._known.get(client_id)
+                if known is not None and known.epoch == epochs.get(client_id):
+                    del self._known[client_id]
+                    self._listener.link_fenced(
+                        self, client_id, known.epoch, "the session belongs to somebody else now"
+                    )
+
+    def _become_ready(self, connection: ClientConnection) -> None:
+        self._connection = connection
+        self.problem = None
+        self.opened_total += 1
+        parted, self._parted = self._parted, {}
+        for body in parted.values():
+            self._part(body)
+        held, self._held = self._held, []
+        for make, done in held:
+            self._ask_patiently(make, done)
+        self._listener.link_ready(self)
+
+    def _note_lost(self, connection: ClientConnection) -> None:
+        if connection is self._connection:
+            self._connection = None
+            self._loop.call_soon(self._listener.link_missed, self, self.queue_ids())
+        self._lost.set()
+
+    # What the broker says by itself
+
+    def _requested(self, connection: ClientConnection, request: Command) -> Command | None:
+        pushed = _PUSHES.get(request.code)
+        if pushed is None:
+            return request.not_supported()
+        # In the next turn, as answers are: the order between the two means something.
+        self._loop.call_soon(self._take, pushed, request)
+        return None
+
+    def _take(self, pushed: Callable[[SessionLink, Command], None], request: Command) -> None:
+        try:
+            pushed(self, request)
+        except (RequestError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            if not self.malformed_total:
+                _log.warning("malformed push", extra={"broker": self.broker_name, "detail": str(error)})
+            self.malformed_total += 1
+
+    def _take_records(self, request: Command) -> None:
+        body = memoryview(request.body_bytes())
+        size = request.integer("pushesBytes", minimum=0, maximum=len(body))
+        self._listener.link_pushed(self, body[size:], body[:size])
+
+    def _take_missed(self, request: Command) -> None:
+        if request.boolean("isAll"):
+            self._listener.link_missed(self, self.queue_ids())
+            return
+        body = request.body_bytes()
+        ids = [int.from_bytes(body[at : at + 4], "big") for at in range(0, len(body) - 3, 4)]
+        self._listener.link_missed(self, ids)
+
+    def _take_fence(self, request: Command) -> None:
+        body = _fenced.decode(request.body_bytes())
+        self._listener.link_fenced(self, body.client_id, body.epoch, body.reason)
+
+
+_PUSHES: Final[dict[int, Callable[[SessionLink, Command], None]]] = {
+    RequestCode.DELIVER_QUEUED: SessionLink._take_records,
+    RequestCode.MISSED_QUEUES: SessionLink._take_missed,
+    RequestCode.FENCE_SESSION: SessionLink._take_fence,
+}
+
+
+def _command(code: int, body: object) -> Command:
+    return Command.request(code, body=bodies.encode(body))
+
+
+async def _answer(asked: asyncio.Future[Command]) -> Command:
+    answer = await asked
+    if answer.code != ResponseCode.SUCCESS:
+        raise BrokerError(answer.code, answer.remark or "")
+    return answer
+
+
+def _outcome(future: asyncio.Future[Command]) -> Command | Refused:
+    if future.cancelled():
+        return Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "the front end stops")
+    error = future.exception()
+    if error is not None:
+        return Refused(ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
+    answer = future.result()
+    if answer.code != ResponseCode.SUCCESS:
+        return Refused(answer.code, answer.remark or "")
+    return answer
+
+
+def _read(decoder: msgspec.msgpack.Decoder[_Found], answer: Command | Refused) -> _Found | Refused:
+    if isinstance(answer, Refused):
+        return answer
+    try:
+        return decoder.decode(answer.body_bytes())
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return Refused(ResponseCode.SYSTEM_ERROR, f"the broker's answer cannot be read: {error}")
+
+
+def _tell(done: Callable[[Refused | None], None], answer: Command | Refused) -> None:
+    done(answer if isinstance(answer, Refused) else None)
+
+
+def _subscriptions(found: Iterable[bodies.SubscriptionBody]) -> list[SessionSubscription]:
+    return [
+        SessionSubscription(entry.topic_filter, entry.options, entry.queue_id, entry.cursor, entry.sent)
+        for entry in found
+    ]
+
+
+def _split(answer: Command) -> list[memoryview]:
+    """The records of a body, each of which begins with its size; RequestError when they do not fill it."""
+    body = memoryview(answer.body_bytes())
+    records = []
+    at = 0
+    while at < len(body):
+        size = int.from_bytes(body[at : at + 4], "big")
+        if size < 4 or at + size > len(body):
+            raise RequestError(ResponseCode.SYSTEM_ERROR, "the records of an answer do not fill it")
+        records.append(body[at : at + size])
+        at += size
+    return records
