@@ -1,0 +1,302 @@
+"""Sessions at brokers in other processes: several brokers, and brokers that go and come back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from eventually import soon
+from fake_gateway import RawClient, connect_packet
+from mqtt_site import MqttSite, SessionDevice, open_site
+from small_cluster import SmallCluster
+
+from iotmq.broker.broker import Broker, resolve_store_host
+from iotmq.broker.element import encode_element
+from iotmq.broker.sessions import OWNER_GRACE_S, START_GRACE_S
+from iotmq.client.gateway import RemoteGateway
+from iotmq.client.session_gateway import RemoteSessions
+from iotmq.message.hosts import encode_host
+from iotmq.mqtt.packets import Will
+from iotmq.mqtt_front.server import MqttFront
+from iotmq.mqtt_front.settings import MqttSettings
+from iotmq.store.store import Store
+
+HOST = encode_host("127.0.0.1", 1)
+
+
+@pytest.fixture
+def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
+    return uvloop.EventLoopPolicy()
+
+
+# One broker
+
+
+async def restart_broker_alone(site: MqttSite, *, down: Any = None) -> None:
+    """The front ends stay; `down` is done while the broker is away."""
+    site.bench.settings["listen_port"] = site.bench.broker.port
+    await site.bench.close()
+    sessions = [front.sessions for front in site.fronts.values()]
+    await soon(lambda: all(each.not_ready_reason for each in sessions), "front ends notice")  # type: ignore[attr-defined]
+    if down is not None:
+        await down()
+    await site.bench.start()
+    await soon(lambda: not any(each.not_ready_reason for each in sessions), "front ends are back")  # type: ignore[attr-defined]
+
+
+async def test_a_restart_of_the_broker_leaves_devices_connected_and_loses_nothing(tmp_path: Path) -> None:
+    site = await open_site(tmp_path, "one", "two", is_remote=True)
+    device, leaving, clean = SessionDevice("d"), SessionDevice("l"), SessionDevice("c")
+    await device.connect(site.fronts["one"])
+    await device.subscribe(("t/#", 1))
+    await leaving.connect(site.fronts["two"], will=Will("t/will", b"never", 1, False))
+    await leaving.subscribe(("t/#", 1))
+    await clean.connect(site.fronts["two"], clean_session=True, will=Will("t/will", b"neither", 1, False))
+    site.bench.publish("t/1", b"before")
+    assert await device.receives(1) == [("t/1", b"before")]
+    assert await leaving.receives(1) == [("t/1", b"before")]
+
+    async def down() -> None:
+        await leaving.disconnect()
+        await clean.disconnect()
+
+    await restart_broker_alone(site, down=down)
+    assert device.is_connected
+    site.bench.publish("t/1", b"after")
+    assert (await device.receives(2))[1:] == [("t/1", b"after")]
+    site.bench.pass_time(START_GRACE_S + OWNER_GRACE_S)
+    site.bench.pass_time(1)
+    await leaving.connect(site.fronts["one"])
+    assert leaving.is_present
+    assert ("t/1", b"after") in await leaving.receives(2)
+    assert site.bench.broker.sessions.wills_total == 0, "they had said good-bye"
+    await device.subscribe(("u", 1))
+    site.bench.publish("u", b"more")
+    assert (await device.receives(3))[2:] == [("u", b"more")]
+    for each in (device, leaving):
+        await each.drop()
+    await site.close()
+
+
+async def test_what_comes_while_the_connection_to_the_broker_is_away_is_read(tmp_path: Path) -> None:
+    site = await open_site(tmp_path, "one", is_remote=True)
+    device = SessionDevice("d")
+    await device.connect(site.fronts["one"])
+    await device.subscribe(("t", 1), ("+", 2))
+    sessions: Any = site.fronts["one"].sessions
+    for number in range(5):
+        (link,) = sessions._known_links()
+        opened = link.opened_total
+        link._connection.abort("test")
+        site.bench.publish("t", b"%d" % number)
+        await soon(lambda link=link, opened=opened: link.opened_total > opened, "the next connection")
+    got = await device.receives(10)
+    assert sorted(got) == sorted([("t", b"%d" % number) for number in range(5)] * 2)
+    assert device.is_connected
+    await device.drop()
+    await site.close()
+
+
+async def test_a_device_taken_over_while_its_front_end_was_cut_off_is_sent_away(tmp_path: Path) -> None:
+    site = await open_site(tmp_path, "one", "two", is_remote=True)
+    first, second = SessionDevice("d"), SessionDevice("d")
+    await first.connect(site.fronts["one"])
+    await first.subscribe(("t", 1))
+    sessions: Any = site.fronts["one"].sessions
+    (link,) = sessions._known_links()
+    address, link.address = link.address, "127.0.0.1:1"
+    link._connection.abort("test")
+    await soon(lambda: not site.bench.broker._session_requests.front_end_names[1:], "one front end only")
+    await second.connect(site.fronts["two"])
+    assert second.is_present
+    assert first.is_connected
+    link.address = address
+    await soon(lambda: not first.is_connected, "the end of the first connection")
+    site.bench.publish("t", b"1")
+    assert await second.receives(1) == [("t", b"1")]
+    assert first.got == []
+    for each in (first, second):
+        await each.drop()
+    await site.close()
+
+
+async def test_a_device_is_refused_while_its_broker_is_away(tmp_path: Path) -> None:
+    site = await open_site(tmp_path, "one", is_remote=True)
+
+    async def down() -> None:
+        for clean_session in (False, True):
+            client = await RawClient.dial(site.fronts["one"].mqtt.port)
+            client.send(connect_packet("d", clean_session=clean_session))
+            assert (await client.packet())[1] == b"\x00\x03"
+            client.close()
+
+    await restart_broker_alone(site, down=down)
+    device = SessionDevice("d")
+    await device.connect(site.fronts["one"])
+    await device.drop()
+    await site.close()
+
+
+# Several brokers
+
+
+class Front:
+    """A front end over all brokers of a cluster."""
+
+    def __init__(self, cluster: SmallCluster, name: str) -> None:
+        gateway = RemoteGateway(cluster.addresses)
+        self.sessions = RemoteSessions(gateway, name=name)
+        settings = MqttSettings(listen_port=0, default_topic="T", retry_interval_s=0.05)
+        self.mqtt = MqttFront(settings, gateway, sessions=self.sessions)
+
+
+@asynccontextmanager
+async def fronts(cluster: SmallCluster, *names: str) -> AsyncIterator[list[Front]]:
+    made = [Front(cluster, name) for name in names]
+    for front in made:
+        await front.mqtt.start()
+    try:
+        yield made
+    finally:
+        for front in made:
+            await front.mqtt.stop()
+
+
+def publish(broker: Broker, mqtt_topic: str, *bodies: bytes) -> None:
+    """Store messages at one broker."""
+    elements = b"".join(
+        encode_element(body, b"MQTT_TOPIC\x01%s\x02" % mqtt_topic.encode(), 0) for body in bodies
+    )
+    results: list[Any] = []
+    broker.topics.ensure("T", queues=1)
+    broker.intake.append("T", 0, elements, born_timestamp_ms=1, born_host=HOST, done=results.append)
+    assert [result.status for result in results] == [0]
+
+
+async def stop_broker(cluster: SmallCluster, number: int) -> None:
+    await cluster.brokers[number].stop()
+    cluster.stores[number].close()
+
+
+async def start_broker(cluster: SmallCluster, number: int) -> None:
+    """The same broker again, on its port."""
+    former = cluster.brokers[number]
+    settings = former._settings
+    store = Store.open(
+        former._directory, cluster.stores[number].settings, store_host=resolve_store_host(settings)
+    )
+    cluster.stores[number] = store
+    cluster.brokers[number] = broker = Broker(settings, store, directory=former._directory)
+    await broker.start()
+
+
+def client_of(front: Front, number: int, *, start: int = 0) -> str:
+    """A client id whose home is broker `number`."""
+    for suffix in range(start, 100):
+        home = front.sessions._home(f"d{suffix}")
+        if home is not None and home.broker_name == f"broker-{number}":
+            return f"d{suffix}"
+    raise AssertionError("no such client id")
+
+
+async def test_a_session_has_what_any_broker_has_for_it_on_any_front_end(tmp_path: Path) -> None:
+    async with SmallCluster(tmp_path, registries=1) as cluster, fronts(cluster, "one", "two") as (one, two):
+        for number in (0, 1):
+            name = client_of(one, number)
+            assert client_of(two, number) == name, "all agree about homes"
+            device = SessionDevice(name)
+            topic = f"t/{name}"
+            await device.connect(one)
+            await device.subscribe((f"{topic}/#", 2), (f"{topic}/+", 1))
+            await device.unsubscribe(f"{topic}/+")
+            for broker in cluster.brokers:
+                publish(broker, f"{topic}/{broker._settings.name}", b"1", b"2")
+            assert len(await device.receives(4)) == 4
+            await device.disconnect()
+            for broker in cluster.brokers:
+                publish(broker, f"{topic}/{broker._settings.name}", b"3", b"4")
+            await device.connect(two)
+            assert device.is_present
+            await device.receives(8)
+            for broker in cluster.brokers:
+                bodies = [body for at, body in device.got if at.endswith(broker._settings.name)]
+                assert bodies == [b"1", b"2", b"3", b"4"]
+            sender = SessionDevice("sender")
+            await sender.connect(one, clean_session=True)
+            for count in range(20):
+                await sender.publish(f"{topic}/{count}", b"x", 2)
+            await device.receives(28)
+            assert len(device.got) == 28
+            other = SessionDevice(name)
+            await other.connect(one)
+            await soon(lambda device=device: not device.is_connected, "the takeover")
+            assert other.is_present
+            await other.connect(two, clean_session=True)
+            await other.connect(one)
+            assert not other.is_present
+            publish(cluster.brokers[1 - number], f"{topic}/x", b"unwanted")
+            await other.subscribe((f"{topic}/y", 1))
+            publish(cluster.brokers[1 - number], f"{topic}/y", b"wanted")
+            assert await other.receives(1) == [(f"{topic}/y", b"wanted")]
+            for each in (device, sender, other):
+                await each.drop()
+
+
+async def test_sessions_go_on_without_a_broker_and_have_all_of_it_when_it_is_back(tmp_path: Path) -> None:
+    async with SmallCluster(tmp_path, registries=1) as cluster, fronts(cluster, "one") as (front,):
+        here, there = SessionDevice(client_of(front, 0)), SessionDevice(client_of(front, 1))
+        for device in (here, there):
+            await device.connect(front)
+            await device.subscribe(("t", 1))
+        publish(cluster.brokers[1], "t", b"1")
+        for device in (here, there):
+            await device.receives(1)
+        await here.disconnect()
+        publish(cluster.brokers[1], "t", b"2")
+        await stop_broker(cluster, 1)
+        await soon(lambda: front.sessions.not_ready_reason, "the front end notices")
+        await here.connect(front)
+        assert here.is_present
+        await here.subscribe(("u", 1))
+        publish(cluster.brokers[0], "u", b"3")
+        publish(cluster.brokers[0], "t", b"4")
+        await here.receives(3)
+        await there.receives(3)
+        assert there.is_connected, "its home is away"
+        refused = client_of(front, 1, start=1 + int(there.client_id[1:]))
+        client = await RawClient.dial(front.mqtt.port)
+        client.send(connect_packet(refused, clean_session=False))
+        assert (await client.packet())[1] == b"\x00\x03"
+        client.close()
+        await start_broker(cluster, 1)
+        await soon(lambda: not here.is_connected, "it is asked to come anew")
+        await here.connect(front)
+        publish(cluster.brokers[1], "u", b"5")
+        wanted = {("t", b"1"), ("t", b"2"), ("t", b"4"), ("u", b"3"), ("u", b"5")}
+        # What the broker was not told of before it went may come twice.
+        await soon(lambda: set(here.got) == wanted, "all messages")
+        for device in (here, there):
+            await device.drop()
+
+
+async def test_retained_messages_come_from_all_brokers(tmp_path: Path) -> None:
+    async with SmallCluster(tmp_path, registries=1) as cluster, fronts(cluster, "one", "two") as (one, two):
+        sender, device = SessionDevice("s"), SessionDevice("d")
+        await sender.connect(one, clean_session=True)
+        for number in range(100):
+            await sender.publish(f"r/{number}", b"%d" % number, is_retained=True)
+        counts = [broker._retained.count for broker in cluster.brokers]
+        assert min(counts) > 0
+        assert sum(counts) == 100
+        await device.connect(two, clean_session=True)
+        await device.subscribe(("r/+", 1))
+        got = await device.receives(100)
+        assert sorted(got) == sorted((f"r/{number}", b"%d" % number) for number in range(100))
+        assert device.retained == 100
+        for each in (sender, device):
+            await each.drop()
