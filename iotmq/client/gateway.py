@@ -39,6 +39,8 @@ _GROUP = "iotmq_mqtt_front"
 _REFRESH_S = 10.0
 _FILTERS_PER_REQUEST = 1_000
 _ATTACH_TIMEOUT_S = 5.0
+# Well within the time after which a broker closes a connection that is idle.
+_PING_INTERVAL_S = 20.0
 
 
 class RemoteGateway:
@@ -340,7 +342,7 @@ class _DeliveryChannel:
                 self.opened_total += 1
                 self._opened()
                 backoff.reset()
-                await self._lost.wait()
+                await self._stay(connection)
                 _log.warning("delivery channel lost", extra={"broker": self._address})
             except ConnectionClosedError as error:
                 if not backoff.failures:
@@ -350,6 +352,16 @@ class _DeliveryChannel:
                 if connection is not None and not connection.is_closed:
                     await connection.close()
             await asyncio.sleep(backoff.next_s())
+
+    async def _stay(self, connection: ClientConnection) -> None:
+        """Until the connection ends. Brokers close those on which nothing moves, and some just hang."""
+        while not self._lost.is_set():
+            try:
+                async with asyncio.timeout(_PING_INTERVAL_S):
+                    await self._lost.wait()
+            except TimeoutError:
+                if not await self._attach(connection, ()):
+                    return
 
     async def _attach_all(self, connection: ClientConnection) -> None:
         """Bring the broker to what `_filters` holds, which may change meanwhile.

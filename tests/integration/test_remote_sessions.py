@@ -18,12 +18,14 @@ from small_cluster import SmallCluster
 from iotmq.broker.broker import Broker, resolve_store_host
 from iotmq.broker.element import encode_element
 from iotmq.broker.sessions import OWNER_GRACE_S, START_GRACE_S
+from iotmq.client import gateway, session_link
 from iotmq.client.gateway import RemoteGateway
 from iotmq.client.session_gateway import RemoteSessions
 from iotmq.message.hosts import encode_host
 from iotmq.mqtt.packets import Will
 from iotmq.mqtt_front.server import MqttFront
 from iotmq.mqtt_front.settings import MqttSettings
+from iotmq.remoting.codes import RequestCode
 from iotmq.store.store import Store
 
 HOST = encode_host("127.0.0.1", 1)
@@ -142,6 +144,18 @@ async def test_a_device_is_refused_while_its_broker_is_away(tmp_path: Path) -> N
     await site.close()
 
 
+async def test_connections_on_which_nothing_moves_show_signs_of_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway, "_PING_INTERVAL_S", 0.01)
+    monkeypatch.setattr(session_link, "_HEARTBEAT_S", 0.01)
+    site = await open_site(tmp_path, "one", is_remote=True)
+    counts = site.bench.broker.requests._counts
+    for code in (RequestCode.ATTACH_FILTERS, RequestCode.INTRODUCE_FRONT_END):
+        await soon(lambda code=code: counts[code] > 3, f"{code} again")
+    await site.close()
+
+
 # Several brokers
 
 
@@ -149,10 +163,10 @@ class Front:
     """A front end over all brokers of a cluster."""
 
     def __init__(self, cluster: SmallCluster, name: str) -> None:
-        gateway = RemoteGateway(cluster.addresses)
-        self.sessions = RemoteSessions(gateway, name=name)
+        port = RemoteGateway(cluster.addresses)
+        self.sessions = RemoteSessions(port, name=name)
         settings = MqttSettings(listen_port=0, default_topic="T", retry_interval_s=0.05)
-        self.mqtt = MqttFront(settings, gateway, sessions=self.sessions)
+        self.mqtt = MqttFront(settings, port, sessions=self.sessions)
 
 
 @asynccontextmanager
