@@ -227,6 +227,22 @@ def test_a_failed_message_comes_back(gateway: GatewayProcess, cpp: PipedClient, 
     assert got[0]["id"] == got[1]["id"]
 
 
+def test_what_fails_too_often_is_a_dead_letter(gateway: GatewayProcess, cpp: PipedClient) -> None:
+    """The client leaves it to the group's settings how often a message comes back."""
+    with SyncClient(ClientSettings(registries=(gateway.registry,))) as client:
+        admin = Admin(client.client)
+        client.run(admin.changes.update_group("cpp-dead", {"retryMaxTimes": 1}))
+        # Made by the group's first member otherwise, who would see it only after 10 s.
+        client.run(admin.create_topic("%RETRY%cpp-dead", queues=1))
+    send_natively(gateway, "CppDead", ("bad", "t"))
+    cpp.call("push", group="cpp-dead", topic="CppDead", fail_first=2)
+    got = cpp.wait_for("message", 2)
+    assert [(line["reconsume_times"], line["topic"]) for line in got] == [(0, "CppDead"), (1, "CppDead")]
+    letter = eventually(lambda: stored(gateway, "%DLQ%cpp-dead").get("bad"), "it is a dead letter")
+    assert letter is not None
+    assert (letter.properties["RETRY_TOPIC"], letter.reconsume_times) == ("CppDead", 2)
+
+
 def test_a_delayed_message_comes_later(gateway: GatewayProcess, cpp: PipedClient) -> None:
     """Level 1 is a second here."""
     cpp.call("producer", group="cpp-delay-producer")
