@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import iotmq
 from iotmq.admin_command.command import add_admin_command
 from iotmq.errors import ConfigError, IotmqError, StoreError
+from iotmq.sessions_command import add_sessions_command
 
 if TYPE_CHECKING:
     from iotmq.assembly import RoleName
@@ -73,6 +74,7 @@ def parser() -> argparse.ArgumentParser:
     _add_produce_command(commands)
     _add_consume_command(commands)
     add_admin_command(commands, add_registry_option=_add_registry_option, run=_run_admin)
+    add_sessions_command(commands, add_registry_option=_add_registry_option, run=_run_admin)
     return top
 
 

@@ -107,12 +107,14 @@ KV_BYTES_MAX: Final = 4 * 1024 * 1024
 SETTINGS_TEXT_BYTES_MAX: Final = 64 * 1024
 FILTERS_PER_CHANNEL_MAX: Final = 10_000_000
 # MQTT front ends in other processes: the name of one, sessions in one request, queues of one session, records
-# of one read, and queues whose pushes were not sent, by number; past that all count as missed.
+# of one read, and queues whose pushes were not sent, by number; past that all count as missed. Sessions in one
+# answer to an operator.
 FRONT_END_NAME_BYTES_MAX: Final = 255
 SESSIONS_PER_REQUEST_MAX: Final = 1_024
 SESSION_QUEUES_MAX: Final = 65_536
 QUEUE_READ_RECORDS_MAX: Final = 1_024
 MISSED_QUEUES_MAX: Final = 65_536
+SESSIONS_LISTED_MAX: Final = 1_024
 
 # MQTT. A topic is at most 65,535 bytes in the protocol; ours is shorter because it is stored as a
 # property of every record.

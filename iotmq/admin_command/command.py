@@ -63,16 +63,7 @@ def add_admin_command(
         )
         for argument in word.arguments:
             action.add_argument(*argument.flags, **argument.options)
-        action.add_argument("--json", dest="is_json", action="store_true", help="one JSON document")
-        action.add_argument(
-            "--timeout",
-            dest="request_timeout_s",
-            type=float,
-            default=5.0,
-            metavar="SECONDS",
-            help="how long one request may take (5)",
-        )
-        _add_access_options(action)
+        add_connection_options(action)
         add_registry_option(action)
         action.set_defaults(command=run, admin_action=word.target)
 
@@ -102,7 +93,17 @@ async def run_action(options: argparse.Namespace, registries: tuple[str, ...]) -
     return 0
 
 
-def _add_access_options(action: argparse.ArgumentParser) -> None:
+def add_connection_options(action: argparse.ArgumentParser) -> None:
+    """How to answer, how long to wait, and how to connect: the same for every action."""
+    action.add_argument("--json", dest="is_json", action="store_true", help="one JSON document")
+    action.add_argument(
+        "--timeout",
+        dest="request_timeout_s",
+        type=float,
+        default=5.0,
+        metavar="SECONDS",
+        help="how long one request may take (5)",
+    )
     action.add_argument(
         "--access-key",
         default=os.environ.get("IOTMQ_ACCESS_KEY", ""),

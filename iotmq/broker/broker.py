@@ -47,6 +47,7 @@ from iotmq.broker.send_handler import SendHandler
 from iotmq.broker.session_gateway import LocalSessions, WillPublisher
 from iotmq.broker.session_handler import SessionHandler
 from iotmq.broker.session_projection import SessionProjection
+from iotmq.broker.session_views_handler import SessionViewsHandler
 from iotmq.broker.sessions import Sessions
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.settings_handler import SettingsHandler
@@ -356,7 +357,7 @@ class Broker:
         )
         areas.append(self._gateway)
         self._session_requests = SessionHandler(self.sessions, self._retained, self.intake)
-        areas.append(self._session_requests)
+        areas += [self._session_requests, SessionViewsHandler(self.sessions)]
         self.requests = RequestTable(areas, take_run=self._sends.take_run, take_pull=self._pulls.take_pull)
         self._server = RemotingServer(
             self.requests if self.access is None else Guard(self.requests, self.access),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -319,6 +319,24 @@ class Sessions:
         """The front end a client is connected to."""
         owner = self._owners.get(client_id)
         return None if owner is None else owner.channel.name
+
+    @property
+    def count(self) -> int:
+        """Sessions that are kept."""
+        return self._projection.count
+
+    def stored(self, client_id: str) -> StoredSession | None:
+        """A session that is kept, to look at and not to change."""
+        return self._projection.session(client_id)
+
+    def stored_after(self, client_id: str | None) -> Iterator[tuple[str, StoredSession]]:
+        """Sessions that are kept in the order of their client ids, from behind `client_id` on."""
+        return self._projection.sessions(after=client_id)
+
+    def behind(self, client_id: str, queue_id: int) -> tuple[int, int]:
+        """Before which position a session is done with a queue, and how many records are left."""
+        cursor, _ = self._projection.cursor(queue_id, client_id)
+        return cursor, self._projection.backlog(queue_id, cursor)
 
     def kick(self, client_id: str, reason: str = "administrative action") -> bool:
         """Have the client disconnected; False when it is not connected."""

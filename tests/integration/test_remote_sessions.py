@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,17 +16,21 @@ from fake_gateway import RawClient, connect_packet
 from mqtt_site import MqttSite, SessionDevice, open_site
 from small_cluster import SmallCluster
 
+from iotmq import cli
+from iotmq.admin_command.command import run_action
 from iotmq.broker.broker import Broker, resolve_store_host
 from iotmq.broker.element import encode_element
 from iotmq.broker.sessions import OWNER_GRACE_S, START_GRACE_S
-from iotmq.client import gateway, session_link
+from iotmq.client import admin_sessions, gateway, session_link
 from iotmq.client.gateway import RemoteGateway
 from iotmq.client.session_gateway import RemoteSessions
+from iotmq.errors import ClientError
 from iotmq.message.hosts import encode_host
 from iotmq.mqtt.packets import Will
 from iotmq.mqtt_front.server import MqttFront
 from iotmq.mqtt_front.settings import MqttSettings
 from iotmq.remoting.codes import RequestCode
+from iotmq.remoting.command import Command
 from iotmq.store.store import Store
 
 HOST = encode_host("127.0.0.1", 1)
@@ -314,3 +319,84 @@ async def test_retained_messages_come_from_all_brokers(tmp_path: Path) -> None:
         assert device.retained == 100
         for each in (sender, device):
             await each.drop()
+
+
+# Operators
+
+
+async def test_operators_list_show_disconnect_and_end_sessions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with SmallCluster(tmp_path, registries=1) as cluster, fronts(cluster, "one", "two") as (one, two):
+
+        async def sessions(*words: str) -> Any:
+            options = cli.parser().parse_args(["sessions", *words])
+            assert await run_action(options, cluster.addresses) == 0
+            out = capsys.readouterr().out
+            return json.loads(out) if "--json" in words else out
+
+        assert await sessions("list") == "no session is kept\n"
+        with pytest.raises(ClientError, match="no broker has a session of client"):
+            await sessions("show", "d")
+        devices = [SessionDevice(f"d{number}") for number in range(3)]
+        for device, front in zip(devices, (one, two, two), strict=True):
+            await device.connect(front, will=Will("w", b"gone", 1, False))
+            await device.subscribe(("t/#", 1), (f"{device.client_id}/+", 2))
+        await devices[2].disconnect()
+        publish(cluster.brokers[0], "t/x", b"1", b"2")
+        publish(cluster.brokers[1], "t/x", b"3")
+        found = await sessions("list", "--json")
+        assert [row["client_id"] for row in found] == ["d0", "d1", "d2"]
+        assert [row["front_end"] for row in found] == ["one", "two", ""]
+        assert [row["filters"] for row in found] == [2, 2, 2]
+        assert found[2]["left_ms"] > 0
+        assert found[2]["expires_ms"] > found[2]["left_ms"]
+        assert [row["client_id"] for row in await sessions("list", "--json", "--prefix", "d1")] == ["d1"]
+        assert len(await sessions("list", "--json", "--count", "2")) == 2
+        rows = await sessions("show", "d2", "--json")
+        behind = {(row["broker"], row["filter"]): row["behind"] for row in rows}
+        assert behind == {
+            ("broker-0", "t/#"): 2,
+            ("broker-1", "t/#"): 1,
+            ("broker-0", "d2/+"): 0,
+            ("broker-1", "d2/+"): 0,
+        }
+        assert "broker-0" in await sessions("show", "d2")
+        assert "disconnected" in await sessions("kick", "d0")
+        await soon(lambda: not devices[0].is_connected, "d0 is sent away")
+        await soon(lambda: cluster.brokers[0].sessions.owner_of("d0") is None, "it is closed")
+        await soon(lambda: cluster.brokers[1].sessions.owner_of("d0") is None, "it is closed")
+        with pytest.raises(ClientError, match="is not connected"):
+            await sessions("kick", "d0")
+        assert (await sessions("purge", "d1", "--json"))["brokers"] == ["broker-0", "broker-1"]
+        await soon(lambda: not devices[1].is_connected, "d1 is sent away")
+        assert "has ended" in await sessions("purge", "d2")
+        assert [row["client_id"] for row in await sessions("list", "--json")] == ["d0"]
+        await devices[2].connect(one)
+        assert not devices[2].is_present
+        clean = SessionDevice("clean")
+        await clean.connect(two, clean_session=True)
+        (row, *_) = await sessions("show", "clean", "--json")
+        assert (row["front_end"], row["is_kept"]) == ("two", False)
+        for device in (*devices, clean):
+            await device.drop()
+
+
+async def test_sessions_are_listed_page_by_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin_sessions, "_PAGE", 3)
+    async with SmallCluster(tmp_path, registries=1) as cluster, fronts(cluster, "one") as (one,):
+        names = sorted(["p", "q", *(f"p{number}" for number in range(8))])
+        devices = [SessionDevice(name) for name in names]
+        for device in devices:
+            await device.connect(one)
+        async with cluster.client() as client:
+            view = admin_sessions.SessionAdmin(client)
+            assert [found.client_id async for found in view.kept()] == names
+            assert [found.client_id async for found in view.kept(prefix="p")] == names[:-1]
+            assert [found.client_id async for found in view.kept(prefix="p7")] == ["p7"]
+            address = (await admin_sessions.master_addresses(client))["broker-0"]
+            for count, code in (("1024", 0), ("1025", 1), ("0", 1)):
+                request = Command.request(RequestCode.LIST_SESSIONS, {"maxNums": count})
+                assert (await client.request(address, request)).code == code
+        for device in devices:
+            await device.drop()

@@ -273,6 +273,10 @@ FIELDS: dict[int, dict[str, list[str]]] = {
         "maxMsgBytes": ["7", *NUMBERS],
     },
     RequestCode.CLAIM_SESSIONS: {},
+    RequestCode.LIST_SESSIONS: {"after": NAMES, "prefix": NAMES, "maxNums": ["7", *NUMBERS]},
+    RequestCode.GET_SESSION: {"clientId": ["c", *NAMES]},
+    RequestCode.KICK_SESSION: {"clientId": ["c", *NAMES]},
+    RequestCode.PURGE_SESSION: {"clientId": ["c", *NAMES]},
     RequestCode.END_TRANSACTION: {
         "producerGroup": NAMES,
         "tranStateTableOffset": NUMBERS,

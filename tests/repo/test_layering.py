@@ -21,6 +21,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"mqtt_front", "bridge", "console", "broker", "registry"}),
     frozenset({"config"}),
     frozenset({"assembly", "by_hand", "store_tools", "admin_command"}),
+    frozenset({"sessions_command"}),
     frozenset({"cli"}),
     frozenset({"__main__"}),
 )

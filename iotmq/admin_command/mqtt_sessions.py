@@ -1,0 +1,84 @@
+"""`iotmq sessions`: kept MQTT sessions listed and shown, clients disconnected, sessions ended."""
+
+from __future__ import annotations
+
+import argparse
+
+from iotmq.admin_command.output import Done, Result, Table
+from iotmq.admin_command.session import Session
+from iotmq.client.admin_sessions import SessionAdmin
+from iotmq.errors import ClientError
+
+
+async def list_sessions(session: Session, options: argparse.Namespace) -> Result:
+    """Sessions in the order of their client ids."""
+    rows: list[dict[str, object]] = []
+    async for found in SessionAdmin(session.client).kept(prefix=options.prefix):
+        if len(rows) == options.count_max:
+            break
+        rows.append(
+            {
+                "client_id": found.client_id,
+                "front_end": found.front_end,
+                "filters": found.subscriptions,
+                "in_flight": found.in_flight,
+                "left_ms": found.closed_ms,
+                "expires_ms": found.expires_ms,
+            }
+        )
+    columns = ("client_id", "front_end", "filters", "in_flight", "left_ms", "expires_ms")
+    return Table(columns, rows, nothing="no session is kept")
+
+
+async def show(session: Session, options: argparse.Namespace) -> Result:
+    """What each broker knows of one client: a row for each of its filters."""
+    details = await SessionAdmin(session.client).show(options.client_id)
+    if not details:
+        raise _unknown(options.client_id)
+    rows: list[dict[str, object]] = []
+    for broker, detail in sorted(details.items()):
+        common = {
+            "broker": broker,
+            "front_end": detail.front_end,
+            "is_kept": detail.is_kept,
+            "left_ms": detail.closed_ms,
+            "expires_ms": detail.expires_ms,
+            "in_flight": detail.in_flight,
+            "will": detail.will_topic,
+        }
+        rows += [
+            {**common, "filter": entry.topic_filter, "qos": entry.qos, "behind": entry.behind}
+            for entry in detail.filters
+        ] or [common]
+    columns = (
+        "broker", "front_end", "is_kept", "filter", "qos", "behind", "in_flight", "left_ms", "expires_ms",
+        "will",
+    )  # fmt: skip
+    return Table(columns, rows)
+
+
+async def kick(session: Session, options: argparse.Namespace) -> Result:
+    """Have a client disconnected; it may come back at once."""
+    brokers = await SessionAdmin(session.client).kick(options.client_id)
+    if not brokers:
+        raise ClientError(f"client {options.client_id} is not connected: `iotmq sessions show` tells more")
+    return Done(
+        f"client {options.client_id} is disconnected", {"client_id": options.client_id, "brokers": brokers}
+    )
+
+
+async def purge(session: Session, options: argparse.Namespace) -> Result:
+    """End a session with everything that waits for it."""
+    brokers = await SessionAdmin(session.client).purge(options.client_id)
+    if not brokers:
+        raise _unknown(options.client_id)
+    return Done(
+        f"the session of client {options.client_id} has ended",
+        {"client_id": options.client_id, "brokers": brokers},
+    )
+
+
+def _unknown(client_id: str) -> ClientError:
+    return ClientError(
+        f"no broker has a session of client {client_id}: `iotmq sessions list` shows which are kept"
+    )
