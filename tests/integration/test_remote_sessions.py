@@ -149,6 +149,32 @@ async def test_a_device_is_refused_while_its_broker_is_away(tmp_path: Path) -> N
     await site.close()
 
 
+async def test_a_front_end_that_reads_slowly_misses_pushes_and_nothing_else(tmp_path: Path) -> None:
+    site = await open_site(tmp_path, "one", is_remote=True, in_flight_max=1000)
+    device, other = SessionDevice("d"), SessionDevice("o")
+    for each, topic in ((device, "t"), (other, "o")):
+        await each.connect(site.fronts["one"])
+        await each.subscribe((topic, 1))
+    sessions: Any = site.fronts["one"].sessions
+    (link,) = sessions._known_links()
+    handler = site.bench.broker._session_requests
+    link._connection._transport.pause_reading()
+    bodies = [b"%d" % number + b"x" * 60_000 for number in range(400)]
+    for start in range(0, len(bodies), 20):
+        site.bench.publish("t", *bodies[start : start + 20])
+        await asyncio.sleep(0)
+    assert handler.missed_pushes > 0
+    site.bench.publish("o", b"last")
+    link._connection._transport.resume_reading()
+    assert [body for _, body in await device.receives(len(bodies))] == bodies
+    assert await other.receives(1) == [("o", b"last")]
+    site.bench.publish("t", b"pushed again")
+    assert (await device.receives(len(bodies) + 1))[-1] == ("t", b"pushed again")
+    for each in (device, other):
+        await each.drop()
+    await site.close()
+
+
 async def test_connections_on_which_nothing_moves_show_signs_of_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
