@@ -24,6 +24,7 @@ from typing import Final
 
 from rocksdict import (
     AccessType,
+    BlockBasedIndexType,
     BlockBasedOptions,
     Cache,
     ColumnFamily,
@@ -239,6 +240,12 @@ class KeyValueStore:
         tables.set_block_size(_BLOCK_BYTES)
         tables.set_format_version(5)
         tables.set_bloom_filter(_FILTER_BITS_PER_KEY, False)
+        # In pieces the size of a block: an index or filter of a whole file is larger than the cache when there
+        # are millions of keys, and would be read again for every look-up.
+        tables.set_index_type(BlockBasedIndexType.two_level_index_search())
+        tables.set_partition_filters(True)
+        tables.set_metadata_block_size(_BLOCK_BYTES)
+        tables.set_pin_top_level_index_and_filter(True)
         options = Options(raw_mode=True)
         options.create_if_missing(not self._is_read_only)
         options.create_missing_column_families(not self._is_read_only)
