@@ -240,8 +240,8 @@ class KeyValueStore:
         tables.set_block_size(_BLOCK_BYTES)
         tables.set_format_version(5)
         tables.set_bloom_filter(_FILTER_BITS_PER_KEY, False)
-        # In pieces the size of a block: an index or filter of a whole file is larger than the cache when there
-        # are millions of keys, and would be read again for every look-up.
+        # In pieces the size of a block: an index or filter of a whole file is larger than the cache when
+        # there are millions of keys, and would be read again for every look-up.
         tables.set_index_type(BlockBasedIndexType.two_level_index_search())
         tables.set_partition_filters(True)
         tables.set_metadata_block_size(_BLOCK_BYTES)
