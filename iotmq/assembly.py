@@ -163,7 +163,7 @@ class Process:
         else:
             port = gateway = _remote_gateway(settings)
             sessions = remote = RemoteSessions(gateway, name=settings.name or _front_end_name())
-            self._watch("sessions", remote)
+            self._watch("mqtt_sessions", remote)
         front = MqttFront(settings, port, sessions=sessions, clock=self._clock)
         await self._start("mqtt", front)
         self._watch("mqtt", front)
