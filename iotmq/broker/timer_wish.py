@@ -66,6 +66,7 @@ def read_wish(properties: bytes, levels: DelayLevels, *, now_ms: int) -> Wish:
     level = levels.level_of(properties)
     if level:
         return Wish(level=level)
+    _check_level(properties)
     cancelled_key = property_value(properties, CANCELLED_KEY)
     if cancelled_key is not None:
         if not cancelled_key:
@@ -121,6 +122,16 @@ def moved_properties(properties: bytes, due_ms: int) -> bytes:
     moved = kept + b"TIMER_OUT_MS\x01%d\x02" % due_ms
     counted = moved + b"TIMER_ROLL_TIMES\x01%d\x02" % (int(times[:9]) + 1 if times.isdigit() else 1)
     return counted if len(counted) <= limits.PROPERTIES_BYTES_MAX else moved
+
+
+def _check_level(properties: bytes) -> None:
+    """A level that is no number must not become a message that does not wait; none and less are no level."""
+    value = property_value(properties, DELAY)
+    if value and not value.removeprefix(b"-").isdigit():
+        raise RequestError(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"the property DELAY is {value[:32].decode('utf-8', 'replace')!r}: a delay level is a number",
+        )
 
 
 def _number(name: bytes, value: bytes) -> int:

@@ -32,6 +32,10 @@ def wish(properties: bytes) -> Wish:
         (b"", NOW),
         (b"TAGS\x01DEL\x02", NOW),
         (b"DELAY\x012\x02TIMER_DELAY_MS\x01x\x02", Wish(level=2)),
+        # What Java clients may send for no delay.
+        (b"DELAY\x010\x02", NOW),
+        (b"DELAY\x01-1\x02", NOW),
+        (b"DELAY\x01\x02", NOW),
         (b"TIMER_DELAY_SEC\x013\x02", Wish(due_ms=NOW_MS + 3_000)),
         (b"TIMER_DELAY_MS\x013\x02", Wish(due_ms=NOW_MS + 3)),
         (b"TIMER_DELIVER_MS\x01%d\x02" % (NOW_MS + 1), Wish(due_ms=NOW_MS + 1)),
@@ -52,6 +56,9 @@ def test_what_is_asked_for(properties: bytes, expected: Wish) -> None:
 @pytest.mark.parametrize(
     ("properties", "name"),
     [
+        (b"DELAY\x01soon\x02", "DELAY"),
+        (b"DELAY\x01--1\x02", "DELAY"),
+        (b"DELAY\x01-\x02", "DELAY"),
         (b"TIMER_DELAY_SEC\x01soon\x02", "TIMER_DELAY_SEC"),
         (b"TIMER_DELAY_SEC\x01-1\x02", "TIMER_DELAY_SEC"),
         (b"TIMER_DELAY_MS\x011.5\x02", "TIMER_DELAY_MS"),
