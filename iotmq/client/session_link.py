@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, Protocol, TypeVar
@@ -35,6 +36,8 @@ _log = logging.getLogger("iotmq.mqtt")
 # The broker closes connections on which nothing moves (`broker.idle_s`), and a broker that hangs is noticed.
 _HEARTBEAT_S: Final = 20.0
 _ANSWER_TIMEOUT_S: Final = 10.0
+# The rest of what a broker takes from one connection at a time is for what cannot wait.
+_UNDER_WAY_MAX: Final = limits.REQUESTS_IN_FLIGHT_MAX // 2
 
 _Found = TypeVar("_Found")
 
@@ -107,6 +110,9 @@ class SessionLink:
         self._parted: dict[str, bodies.CloseBody] = {}
         # Reads that wait for the broker: what to ask, and whom to tell.
         self._held: list[tuple[Callable[[], Command], Callable[[Command | Refused], None]]] = []
+        # Openings and reads that are asked, and those that wait to be.
+        self._under_way = 0
+        self._waiting: deque[Callable[[], None]] = deque()
         self._is_stopped = False
         self.problem: str | None = "not connected yet"
         """Why the link is not ready, in words."""
@@ -164,7 +170,7 @@ class SessionLink:
             )
 
         body = bodies.OpenBody(client_id, is_clean, expiry_s, will)
-        self._ask(_command(RequestCode.OPEN_SESSION, body), answered)
+        self._take_turn(partial(self._ask_in_turn, _command(RequestCode.OPEN_SESSION, body), answered))
 
     def subscribe(
         self,
@@ -283,13 +289,42 @@ class SessionLink:
             self._held.append((make, done))
             return
 
+        self._take_turn(partial(self._read_in_turn, make, done))
+
+    def _read_in_turn(self, make: Callable[[], Command], done: Callable[[Command | Refused], None]) -> None:
         def answered(future: asyncio.Future[Command]) -> None:
+            self._end_turn()
             if not future.cancelled() and isinstance(future.exception(), ConnectionClosedError):
                 self._ask_patiently(make, done)
             else:
                 done(_outcome(future))
 
-        self._connection.request_nowait(make()).add_done_callback(answered)
+        if self._connection is None:
+            self._end_turn()
+            self._ask_patiently(make, done)
+        else:
+            self._connection.request_nowait(make()).add_done_callback(answered)
+
+    def _ask_in_turn(self, command: Command, done: Callable[[Command | Refused], None]) -> None:
+        def answered(answer: Command | Refused) -> None:
+            self._end_turn()
+            done(answer)
+
+        self._ask(command, answered)
+
+    def _take_turn(self, ask: Callable[[], None]) -> None:
+        """Ask now, or when others are answered: a storm of devices is more than a broker takes at a time."""
+        if self._under_way < _UNDER_WAY_MAX:
+            self._under_way += 1
+            ask()
+        else:
+            self._waiting.append(ask)
+
+    def _end_turn(self) -> None:
+        if self._waiting:
+            self._loop.call_soon(self._waiting.popleft())
+        else:
+            self._under_way -= 1
 
     def _part(self, body: bodies.CloseBody) -> None:
         if self._connection is None:
