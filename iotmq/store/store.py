@@ -62,6 +62,8 @@ _FILLER_SIZE = 0x7FFFFFFF
 
 _TOO_MANY_ERRNOS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 _FULL_ERRNOS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM))
+# A disk that answers with these does not get better by waiting.
+_BROKEN_ERRNOS = frozenset((errno.EROFS, errno.EIO))
 
 logger = logging.getLogger("iotmq.store")
 
@@ -116,6 +118,8 @@ class Store:
         self._dispatch = Dispatch(log, queues, projections, recovery.queues_from_position, repair.verify)
         # While set, appends are refused with it until the time (monotonic seconds) after it.
         self._refusal: tuple[type[StoreError], str, float] | None = None
+        # Why no disk blocks will be given until the store is opened again; None while they are.
+        self._allocation_failure: OSError | None = None
         self._refused_appends = 0
         self._is_closed = False
         self._repair = repair
@@ -304,8 +308,11 @@ class Store:
     @property
     def failure(self) -> str | None:
         """Why the store takes no more records until it is opened again; None while it does."""
-        error = self._flusher.failure
-        return None if error is None else f"a flush failed: {error}"
+        if self._flusher.failure is not None:
+            return f"a flush failed: {self._flusher.failure}"
+        if self._allocation_failure is not None:
+            return f"the disk gives no more blocks: {self._allocation_failure}"
+        return None
 
     @property
     def refusal(self) -> str | None:
@@ -388,7 +395,7 @@ class Store:
             if self._is_of_one_queue(error):
                 self._refused_appends += 1
                 raise StoreError(f"no more queue files can be opened or mapped: {error}") from error
-            self._refuse_for_a_while(error)
+            self._refuse_from_now_on(error)
             raise _refusal_of(error)(f"cannot take disk blocks: {error}") from error
         self.end_appends()
         return appended
@@ -459,7 +466,7 @@ class Store:
         They are what lets these files go. A disk that is really full still refuses.
         """
         refusal = self._refusal
-        if refusal is None or refusal[2] != float("inf") or self._is_closed:
+        if refusal is None or refusal[2] != float("inf") or self._is_closed or self.failure is not None:
             yield
             return
         self._refusal = None
@@ -536,7 +543,7 @@ class Store:
         try:
             end_position = append_raw(self._log, self._queues, position, data)
         except OSError as error:
-            self._refuse_for_a_while(error)
+            self._refuse_from_now_on(error)
             raise _refusal_of(error)(f"cannot take disk blocks: {error}") from error
         if self._log.is_room_low:
             self._allocator.request()
@@ -896,7 +903,7 @@ class Store:
             ("flushes_total", "Syncs of the log", flusher.flushes),
             ("flush_seconds_total", "Time spent in syncs of the log", flusher.flush_s),
             ("queues", "Queues known", len(self._queues.queues())),
-            ("read_only", "1 after a failed flush", float(flusher.failure is not None)),
+            ("read_only", "1 after the disk refused for good", float(self.failure is not None)),
             ("failed_projections", "Projections that stay behind", self._dispatch.failed_count),
             ("cold_loads_total", "Reads that had to wait for the disk", self._cold_pages.loads),
             ("cold_loaded_bytes_total", "Bytes read from the disk for them", self._cold_pages.loaded_bytes),
@@ -981,6 +988,8 @@ class Store:
 
     def _take_disk_refusal(self) -> None:
         """Make the trimmer's refusal the one appends meet, or take it back."""
+        if self._allocation_failure is not None:
+            return
         text = self._trimmer.refusal
         if text is not None:
             self._refusal = (StoreFullError, text, float("inf"))
@@ -1004,14 +1013,23 @@ class Store:
         """A process may only have so many files mapped: those it has can still be appended to."""
         return error.errno in _TOO_MANY_ERRNOS and str(error.filename).startswith(self._queues.directory)
 
-    def _refuse_for_a_while(self, error: OSError) -> None:
-        """Spare a full disk the same question for every batch."""
+    def _refuse_from_now_on(self, error: OSError) -> None:
+        """Spare a full disk the same question for every batch for a while; give a broken one up.
+
+        What was appended before is still flushed, if the disk lets it be.
+        """
         self._refused_appends += 1
-        self._refusal = (
-            _refusal_of(error),
-            f"cannot take disk blocks: {error}",
-            self._clock.monotonic_s() + RETRY_S,
-        )
+        end_s = self._clock.monotonic_s() + RETRY_S
+        if error.errno in _BROKEN_ERRNOS:
+            end_s = float("inf")
+            self._allocation_failure = error
+            logger.critical(
+                "cannot take disk blocks: %s. The store takes no more records; what it acknowledged before "
+                "is safe up to %d. Check the disk, then restart.",
+                error,
+                self.flushed_position,
+            )
+        self._refusal = (_refusal_of(error), f"cannot take disk blocks: {error}", end_s)
 
 
 def _has_waiting(queue: Queue) -> bool:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -36,13 +36,14 @@ SEGMENT_BYTES = 1 << 20
 DISK_BYTES = 24 << 20
 
 
-class SmallDisk:
-    """A tmpfs that only one process's namespace has mounted, seen from here through /proc."""
+class Disk:
+    """A file system that only one process's namespace has mounted, seen from here through /proc."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, mount: str) -> None:
+        """`mount` is a line of shell that mounts it at "$0"."""
         is_root = os.geteuid() == 0
         unshare = ["unshare", "--mount", *([] if is_root else ["--user", "--map-root-user"])]
-        mount = f'mount -t tmpfs -o size={DISK_BYTES} tmpfs "$0" && echo mounted && exec cat'
+        mount = f"{mount} && echo mounted && exec cat"
         self._keeper = subprocess.Popen(
             [*unshare, "sh", "-c", mount, str(directory)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -58,6 +59,18 @@ class SmallDisk:
         self.here = Path(f"/proc/{pid}/root{directory}")
         """Where this process sees it."""
 
+    def close(self) -> None:
+        assert self._keeper.stdin is not None
+        self._keeper.stdin.close()
+        self._keeper.wait(10)
+
+
+class SmallDisk(Disk):
+    """A tmpfs with room for little."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, f'mount -t tmpfs -o size={DISK_BYTES} tmpfs "$0"')
+
     def fill(self) -> None:
         """Take every block that is left."""
         with (self.here / "filler").open("ab", buffering=0) as filler, contextlib.suppress(OSError):
@@ -67,10 +80,39 @@ class SmallDisk:
     def make_room(self) -> None:
         (self.here / "filler").unlink()
 
-    def close(self) -> None:
-        assert self._keeper.stdin is not None
-        self._keeper.stdin.close()
-        self._keeper.wait(10)
+
+class FailingDisk(Disk):
+    """An ext4 file system in a file.
+
+    Mounted in the namespace of every process, each test beside this one that makes a namespace of its own
+    would get a copy of the mount: unmounted here, the broken file system would live on there, and be what
+    the next mount gives back.
+    """
+
+    def __init__(self, directory: Path, image: Path) -> None:
+        with image.open("wb") as file:
+            file.truncate(64 << 20)
+        subprocess.run(["mkfs.ext4", "-q", str(image)], check=True, timeout=60)
+        super().__init__(directory, f'mount -o loop {shlex.quote(str(image))} "$0"')
+        self._image = image
+
+    def abort(self) -> None:
+        """Have it do what it does after an I/O error: read-only at once, open files included."""
+        self._run("mount", "-o", "remount,abort", str(self.directory))
+
+    def mend(self) -> None:
+        """What an operator does, with nobody having files open in it."""
+        self._run("umount", str(self.directory))
+        checked = subprocess.run(
+            ["e2fsck", "-p", "-f", str(self._image)],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        # 1: there was something to mend, and it is mended.
+        assert checked.returncode in (0, 1), checked.stdout + checked.stderr
+        self._run("mount", "-o", "loop", str(self._image), str(self.directory))
+
+    def _run(self, *words: str) -> None:
+        subprocess.run([*self.prefix, *words], check=True, timeout=60)
 
 
 @pytest.fixture
@@ -145,7 +187,7 @@ async def is_refused(gateway: GatewayProcess, accepted: list[bytes]) -> Command:
 
 
 def small_gateway(
-    data: Path, disk: SmallDisk | None = None, *more: str, log: Path, flush: str = "async"
+    data: Path, disk: Disk | None = None, *more: str, log: Path, flush: str = "async"
 ) -> GatewayProcess:
     return GatewayProcess(
         data, f"store.segment_bytes={SEGMENT_BYTES}", "store.record_bytes_max=524288",
@@ -283,61 +325,36 @@ async def test_a_gateway_stops_and_starts_on_a_full_disk(tmp_path: Path, disk: S
 
 
 @pytest.fixture
-def failing_disk(tmp_path: Path) -> Iterator[Path]:
-    """An ext4 file system in a file."""
+def failing_disk(tmp_path: Path) -> Iterator[FailingDisk]:
     if os.geteuid() != 0:
         pytest.skip("mounting an image needs root")
-    if shutil.which("mkfs.ext4") is None:
-        pytest.skip("no mkfs.ext4 (e2fsprogs)")
-    image, directory = tmp_path / "image", tmp_path / "disk"
+    if any(shutil.which(name) is None for name in ("mkfs.ext4", "unshare", "nsenter")):
+        pytest.skip("no mkfs.ext4 (e2fsprogs), or no unshare and nsenter (util-linux)")
+    directory = tmp_path / "disk"
     directory.mkdir()
-    with image.open("wb") as file:
-        file.truncate(64 << 20)
-    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True, timeout=60)
-    mount(image, directory)
+    disk = FailingDisk(directory, tmp_path / "image")
     try:
-        yield directory
+        if not disk.is_mounted:
+            pytest.skip("no loop device to be had")
+        yield disk
     finally:
-        gc.collect()  # mappings of a store that was checked here
-        unmount(directory)
-
-
-def mount(image: Path, directory: Path) -> None:
-    mounted = subprocess.run(
-        ["mount", "-o", "loop", str(image), str(directory)],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    if mounted.returncode:
-        pytest.skip(f"no loop device to be had: {mounted.stderr.strip()}")
-
-
-def abort(directory: Path) -> None:
-    """Have the file system do what it does after an I/O error: read-only at once, open files included."""
-    subprocess.run(["mount", "-o", "remount,abort", str(directory)], check=True, timeout=60)
-
-
-def mend(image: Path) -> None:
-    subprocess.run(["e2fsck", "-p", "-f", str(image)], capture_output=True, timeout=60, check=False)
-
-
-def unmount(directory: Path) -> None:
-    subprocess.run(["umount", str(directory)], check=True, timeout=60)
+        disk.close()
 
 
 async def test_a_disk_that_turns_read_only_stops_sends_and_not_reads(
-    tmp_path: Path, failing_disk: Path
+    tmp_path: Path, failing_disk: FailingDisk
 ) -> None:
     """The kernel does this after an I/O error. Under sync flush all that was acknowledged is on the disk."""
-    data = failing_disk / "data"
+    data = failing_disk.directory / "data"
     accepted: list[bytes] = []
     # What cannot be written is an error with its cause in the log.
-    gateway = small_gateway(data, log=tmp_path / "log.txt", flush="sync")
+    gateway = small_gateway(data, failing_disk, log=tmp_path / "log.txt", flush="sync")
     with gateway:
         for number in range(20):
             accepted.append(b"before-%d" % number)
             assert send(gateway, accepted[-1]).code == ResponseCode.SUCCESS
         async with publishing(gateway) as publisher:
-            abort(failing_disk)
+            failing_disk.abort()
             answer = await is_refused_read_only(gateway)
             assert answer.remark is not None
             # The sync that was under way gets the one, those after it the other.
@@ -353,15 +370,13 @@ async def test_a_disk_that_turns_read_only_stops_sends_and_not_reads(
             assert len(publisher.acknowledged) == held
             # It needs a hand now: the operator mends the disk and starts the gateway again.
             gateway.kill()
-            unmount(failing_disk)
-            mend(tmp_path / "image")
-            mount(tmp_path / "image", failing_disk)
+            failing_disk.mend()
             gateway.launch()
             await asyncio.to_thread(gateway.wait_ready)
             await goes_on(publisher)
         assert {publisher.body(n) for n in publisher.acknowledged} <= set(await stored(gateway, "mqtt"))
         assert {*accepted} <= set(await stored(gateway, "Disk"))
-    check_store(data)
+    check_store(failing_disk.here / "data")
 
 
 async def is_refused_read_only(gateway: GatewayProcess) -> Command:

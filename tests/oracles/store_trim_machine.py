@@ -90,7 +90,10 @@ class TrimMachine(RuleBasedStateMachine):
         return self.root / str(self.generation)
 
     def _open(self) -> Store:
-        store = open_small(self.directory, clock=self.clock, read_usage=self.disk, **self.settings)
+        # No power is lost here, and what a process that died had written is in the page cache.
+        store = open_small(
+            self.directory, clock=self.clock, read_usage=self.disk, sync_file=lambda _: None, **self.settings
+        )
         self.remover = SteppedRemover(store.min_position, pause_s=0)
         store._trimmer.remover = self.remover
         return store

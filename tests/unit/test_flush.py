@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from store_model import WAIT_S, bodies_of, open_small, put, wait_flushed
 
+from iotmq.clock import ManualClock
 from iotmq.errors import StoreReadOnlyError
 from iotmq.store import recovery
 from iotmq.store import segment as segment_module
@@ -171,6 +172,41 @@ def test_failed_sync_ends_appending_for_good(
     store = open_small(tmp_path, flush=flush)
     assert not store.recovery.was_clean
     assert bodies_of(store, "T", 0) == [b"safe", b"lost?"]
+    assert store.check() == []
+    store.close()
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EIO])
+def test_a_disk_that_gives_no_blocks_for_good_ends_appending(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be met before any flush; waiting does not mend such a disk, and the store says so at once."""
+    clock = ManualClock()
+    store = open_small(tmp_path, clock=clock)
+    safe = put(store, "T", 0, b"safe").end_position
+    append = store._append
+
+    def refuse(*_arguments: object, **_more: object) -> object:
+        raise OSError(number, os.strerror(number), str(tmp_path))
+
+    monkeypatch.setattr(store, "_append", refuse)
+    with pytest.raises(StoreReadOnlyError, match="cannot take disk blocks"):
+        put(store, "T", 0, b"refused")
+    monkeypatch.setattr(store, "_append", append)
+    # Neither time nor a look at how full the disk is takes it back.
+    clock.advance(3600)
+    store.retain()
+    with store.taking_moved(), pytest.raises(StoreReadOnlyError, match="takes no more records"):
+        put(store, "T", 0, b"refused")
+    assert store.begin_appends() == -1
+    assert store.failure is not None
+    assert os.strerror(number) in store.failure
+    assert {m.name: m.value for m in store.metrics()}["iotmq_store_read_only"] == 1
+    assert sum(record.levelname == "CRITICAL" for record in caplog.records) == 1
+    # What was taken before is still brought to the disk.
+    wait_flushed(store)
+    assert store.flushed_position == safe
+    assert bodies_of(store, "T", 0) == [b"safe"]
     assert store.check() == []
     store.close()
 
