@@ -6,7 +6,7 @@ import msgspec
 
 from iotmq.client.queue_tables import by_queue
 from iotmq.client.routes import MessageQueue
-from iotmq.errors import RequestError
+from iotmq.errors import ClientError, RequestError
 from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import ResponseCode
 from iotmq.remoting.command import Command
@@ -31,5 +31,5 @@ def read_offsets(command: Command) -> dict[MessageQueue, int]:
         return {MessageQueue(row.topic, row.broker_name, row.queue_id): row.offset for row in table}
     try:
         return by_queue(table)
-    except msgspec.DecodeError as error:
+    except ClientError as error:
         raise RequestError(ResponseCode.SYSTEM_ERROR, f"a key of offsetTable is no queue: {error}") from None
