@@ -411,8 +411,9 @@ class Channel(asyncio.Protocol):
         response: Command | None
         if self._requests_held >= REQUESTS_IN_FLIGHT_MAX and not is_oneway:
             traffic.requests_refused += 1
+            # Producers of the RocketMQ family try again after this code, and not after SYSTEM_BUSY.
             response = request.reply(
-                ResponseCode.SYSTEM_BUSY,
+                ResponseCode.SERVICE_NOT_AVAILABLE,
                 remark=f"[OVERLOAD] {self._requests_held} requests of this connection wait for an answer",
             )
             self._send(response)

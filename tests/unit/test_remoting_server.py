@@ -464,7 +464,7 @@ async def test_too_many_unanswered_requests_are_refused(
     assert server.traffic.requests_refused == 0
     peer.send(numbered(ECHO, REQUESTS_IN_FLIGHT_MAX))
     (answer,) = await peer.receive(1)
-    assert answer.code == ResponseCode.SYSTEM_BUSY
+    assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
     connection, request = handler.held[0]
     connection.reply(request.reply(0))
     await peer.receive(1)

@@ -81,8 +81,8 @@ async def test_sends_of_runs_count_against_the_limit_of_requests_in_flight() -> 
     reader = FrameReader()
     reader.receive_data(bytes(transport.written))
     assert [(answer.opaque, answer.code) for answer in reader.commands_received()] == [
-        (REQUESTS_IN_FLIGHT_MAX, ResponseCode.SYSTEM_BUSY),
-        (REQUESTS_IN_FLIGHT_MAX + 1, ResponseCode.SYSTEM_BUSY),
+        (REQUESTS_IN_FLIGHT_MAX, ResponseCode.SERVICE_NOT_AVAILABLE),
+        (REQUESTS_IN_FLIGHT_MAX + 1, ResponseCode.SERVICE_NOT_AVAILABLE),
     ]
     assert traffic.requests_refused == 2
     # Answered ones make room again.
