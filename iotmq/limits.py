@@ -106,9 +106,9 @@ KV_BYTES_MAX: Final = 4 * 1024 * 1024
 # Settings to be changed while a broker or registry runs, as lines of text.
 SETTINGS_TEXT_BYTES_MAX: Final = 64 * 1024
 FILTERS_PER_CHANNEL_MAX: Final = 10_000_000
-# MQTT front ends in other processes: the name of one, sessions in one request, queues of one session, records
-# of one read, and queues whose pushes were not sent, by number; past that all count as missed. Sessions in one
-# answer to an operator.
+# MQTT front ends in other processes: the name of one, sessions in one request, queues of one session,
+# records of one read, and queues whose pushes were not sent, by number; past that all count as missed.
+# Sessions in one answer to an operator.
 FRONT_END_NAME_BYTES_MAX: Final = 255
 SESSIONS_PER_REQUEST_MAX: Final = 1_024
 SESSION_QUEUES_MAX: Final = 65_536
