@@ -277,7 +277,6 @@ class Broker:
             self._pulls,
             self._transaction_ends,
             self._replies,
-            OffsetHandler(store, self.topics, self.offsets, young_bytes_max=_young_bytes_max()),
             self._clients,
             LockHandler(self.locks, self.topics),
             TimerHandler(self._delays.timers, self.topics, broker_name=settings.name),
@@ -318,6 +317,13 @@ class Broker:
         self._removal = TopicRemoval(store, self.topics, self.offsets)
         self._removals = TopicRemovalHandler(self._removal, self.topics, own_topics=system_names)
         areas += [
+            OffsetHandler(
+                store,
+                self.topics,
+                self.offsets,
+                self._views.long_answers,
+                young_bytes_max=_young_bytes_max(),
+            ),
             self._removals,
             GroupChangesHandler(
                 store,
@@ -325,6 +331,7 @@ class Broker:
                 self.groups,
                 self.subscription_groups,
                 self.offsets,
+                self._views.long_answers,
                 broker_name=settings.name,
             ),
             QueueScalingHandler(store, self.topics, self.groups, self.offsets, own_topics=system_names),

@@ -9,6 +9,7 @@ import msgspec
 
 from iotmq.broker.consumer_offsets import ConsumerOffsets
 from iotmq.broker.groups import ConsumerGroup, Groups, Member
+from iotmq.broker.long_answers import LongAnswers, Work
 from iotmq.broker.queue_locks import MessageQueue
 from iotmq.broker.request_table import Handler
 from iotmq.broker.subscription_groups import SYSTEM_GROUPS, SubscriptionGroups, check_group_name
@@ -18,6 +19,7 @@ from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
+from iotmq.store.cold_steps import Steps
 from iotmq.store.store import Store
 
 # Members of an older version would not understand code 220.
@@ -36,9 +38,11 @@ class GroupChangesHandler:
         groups: Groups,
         subscription_groups: SubscriptionGroups,
         offsets: ConsumerOffsets,
+        long_answers: LongAnswers,
         *,
         broker_name: str,
     ) -> None:
+        self._long_answers = long_answers
         self._store = store
         self._topics = topics
         self._groups = groups
@@ -54,7 +58,7 @@ class GroupChangesHandler:
         }
 
     def connection_lost(self, connection: ServerConnection) -> None:
-        """Nothing is kept per connection."""
+        self._long_answers.connection_lost(connection)
 
     def _delete(self, connection: ServerConnection, request: Command) -> Command | None:
         name = request.text("groupName")
@@ -75,8 +79,14 @@ class GroupChangesHandler:
         timestamp_ms = request.integer("timestamp", minimum=_NOW)
         request.text("isForce")
         is_forced = request.boolean("isForce")
+        work = self._move(request, topic, group_name, timestamp_ms, is_forced=is_forced)
+        return self._long_answers.answer(connection, request, work)
+
+    def _move(
+        self, request: Command, topic: str, group_name: str, timestamp_ms: int, *, is_forced: bool
+    ) -> Work:
+        wanted = yield from self._wanted_offsets(topic, group_name, timestamp_ms, is_forced=is_forced)
         group = self._groups.consumer_group(group_name)
-        wanted = self._wanted_offsets(topic, group_name, timestamp_ms, is_forced=is_forced)
         if group is None:
             raise RequestError(
                 ResponseCode.CONSUMER_NOT_ONLINE,
@@ -101,7 +111,7 @@ class GroupChangesHandler:
 
     def _wanted_offsets(
         self, topic: str, group: str, timestamp_ms: int, *, is_forced: bool
-    ) -> dict[MessageQueue, int]:
+    ) -> Steps[dict[MessageQueue, int]]:
         """Where each queue is to go on. Without force nobody is moved forward past what he has not seen."""
         config = self._topics.find(topic)
         if config is None:
@@ -117,7 +127,8 @@ class GroupChangesHandler:
             elif timestamp_ms == _NOW:
                 offset = queue.max_offset
             else:
-                offset = max(queue.min_offset, self._store.offset_at_time(queue, timestamp_ms))
+                found = yield from self._store.offset_at_time_steps(queue, timestamp_ms)
+                offset = max(queue.min_offset, found)
             if not is_forced and committed is not None:
                 offset = min(offset, committed)
             wanted[MessageQueue(broker_name=self._broker_name, queue_id=queue_id, topic=topic)] = offset

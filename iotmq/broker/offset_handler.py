@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from iotmq.broker.consumer_offsets import ConsumerOffsets
+from iotmq.broker.long_answers import LongAnswers, Work
 from iotmq.broker.request_table import Handler
 from iotmq.broker.subscription_groups import check_group_name
 from iotmq.broker.topics import TopicTable
@@ -21,12 +22,19 @@ class OffsetHandler:
     """Answers where groups are, and where queues begin and end."""
 
     def __init__(
-        self, store: Store, topics: TopicTable, offsets: ConsumerOffsets, *, young_bytes_max: int
+        self,
+        store: Store,
+        topics: TopicTable,
+        offsets: ConsumerOffsets,
+        long_answers: LongAnswers,
+        *,
+        young_bytes_max: int,
     ) -> None:
         """A queue is young while its first record is within the last `young_bytes_max` bytes of the log."""
         self._store = store
         self._topics = topics
         self._offsets = offsets
+        self._long_answers = long_answers
         self._young_bytes_max = young_bytes_max
 
     def handlers(self) -> Mapping[int, Handler]:
@@ -40,7 +48,7 @@ class OffsetHandler:
         }
 
     def connection_lost(self, connection: ServerConnection) -> None:
-        """Nothing is kept per connection."""
+        self._long_answers.connection_lost(connection)
 
     def _query(self, connection: ServerConnection, request: Command) -> Command | None:
         group = request.text("consumerGroup")
@@ -69,7 +77,12 @@ class OffsetHandler:
     def _search(self, connection: ServerConnection, request: Command) -> Command | None:
         _, _, queue = self._queue_of(request)
         timestamp_ms = request.integer("timestamp")
-        offset = 0 if queue is None else self._store.offset_at_time(queue, timestamp_ms)
+        if queue is None:
+            return request.reply(ResponseCode.SUCCESS, ext={"offset": "0"})
+        return self._long_answers.answer(connection, request, self._find_time(request, queue, timestamp_ms))
+
+    def _find_time(self, request: Command, queue: Queue, timestamp_ms: int) -> Work:
+        offset = yield from self._store.offset_at_time_steps(queue, timestamp_ms)
         return request.reply(ResponseCode.SUCCESS, ext={"offset": str(offset)})
 
     def _max_offset(self, connection: ServerConnection, request: Command) -> Command | None:
@@ -86,10 +99,13 @@ class OffsetHandler:
 
     def _earliest_time(self, connection: ServerConnection, request: Command) -> Command | None:
         _, _, queue = self._queue_of(request)
+        return self._long_answers.answer(connection, request, self._first_time(request, queue))
+
+    def _first_time(self, request: Command, queue: Queue | None) -> Work:
         timestamp_ms = -1
         position = None if queue is None else _first_position(queue)
         if position is not None:
-            view = self._store.read_record(position)
+            view = yield from self._store.record_steps(position)
             if view is not None:
                 timestamp_ms = decode_record(view).store_timestamp_ms
         return request.reply(ResponseCode.SUCCESS, ext={"timestamp": str(timestamp_ms)})

@@ -45,12 +45,12 @@ class Views:
         stats = ConsumeStats(
             store, topics, groups, offsets, clock, broker_name=broker_name, get_tps=statistics.get_tps
         )
-        self._long_answers = LongAnswers(cold_reads)
+        self.long_answers = LongAnswers(cold_reads)
         self._relays = RelayHandler(store, groups, broker_name=broker_name, timeout_s=relay_timeout_s)
         self.areas: list[Area] = [
             ConnectionHandler(groups, offsets, clock),
-            ConsumeStatsHandler(store, topics, offsets, stats, self._long_answers, address=address),
-            QueryHandler(store, topics, groups, self._long_answers),
+            ConsumeStatsHandler(store, topics, offsets, stats, self.long_answers, address=address),
+            QueryHandler(store, topics, groups, self.long_answers),
             StatisticsHandler(
                 statistics, stats.behind, cluster=cluster, system_topics=system_topics, address=address
             ),
@@ -59,8 +59,8 @@ class Views:
 
     def stop(self) -> None:
         """Work on no answer any more."""
-        self._long_answers.stop()
+        self.long_answers.stop()
 
     def metrics(self) -> Iterable[Metric]:
-        yield from self._long_answers.metrics()
+        yield from self.long_answers.metrics()
         yield from self._relays.metrics()

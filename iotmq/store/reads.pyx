@@ -1,4 +1,4 @@
-"""Reading a queue: from an offset to views of the log, and from a time to an offset.
+"""Reading a queue: from an offset to views of the log.
 
 Records come out as they stand in the log. Neighbours in the log share one view of the mapping, with no
 copy; small records that lie scattered between those of other queues are gathered into one buffer,
@@ -107,36 +107,6 @@ def read_queue(CommitLog log not None, Queue queue, int64_t offset, *, int64_t r
     else:
         collect(read, log, queue, records_max, bytes_max, tags, now_ms if queue.may_expire else 0, entries_max)
     return read
-
-
-def offset_at_time(CommitLog log not None, Queue queue not None, int64_t timestamp_ms):
-    """The offset whose record was stored at that time, or nearest to it; of equal times the first.
-
-    Earlier than all gives the first offset, later than all the last one (not the one after it), an
-    empty queue its first offset to come.
-    """
-    cdef int64_t low = queue.min_offset
-    cdef int64_t high = queue.max_offset
-    cdef int64_t middle, probed, after_ms, before_ms
-    # Invariant: records below `low` are older, the record at `high` and those behind it are not.
-    while low < high:
-        middle = (low + high) // 2
-        probed = next_record_offset(queue, middle, high)
-        if probed == high:
-            high = middle
-        elif record_time(log, queue, probed) < timestamp_ms:
-            low = probed + 1
-        else:
-            high = middle if middle < probed else probed
-    low = next_record_offset(queue, low, queue.max_offset)
-    probed = previous_record_offset(queue, low)
-    if low == queue.max_offset:
-        return max(probed, queue.min_offset)
-    if probed < queue.min_offset:
-        return low
-    after_ms = record_time(log, queue, low) - timestamp_ms
-    before_ms = timestamp_ms - record_time(log, queue, probed)
-    return low if after_ms < before_ms or after_ms == 0 else probed
 
 
 cdef int collect(Read read, CommitLog log, Queue queue, int64_t records_max, int64_t bytes_max,
@@ -351,42 +321,14 @@ cdef bint is_among(int32_t tag, const int32_t* tags, Py_ssize_t count) noexcept:
     return False
 
 
-cdef int64_t next_record_offset(Queue queue, int64_t offset, int64_t end_offset) except? -2:
-    """The first offset from `offset` on that has a record, `end_offset` when none below it has."""
-    cdef const uint8_t* entry
-    while offset < end_offset:
-        entry = queue.entry_at(offset)
-        if entry == NULL:
-            offset = queue.next_file_offset(offset)
-        elif get_u32(entry + 8) == FILLER_SIZE:
-            offset += 1
-        else:
-            return offset
-    return end_offset
-
-
-cdef int64_t previous_record_offset(Queue queue, int64_t offset) except? -2:
-    """The last offset before `offset` that has a record, `min_offset - 1` when there is none."""
-    cdef const uint8_t* entry
-    offset -= 1
-    while offset >= queue.min_offset:
-        entry = queue.entry_at(offset)
-        if entry != NULL and get_u32(entry + 8) != FILLER_SIZE:
-            return offset
-        offset -= 1
-    return queue.min_offset - 1
-
-
-cdef int64_t record_time(CommitLog log, Queue queue, int64_t offset) except? -2:
-    """Store time of the record at an offset that has one; 0 when the log has lost it."""
-    cdef const uint8_t* entry = queue.entry_at(offset)
-    cdef int64_t position = <int64_t> get_u64(entry)
+def store_time_at(CommitLog log not None, int64_t position, int32_t size):
+    """Store time (ms) of the record a queue entry leads to; 0 when the log has lost it."""
     cdef Segment segment = log.segment_at(position)
     cdef const uint8_t* record
     cdef Py_ssize_t at = AT_BORN_HOST + 8
     if segment is None:
         return 0
-    record = proven_record(segment, position, <int32_t> get_u32(entry + 8))
+    record = proven_record(segment, position, size)
     if record == NULL:
         return 0
     if get_u32(record + AT_SYS_FLAG) & SYS_FLAG_BORN_HOST_V6:

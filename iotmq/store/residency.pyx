@@ -219,6 +219,28 @@ def plan_records(CommitLog log not None, places, *, int64_t hot_position):
     return plan if plan.is_needed else None
 
 
+def plan_entry(Queue queue not None, int64_t offset):
+    """None when the queue's entry of `offset` is in memory (or not there), else a ColdRead of its page."""
+    cdef ColdRead plan
+    cdef Segment file
+    cdef int64_t at, end
+    if queue.max_offset - offset <= HOT_ENTRIES:
+        return None
+    file = queue.file_of(offset)
+    if file is None:
+        return None
+    at = offset * QUEUE_ENTRY_SIZE - file.start_position
+    end = min(at + QUEUE_ENTRY_SIZE, file.allocated_bytes)
+    if at >= end or absent_pages(file, at, end, NULL) == 0:
+        return None
+    plan = ColdRead.__new__(ColdRead)
+    plan.is_needed = True
+    plan.windows = [
+        Window(file, at - at % PAGE_BYTES, min(end + PAGE_BYTES - 1 - (end - 1) % PAGE_BYTES, file.allocated_bytes))
+    ]
+    return plan
+
+
 def plan_bytes(Segment segment not None, int64_t start_bytes, int64_t end_bytes, *, int64_t hot_position=0):
     """None when [start_bytes, end_bytes) of a file is in memory, else a ColdRead of the windows around it.
 

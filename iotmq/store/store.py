@@ -38,12 +38,13 @@ from iotmq.store.key_query import candidate_steps, is_match
 from iotmq.store.lock import AbortMark, DirectoryLock
 from iotmq.store.projection import DurableProjection, Projection, RewindableProjection
 from iotmq.store.raw import append_raw, read_raw, start_at
-from iotmq.store.reads import Read, offset_at_time, read_queue
+from iotmq.store.reads import Read, read_queue
 from iotmq.store.recovery import Recovery, recover, recover_index
 from iotmq.store.residency import ColdRead, plan_bytes, plan_read, plan_records
 from iotmq.store.retention import DiskUsage, read_disk_usage
 from iotmq.store.segment import sync_directory
 from iotmq.store.settings import StoreSettings
+from iotmq.store.time_search import offset_at_time_steps
 from iotmq.store.timer_record import WAITING_TOPICS
 from iotmq.store.trimming import Trimmer
 
@@ -828,8 +829,16 @@ class Store:
         return self._log.view(start_position, end_position)
 
     def offset_at_time(self, queue: Queue, timestamp_ms: int) -> int:
-        """The offset stored at that time or nearest to it; the first or last one when it is outside all."""
-        return offset_at_time(self._log, queue, timestamp_ms)
+        """The offset stored at that time or nearest to it; the first or last one when it is outside all.
+
+        May have to wait for the disk; `offset_at_time_steps` does not. Raises OSError when the disk does not
+        give the pages.
+        """
+        return finish(self.offset_at_time_steps(queue, timestamp_ms), self.load)
+
+    def offset_at_time_steps(self, queue: Queue, timestamp_ms: int) -> Steps[int]:
+        """`offset_at_time` for the loop: see `iotmq.store.cold_steps`."""
+        return offset_at_time_steps(self._log, queue, timestamp_ms, hot_position=self._hot_position)
 
     def close(self) -> None:
         """Bring everything to the disk and let go of the directory. Views handed out stay valid."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from store_model import BORN_HOST, open_small, wait_flushed
 
+from iotmq.clock import ManualClock
 from iotmq.message.record import decode_record, encode_batch
 from iotmq.store.cold_steps import Steps, finish
 from iotmq.store.residency import ColdRead, Window
@@ -23,6 +25,8 @@ SETTINGS = {
     "index_entries": 40_000,
 }
 RECORDS = 6000
+
+T = TypeVar("T")
 
 
 def forget_pages(store: Store) -> None:
@@ -64,7 +68,7 @@ def numbers(views: list[memoryview]) -> list[int]:
     return [int(decode_record(view).body[:5]) for view in views]
 
 
-def counted(store: Store, steps: Steps[list[memoryview]]) -> tuple[list[memoryview], list[ColdRead]]:
+def counted(store: Store, steps: Steps[T]) -> tuple[T, list[ColdRead]]:
     """The answer, and what had to be loaded for it; each was absent when it was asked for."""
     loaded: list[ColdRead] = []
 
@@ -152,3 +156,35 @@ def test_raw_reads_are_planned(store: Store) -> None:
     assert store.plan_raw(0, 100_000) is None
     assert store.plan_raw(store.appended_position, 100_000) is None
     assert len(store.read_raw(0, 100_000)) <= 100_000
+
+
+def test_a_search_by_time_touches_no_page_it_did_not_ask_for(tmp_path: Path) -> None:
+    clock = ManualClock()
+    store = open_small(tmp_path, clock=clock, **{**SETTINGS, "queue_file_entries": 10_000})
+    queue = store.queue("T", 0)
+    times: list[int] = []
+    for start in range(0, 30_000, 1000):
+        clock.advance(1)
+        times.append(clock.now_ms())
+        elements = [(b"%05d" % number, b"", 0) for number in range(start, start + 1000)]
+        store.append(queue, encode_batch(elements), born_timestamp_ms=1, born_host=BORN_HOST)
+    wait_flushed(store)
+    store._checkpointer.write()
+    for segment in store._log.segment_list():
+        if segment.allocated_bytes:
+            Window(segment, 0, segment.allocated_bytes).drop()
+    store._queues.forget_pages()
+    for path in tmp_path.glob("consumequeue/T/0/*"):
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    offset, loaded = counted(store, store.offset_at_time_steps(queue, times[3]))
+    assert offset == 3000
+    paths = {Path(window.segment.path).parent.name for plan in loaded for window in plan.windows}
+    # The queue's files are in a directory named by its id.
+    assert paths == {"commitlog", "0"}
+    # Single pages, about one of each kind for every halving.
+    assert all(window.size_bytes == 4096 for plan in loaded for window in plan.windows)
+    assert 10 < len(loaded) < 40
+    assert counted(store, store.offset_at_time_steps(queue, times[3])) == (3000, [])
+    assert [store.offset_at_time(queue, time_ms) for time_ms in times] == list(range(0, 30_000, 1000))
+    store.close()

@@ -11,7 +11,7 @@ from store_model import open_small, put, records_of, wait_flushed
 from iotmq.clock import ManualClock
 from iotmq.message.record import iter_records
 from iotmq.message.tags import tag_hash
-from iotmq.store.reads import Read, ReadStatus, offset_at_time
+from iotmq.store.reads import Read, ReadStatus
 from iotmq.store.segment import segment_name
 from iotmq.store.store import Store
 
@@ -272,7 +272,7 @@ def test_offset_at_time_agrees_with_a_linear_search(store: Store, clock: ManualC
     queue = store.queue("T", 0)
     times = [record.store_timestamp_ms for record in records_of(store, "T", 0)]
     for timestamp_ms in range(times[0] - 2, times[-1] + 3):
-        found = times[offset_at_time(store._log, queue, timestamp_ms)]
+        found = times[store.offset_at_time(queue, timestamp_ms)]
         assert abs(found - timestamp_ms) == min(abs(time - timestamp_ms) for time in times)
         if timestamp_ms in times:
             assert store.offset_at_time(queue, timestamp_ms) == times.index(timestamp_ms)
