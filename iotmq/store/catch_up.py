@@ -49,6 +49,9 @@ def catch_up(
         start_position = next_position
         if progress is not None:
             progress(next_position)
+    if projection.applied_position < end_position:
+        # All that was left of the log was deleted by retention, or is a marker.
+        projection.apply(memoryview(b""), end_position, end_position)
 
 
 class CatchUpReport:

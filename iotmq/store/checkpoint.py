@@ -98,6 +98,8 @@ class Checkpointer:
         self._sync_file = sync_file
         # What the file says; None before the first write of this run.
         self._written: Checkpoint | None = None
+        # Held by the one that writes.
+        self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="iotmq-store-checkpoint", daemon=True)
 
@@ -114,8 +116,13 @@ class Checkpointer:
     def write(self) -> None:
         """Sync queues and index and write a checkpoint if anything changed; raises OSError.
 
-        For the thread, or after `stop`.
+        Takes as long as the disk. When it returns, every queue entry that was there before the call is on
+        the disk, unless a checkpoint has failed. For threads, or after `stop`.
         """
+        with self._lock:
+            self._write()
+
+    def _write(self) -> None:
         if self.has_failed:
             return
         flushed_position, timestamp_ms = self._flushed()

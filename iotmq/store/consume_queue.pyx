@@ -323,11 +323,12 @@ cdef class Queue:
                 return False
         return True
 
-    def take_passed_files(self):
+    def take_passed_files(self, int64_t durable_position):
         """Let go of the files with nothing from `min_offset` on; returns their paths, to be deleted.
 
-        The last file always stays: it says where the queue goes on. So do files with entries of records that
-        are hidden: whoever fills the queues from the log makes them again.
+        The last file with an entry of a record before `durable_position`, which are on the disk, always
+        stays: it says where the queue goes on. So do files with entries of records that are hidden: whoever
+        fills the queues from the log makes them again.
         """
         cdef Py_ssize_t count = 0
         cdef Segment file
@@ -337,6 +338,8 @@ cdef class Queue:
             if file.end_position > self.min_offset * QUEUE_ENTRY_SIZE:
                 break
             if self.min_offset <= self.first_offset and self.last_position_of(file) >= self.log_position:
+                break
+            if kept_entries(<Segment> self.files[count + 1], durable_position) == 0:
                 break
             paths.append(file.path)
             count += 1
@@ -625,11 +628,17 @@ cdef class ConsumeQueue:
             (<Queue> queue).trim(min_position)
 
     def take_passed_files(self):
-        """Every queue's `take_passed_files`."""
+        """Every queue's `take_passed_files`; none while nothing says what is on the disk."""
         cdef list paths = []
+        try:
+            state = self._read_state_record()
+        except OSError:
+            state = None
+        if state is None:
+            return paths
         for queue in self.queue_list:
             if len((<Queue> queue).files) > 1:
-                paths += (<Queue> queue).take_passed_files()
+                paths += (<Queue> queue).take_passed_files(state.numbers[0])
         return paths
 
     cdef int apply_bytes(self, const uint8_t* at, const uint8_t* end) except -1:

@@ -218,7 +218,7 @@ def recover_queues(log: CommitLog, queues: ConsumeQueue, repair: DamageRepair, *
     applied_position, count, offsets = remembered
     # Before `rewind` these are the ones found on the disk.
     present_count = len(queues.queues())
-    if not all(queue.is_whole() for queue in queues.queues()):
+    if was_clean and not are_whole(queues):
         logger.warning("queue files have been cut; filling all of them again from the log")
     elif was_clean:
         queues.rewind(end_position, min_position)
@@ -229,7 +229,10 @@ def recover_queues(log: CommitLog, queues: ConsumeQueue, repair: DamageRepair, *
         # What markers there say is lost must be taken in.
         position, _ = marker_bounds(log, max(min_position, min(applied_position, end_position)))
         queues.rewind(position, min_position)
-        if position == applied_position and is_missing_entries(queues, remembered):
+        # Not before: of what came later a power cut leaves any file, and not the one before it.
+        if not are_whole(queues):
+            logger.warning("queue files have been cut; filling all of them again from the log")
+        elif position == applied_position and is_missing_entries(queues, remembered):
             logger.warning("queue entries are missing; filling all of them again from the log")
         elif not has_torn_end(log, queues):
             if position < applied_position:
@@ -245,6 +248,11 @@ def recover_queues(log: CommitLog, queues: ConsumeQueue, repair: DamageRepair, *
         repair.ensure(min_position)
     queues.clear(min_position)
     return min_position
+
+
+def are_whole(queues: ConsumeQueue) -> bool:
+    """Whether no file but the last of each queue has lost its end."""
+    return all(queue.is_whole() for queue in queues.queues())
 
 
 def is_missing_entries(queues: ConsumeQueue, remembered: tuple[int, int, int]) -> bool:

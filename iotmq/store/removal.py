@@ -83,9 +83,14 @@ class Remover:
         paths = {removal.path for removal in removals if removal.path}
         return paths | {segment.path for segment in self._held}
 
-    def remove_segments(self, segments: Iterable[Segment]) -> None:
-        """Delete segments the log has let go of, lowest first."""
-        self._add(_Removal(segment.path, segment) for segment in segments)
+    def remove_segments(
+        self, segments: Iterable[Segment], *, prepare: Callable[[], None] = lambda: None
+    ) -> None:
+        """Delete segments the log has let go of, lowest first, once `prepare` was called.
+
+        It may raise OSError: then it is called again later.
+        """
+        self._add([_Removal("", action=prepare), *(_Removal(segment.path, segment) for segment in segments)])
 
     def remove_files(self, paths: Iterable[str]) -> None:
         """Delete other files, after everything that was given before."""

@@ -149,6 +149,7 @@ class Store:
             clock=clock,
             directories=(Path(log.directory), Path(queues.directory), self.directory),
             forget=self._cold_pages.forget,
+            sync_queues=self._checkpointer.write,
             read_usage=read_usage,
         )
         self._flushed_waiters = FlushedWaiters()

@@ -68,10 +68,12 @@ class Trimmer:
         clock: Clock,
         directories: Iterable[Path],
         forget: Callable[[Collection[str]], None] = lambda paths: None,
+        sync_queues: Callable[[], None] = lambda: None,
         read_usage: Callable[[Path], DiskUsage] = read_disk_usage,
     ) -> None:
         """`directories`: the log's, and those of what is derived; of one disk the first is asked. `forget`
-        is told the paths of files that go, for whoever keeps something of them."""
+        is told the paths of files that go, for whoever keeps something of them. `sync_queues`, called in a
+        thread, brings the queues' entries to the disk or raises OSError."""
         self.expired_reads = 0
         # Why appends are to be refused; None while they are not.
         self.refusal: str | None = None
@@ -85,6 +87,7 @@ class Trimmer:
         self._clock = clock
         self._directories = _one_per_disk(directories)
         self._forget = forget
+        self._sync_queues = sync_queues
         self._read_usage = read_usage
         self._usages: list[DiskUsage] = []
         self._has_usage_failed = False
@@ -328,7 +331,8 @@ class Trimmer:
             "the disk is too full to wait for their age" if decision.reason == "forced" else "past their age",
             min_position,
         )
-        self.remover.remove_segments(removed)
+        # Of a queue without records in the log only its files say where its offsets go on.
+        self.remover.remove_segments(removed, prepare=self._sync_queues)
         return True
 
     def _make_durable(self, position: int) -> bool:

@@ -218,7 +218,11 @@ class DiskRecorder:
     def _scan(self, path: str, directory: int, found: dict[tuple[int, str], int]) -> None:
         with os.scandir(path) as entries:
             for entry in entries:
-                status = entry.stat(follow_symlinks=False)
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    # RocksDB deletes files in threads of its own.
+                    continue
                 node = self._nodes.get(status.st_ino)
                 if node is None:
                     node = self._nodes[status.st_ino] = len(self.is_directory)
@@ -231,8 +235,12 @@ class DiskRecorder:
                 if known is None or known[0] != entry.path or len(known[1] or b"") != status.st_size:
                     mapping = None
                     if status.st_size:
-                        with open(entry.path, "rb") as file:
-                            mapping = mmap.mmap(file.fileno(), status.st_size, access=mmap.ACCESS_READ)
+                        try:
+                            with open(entry.path, "rb") as file:
+                                mapping = mmap.mmap(file.fileno(), status.st_size, access=mmap.ACCESS_READ)
+                        except FileNotFoundError:
+                            del found[directory, entry.name]
+                            continue
                     self._files[node] = (entry.path, mapping)
 
     def _change(self, node: int, before: bytes, after: bytes) -> None:

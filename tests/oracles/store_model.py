@@ -112,9 +112,9 @@ def records_of(store: Store, topic: str, queue_id: int) -> list[Any]:
     return records
 
 
-def log_records(store: Store) -> Iterator[Any]:
-    """Every record of the log in order, found by its position alone."""
-    position = store.min_position
+def log_records(store: Store, position: int | None = None) -> Iterator[Any]:
+    """Every record of the log in order (from the one at `position` on), found by its position alone."""
+    position = store.min_position if position is None else position
     log = store._log
     while position < store.appended_position:
         start, end = log.records(position, store.appended_position, 1)

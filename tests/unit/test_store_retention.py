@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from eventually import eventually
@@ -17,8 +18,9 @@ from store_model import bodies_of, open_small, put, records_of, wait_allocated, 
 from iotmq.clock import ManualClock
 from iotmq.errors import StoreFullError
 from iotmq.message.record import iter_records
-from iotmq.store import removal
+from iotmq.store import checkpoint, removal
 from iotmq.store.closed_check import ClosedCheck
+from iotmq.store.consume_queue import ConsumeQueue
 from iotmq.store.inspection import ClosedStore
 from iotmq.store.reads import ReadStatus
 from iotmq.store.removal import Remover
@@ -695,6 +697,95 @@ def test_projections_are_on_the_disk_before_the_log_goes(keeper: Make) -> None:
     k.settle()
     assert k.store.min_position == 3 * 4096
     assert projection.durable_position == k.store.appended_position
+
+
+def test_queue_entries_are_on_the_disk_before_the_log_goes(keeper: Make) -> None:
+    """Of a queue without a record in the log its files alone say where its offsets go on."""
+    k = keeper()
+    k.fill(2, topic="Quiet")
+    k.fill(10)
+    k.clock.advance(4000)
+    k.fill(2)
+    assert k.store._queues.read_state() == (0, 0, 0)
+    wait_flushed(k.store)
+    deleted: list[tuple[int, int, int] | None] = []
+    unlink = Path.unlink
+
+    def watch(path: Path, missing_ok: bool = False) -> None:
+        deleted.append(k.store._queues.read_state())
+        unlink(path, missing_ok=missing_ok)
+
+    with mock.patch.object(Path, "unlink", watch):
+        k.delete_expired()
+    assert deleted == [(k.store.confirmed_position, 2, 14)] * 4
+
+
+def test_a_checkpoint_that_fails_keeps_no_file_for_long(
+    keeper: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk may be the reason: what is deleted is what makes room on it."""
+    monkeypatch.setattr(removal, "RETRY_S", 0.01)
+    k = keeper()
+    k.fill(12)
+    k.clock.advance(4000)
+    k.fill(2)
+    full = OSError(28, "No space left on device")
+    with mock.patch.object(checkpoint, "write_checkpoint", side_effect=full):
+        k.delete_expired()
+    assert k.store._checkpointer.has_failed
+    assert k.metric("failed_deletions") == 0
+    assert k.log_files()[0] == segment_name(k.store.min_position) == segment_name(3 * 4096)
+    # The stop is not a clean one.
+    k.restart()
+
+
+def test_a_power_cut_in_one_queue_does_not_make_a_quiet_one_begin_again(keeper: Make) -> None:
+    """Of what came after the checkpoint the disk may have any file and not the one before it."""
+    k = keeper()
+    k.fill(2, topic="Quiet")
+    k.fill(10)
+    k.clock.advance(4000)
+    k.fill(2)
+    k.delete_expired()
+    state = k.store._queues.read_state()
+    assert state is not None
+    k.fill(20)
+    k.store.close()
+    (k.directory / "abort").touch()
+    k.store._queues.write_state(state)
+    second = k.directory / "consumequeue" / "T" / "0" / segment_name(14 * 20)
+    second.write_bytes(bytes(7 * 20))
+    k.store = k._open()
+    assert k.store.queue("Quiet", 0).max_offset == 2
+    assert k.store.queue("T", 0).max_offset == 32
+    assert k.store.check() == []
+
+
+def test_a_queue_file_stays_until_the_next_one_has_something_on_the_disk(tmp_path: Path) -> None:
+    store = open_small(tmp_path)
+    positions = [put(store, "T", 0, b"x").start_position for _ in range(10)]
+    end_position = store.appended_position
+    store.close()
+    queues = ConsumeQueue(str(tmp_path / "consumequeue"), entries_per_file=7)
+    queues.rewind(end_position, 0)
+    (queue,) = queues.queues()
+    queue.trim(positions[7])
+    assert (queue.min_offset, queue.max_offset) == (7, 10)
+    # Were it gone, a power cut could leave a file without an entry, and the queue would begin at 0 again.
+    assert queue.take_passed_files(positions[7]) == []
+    assert queue.take_passed_files(positions[7] + 1) == [
+        str(tmp_path / "consumequeue" / "T" / "0" / segment_name(0))
+    ]
+
+
+def test_a_projection_of_a_log_without_records_is_up_to_date(tmp_path: Path) -> None:
+    store = open_small(tmp_path)
+    store.start_at(3 * 4096)
+    projection = Durable()
+    store.add_projection(projection)
+    assert projection.applied_position == 3 * 4096
+    assert store.check() == []
+    store.close()
 
 
 def ttl(milliseconds: object) -> bytes:
