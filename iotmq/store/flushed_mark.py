@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import mmap
 import os
-import struct
-import zlib
 from pathlib import Path
+
+from iotmq.store.state_record import decode_state, encode_state
 
 MARK_AT_BYTES = 512
 
-_MARK = struct.Struct(">8sqI")
 _MAGIC = b"iotmqFM1"
-_CHECKED_BYTES = _MARK.size - 4
+_MARK_BYTES = len(encode_state(_MAGIC, 0))
 
 
 def read_flushed_mark(path: Path) -> int | None:
@@ -29,21 +28,17 @@ def read_flushed_mark(path: Path) -> int | None:
     try:
         with path.open("rb") as file:
             file.seek(MARK_AT_BYTES)
-            data = file.read(_MARK.size)
+            state = decode_state(file.read(_MARK_BYTES), _MAGIC, count=1)
     except FileNotFoundError:
         return None
-    if len(data) < _MARK.size:
-        return None
-    magic, position, crc = _MARK.unpack(data)
-    is_ours = magic == _MAGIC and crc == zlib.crc32(data[:_CHECKED_BYTES]) and position >= 0
-    return position if is_ours else None
+    return state.numbers[0] if state is not None and state.numbers[0] >= 0 else None
 
 
 def write_flushed_mark(path: Path, position: int) -> None:
     """Overwrite the position in an existing checkpoint file and wait for the disk; raises OSError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
-        os.pwrite(descriptor, _encoded(position), MARK_AT_BYTES)
+        os.pwrite(descriptor, encode_state(_MAGIC, position), MARK_AT_BYTES)
         os.fdatasync(descriptor)
     finally:
         os.close(descriptor)
@@ -69,9 +64,4 @@ class FlushedMark:
         if self._mapping is None or position <= self._position:
             return
         self._position = position
-        self._mapping[MARK_AT_BYTES : MARK_AT_BYTES + _MARK.size] = _encoded(position)
-
-
-def _encoded(position: int) -> bytes:
-    data = _MARK.pack(_MAGIC, position, 0)[:_CHECKED_BYTES]
-    return data + struct.pack(">I", zlib.crc32(data))
+        self._mapping[MARK_AT_BYTES : MARK_AT_BYTES + _MARK_BYTES] = encode_state(_MAGIC, position)
