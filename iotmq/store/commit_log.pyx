@@ -17,6 +17,7 @@ import threading
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from libc.errno cimport ENOSPC
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy
 
@@ -57,6 +58,9 @@ cdef enum:
     UNREADABLE_MAX = 10000
     # Missing files that are replaced by empty ones.
     MISSING_SEGMENTS_MAX = 1024
+    # So much of its disk the log leaves to what has to be written before it can shrink.
+    LEFT_PERCENT = 2
+    LEFT_BYTES_MAX = 67108864
     # Pages are mapped so far ahead of the writer: what it writes while a thread waits for the GIL.
     TOUCHED_BYTES_AHEAD = 4194304
     TOUCHED_BYTES_LOW = 2097152
@@ -538,6 +542,7 @@ cdef class CommitLog:
             needed_bytes = min(position, segment.end_position) - segment.start_position
             if needed_bytes <= segment.allocated_bytes:
                 return 0
+            leave_room(segment.path, needed_bytes - segment.allocated_bytes)
             wanted_bytes = whole_steps(needed_bytes, self.allocation_step_bytes)
             try:
                 segment.allocate(min(wanted_bytes, segment.size_bytes))
@@ -661,6 +666,20 @@ cdef class CommitLog:
         ):
             self.is_room_low = True
         return first_position
+
+
+cdef int leave_room(str path, int64_t size_bytes) except -1:
+    """OSError (ENOSPC) when so much more of the log would take the last bit of its disk.
+
+    Before files of the log may go, what the key-value database has of them has to be on the disk: on one
+    that the log itself had filled to the last block nothing could make room again.
+    """
+    disk = os.statvfs(os.path.dirname(path))
+    cdef int64_t total_bytes = disk.f_blocks * disk.f_frsize
+    cdef int64_t left_bytes = disk.f_bavail * disk.f_frsize - size_bytes
+    if left_bytes < min(total_bytes * LEFT_PERCENT // 100, <int64_t> LEFT_BYTES_MAX):
+        raise OSError(ENOSPC, os.strerror(ENOSPC), path)
+    return 0
 
 
 cdef void put_blank(Segment segment, int64_t position) noexcept:

@@ -342,6 +342,13 @@ class KeySpace:
         except Exception as error:
             raise _translated(error, self.name) from error
 
+    def check_flush(self) -> None:
+        """StoreError when the disk has refused a flush that nobody waited for.
+
+        Such a flush stays under way until the database is opened again; only writes are told.
+        """
+        self.write()
+
     @property
     def is_flushing(self) -> bool:
         """Whether writes from before the last flush that was begun may not be on the disk yet."""

@@ -140,11 +140,17 @@ class KeyValueProjection:
             self._flushing_position = None
 
     def begin_sync(self) -> None:
-        """Have everything applied so far made safe from a crash, without waiting for the disk."""
+        """Have everything applied so far made safe from a crash, without waiting for the disk.
+
+        StoreError when the database is full, or has just been opened again after that.
+        """
+        # Also here: on a full disk nothing is applied, and nothing deleted before this succeeds.
+        self._reopen_when_due()
         self.write_out()
         self._take_flushed()
         if self.durable_position != self.written_position:
             try:
+                self._space.check_flush()
                 self._begin_flush()
             except StoreError:
                 self._reopen_s = self._reopen_s or time.monotonic() + REOPEN_S

@@ -449,6 +449,9 @@ class Store:
         """
         if self._is_closed:
             return
+        if any(projection.applied_position < self.confirmed_position for projection in self._projections):
+            # A database opened again after a full disk; nobody may append before something is deleted.
+            self.catch_up()
         self._trimmer.run(
             safe_position=min(self._flusher.flushed_position, self.confirmed_position),
             consumed_position=self.consumed_position,

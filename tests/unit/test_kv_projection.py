@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from eventually import eventually
 from file_size_limit import files_end_at
 from store_model import open_small, put
 
@@ -319,6 +320,68 @@ def test_after_a_full_disk_it_goes_on_by_itself(
         assert set(stored(projection)) == wanted
     assert store.check() == []
     assert "projection bodies stopped" in caplog.text
+    store.close()
+
+
+def test_after_a_full_disk_it_goes_on_without_another_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is appended before something was deleted, and nothing deleted before this is on the disk."""
+    monkeypatch.setattr(kv_projection, "REOPEN_S", 0.0)
+    store = open_small(tmp_path, segment_bytes=1 << 20, allocation_step_bytes=1 << 18)
+    projection = bodies(store.key_values())
+    store.add_projection(projection)
+    names = [b"%032x" % hash_ for hash_ in random.Random(1).sample(range(1 << 60), 200)]
+    put(store, "T", 0, *names)
+    with files_end_at(4096), pytest.raises(StoreFullError):
+        projection.sync()
+    assert projection.durable_position < store.confirmed_position
+    with pytest.raises(StoreError, match="goes on from"):
+        projection.begin_sync()
+    store.retain()
+    assert projection.applied_position == store.confirmed_position
+    projection.begin_sync()
+    projection.sync()
+    assert projection.durable_position == store.confirmed_position
+    assert set(stored(projection)) == {*names}
+    assert store.check() == []
+    store.close()
+
+
+def test_a_flush_that_fails_with_nobody_waiting_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it would count as under way for ever, and with it all that may be deleted after it."""
+    monkeypatch.setattr(kv_projection, "REOPEN_S", 0.0)
+    store = open_small(tmp_path, segment_bytes=1 << 20, allocation_step_bytes=1 << 18)
+    projection = bodies(store.key_values())
+    store.add_projection(projection)
+    names = [b"%032x" % hash_ for hash_ in random.Random(1).sample(range(1 << 60), 200)]
+    put(store, "T", 0, *names)
+    with files_end_at(4096):
+        projection.begin_sync()
+
+        def is_refused() -> bool:
+            try:
+                projection.begin_sync()
+            except StoreFullError:
+                return True
+            return False
+
+        eventually(is_refused, "the flush has failed")
+    assert projection.durable_position < store.confirmed_position
+    with pytest.raises(StoreError, match="goes on from"):
+        projection.begin_sync()
+    store.retain()
+    projection.begin_sync()
+
+    def is_durable() -> bool:
+        projection.begin_sync()
+        return projection.durable_position == store.confirmed_position
+
+    eventually(is_durable, "it is on the disk")
+    assert set(stored(projection)) == {*names}
+    assert store.check() == []
     store.close()
 
 
