@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
@@ -15,7 +16,7 @@ from iotmq.store.marker import lost_offsets
 _HEADER = struct.Struct(">qqqqii")
 _ENTRY = struct.Struct(">iqii")
 _INT32_MAX = 0x7FFFFFFF
-_PROBLEMS_MAX = 100
+PROBLEMS_MAX = 100
 _TRANSACTION_MASK = 12
 _ROLLBACK = 12
 
@@ -77,7 +78,10 @@ class CheckedIndex(Protocol):
 
 
 def check_index(log: CheckedLog, index: CheckedIndex) -> list[str]:
-    """Every inconsistency between the log and what the index has applied of it, as a sentence."""
+    """Every inconsistency between the log and what the index has applied of it, as a sentence.
+
+    After PROBLEMS_MAX of them it ends, and at an entry from which nothing can be said of those behind it.
+    """
     wanted = _WantedEntries(log, index.applied_position)
     problems: list[str] = []
     previous: CheckedFile | None = None
@@ -85,8 +89,8 @@ def check_index(log: CheckedLog, index: CheckedIndex) -> list[str]:
         if previous is not None and previous.number >= file.number:
             problems.append(f"{file.path} has a lower name than the file before it")
         previous = file
-        problems += _check_file(file, wanted, log.min_position)
-        if len(problems) > _PROBLEMS_MAX:
+        problems += itertools.islice(_check_file(file, wanted, log.min_position), PROBLEMS_MAX)
+        if len(problems) >= PROBLEMS_MAX:
             return problems
     missing = next(wanted, None)
     if missing is not None:
@@ -197,4 +201,3 @@ def _check_file(file: CheckedFile, wanted: _WantedEntries, min_position: int) ->
     for slot, number in enumerate(slots):
         if number != newest.get(slot, 0):
             yield f"{file.path} slot {slot} leads to entry {number} instead of {newest.get(slot, 0)}"
-            return

@@ -18,6 +18,7 @@ from iotmq import cli, store_tools
 from iotmq.errors import StoreError, StoreLockedError
 from iotmq.message.record import decode_record
 from iotmq.store.checkpoint import write_checkpoint
+from iotmq.store.closed_check import ClosedCheck
 from iotmq.store.index_dump import index_rows
 from iotmq.store.inspection import ClosedStore
 from iotmq.store.kv import KeyValueStore
@@ -566,3 +567,22 @@ def test_everything_derived_can_be_deleted_and_comes_back_at_the_next_start(dire
             assert record is not None
             assert decode_record(record).body == b"body49"
         assert dump(directory, "entries") == entries
+
+
+def test_every_slot_of_the_index_that_leads_elsewhere_is_named(tmp_path: Path) -> None:
+    store = open_small(tmp_path)
+    put(store, "T", 0, b"x", properties=b"KEYS\x01k\x02")
+    store.close()
+    (path,) = (tmp_path / "index").iterdir()
+    data = bytearray(path.read_bytes())
+    # Header 40 bytes, then 16 slots of 4.
+    used = {slot for slot in range(16) if data[40 + 4 * slot : 44 + 4 * slot] != bytes(4)}
+    for slot in range(16):
+        data[40 + 4 * slot : 44 + 4 * slot] = b"\x00\x00\x00\x07"
+    path.write_bytes(data)
+    with ClosedStore(tmp_path) as closed:
+        check = ClosedCheck(closed, store.settings)
+        check.run()
+    assert check.problems == [
+        f"{path} slot {slot} leads to entry 7 instead of {int(slot in used)}" for slot in range(16)
+    ]
