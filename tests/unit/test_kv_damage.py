@@ -121,7 +121,7 @@ def test_the_list_of_its_files_may_end_anywhere(tmp_path: Path, crashed: Path) -
     """Also where it tells of a column family that it has not finished telling of."""
     (manifest,) = (crashed / "kv").glob("MANIFEST-*")
     data = manifest.read_bytes()
-    for end in range(0, len(data), 23):
+    for end in range(0, len(data), 47):
         directory = tmp_path / str(end)
         shutil.copytree(crashed, directory)
         (directory / "kv" / manifest.name).write_bytes(data[:end])
