@@ -89,8 +89,10 @@ class Life:
             if self.source.random() < 0.3:
                 self.close()
         if self.store is not None:
-            # Nothing of it reaches the record.
+            end = len(self.recorder.operations)
             self.store.close()
+            # Nothing of it belongs to the record, which did not see all of it.
+            del self.recorder.operations[end:]
 
     def step(self) -> None:
         choice = self.source.random()
