@@ -348,7 +348,8 @@ class PowerCut:
     def _possible(self, node: int, versions: list[tuple[int, Any]]) -> list[Any]:
         """The last one that is surely on the disk, and all that came after it."""
         floor = self._floor(node)
-        doubtful = self._doubtful[node]
+        # Of pages. Sizes are the file system's own: without its journal it would not go on.
+        doubtful = self._doubtful[node] if isinstance(versions[0][1], bytes) else []
         last = max(
             at
             for at, (number, _) in enumerate(versions)
