@@ -30,6 +30,7 @@ from iotmq.client.session_ports import (
     Will,
 )
 from iotmq.clock import Clock
+from iotmq.errors import StoreError
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import ResponseCode
 from iotmq.store.store import Store
@@ -127,6 +128,8 @@ class Sessions:
         self._started_s = clock.monotonic_s()
         # Up to which client id sessions that had an owner at the start were looked at; None when all were.
         self._unclaimed_after: str | None = ""
+        # So that a database that refuses is in the log once.
+        self._has_failed = False
         self.takeovers_total = 0
         self.expired_total = 0
         self.wills_total = 0
@@ -367,12 +370,22 @@ class Sessions:
     def expire(self) -> None:
         """Do what is due; called about once a second."""
         self._do_due()
-        now_s = self._clock.monotonic_s()
+        try:
+            self._look_after_sessions()
+            self._has_failed = False
+        except StoreError as error:
+            # A full disk: what is due stays due.
+            if not self._has_failed:
+                self._has_failed = True
+                logger.warning("sessions wait for the key-value database: %s", error)
+
+    def _look_after_sessions(self) -> None:
         for client_id, epoch in self._projection.due(self._clock.now_ms(), sessions_max=PER_TURN):
             if client_id not in self._owners and client_id not in self._ending:
                 self.expired_total += 1
                 self._end(client_id, epoch)
-        if self._unclaimed_after is not None and now_s - self._started_s >= START_GRACE_S:
+        is_settled = self._clock.monotonic_s() - self._started_s >= START_GRACE_S
+        if self._unclaimed_after is not None and is_settled:
             self._close_unclaimed()
         self._projection.tidy()
 

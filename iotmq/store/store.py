@@ -699,7 +699,7 @@ class Store:
         """None when `read` with these arguments finds everything in memory: call it at once.
 
         Otherwise what has to be brought in by `load`. After that plan again; `plan.records_max` says how
-        many records one load covers (0: not known before the next plan).
+        many records (with a filter: entries) one load covers (0: not known before the next plan).
         """
         return plan_read(
             self._log,

@@ -96,6 +96,30 @@ async def test_what_was_not_acknowledged_is_sent_again_and_what_was_is_not(site:
     assert (await device.receives(3))[2:] == [("t", b"next")]
 
 
+async def test_what_was_acknowledged_behind_something_that_was_not_is_not_sent_again(site: MqttSite) -> None:
+    sender, device = await publisher(site), SessionDevice("d")
+    await device.connect(site.fronts["one"])
+    await device.subscribe(("t", 2))
+    device.is_acknowledging = False
+    await sender.publish("t", b"unanswered")
+    await device.receives(1)
+    device.is_acknowledging = True
+    await sender.publish("t", b"1")
+    await sender.publish("t", b"2", 2)
+    await device.receives(3)
+    await soon(lambda: not device._taken, "the end of the exchange")
+    await device.subscribe(("never", 0))
+    for front in ("two", "one"):
+        device.got.clear()
+        device.is_acknowledging = False
+        await device.connect(site.fronts[front])
+        await sender.publish("t", front.encode())
+        device.is_acknowledging = front == "one"
+        assert await device.receives(2 if front == "two" else 3) == [
+            ("t", body) for body in (b"unanswered", b"two", b"one")[: 2 if front == "two" else 3]
+        ]
+
+
 async def test_a_message_of_qos_2_is_received_once_wherever_its_connection_broke(site: MqttSite) -> None:
     sender, device = await publisher(site), SessionDevice("d")
     await device.connect(site.fronts["one"])

@@ -60,9 +60,7 @@ def started() -> Iterator[list[Subscriber]]:
         each.kill()
 
 
-def subscribe(
-    gateway: GatewayProcess, started: list[Subscriber], output: Path, *words: str
-) -> Subscriber:
+def subscribe(gateway: GatewayProcess, started: list[Subscriber], output: Path, *words: str) -> Subscriber:
     """Returns once the gateway has the subscription."""
     before = gateway.metric("iotmq_mqtt_subscriptions")
     subscriber = Subscriber(gateway, output, *words)
@@ -90,9 +88,7 @@ def stored(gateway: GatewayProcess, mqtt_topic: str) -> list[str]:
 
 @pytest.mark.parametrize("qos", ["0", "1", "2"])
 def test_one_message(gateway: GatewayProcess, started: list[Subscriber], tmp_path: Path, qos: str) -> None:
-    subscriber = subscribe(
-        gateway, started, tmp_path / "out", "-t", f"one/{qos}", "-q", qos, "-C", "1", "-v"
-    )
+    subscriber = subscribe(gateway, started, tmp_path / "out", "-t", f"one/{qos}", "-q", qos, "-C", "1", "-v")
     publish(gateway, "-t", f"one/{qos}", "-m", "hello world", "-q", qos)
     assert subscriber.wait_for(1) == [f"one/{qos} hello world"]
     assert subscriber.wait_for_end() == 0

@@ -11,6 +11,7 @@ from session_bench import FrontEnd, SessionBench, open_bench, turns
 from iotmq.broker.element import encode_element
 from iotmq.broker.sessions import FENCE_TIMEOUT_S, OWNER_GRACE_S, START_GRACE_S
 from iotmq.client.session_ports import Refused, SessionProgress, Will
+from iotmq.errors import StoreFullError
 from iotmq.remoting.codes import ResponseCode
 
 
@@ -279,3 +280,26 @@ async def test_numbers_are_reported(bench: SessionBench) -> None:
     assert values["iotmq_broker_sessions"] == values["iotmq_broker_connected_clients"] == 1
     assert values["iotmq_broker_light_queues"] == 2
     assert values["iotmq_broker_light_queue_entries_total"] == 1
+
+
+async def test_a_database_that_refuses_is_in_the_log_once_and_what_is_due_stays_due(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    front = FrontEnd(bench, "one")
+    opened = await front.open("c", expiry_s=1)
+    front.port.close_session("c", opened.epoch, expiry_s=1, drops_will=True)
+    await turns()
+
+    def refuse(*arguments: object, **words: object) -> None:
+        raise StoreFullError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.broker.sessions._projection, "due", refuse)
+        bench.pass_time(2)
+        bench.pass_time(1)
+    assert [record.getMessage() for record in caplog.records if "key-value" in record.getMessage()] == [
+        "sessions wait for the key-value database: no room"
+    ]
+    assert bench.broker.sessions.expired_total == 0
+    bench.pass_time(1)
+    assert bench.broker.sessions.expired_total == 1
