@@ -170,11 +170,16 @@ def test_live_delivery_is_in_order(gateway: GatewayProcess, qos: int) -> None:
 
 def test_a_subscriber_gets_at_most_the_publishers_qos(gateway: GatewayProcess) -> None:
     with device(gateway) as subscriber, device(gateway) as publisher:
-        assert subscriber.subscribe("downgrade", 2) == [1]
+        assert subscriber.subscribe("downgrade", 2) == [2]
         publisher.publish("downgrade", b"zero", qos=0)
         publisher.publish("downgrade", b"one", qos=1)
-        subscriber.wait_for(2)
-        assert list(zip(subscriber.payloads(), subscriber.qos, strict=True)) == [(b"zero", 0), (b"one", 1)]
+        publisher.publish("downgrade", b"two", qos=2)
+        subscriber.wait_for(3)
+        assert list(zip(subscriber.payloads(), subscriber.qos, strict=True)) == [
+            (b"zero", 0),
+            (b"one", 1),
+            (b"two", 2),
+        ]
 
 
 @pytest.mark.parametrize(
