@@ -91,6 +91,9 @@ store = open_small(root / "data", clock=clock, **settings)
 def look():
     # Ten seconds of a broker's life.
     wait_flushed(store)
+    # Nothing is deleted while room is made ahead, which takes a moment and not ten seconds.
+    ahead = store._allocator
+    eventually(lambda: ahead.is_failing or not ahead._is_requested, "room is made ahead", step_s=0.002)
     clock.advance(10)
     store.retain()
     assert store._trimmer.remover.wait_idle(20)
