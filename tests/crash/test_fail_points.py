@@ -15,10 +15,11 @@ from iotmq.store import fail_points
 
 # Appends batches, with restarts between, and prints a line for each that is acknowledged.
 CHILD = r"""
-import random, sys, time
+import random, sys
 from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
+from eventually import eventually
 from store_model import open_small, put, wait_flushed
 from iotmq.clock import ManualClock
 
@@ -51,8 +52,9 @@ for life in range(4):
     if life == 2:
         clock.advance(7200)
         while store.min_position == 0:
-            # Not while room is being made ahead in another thread, which wants its turn.
-            time.sleep(0.001)
+            # Nothing is deleted while room is being made ahead in another thread, which wants its turn.
+            ahead = store._allocator
+            eventually(lambda: ahead.is_failing or not ahead._is_requested, "room is made ahead", step_s=0.001)
             clock.advance(2)
             store.retain()
         store._trimmer.remover.wait_idle(20)
