@@ -54,7 +54,8 @@ for life in range(4):
         while store.min_position == 0:
             # Nothing is deleted while room is being made ahead in another thread, which wants its turn.
             ahead = store._allocator
-            eventually(lambda: ahead.is_failing or not ahead._is_requested, "room is made ahead", step_s=0.001)
+            is_made = lambda: ahead.is_failing or not ahead._is_requested
+            eventually(is_made, "room is made ahead", step_s=0.001)
             clock.advance(2)
             store.retain()
         store._trimmer.remover.wait_idle(20)
