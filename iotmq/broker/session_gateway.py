@@ -10,13 +10,19 @@ from iotmq.broker.intake import Intake, IntakeError, StoredBatch
 from iotmq.broker.retained import RetainedProjection
 from iotmq.broker.sessions import SessionChannel, Sessions
 from iotmq.client.session_ports import (
+    CloseRequest,
     OpenedSession,
+    OpenRequest,
+    QueueRead,
     QueueRecords,
     Refused,
+    RetainedRead,
     RetainedRecords,
     SessionProgress,
     SessionReceiver,
     SessionSubscription,
+    SubscribeRequest,
+    UnsubscribeRequest,
     Will,
 )
 from iotmq.clock import Clock
@@ -53,68 +59,37 @@ class LocalSessions:
         assert self._channel is not None, "start() was not called"
         return self._channel
 
-    def open_session(
-        self,
-        client_id: str,
-        *,
-        is_clean: bool,
-        expiry_s: int,
-        will: Will | None,
-        done: Callable[[OpenedSession | Refused], None],
-    ) -> None:
-        self._sessions.open_session(
-            self._open_channel, client_id, is_clean=is_clean, expiry_s=expiry_s, will=will, done=done
-        )
+    def open_session(self, request: OpenRequest, done: Callable[[OpenedSession | Refused], None]) -> None:
+        self._sessions.open_session(self._open_channel, request, done)
 
     def subscribe(
-        self,
-        client_id: str,
-        epoch: int,
-        subscriptions: Sequence[tuple[str, int]],
-        done: Callable[[list[SessionSubscription] | Refused], None],
+        self, request: SubscribeRequest, done: Callable[[list[SessionSubscription] | Refused], None]
     ) -> None:
-        self._sessions.subscribe(self._open_channel, client_id, epoch, subscriptions, done)
+        self._sessions.subscribe(self._open_channel, request, done)
 
-    def unsubscribe(
-        self, client_id: str, epoch: int, filters: Sequence[str], done: Callable[[Refused | None], None]
-    ) -> None:
-        self._sessions.unsubscribe(self._open_channel, client_id, epoch, filters, done)
+    def unsubscribe(self, request: UnsubscribeRequest, done: Callable[[Refused | None], None]) -> None:
+        self._sessions.unsubscribe(self._open_channel, request, done)
 
     def progress(self, changes: Sequence[SessionProgress], done: Callable[[Refused | None], None]) -> None:
         self._sessions.progress(self._open_channel, changes, done)
 
-    def close_session(self, client_id: str, epoch: int, *, expiry_s: int, drops_will: bool) -> None:
-        self._sessions.close_session(
-            self._open_channel, client_id, epoch, expiry_s=expiry_s, drops_will=drops_will
-        )
+    def close_session(self, request: CloseRequest) -> None:
+        self._sessions.close_session(self._open_channel, request)
 
-    def read_queue(
-        self,
-        queue_id: int,
-        position: int,
-        *,
-        records_max: int,
-        bytes_max: int,
-        done: Callable[[QueueRecords | Refused], None],
-    ) -> None:
+    def read_queue(self, request: QueueRead, done: Callable[[QueueRecords | Refused], None]) -> None:
         try:
-            found: QueueRecords | Refused = self._sessions.read_queue(
-                queue_id, position, records_max=records_max, bytes_max=bytes_max
-            )
+            found: QueueRecords | Refused = self._sessions.read_queue(request)
         except KeyError:
             found = _NO_QUEUE
         done(found)
 
-    def read_retained(
-        self,
-        topic_filter: str,
-        *,
-        after: str | None,
-        records_max: int,
-        bytes_max: int,
-        done: Callable[[RetainedRecords | Refused], None],
-    ) -> None:
-        page = self._retained.find(topic_filter, after=after, records_max=records_max, bytes_max=bytes_max)
+    def read_retained(self, request: RetainedRead, done: Callable[[RetainedRecords | Refused], None]) -> None:
+        page = self._retained.find(
+            request.topic_filter,
+            after=request.after,
+            records_max=request.records_max,
+            bytes_max=request.bytes_max,
+        )
         done(RetainedRecords(page.records, page.after))
 
 

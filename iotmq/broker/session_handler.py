@@ -19,7 +19,15 @@ from iotmq.broker.request_table import Handler
 from iotmq.broker.retained import RetainedProjection
 from iotmq.broker.sessions import SessionChannel, Sessions
 from iotmq.client import session_bodies as bodies
-from iotmq.client.session_ports import OpenedSession, Refused, SessionSubscription, Will
+from iotmq.client.session_ports import (
+    CloseRequest,
+    OpenRequest,
+    QueueRead,
+    Refused,
+    SubscribeRequest,
+    UnsubscribeRequest,
+    Will,
+)
 from iotmq.errors import ConnectionClosedError, RequestError
 from iotmq.metrics import Metric
 from iotmq.mqtt.topics import is_valid_filter
@@ -33,11 +41,11 @@ logger = logging.getLogger(__name__)
 _PUSH_BYTES_MAX: Final = 8 * 1024 * 1024
 _Body = TypeVar("_Body")
 
-_open = msgspec.msgpack.Decoder(bodies.OpenBody)
-_subscribe = msgspec.msgpack.Decoder(bodies.SubscribeBody)
-_unsubscribe = msgspec.msgpack.Decoder(bodies.UnsubscribeBody)
+_open = msgspec.msgpack.Decoder(OpenRequest)
+_subscribe = msgspec.msgpack.Decoder(SubscribeRequest)
+_unsubscribe = msgspec.msgpack.Decoder(UnsubscribeRequest)
 _progress = msgspec.msgpack.Decoder(bodies.ProgressBody)
-_close = msgspec.msgpack.Decoder(bodies.CloseBody)
+_close = msgspec.msgpack.Decoder(CloseRequest)
 _claims = msgspec.msgpack.Decoder(bodies.ClaimsBody)
 
 
@@ -286,14 +294,7 @@ class SessionHandler:
         body = _decode(_open, request)
         answer = _Answer(connection, request)
         self._sessions.open_session(
-            channel,
-            body.client_id,
-            is_clean=body.is_clean,
-            expiry_s=body.expiry_s,
-            will=self._own_will(body.will),
-            done=lambda opened: answer.give(
-                opened if isinstance(opened, Refused) else bodies.encode(_opened_body(opened))
-            ),
+            channel, msgspec.structs.replace(body, will=self._own_will(body.will)), _encoder(answer)
         )
         return answer.take()
 
@@ -303,22 +304,14 @@ class SessionHandler:
         for topic_filter, _ in body.subscriptions:
             _check_filter(topic_filter)
         answer = _Answer(connection, request)
-        self._sessions.subscribe(
-            channel,
-            body.client_id,
-            body.epoch,
-            body.subscriptions,
-            lambda found: answer.give(
-                found if isinstance(found, Refused) else bodies.encode(_subscription_bodies(found))
-            ),
-        )
+        self._sessions.subscribe(channel, body, _encoder(answer))
         return answer.take()
 
     def _unsubscribe(self, connection: ServerConnection, request: Command) -> Command | None:
         channel = self._channel(connection)
         body = _decode(_unsubscribe, request)
         answer = _Answer(connection, request)
-        self._sessions.unsubscribe(channel, body.client_id, body.epoch, body.filters, _giver(answer))
+        self._sessions.unsubscribe(channel, body, _giver(answer))
         return answer.take()
 
     def _report_progress(self, connection: ServerConnection, request: Command) -> Command | None:
@@ -336,10 +329,7 @@ class SessionHandler:
 
     def _close_session(self, connection: ServerConnection, request: Command) -> Command:
         channel = self._channel(connection)
-        body = _decode(_close, request)
-        self._sessions.close_session(
-            channel, body.client_id, body.epoch, expiry_s=body.expiry_s, drops_will=body.drops_will
-        )
+        self._sessions.close_session(channel, _decode(_close, request))
         return request.reply(ResponseCode.SUCCESS)
 
     # What they have to get
@@ -349,10 +339,12 @@ class SessionHandler:
         queue_id = request.integer("queueId", minimum=0, maximum=(1 << 32) - 1)
         try:
             found = self._sessions.read_queue(
-                queue_id,
-                request.integer("position", minimum=0),
-                records_max=_records_max(request),
-                bytes_max=_bytes_max(request),
+                QueueRead(
+                    queue_id=queue_id,
+                    position=request.integer("position", minimum=0),
+                    records_max=_records_max(request),
+                    bytes_max=_bytes_max(request),
+                )
             )
         except KeyError:
             raise RequestError(
@@ -390,19 +382,9 @@ class SessionHandler:
         return msgspec.structs.replace(will, queue_id=will.queue_id % (count or 1))
 
 
-def _opened_body(opened: OpenedSession) -> bodies.OpenedBody:
-    return bodies.OpenedBody(
-        opened.epoch,
-        opened.is_present,
-        _subscription_bodies(opened.subscriptions),
-        opened.received,
-        opened.in_flight,
-        list(opened.done),
-    )
-
-
-def _subscription_bodies(found: Iterable[SessionSubscription]) -> list[bodies.SubscriptionBody]:
-    return [bodies.SubscriptionBody(*entry) for entry in found]
+def _encoder(answer: _Answer) -> Callable[[object], None]:
+    """Answers with what was found, or refuses."""
+    return lambda found: answer.give(found if isinstance(found, Refused) else bodies.encode(found))
 
 
 def _giver(answer: _Answer) -> Callable[[Refused | None], None]:

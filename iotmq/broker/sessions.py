@@ -20,13 +20,18 @@ from iotmq.broker.session_log import SessionLog
 from iotmq.broker.session_projection import SessionProjection, StoredSession
 from iotmq.broker.session_records import Close, End, Flight, Open, Progress, Subscribe, Unsubscribe, WillSent
 from iotmq.client.session_ports import (
+    CloseRequest,
     InFlight,
     OpenedSession,
+    OpenRequest,
+    QueueRead,
     QueueRecords,
     Refused,
     SessionProgress,
     SessionReceiver,
     SessionSubscription,
+    SubscribeRequest,
+    UnsubscribeRequest,
     Will,
 )
 from iotmq.clock import Clock
@@ -75,23 +80,13 @@ class _Owner:
 class _Request:
     """Somebody who waits for a session another front end has."""
 
-    __slots__ = ("channel", "client_id", "done", "expiry_s", "is_clean", "will")
+    __slots__ = ("channel", "done", "wanted")
 
     def __init__(
-        self,
-        channel: SessionChannel,
-        client_id: str,
-        will: Will | None,
-        done: Callable[[OpenedSession | Refused], None],
-        *,
-        is_clean: bool,
-        expiry_s: int,
+        self, channel: SessionChannel, wanted: OpenRequest, done: Callable[[OpenedSession | Refused], None]
     ) -> None:
         self.channel = channel
-        self.client_id = client_id
-        self.is_clean = is_clean
-        self.expiry_s = expiry_s
-        self.will = will
+        self.wanted = wanted
         self.done = done
 
 
@@ -148,7 +143,7 @@ class Sessions:
         self._projection.queues.close_channel(channel.light)
         orphans = [client_id for client_id, owner in self._owners.items() if owner.channel is channel]
         for request in [request for request in self._requests.values() if request.channel is channel]:
-            del self._requests[request.client_id]
+            del self._requests[request.wanted.client_id]
         if orphans:
             self._do_later(OWNER_GRACE_S, partial(self._drop_orphans, channel, orphans))
 
@@ -185,17 +180,11 @@ class Sessions:
     # Sessions (client.session_ports)
 
     def open_session(
-        self,
-        channel: SessionChannel,
-        client_id: str,
-        *,
-        is_clean: bool,
-        expiry_s: int,
-        will: Will | None,
-        done: Callable[[OpenedSession | Refused], None],
+        self, channel: SessionChannel, wanted: OpenRequest, done: Callable[[OpenedSession | Refused], None]
     ) -> None:
         """Take a session over; another front end that has it has FENCE_TIMEOUT_S to give it up."""
-        request = _Request(channel, client_id, will, done, is_clean=is_clean, expiry_s=expiry_s)
+        request = _Request(channel, wanted, done)
+        client_id = wanted.client_id
         former = self._requests.pop(client_id, None)
         if former is not None:
             former.done(_LOST)
@@ -218,12 +207,11 @@ class Sessions:
     def subscribe(
         self,
         channel: SessionChannel,
-        client_id: str,
-        epoch: int,
-        subscriptions: Sequence[tuple[str, int]],
+        wanted: SubscribeRequest,
         done: Callable[[list[SessionSubscription] | Refused], None],
     ) -> None:
         """Add filters to a durable session."""
+        client_id, epoch = wanted.client_id, wanted.epoch
         if not self._owns(channel, client_id, epoch):
             done(_LOST)
             return
@@ -237,7 +225,7 @@ class Sessions:
                 done(_LOST)
                 return
             found = []
-            for topic_filter, options in subscriptions:
+            for topic_filter, options in wanted.subscriptions:
                 subscription = session.subscriptions.get(topic_filter)
                 if subscription is None:
                     done(_NOT_READY)
@@ -252,27 +240,26 @@ class Sessions:
 
         before = self._projection.session(client_id)
         known = set() if before is None else set(before.subscriptions)
-        self._log.write([Subscribe(client_id, epoch, list(subscriptions))], logged)
+        self._log.write([Subscribe(client_id, epoch, wanted.subscriptions)], logged)
 
     def unsubscribe(
         self,
         channel: SessionChannel,
-        client_id: str,
-        epoch: int,
-        filters: Sequence[str],
+        unwanted: UnsubscribeRequest,
         done: Callable[[Refused | None], None],
     ) -> None:
         """Take filters back."""
+        client_id, epoch = unwanted.client_id, unwanted.epoch
         session = self._projection.session(client_id)
         if session is None or not self._owns(channel, client_id, epoch):
             done(_LOST)
             return
-        for topic_filter in set(filters):
+        for topic_filter in set(unwanted.filters):
             subscription = session.subscriptions.get(topic_filter)
             if subscription is not None:
                 self._projection.queues.detach(channel.light, subscription.queue_id)
         self._log.write(
-            [Unsubscribe(client_id, epoch, list(filters))],
+            [Unsubscribe(client_id, epoch, unwanted.filters)],
             lambda position: done(position if isinstance(position, Refused) else None),
         )
 
@@ -293,22 +280,20 @@ class Sessions:
             lambda position: done(position if isinstance(position, Refused) else None),
         )
 
-    def close_session(
-        self, channel: SessionChannel, client_id: str, epoch: int, *, expiry_s: int, drops_will: bool
-    ) -> None:
+    def close_session(self, channel: SessionChannel, gone: CloseRequest) -> None:
         """The client is gone."""
-        if self._owns(channel, client_id, epoch):
-            self._close(client_id, expiry_s=expiry_s, drops_will=drops_will)
+        if self._owns(channel, gone.client_id, gone.epoch):
+            self._close(gone.client_id, expiry_s=gone.expiry_s, drops_will=gone.drops_will)
         else:
             self.fenced_total += 1
 
-    def read_queue(self, queue_id: int, position: int, *, records_max: int, bytes_max: int) -> QueueRecords:
+    def read_queue(self, wanted: QueueRead) -> QueueRecords:
         """Records of a light queue; what the log has lost is left out. KeyError without such a queue."""
-        found = self._projection.read(queue_id, position, places_max=records_max)
+        found = self._projection.read(wanted.queue_id, wanted.position, places_max=wanted.records_max)
         records: list[memoryview] = []
         size = 0
         for place, record_size in found.places:
-            if records and size + record_size > bytes_max:
+            if records and size + record_size > wanted.bytes_max:
                 return QueueRecords(records, place, False)
             record = self._store.read_record(place)
             if record is not None:
@@ -460,25 +445,27 @@ class Sessions:
 
     def _take(self, request: _Request) -> None:
         """The owner has had its time."""
-        if self._requests.get(request.client_id) is request:
-            owner = self._owners.get(request.client_id)
+        wanted = request.wanted
+        if self._requests.get(wanted.client_id) is request:
+            owner = self._owners.get(wanted.client_id)
             if owner is not None:
                 # Grants the request.
-                self._close(request.client_id, expiry_s=0 if request.is_clean else None, drops_will=False)
+                self._close(wanted.client_id, expiry_s=0 if wanted.is_clean else None, drops_will=False)
 
     def _grant(self, request: _Request) -> None:
-        client_id, channel = request.client_id, request.channel
+        wanted, channel = request.wanted, request.channel
+        client_id = wanted.client_id
         stored = self._projection.session(client_id)
-        if request.expiry_s == 0:
+        if wanted.expiry_s == 0:
             if stored is not None:
                 self._end(client_id, stored.epoch)
             self._transient_epoch -= 1
             epoch = self._transient_epoch
-            self._owners[client_id] = _Owner(channel, epoch, request.will, is_durable=False)
+            self._owners[client_id] = _Owner(channel, epoch, wanted.will, is_durable=False)
             request.done(OpenedSession(epoch, False, [], [], []))
             return
         # From now on: what comes meanwhile for the same client waits for this owner.
-        owner = self._owners[client_id] = _Owner(channel, -1, request.will, is_durable=True)
+        owner = self._owners[client_id] = _Owner(channel, -1, wanted.will, is_durable=True)
 
         def logged(position: int | Refused) -> None:
             if self._owners.get(client_id) is not owner:
@@ -498,7 +485,7 @@ class Sessions:
             request.done(
                 OpenedSession(
                     position,
-                    stored is not None and not request.is_clean,
+                    stored is not None and not wanted.is_clean,
                     [
                         SessionSubscription(
                             topic_filter,
@@ -528,7 +515,7 @@ class Sessions:
             )
 
         self._log.write(
-            [Open(client_id, channel.name, request.is_clean, request.expiry_s, request.will)], logged
+            [Open(client_id, channel.name, wanted.is_clean, wanted.expiry_s, wanted.will)], logged
         )
 
     def _attach(self, channel: SessionChannel, session: StoredSession) -> None:

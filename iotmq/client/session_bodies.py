@@ -1,7 +1,7 @@
 """Bodies of the requests about sessions (30050 to 30061, docs/wire-protocol.md), in MessagePack.
 
-Both sides take them from here: the broker decodes what a front end encodes, and the other way round. Every
-body that a peer sends is checked here for types and counts; msgspec.DecodeError says what is wrong.
+Most are the requests and answers of `session_ports` as they are; the others are here. Every body that a peer
+sends is checked for types and counts while it is decoded; msgspec.DecodeError says what is wrong.
 """
 
 from __future__ import annotations
@@ -14,77 +14,13 @@ import msgspec
 from msgspec import Meta
 
 from iotmq import limits
-from iotmq.client.session_ports import InFlight, SessionProgress, Will
+from iotmq.client.session_ports import ClientId, Epoch, SessionProgress, Will
 
 _U32_MAX = (1 << 32) - 1
 _PACKET_IDS_MAX = 65_535
 
-ClientId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=limits.MQTT_CLIENT_ID_BYTES_MAX)]
-Filter: TypeAlias = Annotated[str, Meta(min_length=1, max_length=limits.MQTT_TOPIC_BYTES_MAX)]
-Options: TypeAlias = Annotated[int, Meta(ge=0, le=255)]
-Epoch: TypeAlias = Annotated[int, Meta(ge=-(2**62), le=2**62)]
-Seconds: TypeAlias = Annotated[int, Meta(ge=0, le=_U32_MAX)]
-
-
-class OpenBody(msgspec.Struct, frozen=True, array_like=True):
-    """30051: a client that connects."""
-
-    client_id: ClientId
-    is_clean: bool
-    expiry_s: Seconds
-    will: Will | None
-
-
-class SubscriptionBody(msgspec.Struct, frozen=True, array_like=True):
-    """As session_ports.SessionSubscription."""
-
-    topic_filter: str
-    options: int
-    queue_id: int
-    cursor: int
-    sent: int
-
-
-class OpenedBody(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to 30051."""
-
-    epoch: int
-    is_present: bool
-    subscriptions: list[SubscriptionBody]
-    received: list[int]
-    in_flight: list[InFlight]
-    done: list[tuple[int, int]]
-
-
-class SubscribeBody(msgspec.Struct, frozen=True, array_like=True):
-    """30052."""
-
-    client_id: ClientId
-    epoch: Epoch
-    subscriptions: Annotated[
-        list[tuple[Filter, Options]], Meta(max_length=limits.MQTT_SUBSCRIPTIONS_PER_PACKET_MAX)
-    ]
-
-
-class UnsubscribeBody(msgspec.Struct, frozen=True, array_like=True):
-    """30053."""
-
-    client_id: ClientId
-    epoch: Epoch
-    filters: Annotated[list[Filter], Meta(max_length=limits.MQTT_SUBSCRIPTIONS_PER_PACKET_MAX)]
-
-
 ProgressBody: TypeAlias = Annotated[list[SessionProgress], Meta(max_length=limits.SESSIONS_PER_REQUEST_MAX)]
 """30054."""
-
-
-class CloseBody(msgspec.Struct, frozen=True, array_like=True):
-    """30055."""
-
-    client_id: ClientId
-    epoch: Epoch
-    expiry_s: Seconds
-    drops_will: bool
 
 
 class ClaimBody(msgspec.Struct, frozen=True, array_like=True):

@@ -15,19 +15,26 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from iotmq import limits
 from iotmq.client.gateway import RemoteGateway
 from iotmq.client.session_link import SessionLink
 from iotmq.client.session_ports import (
+    CloseRequest,
     InFlight,
     OpenedSession,
+    OpenRequest,
+    QueueRead,
     QueueRecords,
     Refused,
+    RetainedRead,
     RetainedRecords,
     SessionProgress,
     SessionReceiver,
     SessionSubscription,
-    Will,
+    SubscribeRequest,
+    UnsubscribeRequest,
 )
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import ResponseCode
@@ -154,15 +161,8 @@ class RemoteSessions:
 
     # Sessions
 
-    def open_session(
-        self,
-        client_id: str,
-        *,
-        is_clean: bool,
-        expiry_s: int,
-        will: Will | None,
-        done: Callable[[OpenedSession | Refused], None],
-    ) -> None:
+    def open_session(self, request: OpenRequest, done: Callable[[OpenedSession | Refused], None]) -> None:
+        client_id = request.client_id
         home = self._home(client_id)
         if home is None:
             done(Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "no broker for sessions"))
@@ -172,28 +172,24 @@ class RemoteSessions:
             if isinstance(found, Refused):
                 done(found)
                 return
-            session = self._sessions[client_id] = _Session(client_id, found.epoch, home, is_kept=expiry_s > 0)
+            session = self._sessions[client_id] = _Session(
+                client_id, found.epoch, home, is_kept=request.expiry_s > 0
+            )
             others = [link for link in self._known_links() if link is not home]
             asked = [link for link in others if link.is_ready]
             session.is_incomplete = len(asked) < len(others)
+            part = replace(request, will=None)
             _gather(
-                [
-                    partial(link.open_session, client_id, is_clean=is_clean, expiry_s=expiry_s, will=None)
-                    for link in asked
-                ],
+                [partial(link.open_session, part) for link in asked],
                 lambda answers: self._opened_everywhere(session, found, asked, answers, done),
             )
 
-        home.open_session(client_id, is_clean=is_clean, expiry_s=expiry_s, will=will, done=opened)
+        home.open_session(request, done=opened)
 
     def subscribe(
-        self,
-        client_id: str,
-        epoch: int,
-        subscriptions: Sequence[tuple[str, int]],
-        done: Callable[[list[SessionSubscription] | Refused], None],
+        self, request: SubscribeRequest, done: Callable[[list[SessionSubscription] | Refused], None]
     ) -> None:
-        session = self._session(client_id, epoch)
+        session = self._session(request.client_id, request.epoch)
         if session is None:
             done(_LOST)
             return
@@ -211,18 +207,16 @@ class RemoteSessions:
                     session.is_incomplete = True
             done(found)
 
-        _gather([partial(link.subscribe, client_id, part, subscriptions) for link, part in parts], answered)
+        _gather([partial(link.subscribe, replace(request, epoch=part)) for link, part in parts], answered)
 
-    def unsubscribe(
-        self, client_id: str, epoch: int, filters: Sequence[str], done: Callable[[Refused | None], None]
-    ) -> None:
-        session = self._session(client_id, epoch)
+    def unsubscribe(self, request: UnsubscribeRequest, done: Callable[[Refused | None], None]) -> None:
+        session = self._session(request.client_id, request.epoch)
         if session is None:
             done(_LOST)
             return
         _gather(
             [
-                partial(link.unsubscribe, client_id, part, filters)
+                partial(link.unsubscribe, replace(request, epoch=part))
                 for link, part in session.parts.items()
                 if link.is_ready or link is session.home
             ],
@@ -246,42 +240,24 @@ class RemoteSessions:
             lambda answers: done(next((answer for answer in answers if answer is not None), None)),
         )
 
-    def close_session(self, client_id: str, epoch: int, *, expiry_s: int, drops_will: bool) -> None:
-        session = self._session(client_id, epoch)
+    def close_session(self, request: CloseRequest) -> None:
+        session = self._session(request.client_id, request.epoch)
         if session is not None:
-            del self._sessions[client_id]
+            del self._sessions[request.client_id]
             for link, part in session.parts.items():
-                link.close_session(client_id, part, expiry_s=expiry_s, drops_will=drops_will)
+                link.close_session(replace(request, epoch=part))
 
-    def read_queue(
-        self,
-        queue_id: int,
-        position: int,
-        *,
-        records_max: int,
-        bytes_max: int,
-        done: Callable[[QueueRecords | Refused], None],
-    ) -> None:
-        number = queue_id >> _ID_BITS
+    def read_queue(self, request: QueueRead, done: Callable[[QueueRecords | Refused], None]) -> None:
+        number = request.queue_id >> _ID_BITS
         link = self._links[number] if number < len(self._links) else None
         if link is None:
             done(Refused(ResponseCode.QUERY_NOT_FOUND, "the broker of that queue has gone"))
             return
-        link.read_queue(
-            queue_id & _ID_MASK, position, records_max=records_max, bytes_max=bytes_max, done=done
-        )
+        link.read_queue(replace(request, queue_id=request.queue_id & _ID_MASK), done)
 
-    def read_retained(
-        self,
-        topic_filter: str,
-        *,
-        after: str | None,
-        records_max: int,
-        bytes_max: int,
-        done: Callable[[RetainedRecords | Refused], None],
-    ) -> None:
+    def read_retained(self, request: RetainedRead, done: Callable[[RetainedRecords | Refused], None]) -> None:
         """One broker after the other; `after` is the number of one, and where it stands."""
-        head, _, rest = (after or "0:").partition(":")
+        head, _, rest = (request.after or "0:").partition(":")
         number = int(head)
         while number < len(self._links):
             link = self._links[number]
@@ -307,9 +283,7 @@ class RemoteSessions:
                 )
             )
 
-        link.read_retained(
-            topic_filter, after=rest or None, records_max=records_max, bytes_max=bytes_max, done=answered
-        )
+        link.read_retained(replace(request, after=rest or None), answered)
 
     # Opening
 
@@ -360,7 +334,13 @@ class RemoteSessions:
         _gather(
             [
                 partial(
-                    _subscribe_at, link, session.client_id, session.parts[link], lacks[start : start + page]
+                    _subscribe_at,
+                    link,
+                    SubscribeRequest(
+                        client_id=session.client_id,
+                        epoch=session.parts[link],
+                        subscriptions=lacks[start : start + page],
+                    ),
                 )
                 for link, lacks in missing.items()
                 for start in range(0, len(lacks), page)
@@ -388,13 +368,20 @@ class RemoteSessions:
             done += [(base | queue_id, position) for queue_id, position in part.done]
         home = opened[session.home]
         is_present = any(part.is_present for part in opened.values())
-        return OpenedSession(session.epoch, is_present, subscriptions, home.received, in_flight, done)
+        return replace(
+            home,
+            epoch=session.epoch,
+            is_present=is_present,
+            subscriptions=subscriptions,
+            in_flight=in_flight,
+            done=done,
+        )
 
     def _own_subscriptions(
         self, link: SessionLink, found: Iterable[SessionSubscription]
     ) -> list[SessionSubscription]:
         base = link.number << _ID_BITS
-        return [entry._replace(queue_id=base | entry.queue_id) for entry in found]
+        return [replace(entry, queue_id=base | entry.queue_id) for entry in found]
 
     def _parts_of(
         self, session: _Session, change: SessionProgress
@@ -451,9 +438,13 @@ class RemoteSessions:
             if self._sessions.get(session.client_id) is session:
                 session.parts[link] = found.epoch
             else:
-                link.close_session(session.client_id, found.epoch, expiry_s=0, drops_will=True)
+                link.close_session(
+                    CloseRequest(client_id=session.client_id, epoch=found.epoch, expiry_s=0, drops_will=True)
+                )
 
-        link.open_session(session.client_id, is_clean=True, expiry_s=0, will=None, done=opened)
+        link.open_session(
+            OpenRequest(client_id=session.client_id, is_clean=True, expiry_s=0, will=None), opened
+        )
 
     def link_pushed(self, link: SessionLink, records: memoryview, pushes: memoryview) -> None:
         """Pass records on, under this front end's queue ids."""
@@ -579,12 +570,10 @@ def _weight(client_id: str, link: SessionLink) -> bytes:
 
 def _subscribe_at(
     link: SessionLink,
-    client_id: str,
-    epoch: int,
-    subscriptions: Sequence[tuple[str, int]],
+    request: SubscribeRequest,
     done: Callable[[tuple[SessionLink, list[SessionSubscription] | Refused]], None],
 ) -> None:
-    link.subscribe(client_id, epoch, subscriptions, lambda found: done((link, found)))
+    link.subscribe(request, lambda found: done((link, found)))
 
 
 def _gather(calls: Sequence[Callable[..., None]], done: Callable[[list[Any]], None]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import ssl
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
@@ -17,12 +17,18 @@ from iotmq.client import session_bodies as bodies
 from iotmq.client.backoff import Backoff
 from iotmq.client.connections import split_address
 from iotmq.client.session_ports import (
+    CloseRequest,
     OpenedSession,
+    OpenRequest,
+    QueueRead,
     QueueRecords,
     Refused,
+    RetainedRead,
     RetainedRecords,
     SessionProgress,
     SessionSubscription,
+    SubscribeRequest,
+    UnsubscribeRequest,
     Will,
 )
 from iotmq.errors import BrokerError, ConnectionClosedError, RequestError, RequestTimeoutError
@@ -41,8 +47,8 @@ _UNDER_WAY_MAX: Final = limits.REQUESTS_IN_FLIGHT_MAX // 2
 
 _Found = TypeVar("_Found")
 
-_opened = msgspec.msgpack.Decoder(bodies.OpenedBody)
-_subscribed = msgspec.msgpack.Decoder(list[bodies.SubscriptionBody])
+_opened = msgspec.msgpack.Decoder(OpenedSession)
+_subscribed = msgspec.msgpack.Decoder(list[SessionSubscription])
 _lost_claims = msgspec.msgpack.Decoder(list[str])
 _fenced = msgspec.msgpack.Decoder(bodies.FencedBody)
 
@@ -107,7 +113,7 @@ class SessionLink:
         self._lost = asyncio.Event()
         self._known: dict[str, _Known] = {}
         # Closed while the broker could not be told.
-        self._parted: dict[str, bodies.CloseBody] = {}
+        self._parted: dict[str, CloseRequest] = {}
         # Reads that wait for the broker: what to ask, and whom to tell.
         self._held: list[tuple[Callable[[], Command], Callable[[Command | Refused], None]]] = []
         # Openings and reads that are asked, and those that wait to be.
@@ -141,88 +147,47 @@ class SessionLink:
 
     # Sessions, as session_ports.SessionPort
 
-    def open_session(
-        self,
-        client_id: str,
-        *,
-        is_clean: bool,
-        expiry_s: int,
-        will: Will | None,
-        done: Callable[[OpenedSession | Refused], None],
-    ) -> None:
+    def open_session(self, request: OpenRequest, done: Callable[[OpenedSession | Refused], None]) -> None:
         def answered(answer: Command | Refused) -> None:
             opened = _read(_opened, answer)
-            if isinstance(opened, Refused):
-                done(opened)
-                return
-            queues = {entry.topic_filter: entry.queue_id for entry in opened.subscriptions}
-            self._known[client_id] = _Known(opened.epoch, will, queues)
-            self._parted.pop(client_id, None)
-            done(
-                OpenedSession(
-                    opened.epoch,
-                    opened.is_present,
-                    _subscriptions(opened.subscriptions),
-                    opened.received,
-                    opened.in_flight,
-                    opened.done,
-                )
-            )
+            if not isinstance(opened, Refused):
+                queues = {entry.topic_filter: entry.queue_id for entry in opened.subscriptions}
+                self._known[request.client_id] = _Known(opened.epoch, request.will, queues)
+                self._parted.pop(request.client_id, None)
+            done(opened)
 
-        body = bodies.OpenBody(client_id, is_clean, expiry_s, will)
-        self._take_turn(partial(self._ask_in_turn, _command(RequestCode.OPEN_SESSION, body), answered))
+        self._take_turn(partial(self._ask_in_turn, _command(RequestCode.OPEN_SESSION, request), answered))
 
     def subscribe(
-        self,
-        client_id: str,
-        epoch: int,
-        subscriptions: Sequence[tuple[str, int]],
-        done: Callable[[list[SessionSubscription] | Refused], None],
+        self, request: SubscribeRequest, done: Callable[[list[SessionSubscription] | Refused], None]
     ) -> None:
         def answered(answer: Command | Refused) -> None:
             found = _read(_subscribed, answer)
-            if isinstance(found, Refused):
-                done(found)
-                return
-            known = self._known.get(client_id)
-            if known is not None and known.epoch == epoch:
+            known = self._known_as(request.client_id, request.epoch)
+            if known is not None and not isinstance(found, Refused):
                 known.queues.update((entry.topic_filter, entry.queue_id) for entry in found)
-            done(_subscriptions(found))
+            done(found)
 
-        body = bodies.SubscribeBody(client_id, epoch, list(subscriptions))
-        self._ask(_command(RequestCode.SUBSCRIBE_SESSION, body), answered)
+        self._ask(_command(RequestCode.SUBSCRIBE_SESSION, request), answered)
 
-    def unsubscribe(
-        self, client_id: str, epoch: int, filters: Sequence[str], done: Callable[[Refused | None], None]
-    ) -> None:
-        known = self._known.get(client_id)
-        if known is not None and known.epoch == epoch:
-            for topic_filter in filters:
+    def unsubscribe(self, request: UnsubscribeRequest, done: Callable[[Refused | None], None]) -> None:
+        known = self._known_as(request.client_id, request.epoch)
+        if known is not None:
+            for topic_filter in request.filters:
                 known.queues.pop(topic_filter, None)
-        body = bodies.UnsubscribeBody(client_id, epoch, list(filters))
-        self._ask(_command(RequestCode.UNSUBSCRIBE_SESSION, body), partial(_tell, done))
+        self._ask(_command(RequestCode.UNSUBSCRIBE_SESSION, request), partial(_tell, done))
 
     def progress(self, changes: Sequence[SessionProgress], done: Callable[[Refused | None], None]) -> None:
         """At most SESSIONS_PER_REQUEST_MAX changes."""
         self._ask(_command(RequestCode.REPORT_PROGRESS, list(changes)), partial(_tell, done))
 
-    def close_session(self, client_id: str, epoch: int, *, expiry_s: int, drops_will: bool) -> None:
+    def close_session(self, request: CloseRequest) -> None:
         """The broker is told, if not now then when it is back."""
-        known = self._known.get(client_id)
-        if known is None or known.epoch != epoch:
-            return
-        del self._known[client_id]
-        self._part(bodies.CloseBody(client_id, epoch, expiry_s, drops_will))
+        if self._known_as(request.client_id, request.epoch) is not None:
+            del self._known[request.client_id]
+            self._part(request)
 
-    def read_queue(
-        self,
-        queue_id: int,
-        position: int,
-        *,
-        records_max: int,
-        bytes_max: int,
-        done: Callable[[QueueRecords | Refused], None],
-    ) -> None:
+    def read_queue(self, request: QueueRead, done: Callable[[QueueRecords | Refused], None]) -> None:
         def answered(answer: Command | Refused) -> None:
             try:
                 done(
@@ -236,22 +201,13 @@ class SessionLink:
                 done(self._malformed(error))
 
         ext = {
-            "queueId": str(queue_id),
-            "position": str(position),
-            "maxNums": str(min(records_max, limits.QUEUE_READ_RECORDS_MAX)),
-            "maxMsgBytes": str(min(bytes_max, limits.PULL_BYTES_MAX)),
+            "queueId": str(request.queue_id),
+            "position": str(request.position),
+            **_maxima(request),
         }
         self._ask_patiently(lambda: Command.request(RequestCode.READ_LIGHT_QUEUE, ext), answered)
 
-    def read_retained(
-        self,
-        topic_filter: str,
-        *,
-        after: str | None,
-        records_max: int,
-        bytes_max: int,
-        done: Callable[[RetainedRecords | Refused], None],
-    ) -> None:
+    def read_retained(self, request: RetainedRead, done: Callable[[RetainedRecords | Refused], None]) -> None:
         """`after` is what a former answer of this link said."""
 
         def answered(answer: Command | Refused) -> None:
@@ -264,12 +220,7 @@ class SessionLink:
             except RequestError as error:
                 done(self._malformed(error))
 
-        ext = {
-            "filter": topic_filter,
-            "after": after or "",
-            "maxNums": str(min(records_max, limits.QUEUE_READ_RECORDS_MAX)),
-            "maxMsgBytes": str(min(bytes_max, limits.PULL_BYTES_MAX)),
-        }
+        ext = {"filter": request.topic_filter, "after": request.after or "", **_maxima(request)}
         self._ask(Command.request(RequestCode.READ_RETAINED, ext), answered)
 
     # Asking
@@ -326,7 +277,11 @@ class SessionLink:
         else:
             self._under_way -= 1
 
-    def _part(self, body: bodies.CloseBody) -> None:
+    def _known_as(self, client_id: str, epoch: int) -> _Known | None:
+        known = self._known.get(client_id)
+        return known if known is not None and known.epoch == epoch else None
+
+    def _part(self, body: CloseRequest) -> None:
         if self._connection is None:
             self._parted[body.client_id] = body
             return
@@ -522,11 +477,11 @@ def _tell(done: Callable[[Refused | None], None], answer: Command | Refused) -> 
     done(answer if isinstance(answer, Refused) else None)
 
 
-def _subscriptions(found: Iterable[bodies.SubscriptionBody]) -> list[SessionSubscription]:
-    return [
-        SessionSubscription(entry.topic_filter, entry.options, entry.queue_id, entry.cursor, entry.sent)
-        for entry in found
-    ]
+def _maxima(request: QueueRead | RetainedRead) -> dict[str, str]:
+    return {
+        "maxNums": str(min(request.records_max, limits.QUEUE_READ_RECORDS_MAX)),
+        "maxMsgBytes": str(min(request.bytes_max, limits.PULL_BYTES_MAX)),
+    }
 
 
 def _split(answer: Command) -> list[memoryview]:

@@ -9,10 +9,22 @@ broker.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Annotated, NamedTuple, Protocol, TypeAlias
 
 import msgspec
+from msgspec import Meta
 from typing_extensions import Buffer
+
+from iotmq import limits
+
+_U32_MAX = (1 << 32) - 1
+
+# What is checked of the parts of a request that a peer sends.
+ClientId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=limits.MQTT_CLIENT_ID_BYTES_MAX)]
+Filter: TypeAlias = Annotated[str, Meta(min_length=1, max_length=limits.MQTT_TOPIC_BYTES_MAX)]
+Options: TypeAlias = Annotated[int, Meta(ge=0, le=255)]
+Epoch: TypeAlias = Annotated[int, Meta(ge=-(2**62), le=2**62)]
+Seconds: TypeAlias = Annotated[int, Meta(ge=0, le=_U32_MAX)]
 
 NEVER_EXPIRES_S = 0xFFFFFFFF
 """A session that lasts until somebody ends it."""
@@ -39,7 +51,7 @@ class InFlight(msgspec.Struct, frozen=True, array_like=True):
     is_released: bool
 
 
-class SessionSubscription(NamedTuple):
+class SessionSubscription(msgspec.Struct, frozen=True, array_like=True):
     """One filter of a durable session at one broker, or several of the same filter for several brokers.
 
     `options` as in SUBSCRIBE. The session is done with records before `cursor`, and was sent those before
@@ -53,7 +65,7 @@ class SessionSubscription(NamedTuple):
     sent: int
 
 
-class OpenedSession(NamedTuple):
+class OpenedSession(msgspec.Struct, frozen=True, array_like=True):
     """A session that belongs to the caller now. Everything said about it later names its `epoch`."""
 
     epoch: int
@@ -64,6 +76,60 @@ class OpenedSession(NamedTuple):
     in_flight: list[InFlight]
     # (queue id, position) of records past a cursor that the session is done with.
     done: Sequence[tuple[int, int]] = ()
+
+
+class OpenRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """A client that connects; `expiry_s` 0 is a session that is not kept."""
+
+    client_id: ClientId
+    is_clean: bool
+    expiry_s: Seconds
+    will: Will | None
+
+
+class SubscribeRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Filters, with options as in SUBSCRIBE, that a durable session gets, or gets other options for."""
+
+    client_id: ClientId
+    epoch: Epoch
+    subscriptions: Annotated[
+        list[tuple[Filter, Options]], Meta(max_length=limits.MQTT_SUBSCRIPTIONS_PER_PACKET_MAX)
+    ]
+
+
+class UnsubscribeRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Filters a durable session no longer has; unknown ones are ignored."""
+
+    client_id: ClientId
+    epoch: Epoch
+    filters: Annotated[list[Filter], Meta(max_length=limits.MQTT_SUBSCRIPTIONS_PER_PACKET_MAX)]
+
+
+class CloseRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """A client that is gone: its session ends `expiry_s` later, its will is published unless dropped."""
+
+    client_id: ClientId
+    epoch: Epoch
+    expiry_s: Seconds
+    drops_will: bool
+
+
+class QueueRead(msgspec.Struct, frozen=True, kw_only=True):
+    """Records of a light queue from a position on."""
+
+    queue_id: int
+    position: int
+    records_max: int
+    bytes_max: int
+
+
+class RetainedRead(msgspec.Struct, frozen=True, kw_only=True):
+    """Some of the retained records that match a filter; `after` is what a former answer said, or None."""
+
+    topic_filter: str
+    after: str | None
+    records_max: int
+    bytes_max: int
 
 
 class Refused(NamedTuple):
@@ -125,7 +191,11 @@ class SessionReceiver(Protocol):
 
 
 class SessionPort(Protocol):
-    """One front end's sessions at its brokers. `done` is called once, possibly before the call returns."""
+    """One front end's sessions at its brokers. `done` is called once, possibly before the call returns.
+
+    A request is one value from the front end to the broker, on the wire as well. Whoever passes one on does
+    not take it apart, so that what is added to it arrives.
+    """
 
     async def start(self, receiver: SessionReceiver) -> None:
         """Tell `receiver` about the sessions that are opened from now on."""
@@ -133,55 +203,25 @@ class SessionPort(Protocol):
     async def stop(self) -> None:
         """Give up the sessions that were not closed."""
 
-    def open_session(
-        self,
-        client_id: str,
-        *,
-        is_clean: bool,
-        expiry_s: int,
-        will: Will | None,
-        done: Callable[[OpenedSession | Refused], None],
-    ) -> None:
-        """Take the session of a client over, from whoever has it; `expiry_s` 0 is one that is not kept."""
+    def open_session(self, request: OpenRequest, done: Callable[[OpenedSession | Refused], None]) -> None:
+        """Take the session of a client over, from whoever has it."""
 
     def subscribe(
-        self,
-        client_id: str,
-        epoch: int,
-        subscriptions: Sequence[tuple[str, int]],
-        done: Callable[[list[SessionSubscription] | Refused], None],
+        self, request: SubscribeRequest, done: Callable[[list[SessionSubscription] | Refused], None]
     ) -> None:
         """Add filters, or give those known other options. The records of all are pushed from then on."""
 
-    def unsubscribe(
-        self, client_id: str, epoch: int, filters: Sequence[str], done: Callable[[Refused | None], None]
-    ) -> None:
-        """Take filters back; unknown ones are ignored."""
+    def unsubscribe(self, request: UnsubscribeRequest, done: Callable[[Refused | None], None]) -> None:
+        """Take filters back."""
 
     def progress(self, changes: Sequence[SessionProgress], done: Callable[[Refused | None], None]) -> None:
         """Say how far sessions have come. What is said in a former epoch is not heard."""
 
-    def close_session(self, client_id: str, epoch: int, *, expiry_s: int, drops_will: bool) -> None:
-        """The client is gone. The session ends `expiry_s` later; its will is published unless dropped."""
+    def close_session(self, request: CloseRequest) -> None:
+        """The client is gone."""
 
-    def read_queue(
-        self,
-        queue_id: int,
-        position: int,
-        *,
-        records_max: int,
-        bytes_max: int,
-        done: Callable[[QueueRecords | Refused], None],
-    ) -> None:
+    def read_queue(self, request: QueueRead, done: Callable[[QueueRecords | Refused], None]) -> None:
         """Read a queue from a position on."""
 
-    def read_retained(
-        self,
-        topic_filter: str,
-        *,
-        after: str | None,
-        records_max: int,
-        bytes_max: int,
-        done: Callable[[RetainedRecords | Refused], None],
-    ) -> None:
-        """Retained messages that match a filter, some at a time; `after` is None for the first."""
+    def read_retained(self, request: RetainedRead, done: Callable[[RetainedRecords | Refused], None]) -> None:
+        """Retained messages that match a filter, some at a time."""

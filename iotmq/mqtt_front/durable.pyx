@@ -23,7 +23,7 @@ from iotmq.mqtt_front.outgoing cimport OutgoingMessage
 import logging
 from functools import partial
 
-from iotmq.client.session_ports import InFlight, Refused, SessionProgress
+from iotmq.client.session_ports import InFlight, QueueRead, Refused, SessionProgress
 
 _log = logging.getLogger("iotmq.mqtt")
 
@@ -260,11 +260,13 @@ cdef class DurableSession(DeviceSession):
             return 0
         subscription.is_reading = True
         self.egress.port.read_queue(
-            subscription.queue_id,
-            subscription.next_position,
-            records_max=READ_RECORDS_MAX,
-            bytes_max=READ_BYTES_MAX,
-            done=partial(self._read, subscription),
+            QueueRead(
+                queue_id=subscription.queue_id,
+                position=subscription.next_position,
+                records_max=READ_RECORDS_MAX,
+                bytes_max=READ_BYTES_MAX,
+            ),
+            partial(self._read, subscription),
         )
         return 0
 

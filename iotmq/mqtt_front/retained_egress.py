@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Final
 
-from iotmq.client.session_ports import Refused, RetainedRecords, SessionPort
+from iotmq.client.session_ports import Refused, RetainedRead, RetainedRecords, SessionPort
 from iotmq.mqtt_front.device import Device
 
 _log = logging.getLogger("iotmq.mqtt")
@@ -79,11 +79,13 @@ class RetainedEgress:
             if not job.is_reading:
                 job.is_reading = True
                 self._port.read_retained(
-                    topic_filter,
-                    after=job.after,
-                    records_max=_PAGE_RECORDS_MAX,
-                    bytes_max=_PAGE_BYTES_MAX,
-                    done=partial(self._read, device, job),
+                    RetainedRead(
+                        topic_filter=topic_filter,
+                        after=job.after,
+                        records_max=_PAGE_RECORDS_MAX,
+                        bytes_max=_PAGE_BYTES_MAX,
+                    ),
+                    partial(self._read, device, job),
                 )
             return
         self._jobs.pop(device, None)

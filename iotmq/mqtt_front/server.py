@@ -11,7 +11,17 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from iotmq.client.ports import GatewayPort
-from iotmq.client.session_ports import OpenedSession, Refused, SessionPort, SessionSubscription, Will
+from iotmq.client.session_ports import (
+    CloseRequest,
+    OpenedSession,
+    OpenRequest,
+    Refused,
+    SessionPort,
+    SessionSubscription,
+    SubscribeRequest,
+    UnsubscribeRequest,
+    Will,
+)
 from iotmq.clock import Clock, SystemClock
 from iotmq.message.properties import MQTT_CLIENT_ID, encode_properties
 from iotmq.metrics import Metric
@@ -276,11 +286,13 @@ class MqttFront:
             self._deadlines.watch(device, self._clock.monotonic_s())
             return
         self._session_port.open_session(
-            client_id,
-            is_clean=connect.clean_session,
-            expiry_s=0 if connect.clean_session else self._settings.session_expiry_s_max,
-            will=self._kept_will(device),
-            done=partial(self._session_opened, device, client_id, is_kept=not connect.clean_session),
+            OpenRequest(
+                client_id=client_id,
+                is_clean=connect.clean_session,
+                expiry_s=0 if connect.clean_session else self._settings.session_expiry_s_max,
+                will=self._kept_will(device),
+            ),
+            partial(self._session_opened, device, client_id, is_kept=not connect.clean_session),
         )
 
     def _kept_will(self, device: Device) -> Will | None:
@@ -308,7 +320,9 @@ class MqttFront:
         if device.close_reason is not None:
             # It went meanwhile, and its will with it.
             expiry_s = self._settings.session_expiry_s_max if is_kept else 0
-            self._session_port.close_session(client_id, opened.epoch, expiry_s=expiry_s, drops_will=True)
+            self._session_port.close_session(
+                CloseRequest(client_id=client_id, epoch=opened.epoch, expiry_s=expiry_s, drops_will=True)
+            )
             return
         device.epoch = opened.epoch
         device.has_session = True
@@ -336,7 +350,9 @@ class MqttFront:
             progress = device.session.end()
             if progress is not None:
                 self._session_port.progress([progress], _ignore)
-        self._session_port.close_session(device.client_id, device.epoch, expiry_s=expiry_s, drops_will=True)
+        self._session_port.close_session(
+            CloseRequest(client_id=device.client_id, epoch=device.epoch, expiry_s=expiry_s, drops_will=True)
+        )
 
     def _hang_up_former(self, former: Device, reason: reason_codes.Reason) -> None:
         """Somebody else has the session of a connected device now."""
@@ -427,7 +443,12 @@ class MqttFront:
             device.after_answer()
 
         if wanted:
-            self._session_port.subscribe(session.client_id, session.epoch, list(wanted.items()), subscribed)
+            self._session_port.subscribe(
+                SubscribeRequest(
+                    client_id=session.client_id, epoch=session.epoch, subscriptions=list(wanted.items())
+                ),
+                subscribed,
+            )
         else:
             device.send_suback(event.packet_id, codes)
 
@@ -449,7 +470,10 @@ class MqttFront:
                 device.close(reason_codes.SERVER_UNAVAILABLE, refused.remark)
             device.after_answer()
 
-        self._session_port.unsubscribe(session.client_id, session.epoch, event.filters, unsubscribed)
+        self._session_port.unsubscribe(
+            UnsubscribeRequest(client_id=session.client_id, epoch=session.epoch, filters=list(event.filters)),
+            unsubscribed,
+        )
 
     def _unsubscribe(self, device: Device, event: packets.Unsubscribe) -> None:
         if isinstance(device.session, DurableSession):

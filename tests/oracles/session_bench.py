@@ -12,11 +12,16 @@ from iotmq.broker.element import encode_element
 from iotmq.broker.session_gateway import LocalSessions
 from iotmq.broker.settings import BrokerSettings
 from iotmq.client.session_ports import (
+    CloseRequest,
     OpenedSession,
+    OpenRequest,
+    QueueRead,
     QueueRecords,
     Refused,
     SessionProgress,
     SessionSubscription,
+    SubscribeRequest,
+    UnsubscribeRequest,
     Will,
 )
 from iotmq.clock import ManualClock
@@ -60,7 +65,8 @@ class FrontEnd:
     ) -> asyncio.Future[OpenedSession | Refused]:
         future: asyncio.Future[OpenedSession | Refused] = asyncio.get_running_loop().create_future()
         self.port.open_session(
-            client_id, is_clean=is_clean, expiry_s=expiry_s, will=will, done=future.set_result
+            OpenRequest(client_id=client_id, is_clean=is_clean, expiry_s=expiry_s, will=will),
+            future.set_result,
         )
         return future
 
@@ -75,12 +81,17 @@ class FrontEnd:
         future: asyncio.Future[list[SessionSubscription] | Refused] = (
             asyncio.get_running_loop().create_future()
         )
-        self.port.subscribe(client_id, epoch, [(name, 1) for name in filters], future.set_result)
+        self.port.subscribe(
+            SubscribeRequest(client_id=client_id, epoch=epoch, subscriptions=[(name, 1) for name in filters]),
+            future.set_result,
+        )
         return await asyncio.wait_for(future, 5)
 
     async def unsubscribe(self, client_id: str, epoch: int, *filters: str) -> Refused | None:
         future: asyncio.Future[Refused | None] = asyncio.get_running_loop().create_future()
-        self.port.unsubscribe(client_id, epoch, filters, future.set_result)
+        self.port.unsubscribe(
+            UnsubscribeRequest(client_id=client_id, epoch=epoch, filters=list(filters)), future.set_result
+        )
         return await asyncio.wait_for(future, 5)
 
     async def progress(self, *changes: SessionProgress) -> Refused | None:
@@ -88,10 +99,16 @@ class FrontEnd:
         self.port.progress(changes, future.set_result)
         return await asyncio.wait_for(future, 5)
 
+    def close(self, client_id: str, epoch: int, *, expiry_s: int = 60, drops_will: bool = True) -> None:
+        self.port.close_session(
+            CloseRequest(client_id=client_id, epoch=epoch, expiry_s=expiry_s, drops_will=drops_will)
+        )
+
     def read(self, queue_id: int, position: int, *, records_max: int = 1000) -> QueueRecords:
         found: list[QueueRecords | Refused] = []
         self.port.read_queue(
-            queue_id, position, records_max=records_max, bytes_max=1 << 20, done=found.append
+            QueueRead(queue_id=queue_id, position=position, records_max=records_max, bytes_max=1 << 20),
+            found.append,
         )
         (result,) = found
         assert isinstance(result, QueueRecords), result

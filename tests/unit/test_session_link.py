@@ -13,7 +13,16 @@ from eventually import soon
 from iotmq import limits
 from iotmq.client import session_link
 from iotmq.client.session_link import SessionLink
-from iotmq.client.session_ports import OpenedSession, QueueRecords, Refused, RetainedRecords
+from iotmq.client.session_ports import (
+    CloseRequest,
+    OpenedSession,
+    OpenRequest,
+    QueueRead,
+    QueueRecords,
+    Refused,
+    RetainedRead,
+    RetainedRecords,
+)
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import RemotingServer, ServerConnection
@@ -86,12 +95,16 @@ class Site:
 
     async def open(self, client_id: str = "c") -> Any:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.link.open_session(client_id, is_clean=False, expiry_s=9, will=None, done=future.set_result)
+        self.link.open_session(
+            OpenRequest(client_id=client_id, is_clean=False, expiry_s=9, will=None), future.set_result
+        )
         return await asyncio.wait_for(future, 5)
 
     def read(self) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.link.read_queue(3, 0, records_max=1 << 20, bytes_max=1 << 30, done=future.set_result)
+        self.link.read_queue(
+            QueueRead(queue_id=3, position=0, records_max=1 << 20, bytes_max=1 << 30), future.set_result
+        )
         return future
 
 
@@ -168,7 +181,9 @@ async def test_records_are_cut_by_their_sizes_and_limits_are_kept_to(site: Site)
     assert asked.ext["maxMsgBytes"] == str(limits.PULL_BYTES_MAX)
     site.broker.answers[RequestCode.READ_RETAINED] = (0, {"after": "x"}, record)
     pages: list[Any] = []
-    site.link.read_retained("#", after=None, records_max=1, bytes_max=1, done=pages.append)
+    site.link.read_retained(
+        RetainedRead(topic_filter="#", after=None, records_max=1, bytes_max=1), pages.append
+    )
     await soon(lambda: bool(pages), "a page")
     assert pages == [RetainedRecords([record], "x")]
 
@@ -202,8 +217,8 @@ async def test_a_client_that_left_while_the_broker_was_away_is_claimed_and_close
     site.broker.silent.add(RequestCode.INTRODUCE_FRONT_END)
     site.broker.connections[-1].abort("test")
     await soon(lambda: not site.link.is_ready, "the end of the connection")
-    site.link.close_session("c", 6, expiry_s=1, drops_will=True)
-    site.link.close_session("c", 7, expiry_s=5, drops_will=True)
+    for epoch, expiry_s in ((6, 1), (7, 5)):
+        site.link.close_session(CloseRequest(client_id="c", epoch=epoch, expiry_s=expiry_s, drops_will=True))
     refusals: list[Any] = []
     site.link.progress([], refusals.append)
     assert isinstance(refusals[0], Refused)

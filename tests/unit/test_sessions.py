@@ -34,7 +34,7 @@ async def test_a_session_is_there_when_its_client_comes_back(bench: SessionBench
     assert not isinstance(subscribed, Refused)
     bench.publish("a/b", b"1")
     assert front.pushed == [(subscribed[0].queue_id, b"1")]
-    front.port.close_session("c", opened.epoch, expiry_s=60, drops_will=True)
+    front.close("c", opened.epoch)
     bench.publish("a/b", b"2")
     assert len(front.pushed) == 1
     again = await front.open("c")
@@ -71,7 +71,7 @@ async def test_a_taken_session_is_given_up_first(bench: SessionBench) -> None:
     bench.publish("a", b"1")
     position = one.read(0, 0).next_position
     assert await one.progress(SessionProgress("c", opened.epoch, [(0, position, position)])) is None
-    one.port.close_session("c", opened.epoch, expiry_s=60, drops_will=True)
+    one.close("c", opened.epoch)
     taken = await waiting
     assert not isinstance(taken, Refused)
     assert taken.is_present
@@ -81,7 +81,7 @@ async def test_a_taken_session_is_given_up_first(bench: SessionBench) -> None:
     assert [body for _, body in one.pushed] == [b"1"]
     # What the former owner says now is too late.
     await one.progress(SessionProgress("c", opened.epoch, [(0, 1 << 40, 1 << 40)]))
-    one.port.close_session("c", opened.epoch, expiry_s=0, drops_will=True)
+    one.close("c", opened.epoch, expiry_s=0, drops_will=True)
     refused = await one.subscribe("c", opened.epoch, "b")
     assert isinstance(refused, Refused)
     assert refused.code == ResponseCode.SESSION_LOST
@@ -108,7 +108,7 @@ async def test_of_two_that_want_a_session_the_last_gets_it(bench: SessionBench) 
     one, two, three = (FrontEnd(bench, name) for name in ("one", "two", "three"))
     opened = await one.open("c")
     second, third = two.begin_open("c"), three.begin_open("c")
-    one.port.close_session("c", opened.epoch, expiry_s=60, drops_will=True)
+    one.close("c", opened.epoch)
     refused, taken = await second, await third
     assert isinstance(refused, Refused)
     assert not isinstance(taken, Refused)
@@ -121,11 +121,11 @@ async def test_sessions_that_are_not_kept_are_taken_over_too(bench: SessionBench
     assert opened.epoch < 0
     waiting = two.begin_open("c", is_clean=True, expiry_s=0)
     assert one.fences == [("c", opened.epoch)]
-    one.port.close_session("c", opened.epoch, expiry_s=0, drops_will=True)
+    one.close("c", opened.epoch, expiry_s=0, drops_will=True)
     taken = await waiting
     assert not isinstance(taken, Refused)
     assert not taken.is_present
-    two.port.close_session("c", taken.epoch, expiry_s=0, drops_will=True)
+    two.close("c", taken.epoch, expiry_s=0, drops_will=True)
     assert bench.broker.sessions.owner_of("c") is None
     assert bench.stored("rmq_sys_mqtt_session") == []
 
@@ -134,9 +134,9 @@ async def test_a_client_that_wants_nothing_kept_ends_what_was(bench: SessionBenc
     front = FrontEnd(bench, "one")
     opened = await front.open("c")
     await front.subscribe("c", opened.epoch, "a")
-    front.port.close_session("c", opened.epoch, expiry_s=60, drops_will=True)
+    front.close("c", opened.epoch)
     transient = await front.open("c", is_clean=True, expiry_s=0)
-    front.port.close_session("c", transient.epoch, expiry_s=0, drops_will=True)
+    front.close("c", transient.epoch, expiry_s=0, drops_will=True)
     again = await front.open("c")
     assert not again.is_present
     assert again.subscriptions == []
@@ -209,7 +209,7 @@ async def test_after_a_start_sessions_nobody_claims_count_as_left(bench: Session
 async def test_a_will_waits_for_its_delay(bench: SessionBench, is_back: bool) -> None:
     front = FrontEnd(bench, "one")
     opened = await front.open("c", expiry_s=60, will=will(b"late", delay_s=10))
-    front.port.close_session("c", opened.epoch, expiry_s=60, drops_will=False)
+    front.close("c", opened.epoch, expiry_s=60, drops_will=False)
     await turns()
     bench.pass_time(9)
     assert bench.stored() == []
@@ -222,7 +222,7 @@ async def test_a_will_waits_for_its_delay(bench: SessionBench, is_back: bool) ->
 async def test_a_will_does_not_wait_longer_than_its_session_lasts(bench: SessionBench) -> None:
     front = FrontEnd(bench, "one")
     opened = await front.open("c", expiry_s=5, will=will(b"will", delay_s=10))
-    front.port.close_session("c", opened.epoch, expiry_s=5, drops_will=False)
+    front.close("c", opened.epoch, expiry_s=5, drops_will=False)
     await turns()
     bench.pass_time(5)
     assert bench.stored() == [b"will"]
@@ -232,7 +232,7 @@ async def test_sessions_expire(bench: SessionBench) -> None:
     front = FrontEnd(bench, "one")
     opened = await front.open("c", expiry_s=60)
     await front.subscribe("c", opened.epoch, "a")
-    front.port.close_session("c", opened.epoch, expiry_s=60, drops_will=True)
+    front.close("c", opened.epoch)
     await turns()
     bench.pass_time(59)
     await turns()
@@ -251,7 +251,7 @@ async def test_operators_disconnect_and_end_sessions(bench: SessionBench) -> Non
     opened = await front.open("c")
     assert sessions.kick("c")
     assert front.fences == [("c", opened.epoch)]
-    front.port.close_session("c", opened.epoch, expiry_s=60, drops_will=True)
+    front.close("c", opened.epoch)
     ended: list[Refused | None] = []
     assert sessions.purge("c", ended.append)
     await turns()
@@ -287,7 +287,7 @@ async def test_a_database_that_refuses_is_in_the_log_once_and_what_is_due_stays_
 ) -> None:
     front = FrontEnd(bench, "one")
     opened = await front.open("c", expiry_s=1)
-    front.port.close_session("c", opened.epoch, expiry_s=1, drops_will=True)
+    front.close("c", opened.epoch, expiry_s=1, drops_will=True)
     await turns()
 
     def refuse(*arguments: object, **words: object) -> None:
