@@ -20,9 +20,17 @@ from msgspec.structs import replace
 from iotmq import limits
 from iotmq.client.gateway import RemoteGateway
 from iotmq.client.session_link import SessionLink
+from iotmq.client.session_parts import (
+    BROKERS_MAX,
+    SharedSession,
+    broker_number_of,
+    broker_queue_id,
+    own_pushes,
+    own_queue_id,
+    own_subscriptions,
+)
 from iotmq.client.session_ports import (
     CloseRequest,
-    InFlight,
     OpenedSession,
     OpenRequest,
     QueueRead,
@@ -41,10 +49,6 @@ from iotmq.remoting.codes import ResponseCode
 
 _log = logging.getLogger("iotmq.mqtt")
 
-# A queue id here is the number of its broker and the broker's own id.
-_ID_BITS: Final = 24
-_ID_MASK: Final = (1 << _ID_BITS) - 1
-_BROKERS_MAX: Final = 1 << (32 - _ID_BITS)
 # How long `start` waits for the brokers; devices are refused until theirs answers.
 _START_S: Final = 5.0
 # A broker that nobody names any more is forgotten after so long: it may be restarting, and has sessions.
@@ -52,26 +56,6 @@ _FORGET_S: Final = 600.0
 # Sessions that are asked to come anew in one turn, because a broker knows nothing of them, and the pause.
 _RENEWED_PER_TURN: Final = 64
 _RENEW_INTERVAL_S: Final = 0.1
-
-
-class _Session:
-    """A connected client."""
-
-    __slots__ = ("client_id", "epoch", "fence", "home", "is_incomplete", "is_kept", "is_opening", "parts")
-
-    def __init__(self, client_id: str, epoch: int, home: SessionLink, *, is_kept: bool) -> None:
-        self.client_id = client_id
-        self.is_kept = is_kept
-        # The home's; what the front end calls the session by.
-        self.epoch = epoch
-        self.home = home
-        # Epochs at the brokers that have the session.
-        self.parts: dict[SessionLink, int] = {home: epoch}
-        self.is_opening = True
-        # Some broker does not know all of its filters.
-        self.is_incomplete = False
-        # Why the session was lost while it was being opened.
-        self.fence: str | None = None
 
 
 class RemoteSessions:
@@ -84,7 +68,7 @@ class RemoteSessions:
         self._receiver: SessionReceiver | None = None
         # By number; None for those that were forgotten.
         self._links: list[SessionLink | None] = []
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, SharedSession] = {}
         self._unnamed: dict[SessionLink, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._became_ready = asyncio.Event()
@@ -172,7 +156,7 @@ class RemoteSessions:
             if isinstance(found, Refused):
                 done(found)
                 return
-            session = self._sessions[client_id] = _Session(
+            session = self._sessions[client_id] = SharedSession(
                 client_id, found.epoch, home, is_kept=request.expiry_s > 0
             )
             others = [link for link in self._known_links() if link is not home]
@@ -199,7 +183,7 @@ class RemoteSessions:
             found: list[SessionSubscription] = []
             for (link, _), answer in zip(parts, answers, strict=True):
                 if not isinstance(answer, Refused):
-                    found += self._own_subscriptions(link, answer)
+                    found += own_subscriptions(link, answer)
                 elif link is session.home or link.is_ready:
                     done(answer)
                     return
@@ -228,7 +212,7 @@ class RemoteSessions:
         for change in changes:
             session = self._session(change.client_id, change.epoch)
             if session is not None:
-                for link, part in self._parts_of(session, change):
+                for link, part in session.parts_of(change):
                     by_link.setdefault(link, []).append(part)
         step = limits.SESSIONS_PER_REQUEST_MAX
         _gather(
@@ -248,12 +232,12 @@ class RemoteSessions:
                 link.close_session(replace(request, epoch=part))
 
     def read_queue(self, request: QueueRead, done: Callable[[QueueRecords | Refused], None]) -> None:
-        number = request.queue_id >> _ID_BITS
+        number = broker_number_of(request.queue_id)
         link = self._links[number] if number < len(self._links) else None
         if link is None:
             done(Refused(ResponseCode.QUERY_NOT_FOUND, "the broker of that queue has gone"))
             return
-        link.read_queue(replace(request, queue_id=request.queue_id & _ID_MASK), done)
+        link.read_queue(replace(request, queue_id=broker_queue_id(request.queue_id)), done)
 
     def read_retained(self, request: RetainedRead, done: Callable[[RetainedRecords | Refused], None]) -> None:
         """One broker after the other; `after` is the number of one, and where it stands."""
@@ -289,7 +273,7 @@ class RemoteSessions:
 
     def _opened_everywhere(
         self,
-        session: _Session,
+        session: SharedSession,
         found: OpenedSession,
         links: Sequence[SessionLink],
         answers: Sequence[OpenedSession | Refused],
@@ -320,7 +304,7 @@ class RemoteSessions:
                     session.is_incomplete = True
                 else:
                     added.setdefault(link, []).extend(result)
-            done(self._merged(session, opened, added))
+            done(session.merged(opened, added))
             session.is_opening = False
             if session.fence is not None:
                 self._fence(session, session.fence)
@@ -348,70 +332,6 @@ class RemoteSessions:
             agreed,
         )
 
-    def _merged(
-        self,
-        session: _Session,
-        opened: dict[SessionLink, OpenedSession],
-        added: dict[SessionLink, list[SessionSubscription]],
-    ) -> OpenedSession:
-        """What the brokers know of a session as one."""
-        subscriptions: list[SessionSubscription] = []
-        in_flight: list[InFlight] = []
-        done: list[tuple[int, int]] = []
-        for link, part in opened.items():
-            base = link.number << _ID_BITS
-            subscriptions += self._own_subscriptions(link, [*part.subscriptions, *added.get(link, ())])
-            in_flight += [
-                InFlight(flight.packet_id, base | flight.queue_id, flight.position, flight.is_released)
-                for flight in part.in_flight
-            ]
-            done += [(base | queue_id, position) for queue_id, position in part.done]
-        home = opened[session.home]
-        is_present = any(part.is_present for part in opened.values())
-        return replace(
-            home,
-            epoch=session.epoch,
-            is_present=is_present,
-            subscriptions=subscriptions,
-            in_flight=in_flight,
-            done=done,
-        )
-
-    def _own_subscriptions(
-        self, link: SessionLink, found: Iterable[SessionSubscription]
-    ) -> list[SessionSubscription]:
-        base = link.number << _ID_BITS
-        return [replace(entry, queue_id=base | entry.queue_id) for entry in found]
-
-    def _parts_of(
-        self, session: _Session, change: SessionProgress
-    ) -> Iterable[tuple[SessionLink, SessionProgress]]:
-        """What each broker has to know of a change."""
-        for link, epoch in session.parts.items():
-            number = link.number
-            cursors = [
-                (queue_id & _ID_MASK, cursor, sent)
-                for queue_id, cursor, sent in change.cursors
-                if queue_id >> _ID_BITS == number
-            ]
-            in_flight = change.in_flight
-            if in_flight is not None:
-                in_flight = [
-                    InFlight(
-                        flight.packet_id, flight.queue_id & _ID_MASK, flight.position, flight.is_released
-                    )
-                    for flight in in_flight
-                    if flight.queue_id >> _ID_BITS == number
-                ]
-            done = [
-                (queue_id & _ID_MASK, position)
-                for queue_id, position in change.done
-                if queue_id >> _ID_BITS == number
-            ]
-            received = change.received if link is session.home else None
-            if cursors or received is not None or in_flight is not None:
-                yield link, SessionProgress(change.client_id, epoch, cursors, received, in_flight, done)
-
     # session_link.LinkListener
 
     def link_ready(self, link: SessionLink) -> None:
@@ -429,7 +349,7 @@ class RemoteSessions:
                 renewed.append(session)
         self._renew_later(renewed)
 
-    def _open_transient(self, session: _Session, link: SessionLink) -> None:
+    def _open_transient(self, session: SharedSession, link: SessionLink) -> None:
         """What the broker keeps of a client that started clean is over; there is nothing else to be told."""
 
         def opened(found: OpenedSession | Refused) -> None:
@@ -448,37 +368,29 @@ class RemoteSessions:
 
     def link_pushed(self, link: SessionLink, records: memoryview, pushes: memoryview) -> None:
         """Pass records on, under this front end's queue ids."""
-        number = link.number
-        places: bytes | memoryview = pushes
-        if number and len(pushes) and len(pushes) % 8 == 0:
-            # All ids at once: a push is place 4 | queue id 4.
-            base = (number << _ID_BITS).to_bytes(8, "big") * (len(pushes) // 8)
-            own = int.from_bytes(pushes, "big") | int.from_bytes(base, "big")
-            places = own.to_bytes(len(pushes), "big")
         if self._receiver is not None and not self._is_stopped:
-            self._receiver.deliver_queued(records, places)
+            self._receiver.deliver_queued(records, own_pushes(link.number, pushes))
 
     def link_missed(self, link: SessionLink, queue_ids: Sequence[int]) -> None:
         if self._receiver is not None and not self._is_stopped:
-            base = link.number << _ID_BITS
-            self._receiver.missed([base | queue_id for queue_id in queue_ids])
+            self._receiver.missed([own_queue_id(link.number, queue_id) for queue_id in queue_ids])
 
     def link_fenced(self, link: SessionLink, client_id: str, epoch: int, reason: str) -> None:
         session = self._sessions.get(client_id)
         if session is not None and session.parts.get(link) == epoch:
             self._fence(session, reason)
 
-    def _fence(self, session: _Session, reason: str) -> None:
+    def _fence(self, session: SharedSession, reason: str) -> None:
         if session.is_opening:
             session.fence = reason
         elif self._receiver is not None and not self._is_stopped:
             self._receiver.fenced(session.client_id, session.epoch, reason)
 
-    def _renew_later(self, sessions: list[_Session]) -> None:
+    def _renew_later(self, sessions: list[SharedSession]) -> None:
         if sessions:
             self._run(self._renew(sessions))
 
-    async def _renew(self, sessions: list[_Session]) -> None:
+    async def _renew(self, sessions: list[SharedSession]) -> None:
         """Have devices connect again, some at a time."""
         for number, session in enumerate(sessions):
             if number and number % _RENEWED_PER_TURN == 0:
@@ -496,7 +408,7 @@ class RemoteSessions:
             return links[0] if links else None
         return max(links, key=partial(_weight, client_id))
 
-    def _session(self, client_id: str, epoch: int) -> _Session | None:
+    def _session(self, client_id: str, epoch: int) -> SharedSession | None:
         session = self._sessions.get(client_id)
         return session if session is not None and session.epoch == epoch else None
 
@@ -525,7 +437,7 @@ class RemoteSessions:
 
     def _add_link(self, broker_name: str, address: str) -> None:
         settings = self._gateway.client_settings
-        if len(self._links) == _BROKERS_MAX:
+        if len(self._links) == BROKERS_MAX:
             _log.error("too many brokers for sessions", extra={"broker": broker_name})
             return
         self._links.append(

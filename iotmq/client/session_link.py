@@ -8,7 +8,7 @@ import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol
 
 import msgspec
 
@@ -16,6 +16,7 @@ from iotmq import limits
 from iotmq.client import session_bodies as bodies
 from iotmq.client.backoff import Backoff
 from iotmq.client.connections import split_address
+from iotmq.client.session_answers import decoded, outcome_of, records_of, tell
 from iotmq.client.session_ports import (
     CloseRequest,
     OpenedSession,
@@ -44,8 +45,6 @@ _HEARTBEAT_S: Final = 20.0
 _ANSWER_TIMEOUT_S: Final = 10.0
 # The rest of what a broker takes from one connection at a time is for what cannot wait.
 _UNDER_WAY_MAX: Final = limits.REQUESTS_IN_FLIGHT_MAX // 2
-
-_Found = TypeVar("_Found")
 
 _opened = msgspec.msgpack.Decoder(OpenedSession)
 _subscribed = msgspec.msgpack.Decoder(list[SessionSubscription])
@@ -149,7 +148,7 @@ class SessionLink:
 
     def open_session(self, request: OpenRequest, done: Callable[[OpenedSession | Refused], None]) -> None:
         def answered(answer: Command | Refused) -> None:
-            opened = _read(_opened, answer)
+            opened = decoded(_opened, answer)
             if not isinstance(opened, Refused):
                 queues = {entry.topic_filter: entry.queue_id for entry in opened.subscriptions}
                 self._known[request.client_id] = _Known(opened.epoch, request.will, queues)
@@ -162,7 +161,7 @@ class SessionLink:
         self, request: SubscribeRequest, done: Callable[[list[SessionSubscription] | Refused], None]
     ) -> None:
         def answered(answer: Command | Refused) -> None:
-            found = _read(_subscribed, answer)
+            found = decoded(_subscribed, answer)
             known = self._known_as(request.client_id, request.epoch)
             if known is not None and not isinstance(found, Refused):
                 known.queues.update((entry.topic_filter, entry.queue_id) for entry in found)
@@ -175,11 +174,11 @@ class SessionLink:
         if known is not None:
             for topic_filter in request.filters:
                 known.queues.pop(topic_filter, None)
-        self._ask(_command(RequestCode.UNSUBSCRIBE_SESSION, request), partial(_tell, done))
+        self._ask(_command(RequestCode.UNSUBSCRIBE_SESSION, request), partial(tell, done))
 
     def progress(self, changes: Sequence[SessionProgress], done: Callable[[Refused | None], None]) -> None:
         """At most SESSIONS_PER_REQUEST_MAX changes."""
-        self._ask(_command(RequestCode.REPORT_PROGRESS, list(changes)), partial(_tell, done))
+        self._ask(_command(RequestCode.REPORT_PROGRESS, list(changes)), partial(tell, done))
 
     def close_session(self, request: CloseRequest) -> None:
         """The broker is told, if not now then when it is back."""
@@ -194,7 +193,7 @@ class SessionLink:
                     answer
                     if isinstance(answer, Refused)
                     else QueueRecords(
-                        _split(answer), answer.integer("nextPosition", minimum=0), answer.boolean("isEnd")
+                        records_of(answer), answer.integer("nextPosition", minimum=0), answer.boolean("isEnd")
                     )
                 )
             except RequestError as error:
@@ -215,7 +214,7 @@ class SessionLink:
                 done(
                     answer
                     if isinstance(answer, Refused)
-                    else RetainedRecords(_split(answer), answer.ext.get("after"))
+                    else RetainedRecords(records_of(answer), answer.ext.get("after"))
                 )
             except RequestError as error:
                 done(self._malformed(error))
@@ -229,7 +228,7 @@ class SessionLink:
         if self._connection is None:
             done(Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"broker {self.broker_name}: {self.problem}"))
             return
-        self._connection.request_nowait(command).add_done_callback(lambda future: done(_outcome(future)))
+        self._connection.request_nowait(command).add_done_callback(lambda future: done(outcome_of(future)))
 
     def _ask_patiently(self, make: Callable[[], Command], done: Callable[[Command | Refused], None]) -> None:
         """Ask again on the next connection when this one ends."""
@@ -248,7 +247,7 @@ class SessionLink:
             if not future.cancelled() and isinstance(future.exception(), ConnectionClosedError):
                 self._ask_patiently(make, done)
             else:
-                done(_outcome(future))
+                done(outcome_of(future))
 
         if self._connection is None:
             self._end_turn()
@@ -452,47 +451,8 @@ async def _answer(asked: asyncio.Future[Command]) -> Command:
     return answer
 
 
-def _outcome(future: asyncio.Future[Command]) -> Command | Refused:
-    if future.cancelled():
-        return Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "the front end stops")
-    error = future.exception()
-    if error is not None:
-        return Refused(ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
-    answer = future.result()
-    if answer.code != ResponseCode.SUCCESS:
-        return Refused(answer.code, answer.remark or "")
-    return answer
-
-
-def _read(decoder: msgspec.msgpack.Decoder[_Found], answer: Command | Refused) -> _Found | Refused:
-    if isinstance(answer, Refused):
-        return answer
-    try:
-        return decoder.decode(answer.body_bytes())
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return Refused(ResponseCode.SYSTEM_ERROR, f"the broker's answer cannot be read: {error}")
-
-
-def _tell(done: Callable[[Refused | None], None], answer: Command | Refused) -> None:
-    done(answer if isinstance(answer, Refused) else None)
-
-
 def _maxima(request: QueueRead | RetainedRead) -> dict[str, str]:
     return {
         "maxNums": str(min(request.records_max, limits.QUEUE_READ_RECORDS_MAX)),
         "maxMsgBytes": str(min(request.bytes_max, limits.PULL_BYTES_MAX)),
     }
-
-
-def _split(answer: Command) -> list[memoryview]:
-    """The records of a body, each of which begins with its size; RequestError when they do not fill it."""
-    body = memoryview(answer.body_bytes())
-    records = []
-    at = 0
-    while at < len(body):
-        size = int.from_bytes(body[at : at + 4], "big")
-        if size < 4 or at + size > len(body):
-            raise RequestError(ResponseCode.SYSTEM_ERROR, "the records of an answer do not fill it")
-        records.append(body[at : at + size])
-        at += size
-    return records
