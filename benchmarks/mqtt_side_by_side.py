@@ -22,6 +22,11 @@ from benchmarks import machine, peers
 
 SIDES: Final = ("mosquitto", "iotmq")
 BASE_CONNECTIONS: Final = 100
+FAN_OUT: Final = 1_000
+DURABLE_PAIRS: Final = (
+    *("--publishers", "100", "--subscribers", "100", "--qos", "1", "--window", "100", "--keep-sessions"),
+    *("--filter", "devices/{n}/telemetry", "--deliveries-per-message", "1"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,25 +145,63 @@ def delivered(lead_max: int) -> Callable[[peers.Server, Effort], Round]:
     return measure
 
 
+def fan_out(lead_max: int) -> Callable[[peers.Server, Effort], Round]:
+    """QoS 0 from one publisher, so many messages ahead, to 1,000 subscribers of one topic."""
+
+    def measure(server: peers.Server, effort: Effort) -> Round:
+        report = _publish(
+            server,
+            effort.seconds,
+            effort.warmup_s,
+            *("--publishers", "1", "--subscribers", str(FAN_OUT), "--qos", "0", "--lead", str(lead_max)),
+            *("--topic", "news", "--filter", "news", "--deliveries-per-message", str(FAN_OUT)),
+        )
+        due = report["counters"]["published"] * FAN_OUT
+        return {
+            "deliveries_per_s": report["delivered_per_s"],
+            "delivered_share": report["counters"]["delivered"] / due if due else 0.0,
+        } | _costs(report, "delivered")
+
+    return measure
+
+
+def durable(server: peers.Server, effort: Effort) -> Round:
+    """QoS 1 from 100 publishers to 100 subscribers with sessions that are kept, a topic for each pair.
+
+    A publisher is at most 100 messages ahead of its subscriber, so as much goes out as comes in.
+    """
+    report = _publish(server, effort.seconds, effort.warmup_s, *DURABLE_PAIRS, "--lead", "100")
+    if not report["is_drained"]:
+        raise LoadError(f"{server.name} did not deliver everything: {report['counters']}")
+    return {
+        "in_and_out_per_s": report["acknowledged_per_s"] + report["delivered_per_s"],
+        "delivered_per_s": report["delivered_per_s"],
+    } | _costs(report, "delivered")
+
+
 def latency(server: peers.Server, effort: Effort) -> Round:
     """5,000 messages/s QoS 1 from 100 publishers, due at fixed times, to one subscriber."""
-    report = _publish(
+    return _latency(server, effort, "--publishers", "100", "--subscribers", "1", "--qos", "1")
+
+
+def command_latency(server: peers.Server, effort: Effort) -> Round:
+    """5,000 commands/s QoS 1 to 1,000 connected devices, whose sessions are kept, from 10 services."""
+    return _latency(
         server,
-        effort.latency_seconds,
-        1.0,
-        "--publishers",
-        "100",
-        "--subscribers",
-        "1",
-        "--qos",
-        "1",
-        "--rate",
-        "5000",
+        effort,
+        *("--publishers", "10", "--subscribers", "1000", "--qos", "1", "--keep-sessions"),
+        *("--topics-per-publisher", "100", "--topic", "dev/{n}/cmd", "--filter", "dev/{n}/cmd"),
+        *("--deliveries-per-message", "1"),
     )
+
+
+def _latency(server: peers.Server, effort: Effort, *who: str) -> Round:
+    report = _publish(server, effort.latency_seconds, 1.0, *who, "--rate", "5000")
     summary = report["latencies"]["delivery"]
     if not report["is_drained"]:
         raise LoadError(f"{server.name} did not deliver everything: {report['counters']}")
     return {
+        "mean_us": summary["mean_ns"] / 1e3,
         "p99_us": summary["p99_ns"] / 1e3,
         "p50_us": summary["p50_ns"] / 1e3,
         "p999_us": summary["p999_ns"] / 1e3,
@@ -217,6 +260,29 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         True,
         ">= 2x",
         stores_much=True,
+    ),
+    "fan_out": Scenario(
+        "QoS 0, 1 publisher to 1,000 subscribers, 50 messages under way: deliveries/s",
+        fan_out(50),
+        "deliveries_per_s",
+        True,
+        ">= 3x",
+    ),
+    "fan_out_single": Scenario("the same, 1 message under way", fan_out(1), "deliveries_per_s", True, ""),
+    "durable": Scenario(
+        "QoS 1, 100 publishers to 100 kept sessions, a topic each: in + out/s",
+        durable,
+        "in_and_out_per_s",
+        True,
+        ">= 150,000 and 2x",
+        stores_much=True,
+    ),
+    "command": Scenario(
+        "5,000 commands/s QoS 1 to 1,000 kept sessions: mean microseconds (p99 below)",
+        command_latency,
+        "mean_us",
+        False,
+        "< 3,000 (p99 < 10,000)",
     ),
     "latency": Scenario("5,000 msg/s QoS 1 end to end: p99 microseconds", latency, "p99_us", False, "<= 2x"),
     "idle": Scenario(

@@ -31,6 +31,7 @@ class Server:
         self.name = name
         self.port = port
         self.pid = process.pid
+        self.is_killed = False
         self._process = process
         self._log = log
 
@@ -69,6 +70,12 @@ class Server:
                         f"{self.name} did not listen within {START_TIMEOUT_S} s: {_tail(self._log)}"
                     ) from None
                 time.sleep(0.05)
+
+    def kill(self) -> None:
+        """SIGKILL, as a machine that loses its power."""
+        self.is_killed = True
+        self._process.kill()
+        self._process.wait()
 
     def stop(self) -> None:
         """SIGTERM, and SIGKILL when that does not end it."""
@@ -156,6 +163,59 @@ key = "{{1}}"
 
 
 @contextlib.contextmanager
+def front_ends(
+    count: int,
+    *,
+    settings: Mapping[str, str] | None = None,
+    cores: Sequence[int | None] | None = None,
+    data: Path | None = None,
+) -> Iterator[tuple[Server, list[Server]]]:
+    """A broker, with a registry, and so many MQTT front ends for it: each a process of its own.
+
+    ``settings`` with names that begin with ``mqtt.`` are for the front ends, the others for the broker.
+    ``cores`` are for the broker and the front ends, in this order; None leaves one where the system puts it.
+    ``data`` is the broker's directory when it is to be kept. A front end may be killed.
+    """
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    registry_port, *ports = free_ports(2 * count + 4)
+    registry = f"127.0.0.1:{registry_port}"
+    wanted = dict(settings or {})
+    for_front_ends = {name: wanted.pop(name) for name in list(wanted) if name.startswith("mqtt.")}
+    pinned = list(cores or [None] * (count + 1))
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="data-roles-", dir=RESULTS)))
+
+        def run(role: str, name: str, port: int, core: int | None, **assignments: str) -> Server:
+            home = directory / name
+            home.mkdir()
+            assignments |= {"http.listen_port": str(ports.pop()), "log.level": "warning"}
+            command = [sys.executable, "-m", "iotmq", role]
+            command += ["--data", str(data if data is not None and role == "broker" else home / "data")]
+            for setting, value in assignments.items():
+                command += ["--set", f"{setting}={value}"]
+            return stack.enter_context(_running(name, command, core, port, home))
+
+        run("registry", "registry", registry_port, pinned[0], **{"registry.listen_port": str(registry_port)})
+        broker_port = ports.pop()
+        broker = run(
+            "broker", "broker", broker_port, pinned[0],
+            **{"broker.listen_port": str(broker_port), "broker.registries": registry,
+               "broker.registration_interval_s": "1", "store.flush": "async"} | wanted,
+        )  # fmt: skip
+        servers = []
+        for number in range(1, count + 1):
+            name, port = f"front-end-{number}", ports.pop()
+            servers.append(
+                run(
+                    "mqtt", name, port, pinned[number],
+                    **{"mqtt.listen_port": str(port), "mqtt.registries": registry, "mqtt.name": name}
+                    | for_front_ends,
+                )
+            )  # fmt: skip
+        yield broker, servers
+
+
+@contextlib.contextmanager
 def redis(*, core: int) -> Iterator[Server]:
     """Redis with an append-only file synced every second, as the broker flushes; no snapshots beside it."""
     program = shutil.which("redis-server")
@@ -183,11 +243,11 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def _running(name: str, command: list[str], core: int, port: int, directory: Path) -> Iterator[Server]:
+def _running(name: str, command: list[str], core: int | None, port: int, directory: Path) -> Iterator[Server]:
     log = directory / "output.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            ["taskset", "-c", str(core), *command],
+            command if core is None else ["taskset", "-c", str(core), *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -197,7 +257,8 @@ def _running(name: str, command: list[str], core: int, port: int, directory: Pat
     try:
         server.wait_ready()
         yield server
-        server.check()
+        if not server.is_killed:
+            server.check()
     finally:
         server.stop()
 

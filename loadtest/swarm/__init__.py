@@ -10,13 +10,14 @@ import itertools
 import os
 import resource
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any, Final
 
-from loadtest.swarm.engine import STAMP_BYTES, Engine, Sink, read_stamp
+from loadtest.swarm.engine import STAMP_BYTES, STAMP_MAGIC, TOPIC_DIGITS, Engine, Sink, read_stamp
 
 __all__ = [
     "STAMP_BYTES",
@@ -27,6 +28,7 @@ __all__ = [
     "SwarmError",
     "connect_packet",
     "read_stamp",
+    "stamp",
     "subscribe_packet",
 ]
 
@@ -40,6 +42,7 @@ VIOLATIONS: Final = (
     "acks_out_of_order",
     "sequence_gaps",
     "sequence_repeats",
+    "misdelivered",
     "protocol_errors",
 )
 
@@ -52,7 +55,8 @@ class SwarmError(Exception):
 class Plan:
     """Who connects and what they send.
 
-    ``{n}`` in a template is the connection's number, counted per kind from ``number_base``.
+    ``{n}`` in a template is the connection's number, counted per kind from ``number_base``; in topics and
+    filters with seven digits when a publisher has several topics (``topics_per_publisher``).
     Payloads of 24 bytes and more carry publisher, sequence and time, which subscribers check.
     """
 
@@ -73,7 +77,15 @@ class Plan:
     window: int = 100
     """Messages a publisher may have unacknowledged (QoS 1)."""
     lead_max: int = 0
-    """Messages a publisher may be ahead of the subscribers (QoS 0); 0: any number, loss or not."""
+    """Messages a publisher may be ahead of the subscribers; 0: any number, with QoS 0 loss or not."""
+    keeps_sessions: bool = False
+    """Subscribers connect with clean session = 0, and subscribe only when they have no session."""
+    topics_per_publisher: int = 1
+    """Publisher p sends in turn to topics p x this to (p + 1) x this - 1; subscriber n gets topic n alone."""
+    will_topic: str | None = None
+    """Subscribers leave a will of QoS 1 there, stamped with their number as that of a publisher."""
+    fallback_ports: tuple[int, ...] = ()
+    """Where subscribers and idle connections go when they lost their connection, in turn with ``port``."""
     payload_bytes: int = 100
     rate_per_s: int = 0
     """Messages due per second over all publishers, sent open-loop; 0 is as fast as windows allow."""
@@ -82,6 +94,8 @@ class Plan:
     warmup_s: float = 1.0
     """Published like the rest and not measured."""
     drain_timeout_s: float = 10.0
+    deliveries_per_message: int | None = None
+    """How many subscribers get each message, waited for at the end; None: 1 for a single subscriber."""
     connect_rate_per_s: float = 2_000.0
     connects_in_progress_max: int = 64
     connect_timeout_s: float = 60.0
@@ -106,7 +120,7 @@ class Report:
     engine_cpu_share: float
     """Of one core; near 1.0 the engine is the bottleneck and not the server."""
     is_drained: bool
-    """Everything was acknowledged, and for a single subscriber delivered, before the time ran out."""
+    """Everything was acknowledged, and delivered where that can be foretold, before the time ran out."""
     violations: int
     counters: dict[str, int]
     latencies: dict[str, dict[str, float]]
@@ -136,14 +150,20 @@ class Swarm:
             measures_acks=plan.measures_acks or plan.rate_per_s > 0,
             number_base=plan.number_base,
             publishers_tracked=plan.number_base + plan.publishers if tracked is None else tracked,
+            topics_per_publisher=plan.topics_per_publisher,
+            fallback_ports=plan.fallback_ports,
             source_addresses=plan.source_addresses,
         )
         filter_qos = plan.qos if plan.filter_qos is None else plan.filter_qos
         # Subscribers first: they are opened in this order and miss nothing.
         for n, connect in self._numbered("sub", plan.subscribers):
-            self.engine.add_subscriber(connect, subscribe_packet(plan.filter.format(n=n), filter_qos))
+            self.engine.add_subscriber(
+                connect, subscribe_packet(plan.filter.format(n=_in_topic(plan, n)), filter_qos)
+            )
+        number_at = len(plan.topic.partition("{n}")[0].encode())
         for n, connect in self._numbered("pub", plan.publishers):
-            self.engine.add_publisher(connect, plan.topic.format(n=n).encode())
+            topic = plan.topic.format(n=_in_topic(plan, n)).encode()
+            self.engine.add_publisher(connect, topic, number_at=number_at)
         for _, connect in self._numbered("idle", plan.idle):
             self.engine.add_idle(connect)
 
@@ -223,11 +243,14 @@ class Swarm:
         )
 
     def hold(self, seconds: float) -> None:
-        """Keeps every connection alive this long; counts what arrives. Raises SwarmError when one is lost."""
+        """Keeps every connection alive this long; counts what arrives.
+
+        Raises SwarmError when one is lost that has nowhere to fall back to.
+        """
         lost_before = self.engine.counters_now()["lost"]
         self.engine.run(seconds)
         lost = self.engine.counters_now()["lost"] - lost_before
-        if lost:
+        if lost and not self.plan.fallback_ports:
             raise SwarmError(f"{lost} connections were lost (last: {_reason(self.engine.last_error)})")
 
     def close(self) -> None:
@@ -236,7 +259,11 @@ class Swarm:
 
     def _numbered(self, kind: str, count: int) -> Iterator[tuple[int, bytes]]:
         plan = self.plan
+        is_subscriber = kind == "sub"
         for n in range(plan.number_base, plan.number_base + count):
+            will = None
+            if is_subscriber and plan.will_topic is not None:
+                will = plan.will_topic.format(n=n), stamp(n, 0, 0)
             yield (
                 n,
                 connect_packet(
@@ -244,6 +271,8 @@ class Swarm:
                     keep_alive_s=plan.keep_alive_s,
                     username=plan.username,
                     password=plan.password,
+                    is_clean=not (is_subscriber and plan.keeps_sessions),
+                    will=will,
                 ),
             )
 
@@ -254,10 +283,13 @@ class Swarm:
         deadline = time.monotonic() + plan.drain_timeout_s
         if not engine.drain(plan.drain_timeout_s):
             return False
-        if plan.subscribers != 1:
+        copies = plan.deliveries_per_message
+        if copies is None:
+            copies = 1 if plan.subscribers == 1 else 0
+        if not copies:
             return True
         counters = engine.counters_now()
-        expected = before["delivered"] + counters["published"] - before["published"]
+        expected = before["delivered"] + copies * (counters["published"] - before["published"])
         # QoS 0 may be dropped on the way: half a second without a delivery means nothing is left.
         while time.monotonic() < deadline:
             delivered = engine.counters_now()["delivered"]
@@ -275,14 +307,18 @@ def connect_packet(
     username: str | None = None,
     password: str | None = None,
     is_clean: bool = True,
+    will: tuple[str, bytes] | None = None,
 ) -> bytes:
-    """An MQTT 3.1.1 CONNECT [MQTT 3.1]."""
+    """An MQTT 3.1.1 CONNECT [MQTT 3.1]; `will` is topic and payload of one with QoS 1."""
     flags = (
         (0x02 if is_clean else 0)
+        | (0x0C if will is not None else 0)
         | (0x80 if username is not None else 0)
         | (0x40 if password is not None else 0)
     )
     body = _text("MQTT") + bytes([4, flags]) + keep_alive_s.to_bytes(2, "big") + _text(client_id)
+    if will is not None:
+        body += _text(will[0]) + len(will[1]).to_bytes(2, "big") + will[1]
     for credential in (username, password):
         if credential is not None:
             body += _text(credential)
@@ -293,6 +329,16 @@ def subscribe_packet(topic_filter: str, qos: int, *, packet_id: int = 1) -> byte
     """An MQTT 3.1.1 SUBSCRIBE with one filter [MQTT 3.8]."""
     body = packet_id.to_bytes(2, "big") + _text(topic_filter) + bytes([qos])
     return b"\x82" + _length(len(body)) + body
+
+
+def stamp(publisher: int, sequence: int, time_ns: int) -> bytes:
+    """The beginning of a payload that subscribers follow; `read_stamp` is the way back."""
+    return struct.pack(">IIQQ", STAMP_MAGIC, publisher, sequence, time_ns)
+
+
+def _in_topic(plan: Plan, number: int) -> str:
+    """A number as topics have it."""
+    return f"{number:0{TOPIC_DIGITS}d}" if plan.topics_per_publisher > 1 else str(number)
 
 
 def _text(value: str) -> bytes:
@@ -340,6 +386,10 @@ def _check(plan: Plan) -> None:
         )
     if plan.lead_max and (plan.subscribers < 1 or plan.payload_bytes < STAMP_BYTES):
         raise SwarmError(f"a lead needs subscribers and payloads of {STAMP_BYTES} bytes or more")
+    if plan.topics_per_publisher > 1 and plan.publishers and "{n}" not in plan.topic:
+        raise SwarmError("several topics to a publisher need a topic with {n} in it")
+    if plan.topics_per_publisher > 1 and plan.payload_bytes < STAMP_BYTES:
+        raise SwarmError(f"several topics to a publisher need payloads of {STAMP_BYTES} bytes or more")
     if plan.rate_per_s and not plan.publishers:
         raise SwarmError("a rate needs publishers")
     if not 0 <= plan.keep_alive_s <= 65_535:

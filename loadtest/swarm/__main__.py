@@ -43,22 +43,41 @@ def publish(options: argparse.Namespace) -> int:
 
 
 def hold(options: argparse.Namespace) -> int:
-    """Connections that stay: prints ``ready`` when all are in; ends with the time or with standard input."""
+    """Connections that stay: prints ``ready`` when all are in; ends with the time or with standard input.
+
+    With ``--until-input-ends`` every line of standard input is answered with the counters so far.
+    """
     plan = _plan(options, subscribers=options.subscribers, idle=options.idle)
     with Swarm(plan) as swarm:
+        began_ns = time.monotonic_ns()
         seconds = swarm.connect()
-        _print({"state": "ready", "connections": plan.idle + plan.subscribers, "connect_s": seconds})
+        _print(
+            {
+                "state": "ready",
+                "connections": plan.idle + plan.subscribers,
+                "connect_s": seconds,
+                "began_ns": began_ns,
+                "ready_ns": time.monotonic_ns(),
+            }
+        )
         deadline = time.monotonic() + options.seconds
         while time.monotonic() < deadline:
-            swarm.hold(min(0.5, max(0.0, deadline - time.monotonic())))
-            if (
-                options.until_input_ends
-                and select.select([sys.stdin], [], [], 0)[0]
-                and not sys.stdin.readline()
-            ):
-                break
-        _print({"state": "over", "counters": swarm.engine.counters_now()})
+            swarm.hold(min(0.1, max(0.0, deadline - time.monotonic())))
+            if options.until_input_ends and select.select([sys.stdin], [], [], 0)[0]:
+                if not sys.stdin.readline():
+                    break
+                _print({"state": "holding"} | _held(swarm))
+        _print({"state": "over"} | _held(swarm))
     return 0
+
+
+def _held(swarm: Swarm) -> dict[str, Any]:
+    engine = swarm.engine
+    return {
+        "counters": engine.counters_now(),
+        "latencies": engine.latencies(),
+        "oldest_repeat_at_ns": engine.oldest_repeat_at_ns,
+    }
 
 
 def sink(options: argparse.Namespace) -> int:
@@ -145,6 +164,13 @@ def _plan(options: argparse.Namespace, **kinds: int) -> Plan:
         connect_rate_per_s=options.connect_rate,
         connect_timeout_s=options.connect_timeout,
         number_base=options.number_base,
+        publishers_tracked=options.publishers_tracked,
+        deliveries_per_message=options.deliveries_per_message,
+        keeps_sessions=options.keep_sessions,
+        topics_per_publisher=options.topics_per_publisher,
+        will_topic=options.will_topic,
+        fallback_ports=tuple(options.fallback_port),
+        connects_in_progress_max=options.connects_in_progress,
         source_addresses=tuple(options.source_address),
         measures_acks=options.measure_acks,
         **kinds,
@@ -191,7 +217,23 @@ def _parser() -> argparse.ArgumentParser:
         "--filter-qos", type=int, choices=(0, 1), help="QoS of subscribers; that of --qos by default"
     )
     load.add_argument("--window", type=int, default=100, help="unacknowledged messages a publisher may have")
-    load.add_argument("--lead", type=int, default=0, help="QoS 0 messages ahead of the subscribers; 0: any")
+    load.add_argument("--lead", type=int, default=0, help="messages ahead of the subscribers; 0: any")
+    load.add_argument(
+        "--keep-sessions", action="store_true", help="subscribers have sessions that outlive the connection"
+    )
+    load.add_argument("--topics-per-publisher", type=int, default=1, metavar="COUNT")
+    load.add_argument("--will-topic", help="subscribers leave a will there")
+    load.add_argument(
+        "--deliveries-per-message", type=int, help="subscribers that get each message, waited for at the end"
+    )
+    load.add_argument("--publishers-tracked", type=int, help="publishers whose sequences subscribers follow")
+    load.add_argument(
+        "--fallback-port",
+        type=int,
+        action="append",
+        default=[],
+        help="port to go to when a connection is lost",
+    )
     load.add_argument("--payload-bytes", type=int, default=100)
     load.add_argument(
         "--rate", type=int, default=0, help="messages/s over all publishers; 0: as fast as possible"
@@ -203,6 +245,7 @@ def _parser() -> argparse.ArgumentParser:
     load.add_argument("--warmup", type=float, default=1.0, metavar="SECONDS")
     load.add_argument("--drain-timeout", type=float, default=10.0, metavar="SECONDS")
     load.add_argument("--connect-rate", type=float, default=2_000.0, help="connections opened per second")
+    load.add_argument("--connects-in-progress", type=int, default=64, help="connections being opened at once")
     load.add_argument("--connect-timeout", type=float, default=60.0, metavar="SECONDS")
     load.add_argument("--number-base", type=int, default=0, help="first connection number")
     load.add_argument("--source-address", action="append", default=[], help="local address; may be repeated")

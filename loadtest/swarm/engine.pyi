@@ -2,11 +2,15 @@ from collections.abc import Sequence
 
 from typing_extensions import Buffer
 
+STAMP_MAGIC: int
 STAMP_BYTES: int
 WINDOW_MAX: int
 PAYLOAD_BYTES_MAX: int
 RING_BYTES_MAX: int
 TRACKED_BYTES_MAX: int
+TOPIC_DIGITS: int
+TOPICS_PER_PUBLISHER_MAX: int
+PORTS_MAX: int
 
 def read_stamp(payload: Buffer) -> tuple[int, int, int] | None: ...
 
@@ -24,11 +28,13 @@ class Engine:
         measures_acks: bool = False,
         number_base: int = 0,
         publishers_tracked: int = 0,
+        topics_per_publisher: int = 1,
+        fallback_ports: Sequence[int] = (),
         source_addresses: Sequence[str] = (),
     ) -> None: ...
     def add_idle(self, connect: bytes) -> None: ...
     def add_subscriber(self, connect: bytes, subscribe: bytes) -> None: ...
-    def add_publisher(self, connect: bytes, topic: bytes) -> int: ...
+    def add_publisher(self, connect: bytes, topic: bytes, *, number_at: int = 0) -> int: ...
     def connect(
         self, *, rate_per_s: float = 2_000.0, in_progress_max: int = 64, timeout_s: float = 30.0
     ) -> bool: ...
@@ -44,6 +50,8 @@ class Engine:
     def publisher_progress(self) -> list[tuple[int, int, int]]: ...
     @property
     def tracks_sequences(self) -> bool: ...
+    @property
+    def oldest_repeat_at_ns(self) -> int | None: ...
     @property
     def last_error(self) -> int: ...
     @property

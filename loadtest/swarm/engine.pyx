@@ -161,7 +161,7 @@ cdef extern from * nogil:
     const int MSG_NOSIGNAL, SOCK_NONBLOCK, SOCK_CLOEXEC
 
 cdef enum:
-    STAMP_MAGIC = 0x53574D31
+    STAMP_MAGIC_C = 0x53574D31
     STAMP_BYTES_C = 24
     READ_BYTES = 256 * 1024
     READS_PER_EVENT = 4
@@ -176,6 +176,9 @@ cdef enum:
     SINK_FDS = 65_536
     SPIN_NS = 60_000
     TRACKED_BYTES_LARGEST = 256 * 1024 * 1024
+    TOPIC_DIGITS_C = 7
+    TOPICS_PER_PUBLISHER_LARGEST = 1_000_000
+    PORTS_LARGEST = 8
 
 cdef enum:
     IDLE, PUBLISHER, SUBSCRIBER
@@ -187,11 +190,15 @@ cdef enum:
 cdef enum:
     GOAL_TIME, GOAL_CONNECTED, GOAL_SENT, GOAL_DELIVERED
 
+STAMP_MAGIC = STAMP_MAGIC_C
 STAMP_BYTES = STAMP_BYTES_C
 WINDOW_MAX = IDS
 PAYLOAD_BYTES_MAX = 1024 * 1024
 RING_BYTES_MAX = 2 * 1024 ** 3
 TRACKED_BYTES_MAX = TRACKED_BYTES_LARGEST
+TOPIC_DIGITS = TOPIC_DIGITS_C
+TOPICS_PER_PUBLISHER_MAX = TOPICS_PER_PUBLISHER_LARGEST
+PORTS_MAX = PORTS_LARGEST
 
 cdef struct Connection:
     int fd
@@ -199,12 +206,14 @@ cdef struct Connection:
     uint8_t state
     uint8_t events_out         # 1 while EPOLLOUT is asked for
     uint8_t reading            # 0 while EPOLLIN is off because our own acknowledgements are stuck
+    uint8_t port_index         # which of the engine's ports it is connected to
     uint32_t number            # which publisher, or which subscriber
     const uint8_t* greeting    # CONNECT
     uint32_t greeting_size
     uint32_t subscribe_size
     const uint8_t* subscribe
     int64_t wrote_at_ns        # for keep-alive
+    int64_t lost_at_ns         # when the connection was lost that is being made anew; 0 when none is
     # Control bytes that the socket did not take yet (PUBACKs of a subscriber, CONNECT).
     uint8_t* pending
     uint32_t pending_size
@@ -219,6 +228,7 @@ cdef struct Connection:
     uint32_t packet_size
     uint32_t id_at             # 0 for QoS 0
     uint32_t stamp_at          # 0 when the payload has no stamp
+    uint32_t digits_at         # where the number in the topic is, when there are several topics
     uint32_t slot              # created % slots
     uint64_t created
     uint64_t acked             # QoS 1: every message below it is acknowledged; QoS 0: written whole
@@ -227,12 +237,15 @@ cdef struct Connection:
     uint64_t paced_from        # value of created when pacing began
     uint64_t arrived           # with a lead: every message below it was delivered or given up
     uint8_t has_moved          # with a lead: listed in moved, because arrived went up
-    # Subscriber: next sequence expected of each publisher; made at the first delivery.
+    # Subscriber: next sequence expected of each publisher; made at the first delivery. With several topics to a
+    # publisher there is one number: how many times the subscriber's own topic has come.
     uint64_t* expected
 
 cdef struct Counters:
     uint64_t opened
     uint64_t connected
+    uint64_t resumed
+    uint64_t reconnected
     uint64_t refused
     uint64_t failed
     uint64_t lost
@@ -246,6 +259,7 @@ cdef struct Counters:
     uint64_t delivered_unstamped
     uint64_t sequence_gaps
     uint64_t sequence_repeats
+    uint64_t misdelivered
     uint64_t deliveries_acknowledged
     uint64_t pings
     uint64_t protocol_errors
@@ -293,6 +307,14 @@ cdef uint64_t percentile(const Histogram* histogram, double fraction) noexcept n
             edge = ((<uint64_t>(64 + (i - 128) % 64 + 1)) << shift) - 1
             return edge if edge < histogram.largest else histogram.largest
     return histogram.largest
+
+
+cdef void put_digits(uint8_t* target, uint64_t number) noexcept nogil:
+    """TOPIC_DIGITS decimal digits."""
+    cdef int i
+    for i in range(TOPIC_DIGITS_C - 1, -1, -1):
+        target[i] = <uint8_t>(48 + number % 10)
+        number //= 10
 
 
 cdef dict histogram_summary(const Histogram* histogram):
@@ -352,7 +374,7 @@ cdef bint keep(uint8_t** target, uint32_t* capacity, uint32_t* size, const uint8
 def read_stamp(payload):
     """(publisher, sequence, time_ns) of a stamped payload, None for any other."""
     cdef const uint8_t[::1] view = payload
-    if view.shape[0] < STAMP_BYTES_C or get_u32(&view[0]) != STAMP_MAGIC:
+    if view.shape[0] < STAMP_BYTES_C or get_u32(&view[0]) != STAMP_MAGIC_C:
         return None
     return get_u32(&view[4]), get_u64(&view[8]), get_u64(&view[16])
 
@@ -361,9 +383,17 @@ cdef class Engine:
     """The connections of one process to one server. All calls come from one thread, except ``wake``.
 
     ``host`` is a dotted IPv4 address. QoS, window and payload hold for all publishers; ``window`` means
-    nothing for QoS 0, where ``lead_max`` bounds how far a publisher may be ahead of the subscribers of this
-    engine (0: not at all); what a server dropped is given up after 0.2 s without a delivery. ``number_base`` is added to publisher numbers in stamps, so that several processes
-    can share a subscriber; ``publishers_tracked`` is how many of them subscribers follow by sequence.
+    nothing for QoS 0. ``lead_max`` bounds how far a publisher may be ahead of the subscribers of this engine (0:
+    not at all); QoS 0 that a server dropped is given up after 0.2 s without a delivery. ``number_base`` is
+    added to the numbers of publishers in stamps and to those of subscribers, so that several processes can share
+    the work; ``publishers_tracked`` is how many of the publishers subscribers follow by sequence.
+
+    With ``topics_per_publisher`` T above 1 publisher p sends in turn to the topics numbered p x T to
+    (p + 1) x T - 1, and subscriber n is to have topic n alone: what is not for it is counted as misdelivered.
+
+    Subscribers and idle connections that lose their connection connect again, at the pace of ``connect``, when
+    there are ``fallback_ports``: to the next of the ports in turn. A subscriber whose session is still there
+    (session present in CONNACK) does not subscribe again.
     """
     cdef Connection* connections
     cdef uint32_t count
@@ -371,7 +401,15 @@ cdef class Engine:
     cdef list packets                  # keeps the memory behind greeting and subscribe alive
     cdef bytes payload
     cdef uint32_t host
-    cdef uint16_t port
+    cdef uint16_t[8] ports             # in network order: the first, and those to fall back to
+    cdef uint32_t port_count
+    cdef uint32_t topics_per_publisher
+    cdef uint32_t* lost                # connections to be made anew, a ring as large as `capacity`
+    cdef uint32_t lost_count
+    cdef uint32_t lost_first
+    cdef uint32_t lost_capacity
+    cdef double reopen_credit          # connections that may be made anew now
+    cdef int64_t reopened_at_ns
     cdef list source_addresses
     cdef uint32_t* sources
     cdef uint32_t source_count
@@ -386,7 +424,7 @@ cdef class Engine:
     cdef uint32_t publisher_count
     cdef uint32_t subscriber_count
     cdef uint32_t* publishers          # indexes of the publisher connections
-    cdef uint64_t lead_max             # QoS 0: messages a publisher may be ahead of the subscribers; 0: any
+    cdef uint64_t lead_max             # messages a publisher may be ahead of the subscribers; 0: any
     cdef uint32_t* moved               # publishers that may go on after this read
     cdef uint32_t moved_count
     cdef uint64_t delivered_at_look    # value of delivered when leads were last looked at
@@ -421,18 +459,21 @@ cdef class Engine:
     cdef int64_t paced_from_ns
     cdef uint64_t paced                # messages that became due since then
     cdef int64_t measure_from_ns       # older stamps are not measured
+    cdef int64_t oldest_repeat_ns      # the earliest stamp that came twice; 0 when none did
     cdef uint64_t delivered_goal
 
     cdef Counters counters
     cdef Histogram delivery
     cdef Histogram acknowledgement
     cdef Histogram send_delay
+    cdef Histogram reconnection
 
     def __cinit__(self):
         self.epoll = self.timer = self.wakeup = -1
 
     def __init__(self, host, port, *, qos=1, window=100, payload=b"\x00" * 100, keep_alive_s=60.0,
-                 lead_max=0, measures_acks=False, number_base=0, publishers_tracked=0, source_addresses=()):
+                 lead_max=0, measures_acks=False, number_base=0, publishers_tracked=0, topics_per_publisher=1,
+                 fallback_ports=(), source_addresses=()):
         if self.epoll >= 0:
             raise RuntimeError("an engine is initialised once")
         if qos not in (0, 1):
@@ -441,13 +482,22 @@ cdef class Engine:
             raise ValueError(f"window must be 1..{WINDOW_MAX}, not {window}")
         if len(payload) > PAYLOAD_BYTES_MAX:
             raise ValueError(f"a payload is at most {PAYLOAD_BYTES_MAX} bytes, not {len(payload)}")
-        if lead_max < 0 or (lead_max and qos):
-            raise ValueError("a lead is for QoS 0 and not negative")
-        if not 1 <= port <= 65_535:
-            raise ValueError(f"port must be 1..65535, not {port}")
+        if lead_max < 0 or (lead_max and topics_per_publisher > 1):
+            raise ValueError("a lead must be positive, and for publishers with one topic")
+        if not 1 <= topics_per_publisher <= TOPICS_PER_PUBLISHER_LARGEST:
+            raise ValueError(
+                f"topics per publisher must be 1..{TOPICS_PER_PUBLISHER_LARGEST}, not {topics_per_publisher}")
+        if len(fallback_ports) >= PORTS_LARGEST:
+            raise ValueError(f"at most {PORTS_LARGEST - 1} ports to fall back to, not {len(fallback_ports)}")
+        for number in (port, *fallback_ports):
+            if not 1 <= number <= 65_535:
+                raise ValueError(f"port must be 1..65535, not {number}")
         cdef bytes packed = _socket.inet_pton(_socket.AF_INET, host)
         memcpy(&self.host, <const uint8_t*>packed, 4)
-        self.port = _socket.htons(port)
+        for number in (port, *fallback_ports):
+            self.ports[self.port_count] = _socket.htons(number)
+            self.port_count += 1
+        self.topics_per_publisher = topics_per_publisher
         self.source_addresses = list(source_addresses)
         self.source_count = len(self.source_addresses)
         self.sources = <uint32_t*>calloc(self.source_count + 1, 4)
@@ -464,6 +514,7 @@ cdef class Engine:
         self.publishers_tracked = publishers_tracked
         self.packets = []
         self.in_progress_max = 64
+        self.open_rate_per_s = 2_000.0
         self.buffer = <uint8_t*>malloc(PACKET_BYTES_LARGEST + READ_BYTES)
         self.acks = <uint8_t*>malloc(PACKET_BYTES_LARGEST + READ_BYTES)
         if self.buffer == NULL or self.acks == NULL:
@@ -493,6 +544,7 @@ cdef class Engine:
         free(self.connections)
         free(self.publishers)
         free(self.moved)
+        free(self.lost)
         free(self.sources)
         free(self.buffer)
         free(self.acks)
@@ -532,12 +584,16 @@ cdef class Engine:
         cdef Connection* c = self._new(SUBSCRIBER, connect)
         c.subscribe = <const uint8_t*>subscribe
         c.subscribe_size = len(subscribe)
-        c.number = self.subscriber_count
+        c.number = self.number_base + self.subscriber_count
         self.subscriber_count += 1
         self.packets.append(subscribe)
 
-    def add_publisher(self, bytes connect, bytes topic):
-        """A connection that publishes to one topic. Returns its number in stamps."""
+    def add_publisher(self, bytes connect, bytes topic, *, uint32_t number_at=0):
+        """A connection that publishes to one topic. Returns its number in stamps.
+
+        With several topics to a publisher `number_at` says where in the topic the seven digits are that
+        are replaced by the number of each.
+        """
         cdef Py_ssize_t remaining = 2 + len(topic) + (2 if self.qos else 0) + len(self.payload)
         cdef bytearray packet = bytearray([0x30 | self.qos << 1])
         cdef Py_ssize_t left = remaining
@@ -549,16 +605,21 @@ cdef class Engine:
             if left == 0:
                 break
         packet += len(topic).to_bytes(2, "big") + topic
+        if self.topics_per_publisher > 1 and number_at + TOPIC_DIGITS_C > len(topic):
+            raise ValueError(f"a topic for many needs {TOPIC_DIGITS_C} digits at {number_at}")
         cdef uint32_t id_at = 0, payload_at, size, slots, i, stamp_at = 0
+        cdef uint32_t digits_at = len(packet) - len(topic) + number_at
         if self.qos:
             id_at = len(packet)
             packet += b"\0\0"
         payload_at = len(packet)
         packet += self.payload
         cdef uint32_t number = self.number_base + self.publisher_count
+        if (<uint64_t>number + 1) * self.topics_per_publisher > 10 ** TOPIC_DIGITS_C and self.topics_per_publisher > 1:
+            raise ValueError(f"the numbers of topics have {TOPIC_DIGITS_C} digits")
         if len(self.payload) >= STAMP_BYTES_C:
             stamp_at = payload_at
-            packet[payload_at:payload_at + 8] = STAMP_MAGIC.to_bytes(4, "big") + number.to_bytes(4, "big")
+            packet[payload_at:payload_at + 8] = (<int>STAMP_MAGIC_C).to_bytes(4, "big") + number.to_bytes(4, "big")
         size = len(packet)
         slots = self.window if self.qos else max(1, QOS0_RING_BYTES // size)
         if self.ring_bytes_total + <uint64_t>size * slots > <uint64_t>RING_BYTES_MAX:
@@ -582,6 +643,7 @@ cdef class Engine:
         c.packet_size = size
         c.id_at = id_at
         c.stamp_at = stamp_at
+        c.digits_at = digits_at if self.topics_per_publisher > 1 else 0
         c.number = number
         self.publishers[self.publisher_count] = self.count - 1
         self.publisher_count += 1
@@ -661,6 +723,7 @@ cdef class Engine:
             close(c.fd)
             c.fd = -1
             c.state = GONE
+        self.lost_count = 0
 
     def counters_now(self):
         """Every counter since the engine was made, by name."""
@@ -669,13 +732,20 @@ cdef class Engine:
         named["outstanding"] = self.outstanding
         return named
 
+    @property
+    def oldest_repeat_at_ns(self):
+        """CLOCK_MONOTONIC of the earliest stamp that a subscriber got twice; None when none did."""
+        return self.oldest_repeat_ns or None
+
     def latencies(self):
-        """Summaries in nanoseconds: delivery (stamp to subscriber), acknowledgement (stamp to PUBACK) and
-        send_delay (how late this engine itself was with paced messages)."""
+        """Summaries in nanoseconds: delivery (stamp to subscriber), acknowledgement (stamp to PUBACK), send_delay
+        (how late this engine itself was with paced messages) and reconnection (connection lost to session back).
+        """
         return {
             "delivery": histogram_summary(&self.delivery),
             "acknowledgement": histogram_summary(&self.acknowledgement),
             "send_delay": histogram_summary(&self.send_delay),
+            "reconnection": histogram_summary(&self.reconnection),
         }
 
     def publisher_progress(self):
@@ -731,7 +801,7 @@ cdef class Engine:
         while True:
             if self._is_reached(goal):
                 return 1
-            if self.ready == 0 and goal != GOAL_CONNECTED:
+            if self.ready == 0 and goal != GOAL_CONNECTED and not self.lost_count and not self.in_progress:
                 return 2
             if self.now >= deadline:
                 return 0
@@ -740,6 +810,9 @@ cdef class Engine:
             timeout_ms = <int>((deadline - self.now + 999_999) // 1_000_000)
             if goal == GOAL_CONNECTED and self._open_due():
                 timeout_ms = 1
+            if self.lost_count:
+                self._reopen_due()
+                timeout_ms = min(timeout_ms, 1)
             if self.rate_per_s and self.publishing and self.remaining:
                 due = self._send_due()
                 # A sleeping core wakes up tens of microseconds late: sleep short of the time, then look.
@@ -763,7 +836,7 @@ cdef class Engine:
                     return 2
             if self.keep_alive_ns and self.now - self.swept_at_ns > 1_000_000_000:
                 self._keep_alive()
-            if self.lead_max and self.publishing and self.now - self.looked_at_ns > 200_000_000:
+            if self.lead_max and not self.qos and self.publishing and self.now - self.looked_at_ns > 200_000_000:
                 self._give_up_lost()
 
     cdef bint _open_due(self) noexcept nogil:
@@ -775,11 +848,53 @@ cdef class Engine:
             self.next_to_open += 1
         return self.next_to_open < self.count
 
+    cdef void _reopen_due(self) noexcept nogil:
+        """Connects again those that lost their connection, at the pace of `connect`."""
+        cdef uint32_t index
+        self.reopen_credit = min(
+            self.reopen_credit + (self.now - self.reopened_at_ns) / 1e9 * self.open_rate_per_s, 64.0)
+        self.reopened_at_ns = self.now
+        while self.lost_count and self.reopen_credit >= 1.0 and self.in_progress < self.in_progress_max:
+            index = self.lost[self.lost_first]
+            self.lost_first = (self.lost_first + 1) % self.lost_capacity
+            self.lost_count -= 1
+            self.reopen_credit -= 1.0
+            self._open(index)
+
+    cdef bint _may_reopen(self, Connection* c) noexcept nogil:
+        """Puts a lost connection in line to be made again, unless it is one that does not come back."""
+        cdef uint32_t i
+        cdef uint32_t* grown
+        if self.port_count < 2 or c.kind == PUBLISHER:
+            return False
+        if self.lost_capacity < self.count:
+            grown = <uint32_t*>malloc(self.count * sizeof(uint32_t))
+            if grown == NULL:
+                return False
+            for i in range(self.lost_count):
+                grown[i] = self.lost[(self.lost_first + i) % self.lost_capacity]
+            free(self.lost)
+            self.lost = grown
+            self.lost_first = 0
+            self.lost_capacity = self.count
+        self.lost[(self.lost_first + self.lost_count) % self.lost_capacity] = <uint32_t>(c - self.connections)
+        self.lost_count += 1
+        c.port_index = <uint8_t>((c.port_index + 1) % self.port_count)
+        c.state = NEW
+        c.reading = 1
+        c.events_out = 0
+        c.pending_size = c.partial_size = 0
+        if not c.lost_at_ns:
+            c.lost_at_ns = self.now
+        self.unsettled += 1
+        return True
+
     cdef void _open(self, uint32_t index) noexcept nogil:
         cdef Connection* c = &self.connections[index]
         cdef uint32_t source = self.sources[index % self.source_count] if self.source_count else 0
         cdef int fd = open_connection(
-            self.host, self.port, source, QOS0_SEND_BUFFER_BYTES if c.kind == PUBLISHER and self.qos == 0 else 0)
+            self.host, self.ports[c.port_index], source,
+            QOS0_SEND_BUFFER_BYTES if c.kind == PUBLISHER and self.qos == 0 else 0)
         self.counters.opened += 1
         self.in_progress += 1
         c.state = OPENING
@@ -793,9 +908,10 @@ cdef class Engine:
 
     cdef void _drop(self, Connection* c, int reason) noexcept nogil:
         """The connection is over: failed when it was not ready yet, else lost."""
+        cdef bint was_ready = c.state == READY
         if c.state == GONE:
             return
-        if c.state == READY:
+        if was_ready:
             self.counters.lost += 1
             self.ready -= 1
         else:
@@ -810,6 +926,9 @@ cdef class Engine:
         if c.fd >= 0:
             close(c.fd)
             c.fd = -1
+        # One that was never let in is not asked again.
+        if was_ready or c.lost_at_ns:
+            self._may_reopen(c)
 
     cdef void _ask(self, Connection* c, bint reading, bint writing) noexcept nogil:
         if c.fd < 0 or (c.reading == reading and c.events_out == writing):
@@ -821,7 +940,7 @@ cdef class Engine:
 
     cdef void _on_event(self, Connection* c, uint32_t events) noexcept nogil:
         cdef int reason
-        if c.state == GONE:
+        if c.fd < 0:
             return
         if c.state == OPENING:
             reason = socket_error(c.fd)
@@ -838,7 +957,7 @@ cdef class Engine:
             return
         if events & (EPOLLIN | EPOLLERR | EPOLLHUP):
             self._read(c)
-        if events & EPOLLOUT and c.state != GONE:
+        if events & EPOLLOUT and c.fd >= 0:
             if c.pending_size and not self._send_control(c, NULL, 0):
                 return
             if c.kind == PUBLISHER and c.state == READY:
@@ -940,6 +1059,10 @@ cdef class Engine:
                         record(&self.send_delay, clock - stamp)
                 put_u64(packet + stamp_at + 8, sequence)
                 put_u64(packet + stamp_at + 16, <uint64_t>stamp)
+            if c.digits_at:
+                put_digits(
+                    packet + c.digits_at,
+                    <uint64_t>c.number * self.topics_per_publisher + sequence % self.topics_per_publisher)
             sequence += 1
             slot += 1
             packet += packet_size
@@ -1040,7 +1163,7 @@ cdef class Engine:
             self.acks_size = 0
             size = held + got
             used = self._parse(c, size)
-            if c.state == GONE:
+            if c.fd < 0:
                 return
             if used < 0:
                 self.counters.protocol_errors += 1
@@ -1080,7 +1203,7 @@ cdef class Engine:
                     return -1
             elif not self._on_packet(c, data + at, length):
                 return -1
-            if c.state == GONE:
+            if c.fd < 0:
                 return at
             at += length
         return at
@@ -1160,10 +1283,11 @@ cdef class Engine:
                 self.counters.refused += 1
                 self.last_refusal = packet[3]
                 self._drop(c, 0)
-            elif c.kind == SUBSCRIBER:
+            elif c.kind == SUBSCRIBER and not packet[2] & 1:
                 c.state = SUBSCRIBING
                 self._send_control(c, c.subscribe, c.subscribe_size)
             else:
+                self.counters.resumed += packet[2] & 1
                 self._on_ready(c)
             return True
         if first == 0x90 and length >= 5 and c.state == SUBSCRIBING:
@@ -1179,6 +1303,10 @@ cdef class Engine:
     cdef void _on_ready(self, Connection* c) noexcept nogil:
         c.state = READY
         self.counters.connected += 1
+        if c.lost_at_ns:
+            self.counters.reconnected += 1
+            record(&self.reconnection, self.now - c.lost_at_ns)
+            c.lost_at_ns = 0
         self.ready += 1
         self.unsettled -= 1
         self.in_progress -= 1
@@ -1189,7 +1317,7 @@ cdef class Engine:
         cdef Py_ssize_t payload_at = header + 2
         cdef const uint8_t* payload
         cdef uint32_t publisher
-        cdef uint64_t sequence, expected
+        cdef uint64_t sequence
         cdef int64_t stamp
         cdef Connection* from_us
         if c.kind != SUBSCRIBER or c.state < SUBSCRIBING or qos > 1 or payload_at > length:
@@ -1208,7 +1336,7 @@ cdef class Engine:
         self.counters.delivered += 1
         self.counters.delivered_payload_bytes += length - payload_at
         payload = packet + payload_at
-        if length - payload_at < STAMP_BYTES_C or get_u32(payload) != STAMP_MAGIC:
+        if length - payload_at < STAMP_BYTES_C or get_u32(payload) != STAMP_MAGIC_C:
             self.counters.delivered_unstamped += 1
             return True
         publisher = get_u32(payload + 4)
@@ -1224,6 +1352,8 @@ cdef class Engine:
                     from_us.has_moved = 1
                     self.moved[self.moved_count] = self.publishers[publisher - self.number_base]
                     self.moved_count += 1
+        if self.topics_per_publisher > 1:
+            return self._follow_own_topic(c, publisher, sequence, stamp)
         if publisher >= self.publishers_tracked:
             return True
         if c.expected == NULL:
@@ -1232,13 +1362,29 @@ cdef class Engine:
             c.expected = <uint64_t*>calloc(self.publishers_tracked, 8)
             if c.expected == NULL:
                 return False
-        expected = c.expected[publisher]
-        if sequence < expected:
-            self.counters.sequence_repeats += 1
-        else:
-            self.counters.sequence_gaps += sequence - expected
-            c.expected[publisher] = sequence + 1
+        self._follow(&c.expected[publisher], sequence, stamp)
         return True
+
+    cdef bint _follow_own_topic(self, Connection* c, uint32_t publisher, uint64_t sequence,
+                                int64_t stamp) noexcept nogil:
+        if <uint64_t>publisher * self.topics_per_publisher + sequence % self.topics_per_publisher != c.number:
+            self.counters.misdelivered += 1
+            return True
+        if c.expected == NULL:
+            c.expected = <uint64_t*>calloc(1, 8)
+            if c.expected == NULL:
+                return False
+        self._follow(c.expected, sequence // self.topics_per_publisher, stamp)
+        return True
+
+    cdef void _follow(self, uint64_t* expected, uint64_t sequence, int64_t stamp) noexcept nogil:
+        if sequence < expected[0]:
+            self.counters.sequence_repeats += 1
+            if not self.oldest_repeat_ns or stamp < self.oldest_repeat_ns:
+                self.oldest_repeat_ns = stamp
+        else:
+            self.counters.sequence_gaps += sequence - expected[0]
+            expected[0] = sequence + 1
 
 
 cdef struct SinkConnection:

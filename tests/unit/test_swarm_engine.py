@@ -26,7 +26,14 @@ from loadtest.swarm import (
     subscribe_packet,
 )
 from loadtest.swarm.__main__ import main
-from loadtest.swarm.engine import PAYLOAD_BYTES_MAX, RING_BYTES_MAX, WINDOW_MAX, Engine
+from loadtest.swarm.engine import (
+    PAYLOAD_BYTES_MAX,
+    PORTS_MAX,
+    RING_BYTES_MAX,
+    TOPICS_PER_PUBLISHER_MAX,
+    WINDOW_MAX,
+    Engine,
+)
 
 CONNACK = b"\x20\x02\x00\x00"
 SUBACK = b"\x90\x03\x00\x01\x01"
@@ -624,7 +631,144 @@ def test_percentiles_are_within_two_percent() -> None:
     assert summary["mean_ns"] == pytest.approx(500.5 * second, rel=0.02)
 
 
+# Many topics, sessions that are kept, connections made anew
+
+
+def test_a_publisher_sends_in_turn_to_its_topics(sink: Sink) -> None:
+    topics: list[str] = []
+    sequences: list[int] = []
+
+    def script(peer: Peer) -> None:
+        peer.greet()
+        for count in range(7):
+            _, topic, payload = _parse_publish(peer.packet())
+            topics.append(topic.decode())
+            stamped = read_stamp(payload)
+            assert stamped is not None
+            assert stamped[0] == 2
+            sequences.append(stamped[1])
+            peer.send(_puback(count + 1))
+        peer.packet()
+
+    with scripted(script) as port:
+        plan = Plan(
+            port=port, publishers=1, number_base=2, topics_per_publisher=3, topic="a/{n}/b", window=2,
+            messages_max=7,
+        )  # fmt: skip
+        assert _run(plan)["acknowledged"] == 7
+    assert topics == [f"a/{number:07d}/b" for number in (6, 7, 8, 6, 7, 8, 6)]
+    assert sequences == list(range(7))
+
+
+def test_a_subscriber_of_one_topic_of_many_finds_gaps_repeats_and_what_is_not_for_it() -> None:
+    """Subscriber 7 with three topics to a publisher has the sequences 1, 4, 7... of publisher 2."""
+
+    def script(peer: Peer) -> None:
+        peer.greet()
+        assert b"own/0000007" in peer.packet()
+        stamps = [(2, 1), (2, 4), (2, 13), (2, 4), (2, 16), (2, 5), (1, 1)]
+        peer.send(SUBACK + b"".join(_publish(_stamped(number, sequence, 5)) for number, sequence in stamps))
+        peer.socket.shutdown(socket.SHUT_WR)
+
+    with scripted(script) as port:
+        plan = Plan(port=port, subscribers=1, number_base=7, filter="own/{n}", topics_per_publisher=3)
+        with Swarm(plan) as swarm:
+            swarm.engine.connect(timeout_s=10)
+            swarm.engine.run(10)
+            counters = swarm.engine.counters_now()
+            assert swarm.engine.oldest_repeat_at_ns == 5
+    assert counters["delivered"] == 7
+    assert counters["sequence_gaps"] == 2
+    assert counters["sequence_repeats"] == 1
+    assert counters["misdelivered"] == 2
+
+
+def test_a_session_that_is_present_is_not_subscribed_again() -> None:
+    def script(peer: Peer) -> None:
+        connect = peer.packet()
+        assert connect[9] & 0x02 == 0, "clean session"
+        peer.send(b"\x20\x02\x01\x00" + _publish(b"x"))
+        assert peer.packet() in (b"", b"\xe0\x00")
+
+    with (
+        scripted(script) as port,
+        Swarm(Plan(port=port, subscribers=1, keeps_sessions=True)) as swarm,
+    ):
+        swarm.connect()
+        assert swarm.engine.drain(10, delivered=1)
+        assert swarm.engine.counters_now()["resumed"] == 1
+
+
+def test_a_lost_subscriber_goes_on_at_the_other_port() -> None:
+    def first(peer: Peer) -> None:
+        peer.greet()
+        peer.packet()
+        peer.send(SUBACK + _publish(_stamped(0, 0, 1)) + b"\x30\x7f a packet that ends here")
+        peer.socket.shutdown(socket.SHUT_RDWR)
+
+    def second(peer: Peer) -> None:
+        peer.packet()
+        peer.send(b"\x20\x02\x01\x00" + _publish(_stamped(0, 0, 1)) + _publish(_stamped(0, 1, 1)))
+        peer.packet()
+
+    with scripted(first) as port, scripted(second) as other:
+        plan = Plan(
+            port=port, fallback_ports=(other,), subscribers=1, keeps_sessions=True, publishers_tracked=1
+        )
+        with Swarm(plan) as swarm:
+            swarm.connect()
+            assert swarm.engine.drain(10, delivered=3)
+            counters = swarm.engine.counters_now()
+            assert swarm.engine.latencies()["reconnection"]["count"] == 1
+    assert (counters["lost"], counters["reconnected"], counters["ready"]) == (1, 1, 1)
+    assert (counters["sequence_repeats"], counters["sequence_gaps"]) == (1, 0)
+
+
+def test_a_lost_connection_tries_its_ports_in_turn_until_one_answers() -> None:
+    def last(peer: Peer) -> None:
+        peer.greet()
+        peer.packet()
+
+    def first(peer: Peer) -> None:
+        peer.greet()
+        peer.socket.shutdown(socket.SHUT_RDWR)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        nobody = listener.getsockname()[1]
+    with scripted(first) as port, scripted(last) as other:
+        plan = Plan(port=port, fallback_ports=(nobody, other), idle=1)
+        with Swarm(plan) as swarm:
+            swarm.connect()
+            swarm.engine.run(0.2)
+            assert swarm.engine.connect(timeout_s=10)
+            counters = swarm.engine.counters_now()
+            assert (counters["ready"], counters["reconnected"]) == (1, 1)
+            swarm.hold(0.01)
+
+
+def test_a_lead_holds_for_qos_1_too(relay: Sink) -> None:
+    plan = Plan(port=relay.port, publishers=3, subscribers=1, window=100, lead_max=2, messages_max=900)
+    counters = _run(plan)
+    assert counters["delivered"] == counters["acknowledged"] == 900
+
+
 # Limits and packets
+
+
+def test_a_will_stands_in_the_connect_packet() -> None:
+    packet = connect_packet("ab", will=("w", b"gone"))
+    assert packet == b"\x10\x17\x00\x04MQTT\x04\x0e\x00\x3c\x00\x02ab\x00\x01w\x00\x04gone"
+
+
+def test_a_number_fits_the_digits_of_its_topic() -> None:
+    engine = Engine("127.0.0.1", 1, window=1, topics_per_publisher=1_000_000, number_base=9)
+    engine.add_publisher(connect_packet("a"), b"t/0000000", number_at=2)
+    with pytest.raises(ValueError, match="7 digits"):
+        engine.add_publisher(connect_packet("a"), b"t/0000000", number_at=2)
+    with pytest.raises(ValueError, match="7 digits at 3"):
+        Engine("127.0.0.1", 1, topics_per_publisher=2).add_publisher(
+            connect_packet("a"), b"t/0000000", number_at=3
+        )
 
 
 def test_limits_hold_at_and_past_them() -> None:
@@ -636,7 +780,10 @@ def test_limits_hold_at_and_past_them() -> None:
         {"payload": b"x" * (PAYLOAD_BYTES_MAX + 1)},
         {"qos": 2},
         {"lead_max": -1},
-        {"lead_max": 1, "qos": 1},
+        {"lead_max": 1, "topics_per_publisher": 2},
+        {"topics_per_publisher": 0},
+        {"topics_per_publisher": TOPICS_PER_PUBLISHER_MAX + 1},
+        {"fallback_ports": [1] * PORTS_MAX},
     ):
         with pytest.raises(ValueError, match=r"must be|at most|a lead"):
             Engine("127.0.0.1", 1, **wrong)  # type: ignore[arg-type]
