@@ -20,6 +20,7 @@ from iotmq.broker.cold_reads import ColdReads
 from iotmq.broker.consumed import lowest_consumed_position
 from iotmq.broker.consumer_filters import ConsumerFilters
 from iotmq.broker.consumer_offsets import ConsumerOffsets
+from iotmq.broker.delayed_batches import DelayedBatches
 from iotmq.broker.delays import DelayDelivery, DelayLevels
 from iotmq.broker.delivery import Delivery
 from iotmq.broker.filter_handler import FilterHandler
@@ -347,16 +348,20 @@ class Broker:
         store.add_projection(self._retained)
         session_projection = SessionProjection(store.key_values())
         store.add_projection(session_projection)
+        self._delayed_batches = DelayedBatches(self._delays.timers, self.intake, clock)
         self.sessions = Sessions(
             session_projection,
             store,
             self.intake,
             clock,
             host=self._store_host,
-            publish=WillPublisher(self.intake, self.delivery, clock, host=self._store_host).publish,
+            publish=WillPublisher(
+                self.intake, self._delayed_batches, self.delivery, clock, host=self._store_host
+            ).publish,
         )
         self._gateway = GatewayHandler(
             self.intake,
+            self._delayed_batches,
             self.delivery,
             host=self._store_host,
             record_bytes_max=store.settings.record_bytes_max,
@@ -393,6 +398,7 @@ class Broker:
         """The way to this broker for an MQTT front end in the same process."""
         return LocalGateway(
             self.intake,
+            self._delayed_batches,
             self.topics,
             self.delivery,
             host=self._store_host,

@@ -1,8 +1,13 @@
-"""One message as a batch of one, for those that come alone (wire document 6.5)."""
+"""One message as a batch of one, for those that come alone (wire document 6.5), and batches taken apart."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+
+from typing_extensions import Buffer
+
+from iotmq.message.record import check_batch
 
 # Up to the body: total size, magic 0, CRC 0, flag, body size.
 _HEAD = struct.Struct(">iiiii")
@@ -21,3 +26,16 @@ def encode_element(body: bytes | memoryview, properties: bytes, flag: int) -> by
             properties,
         )
     )
+
+
+def split_elements(batch: Buffer) -> Iterator[tuple[bytes, bytes, int]]:
+    """(body, properties, flag) of each element. Raises MessageFormatError for a batch that is not one."""
+    check_batch(batch)
+    view = memoryview(batch)
+    at = 0
+    while at < len(view):
+        size, _, _, flag, body_size = _HEAD.unpack_from(view, at)
+        body_end = at + _HEAD.size + body_size
+        properties_at = body_end + _PROPERTIES_SIZE.size
+        yield bytes(view[at + _HEAD.size : body_end]), bytes(view[properties_at : at + size]), flag
+        at += size

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TypeVar
+from functools import partial
+from typing import Final, TypeVar
 
 import msgspec
 from typing_extensions import Buffer
 
 from iotmq import limits
+from iotmq.broker.delayed_batches import DelayedBatches
 from iotmq.broker.delivery import Delivery, DeliveryChannel, gather
 from iotmq.broker.intake import Intake, IntakeError, StoredBatch
+from iotmq.broker.intake_answer import IntakeAnswer
 from iotmq.broker.request_table import Handler
-from iotmq.broker.topics import TopicTable
+from iotmq.broker.topics import UNSENDABLE_TOPICS, TopicTable
 from iotmq.client.ports import AppendDone, DeliveryReceiver
 from iotmq.clock import Clock
 from iotmq.errors import ConfigError, RequestError
@@ -23,6 +26,8 @@ from iotmq.mqtt.topics import is_valid_filter
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
+
+_NOT_DURABLE: Final = "the batch is stored, but not as durably as store.flush promises"
 
 
 class LocalGateway:
@@ -34,6 +39,7 @@ class LocalGateway:
     def __init__(
         self,
         intake: Intake,
+        delayed: DelayedBatches,
         topics: TopicTable,
         delivery: Delivery,
         *,
@@ -42,6 +48,7 @@ class LocalGateway:
         clock: Clock,
     ) -> None:
         self._intake = intake
+        self._delayed = delayed
         self._topics = topics
         self._delivery = delivery
         self._host = host
@@ -102,23 +109,21 @@ class LocalGateway:
             done(ResponseCode.SUCCESS, "")
             return
 
-        def answered(outcome: StoredBatch | IntakeError) -> None:
-            if isinstance(outcome, IntakeError):
-                done(outcome.code, outcome.remark)
-            elif outcome.status == ResponseCode.SUCCESS:
-                done(ResponseCode.SUCCESS, "")
-            else:
-                done(outcome.status, "the batch is stored, but not as durably as store.flush promises")
-
         self._intake.append(
             topic,
             queue_id,
             elements,
             born_timestamp_ms=now_ms,
             born_host=self._host,
-            done=answered,
+            done=partial(_report, done),
             is_patient=True,
         )
+
+    def append_delayed(
+        self, topic: str, queue_id: int, elements: Buffer, *, count: int, done: AppendDone
+    ) -> None:
+        queue_id %= self._queue_counts[topic]
+        self._delayed.append(topic, queue_id, elements, born_host=self._host, done=partial(_report, done))
 
     def attach(self, filters: Sequence[tuple[int, str]], done: Callable[[bool], None]) -> None:
         assert self._channel is not None, "start() was not called"
@@ -154,6 +159,16 @@ def _nothing() -> None:
     pass
 
 
+def _report(done: AppendDone, outcome: StoredBatch | IntakeError) -> None:
+    """Turn the intake's answer into the port's."""
+    if isinstance(outcome, IntakeError):
+        done(outcome.code, outcome.remark)
+    elif outcome.status == ResponseCode.SUCCESS:
+        done(ResponseCode.SUCCESS, "")
+    else:
+        done(outcome.status, _NOT_DURABLE)
+
+
 class _AttachBody(msgspec.Struct, forbid_unknown_fields=True):
     filters: list[tuple[int, str]]
 
@@ -163,15 +178,23 @@ class _DetachBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class GatewayHandler:
-    """Delivery channels over native connections (request codes 30001-30004, docs/wire-protocol.md).
+    """Delivery channels over native connections (request codes 30001-30005, docs/wire-protocol.md).
 
     A connection has one channel, which lives as long as it does.
     """
 
     def __init__(
-        self, intake: Intake, delivery: Delivery, *, host: bytes, record_bytes_max: int, clock: Clock
+        self,
+        intake: Intake,
+        delayed: DelayedBatches,
+        delivery: Delivery,
+        *,
+        host: bytes,
+        record_bytes_max: int,
+        clock: Clock,
     ) -> None:
         self._intake = intake
+        self._delayed = delayed
         self._delivery = delivery
         self._host = host
         self._record_bytes_max = record_bytes_max
@@ -186,6 +209,7 @@ class GatewayHandler:
             RequestCode.ATTACH_FILTERS: self._attach,
             RequestCode.DETACH_FILTERS: self._detach,
             RequestCode.PUBLISH_TRANSIENT: self._publish_transient,
+            RequestCode.PUBLISH_DELAYED: self._publish_delayed,
         }
 
     def connection_lost(self, connection: ServerConnection) -> None:
@@ -220,7 +244,7 @@ class GatewayHandler:
             self._delivery.detach(channel, body.ids)
         return request.reply(ResponseCode.SUCCESS)
 
-    def _publish_transient(self, connection: ServerConnection, request: Command) -> Command:
+    def _queue_of(self, request: Command) -> tuple[str, int]:
         topic = request.text("topic")
         queue_id = request.integer("queueId")
         # A topic that nothing was stored in yet has no queues here; front ends count on those it will have.
@@ -229,6 +253,20 @@ class GatewayHandler:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR, f"the queueId {queue_id} is not one of topic {topic}"
             )
+        return topic, queue_id
+
+    def _publish_delayed(self, connection: ServerConnection, request: Command) -> Command | None:
+        topic, queue_id = self._queue_of(request)
+        # Nothing may have been stored in the topic yet.
+        count = self._intake.queue_count(topic, create=True)
+        if not count or topic in UNSENDABLE_TOPICS:
+            raise RequestError(ResponseCode.NO_PERMISSION, f"topic {topic} does not take messages")
+        answer = IntakeAnswer(connection, request, _respond)
+        self._delayed.append(topic, queue_id % count, _bytes(request), born_host=self._host, done=answer)
+        return answer.take()
+
+    def _publish_transient(self, connection: ServerConnection, request: Command) -> Command:
+        topic, queue_id = self._queue_of(request)
         try:
             self._delivery.publish_transient(
                 _bytes(request), topic.encode(), queue_id, now_ms=self._clock.now_ms(), host=self._host
@@ -289,6 +327,13 @@ class GatewayHandler:
             "Pushes to a front end that failed here; the log has the first.",
             self._delivery.failed_pushes,
         )
+
+
+def _respond(request: Command, outcome: StoredBatch | IntakeError) -> Command:
+    if isinstance(outcome, IntakeError):
+        return request.reply(outcome.code, remark=outcome.remark)
+    remark = None if outcome.status == ResponseCode.SUCCESS else _NOT_DURABLE
+    return request.reply(outcome.status, remark=remark)
 
 
 def _bytes(request: Command) -> bytes | memoryview:

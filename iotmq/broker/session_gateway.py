@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from iotmq.broker.delayed_batches import DelayedBatches
 from iotmq.broker.delivery import Delivery
 from iotmq.broker.intake import Intake, IntakeError, StoredBatch
 from iotmq.broker.retained import RetainedProjection
@@ -96,8 +97,11 @@ class LocalSessions:
 class WillPublisher:
     """Stores the wills of clients that vanished, or delivers those whose route does not store."""
 
-    def __init__(self, intake: Intake, delivery: Delivery, clock: Clock, *, host: bytes) -> None:
+    def __init__(
+        self, intake: Intake, delayed: DelayedBatches, delivery: Delivery, clock: Clock, *, host: bytes
+    ) -> None:
         self._intake = intake
+        self._delayed = delayed
         self._delivery = delivery
         self._clock = clock
         self._host = host
@@ -105,6 +109,11 @@ class WillPublisher:
     def publish(self, will: Will) -> None:
         """Publish a will; one that cannot be is in the log of this process."""
         now_ms = self._clock.now_ms()
+        if will.is_delayed:
+            self._delayed.append(
+                will.topic, will.queue_id, will.elements, born_host=self._host, done=_look_at
+            )
+            return
         if not will.is_stored:
             try:
                 self._delivery.publish_transient(

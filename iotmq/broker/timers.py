@@ -139,14 +139,21 @@ class Timers:
         return read_wish(properties, self._levels, now_ms=self._clock.now_ms())
 
     def divert(
-        self, topic: str, queue_id: int, properties: bytes, wish: Wish, *, is_counted: bool = True
+        self,
+        topic: str,
+        queue_id: int,
+        properties: bytes,
+        wish: Wish,
+        *,
+        is_counted: bool = True,
+        also_waiting: int = 0,
     ) -> Waiting:
         """How a message is stored to wait as `wish` (a level or a due time) says, and then to go on.
 
         Raises RequestError: 13 when its properties are too long for that, 14 when too many wait already,
-        which is not asked unless `is_counted`.
+        which is not asked unless `is_counted`; `also_waiting` are on their way and not known yet.
         """
-        if is_counted and self.pending_count >= self._pending_max:
+        if is_counted and self.pending_count + also_waiting >= self._pending_max:
             self.refused_count += 1
             raise RequestError(
                 ResponseCode.SERVICE_NOT_AVAILABLE,

@@ -145,14 +145,10 @@ class RemoteGateway:
     def append(
         self, topic: str, queue_id: int, elements: Buffer, *, count: int, is_stored: bool, done: AppendDone
     ) -> None:
-        queues = self._queues[topic]
-        if queue_id >= len(queues):
-            # A broker left with its queues; its messages go on in the order they came, to one other queue.
-            queue_id %= len(queues)
-        queue = queues[queue_id]
+        queue = self._queue(topic, queue_id)
         body = memoryview(elements)
         if not is_stored:
-            asyncio.ensure_future(self._publish_transient(queue, body, done))  # noqa: RUF006 - `done` ends it
+            self._publish(RequestCode.PUBLISH_TRANSIENT, queue, body, done)
             return
         try:
             sending = self._producer.send_encoded_batch_nowait(topic, queue, body, count)
@@ -163,6 +159,11 @@ class RemoteGateway:
             done(ResponseCode.SYSTEM_ERROR, str(error))
             return
         sending.add_done_callback(lambda result: _report(result, done))
+
+    def append_delayed(
+        self, topic: str, queue_id: int, elements: Buffer, *, count: int, done: AppendDone
+    ) -> None:
+        self._publish(RequestCode.PUBLISH_DELAYED, self._queue(topic, queue_id), memoryview(elements), done)
 
     def attach(self, filters: Sequence[tuple[int, str]], done: Callable[[bool], None]) -> None:
         self._filters.update(filters)
@@ -205,16 +206,25 @@ class RemoteGateway:
                 labels,
             )
 
-    async def _publish_transient(self, queue: MessageQueue, body: memoryview, done: AppendDone) -> None:
+    def _queue(self, topic: str, queue_id: int) -> MessageQueue:
+        queues = self._queues[topic]
+        # When a broker left with its queues, its messages go on in the order they came, to one other queue.
+        return queues[queue_id % len(queues)]
+
+    def _publish(self, code: int, queue: MessageQueue, body: memoryview, done: AppendDone) -> None:
+        """Send a batch that is not for the log as it is."""
+        asyncio.ensure_future(self._request_publish(code, queue, body, done))  # noqa: RUF006 - `done` ends it
+
+    async def _request_publish(
+        self, code: int, queue: MessageQueue, body: memoryview, done: AppendDone
+    ) -> None:
         route = self._client.routes.known(queue.topic)
         address = None if route is None else route.master(queue.broker_name)
         ext = {"topic": queue.topic, "queueId": str(queue.queue_id)}
         try:
             if address is None:
                 raise ConnectionClosedError(f"broker {queue.broker_name} has no master now")
-            response = await self._client.request(
-                address, Command.request(RequestCode.PUBLISH_TRANSIENT, ext, body)
-            )
+            response = await self._client.request(address, Command.request(code, ext, body))
         except (ConnectionClosedError, RequestTimeoutError) as error:
             done(ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
             return

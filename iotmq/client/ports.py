@@ -64,6 +64,11 @@ class GatewayPort(Protocol):
         under way, which keeps their order.
         """
 
+    def append_delayed(
+        self, topic: str, queue_id: int, elements: Buffer, *, count: int, done: AppendDone
+    ) -> None:
+        """As `append`, but an element comes into its queue when the time its TIMER_DELAY_SEC says is over."""
+
     def attach(self, filters: Sequence[tuple[int, str]], done: Callable[[bool], None]) -> None:
         """Ask for the records that match these filters, under ids of the caller; `done(False)` = refused."""
 

@@ -39,6 +39,8 @@ class Will(msgspec.Struct, frozen=True, array_like=True):
     elements: bytes
     is_stored: bool
     delay_s: int = 0
+    # The element waits for a time once it is published (`$delayed/...`); it has TIMER_DELAY_SEC.
+    is_delayed: bool = False
 
 
 class InFlight(msgspec.Struct, frozen=True, array_like=True):

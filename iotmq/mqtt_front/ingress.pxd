@@ -41,6 +41,8 @@ cdef class Lane:
     cdef readonly str topic
     cdef readonly int queue_id
     cdef readonly bint is_stored
+    cdef readonly bint is_delayed       # its messages wait for a time of their own, and then go to the queue
+    cdef Py_ssize_t spare_bytes         # what a record of it needs beside body and properties
     cdef Batch filling                  # where the next message goes
     cdef list waiting                   # full batches behind the one under way, oldest first
     cdef Batch under_way                # handed to the broker; None while the lane is idle
@@ -56,7 +58,7 @@ cdef class Ingress(PublishSink):
     cdef public DeviceGroup group       # set once, by the front end that owns both
     cdef TopicTable _targets
     cdef list _lanes
-    cdef dict _lane_of                  # (broker topic, queue id, is stored) -> place in _lanes
+    cdef dict _lane_of                  # (broker topic, queue id, is stored, is delayed) -> place in _lanes
     cdef list _active                   # lanes with something to send at the end of the turn
     cdef list _spare                    # empty batches with their memory
     cdef Py_ssize_t _batch_bytes_max

@@ -26,7 +26,8 @@ from iotmq import limits
 from iotmq.client.routes import queue_of_key
 from iotmq.client.session_ports import Will as KeptWill
 from iotmq.message.record import encode_batch
-from iotmq.message.properties import KEYS, MQTT_QOS, MQTT_RETAIN, MQTT_TOPIC, TAGS, encode_properties
+from iotmq.message.properties import KEYS, MQTT_QOS, MQTT_RETAIN, MQTT_TOPIC, TAGS, TIMER_DELAY_S, encode_properties
+from iotmq.mqtt.delayed_topics import split_delayed
 from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.reason_codes import NOT_STORED, PACKET_TOO_LARGE, TOPIC_NAME_INVALID
 from iotmq.mqtt.topics import decode_topic_name
@@ -38,12 +39,16 @@ cdef enum:
     SPARE_BATCHES_MAX = 16
     BATCH_BYTES_INITIAL = 16 * 1024
     CACHED_TOPICS_MAX = 65536
+    SPARE_BYTES = 128               # what brokers add to the properties of a record
+    DELAYED_SPARE_BYTES = 384       # and to those of one that waits: where it goes, and when
 
 cdef uint32_t BATCH_RECORDS_MAX = limits.BATCH_RECORDS_MAX
 cdef Py_ssize_t PROPERTIES_BYTES_MAX = limits.PROPERTIES_BYTES_MAX
 
 # The broker understood and will say no again; anything else may be over in a moment.
-cdef frozenset _FINAL_CODES = frozenset({ResponseCode.MESSAGE_ILLEGAL, ResponseCode.NO_PERMISSION})
+cdef frozenset _FINAL_CODES = frozenset({
+    ResponseCode.MESSAGE_ILLEGAL, ResponseCode.NO_PERMISSION, ResponseCode.TOO_MANY_WAITING
+})
 
 # The last properties of a record, per QoS and retain flag.
 cdef list _FLAG_PROPERTIES = [
@@ -126,11 +131,15 @@ cdef class Batch:
 cdef class Lane:
     """The way of one broker queue: a batch that fills, full ones that wait, one that is under way."""
 
-    def __init__(self, Ingress ingress not None, str topic not None, int queue_id, bint is_stored):
+    def __init__(
+        self, Ingress ingress not None, str topic not None, int queue_id, *, bint is_stored, bint is_delayed
+    ):
         self.ingress = ingress
         self.topic = topic
         self.queue_id = queue_id
         self.is_stored = is_stored
+        self.is_delayed = is_delayed
+        self.spare_bytes = SPARE_BYTES + (DELAYED_SPARE_BYTES if is_delayed else 0)
         self.waiting = []
         self.filling = ingress._take_batch(self)
 
@@ -156,6 +165,11 @@ cdef class Lane:
         if self.ingress._is_closed:
             return
         batch.is_done = False
+        if self.is_delayed:
+            self.ingress._port.append_delayed(
+                self.topic, self.queue_id, batch, count=batch.count, done=batch.completed
+            )
+            return
         self.ingress._port.append(
             self.topic, self.queue_id, batch, count=batch.count, is_stored=self.is_stored, done=batch.completed
         )
@@ -246,22 +260,22 @@ cdef class Ingress(PublishSink):
         cdef Target* target = <Target*>self._targets.find(topic, len(topic))
         if target == NULL:
             target = self._resolve(topic, len(topic))
-        lane = <Lane>self._lanes[target.lane]
+        cdef Lane lane = <Lane>self._lanes[target.lane]
         cdef bytes properties = (
             target.properties[:target.properties_size]
             + device.properties
             + <bytes>_FLAG_PROPERTIES[will.qos * 2 + will.retain]
         )
         if (
-            len(will.payload) + len(properties) + RECORD_FIXED_BYTES + 255 > self._record_bytes_max
-            or len(properties) + 128 > PROPERTIES_BYTES_MAX
+            len(will.payload) + len(properties) + RECORD_FIXED_BYTES + 127 + lane.spare_bytes > self._record_bytes_max
+            or len(properties) + lane.spare_bytes > PROPERTIES_BYTES_MAX
         ):
             raise MqttProtocolError(
                 PACKET_TOO_LARGE,
                 f"a will of {len(will.payload)} bytes; store.record_bytes_max is {self._record_bytes_max}",
             )
         elements = encode_batch([(will.payload, properties, 0)])
-        return KeptWill(lane.topic, lane.queue_id, elements, lane.is_stored)
+        return KeptWill(lane.topic, lane.queue_id, elements, lane.is_stored, is_delayed=lane.is_delayed)
 
     cdef int add(
         self,
@@ -283,7 +297,10 @@ cdef class Ingress(PublishSink):
         cdef Py_ssize_t size = ELEMENT_FIXED_BYTES + payload_size + properties_size
         cdef uint8_t* at
         cdef bint is_full
-        if size + RECORD_FIXED_BYTES + 255 > self._record_bytes_max or properties_size + 128 > PROPERTIES_BYTES_MAX:
+        if (
+            size + RECORD_FIXED_BYTES + 127 + lane.spare_bytes > self._record_bytes_max
+            or properties_size + lane.spare_bytes > PROPERTIES_BYTES_MAX
+        ):
             raise MqttProtocolError(
                 PACKET_TOO_LARGE, f"a message of {payload_size} bytes; store.record_bytes_max is {self._record_bytes_max}"
             )
@@ -327,17 +344,24 @@ cdef class Ingress(PublishSink):
     cdef Target* _resolve(self, const uint8_t* topic, Py_ssize_t size) except NULL:
         """Validate a topic that is new here, and remember what it maps to."""
         cdef bytes raw = topic[:size]
-        name = decode_topic_name(raw)
+        delay_s, name = split_delayed(decode_topic_name(raw))
+        cdef bint is_delayed = delay_s > 0
         route = self._router.resolve(name)
         queue_id = queue_of_key(route.key, self._port.queue_count(route.topic))
-        place = self._lane_of.get((route.topic, queue_id, route.is_stored))
+        # To wait is to be in the log, whatever the route says.
+        kind = (route.topic, queue_id, route.is_stored or is_delayed, is_delayed)
+        place = self._lane_of.get(kind)
         if place is None:
             place = len(self._lanes)
-            self._lanes.append(Lane(self, route.topic, queue_id, route.is_stored))
-            self._lane_of[route.topic, queue_id, route.is_stored] = place
+            self._lanes.append(
+                Lane(self, route.topic, queue_id, is_stored=route.is_stored or is_delayed, is_delayed=is_delayed)
+            )
+            self._lane_of[kind] = place
         named = {MQTT_TOPIC: name, KEYS: route.key}
         if route.tags:
             named[TAGS] = route.tags
+        if is_delayed:
+            named[TIMER_DELAY_S] = str(delay_s)
         cdef bytes properties = encode_properties(named)
         if len(properties) + 1024 > PROPERTIES_BYTES_MAX:
             raise MqttProtocolError(TOPIC_NAME_INVALID, "the topic makes properties that are too long for a record")

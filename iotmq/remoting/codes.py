@@ -110,6 +110,7 @@ class RequestCode:
     DETACH_FILTERS: Final = 30_002
     DELIVER_RECORDS: Final = 30_003
     PUBLISH_TRANSIENT: Final = 30_004
+    PUBLISH_DELAYED: Final = 30_005
     # Ours: messages that wait for a time.
     LIST_TIMERS: Final = 30_030
     CANCEL_TIMER: Final = 30_031
@@ -180,6 +181,7 @@ class ResponseCode:
     ACL_DELETE_FAILED: Final = 210
     ACL_WHITE_LIST_FAILED: Final = 211
     SESSION_LOST: Final = 30101
+    TOO_MANY_WAITING: Final = 30102
 
 
 class LanguageCode:

@@ -33,8 +33,17 @@ class Handed:
     """A batch as `append` got it. `answer` is called once, as a broker would."""
 
     def __init__(
-        self, topic: str, queue_id: int, elements: Buffer, count: int, is_stored: bool, done: AppendDone
+        self,
+        topic: str,
+        queue_id: int,
+        elements: Buffer,
+        count: int,
+        is_stored: bool,
+        done: AppendDone,
+        *,
+        is_delayed: bool = False,
     ) -> None:
+        self.is_delayed = is_delayed
         self.topic = topic
         self.queue_id = queue_id
         self.count = count
@@ -88,6 +97,13 @@ class ScriptedGateway:
         self, topic: str, queue_id: int, elements: Buffer, *, count: int, is_stored: bool, done: AppendDone
     ) -> None:
         self.handed.append(Handed(topic, queue_id, elements, count, is_stored, done))
+        if self.automatic is not None:
+            done(self.automatic, "scripted")
+
+    def append_delayed(
+        self, topic: str, queue_id: int, elements: Buffer, *, count: int, done: AppendDone
+    ) -> None:
+        self.handed.append(Handed(topic, queue_id, elements, count, True, done, is_delayed=True))
         if self.automatic is not None:
             done(self.automatic, "scripted")
 

@@ -186,6 +186,7 @@ FIELDS: dict[int, dict[str, list[str]]] = {
     RequestCode.GET_ALL_DELAY_OFFSET: {},
     RequestCode.GET_BROKER_RUNTIME_INFO: {},
     RequestCode.RECALL_MESSAGE: {"topic": NAMES, "recallHandle": HANDLES, "producerGroup": NAMES},
+    RequestCode.PUBLISH_DELAYED: {"topic": NAMES, "queueId": NUMBERS},
     RequestCode.LIST_TIMERS: {"topic": ["", *NAMES], "maxNums": NUMBERS, "after": PLACES},
     RequestCode.CANCEL_TIMER: {"topic": NAMES, "uniqueKey": TEXTS},
     RequestCode.TRIGGER_DELETE_FILES: {},

@@ -1,4 +1,4 @@
-"""The broker and front ends in other processes: requests 30001 to 30004, limits, slow front ends."""
+"""The broker and front ends in other processes: requests 30001 to 30005, limits, slow front ends."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from iotmq import limits
 from iotmq.broker import gateway as gateway_module
 from iotmq.broker.delivery import Delivery
 from iotmq.broker.gateway import GatewayHandler
+from iotmq.broker.intake import IntakeError
+from iotmq.broker.topics import TIMER_TOPIC
 from iotmq.clock import ManualClock
 from iotmq.errors import RequestError
 from iotmq.message.hosts import encode_host
@@ -39,15 +41,39 @@ class Intake:
     """Knows one topic with two queues."""
 
     def queue_count(self, topic: str, *, create: bool) -> int:
-        assert not create, "front ends do not make topics this way"
-        return 2 if topic == "T" else 0
+        if topic == "not-made-yet" and create:
+            return 4
+        return 2 if topic in ("T", TIMER_TOPIC) else 0
+
+
+class Stored:
+    """What the handler reads of a batch that is in the log."""
+
+    status = 0
+
+
+class Delayed:
+    """Takes batches, or says that too many messages wait."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[str, int, bytes]] = []
+        self.is_full = False
+
+    def append(self, topic: str, queue_id: int, elements: Any, *, born_host: bytes, done: Any) -> None:
+        if self.is_full:
+            done(IntakeError(ResponseCode.TOO_MANY_WAITING, "too many"))
+            return
+        self.taken.append((topic, queue_id, bytes(elements)))
+        done(Stored())
 
 
 class Bench:
     def __init__(self) -> None:
         self.delivery = Delivery(applied_position=0)
+        self.delayed = Delayed()
         self.handler = GatewayHandler(
             Intake(),  # type: ignore[arg-type]
+            self.delayed,  # type: ignore[arg-type]
             self.delivery,
             host=encode_host("127.0.0.1", 1),
             record_bytes_max=70_000,
@@ -189,3 +215,28 @@ def test_messages_that_are_not_stored_must_be_messages(bench: Bench, body: bytes
     response = bench.ask(RequestCode.PUBLISH_TRANSIENT, body, topic=topic, queueId="0")
     assert response.code == ResponseCode.MESSAGE_ILLEGAL
     assert response.remark
+
+
+@pytest.mark.parametrize(
+    ("topic", "queue_id", "expected"),
+    [("T", 0, 0), ("T", 1, 1), ("T", 2, None), ("T", -1, None), ("not-made-yet", 1_023, 3)],
+)
+def test_queues_of_messages_that_wait(bench: Bench, topic: str, queue_id: int, expected: int | None) -> None:
+    fields = {"topic": topic, "queueId": str(queue_id)}
+    if expected is None:
+        with pytest.raises(RequestError, match="queueId"):
+            bench.ask(RequestCode.PUBLISH_DELAYED, BATCH, **fields)
+        return
+    assert bench.ask(RequestCode.PUBLISH_DELAYED, BATCH, **fields).code == 0
+    assert bench.delayed.taken == [(topic, expected, BATCH)]
+    bench.delayed.is_full = True
+    response = bench.ask(RequestCode.PUBLISH_DELAYED, BATCH, **fields)
+    assert (response.code, response.remark) == (ResponseCode.TOO_MANY_WAITING, "too many")
+
+
+@pytest.mark.parametrize("topic", ["nobody-takes", TIMER_TOPIC])
+def test_messages_do_not_wait_for_topics_that_take_none(bench: Bench, topic: str) -> None:
+    with pytest.raises(RequestError, match=topic) as raised:
+        bench.ask(RequestCode.PUBLISH_DELAYED, BATCH, topic=topic, queueId="0")
+    assert raised.value.code == ResponseCode.NO_PERMISSION
+    assert not bench.delayed.taken

@@ -53,7 +53,7 @@ class GatewayBroker(FakeBroker):
             for number in json.loads(request.body_bytes())["ids"]:
                 del self.channels[connection][number]
             return request.reply(0)
-        if request.code == RequestCode.PUBLISH_TRANSIENT:
+        if request.code in (RequestCode.PUBLISH_TRANSIENT, RequestCode.PUBLISH_DELAYED):
             return request.reply(0)
         return super().answer(connection, request)
 
@@ -100,8 +100,11 @@ class Site:
             elements,
             count=count,
             is_stored=is_stored,
-            done=lambda code, remark: self.answers.append((code, remark)),
+            done=self.done,
         )
+
+    def done(self, code: int, remark: str) -> None:
+        self.answers.append((code, remark))
 
     async def answer(self) -> tuple[int, str]:
         """The only answer there is, or will be."""
@@ -213,6 +216,18 @@ async def test_messages_that_are_not_stored_have_a_request_of_their_own(code: in
         site.broker.script[RequestCode.PUBLISH_TRANSIENT].append(CLOSE)
         site.append(2, batch(b"x"), is_stored=False)
         assert (await site.answer())[0] == ResponseCode.SERVICE_NOT_AVAILABLE
+
+
+async def test_messages_that_wait_have_a_request_of_their_own() -> None:
+    async with running() as site:
+        for code in (0, ResponseCode.TOO_MANY_WAITING):
+            if code:
+                site.broker.script[RequestCode.PUBLISH_DELAYED].append(code)
+            site.gateway.append_delayed("mqtt", 2, batch(b"x"), count=1, done=site.done)
+            assert (await site.answer())[0] == code
+        request = site.broker.seen(RequestCode.PUBLISH_DELAYED)[0]
+        assert request.ext.items() >= {"topic": "mqtt", "queueId": "2"}.items()
+        assert request.body_bytes() == batch(b"x")
 
 
 async def test_filters_are_attached_at_every_broker_and_again_when_a_channel_was_lost() -> None:

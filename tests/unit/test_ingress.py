@@ -438,6 +438,95 @@ def test_routes_that_do_not_store_have_batches_of_their_own() -> None:
     ]
 
 
+def test_a_delayed_message_goes_the_way_of_its_topic_in_batches_of_its_own() -> None:
+    bench = Bench(
+        routes=[
+            {"filter": "live/#", "topic": "L", "key": "{1}", "tags": "tag", "store": False},
+            {"filter": "$delayed/#", "topic": "wrong"},
+        ]
+    )
+    device, transport = bench.connect("dev")
+    receive(device, publish(1, topic="$delayed/7/live/x") + publish(2, topic="$delayed/0/live/x"))
+    receive(device, publish(3, topic="$delayed/9/live/x") + publish(4, topic="live/x"))
+    bench.loop.run()
+    later, now = sorted(bench.handed, key=lambda batch: not batch.is_delayed)
+    assert (later.topic, later.payloads) == ("L", [b"1", b"3"])
+    assert [message.properties for message in later.messages] == [
+        {
+            "MQTT_TOPIC": "live/x",
+            "KEYS": "x",
+            "TAGS": "tag",
+            "TIMER_DELAY_SEC": seconds,
+            "MQTT_CLIENT_ID": "dev",
+            "MQTT_QOS": "1",
+        }
+        for seconds in ("7", "9")
+    ]
+    assert (now.topic, now.payloads, now.is_stored) == ("L", [b"2", b"4"], False)
+    assert "TIMER_DELAY_SEC" not in now.messages[0].properties
+    now.answer(0, "")
+    assert acknowledged(transport) == []
+    later.answer(0, "")
+    bench.loop.run()
+    assert acknowledged(transport) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("topic", ["$delayed/x/a", "$delayed/5", "$delayed/99999999999/a"])
+def test_a_delay_that_is_none_ends_the_connection(topic: str) -> None:
+    bench = Bench()
+    device, transport = bench.connect()
+    receive(device, publish(1, topic=topic))
+    bench.loop.run()
+    assert device.close_reason is reason_codes.TOPIC_NAME_INVALID
+    assert "$delayed" in device.close_detail
+    assert not bench.handed
+    assert transport.is_closed
+
+
+def test_when_too_many_messages_wait_their_devices_are_told_and_others_go_on() -> None:
+    bench = Bench()
+    device, transport = bench.connect()
+    other, others = bench.connect("other")
+    receive(device, publish(1, topic="$delayed/5/a"))
+    receive(other, publish(1, topic="a"))
+    bench.loop.run()
+    for batch in bench.handed:
+        batch.answer(ResponseCode.TOO_MANY_WAITING if batch.is_delayed else 0, "too many")
+    bench.loop.run()
+    assert device.close_reason is reason_codes.NOT_STORED
+    assert transport.is_closed
+    assert acknowledged(others) == [1]
+    assert (bench.ingress.not_stored, bench.ingress.retries) == (1, 0)
+
+
+def test_a_delayed_message_at_the_limit_of_a_record_and_past_it() -> None:
+    bench = Bench(record_bytes_max=RECORD_MAX)
+    bench.gateway.automatic = 0
+    sizes = []
+    for topic in ("a", "$delayed/5/a"):
+        device, _ = bench.connect()
+        fitting = 0
+        while device.close_reason is None:
+            receive(device, publish(1, topic=topic, payload=bytes(fitting)))
+            bench.loop.run()
+            fitting += 1
+        assert device.close_reason is reason_codes.PACKET_TOO_LARGE
+        sizes.append(fitting)
+    delay_bytes = len("TIMER_DELAY_SEC..5.") - 1
+    assert sizes[0] - sizes[1] == 384 + delay_bytes, "room for where it goes, and when"
+
+
+def test_a_will_that_waits() -> None:
+    bench = Bench()
+    device, _ = bench.connect("gone")
+    will = bench.ingress.encode_will(device, Will("$delayed/5/w", b"bye", 1, False))
+    assert (will.topic, will.is_stored, will.is_delayed) == ("mqtt", True, True)
+    assert b"TIMER_DELAY_SEC\x015\x02" in will.elements
+    bench.ingress.publish_will(device, Will("$delayed/5/w", b"bye", 1, False))
+    bench.loop.run()
+    assert [(batch.is_delayed, batch.payloads) for batch in bench.handed] == [(True, [b"bye"])]
+
+
 def test_more_topics_than_the_cache_holds() -> None:
     bench = Bench(queues=4, pending_bytes_max=1 << 30)
     bench.gateway.automatic = 0
