@@ -1,6 +1,7 @@
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from iotmq.mqtt.connection cimport PublishSink, ServerConnection
+from iotmq.mqtt.connection cimport ServerConnection
+from iotmq.mqtt.publish_sink cimport PublishSink
 
 
 cdef class DeviceGroup:

@@ -4,8 +4,10 @@ from typing import Protocol
 
 from typing_extensions import Buffer
 
-from iotmq.mqtt.connection import ConnectionSettings, PublishSink, ServerConnection
+from iotmq.mqtt.connection import ServerConnection
+from iotmq.mqtt.connection_settings import ConnectionSettings
 from iotmq.mqtt.packets import Event, Will
+from iotmq.mqtt.publish_sink import PublishSink
 
 class DeviceHandler(Protocol):
     def device_connected(self, device: Device) -> None: ...

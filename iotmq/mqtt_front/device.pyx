@@ -14,13 +14,13 @@ from cpython.bytearray cimport PyByteArray_AS_STRING
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
-from iotmq.mqtt.connection cimport ConnectionSettings, PublishSink, ServerConnection
+from iotmq.mqtt.connection cimport ServerConnection
+from iotmq.mqtt.connection_settings cimport ConnectionSettings
+from iotmq.mqtt.packet_types cimport STATE_CLOSED, STATE_CONNECTED, STATE_OPENING
+from iotmq.mqtt.publish_sink cimport PublishSink
 from iotmq.mqtt_front.outgoing cimport OutgoingMessage
 
 cdef enum:
-    STATE_OPENING = 1
-    STATE_CONNECTED = 2
-    STATE_CLOSED = 3
     UNREAD_BYTES_MAX = 256 * 1024   # answers a device may leave unread before it is not read either
     READ_BYTES_MIN = 1024
     READ_SIZES = 9                  # 1 KiB to 256 KiB
@@ -174,7 +174,7 @@ cdef class Device(ServerConnection):
             group._active_count += 1
             group.schedule_turn()
         self._turn_bytes += size
-        self._receive_guarded(group._input_data, size)
+        self.receive(group._input_data, size)
         self._after_input()
         if self._turn_bytes >= group._read_bytes and not self._is_paused and self.state != STATE_CLOSED:
             self._is_paused = True

@@ -17,6 +17,7 @@ from libc.stdlib cimport calloc, free
 
 from iotmq.message.layout cimport get_u32
 from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
+from iotmq.mqtt.packet_types cimport STATE_CONNECTED
 from iotmq.mqtt_front.device cimport Device, DeviceGroup, DeviceSession
 from iotmq.mqtt_front.outgoing cimport OutgoingMessage
 
@@ -33,8 +34,6 @@ PROGRESS_INTERVAL_S = 0.2
 RETRY_S = 1.0
 
 cdef enum:
-    STATE_CONNECTED = 2
-    STATE_CLOSED = 3
     FLIGHT_SENT = 0
     FLIGHT_RELEASED = 1
     FLIGHT_DONE = 2

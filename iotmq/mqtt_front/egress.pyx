@@ -12,12 +12,9 @@ from libc.stdlib cimport free, realloc
 
 from iotmq.message.layout cimport get_u32
 from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
+from iotmq.mqtt.packet_types cimport STATE_CONNECTED
 from iotmq.mqtt_front.device cimport Device, DeviceGroup
 from iotmq.mqtt_front.outgoing cimport OutgoingMessage
-
-cdef enum:
-    STATE_CONNECTED = 2
-
 
 cdef struct Subscriber:
     void* device        # a counted reference

@@ -1,6 +1,6 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from iotmq.mqtt.connection cimport PublishSink, ServerConnection
+from iotmq.mqtt.publish_sink cimport PublishSink
 from iotmq.mqtt.topic_table cimport TopicTable
 from iotmq.mqtt_front.device cimport Device, DeviceGroup
 

@@ -2,8 +2,8 @@ import asyncio
 
 from iotmq.client.ports import GatewayPort
 from iotmq.client.session_ports import Will as KeptWill
-from iotmq.mqtt.connection import PublishSink
 from iotmq.mqtt.packets import Will
+from iotmq.mqtt.publish_sink import PublishSink
 from iotmq.mqtt_front.device import Device, DeviceGroup
 from iotmq.mqtt_front.routes import Router
 

@@ -16,7 +16,7 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
 
 from iotmq.message.layout cimport ELEMENT_FIXED_BYTES, RECORD_FIXED_BYTES, put_u16, put_u32
-from iotmq.mqtt.connection cimport PublishSink, ServerConnection
+from iotmq.mqtt.publish_sink cimport Publication, PublishSink
 from iotmq.mqtt.topic_table cimport TopicTable
 from iotmq.mqtt_front.device cimport Device, DeviceGroup
 
@@ -222,21 +222,14 @@ cdef class Ingress(PublishSink):
 
     # One message
 
-    cdef int on_publish(
-        self,
-        ServerConnection connection,
-        const uint8_t* topic,
-        Py_ssize_t topic_size,
-        const uint8_t* payload,
-        Py_ssize_t payload_size,
-        int qos,
-        bint retain,
-        uint32_t sequence,
-    ) except -1:
-        cdef Target* target = <Target*>self._targets.find(topic, topic_size)
+    cdef int on_publish(self, object connection, const Publication* publication) except -1:
+        cdef Target* target = <Target*>self._targets.find(publication.topic, publication.topic_size)
         if target == NULL:
-            target = self._resolve(topic, topic_size)
-        return self.add(target, <Device>connection, payload, payload_size, qos, retain, qos != 0, sequence)
+            target = self._resolve(publication.topic, publication.topic_size)
+        return self.add(
+            target, <Device>connection, publication.payload, publication.payload_size,
+            publication.qos, publication.is_retained, publication.qos != 0, publication.sequence,
+        )
 
     def publish_will(self, Device device not None, will not None):
         """Store a device's will; nobody waits for it. A will that is past a limit is dropped and counted."""

@@ -26,7 +26,7 @@ from iotmq.clock import Clock, SystemClock
 from iotmq.message.properties import MQTT_CLIENT_ID, encode_properties
 from iotmq.metrics import Metric
 from iotmq.mqtt import packets, reason_codes
-from iotmq.mqtt.connection import ConnectionSettings
+from iotmq.mqtt.connection_settings import ConnectionSettings
 from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt_front.deadlines import Deadlines
 from iotmq.mqtt_front.device import Device, DeviceGroup

@@ -16,7 +16,7 @@ from iotmq.message.properties import MQTT_QOS, MQTT_TOPIC, decode_properties, en
 from iotmq.message.record import check_batch, encode_record
 from iotmq.metrics import Metric
 from iotmq.mqtt import packets
-from iotmq.mqtt.connection import ConnectionSettings
+from iotmq.mqtt.connection_settings import ConnectionSettings
 from iotmq.mqtt.packets import Connect
 from iotmq.mqtt_front.device import Device, DeviceGroup
 

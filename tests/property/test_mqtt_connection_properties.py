@@ -8,8 +8,10 @@ from mqtt_corpus import CONNECT, CORPUS
 from mqtt_oracle import Outcome, run_connection
 
 from iotmq.mqtt import packets
-from iotmq.mqtt.connection import CONNECTED, CollectingSink, ConnectionSettings, ServerConnection
+from iotmq.mqtt.connection import CONNECTED, ServerConnection
+from iotmq.mqtt.connection_settings import ConnectionSettings
 from iotmq.mqtt.packets import Connect
+from iotmq.mqtt.publish_sink import CollectingSink
 
 PACKET_BYTES_MAX = 2_000
 

@@ -6,7 +6,7 @@ import pytest
 from fake_gateway import FakeTransport, Front, receive
 
 from iotmq.mqtt import packets, reason_codes
-from iotmq.mqtt.connection import CollectingSink
+from iotmq.mqtt.publish_sink import CollectingSink
 from iotmq.mqtt_front.deadlines import RECHECK_S, Deadlines
 from iotmq.mqtt_front.device import Device
 

@@ -15,7 +15,7 @@ from fake_gateway import (
 
 from iotmq.message.bodies import COMPRESSED, compress_body
 from iotmq.mqtt import packets, reason_codes
-from iotmq.mqtt.connection import CollectingSink
+from iotmq.mqtt.publish_sink import CollectingSink
 from iotmq.mqtt_front.egress import Egress
 
 

@@ -12,11 +12,11 @@ from iotmq.mqtt.connection import (
     CLOSED,
     CONNECTED,
     OPENING,
-    CollectingSink,
-    ConnectionSettings,
     ServerConnection,
 )
+from iotmq.mqtt.connection_settings import ConnectionSettings
 from iotmq.mqtt.packets import Connect
+from iotmq.mqtt.publish_sink import CollectingSink
 
 PACKET_BYTES_MAX = 100_000
 

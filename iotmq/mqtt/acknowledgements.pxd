@@ -1,0 +1,22 @@
+from libc.stdint cimport uint8_t, uint16_t, uint32_t
+
+from iotmq.mqtt.byte_buffer cimport ByteBuffer
+
+
+cdef struct Acknowledgement:
+    uint16_t packet_id
+    uint8_t packet_type     # PUBACK or PUBREC
+    uint8_t is_due          # set when the message is as durable as promised
+
+
+cdef struct AcknowledgementRing:
+    Acknowledgement* entries    # per sequence number modulo capacity
+    uint32_t capacity
+    uint32_t count
+    uint32_t first              # sequence number of the oldest
+
+
+# Keep a place for an acknowledgement; returns its sequence number.
+cdef uint32_t expect_acknowledgement(AcknowledgementRing* ring, uint16_t packet_id, uint8_t packet_type) except? 0
+# `count` acknowledgements from `sequence` on are due: write those that nothing older holds up.
+cdef int acknowledge_run(AcknowledgementRing* ring, uint32_t sequence, uint32_t count, ByteBuffer* output) except -1

@@ -1,0 +1,28 @@
+"""What the connections of a listener share."""
+
+from libc.stdint cimport uint32_t
+
+from iotmq import limits
+
+
+cdef class ConnectionSettings:
+    """What all connections of a listener share.
+
+    `packet_bytes_max` bounds the remaining length of what a device sends; `in_flight_max` (1 to 65,535) the
+    messages of QoS 1 and 2 a subscriber may hold unacknowledged; `queued_bytes_max` what waits for a slow subscriber.
+    """
+
+    def __init__(
+        self,
+        *,
+        uint32_t packet_bytes_max=limits.MQTT_PACKET_BYTES_MAX,
+        uint32_t in_flight_max=limits.MQTT_IN_FLIGHT_MAX,
+        uint32_t queued_bytes_max=limits.MQTT_QUEUED_BYTES_MAX,
+        double connect_timeout_s=limits.MQTT_CONNECT_TIMEOUT_S,
+    ):
+        if not 1 <= in_flight_max <= 65535:
+            raise ValueError("in_flight_max must be between 1 and 65,535")
+        self.packet_bytes_max = packet_bytes_max
+        self.in_flight_max = in_flight_max
+        self.queued_bytes_max = queued_bytes_max
+        self.connect_timeout_s = connect_timeout_s
