@@ -3,41 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import random
-import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from types import TracebackType
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 
-from iotmq.client.backoff import Backoff
-from iotmq.client.client import IotmqClient, expect_success
+from iotmq.client.client import IotmqClient
 from iotmq.client.consumer_answers import ConsumerAnswers, Status
 from iotmq.client.consumption import Consumption
 from iotmq.client.filter_check import check_filter
-from iotmq.client.message import RETRY_PREFIX, ReceivedMessage, check_group, check_topic
+from iotmq.client.listener_calls import ColumnsListener, Listener, ListenerCalls
+from iotmq.client.message import RETRY_PREFIX, check_group, check_topic
 from iotmq.client.offset_reset import read_offsets
 from iotmq.client.offsets import (
-    broker_address,
     commit_offset,
     max_offset,
     min_offset,
     offset_at_time,
     stored_offset,
 )
-from iotmq.client.queue_reader import Batch, CacheRoom, QueueReader
+from iotmq.client.queue_reader import CacheRoom, QueueReader
 from iotmq.client.rebalance import Allocation, allocate_averagely
-from iotmq.client.retry_send import send_to_retry_topic
 from iotmq.client.routes import MessageQueue, TopicRoute
 from iotmq.client.settings import PushConsumerSettings
 from iotmq.client.subscriptions import ConsumerData, Subscription, consumer_data, parse_subscription
 from iotmq.errors import ClientError, IotmqError, RequestError, SubscriptionError
-from iotmq.message.columns import Columns
-from iotmq.message.hosts import decode_host
-from iotmq.message.message_ids import offset_message_id
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
@@ -45,14 +38,6 @@ from iotmq.remoting.connection import ClientConnection
 
 _log = logging.getLogger(__name__)
 
-Failed: TypeAlias = Iterable[ReceivedMessage] | None
-Listener: TypeAlias = Callable[[list[ReceivedMessage]], Failed | Awaitable[Failed]]
-"""Gets a batch of one queue. Returns None when all are consumed, or those that failed; raising fails all."""
-ColumnsListener: TypeAlias = Callable[[MessageQueue, Columns], Awaitable[None] | None]
-"""Gets the messages of one pull as columns. Raising fails all of them."""
-
-_LOCAL_RETRY_FACTOR_MAX: Final = 30
-_BROADCAST_TRIES_MAX: Final = 16
 # Members come and go in bursts (a deployment, a broker that restarts): one look for all of them.
 _REBALANCE_PAUSE_S: Final = 0.05
 _REBALANCE_RETRY_S: Final = 1.0
@@ -89,8 +74,6 @@ class PushConsumer:
             raise ClientError("give either a listener or a columns_listener")
         self._client = client
         self._group = group
-        self._listener = listener
-        self._columns_listener = columns_listener
         self.settings = settings or PushConsumerSettings()
         if self.settings.pull_timeout_ms <= self.settings.hold_ms:
             raise ClientError("pull_timeout_ms must be longer than hold_ms, or every empty pull times out")
@@ -107,17 +90,21 @@ class PushConsumer:
         self._has_balanced = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._is_running = False
-        self._consumed_total = 0
-        self._failed_total = 0
-        self._given_back_total = 0
-        self._dropped_total = 0
-        self._last_failure_log_s = 0.0
-        self._consumption = Consumption(client.clock)
+        consumption = Consumption(client.clock)
+        self._calls = ListenerCalls(
+            client,
+            group,
+            consumption,
+            listener=listener,
+            columns_listener=columns_listener,
+            settings=self.settings,
+        )
+        self._wants_columns = columns_listener is not None
         self._answers = ConsumerAnswers(
             client,
-            self._consumption,
+            consumption,
             status=self._status,
-            consume=None if listener is None else self._consume_one,
+            consume=None if listener is None else self._calls.consume_one,
         )
 
     @property
@@ -254,24 +241,28 @@ class PushConsumer:
         labels = (("group", self._group),)
         cached = sum(reader.cached_records for reader in self._readers.values())
         yield Metric(
-            "iotmq_client_consumed_total", "counter", "Messages consumed", self._consumed_total, labels
+            "iotmq_client_consumed_total", "counter", "Messages consumed", self._calls.consumed_total, labels
         )
         yield Metric(
             "iotmq_client_consume_failed_total",
             "counter",
             "Messages a listener failed",
-            self._failed_total,
+            self._calls.failed_total,
             labels,
         )
         yield Metric(
             "iotmq_client_given_back_total",
             "counter",
             "Failed messages given back",
-            self._given_back_total,
+            self._calls.given_back_total,
             labels,
         )
         yield Metric(
-            "iotmq_client_dropped_total", "counter", "Failed broadcasts given up", self._dropped_total, labels
+            "iotmq_client_dropped_total",
+            "counter",
+            "Failed broadcasts given up",
+            self._calls.dropped_total,
+            labels,
         )
         yield Metric("iotmq_client_cached_records", "gauge", "Messages fetched, not consumed", cached, labels)
         yield Metric(
@@ -371,9 +362,9 @@ class PushConsumer:
                     self._subscriptions[topic],
                     self.settings,
                     self._room,
-                    as_columns=self._columns_listener is not None,
+                    as_columns=self._wants_columns,
                     start_offset=self._start_offset,
-                    handle=self._handle,
+                    handle=self._calls.handle,
                 )
 
     def _release(self, queue: MessageQueue) -> None:
@@ -443,6 +434,16 @@ class PushConsumer:
             return await offset_at_time(self._client, queue, settings.consume_from_timestamp_ms)
         return await max_offset(self._client, queue)
 
+    def _status(self) -> Status:
+        return Status(
+            group=self._group,
+            consume_type="CONSUME_PASSIVELY",
+            parallel=self.settings.parallel_batches,
+            registries=self._client.settings.registries,
+            subscriptions=self._subscriptions.values(),
+            queues={queue: reader.state for queue, reader in self._readers.items()},
+        )
+
     # --- commits ------------------------------------------------------------------------------------
 
     async def _commit_forever(self) -> None:
@@ -468,168 +469,3 @@ class PushConsumer:
                 if reader.committable is not None and reader.committable != reader.committed
             )
         )
-
-    # --- listener calls -----------------------------------------------------------------------------
-
-    async def _handle(self, batch: Batch) -> None:
-        if isinstance(batch.payload, Columns):
-            await self._handle_columns(batch.queue, batch.payload)
-        else:
-            await self._handle_messages(batch.queue, batch.payload)
-
-    async def _handle_messages(self, queue: MessageQueue, messages: list[ReceivedMessage]) -> None:
-        rest = self._local_rest()
-        tries = 0
-        while True:
-            failed = await self._call_listener(queue, messages)
-            tries += 1
-            self._consumed_total += len(messages) - len(failed)
-            if not failed:
-                return
-            self._failed_total += len(failed)
-            if self._is_clustering:
-                failed = await self._give_back(queue, failed)
-            elif tries >= _BROADCAST_TRIES_MAX:
-                _log.error(
-                    "%d broadcast messages of %s failed %d times and are skipped", len(failed), queue, tries
-                )
-                self._dropped_total += len(failed)
-                failed = []
-            if not failed:
-                return
-            messages = failed
-            await asyncio.sleep(rest.next_s())
-
-    async def _call_listener(
-        self, queue: MessageQueue, messages: list[ReceivedMessage]
-    ) -> list[ReceivedMessage]:
-        """The messages that failed."""
-        assert self._listener is not None
-        begun_s = time.perf_counter()
-        failed = messages
-        try:
-            outcome = self._listener(messages)
-            if inspect.isawaitable(outcome):
-                outcome = await outcome
-            failed = [] if outcome is None else list(outcome)
-        except Exception as error:
-            self._log_failure(queue, len(messages), error)
-        self._consumption.count(
-            queue.topic,
-            consumed=len(messages) - len(failed),
-            failed=len(failed),
-            seconds=time.perf_counter() - begun_s,
-        )
-        return failed
-
-    async def _consume_one(self, message: ReceivedMessage) -> bool:
-        """Hand over a message that an operator sent here; nothing of the offsets changes."""
-        assert self._listener is not None
-        outcome = self._listener([message])
-        if inspect.isawaitable(outcome):
-            outcome = await outcome
-        return outcome is None or not list(outcome)
-
-    def _status(self) -> Status:
-        return Status(
-            group=self._group,
-            consume_type="CONSUME_PASSIVELY",
-            parallel=self.settings.parallel_batches,
-            registries=self._client.settings.registries,
-            subscriptions=self._subscriptions.values(),
-            queues={queue: reader.state for queue, reader in self._readers.items()},
-        )
-
-    async def _handle_columns(self, queue: MessageQueue, columns: Columns) -> None:
-        assert self._columns_listener is not None
-        rest = self._local_rest()
-        tries = 0
-        while tries < self.settings.columns_tries_max:
-            begun_s = time.perf_counter()
-            try:
-                outcome = self._columns_listener(queue, columns)
-                if inspect.isawaitable(outcome):
-                    await outcome
-            except Exception as error:
-                tries += 1
-                self._count_columns(queue, failed=len(columns), begun_s=begun_s)
-                self._failed_total += len(columns)
-                self._log_failure(queue, len(columns), error)
-            else:
-                self._count_columns(queue, consumed=len(columns), begun_s=begun_s)
-                self._consumed_total += len(columns)
-                return
-            await asyncio.sleep(rest.next_s())
-        if not self._is_clustering:
-            _log.error(
-                "%d broadcast messages of %s failed %d times and are skipped", len(columns), queue, tries
-            )
-            self._dropped_total += len(columns)
-            return
-        positions = [int(position) for position in columns.numpy("position")]
-        while positions:
-            positions = [
-                position
-                for position in positions
-                if not await self._give_back_one(queue, position, queue.topic, "")
-            ]
-            if positions:
-                await asyncio.sleep(rest.next_s())
-
-    async def _give_back(self, queue: MessageQueue, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
-        """Send messages back to their broker, or another one, for later; returns those nobody took."""
-        kept = []
-        for message in messages:
-            host, port = decode_host(message.record.store_host)
-            origin = offset_message_id(host, port, message.record.position)
-            if await self._give_back_one(queue, message.record.position, message.topic, origin):
-                continue
-            if await send_to_retry_topic(
-                self._client, self._group, message, redeliveries_max=self.settings.redeliveries_max
-            ):
-                self._given_back_total += 1
-            else:
-                kept.append(message)
-        return kept
-
-    async def _give_back_one(self, queue: MessageQueue, position: int, topic: str, message_id: str) -> bool:
-        ext = {
-            "offset": str(position),
-            "group": self._group,
-            "delayLevel": "0",
-            "originMsgId": message_id,
-            "originTopic": topic,
-            "unitMode": "false",
-            "bname": queue.broker_name,
-        }
-        if self.settings.redeliveries_max >= 0:
-            ext["maxReconsumeTimes"] = str(self.settings.redeliveries_max)
-        try:
-            address = await broker_address(self._client, queue)
-            command = Command.request(RequestCode.CONSUMER_SEND_MESSAGE_BACK, ext)
-            expect_success(await self._client.request(address, command), f"giving back a message of {queue}")
-        except IotmqError as error:
-            _log.info("a failed message stays here for another try: %s", error)
-            return False
-        self._given_back_total += 1
-        return True
-
-    def _count_columns(
-        self, queue: MessageQueue, *, begun_s: float, consumed: int = 0, failed: int = 0
-    ) -> None:
-        self._consumption.count(
-            queue.topic, consumed=consumed, failed=failed, seconds=time.perf_counter() - begun_s
-        )
-
-    def _local_rest(self) -> Backoff:
-        first_s = self.settings.local_retry_ms / 1000
-        return Backoff(min_s=first_s, max_s=first_s * _LOCAL_RETRY_FACTOR_MAX)
-
-    def _log_failure(self, queue: MessageQueue, count: int, error: Exception) -> None:
-        # A listener that fails on everything must not fill the disk with tracebacks.
-        now_s = asyncio.get_running_loop().time()
-        if now_s - self._last_failure_log_s >= 1.0:
-            self._last_failure_log_s = now_s
-            _log.warning(
-                "the listener of group %s failed %d messages of %s", self._group, count, queue, exc_info=error
-            )

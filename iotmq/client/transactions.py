@@ -162,7 +162,7 @@ class TransactionProducer(Producer):
         half.properties = properties
         send = self._prepare(half, queue, timeout_ms)
         send.sys_flag |= _PREPARED_FLAG
-        await self._room()
+        await self._room.wait()
         return Transaction(await self._start(send), self._end)
 
     async def send_in_transaction(
@@ -226,7 +226,7 @@ class TransactionProducer(Producer):
 
     async def _end(self, result: SendResult, state: TransactionState) -> None:
         queue = result.queue
-        address = (await self._route(queue.topic)).master(queue.broker_name)
+        address = (await self._tries.route(queue.topic)).master(queue.broker_name)
         if address is None:
             raise RouteNotFoundError(f"broker {queue.broker_name} of topic {queue.topic} has no master now")
         ids = result.offset_message_ids
