@@ -46,11 +46,13 @@ class Front:
     async def kill(self) -> None:
         """Gone without a word, as after kill -9: its channels close, its devices lose their connections."""
         self.mqtt._session_port = None
-        if self.mqtt._durable is not None:
-            self.mqtt._durable.stop()
-        if self.mqtt._ingress is not None:
-            self.mqtt._ingress.close()
-        for device in [*self.mqtt._sessions.values(), *self.mqtt._without_session]:
+        parts = self.mqtt._parts
+        assert parts is not None, "a front end is killed after its start"
+        parts.sessions._port = None
+        assert parts.durable is not None
+        parts.durable.stop()
+        parts.ingress.close()
+        for device in parts.sessions.devices():
             device.will = None
             device.abort()
         await self.sessions.stop()

@@ -79,9 +79,9 @@ class Site:
     async def advance(self, seconds: float) -> None:
         """Move the clock and wait until the front end has looked at it."""
         self.clock.advance(seconds)
-        group = self.front._group
-        assert group is not None
-        await soon(lambda: group.now_s > self.clock.monotonic_s(), "a tick", step_s=0.001)
+        parts = self.front._parts
+        assert parts is not None
+        await soon(lambda: parts.group.now_s > self.clock.monotonic_s(), "a tick", step_s=0.001)
 
     async def stop(self) -> None:
         if not self.is_stopped:

@@ -1,0 +1,98 @@
+"""The numbers of a front end's parts, as /metrics shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from iotmq.metrics import Metric
+from iotmq.mqtt_front.device import DeviceGroup
+from iotmq.mqtt_front.durable import DurableEgress
+from iotmq.mqtt_front.egress import Egress
+from iotmq.mqtt_front.ingress import Ingress
+
+
+def traffic_metrics(ingress: Ingress, egress: Egress, group: DeviceGroup) -> Iterable[Metric]:
+    """Bytes and messages between devices and brokers."""
+    yield Metric(
+        "iotmq_mqtt_received_bytes_total", "counter", "Bytes read from devices.", group.received_bytes
+    )
+    yield Metric("iotmq_mqtt_sent_bytes_total", "counter", "Bytes written to devices.", group.sent_bytes)
+    yield Metric("iotmq_mqtt_paused_connections", "gauge", "Devices not being read.", group.paused_count)
+    yield Metric("iotmq_mqtt_published_total", "counter", "Messages published by devices.", ingress.messages)
+    yield Metric(
+        "iotmq_mqtt_published_bytes_total",
+        "counter",
+        "Payload bytes published by devices.",
+        ingress.message_bytes,
+    )
+    yield Metric(
+        "iotmq_mqtt_batches_total", "counter", "Batches the broker answered for good.", ingress.batches
+    )
+    yield Metric(
+        "iotmq_mqtt_batch_retries_total",
+        "counter",
+        "Times a batch was not taken and is offered again.",
+        ingress.retries,
+    )
+    yield Metric(
+        "iotmq_mqtt_not_stored_total",
+        "counter",
+        "Messages the broker refused for good.",
+        ingress.not_stored,
+    )
+    yield Metric(
+        "iotmq_mqtt_pending_bytes",
+        "gauge",
+        "Bytes of messages that wait for the broker.",
+        ingress.pending_bytes,
+    )
+    yield Metric("iotmq_mqtt_filters", "gauge", "Topic filters with local subscribers.", egress.filter_count)
+    yield Metric(
+        "iotmq_mqtt_delivered_total", "counter", "Messages written to subscribers.", egress.delivered
+    )
+    yield Metric(
+        "iotmq_mqtt_dropped_total", "counter", "Messages dropped for slow subscribers.", egress.dropped
+    )
+    yield Metric(
+        "iotmq_mqtt_undeliverable_total",
+        "counter",
+        "Pushed records that could not be read.",
+        egress.malformed,
+    )
+
+
+def durable_metrics(durable: DurableEgress) -> Iterable[Metric]:
+    """Messages of sessions that are kept."""
+    yield Metric(
+        "iotmq_mqtt_light_queues", "gauge", "Light queues that local sessions subscribe.", durable.queue_count
+    )
+    yield Metric(
+        "iotmq_mqtt_durable_delivered_total",
+        "counter",
+        "Messages written to sessions that are kept.",
+        durable.delivered,
+    )
+    yield Metric(
+        "iotmq_mqtt_durable_read_total",
+        "counter",
+        "Records read for sessions that had fallen behind or came back.",
+        durable.read_records,
+    )
+    yield Metric(
+        "iotmq_mqtt_durable_dropped_total",
+        "counter",
+        "Messages of routes that do not store, which a session could not take at once.",
+        durable.dropped,
+    )
+    yield Metric(
+        "iotmq_mqtt_durable_malformed_total",
+        "counter",
+        "Records of light queues that are no messages.",
+        durable.malformed,
+    )
+    yield Metric(
+        "iotmq_mqtt_refused_progress_total",
+        "counter",
+        "Times the broker did not take how far sessions came; it is told again.",
+        durable.refused_progress,
+    )

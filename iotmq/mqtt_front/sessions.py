@@ -1,0 +1,179 @@
+"""Which device has which session: CONNECT, takeover, the end of a connection, and wills."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+from iotmq.client.session_ports import CloseRequest, OpenedSession, OpenRequest, Refused, SessionPort, Will
+from iotmq.clock import Clock
+from iotmq.message.properties import MQTT_CLIENT_ID, encode_properties
+from iotmq.mqtt import packets, reason_codes
+from iotmq.mqtt.errors import MqttProtocolError
+from iotmq.mqtt_front.deadlines import Deadlines
+from iotmq.mqtt_front.device import Device
+from iotmq.mqtt_front.durable import DurableEgress, DurableSession
+from iotmq.mqtt_front.ingress import Ingress
+from iotmq.mqtt_front.settings import MqttSettings
+from iotmq.mqtt_front.subscriptions import Subscriptions
+
+_log: Final = logging.getLogger("iotmq.mqtt")
+
+
+class ConnectedSessions:
+    """The sessions of the devices connected to one front end."""
+
+    def __init__(
+        self,
+        settings: MqttSettings,
+        ingress: Ingress,
+        subscriptions: Subscriptions,
+        deadlines: Deadlines,
+        clock: Clock,
+        *,
+        port: SessionPort | None,
+        durable: DurableEgress | None,
+    ) -> None:
+        """`port` and `durable` are there together; without them sessions end with their connections, and are
+        known to this process only."""
+        self._settings = settings
+        self._ingress = ingress
+        self._subscriptions = subscriptions
+        self._deadlines = deadlines
+        self._clock = clock
+        self._port = port
+        self._durable = durable
+        self._devices: dict[str, Device] = {}
+        # Connections that have not opened a session yet, or lost theirs to another connection.
+        self._without_session: set[Device] = set()
+
+    def __len__(self) -> int:
+        return len(self._devices)
+
+    def devices(self) -> Iterator[Device]:
+        """Every connection, with a session or without."""
+        yield from list(self._devices.values())
+        yield from list(self._without_session)
+
+    def add(self, device: Device) -> None:
+        """A connection came; its CONNECT is to follow."""
+        self._without_session.add(device)
+
+    def open(self, device: Device, connect: packets.Connect) -> None:
+        """A CONNECT came."""
+        client_id = connect.client_id or f"iotmq-{secrets.token_hex(8)}"
+        former = self._devices.get(client_id)
+        self._without_session.discard(device)
+        if former is not None:  # [MQTT-3.1.4-2]
+            self._hang_up_former(former, reason_codes.SESSION_TAKEN_OVER)
+        self._devices[client_id] = device
+        device.client_id = client_id
+        device.properties = encode_properties({MQTT_CLIENT_ID: client_id})
+        device.will = connect.will
+        keep_alive_s_max = self._settings.keep_alive_s_max
+        if keep_alive_s_max and not 0 < connect.keep_alive_s <= keep_alive_s_max:
+            device.keep_alive_s = keep_alive_s_max
+        if self._port is None:
+            device.open_session(session_present=False)
+            self._deadlines.watch(device, self._clock.monotonic_s())
+            return
+        self._port.open_session(
+            OpenRequest(
+                client_id=client_id,
+                is_clean=connect.clean_session,
+                expiry_s=0 if connect.clean_session else self._settings.session_expiry_s_max,
+                will=self._kept_will(device),
+            ),
+            partial(self._opened, device, client_id, is_kept=not connect.clean_session),
+        )
+
+    def lost(self, device: Device) -> None:
+        """A connection is over: the will is due unless it was dropped, a session that is not kept ends."""
+        will, device.will = device.will, None
+        if will is not None:
+            self._ingress.publish_will(device, will)
+        self._subscriptions.drop_all(device)
+        self._without_session.discard(device)
+        self._leave(device)
+        if device.client_id is not None and self._devices.get(device.client_id) is device:
+            del self._devices[device.client_id]
+
+    def session_fenced(self, client_id: str, epoch: int, reason: str) -> None:
+        """The session is for another front end, or an operator ends it (durable.SessionHandler)."""
+        device = self._devices.get(client_id)
+        if device is not None and device.has_session and device.epoch == epoch:
+            del self._devices[client_id]
+            _log.debug("session lost", extra={"client": client_id, "detail": reason})
+            self._hang_up_former(device, reason_codes.SESSION_TAKEN_OVER)
+
+    def _kept_will(self, device: Device) -> Will | None:
+        """The device's will for its broker, which publishes it when this process dies."""
+        if device.will is None:
+            return None
+        try:
+            return self._ingress.encode_will(device, device.will)
+        except MqttProtocolError as error:
+            _log.warning("will not stored", extra={"client": device.client_id, "detail": str(error)})
+            return None
+
+    def _opened(
+        self, device: Device, client_id: str, opened: OpenedSession | Refused, *, is_kept: bool
+    ) -> None:
+        """The broker has answered a CONNECT, or will not."""
+        assert self._port is not None
+        if isinstance(opened, Refused):
+            if device.close_reason is None:
+                _log.warning("no session", extra={"client": client_id, "detail": opened.remark})
+                device.refuse(reason_codes.SERVER_UNAVAILABLE)
+                device.finish()
+            return
+        if device.close_reason is not None:
+            # It went meanwhile, and its will with it.
+            expiry_s = self._settings.session_expiry_s_max if is_kept else 0
+            self._port.close_session(
+                CloseRequest(client_id=client_id, epoch=opened.epoch, expiry_s=expiry_s, drops_will=True)
+            )
+            return
+        device.epoch = opened.epoch
+        device.has_session = True
+        session = None
+        if is_kept and self._settings.session_expiry_s_max:
+            assert self._durable is not None
+            session = self._durable.open(device, client_id, opened)
+            self._subscriptions.take_over(device, opened.subscriptions)
+        device.open(session_present=opened.is_present)
+        self._deadlines.watch(device, self._clock.monotonic_s())
+        if session is not None:
+            session.start(opened)
+        device.after_answer()
+
+    def _leave(self, device: Device) -> None:
+        """Tell the broker, once, that the device has gone and how far it came. Its will is this process's."""
+        if self._port is None or not device.has_session or device.client_id is None:
+            return
+        device.has_session = False
+        expiry_s = 0
+        if isinstance(device.session, DurableSession):
+            expiry_s = self._settings.session_expiry_s_max
+            progress = device.session.end()
+            if progress is not None:
+                self._port.progress([progress], _ignore)
+        self._port.close_session(
+            CloseRequest(client_id=device.client_id, epoch=device.epoch, expiry_s=expiry_s, drops_will=True)
+        )
+
+    def _hang_up_former(self, former: Device, reason: reason_codes.Reason) -> None:
+        """Somebody else has the session of a connected device now."""
+        self._without_session.add(former)
+        self._leave(former)
+        former.close(reason)
+        former.finish()
+
+
+def _ignore(refused: Refused | None) -> None:
+    """A session that cannot say how far it came gets some messages again."""
+    if refused is not None:
+        _log.warning("the progress of a session is not stored", extra={"detail": refused.remark})
