@@ -7,9 +7,7 @@ the medians with the least and the most that any two neighbouring rounds gave.
 
 import argparse
 import contextlib
-import json
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from benchmarks import machine, peers
+from benchmarks import _swarm, machine, peers
+from benchmarks._swarm import LoadError
 
 SIDES: Final = ("mosquitto", "iotmq")
 BASE_CONNECTIONS: Final = 100
@@ -217,13 +216,13 @@ def idle(kind: str) -> Callable[[peers.Server, Effort], Round]:
     def measure(server: peers.Server, effort: Effort) -> Round:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_holding(server, kind, BASE_CONNECTIONS, 0))
-            before = _settled(server)
+            before = server.settled_memory_bytes()
             opened, step = BASE_CONNECTIONS, 5_000
             while opened < effort.idle_connections + BASE_CONNECTIONS:
                 count = min(step, effort.idle_connections + BASE_CONNECTIONS - opened)
                 stack.enter_context(_holding(server, kind, count, opened))
                 opened += count
-            after = _settled(server)
+            after = server.settled_memory_bytes()
         added = opened - BASE_CONNECTIONS
         return {
             "bytes_per_connection": (after["rss"] - before["rss"]) / added,
@@ -307,10 +306,6 @@ SCENARIOS: Final[dict[str, Scenario]] = {
 # Playing
 
 
-class LoadError(Exception):
-    """The load generator failed, or found that it was not served as the protocol demands."""
-
-
 def _play(name: str, sides: list[str], effort: Effort, options: argparse.Namespace) -> dict[str, list[Round]]:
     scenario = SCENARIOS[name]
     rounds: dict[str, list[Round]] = {side: [] for side in sides}
@@ -345,36 +340,17 @@ def _warm(effort: Effort, options: argparse.Namespace) -> None:
 
 def _publish(server: peers.Server, seconds: float, warmup_s: float, *arguments: str) -> dict[str, Any]:
     """One run of the swarm on the load core; its report, and what the server's core did meanwhile."""
-    command = [
-        *_swarm("publish", server), "--seconds", str(seconds), "--warmup", str(warmup_s),
-        "--payload-bytes", "100", *arguments,
-    ]  # fmt: skip
     cpu_before_s, began = server.cpu_s(), time.monotonic()
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            cwd=machine.ROOT,
-            timeout=seconds + warmup_s + 60,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise LoadError(f"the load on {server.name} did not end: {error}") from error
+    report = _swarm.publish(
+        server.port,
+        *("--seconds", str(seconds), "--warmup", str(warmup_s), "--payload-bytes", "100", *arguments),
+        timeout_s=seconds + warmup_s + 60,
+        core=machine.cores()[1],
+    )
     server.check()
-    if done.returncode:
-        raise LoadError(
-            f"the load on {server.name} ended with {done.returncode}: {done.stderr.strip()[-1_000:]}"
-        )
-    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     report["server_cpu_s"] = server.cpu_s() - cpu_before_s
     report["server_cpu_share"] = report["server_cpu_s"] / (time.monotonic() - began)
     return report
-
-
-def _swarm(command: str, server: peers.Server) -> list[str]:
-    core = machine.cores()[1]
-    return [sys.executable, "-m", "loadtest.swarm", command, "--core", str(core), "--port", str(server.port)]
 
 
 def _costs(report: dict[str, Any], counter: str) -> Round:
@@ -391,53 +367,15 @@ def _costs(report: dict[str, Any], counter: str) -> Round:
 @contextlib.contextmanager
 def _holding(server: peers.Server, kind: str, count: int, number_base: int) -> Iterator[None]:
     """A process with this many connections, all of them in."""
-    command = [
-        *_swarm("hold", server), kind, str(count), "--number-base", str(number_base),
-        "--filter", "devices/{n}/commands", "--until-input-ends", "--seconds", "600",
-        "--connect-rate", "5000", "--keep-alive", "600",
-    ]  # fmt: skip
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=machine.ROOT,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
-    try:
-        # The swarm gives up by itself when it is not let in; its output ends then.
-        if not process.stdout.readline():
-            raise LoadError(f"{count} connections to {server.name}: {process.stderr.read().strip()[-1_000:]}")
+    with _swarm.holding(
+        server.port,
+        *(kind, str(count), "--number-base", str(number_base), "--filter", "devices/{n}/commands"),
+        *("--connect-rate", "5000"),
+        core=machine.cores()[1],
+    ) as held:
+        held.ready()
         yield
-        process.stdin.close()
-        try:
-            returned = process.wait(15)
-        except subprocess.TimeoutExpired as error:
-            raise LoadError(f"the connections to {server.name} did not close: {error}") from error
-        if returned:
-            raise LoadError(f"the connections to {server.name}: {process.stderr.read().strip()[-1_000:]}")
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-        for stream in (process.stdin, process.stdout, process.stderr):
-            with contextlib.suppress(OSError):
-                stream.close()
-
-
-def _settled(server: peers.Server) -> dict[str, int]:
-    """Memory when it has stopped changing for half a second, or after five."""
-    deadline = time.monotonic() + 5
-    last = server.memory_bytes()
-    while True:
-        time.sleep(0.5)
-        now = server.memory_bytes()
-        if abs(now["rss"] - last["rss"]) < 64 * 1024 or time.monotonic() > deadline:
-            return now
-        last = now
+        held.end()
 
 
 # Telling

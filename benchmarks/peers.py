@@ -39,6 +39,17 @@ class Server:
         """Resident bytes of the process and its children: ``rss``, of it ``anonymous`` (no file pages)."""
         return memory_bytes(_family(self.pid))
 
+    def settled_memory_bytes(self) -> dict[str, int]:
+        """`memory_bytes` when it has stopped changing for half a second, or after five."""
+        deadline = time.monotonic() + 5
+        last = self.memory_bytes()
+        while True:
+            time.sleep(0.5)
+            now = self.memory_bytes()
+            if abs(now["rss"] - last["rss"]) < 64 * 1024 or time.monotonic() > deadline:
+                return now
+            last = now
+
     def cpu_s(self) -> float:
         """Processor time used since the start, by the process and its children."""
         ticks = 0

@@ -86,6 +86,8 @@ class Plan:
     """Subscribers leave a will of QoS 1 there, stamped with their number as that of a publisher."""
     fallback_ports: tuple[int, ...] = ()
     """Where subscribers and idle connections go when they lost their connection, in turn with ``port``."""
+    return_after_s: float = 0.0
+    """How long they stay away before they do."""
     payload_bytes: int = 100
     rate_per_s: int = 0
     """Messages due per second over all publishers, sent open-loop; 0 is as fast as windows allow."""
@@ -152,6 +154,7 @@ class Swarm:
             publishers_tracked=plan.number_base + plan.publishers if tracked is None else tracked,
             topics_per_publisher=plan.topics_per_publisher,
             fallback_ports=plan.fallback_ports,
+            return_after_s=plan.return_after_s,
             source_addresses=plan.source_addresses,
         )
         filter_qos = plan.qos if plan.filter_qos is None else plan.filter_qos

@@ -170,6 +170,7 @@ def _plan(options: argparse.Namespace, **kinds: int) -> Plan:
         topics_per_publisher=options.topics_per_publisher,
         will_topic=options.will_topic,
         fallback_ports=tuple(options.fallback_port),
+        return_after_s=options.return_after,
         connects_in_progress_max=options.connects_in_progress,
         source_addresses=tuple(options.source_address),
         measures_acks=options.measure_acks,
@@ -245,6 +246,9 @@ def _parser() -> argparse.ArgumentParser:
     load.add_argument("--warmup", type=float, default=1.0, metavar="SECONDS")
     load.add_argument("--drain-timeout", type=float, default=10.0, metavar="SECONDS")
     load.add_argument("--connect-rate", type=float, default=2_000.0, help="connections opened per second")
+    load.add_argument(
+        "--return-after", type=float, default=0.0, metavar="SECONDS", help="how long the lost ones stay away"
+    )
     load.add_argument("--connects-in-progress", type=int, default=64, help="connections being opened at once")
     load.add_argument("--connect-timeout", type=float, default=60.0, metavar="SECONDS")
     load.add_argument("--number-base", type=int, default=0, help="first connection number")

@@ -30,6 +30,7 @@ class Engine:
         publishers_tracked: int = 0,
         topics_per_publisher: int = 1,
         fallback_ports: Sequence[int] = (),
+        return_after_s: float = 0.0,
         source_addresses: Sequence[str] = (),
     ) -> None: ...
     def add_idle(self, connect: bytes) -> None: ...

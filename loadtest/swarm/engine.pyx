@@ -392,7 +392,7 @@ cdef class Engine:
     (p + 1) x T - 1, and subscriber n is to have topic n alone: what is not for it is counted as misdelivered.
 
     Subscribers and idle connections that lose their connection connect again, at the pace of ``connect``, when
-    there are ``fallback_ports``: to the next of the ports in turn. A subscriber whose session is still there
+    there are ``fallback_ports``: to the next of the ports in turn, after ``return_after_s``. A subscriber whose session is still there
     (session present in CONNACK) does not subscribe again.
     """
     cdef Connection* connections
@@ -408,6 +408,7 @@ cdef class Engine:
     cdef uint32_t lost_count
     cdef uint32_t lost_first
     cdef uint32_t lost_capacity
+    cdef int64_t return_after_ns       # how long those that lost their connection stay away
     cdef double reopen_credit          # connections that may be made anew now
     cdef int64_t reopened_at_ns
     cdef list source_addresses
@@ -473,7 +474,7 @@ cdef class Engine:
 
     def __init__(self, host, port, *, qos=1, window=100, payload=b"\x00" * 100, keep_alive_s=60.0,
                  lead_max=0, measures_acks=False, number_base=0, publishers_tracked=0, topics_per_publisher=1,
-                 fallback_ports=(), source_addresses=()):
+                 fallback_ports=(), return_after_s=0.0, source_addresses=()):
         if self.epoll >= 0:
             raise RuntimeError("an engine is initialised once")
         if qos not in (0, 1):
@@ -498,6 +499,7 @@ cdef class Engine:
             self.ports[self.port_count] = _socket.htons(number)
             self.port_count += 1
         self.topics_per_publisher = topics_per_publisher
+        self.return_after_ns = int(return_after_s * 1e9)
         self.source_addresses = list(source_addresses)
         self.source_count = len(self.source_addresses)
         self.sources = <uint32_t*>calloc(self.source_count + 1, 4)
@@ -856,6 +858,8 @@ cdef class Engine:
         self.reopened_at_ns = self.now
         while self.lost_count and self.reopen_credit >= 1.0 and self.in_progress < self.in_progress_max:
             index = self.lost[self.lost_first]
+            if self.now - self.connections[index].lost_at_ns < self.return_after_ns:
+                return
             self.lost_first = (self.lost_first + 1) % self.lost_capacity
             self.lost_count -= 1
             self.reopen_credit -= 1.0

@@ -1,0 +1,121 @@
+"""A reconnect storm: all devices with kept sessions come back at once, to the other one of two front ends.
+
+    .venv/bin/python -m benchmarks.mqtt_reconnect_storm [--sessions 20000] [--quick]
+
+A registry, a broker and two front ends in processes of their own, and two processes of devices. Each device
+has one filter of its own and goes; then it is sent one message (QoS 1); then all of them connect as fast as
+they are let in, each to the front end it was not at before. Counted is from the first CONNECT to the last
+CONNACK. Every device has to find its session and get its message once, and no other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from contextlib import ExitStack
+from typing import Any
+
+from benchmarks import _swarm, machine, peers
+
+GOAL_PER_S = 4_000
+TOPICS_PER_PUBLISHER = 1_000
+DELIVERY_TIMEOUT_S = 60.0
+
+
+def devices(sessions: int, part: int) -> list[str]:
+    """What one of the two processes of devices is told."""
+    half = sessions // 2
+    return [
+        *("--subscribers", str(half), "--number-base", str(part * half), "--filter", "dev/{n}/cmd"),
+        *("--keep-sessions", "--qos", "1", "--topics-per-publisher", str(TOPICS_PER_PUBLISHER)),
+        *("--connect-rate", "1000000", "--connects-in-progress", "512", "--connect-timeout", "120"),
+    ]
+
+
+def make_sessions(front_ends: list[peers.Server], sessions: int) -> None:
+    """Connect, subscribe, go."""
+    with ExitStack() as stack:
+        held = [
+            stack.enter_context(_swarm.holding(server.port, *devices(sessions, part)))
+            for part, server in enumerate(front_ends)
+        ]
+        for one in held:
+            one.ready()
+        for one in held:
+            one.end()
+
+
+def send_one_each(front_end: peers.Server, sessions: int) -> None:
+    report = _swarm.publish(
+        front_end.port,
+        *("--publishers", str(sessions // TOPICS_PER_PUBLISHER), "--topic", "dev/{n}/cmd", "--qos", "1"),
+        *("--topics-per-publisher", str(TOPICS_PER_PUBLISHER), "--messages", str(sessions)),
+        *("--rate", str(sessions), "--seconds", "60", "--warmup", "0"),
+        timeout_s=120,
+    )
+    if report["counters"]["acknowledged"] != sessions:
+        raise _swarm.LoadError(f"not all messages were taken: {report['counters']}")
+
+
+def storm(front_ends: list[peers.Server], sessions: int) -> tuple[float, dict[str, int]]:
+    """Seconds until all are back, and the counters of all once everything is delivered, or time is up."""
+    with ExitStack() as stack:
+        held = [
+            stack.enter_context(_swarm.holding(server.port, *devices(sessions, part)))
+            for part, server in enumerate(reversed(front_ends))
+        ]
+        ready = [one.ready() for one in held]
+        seconds = (max(one["ready_ns"] for one in ready) - min(one["began_ns"] for one in ready)) / 1e9
+        deadline = time.monotonic() + DELIVERY_TIMEOUT_S
+        while True:
+            counters = added([one.report() for one in held])
+            if counters["delivered"] >= sessions or time.monotonic() > deadline:
+                break
+        # What comes twice would come now.
+        time.sleep(1.0)
+        return seconds, added([one.end() for one in held])
+
+
+def added(reports: list[dict[str, Any]]) -> dict[str, int]:
+    """The counters of several processes as one's."""
+    return {name: sum(one["counters"][name] for one in reports) for name in reports[0]["counters"]}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--sessions", type=int, default=20_000, help="a multiple of 2,000")
+    parser.add_argument("--quick", action="store_true", help="4,000 sessions, for a look")
+    options = parser.parse_args()
+    sessions = 4_000 if options.quick else options.sessions
+    print(", ".join(f"{name} {value}" for name, value in machine.description().items()))
+    with peers.front_ends(2) as (broker, front_ends):
+        make_sessions(front_ends, sessions)
+        send_one_each(front_ends[0], sessions)
+        servers = [broker, *front_ends]
+        before = [server.cpu_s() for server in servers]
+        seconds, counters = storm(front_ends, sessions)
+        costs = [
+            f"{server.name} {(server.cpu_s() - cpu_s) / sessions * 1e6:.0f} us"
+            for server, cpu_s in zip(servers, before, strict=True)
+        ]
+    wrong = {
+        "without their session": sessions - counters["resumed"],
+        "messages lost": sessions - counters["delivered"] + counters["sequence_repeats"],
+        "messages repeated": counters["sequence_repeats"],
+        "messages for somebody else": counters["misdelivered"],
+        "connections lost": counters["lost"],
+    }
+    rate = sessions / seconds
+    print(
+        f"{sessions:,} sessions back in {seconds:.2f} s: {rate:,.0f} a second (goal {GOAL_PER_S:,}); "
+        f"processor time a session, its message included: {', '.join(costs)}"
+    )
+    print(", ".join(f"{name} {count}" for name, count in wrong.items()))
+    results = {"sessions": sessions, "per_s": rate, "wrong": wrong, "machine": machine.description()}
+    machine.save("mqtt_reconnect_storm", {"storm": results})
+    return 1 if any(wrong.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
