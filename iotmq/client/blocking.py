@@ -10,13 +10,13 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, TypeVar
 
 import uvloop
 
 from iotmq.client.admin import Admin, QueueOffsets
 from iotmq.client.client import IotmqClient
+from iotmq.client.lifetime import BlockingLifetime
 from iotmq.client.message import Message, ReceivedMessage, SendResult
 from iotmq.client.producer import DEFAULT_GROUP as PRODUCER_GROUP
 from iotmq.client.producer import Producer
@@ -39,7 +39,7 @@ SyncListener = Callable[[list[ReceivedMessage]], Iterable[ReceivedMessage] | Non
 SyncColumnsListener = Callable[[MessageQueue, Columns], None]
 
 
-class SyncClient:
+class SyncClient(BlockingLifetime):
     """An `IotmqClient` on a thread of its own; `with` starts and stops it."""
 
     def __init__(self, settings: ClientSettings | None = None) -> None:
@@ -73,15 +73,6 @@ class SyncClient:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
 
-    def __enter__(self) -> SyncClient:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the client's loop and wait for it; the waiting thread may be interrupted."""
         future = self.submit(coroutine)
@@ -102,7 +93,7 @@ class SyncClient:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
 
-class SyncProducer:
+class SyncProducer(BlockingLifetime):
     """A `Producer` for blocking code; `with` starts and stops it."""
 
     def __init__(
@@ -118,15 +109,6 @@ class SyncProducer:
     def stop(self) -> None:
         """Wait for the sends in flight, then leave."""
         self._client.run(self.producer.stop())
-
-    def __enter__(self) -> SyncProducer:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def send(
         self, message: Message, *, queue: MessageQueue | None = None, timeout_ms: int | None = None
@@ -165,7 +147,7 @@ class SyncProducer:
         return self._client.run(self.producer.queues(topic))
 
 
-class SyncPushConsumer:
+class SyncPushConsumer(BlockingLifetime):
     """A `PushConsumer` whose listener runs on worker threads and may block; `with` starts and stops it."""
 
     def __init__(
@@ -208,15 +190,6 @@ class SyncPushConsumer:
         # A call that outlived stop_timeout_ms is not waited for again.
         self._workers.shutdown(wait=False, cancel_futures=True)
 
-    def __enter__(self) -> SyncPushConsumer:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
     @property
     def assigned(self) -> list[MessageQueue]:
         """The queues this member has now, sorted."""
@@ -229,7 +202,7 @@ class SyncPushConsumer:
         return call
 
 
-class SyncPullConsumer:
+class SyncPullConsumer(BlockingLifetime):
     """A `PullConsumer` for blocking code; `with` starts and stops it."""
 
     def __init__(
@@ -245,15 +218,6 @@ class SyncPullConsumer:
     def stop(self) -> None:
         """Drop all queues and what was fetched of them."""
         self._client.run(self.consumer.stop())
-
-    def __enter__(self) -> SyncPullConsumer:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def queues(self, topic: str, *, timeout_ms: int = 1_000) -> tuple[MessageQueue, ...]:
         """The queues of `topic`, sorted."""

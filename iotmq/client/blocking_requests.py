@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 
 from iotmq.client.blocking import SyncClient
+from iotmq.client.lifetime import BlockingLifetime
 from iotmq.client.message import Message, ReceivedMessage
 from iotmq.client.requests import REPLIER_GROUP, REQUESTER_GROUP, Replier, Requester
 from iotmq.client.routes import MessageQueue
 from iotmq.client.settings import ProducerSettings
 
 
-class SyncRequester:
+class SyncRequester(BlockingLifetime):
     """A `Requester` for blocking code; `with` starts and stops it."""
 
     def __init__(
@@ -28,15 +28,6 @@ class SyncRequester:
     def stop(self) -> None:
         """Leave; requests that wait for a reply fail."""
         self._client.run(self._requester.stop())
-
-    def __enter__(self) -> SyncRequester:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def request(
         self, message: Message, *, timeout_ms: int = 3_000, queue: MessageQueue | None = None

@@ -78,10 +78,6 @@ class SyncTransactionProducer(SyncProducer):
         super().stop()
         self._workers.shutdown(wait=False, cancel_futures=True)
 
-    def __enter__(self) -> SyncTransactionProducer:
-        self.start()
-        return self
-
     def begin(
         self,
         message: Message,

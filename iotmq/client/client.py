@@ -9,10 +9,10 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Final, Protocol, TypeAlias
 
 from iotmq.client.connections import Connections, split_address
+from iotmq.client.lifetime import Lifetime
 from iotmq.client.registries import Registries, Routes
 from iotmq.client.routes import MASTER_ID
 from iotmq.client.settings import ClientSettings
@@ -56,7 +56,7 @@ class GroupConsumer(Protocol):
         """The queues of `topic` are not what they were."""
 
 
-class IotmqClient:
+class IotmqClient(Lifetime):
     """Shared by any number of producers and consumers; `async with` starts and stops it.
 
     One client is one member of each consumer group it takes part in.
@@ -141,15 +141,6 @@ class IotmqClient:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._routes.stop()
         await self._connections.close()
-
-    async def __aenter__(self) -> IotmqClient:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
 
     async def request(self, address: str, command: Command, *, timeout_s: float | None = None) -> Command:
         """The answer of the broker at HOST:PORT, whatever its response code.

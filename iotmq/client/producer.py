@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 from typing import Final
 
 from iotmq.client.client import IotmqClient
+from iotmq.client.lifetime import Lifetime
 from iotmq.client.message import Message, SendResult, check_group, check_topic
 from iotmq.client.pending_send import PendingSend
 from iotmq.client.routes import MessageQueue, TopicRoute, queue_of_key
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 DEFAULT_GROUP: Final = "DEFAULT_PRODUCER"
 
 
-class Producer:
+class Producer(Lifetime):
     """Sends to any topic; `async with` starts and stops it.
 
     `send` and `send_nowait` try up to `tries_max` times within `send_timeout_ms`: after a lost
@@ -76,15 +76,6 @@ class Producer:
         self._tries.stop()
         self._deadlines.stop()
         await self._client.remove_producer(self.group)
-
-    async def __aenter__(self) -> Producer:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
 
     async def send(
         self, message: Message, *, queue: MessageQueue | None = None, timeout_ms: int | None = None

@@ -6,13 +6,13 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Final
 
 from iotmq.client import offsets
 from iotmq.client.backoff import Backoff
 from iotmq.client.client import IotmqClient
 from iotmq.client.filter_check import check_filter
+from iotmq.client.lifetime import Lifetime
 from iotmq.client.message import ReceivedMessage, check_group
 from iotmq.client.pulls import PullStatus, pull_command, read_pulled
 from iotmq.client.queue_reader import COLUMN_BYTES_MAX, CacheRoom
@@ -43,7 +43,7 @@ _EMPTY_REST_S_MAX: Final = 0.5
 _PASSING: Final = (ConnectionClosedError, RequestTimeoutError, RouteNotFoundError)
 
 
-class PullConsumer:
+class PullConsumer(Lifetime):
     """Reads the queues it is told to; `async with` starts and stops it.
 
     It is no member of its group: nothing is divided, and nothing is stored unless `commit` is called.
@@ -81,15 +81,6 @@ class PullConsumer:
         await asyncio.gather(*(fetch.stop() for fetch in self._fetches.values()))
         self._fetches.clear()
         self._ready.clear()
-
-    async def __aenter__(self) -> PullConsumer:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
 
     # --- what to read -------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Coroutine, Iterable, Mapping
-from types import TracebackType
 from typing import Final
 
 import msgspec
@@ -15,6 +14,7 @@ from iotmq.client.client import IotmqClient
 from iotmq.client.consumer_answers import ConsumerAnswers, Status
 from iotmq.client.consumption import Consumption
 from iotmq.client.filter_check import check_filter
+from iotmq.client.lifetime import Lifetime
 from iotmq.client.listener_calls import ColumnsListener, Listener, ListenerCalls
 from iotmq.client.message import RETRY_PREFIX, check_group, check_topic
 from iotmq.client.offset_reset import read_offsets
@@ -47,7 +47,7 @@ class _MemberList(msgspec.Struct):
     consumerIdList: list[str] = []  # noqa: N815 - the wire's spelling
 
 
-class PushConsumer:
+class PushConsumer(Lifetime):
     """One member of a consumer group; `async with` starts and stops it.
 
     Every message is handed over at least once; after a crash, and when queues move between members,
@@ -195,15 +195,6 @@ class PushConsumer:
             self._client.routes.unwant(topic)
         self._client.remove_request_handler(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, self._told_to_move)
         await self._client.remove_consumer(self)
-
-    async def __aenter__(self) -> PushConsumer:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
 
     @property
     def assigned(self) -> list[MessageQueue]:

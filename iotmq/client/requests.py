@@ -10,10 +10,10 @@ import asyncio
 import copy
 import logging
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Final
 
 from iotmq.client.client import IotmqClient, expect_success
+from iotmq.client.lifetime import Lifetime
 from iotmq.client.message import Message, ReceivedMessage
 from iotmq.client.offsets import broker_address
 from iotmq.client.producer import Producer
@@ -35,7 +35,7 @@ REQUESTER_GROUP: Final = "DEFAULT_REQUESTER"
 REPLIER_GROUP: Final = "DEFAULT_REPLIER"
 
 
-class Requester:
+class Requester(Lifetime):
     """Sends requests and waits for their replies; `async with` starts and stops it."""
 
     def __init__(
@@ -71,15 +71,6 @@ class Requester:
             if not future.done():
                 future.set_exception(ConnectionClosedError("the requester was stopped"))
         await self._producer.stop()
-
-    async def __aenter__(self) -> Requester:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
 
     async def request(
         self, message: Message, *, timeout_ms: int = 3_000, queue: MessageQueue | None = None

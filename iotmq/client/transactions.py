@@ -138,10 +138,6 @@ class TransactionProducer(Producer):
         await asyncio.gather(*self._checks, return_exceptions=True)
         await super().stop()
 
-    async def __aenter__(self) -> TransactionProducer:
-        await self.start()
-        return self
-
     async def begin(
         self,
         message: Message,

@@ -11,9 +11,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from local_cluster import LocalCluster
 
-from iotmq.broker.broker import Broker, resolve_store_host
-from iotmq.broker.settings import BrokerSettings
 from iotmq.client import (
     Admin,
     ClientSettings,
@@ -35,62 +34,13 @@ from iotmq.errors import BrokerError, IotmqError, OffsetMovedError, RouteNotFoun
 from iotmq.message.record import encode_batch
 from iotmq.registry.server import Registry
 from iotmq.registry.settings import RegistrySettings
-from iotmq.store.settings import StoreSettings
-from iotmq.store.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 SEGMENT_BYTES = 4 * 1024 * 1024
 DELAY_LEVELS = "1s 1s 1s 1s 1s"
 
 
-class Cluster:
-    """One registry and one broker in this process; the broker can be restarted where it was."""
-
-    def __init__(self, directory: Path, **settings) -> None:
-        self.directory = directory
-        self.settings = settings
-        self.registry = Registry(RegistrySettings(listen_port=0), directory=directory / "registry")
-        self.port = 0
-
-    @property
-    def client_settings(self) -> ClientSettings:
-        return ClientSettings(
-            registries=(f"127.0.0.1:{self.registry.port}",),
-            reconnect_ms_min=5,
-            reconnect_ms_max=50,
-            missing_route_refresh_ms=50,
-        )
-
-    async def start(self) -> None:
-        await self.registry.start()
-        await self.start_broker()
-
-    async def start_broker(self) -> None:
-        settings = BrokerSettings(
-            listen_port=self.port,
-            registries=(f"127.0.0.1:{self.registry.port}",),
-            registration_interval_s=0.2,
-            **self.settings,
-        )
-        self.store = Store.open(
-            self.directory / "data",
-            StoreSettings(segment_bytes=SEGMENT_BYTES),
-            store_host=resolve_store_host(settings),
-        )
-        self.broker = Broker(settings, self.store, directory=self.directory / "data")
-        await self.broker.start()
-        self.port = self.broker.port
-
-    async def stop_broker(self) -> None:
-        await self.broker.stop()
-        problems = self.store.check()
-        self.store.close()
-        assert problems == []
-
-    async def stop(self) -> None:
-        await self.stop_broker()
-        await self.registry.stop()
-
+class Cluster(LocalCluster):
     @asynccontextmanager
     async def client(self) -> AsyncIterator[IotmqClient]:
         async with IotmqClient(self.client_settings) as client:

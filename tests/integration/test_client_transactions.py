@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from local_cluster import LocalCluster
 
-from iotmq.broker.broker import Broker, resolve_store_host
-from iotmq.broker.settings import BrokerSettings
 from iotmq.client import (
-    ClientSettings,
     IotmqClient,
     Message,
     ProducerSettings,
@@ -41,63 +39,22 @@ from iotmq.errors import (
 )
 from iotmq.limits import TRANSACTION_CHECKS_IN_FLIGHT_MAX
 from iotmq.message.record import iter_records
-from iotmq.registry.server import Registry
-from iotmq.registry.settings import RegistrySettings
-from iotmq.store.settings import StoreSettings
-from iotmq.store.store import Store
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
 
 
-class Gateway:
-    """One registry and one broker in this process; the broker can be restarted where it was."""
+class Gateway(LocalCluster):
+    """Asks about transactions at once, and heartbeats often."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.registry = Registry(RegistrySettings(listen_port=0), directory=directory / "registry")
-        self.port = 0
-
-    @property
-    def client_settings(self) -> ClientSettings:
-        return ClientSettings(
-            registries=(f"127.0.0.1:{self.registry.port}",),
-            reconnect_ms_min=5,
-            reconnect_ms_max=50,
-            missing_route_refresh_ms=50,
-            heartbeat_ms=200,
-        )
-
-    async def start(self) -> None:
-        await self.registry.start()
-        await self.start_broker()
-
-    async def start_broker(self) -> None:
-        settings = BrokerSettings(
-            listen_port=self.port,
-            registries=(f"127.0.0.1:{self.registry.port}",),
-            registration_interval_s=0.2,
+        super().__init__(
+            directory,
+            client={"heartbeat_ms": 200},
             transaction_timeout_s=0.0,
             transaction_check_interval_s=0.1,
             transaction_checks_max=1_000,
             delay_levels="1s 1s 1s 1s",
         )
-        self.store = Store.open(
-            self.directory / "data",
-            StoreSettings(segment_bytes=4 << 20),
-            store_host=resolve_store_host(settings),
-        )
-        self.broker = Broker(settings, self.store, directory=self.directory / "data")
-        await self.broker.start()
-        self.port = self.broker.port
-        await self.broker.wait_registered(10)
-
-    async def stop_broker(self) -> None:
-        await self.broker.stop()
-        self.store.close()
-
-    async def stop(self) -> None:
-        await self.stop_broker()
-        await self.registry.stop()
 
     def bodies(self, topic: str) -> list[bytes]:
         found = []

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from certificates import make_certificate, make_root
 from eventually import eventually
-from gateway_process import ROOT, GatewayProcess
+from gateway_process import GatewayProcess
+from java_process import JavaProcesses, java_marks, java_processes
 from piped_client import ClientFailedError, PipedClient
 
 from iotmq.client import ClientSettings, SyncAdmin, SyncClient
 
-LIBRARIES = ROOT / "build" / "interop" / "java"
-SCRIPTS = Path(__file__).parent / "java"
 FILE = """
 accounts:
   - {accessKey: operator, secretKey: abcdefgh, admin: true}
@@ -31,13 +29,8 @@ OPERATOR = ("operator", "abcdefgh")
 COLOURS = ("red", "green", "blue")
 
 pytestmark = [
-    pytest.mark.interop,
-    pytest.mark.skipif(shutil.which("java") is None, reason="Java is not installed"),
+    *java_marks,
     pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command is not there"),
-    pytest.mark.skipif(
-        not list(LIBRARIES.glob("rocketmq-tools-*.jar")),
-        reason="rocketmq-tools is not installed (tools/setup.sh dev, with Maven)",
-    ),
 ]
 
 
@@ -66,33 +59,16 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess
 
 
 @pytest.fixture
-def start(gateway: GatewayProcess, tmp_path: Path) -> Iterator[Callable[[str], PipedClient]]:
-    """Starts a Java process with its own home, where mqadmin finds the operator's keys."""
-    clients: list[PipedClient] = []
-
-    def start(script: str) -> PipedClient:
-        home = tmp_path / script
-        (home / "conf").mkdir(parents=True)
-        (home / "conf" / "logback_tools.xml").write_text('<configuration><root level="OFF"/></configuration>')
-        (home / "conf" / "tools.yml").write_text(f"accessKey: {OPERATOR[0]}\nsecretKey: {OPERATOR[1]}\n")
-        options = [f"-Duser.home={home}", f"-Drocketmq.home.dir={home}", f"-Djava.io.tmpdir={home}"]
-        client = PipedClient(
-            ["java", *options, "-cp", f"{LIBRARIES}/*", str(SCRIPTS / f"{script}.java"), gateway.registry],
-            directory=home,
-            environment={**os.environ, "HOME": str(home)},
-        )
-        client.__enter__()
-        clients.append(client)
-        return client
-
-    yield start
-    for client in clients:
-        client.__exit__()
+def javas(gateway: GatewayProcess, tmp_path: Path) -> Iterator[JavaProcesses]:
+    """mqadmin finds the operator's keys."""
+    keys = f"accessKey: {OPERATOR[0]}\nsecretKey: {OPERATOR[1]}\n"
+    with java_processes(tmp_path, gateway.registry, tools_yml=keys) as running:
+        yield running
 
 
 @pytest.fixture
-def java(start: Callable[[str], PipedClient]) -> PipedClient:
-    return start("SecureClient")
+def java(javas: JavaProcesses) -> PipedClient:
+    return javas.start("JavaClient")
 
 
 def numbers(count: int) -> list[dict[str, Any]]:
@@ -108,9 +84,9 @@ def value(gateway: GatewayProcess, name: str) -> float:
 
 
 def test_a_filter_by_sql(java: PipedClient) -> None:
-    java.call("producer", group="java-filtered", keys=OPERATOR)
+    java.call("producer", group="java-filtered", account=OPERATOR)
     sql = "(n BETWEEN 10 AND 19 OR n = 50) AND colour IN ('red', 'blue') AND missing IS NULL"
-    java.call("push", group="java-filter", topic="Filtered", sql=sql, keys=OPERATOR)
+    java.call("push", group="java-filter", topic="Filtered", sql=sql, account=OPERATOR)
     java.call("send", group="java-filtered", topic="Filtered", messages=numbers(60))
     wanted = [f"{n}" for n in (*range(10, 20), 50) if n % 3 in (0, 2)]
     got = java.wait_for("message", len(wanted))
@@ -120,12 +96,12 @@ def test_a_filter_by_sql(java: PipedClient) -> None:
 def test_a_wrong_filter_is_an_error_at_the_start(java: PipedClient) -> None:
     """The client asks a broker (code 46) and shows what it says."""
     with pytest.raises(ClientFailedError, match="ends too early"):
-        java.call("push", group="java-wrong", topic="Filtered", sql="n >", keys=OPERATOR)
+        java.call("push", group="java-wrong", topic="Filtered", sql="n >", account=OPERATOR)
 
 
 def test_right_keys_send_and_consume(java: PipedClient) -> None:
-    java.call("producer", group="java-right", keys=RIGHT)
-    java.call("push", group="java-push", topic="Open", keys=RIGHT)
+    java.call("producer", group="java-right", account=RIGHT)
+    java.call("push", group="java-push", topic="Open", account=RIGHT)
     results = java.call("send", group="java-right", topic="Open", messages=numbers(10))
     assert set(results) == {"SEND_OK"}
     got = java.wait_for("message", 10)
@@ -133,7 +109,7 @@ def test_right_keys_send_and_consume(java: PipedClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "topic", "words"),
+    ("account", "topic", "words"),
     [
         (WRONG, "Open", "signature of account device-account is wrong"),
         (None, "Open", "is not signed"),
@@ -141,17 +117,17 @@ def test_right_keys_send_and_consume(java: PipedClient) -> None:
     ],
 )
 def test_other_keys_are_told_why_not(
-    java: PipedClient, keys: tuple[str, str] | None, topic: str, words: str
+    java: PipedClient, account: tuple[str, str] | None, topic: str, words: str
 ) -> None:
-    java.call("producer", group="java-other", keys=keys)
+    java.call("producer", group="java-other", account=account)
     with pytest.raises(ClientFailedError, match=words):
         java.call("send", group="java-other", topic=topic, messages=numbers(1))
 
 
 def test_over_tls(gateway: GatewayProcess, java: PipedClient) -> None:
     before = value(gateway, "iotmq_remoting_tls_connections_total")
-    java.call("producer", group="java-tls", keys=RIGHT, tls=True)
-    java.call("push", group="java-push", topic="Open", keys=RIGHT, tls=True)
+    java.call("producer", group="java-tls", account=RIGHT, tls=True)
+    java.call("push", group="java-push", topic="Open", account=RIGHT, tls=True)
     results = java.call("send", group="java-tls", topic="Open", messages=numbers(10))
     assert set(results) == {"SEND_OK"}
     java.wait_for("message", 10)
@@ -159,8 +135,8 @@ def test_over_tls(gateway: GatewayProcess, java: PipedClient) -> None:
     assert value(gateway, "iotmq_remoting_tls_connections_total") >= before + 2
 
 
-def test_mqadmin_changes_the_accounts(gateway: GatewayProcess, start: Callable[[str], PipedClient]) -> None:
-    admin, java = start("MqAdmin"), start("SecureClient")
+def test_mqadmin_changes_the_accounts(gateway: GatewayProcess, javas: JavaProcesses) -> None:
+    admin, java = javas.start("MqAdmin"), javas.start("JavaClient")
 
     def run(*words: str) -> str:
         printed: str = admin.call("run", words=list(words), within_s=60)
@@ -172,7 +148,7 @@ def test_mqadmin_changes_the_accounts(gateway: GatewayProcess, start: Callable[[
         "-t", "Open=PUB,Closed=DENY", "-i", "DENY", "-u", "SUB", "-m", "false",
     )  # fmt: skip
     assert "success" in made
-    java.call("producer", group="java-newcomer", keys=("newcomer", "abcdefgh"))
+    java.call("producer", group="java-newcomer", account=("newcomer", "abcdefgh"))
     assert java.call("send", group="java-newcomer", topic="Open", messages=numbers(1)) == ["SEND_OK"]
     assert "broker-a" in run("clusterAclConfigVersion", "-c", "DefaultCluster")
     assert "success" in run("updateGlobalWhiteAddr", "-c", "DefaultCluster", "-g", "10.9.8.7,10.9.7.*")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from eventually import eventually
-from gateway_process import ROOT, GatewayProcess
-from piped_client import PipedClient
+from gateway_process import GatewayProcess
+from java_process import JavaProcesses, java_marks, java_processes
 
 from iotmq.client import (
     ClientSettings,
@@ -26,18 +24,9 @@ from iotmq.client import (
 )
 from iotmq.client.admin import Admin
 
-LIBRARIES = ROOT / "build" / "interop" / "java"
-SCRIPTS = Path(__file__).parent / "java"
 TOPIC = "AdminTopic"
 
-pytestmark = [
-    pytest.mark.interop,
-    pytest.mark.skipif(shutil.which("java") is None, reason="Java is not installed"),
-    pytest.mark.skipif(
-        not list(LIBRARIES.glob("rocketmq-tools-*.jar")),
-        reason="rocketmq-tools is not installed (tools/setup.sh dev, with Maven)",
-    ),
-]
+pytestmark = java_marks
 
 Run = Callable[..., str]
 
@@ -49,35 +38,15 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess
 
 
 @pytest.fixture(scope="module")
-def start_java(
-    gateway: GatewayProcess, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[str], PipedClient]]:
-    """Starts a Java process with its own home."""
-    clients: list[PipedClient] = []
-
-    def start(script: str) -> PipedClient:
-        home = tmp_path_factory.mktemp(script)
-        (home / "conf").mkdir()
-        (home / "conf" / "logback_tools.xml").write_text('<configuration><root level="OFF"/></configuration>')
-        options = [f"-Duser.home={home}", f"-Drocketmq.home.dir={home}", f"-Djava.io.tmpdir={home}"]
-        client = PipedClient(
-            ["java", *options, "-cp", f"{LIBRARIES}/*", str(SCRIPTS / f"{script}.java"), gateway.registry],
-            directory=home,
-            environment={**os.environ, "HOME": str(home)},
-        )
-        client.__enter__()
-        clients.append(client)
-        return client
-
-    yield start
-    for client in clients:
-        client.__exit__()
+def javas(gateway: GatewayProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaProcesses]:
+    with java_processes(tmp_path_factory.mktemp("java"), gateway.registry) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
-def mqadmin(start_java: Callable[[str], PipedClient]) -> Run:
+def mqadmin(javas: JavaProcesses) -> Run:
     """Runs one command; what it prints."""
-    client = start_java("MqAdmin")
+    client = javas.start("MqAdmin")
 
     def run(*words: str) -> str:
         printed: str = client.call("run", words=list(words), within_s=60)
@@ -241,9 +210,9 @@ def test_a_consumer_of_ours_tries_one_message(
 
 
 def test_a_java_consumer_is_asked_through_the_broker(
-    start_java: Callable[[str], PipedClient], mqadmin: Run, client: SyncClient, sent: list[SendResult]
+    javas: JavaProcesses, mqadmin: Run, client: SyncClient, sent: list[SendResult]
 ) -> None:
-    java = start_java("JavaClient")
+    java = javas.start("JavaClient")
     java.call("push", group="java-billing", topic=TOPIC)
     java.wait_for("message", 10)
     admin = Admin(client.client)

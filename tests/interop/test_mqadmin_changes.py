@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from eventually import eventually
-from gateway_process import ROOT, GatewayProcess
-from piped_client import PipedClient
+from gateway_process import GatewayProcess
+from java_process import java_marks, java_processes
 
 from iotmq.client import (
     ClientSettings,
@@ -27,18 +25,9 @@ from iotmq.client import (
 from iotmq.client.admin import Admin
 from iotmq.errors import BrokerError, RouteNotFoundError
 
-LIBRARIES = ROOT / "build" / "interop" / "java"
-SCRIPTS = Path(__file__).parent / "java"
 CLUSTER = "DefaultCluster"
 
-pytestmark = [
-    pytest.mark.interop,
-    pytest.mark.skipif(shutil.which("java") is None, reason="Java is not installed"),
-    pytest.mark.skipif(
-        not list(LIBRARIES.glob("rocketmq-tools-*.jar")),
-        reason="rocketmq-tools is not installed (tools/setup.sh dev, with Maven)",
-    ),
-]
+pytestmark = java_marks
 
 Run = Callable[..., str]
 
@@ -54,23 +43,11 @@ def address(gateway: GatewayProcess) -> str:
     return f"127.0.0.1:{gateway.ports['broker']}"
 
 
-def java(script: str, home: Path, registry: str) -> PipedClient:
-    """A Java process with its own home."""
-    (home / "conf").mkdir()
-    (home / "conf" / "logback_tools.xml").write_text('<configuration><root level="OFF"/></configuration>')
-    options = [f"-Duser.home={home}", f"-Drocketmq.home.dir={home}", f"-Djava.io.tmpdir={home}"]
-    options += ["-Drocketmq.client.logUseSlf4j=true"]
-    return PipedClient(
-        ["java", *options, "-cp", f"{LIBRARIES}/*", str(SCRIPTS / f"{script}.java"), registry],
-        directory=home,
-        environment={**os.environ, "HOME": str(home)},
-    )
-
-
 @pytest.fixture(scope="module")
 def mqadmin(gateway: GatewayProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Runs one command; what it prints."""
-    with java("MqAdmin", tmp_path_factory.mktemp("mqadmin"), gateway.registry) as client:
+    with java_processes(tmp_path_factory.mktemp("mqadmin"), gateway.registry) as javas:
+        client = javas.start("MqAdmin")
 
         def run(*words: str) -> str:
             printed: str = client.call("run", words=list(words), within_s=60)
@@ -190,7 +167,8 @@ def test_a_java_consumer_goes_where_it_is_told(
 ) -> None:
     SyncAdmin(client).create_topic("T6", queues=2)
     send(client, "T6", b"a", b"b", b"c")
-    with java("JavaClient", tmp_path, gateway.registry) as consumer:
+    with java_processes(tmp_path, gateway.registry) as javas:
+        consumer = javas.start("JavaClient")
         consumer.call("push", group="java-moved", topic="T6")
         consumer.wait_for("message", 3)
         eventually(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from eventually import eventually
-from gateway_process import ROOT, GatewayProcess
+from gateway_process import GatewayProcess
+from java_process import JavaProcesses, java_marks, java_processes
 from log_reader import StoredMessage, read_topic
 from piped_client import ClientFailedError, PipedClient
 
@@ -26,17 +25,7 @@ from iotmq.client import (
     SyncRequester,
 )
 
-LIBRARIES = ROOT / "build" / "interop" / "java"
-SCRIPT = Path(__file__).parent / "java" / "JavaClient.java"
-
-pytestmark = [
-    pytest.mark.interop,
-    pytest.mark.skipif(shutil.which("java") is None, reason="Java is not installed"),
-    pytest.mark.skipif(
-        not list(LIBRARIES.glob("rocketmq-client-*.jar")),
-        reason="rocketmq-client is not installed (tools/setup.sh dev, with Maven)",
-    ),
-]
+pytestmark = java_marks
 
 
 @pytest.fixture(scope="module")
@@ -53,30 +42,14 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess
 
 
 @pytest.fixture
-def start_java(gateway: GatewayProcess, tmp_path: Path) -> Iterator[Callable[[str], PipedClient]]:
-    """Starts a Java process with its own home."""
-    clients: list[PipedClient] = []
-
-    def start(name: str) -> PipedClient:
-        home = tmp_path / name
-        home.mkdir()
-        client = PipedClient(
-            ["java", f"-Duser.home={home}", "-cp", f"{LIBRARIES}/*", str(SCRIPT), gateway.registry],
-            directory=home,
-            environment={**os.environ, "HOME": str(home)},
-        )
-        client.__enter__()
-        clients.append(client)
-        return client
-
-    yield start
-    for client in clients:
-        client.__exit__()
+def javas(gateway: GatewayProcess, tmp_path: Path) -> Iterator[JavaProcesses]:
+    with java_processes(tmp_path, gateway.registry) as running:
+        yield running
 
 
 @pytest.fixture
-def java(start_java: Callable[[str], PipedClient]) -> PipedClient:
-    return start_java("java")
+def java(javas: JavaProcesses) -> PipedClient:
+    return javas.start("JavaClient")
 
 
 def stored(gateway: GatewayProcess, topic: str) -> dict[str, StoredMessage]:
@@ -154,17 +127,15 @@ def test_a_transaction_nobody_ends_is_asked_about_again(gateway: GatewayProcess,
     assert "never" not in stored(gateway, "JavaOrders")
 
 
-def test_after_a_kill_the_broker_asks_another_producer(
-    gateway: GatewayProcess, start_java: Callable[[str], PipedClient]
-) -> None:
+def test_after_a_kill_the_broker_asks_another_producer(gateway: GatewayProcess, javas: JavaProcesses) -> None:
     """kill -9 between the half and its end: cursors and op records of the log decide."""
-    first = start_java("first")
+    first = javas.start("JavaClient")
     first.call("transaction_producer", group="java-orders")
     in_transaction(first, "done before", "COMMIT_MESSAGE")
     in_transaction(first, "orphan", "UNKNOW")
     first.__exit__()
     gateway.restart()
-    second = start_java("second")
+    second = javas.start("JavaClient")
     second.call("transaction_producer", group="java-orders")
     # It has no connection to the broker before it sends something.
     in_transaction(second, "done after", "COMMIT_MESSAGE")

@@ -1,13 +1,20 @@
 import com.alibaba.fastjson.JSON;
+import com.alibaba.fastjson.JSONArray;
 import com.alibaba.fastjson.JSONObject;
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
+import org.apache.rocketmq.acl.common.AclClientRPCHook;
+import org.apache.rocketmq.acl.common.SessionCredentials;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendResult;
@@ -18,6 +25,7 @@ import org.apache.rocketmq.client.utils.MessageUtil;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.remoting.RPCHook;
 
 /**
  * The Java client behind a pipe: commands as JSON lines on stdin, results and received messages on stdout
@@ -44,7 +52,7 @@ public class JavaClient {
                 answer.put("value", client.run(JSON.parseObject(line)));
                 say("done", answer);
             } catch (Exception error) {
-                answer.put("error", error.toString());
+                answer.put("error", error + (error.getCause() == null ? "" : "; " + error.getCause()));
                 say("failed", answer);
             }
         }
@@ -65,7 +73,9 @@ public class JavaClient {
             case "send_in_transaction":
                 return sendInTransaction(words);
             case "producer":
-                return producer(words.getString("group"));
+                return producer(words);
+            case "send":
+                return send(words);
             case "request":
                 return request(words);
             case "push":
@@ -113,13 +123,43 @@ public class JavaClient {
         return values;
     }
 
-    private Object producer(String group) throws Exception {
-        DefaultMQProducer producer = new DefaultMQProducer(group);
+    /** "account" are an access key and its secret. */
+    private static RPCHook signing(JSONObject words) {
+        JSONArray account = words.getJSONArray("account");
+        return account == null
+            ? null
+            : new AclClientRPCHook(new SessionCredentials(account.getString(0), account.getString(1)));
+    }
+
+    /** May have an "account" and "tls". */
+    private Object producer(JSONObject words) throws Exception {
+        String group = words.getString("group");
+        DefaultMQProducer producer = new DefaultMQProducer(group, signing(words));
         producer.setNamesrvAddr(registry);
         producer.setInstanceName(group);
+        producer.setUseTLS(words.getBooleanValue("tls"));
         producer.start();
         producers.put(group, producer);
         return null;
+    }
+
+    /** Each of "messages" has a "body" and may have "properties". */
+    private Object send(JSONObject words) throws Exception {
+        List<String> results = new ArrayList<>();
+        JSONArray messages = words.getJSONArray("messages");
+        for (int at = 0; at < messages.size(); at++) {
+            JSONObject each = messages.getJSONObject(at);
+            byte[] text = each.getString("body").getBytes(StandardCharsets.UTF_8);
+            Message message = new Message(words.getString("topic"), text);
+            JSONObject properties = each.getJSONObject("properties");
+            if (properties != null) {
+                for (String name : properties.keySet()) {
+                    message.putUserProperty(name, properties.getString(name));
+                }
+            }
+            results.add(producers.get(words.getString("group")).send(message).getSendStatus().name());
+        }
+        return results;
     }
 
     private Object request(JSONObject words) throws Exception {
@@ -131,20 +171,30 @@ public class JavaClient {
         return values;
     }
 
-    /** Messages follow as lines of kind "message"; with "replies_by" each is replied to by that producer. */
+    /**
+     * Messages follow as lines of kind "message"; with "replies_by" each is replied to by that producer. May have
+     * "sql", an "account" and "tls".
+     */
     private Object push(JSONObject words) throws Exception {
         String group = words.getString("group");
         DefaultMQProducer replier =
             words.containsKey("replies_by") ? producers.get(words.getString("replies_by")) : null;
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
+        DefaultMQPushConsumer consumer =
+            new DefaultMQPushConsumer(group, signing(words), new AllocateMessageQueueAveragely());
         consumer.setNamesrvAddr(registry);
         consumer.setInstanceName(group);
+        consumer.setUseTLS(words.getBooleanValue("tls"));
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setPullTimeDelayMillsWhenException(100);
-        consumer.subscribe(words.getString("topic"), "*");
+        if (words.containsKey("sql")) {
+            consumer.subscribe(words.getString("topic"), MessageSelector.bySql(words.getString("sql")));
+        } else {
+            consumer.subscribe(words.getString("topic"), "*");
+        }
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
             for (MessageExt message : messages) {
                 JSONObject line = seen(message);
+                line.put("group", group);
                 line.put("prepared_position", message.getPreparedTransactionOffset());
                 line.put("sys_flag", message.getSysFlag());
                 say("message", line);
