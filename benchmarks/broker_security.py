@@ -32,7 +32,7 @@ from iotmq.message.record import encode_batch, iter_records
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.signature import Credentials, sign
-from iotmq.store.consume_queue import Queue
+from iotmq.store.queue import Queue
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 

@@ -81,7 +81,7 @@ from iotmq.message.record import decode_record
 from iotmq.metrics import Metric
 from iotmq.remoting.server import RemotingServer
 from iotmq.remoting.tls import client_tls, server_tls
-from iotmq.store.consume_queue import Queue
+from iotmq.store.queue import Queue
 from iotmq.store.store import Store
 
 logger = logging.getLogger(__name__)

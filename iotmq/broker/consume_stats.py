@@ -17,7 +17,7 @@ from iotmq.broker.topics import TopicConfig, TopicTable
 from iotmq.clock import Clock
 from iotmq.message.record import decode_record
 from iotmq.remoting import lenient_json
-from iotmq.store.consume_queue import Queue
+from iotmq.store.queue import Queue
 from iotmq.store.residency import ColdRead
 from iotmq.store.store import Store
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 
 from iotmq.broker.consumer_offsets import ConsumerOffsets
-from iotmq.store.consume_queue import Queue
+from iotmq.store.queue import Queue
 from iotmq.store.store import Store
 
 

@@ -14,7 +14,7 @@ from iotmq.broker.config_files import ConfigFile
 from iotmq.broker.delay_levels import DelayLevels
 from iotmq.broker.ended_timers import EndedTimers
 from iotmq.broker.topics import SCHEDULE_TOPIC
-from iotmq.store.consume_queue import Queue
+from iotmq.store.queue import Queue
 from iotmq.store.store import Store
 from iotmq.store.timer_index import NEVER_MS
 

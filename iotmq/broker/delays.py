@@ -21,7 +21,7 @@ from iotmq.broker.timers import Timers
 from iotmq.clock import Clock
 from iotmq.message.hosts import encode_host
 from iotmq.metrics import Metric
-from iotmq.store.consume_queue import Queue
+from iotmq.store.queue import Queue
 from iotmq.store.store import Store
 
 __all__ = ("DelayDelivery", "DelayLevels", "DelayOffsetTable", "without_properties")

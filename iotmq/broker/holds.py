@@ -17,7 +17,7 @@ from iotmq.message.record_filter import RecordFilter
 from iotmq.metrics import Metric
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
-from iotmq.store.consume_queue import Queue
+from iotmq.store.queue import Queue
 
 _TICKS_PER_S = 10
 

@@ -32,7 +32,7 @@ from iotmq.message.errors import MessageFormatError
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import ResponseCode
 from iotmq.store.commit_log import Appended
-from iotmq.store.consume_queue import Queue
+from iotmq.store.queue import Queue
 from iotmq.store.store import Store
 
 logger = logging.getLogger(__name__)

@@ -29,6 +29,8 @@ from iotmq.message.layout cimport (
     BLANK_MAGIC,
     QUEUE_ENTRY_SIZE,
     SYS_FLAG_TRANSACTION_MASK,
+    TRANSACTION_PREPARED,
+    TRANSACTION_ROLLBACK,
     get_u32,
     put_u32,
     put_u64,
@@ -50,8 +52,6 @@ cdef const char* _topic_key = _TOPIC
 cdef Py_ssize_t _topic_key_size = len(_TOPIC)
 
 cdef enum:
-    TRANSACTION_PREPARED = 4
-    TRANSACTION_ROLLBACK = 12
     TAG_FILTER = 1              # first bytes of the keys
     TAG_ENTRIES = 2
     FILTER_HEAD_BYTES = 20

@@ -14,7 +14,7 @@ from iotmq.message.record import decode_record
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
-from iotmq.store.consume_queue import Queue
+from iotmq.store.queue import Queue
 from iotmq.store.store import Store
 
 

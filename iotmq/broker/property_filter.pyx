@@ -16,6 +16,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy
 
+from iotmq.message.layout cimport NAME_END, PROPERTY_END
 from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
 from iotmq.message.record_filter cimport RecordFilter
 
@@ -59,8 +60,6 @@ cdef enum:
     PROPERTIES_MAX = 64
     # Longer texts are no numbers.
     NUMBER_BYTES_MAX = 64
-    NAME_END = 1
-    PROPERTY_END = 2
 
 _COMPARISONS = {"=": EQUAL, ">": GREATER, ">=": GREATER_EQUAL, "<": LESS, "<=": LESS_EQUAL}
 _SEARCHES = {"contains": CONTAINS, "startswith": STARTS_WITH, "endswith": ENDS_WITH}

@@ -28,7 +28,7 @@ from iotmq.remoting.codes import LanguageCode, RequestCode, ResponseCode, Serial
 from iotmq.remoting.command import Command
 from iotmq.remoting.pull_frames import PullFrame
 from iotmq.remoting.server import ServerConnection
-from iotmq.store.consume_queue import Queue
+from iotmq.store.queue import Queue
 from iotmq.store.reads import Read, ReadStatus
 from iotmq.store.store import Store
 

@@ -7,7 +7,7 @@ from iotmq.broker.heartbeat import SubscriptionData
 from iotmq.broker.statistics import Statistics
 from iotmq.remoting.pull_frames import PullFrame
 from iotmq.remoting.server import ServerConnection
-from iotmq.store.consume_queue import Queue
+from iotmq.store.queue import Queue
 from iotmq.store.reads import Read
 from iotmq.store.store import Store
 

@@ -18,7 +18,7 @@ from iotmq.message.layout cimport put_u32
 from iotmq.remoting.answer_bytes cimport put_bytes, put_decimal
 from iotmq.remoting.pull_frames cimport EXPRESSION_TYPE, GROUP, SUBSCRIPTION, TOPIC, PullFrame
 from iotmq.store.commit_log cimport CommitLog
-from iotmq.store.consume_queue cimport Queue
+from iotmq.store.queue cimport Queue
 
 from iotmq.broker.latencies import now_us
 from iotmq.errors import RequestError

@@ -7,7 +7,9 @@ finding that it has no flag. Plan: the property is looked for where the records 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uint8_t, uint32_t
 
-from iotmq.message.layout cimport AT_MAGIC, BLANK_BYTES, BLANK_MAGIC, SYS_FLAG_TRANSACTION_MASK, get_u32
+from iotmq.message.layout cimport (
+    AT_MAGIC, BLANK_BYTES, BLANK_MAGIC, SYS_FLAG_TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, get_u32,
+)
 from iotmq.message.own_topics cimport is_brokers_own
 from iotmq.message.record cimport FORMAT_OK, RecordParts, find_property, parse_record
 
@@ -21,10 +23,6 @@ cdef const char* _topic_key = _TOPIC
 cdef const char* _retain_key = _RETAIN
 cdef Py_ssize_t _topic_key_size = len(_TOPIC)
 cdef Py_ssize_t _retain_key_size = len(_RETAIN)
-
-cdef enum:
-    TRANSACTION_PREPARED = 4
-    TRANSACTION_ROLLBACK = 12
 
 
 def collect_retained(view, on_retained not None):

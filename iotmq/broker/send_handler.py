@@ -37,7 +37,7 @@ from iotmq.remoting.codes import RequestCode, ResponseCode, Version
 from iotmq.remoting.command import Command
 from iotmq.remoting.send_frames import SendRun
 from iotmq.remoting.server import ServerConnection
-from iotmq.store.consume_queue import Queue
+from iotmq.store.queue import Queue
 
 _INT32_MIN = -(2**31)
 _INT32_MAX = 2**31 - 1

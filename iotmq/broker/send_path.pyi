@@ -3,7 +3,7 @@ from collections.abc import Callable
 from iotmq.broker.intake import Intake
 from iotmq.remoting.send_frames import SendRun
 from iotmq.remoting.server import ServerConnection
-from iotmq.store.consume_queue import Queue
+from iotmq.store.queue import Queue
 
 class SendPath:
     def __init__(

@@ -18,13 +18,13 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t
 from libc.string cimport memcmp, memcpy
 
 from iotmq.message.layout cimport (
-    ELEMENT_FIXED_BYTES, SYS_FLAG_COMPRESSED, SYS_FLAG_TRANSACTION_MASK, put_u16, put_u32,
+    ELEMENT_FIXED_BYTES, PROPERTY_END, SYS_FLAG_COMPRESSED, SYS_FLAG_TRANSACTION_MASK, put_u16, put_u32,
 )
 from iotmq.message.record cimport RecordShared
 from iotmq.remoting.answer_bytes cimport put_bytes, put_decimal
 from iotmq.remoting.send_frames cimport SendFrame, SendRun
 from iotmq.store.commit_log cimport CommitLog, Place
-from iotmq.store.consume_queue cimport Queue
+from iotmq.store.queue cimport Queue
 
 from iotmq.limits import PROPERTIES_BYTES_MAX
 from iotmq.remoting.answer_template import binary_pieces, json_pieces
@@ -34,7 +34,6 @@ cdef extern from "string.h" nogil:
 
 cdef enum:
     IS_ONEWAY = 2
-    PROPERTY_END = 2
     # Counted together in one run: queues stored to.
     TALLIES = 16
     # Texts of one answer besides its message ids and what its template holds: three numbers and a size each.

@@ -51,7 +51,7 @@ from iotmq.errors import RequestError
 from iotmq.message.record import Record, decode_record, iter_records, property_value
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import ResponseCode
-from iotmq.store.consume_queue import Queue
+from iotmq.store.queue import Queue
 from iotmq.store.store import Store
 
 logger = logging.getLogger(__name__)

@@ -1,58 +1,30 @@
 """Many records at once into columns: a pull response becomes arrays without a Python object per record.
 
 Goals: at least 3 million records/s on one core for 100-byte bodies, no byte read outside the input
-whatever it says, and memory that Arrow and numpy use as it is. Two passes over the records, both
-compiled and without the GIL: the first checks every length and counts, the second fills arrays of
-the right size. The second pass finds the input in the CPU's cache for the usual pull of 1-4 MiB.
+whatever it says, and memory that Arrow and numpy use as it is. Two passes over the records (column_fill.pyx): the first checks and
+counts, the second fills arrays of the right size. The second pass finds the input in the CPU's cache for the
+usual pull of 1-4 MiB.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING
-from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memchr, memcmp, memcpy, memset
+from libc.string cimport memset
 
-from iotmq.message.layout cimport SYS_FLAG_COMPRESSED
-from iotmq.message.record cimport (
-    BAD_BODY_CRC, FORMAT_OK, RecordParts, body_crc, decode_point, parse_record, tags_code,
+from iotmq.message.column_fill cimport (
+    ALIGNMENT_BYTES, BODY_TOO_LARGE, BROKEN_BODY, Counted, OUT_OF_MEMORY, Plan, UNKNOWN_COMPRESSION, Values, Wanted,
+    count_records, fill, free_plan, posix_memalign, reserve,
 )
+from iotmq.message.layout cimport NAME_END, PROPERTY_END
+from iotmq.message.record cimport FORMAT_OK
 
 from iotmq.limits import COLUMN_BYTES_MAX, COLUMN_PROPERTIES_MAX, INFLATED_BODY_BYTES_MAX
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.record import problem_text
 
-cdef extern from "stdlib.h" nogil:
-    int posix_memalign(void** memory, size_t alignment, size_t size)
-
-cdef extern from "zlib.h" nogil:
-    ctypedef struct z_stream:
-        uint8_t* next_in
-        unsigned int avail_in
-        uint8_t* next_out
-        unsigned int avail_out
-    int inflateInit(z_stream* stream)
-    int inflateReset(z_stream* stream)
-    int inflateEnd(z_stream* stream)
-    int inflate(z_stream* stream, int flush)
-    enum:
-        Z_OK
-        Z_STREAM_END
-        Z_NO_FLUSH
-
 cdef enum:
-    NAME_END = 1
-    PROPERTY_END = 2
-    ALIGNMENT_BYTES = 64           # what Arrow recommends
-    INFLATE_STEP_BYTES = 16384
     WANTED_BYTES_GUESS = 16        # of one property's value
-    # Input taken into one Columns: text may triple when U+FFFD replaces its bytes, and still fits int32.
-    INPUT_BYTES_MAX = 512 * 1024 * 1024
-    # Problems of bodies, beside those of the record codec.
-    BROKEN_BODY = -101
-    BODY_TOO_LARGE = -102
-    UNKNOWN_COMPRESSION = -103
-    OUT_OF_MEMORY = -104
-    COLUMNS_FULL = -105            # not an error: the record goes to the next Columns
 
 _BODY_PROBLEMS = {
     BROKEN_BODY: "its compressed body is damaged",
@@ -88,55 +60,6 @@ cdef class ColumnBuffer:
         if flags & PyBUF_WRITABLE == PyBUF_WRITABLE:
             raise BufferError("columns are read-only")
         PyBuffer_FillInfo(view, self, self.data, self.size, True, flags)
-
-
-# Bytes that grow by appending, and a column of such values: offsets[i]..offsets[i + 1] is value i.
-cdef struct Bytes:
-    uint8_t* data
-    Py_ssize_t size
-    Py_ssize_t capacity
-
-cdef struct Values:
-    Bytes data
-    int32_t* offsets
-    uint8_t* is_valid              # bit i: value i is not null; NULL when none is
-    Py_ssize_t null_count
-
-# A property to pick out; `found` is where it stands in the current record.
-cdef struct Wanted:
-    const char* name
-    const uint8_t* found
-    Py_ssize_t name_size
-    Py_ssize_t found_size
-    Values values
-
-# Where each column goes; NULL where it is not asked for.
-cdef struct Plan:
-    int32_t* queue_id
-    int64_t* queue_offset
-    int64_t* position
-    int64_t* born_timestamp
-    int64_t* store_timestamp
-    int32_t* flag
-    int32_t* sys_flag
-    int32_t* reconsume_times
-    int64_t* tags_code
-    Values* body
-    Values* topic
-    Values* properties
-    Values body_values
-    Values topic_values
-    Values properties_values
-    Wanted* wanted
-    Py_ssize_t wanted_count
-    int64_t timestamp_factor       # 1 for ms, 1,000 for us
-    Py_ssize_t inflated_bytes_max
-    Py_ssize_t bytes_max
-    bint check_crc
-    bint inflate
-    bint bad_bodies_null
-    bint inflater_ready
-    z_stream inflater
 
 
 cdef class Columns:
@@ -300,7 +223,7 @@ def _decode(buffer, Py_ssize_t at, *, columns=COLUMNS, keys=(), str timestamp_un
         return result
     finally:
         PyBuffer_Release(&view)
-        _free(&plan)
+        free_plan(&plan)
 
 
 def _check_options(columns, names, timestamp_unit, bad_bodies, inflated_bytes_max, bytes_max, count_max):
@@ -331,291 +254,6 @@ def _raise(int problem, Py_ssize_t index, Py_ssize_t at):
 
 def validity_bit(validity, index):
     return memoryview(validity)[index >> 3] >> (index & 7) & 1
-
-
-cdef struct Counted:
-    Py_ssize_t count
-    Py_ssize_t size                # of the records counted
-    Py_ssize_t body_bytes
-    Py_ssize_t topic_bytes
-    Py_ssize_t properties_bytes
-
-
-cdef int count_records(const uint8_t* start, const uint8_t* end, Py_ssize_t count_max,
-                       Counted* counted) noexcept nogil:
-    """First pass: every record checked. On a Problem `counted` says which record has it."""
-    cdef RecordParts parts
-    cdef const uint8_t* at = start
-    cdef int problem
-    memset(counted, 0, sizeof(Counted))
-    while at < end and counted.count < count_max:
-        problem = parse_record(at, end, &parts)
-        if problem != FORMAT_OK:
-            return problem
-        if counted.size + parts.size > INPUT_BYTES_MAX and counted.count:
-            return FORMAT_OK
-        at += parts.size
-        counted.count += 1
-        counted.size = at - start
-        counted.body_bytes += parts.body_size
-        counted.topic_bytes += parts.topic_size
-        counted.properties_bytes += parts.properties_size
-    return FORMAT_OK
-
-
-cdef int fill(Plan* plan, const uint8_t* at, Counted* counted) noexcept nogil:
-    """Second pass, over what the first has checked. Ends early, with FORMAT_OK, when the columns are
-    full; `counted` has then what went in, and on a Problem which record has it."""
-    cdef const uint8_t* start = at
-    cdef const uint8_t* end = at + counted.size
-    cdef RecordParts parts
-    cdef Py_ssize_t index = 0
-    cdef int problem = FORMAT_OK
-    # The arrays have room for `count`: held to even if somebody writes to the input meanwhile.
-    while at < end and index < counted.count:
-        problem = parse_record(at, end, &parts)
-        if problem == FORMAT_OK:
-            problem = fill_record(plan, index, &parts)
-        if problem != FORMAT_OK:
-            break
-        at += parts.size
-        index += 1
-    counted.count = index
-    counted.size = at - start
-    return <int> FORMAT_OK if problem == COLUMNS_FULL else problem
-
-
-cdef inline int fill_record(Plan* plan, Py_ssize_t index, const RecordParts* parts) noexcept nogil:
-    cdef int problem
-    # Body first: it may turn out that the record belongs in the next Columns.
-    if plan.body != NULL:
-        problem = add_body(plan, index, parts)
-        if problem != FORMAT_OK:
-            return problem
-    if plan.topic != NULL and not add_text(plan.topic, index, parts.topic, parts.topic_size):
-        return OUT_OF_MEMORY
-    if plan.properties != NULL and not add_bytes(plan.properties, index, parts.properties, parts.properties_size):
-        return OUT_OF_MEMORY
-    if plan.wanted_count and not add_wanted(plan, index, parts):
-        return OUT_OF_MEMORY
-    if plan.queue_id != NULL:
-        plan.queue_id[index] = parts.queue_id
-    if plan.queue_offset != NULL:
-        plan.queue_offset[index] = parts.queue_offset
-    if plan.position != NULL:
-        plan.position[index] = parts.position
-    if plan.born_timestamp != NULL:
-        plan.born_timestamp[index] = scaled(parts.born_timestamp_ms, plan.timestamp_factor)
-    if plan.store_timestamp != NULL:
-        plan.store_timestamp[index] = scaled(parts.store_timestamp_ms, plan.timestamp_factor)
-    if plan.flag != NULL:
-        plan.flag[index] = parts.flag
-    if plan.sys_flag != NULL:
-        plan.sys_flag[index] = parts.sys_flag
-    if plan.reconsume_times != NULL:
-        plan.reconsume_times[index] = parts.reconsume_times
-    if plan.tags_code != NULL:
-        plan.tags_code[index] = tags_code(parts.properties, parts.properties_size)
-    return FORMAT_OK
-
-
-cdef inline int64_t scaled(int64_t timestamp_ms, int64_t factor) noexcept nogil:
-    # A timestamp is whatever the sender wrote: at the ends of the range it sticks instead of wrapping.
-    if timestamp_ms > INT64_MAX // factor:
-        return INT64_MAX
-    if timestamp_ms < -(INT64_MAX // factor):
-        return INT64_MIN
-    return timestamp_ms * factor
-
-
-cdef int add_body(Plan* plan, Py_ssize_t index, const RecordParts* parts) noexcept nogil:
-    cdef Values* values = plan.body
-    cdef Py_ssize_t size_before = values.data.size
-    cdef int problem = FORMAT_OK
-    if plan.check_crc and body_crc(parts.body, parts.body_size) != parts.body_crc:
-        problem = BAD_BODY_CRC
-    elif parts.sys_flag & SYS_FLAG_COMPRESSED and plan.inflate:
-        # Bits 8-10 say how: 0 (older senders) and 3 are zlib, 1 LZ4, 2 ZSTD.
-        if (parts.sys_flag >> 8) & 7 == 0 or (parts.sys_flag >> 8) & 7 == 3:
-            problem = inflate_body(plan, parts.body, parts.body_size)
-        else:
-            problem = UNKNOWN_COMPRESSION
-    elif not append(&values.data, parts.body, parts.body_size):
-        problem = OUT_OF_MEMORY
-    if problem == OUT_OF_MEMORY:
-        return problem
-    if problem != FORMAT_OK:
-        if not plan.bad_bodies_null:
-            return problem
-        values.data.size = size_before
-        values.null_count += 1
-    elif values.data.size > plan.bytes_max:
-        # The first record is taken whatever its size, within what an int32 offset can say.
-        if index or values.data.size > INT32_MAX:
-            values.data.size = size_before
-            return COLUMNS_FULL if index else BODY_TOO_LARGE
-    if problem == FORMAT_OK and values.is_valid != NULL:
-        values.is_valid[index >> 3] |= 1 << (index & 7)
-    values.offsets[index + 1] = <int32_t> values.data.size
-    return FORMAT_OK
-
-
-cdef int inflate_body(Plan* plan, const uint8_t* body, Py_ssize_t size) noexcept nogil:
-    cdef Bytes* out = &plan.body.data
-    cdef z_stream* stream = &plan.inflater
-    cdef Py_ssize_t left = plan.inflated_bytes_max
-    cdef Py_ssize_t step
-    cdef int status
-    if not plan.inflater_ready:
-        if inflateInit(stream) != Z_OK:
-            return OUT_OF_MEMORY
-        plan.inflater_ready = True
-    elif inflateReset(stream) != Z_OK:
-        return BROKEN_BODY
-    stream.next_in = <uint8_t*> body       # zlib only reads it
-    stream.avail_in = <unsigned int> size
-    while True:
-        # One byte more than allowed, so that a body at the limit and one past it come out differently.
-        step = min(<Py_ssize_t> INFLATE_STEP_BYTES, left + 1)
-        if not reserve(out, step):
-            return OUT_OF_MEMORY
-        stream.next_out = out.data + out.size
-        stream.avail_out = <unsigned int> step
-        status = inflate(stream, Z_NO_FLUSH)
-        step -= stream.avail_out
-        out.size += step
-        left -= step
-        if left < 0:
-            return BODY_TOO_LARGE
-        if status == Z_STREAM_END:
-            return FORMAT_OK
-        # No progress, or room left over with all input taken: the stream is cut off.
-        if status != Z_OK or (stream.avail_in == 0 and stream.avail_out != 0):
-            return BROKEN_BODY
-
-
-cdef inline bint add_bytes(Values* values, Py_ssize_t index, const uint8_t* value, Py_ssize_t size) noexcept nogil:
-    # INPUT_BYTES_MAX keeps the sum within an int32.
-    if not append(&values.data, value, size):
-        return False
-    values.offsets[index + 1] = <int32_t> values.data.size
-    return True
-
-
-cdef bint add_text(Values* values, Py_ssize_t index, const uint8_t* text, Py_ssize_t size) noexcept nogil:
-    if is_ascii(text, size):
-        return add_bytes(values, index, text, size)
-    if not append_clean_text(&values.data, text, size):
-        return False
-    values.offsets[index + 1] = <int32_t> values.data.size
-    return True
-
-
-cdef inline bint is_ascii(const uint8_t* text, Py_ssize_t size) noexcept nogil:
-    cdef uint64_t word
-    cdef uint64_t seen = 0
-    cdef Py_ssize_t at = 0
-    while at + 8 <= size:
-        memcpy(&word, text + at, 8)
-        seen |= word
-        at += 8
-    while at < size:
-        seen |= text[at]
-        at += 1
-    return seen & 0x8080808080808080ULL == 0
-
-
-cdef bint append_clean_text(Bytes* out, const uint8_t* text, Py_ssize_t size) noexcept nogil:
-    """Append UTF-8, with U+FFFD (3 bytes) in place of what is not: Arrow and Spark trust their strings."""
-    cdef Py_ssize_t at = 0
-    cdef Py_ssize_t taken
-    cdef uint32_t point
-    cdef uint8_t* target
-    if not reserve(out, 3 * size):
-        return False
-    target = out.data + out.size
-    while at < size:
-        if text[at] < 0x80:
-            target[0] = text[at]
-            target += 1
-            at += 1
-            continue
-        taken = decode_point(text + at, size - at, &point)
-        if point == 0xFFFD:
-            target[0] = 0xEF
-            target[1] = 0xBF
-            target[2] = 0xBD
-            target += 3
-        else:
-            memcpy(target, text + at, taken)
-            target += taken
-        at += taken
-    out.size = target - out.data
-    return True
-
-
-cdef bint add_wanted(Plan* plan, Py_ssize_t index, const RecordParts* parts) noexcept nogil:
-    """Find the wanted properties in one walk over the record's properties, then add them."""
-    cdef Wanted* wanted
-    cdef Wanted* wanted_end = plan.wanted + plan.wanted_count
-    cdef const uint8_t* at = parts.properties
-    cdef const uint8_t* end = at + parts.properties_size
-    cdef const uint8_t* piece_end
-    cdef Py_ssize_t size
-    wanted = plan.wanted
-    while wanted < wanted_end:
-        wanted.found = NULL
-        wanted += 1
-    while at < end:
-        piece_end = <const uint8_t*> memchr(at, PROPERTY_END, end - at)
-        if piece_end == NULL:
-            piece_end = end
-        size = piece_end - at
-        wanted = plan.wanted
-        while wanted < wanted_end:
-            if (size > wanted.name_size and at[wanted.name_size] == NAME_END
-                    and memcmp(at, wanted.name, wanted.name_size) == 0):
-                wanted.found = at + wanted.name_size + 1
-                wanted.found_size = size - wanted.name_size - 1
-                break
-            wanted += 1
-        at = piece_end + 1
-    wanted = plan.wanted
-    while wanted < wanted_end:
-        if wanted.found == NULL:
-            wanted.values.null_count += 1
-            wanted.values.offsets[index + 1] = <int32_t> wanted.values.data.size
-        else:
-            wanted.values.is_valid[index >> 3] |= 1 << (index & 7)
-            if not add_text(&wanted.values, index, wanted.found, wanted.found_size):
-                return False
-        wanted += 1
-    return True
-
-
-cdef inline bint append(Bytes* out, const uint8_t* data, Py_ssize_t size) noexcept nogil:
-    if out.capacity - out.size < size and not reserve(out, size):
-        return False
-    memcpy(out.data + out.size, data, size)
-    out.size += size
-    return True
-
-
-cdef bint reserve(Bytes* out, Py_ssize_t extra) noexcept nogil:
-    """Room for `extra` more bytes; grows by half at least, so that appending stays cheap."""
-    cdef void* memory = NULL
-    cdef Py_ssize_t capacity
-    if out.capacity - out.size >= extra:
-        return True
-    capacity = max(out.size + extra, out.capacity + out.capacity // 2, <Py_ssize_t> ALIGNMENT_BYTES)
-    if posix_memalign(&memory, ALIGNMENT_BYTES, capacity) != 0:
-        return False
-    if out.size:
-        memcpy(memory, out.data, out.size)
-    free(out.data)
-    out.data = <uint8_t*> memory
-    out.capacity = capacity
-    return True
 
 
 cdef ColumnBuffer _new_buffer(Py_ssize_t size):
@@ -724,21 +362,3 @@ cdef int _hand_over(Plan* plan, Columns result, dict numbers, columns, list name
     for index, name in enumerate(names):
         result._buffers[_PROPERTY_PREFIX + name.decode()] = _take(&plan.wanted[index].values, result.count)
     return 0
-
-
-cdef void _free_values(Values* values) noexcept:
-    free(values.data.data)
-    free(values.offsets)
-    free(values.is_valid)
-
-
-cdef void _free(Plan* plan) noexcept:
-    cdef Py_ssize_t index
-    _free_values(&plan.body_values)
-    _free_values(&plan.topic_values)
-    _free_values(&plan.properties_values)
-    for index in range(plan.wanted_count):
-        _free_values(&plan.wanted[index].values)
-    free(plan.wanted)
-    if plan.inflater_ready:
-        inflateEnd(&plan.inflater)

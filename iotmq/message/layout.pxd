@@ -61,3 +61,9 @@ cdef enum:
     SYS_FLAG_BORN_HOST_V6 = 16
     SYS_FLAG_STORE_HOST_V6 = 32
     SYS_FLAG_TRANSACTION_MASK = 12
+    # Of records without a place in a queue: transaction types, within the mask.
+    TRANSACTION_PREPARED = 4
+    TRANSACTION_ROLLBACK = 12
+    # What separates names and values of properties.
+    NAME_END = 1
+    PROPERTY_END = 2

@@ -75,9 +75,6 @@ cdef struct RecordParts:
     int32_t topic_size
     int32_t properties_size
 
-# Java's String.hashCode over the UTF-16 units of UTF-8 text (malformed bytes count as U+FFFD).
-cdef int32_t tag_hash(const uint8_t* text, Py_ssize_t size) noexcept nogil
-
 # One code point of UTF-8 that starts with a byte >= 0x80: the bytes it takes, `point` set to it, or to
 # U+FFFD for each longest start of a valid sequence in malformed text (Unicode 15, section 3.9).
 cdef Py_ssize_t decode_point(const uint8_t* text, Py_ssize_t size, uint32_t* point) noexcept nogil

@@ -14,10 +14,11 @@ from iotmq.message.fields cimport element_fields, parse_fields
 from iotmq.message.layout cimport (
     AT_BODY, AT_BODY_CRC, AT_BODY_SIZE, AT_BORN_HOST, AT_BORN_TIMESTAMP, AT_FLAG, AT_MAGIC, AT_POSITION,
     AT_QUEUE_ID, AT_QUEUE_OFFSET, AT_SIZE, AT_SYS_FLAG, ELEMENT_FIXED_BYTES, HOST_V6_EXTRA_BYTES,
-    RECORD_FIXED_BYTES, RECORD_MAGIC, SYS_FLAG_BORN_HOST_V6, SYS_FLAG_STORE_HOST_V6, get_u16, get_u32,
-    get_u64, put_u16, put_u32, put_u64,
+    NAME_END, PROPERTY_END, RECORD_FIXED_BYTES, RECORD_MAGIC, SYS_FLAG_BORN_HOST_V6, SYS_FLAG_STORE_HOST_V6,
+    get_u16, get_u32, get_u64, put_u16, put_u32, put_u64,
 )
 from iotmq.message.short_bytes cimport copy_short, find_byte
+from iotmq.message.text_hash cimport java_hash
 
 from iotmq.limits import BATCH_RECORDS_MAX, PROPERTIES_BYTES_MAX, TOPIC_BYTES_MAX
 from iotmq.message.errors import MessageFormatError
@@ -29,8 +30,6 @@ cdef extern from "string.h" nogil:
 cdef enum:
     TOPIC_SIZE_MAX = 127
     PROPERTIES_SIZE_MAX = 32767
-    NAME_END = 1
-    PROPERTY_END = 2
 
 assert TOPIC_BYTES_MAX == TOPIC_SIZE_MAX
 assert PROPERTIES_BYTES_MAX == PROPERTIES_SIZE_MAX
@@ -290,7 +289,7 @@ def problem_text(int problem):
 
 def hash_text(const uint8_t[::1] text):
     """`tag_hash` of UTF-8 bytes; `iotmq.message.tags.tag_hash` takes str."""
-    return tag_hash(&text[0], text.shape[0]) if text.shape[0] else 0
+    return <int32_t> java_hash(0, &text[0], text.shape[0]) if text.shape[0] else 0
 
 
 def properties_tags_code(const uint8_t[::1] properties):
@@ -536,27 +535,9 @@ cdef int64_t tags_code(const uint8_t* properties, Py_ssize_t size) noexcept nogi
             return 0
         if memcmp(at - 2, "TAGS\x01", 5) == 0:
             value_size = find_property(properties, size, "TAGS", 4, &value)
-            return tag_hash(value, value_size) if value_size > 0 else 0
+            return <int32_t> java_hash(0, value, value_size) if value_size > 0 else 0
         at += 1
     return 0
-
-
-cdef int32_t tag_hash(const uint8_t* text, Py_ssize_t size) noexcept nogil:
-    cdef uint32_t value = 0
-    cdef uint32_t point
-    cdef Py_ssize_t at = 0
-    while at < size:
-        if text[at] < 0x80:
-            value = value * 31 + text[at]
-            at += 1
-            continue
-        at += decode_point(text + at, size - at, &point)
-        if point >= 0x10000:
-            point -= 0x10000
-            value = (value * 31 + 0xD800 + (point >> 10)) * 31 + 0xDC00 + (point & 0x3FF)
-        else:
-            value = value * 31 + point
-    return <int32_t> value
 
 
 cdef Py_ssize_t decode_point(const uint8_t* text, Py_ssize_t size, uint32_t* point) noexcept nogil:

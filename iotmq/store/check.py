@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.record import check_record, decode_record
 from iotmq.store.marker import lost_offsets
+from iotmq.store.queue import FILLER_SIZE
 from iotmq.store.timer_record import record_tags_code
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ _BLANK_MAGIC = 0xCBD43194
 _TRANSACTION_MASK = 12
 _PREPARED = 4
 _ROLLBACK = 12
-_FILLER_SIZE = 0x7FFFFFFF
 
 
 def check_store(
@@ -183,7 +183,7 @@ class _Check:
         start_position, end_position = self._marked_positions
         for offset in range(max(expected, queue.min_offset), min(end, queue.max_offset)):
             entry = queue.entry(offset)
-            if entry is None or entry[1] == _FILLER_SIZE or start_position <= entry[0] < end_position:
+            if entry is None or entry[1] == FILLER_SIZE or start_position <= entry[0] < end_position:
                 continue
             self._say(f"{where}: the queue has an entry for {offset}: {entry}")
             break

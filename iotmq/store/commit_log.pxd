@@ -3,7 +3,7 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from iotmq.message.record cimport Element, RecordShared
-from iotmq.store.consume_queue cimport Queue
+from iotmq.store.queue cimport Queue
 from iotmq.store.segment cimport Segment
 
 # Where a batch went.

@@ -1,6 +1,6 @@
 from typing_extensions import Buffer
 
-from iotmq.store.consume_queue import Queue
+from iotmq.store.queue import Queue
 from iotmq.store.segment import Segment
 
 class Appended:

@@ -24,14 +24,14 @@ from libc.string cimport memcpy
 from iotmq.message.fields cimport element_fields
 from iotmq.message.layout cimport (
     AT_MAGIC, AT_SIZE, BLANK_BYTES, BLANK_MAGIC, HOST_V6_EXTRA_BYTES, SYS_FLAG_BORN_HOST_V6,
-    SYS_FLAG_STORE_HOST_V6, SYS_FLAG_TRANSACTION_MASK, get_u32, put_u32,
+    SYS_FLAG_STORE_HOST_V6, SYS_FLAG_TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, get_u32, put_u32,
 )
 from iotmq.message.record cimport (
     FORMAT_OK, Element, PROPERTIES_TOO_LONG, RECORD_TOO_LONG, TOPIC_TOO_LONG, RecordParts, RecordShared,
     RecordTemplate, body_crc, element_record_size, make_template, parse_record, write_like,
 )
-from iotmq.store.consume_queue cimport TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, Queue
 from iotmq.store.marker cimport is_marker
+from iotmq.store.queue cimport Queue
 from iotmq.store.segment cimport Segment, is_zero, whole_steps
 
 from iotmq.errors import RecordTooLargeError, StoreCorruptError

@@ -1,14 +1,7 @@
 """ConsumeQueue: for every queue of every topic, where its records stand in the log.
 
-An entry has 20 bytes: position 8, record size 4, tags code 8; entry n of a queue is at byte 20 n.
-Files are `consumequeue/TOPIC/QUEUE/<20 digits>`, named by the byte offset of their first entry. A
-filler entry (position 0, size 0x7FFFFFFF, tags code 0) stands for an offset without a record. All of it
-is derived from the log and can be deleted.
-
 What the hot path does: per batch one call to `apply`; per record parse, compare with the last queue, one
-look at the properties, store 20 bytes. Disk blocks are reserved before the record goes to the log (`Queue.reserve`), so that a
-full disk never leaves a record without room for its entry. Files start with one page and double their
-blocks: a thousand quiet queues cost 4 MiB.
+look at the properties, store 20 bytes (queue_entry.pxd). The files are those of `Queue`.
 """
 
 import os
@@ -16,44 +9,38 @@ import shutil
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from cpython.mem cimport PyMem_Calloc, PyMem_Free
-from cpython.object cimport PyObject
-from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.errno cimport errno
-from libc.string cimport memcmp, memcpy, strerror
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcmp, strerror
 
 from iotmq.message.fields cimport parse_fields
 from iotmq.message.layout cimport (
-    AT_MAGIC, BLANK_BYTES, BLANK_MAGIC, QUEUE_ENTRY_SIZE, RECORD_FIXED_BYTES, SYS_FLAG_TRANSACTION_MASK, get_u32,
-    get_u64, put_u32, put_u64,
+    AT_MAGIC, BLANK_BYTES, BLANK_MAGIC, QUEUE_ENTRY_SIZE, RECORD_FIXED_BYTES, SYS_FLAG_TRANSACTION_MASK,
+    TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, get_u32, get_u64, put_u32, put_u64,
 )
 from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
 from iotmq.message.short_bytes cimport find_byte
 from iotmq.store.marker cimport is_marker
-from iotmq.store.segment cimport Segment, is_zero, whole_steps
+from iotmq.store.queue cimport Queue
+from iotmq.store.queue_entry cimport is_filler, put_entry
+from iotmq.store.queue_table cimport QueueTable, is_topic
+from iotmq.store.segment cimport Segment
 from iotmq.store.timer_record cimport TIMER_NAME_BYTES, entry_tags_code
 
 from iotmq.errors import StoreCorruptError, StoreError
 from iotmq.limits import QUEUES_PER_TOPIC_MAX, TOPIC_BYTES_MAX
 from iotmq.message.record import problem_text
 from iotmq.store import fail_points
-from iotmq.store.segment import open_segments, segment_name, sync_directory
+from iotmq.store.segment import open_segments, sync_directory
 from iotmq.store.state_record import encode_state, read_state, write_state
 
 cdef extern from "<unistd.h>" nogil:
     int syncfs(int descriptor)
 
 cdef enum:
-    # Blocks of a queue file: the first page, then doubled up to this step.
-    ALLOCATION_FIRST_BYTES = 4096
-    ALLOCATION_STEP_BYTES_MAX = 262144
-    TABLE_SIZE_MIN = 64
-    SECTOR_BYTES = 512
     SYNCED_ONE_BY_ONE_MAX = 32
     # Gaps remembered between two calls of take_gaps.
     GAPS_MAX = 10000
-    # A 5.x broker writes longer topics than we take; a directory name ends at 255 bytes.
-    STORED_TOPIC_BYTES_MAX = 255
 
 # `consumequeue/.applied`: what the files were known to hold at the last checkpoint. No topic starts
 # with a dot. A state_record: applied position, queues, sum of max offsets.
@@ -63,383 +50,23 @@ _STATE_MAGIC_EXPIRING = b"iotmqCQX"
 _STATE_NAME = ".applied"
 
 
-cdef class Queue:
-    """One queue of a topic: its offsets, and the files with its entries.
-
-    `min_offset` is the first offset that can be read, `max_offset` the one after the last; `next_offset`
-    the one the next append takes (ahead of `max_offset` while a sync flush is under way). Set `watched`
-    to find the queue in `Store.take_dispatched()` after it got entries.
-    """
-
-    def __init__(self, str topic, int queue_id, str directory, int64_t entries_per_file):
-        self.topic = topic
-        self.queue_id = queue_id
-        self.topic_bytes = topic.encode("utf-8", "surrogateescape")
-        self.hash = hash_key(<const uint8_t*> PyBytes_AS_STRING(self.topic_bytes),
-                             PyBytes_GET_SIZE(self.topic_bytes), queue_id)
-        self.directory = directory
-        self.file_bytes = entries_per_file * QUEUE_ENTRY_SIZE
-        self.files = []
-
-    def __repr__(self):
-        return f"<Queue {self.topic!r} {self.queue_id} {self.min_offset}..{self.max_offset}>"
-
-    def entry(self, int64_t offset):
-        """(position, record size, tags code) of an offset, or None where a file is missing."""
-        cdef const uint8_t* at
-        if not self.min_offset <= offset < self.max_offset:
-            raise IndexError(f"offset {offset} is not in {self!r}")
-        at = self.entry_at(offset)
-        if at == NULL:
-            return None
-        return <int64_t> get_u64(at), <int32_t> get_u32(at + 8), <int64_t> get_u64(at + 12)
-
-    cdef int reserve(self, int64_t end_offset) except -1:
-        """Have disk blocks for the entries below `end_offset`; raises OSError and changes nothing visible."""
-        cdef Segment file
-        cdef int64_t end_bytes, wanted_bytes, first_bytes
-        while self.reserved_offset < end_offset:
-            first_bytes = self.reserved_offset * QUEUE_ENTRY_SIZE
-            file = <Segment> self.files[len(self.files) - 1] if self.files else None
-            if file is None or first_bytes >= file.end_position:
-                os.makedirs(self.directory, exist_ok=True)
-                path = os.path.join(self.directory, segment_name(first_bytes))
-                file = Segment(path, first_bytes, self.file_bytes, is_small=True)
-                fail_points.reach("queue-file-created")
-                self.is_new = True
-                self.files.append(file)
-            end_bytes = min(end_offset * QUEUE_ENTRY_SIZE, file.end_position) - file.start_position
-            if end_bytes > file.allocated_bytes:
-                wanted_bytes = file.allocated_bytes + min(
-                    max(file.allocated_bytes, <int64_t> ALLOCATION_FIRST_BYTES), <int64_t> ALLOCATION_STEP_BYTES_MAX
-                )
-                wanted_bytes = whole_steps(max(end_bytes, wanted_bytes), ALLOCATION_FIRST_BYTES)
-                file.allocate(min(wanted_bytes, file.size_bytes))
-            self.reserved_offset = (file.start_position + file.allocated_bytes) // QUEUE_ENTRY_SIZE
-        return 0
-
-    cdef int aim(self) except -1:
-        """Point write_at at the entry of `max_offset`, which gets its disk block here if it has none."""
-        cdef Segment file
-        self.reserve(self.max_offset + 1)
-        file = self.file_of(self.max_offset)
-        self.write_at = file.data + (self.max_offset * QUEUE_ENTRY_SIZE - file.start_position)
-        self.write_stop = file.data + min(
-            file.size_bytes, self.reserved_offset * QUEUE_ENTRY_SIZE - file.start_position
-        )
-        return 0
-
-    cdef int skip_to(self, int64_t offset) except -1:
-        """Make `offset` the next entry, with fillers for the offsets between.
-
-        A gap that leaves the file is not filled further than the file's end and the next one's start:
-        an offset is read from bytes that may be damaged, and must not cost a disk of fillers.
-        """
-        cdef int64_t file_entries = self.file_bytes // QUEUE_ENTRY_SIZE
-        cdef int64_t resumed_offset = offset - offset % file_entries
-        cdef Segment file
-        if self.max_offset == 0 and not self.files:
-            self.min_offset = offset
-        if self.files:
-            file = <Segment> self.files[len(self.files) - 1]
-            if offset * QUEUE_ENTRY_SIZE < file.end_position:
-                resumed_offset = self.max_offset
-            else:
-                self._fill_to(file.end_position // QUEUE_ENTRY_SIZE)
-                resumed_offset = max(resumed_offset, file.end_position // QUEUE_ENTRY_SIZE)
-        self.max_offset = max(self.max_offset, resumed_offset)
-        self.reserved_offset = max(self.reserved_offset, self.max_offset)
-        self._fill_to(offset)
-        return 0
-
-    def _fill_to(self, int64_t offset):
-        while self.max_offset < offset:
-            self.aim()
-            put_filler(self.write_at)
-            self.max_offset += 1
-        self.write_at = self.write_stop = NULL
-
-    cdef Segment file_of(self, int64_t offset):
-        cdef int64_t at_bytes = offset * QUEUE_ENTRY_SIZE
-        cdef Segment file = self.reading
-        cdef Py_ssize_t low, high, middle
-        if file is not None and file.start_position <= at_bytes < file.end_position:
-            return file
-        low = 0
-        high = len(self.files)
-        while low < high:
-            middle = (low + high) // 2
-            if (<Segment> self.files[middle]).end_position <= at_bytes:
-                low = middle + 1
-            else:
-                high = middle
-        if low == len(self.files) or (<Segment> self.files[low]).start_position > at_bytes:
-            return None
-        self.reading = <Segment> self.files[low]
-        return self.reading
-
-    cdef const uint8_t* entry_at(self, int64_t offset) except? NULL:
-        """The entry of an offset below max_offset; NULL (no error) where its file is missing."""
-        cdef Segment file = self.file_of(offset)
-        cdef int64_t at_bytes
-        if file is None:
-            return NULL
-        at_bytes = offset * QUEUE_ENTRY_SIZE - file.start_position
-        if at_bytes + QUEUE_ENTRY_SIZE > file.allocated_bytes:
-            return NULL
-        return file.data + at_bytes
-
-    def is_entry_split(self, int64_t offset):
-        """Whether an entry's position and size stand in two disk sectors, of which a power cut may lose one."""
-        cdef int64_t at_bytes = offset * QUEUE_ENTRY_SIZE % self.file_bytes % SECTOR_BYTES
-        return at_bytes + 12 > SECTOR_BYTES
-
-    def next_file_offset(self, int64_t offset):
-        """First offset of the first file that starts after `offset`; `max_offset` when there is none."""
-        for file in self.files:
-            if (<Segment> file).start_position > offset * QUEUE_ENTRY_SIZE:
-                return (<Segment> file).start_position // QUEUE_ENTRY_SIZE
-        return self.max_offset
-
-    def rewind(self, int64_t position, int64_t min_position):
-        """Forget every entry of a record at or past `position`, on disk too, and what stands behind it.
-
-        Entries are in the order of the log, so the ones to keep are the front of the files; the first
-        that is empty, or points too far, ends them. Then `min_offset` follows from `min_position`. Returns
-        whether anything on the disk changed: it must not come back, so `sync` before a state is written.
-        """
-        cdef Segment file = None
-        cdef bint has_changed = False
-        cdef int64_t kept = 0
-        cdef int64_t start_bytes
-        while self.files:
-            file = <Segment> self.files[len(self.files) - 1]
-            kept = kept_entries(file, position)
-            if kept and (len(self.files) == 1 or has_record(file, kept) or self.is_kept_whole(len(self.files) - 2, position)):
-                break
-            self.files.pop()
-            os.unlink(file.path)
-            self.is_new = has_changed = True
-        self.reading = None
-        self.synced_bytes = 0
-        self.doubted_size = 0
-        self.write_at = self.write_stop = NULL
-        if not self.files:
-            self.min_offset = self.max_offset = self.next_offset = self.reserved_offset = 0
-            return has_changed
-        start_bytes = kept * QUEUE_ENTRY_SIZE
-        if not is_zero(file.data + start_bytes, file.allocated_bytes - start_bytes):
-            file.truncate(file.start_position + start_bytes)
-            has_changed = True
-        self.max_offset = self.next_offset = self.reserved_offset = (
-            file.start_position // QUEUE_ENTRY_SIZE + kept
-        )
-        self.trim(min_position)
-        return has_changed
-
-    cdef bint is_kept_whole(self, Py_ssize_t index, int64_t position) noexcept:
-        """Whether no entry of the file at `index` or before it points to `position` or past it."""
-        cdef Segment file
-        while index >= 0:
-            file = <Segment> self.files[index]
-            if kept_entries(file, position) < file.size_bytes // QUEUE_ENTRY_SIZE:
-                return False
-            if has_record(file, file.size_bytes // QUEUE_ENTRY_SIZE):
-                return True
-            index -= 1
-        return True
-
-    def found_between(self, int64_t start_position, int64_t end_position):
-        """(first, end) offset of the entries on the disk whose records are in [start_position, end_position).
-
-        Equal when there are none. May be asked before `rewind`.
-        """
-        cdef int64_t first = -1
-        cdef int64_t end = -1
-        cdef int64_t low, high, base
-        for file in self.files:
-            base = (<Segment> file).start_position // QUEUE_ENTRY_SIZE
-            low = kept_entries(<Segment> file, start_position)
-            high = kept_entries(<Segment> file, end_position)
-            # Fillers in front of a range were lost to another one.
-            while low < high and get_u32((<Segment> file).data + low * QUEUE_ENTRY_SIZE + 8) == FILLER_SIZE:
-                low += 1
-            while low < high and get_u32((<Segment> file).data + (high - 1) * QUEUE_ENTRY_SIZE + 8) == FILLER_SIZE:
-                high -= 1
-            if low < high:
-                first = base + low if first < 0 else first
-                end = base + high
-        return first, end
-
-    def trim(self, int64_t min_position):
-        """Move `min_offset` to the first entry of a record at or past `min_position`; to the end without one."""
-        self.log_position = min_position
-        self.advance_to(min_position)
-
-    def hide(self, int64_t position):
-        """Let the queue begin at `position` for its readers; the entries before stay as long as the log has them.
-
-        Offsets go on where they were: an offset never means two records of one log.
-        """
-        self.advance_to(position)
-        if position > self.log_position:
-            self.first_offset = self.min_offset
-
-    cdef int advance_to(self, int64_t min_position) except -1:
-        cdef Segment file
-        cdef int64_t first, low, high, middle
-        for file in self.files:
-            first = low = max(file.start_position // QUEUE_ENTRY_SIZE, self.min_offset)
-            high = min(file.end_position // QUEUE_ENTRY_SIZE, self.max_offset)
-            if low >= high or self.position_up_to(high - 1, first) < min_position:
-                continue
-            while low < high:
-                middle = (low + high) // 2
-                if self.position_up_to(middle, first) < min_position:
-                    low = middle + 1
-                else:
-                    high = middle
-            self.min_offset = low
-            return 0
-        self.min_offset = self.max_offset
-        return 0
-
-    def is_whole(self):
-        """Whether all files before the last one with entries are full, as they were left.
-
-        Behind it there may be room for entries that a crash kept from coming.
-        """
-        cdef Segment file
-        cdef int64_t last_bytes
-        cdef Py_ssize_t count = len(self.files)
-        while count > 1:
-            file = <Segment> self.files[count - 1]
-            if file.allocated_bytes >= QUEUE_ENTRY_SIZE and get_u32(file.data + 8) != 0:
-                break
-            count -= 1
-        for file in self.files[:count - 1]:
-            last_bytes = file.size_bytes - QUEUE_ENTRY_SIZE
-            if file.allocated_bytes < file.size_bytes or get_u32(file.data + last_bytes + 8) == 0:
-                return False
-        return True
-
-    def take_passed_files(self, int64_t durable_position):
-        """Let go of the files with nothing from `min_offset` on; returns their paths, to be deleted.
-
-        The last file with an entry of a record before `durable_position`, which are on the disk, always
-        stays: it says where the queue goes on. So do files with entries of records that are hidden: whoever
-        fills the queues from the log makes them again.
-        """
-        cdef Py_ssize_t count = 0
-        cdef Segment file
-        cdef list paths = []
-        while count < len(self.files) - 1:
-            file = <Segment> self.files[count]
-            if file.end_position > self.min_offset * QUEUE_ENTRY_SIZE:
-                break
-            if self.min_offset <= self.first_offset and self.last_position_of(file) >= self.log_position:
-                break
-            if kept_entries(<Segment> self.files[count + 1], durable_position) == 0:
-                break
-            paths.append(file.path)
-            count += 1
-        if count:
-            if self.reading is not None and self.reading.end_position <= self.min_offset * QUEUE_ENTRY_SIZE:
-                self.reading = None
-            del self.files[:count]
-        return paths
-
-    cdef int64_t position_up_to(self, int64_t offset, int64_t first) except? -2:
-        """Position of the nearest record of [first, offset], -1 when there are only fillers."""
-        cdef const uint8_t* at
-        while offset >= first:
-            at = self.entry_at(offset)
-            if at != NULL and get_u32(at + 8) != FILLER_SIZE:
-                # Positions have no sign; a flipped bit must not make a queue begin behind its records.
-                return <int64_t> (get_u64(at) & <uint64_t> INT64_MAX)
-            offset -= 1
-        return -1
-
-    cdef int64_t last_position_of(self, Segment file) except? -2:
-        return self.position_up_to(
-            file.end_position // QUEUE_ENTRY_SIZE - 1, file.start_position // QUEUE_ENTRY_SIZE
-        )
-
-    def is_behind(self, int64_t min_position):
-        """Whether the log has none of the queue's records from `min_position` on, nor any on their way in."""
-        cdef int64_t first
-        if self.next_offset != self.max_offset or not self.files:
-            return self.next_offset == self.max_offset
-        first = (<Segment> self.files[0]).start_position // QUEUE_ENTRY_SIZE
-        return self.position_up_to(self.max_offset - 1, first) < min_position
-
-    def delete_files(self):
-        """Delete what the queue has on the disk; raises OSError. Its handle must not be used again."""
-        files, self.files = self.files, []
-        self.reading = None
-        self.write_at = self.write_stop = NULL
-        self.is_new = False
-        for file in files:
-            try:
-                os.unlink((<Segment> file).path)
-            except FileNotFoundError:
-                pass
-        for directory in (self.directory, os.path.dirname(self.directory)):
-            try:
-                os.rmdir(directory)
-            except OSError:
-                # The topic has more queues.
-                break
-
-    def sync(self, sync_file):
-        """Call `sync_file` on every file written since the last call, and make new files' names durable."""
-        cdef list files = [
-            file for file in list(self.files) if (<Segment> file).end_position > self.synced_bytes
-        ]
-        # Read before the syncs. Files are made when records are appended, entered into when confirmed.
-        cdef int64_t entered_bytes = self.max_offset * QUEUE_ENTRY_SIZE
-        for file in files:
-            try:
-                (<Segment> file).sync(sync_file)
-            except FileNotFoundError:
-                if file in self.files:
-                    raise
-                # Passed by the start of the log meanwhile, and deleted.
-        # The ones that are full are written to no more.
-        for file in files:
-            if (<Segment> file).end_position <= entered_bytes:
-                self.synced_bytes = (<Segment> file).end_position
-        if self.is_new:
-            self.is_new = False
-            sync_directory(self.directory)
-            sync_directory(os.path.dirname(self.directory))
-            sync_directory(os.path.dirname(os.path.dirname(self.directory)))
-
-
 cdef class ConsumeQueue:
     """The projection that gives every record its place in its queue, from the log's bytes alone.
 
     Records of prepared and rolled back transactions have no place in a queue and are passed over.
     """
 
-    def __cinit__(self):
-        self.table = NULL
-
     def __init__(self, str directory, *, int64_t entries_per_file):
         """Map the queues found in `directory` (made when missing). Call `rewind` before anything else."""
         self.name = "consumequeue"
         self.directory = directory
         self.entries_per_file = entries_per_file
-        self.queue_list = []
+        self.table = QueueTable()
         self.dispatched = []
         self.dirty = []
         self.gaps = []
-        self.grow_table()
         os.makedirs(directory, exist_ok=True)
         self._load()
-
-    def __dealloc__(self):
-        PyMem_Free(self.table)
 
     def apply(self, view, int64_t start_position, int64_t end_position):
         """Enter the records of `view`, the log's bytes of [start_position, end_position).
@@ -464,7 +91,7 @@ cdef class ConsumeQueue:
         longer than 127 bytes, and for a queue id outside 0..1023.
         """
         cdef bytes topic_bytes = topic.encode("utf-8", "surrogateescape")
-        cdef Queue queue = self.lookup(
+        cdef Queue queue = self.table.find(
             <const uint8_t*> PyBytes_AS_STRING(topic_bytes), PyBytes_GET_SIZE(topic_bytes), queue_id
         )
         if queue is not None:
@@ -480,13 +107,13 @@ cdef class ConsumeQueue:
     def find_queue(self, str topic, int queue_id):
         """The handle of a queue if it was made before, else None."""
         cdef bytes topic_bytes = topic.encode("utf-8", "surrogateescape")
-        return self.lookup(
+        return self.table.find(
             <const uint8_t*> PyBytes_AS_STRING(topic_bytes), PyBytes_GET_SIZE(topic_bytes), queue_id
         )
 
     def queues(self):
         """Every handle, in the order they were made."""
-        return list(self.queue_list)
+        return list(self.table.queues)
 
     def remove(self, list queues not None):
         """Forget queues and delete their files; raises OSError. Nobody may have a handle in use.
@@ -506,11 +133,10 @@ cdef class ConsumeQueue:
                     count -= 1
                     offsets -= (<Queue> queue).max_offset
             self.write_state((applied_position, max(0, count), max(0, offsets)))
-        self.queue_list = [queue for queue in self.queue_list if queue not in removed]
+        self.table.keep([queue for queue in self.table.queues if queue not in removed])
         self.dispatched = [queue for queue in self.dispatched if queue not in removed]
         if self.last in removed:
             self.last = None
-        self.fill_table(self.table_size)
         for queue in queues:
             if not (<Queue> queue).is_dirty:
                 (<Queue> queue).is_dirty = True
@@ -559,7 +185,7 @@ cdef class ConsumeQueue:
         """
         cdef int64_t offsets = 0
         cdef int64_t count = 0
-        for queue in self.queue_list:
+        for queue in self.table.queues:
             if (<Queue> queue).max_offset:
                 offsets += (<Queue> queue).max_offset
                 count += 1
@@ -572,7 +198,7 @@ cdef class ConsumeQueue:
 
     def forget_pages(self):
         """Take out of this process what a start looked at: of each of very many queues its last entry."""
-        for queue in self.queue_list:
+        for queue in self.table.queues:
             for file in (<Queue> queue).files:
                 (<Segment> file).forget_pages()
 
@@ -588,13 +214,13 @@ cdef class ConsumeQueue:
         if state.magic == _STATE_MAGIC_EXPIRING:
             # Which queues it was is not remembered.
             self.may_expire = True
-            for queue in self.queue_list:
+            for queue in self.table.queues:
                 (<Queue> queue).may_expire = True
         return state.numbers
 
     def rewind(self, int64_t position, int64_t min_position):
         """Forget all records at or past `position`; `apply` goes on from there."""
-        for queue in self.queue_list:
+        for queue in self.table.queues:
             if (<Queue> queue).rewind(position, min_position) and not (<Queue> queue).is_dirty:
                 (<Queue> queue).is_dirty = True
                 self.dirty.append(queue)
@@ -612,7 +238,7 @@ cdef class ConsumeQueue:
         for queue in self.take_dirty():
             (<Queue> queue).is_new = False
         self.may_expire = False
-        for queue in self.queue_list:
+        for queue in self.table.queues:
             (<Queue> queue).may_expire = False
         for name in os.listdir(self.directory):
             path = os.path.join(self.directory, name)
@@ -624,7 +250,7 @@ cdef class ConsumeQueue:
 
     def trim(self, int64_t min_position):
         """Move every queue's `min_offset` behind a log that now starts at `min_position`."""
-        for queue in self.queue_list:
+        for queue in self.table.queues:
             (<Queue> queue).trim(min_position)
 
     def take_passed_files(self):
@@ -636,7 +262,7 @@ cdef class ConsumeQueue:
             state = None
         if state is None:
             return paths
-        for queue in self.queue_list:
+        for queue in self.table.queues:
             if len((<Queue> queue).files) > 1:
                 paths += (<Queue> queue).take_passed_files(state.numbers[0])
         return paths
@@ -703,7 +329,7 @@ cdef class ConsumeQueue:
 
     cdef Queue queue_of(self, const uint8_t* topic, Py_ssize_t topic_size, int queue_id):
         """The queue a record names, made when it is new; None when there can be none of that name."""
-        cdef Queue queue = self.lookup(topic, topic_size, queue_id)
+        cdef Queue queue = self.table.find(topic, topic_size, queue_id)
         if queue is None and is_topic(topic, topic_size) and queue_id >= 0:
             return self.insert(topic[:topic_size], queue_id)
         return queue
@@ -744,17 +370,17 @@ cdef class ConsumeQueue:
         cdef const uint8_t* before
         if parts.queue_offset < queue.min_offset and queue.max_offset - queue.min_offset == 1:
             before = queue.entry_at(queue.min_offset)
-            if before != NULL and get_u32(before + 8) != FILLER_SIZE and <int64_t> get_u64(before) < parts.position:
+            if before != NULL and not is_filler(before) and <int64_t> get_u64(before) < parts.position:
                 # The queue's first record had a damaged offset: start over.
                 queue.rewind(-1, 0)
                 return self.enter(queue, parts)
-        if at == NULL or (get_u32(at + 8) != FILLER_SIZE and <int64_t> get_u64(at) == parts.position):
+        if at == NULL or (not is_filler(at) and <int64_t> get_u64(at) == parts.position):
             self.ignored_count += 1
             return 0
-        if get_u32(at + 8) != FILLER_SIZE:
+        if not is_filler(at):
             # Entries follow the log. One that stands before its predecessor's record took the place of another.
             before = queue.entry_at(parts.queue_offset - 1) if parts.queue_offset > queue.min_offset else NULL
-            if before == NULL or get_u32(before + 8) == FILLER_SIZE or not (
+            if before == NULL or is_filler(before) or not (
                 <int64_t> get_u64(at) < <int64_t> get_u64(before) < parts.position
             ):
                 self.ignored_count += 1
@@ -792,7 +418,7 @@ cdef class ConsumeQueue:
             # A log that is whole has the queue's first record, which has offset 0.
             return self.min_position > 0 or offset <= position // (RECORD_FIXED_BYTES + 1)
         at = queue.entry_at(last) if last >= queue.min_offset else NULL
-        if at == NULL or get_u32(at + 8) == FILLER_SIZE:
+        if at == NULL or is_filler(at):
             return True
         return offset - queue.max_offset <= (position - <int64_t> get_u64(at)) // (RECORD_FIXED_BYTES + 1)
 
@@ -825,7 +451,7 @@ cdef class ConsumeQueue:
             # What stood in front of a queue's first record was in files that were deleted as too old.
             return 0
         at = queue.entry_at(queue.max_offset - 1) if queue.max_offset > queue.min_offset else NULL
-        if at != NULL and get_u32(at + 8) != FILLER_SIZE:
+        if at != NULL and not is_filler(at):
             start_position = <int64_t> get_u64(at) + get_u32(at + 8)
         self.gaps.append((queue.topic, queue.queue_id, queue.max_offset, offset, start_position, position))
         return 0
@@ -846,47 +472,13 @@ cdef class ConsumeQueue:
             self.dirty.append(queue)
         return 0
 
-    cdef Queue lookup(self, const uint8_t* topic, Py_ssize_t topic_size, int queue_id):
-        cdef uint64_t hash = hash_key(topic, topic_size, queue_id)
-        cdef Py_ssize_t slot = <Py_ssize_t> (hash & <uint64_t> (self.table_size - 1))
-        cdef Queue queue
-        while self.table[slot] != NULL:
-            queue = <Queue> self.table[slot]
-            if (
-                queue.hash == hash
-                and queue.queue_id == queue_id
-                and PyBytes_GET_SIZE(queue.topic_bytes) == topic_size
-                and memcmp(PyBytes_AS_STRING(queue.topic_bytes), topic, topic_size) == 0
-            ):
-                return queue
-            slot = (slot + 1) & (self.table_size - 1)
-        return None
-
     cdef Queue insert(self, bytes topic_bytes, int queue_id):
         cdef str topic = topic_bytes.decode("utf-8", "surrogateescape")
         cdef Queue queue = Queue(
             topic, queue_id, os.path.join(self.directory, topic, str(queue_id)), self.entries_per_file
         )
-        self.queue_list.append(queue)
-        if len(self.queue_list) * 2 > self.table_size:
-            self.grow_table()
-        else:
-            place(self.table, self.table_size, queue)
+        self.table.add(queue)
         return queue
-
-    cdef int grow_table(self) except -1:
-        return self.fill_table(max(<Py_ssize_t> TABLE_SIZE_MIN, self.table_size * 2))
-
-    cdef int fill_table(self, Py_ssize_t size) except -1:
-        cdef PyObject** table = <PyObject**> PyMem_Calloc(size, sizeof(PyObject*))
-        if table == NULL:
-            raise MemoryError
-        for queue in self.queue_list:
-            place(table, size, <Queue> queue)
-        PyMem_Free(self.table)
-        self.table = table
-        self.table_size = size
-        return 0
 
     def _load(self):
         cdef Queue queue
@@ -916,49 +508,6 @@ def sync_file_system(str directory):
         os.close(descriptor)
 
 
-cdef uint64_t hash_key(const uint8_t* topic, Py_ssize_t topic_size, int queue_id) noexcept nogil:
-    """Eight bytes a step; topics come from peers, but only as many as the broker lets them make."""
-    cdef uint64_t hash = <uint64_t> (queue_id + 1) * <uint64_t> 0x9E3779B97F4A7C15
-    cdef uint64_t part
-    while topic_size >= 8:
-        memcpy(&part, topic, 8)
-        hash = (hash ^ part) * <uint64_t> 0xFF51AFD7ED558CCD
-        hash ^= hash >> 32
-        topic += 8
-        topic_size -= 8
-    part = <uint64_t> topic_size
-    while topic_size:
-        part = (part << 8) | topic[0]
-        topic += 1
-        topic_size -= 1
-    hash = (hash ^ part) * <uint64_t> 0xFF51AFD7ED558CCD
-    return hash ^ (hash >> 29)
-
-
-cdef void place(PyObject** table, Py_ssize_t size, Queue queue) noexcept:
-    cdef Py_ssize_t slot = <Py_ssize_t> (queue.hash & <uint64_t> (size - 1))
-    while table[slot] != NULL:
-        slot = (slot + 1) & (size - 1)
-    table[slot] = <PyObject*> queue
-
-
-cdef void put_entry(uint8_t* at, const RecordParts* parts) noexcept nogil:
-    put_u64(at, <uint64_t> parts.position)
-    put_u32(at + 8, <uint32_t> parts.size)
-    put_u64(at + 12, <uint64_t> entry_tags_code(parts))
-
-
-cdef bint is_topic(const uint8_t* topic, Py_ssize_t size) noexcept nogil:
-    """Printable ASCII without space and slash, no leading dot. Brokers of this format take even less."""
-    cdef Py_ssize_t at
-    if size <= 0 or size > STORED_TOPIC_BYTES_MAX or topic[0] == c".":
-        return False
-    for at in range(size):
-        if topic[at] <= 0x20 or topic[at] >= 0x7F or topic[at] == c"/":
-            return False
-    return True
-
-
 cdef bint may_have_time_to_live(const uint8_t* properties, Py_ssize_t size) noexcept nogil:
     """Whether MSG_TTL_MS is among the properties (or a name that ends like it). Rarely more than one pass."""
     cdef const uint8_t* end = properties + size
@@ -971,44 +520,3 @@ cdef bint may_have_time_to_live(const uint8_t* properties, Py_ssize_t size) noex
             return True
         at += 1
     return False
-
-
-cdef int64_t kept_entries(Segment file, int64_t position) noexcept nogil:
-    """How many entries at the front of a file stand before the first that is empty or not below `position`.
-
-    A filler says nothing about positions: the entries behind it decide, and fillers in front of the first
-    entry that is not kept stay.
-    """
-    cdef int64_t low = 0
-    cdef int64_t high = file.allocated_bytes // QUEUE_ENTRY_SIZE
-    cdef int64_t kept = high
-    cdef int64_t middle, probed
-    cdef const uint8_t* at
-    while low < high:
-        middle = probed = (low + high) // 2
-        while probed < high and get_u32(file.data + probed * QUEUE_ENTRY_SIZE + 8) == FILLER_SIZE:
-            probed += 1
-        at = file.data + probed * QUEUE_ENTRY_SIZE
-        if probed == high:
-            high = middle
-        elif <int32_t> get_u32(at + 8) > 0 and 0 <= <int64_t> get_u64(at) < position:
-            low = probed + 1
-        else:
-            kept = probed
-            high = middle
-    return kept
-
-
-cdef bint has_record(Segment file, int64_t count) noexcept nogil:
-    """Whether any of the first `count` entries is that of a record."""
-    while count > 0:
-        count -= 1
-        if get_u32(file.data + count * QUEUE_ENTRY_SIZE + 8) != FILLER_SIZE:
-            return True
-    return False
-
-
-cdef void put_filler(uint8_t* at) noexcept nogil:
-    put_u64(at, 0)
-    put_u32(at + 8, FILLER_SIZE)
-    put_u64(at + 12, 0)

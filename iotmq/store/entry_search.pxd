@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint8_t
 
 from iotmq.message.record cimport RecordParts
 from iotmq.store.commit_log cimport CommitLog
-from iotmq.store.consume_queue cimport Queue
+from iotmq.store.queue cimport Queue
 
 # Whether the record of `offset` stands in the log where its neighbours' entries say it must; then `out` has its parts.
 cdef bint find_offset(CommitLog log, Queue queue, int64_t offset, RecordParts* out) except -1

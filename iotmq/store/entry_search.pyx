@@ -9,10 +9,14 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcmp
 
-from iotmq.message.layout cimport AT_MAGIC, BLANK_BYTES, BLANK_MAGIC, SYS_FLAG_TRANSACTION_MASK, get_u32, get_u64
+from iotmq.message.layout cimport (
+    AT_MAGIC, BLANK_BYTES, BLANK_MAGIC, SYS_FLAG_TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, get_u32,
+    get_u64,
+)
 from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
 from iotmq.store.commit_log cimport CommitLog
-from iotmq.store.consume_queue cimport FILLER_SIZE, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, Queue
+from iotmq.store.queue cimport Queue
+from iotmq.store.queue_entry cimport is_filler
 from iotmq.store.resync cimport proves_itself
 from iotmq.store.segment cimport Segment
 
@@ -63,7 +67,7 @@ cdef int64_t start_position(CommitLog log, Queue queue, int64_t offset) except -
     cdef int64_t before
     for before in range(offset - 1, max(offset - 1 - NEIGHBOURS_MAX, queue.min_offset - 1), -1):
         entry = queue.entry_at(before)
-        if entry == NULL or get_u32(entry + 8) == FILLER_SIZE:
+        if entry == NULL or is_filler(entry):
             continue
         at = log.record_at(<int64_t> get_u64(entry), log.appended_position, &room)
         if (

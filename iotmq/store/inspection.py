@@ -21,12 +21,12 @@ from iotmq.message.record import check_record
 from iotmq.store.checkpoint import Checkpoint, read_checkpoint
 from iotmq.store.flushed_mark import read_flushed_mark
 from iotmq.store.lock import DirectoryLock
+from iotmq.store.queue import FILLER_SIZE
 from iotmq.store.state_record import read_state
 
 FILE_NAME_DIGITS: Final = 20
 QUEUE_ENTRY: Final = struct.Struct(">qiq")
 ENTRY_BYTES: Final = QUEUE_ENTRY.size
-FILLER_SIZE: Final = 0x7FFFFFFF
 
 _HEAD: Final = struct.Struct(">II")
 _BLANK_MAGIC: Final = 0xCBD43194

@@ -3,52 +3,10 @@
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
-from iotmq.store.segment cimport Segment
+from iotmq.store.index_file cimport IndexFile
 
 cdef enum:
-    INDEX_HEADER_BYTES = 40
-    INDEX_SLOT_BYTES = 4
-    INDEX_ENTRY_BYTES = 20
     INDEX_TOPIC_BYTES_MAX = 255
-
-@cython.final
-cdef class IndexFile:
-    cdef readonly str path
-    cdef readonly int64_t number             # the file's name, which is all digits, as a number
-    cdef readonly int32_t slots
-    cdef readonly int32_t entries            # the file has room for one less: entry 0 means "none"
-    cdef readonly int64_t begin_timestamp_ms
-    cdef readonly int64_t end_timestamp_ms
-    cdef readonly int64_t begin_position
-    cdef readonly int64_t end_position
-    cdef readonly int32_t used_slots
-    cdef readonly int32_t count              # index of the next entry; 1 in an empty file
-    cdef readonly bint is_deleted
-    cdef bint is_dirty                       # has entries that were not synced yet
-    cdef bint is_new                         # its directory was not synced yet
-    cdef readonly Segment segment
-    cdef uint8_t* slots_at
-    cdef uint8_t* entries_at
-    cdef int32_t writable_count              # entries below it have disk blocks
-
-    cdef int put(self, int32_t hash, int64_t position, int64_t timestamp_ms) except -1
-    cdef int reserve(self) except -1
-    cdef void write_header(self) noexcept
-    cdef int64_t entries_below(self, int64_t position) noexcept
-
-cdef class Lookup:
-    cdef list files                          # still to be looked at, the newest last
-    cdef IndexFile file                      # None between two
-    cdef int32_t hash
-    cdef int32_t index                       # of the entry to look at next, 0 at the end of a chain
-    cdef int64_t begin_ms
-    cdef int64_t end_ms
-    cdef int64_t steps_left
-    cdef bint is_at_slot                     # of `file`: the slot was not looked at yet
-    cdef bint is_patient
-    cdef readonly object absent              # the ColdRead to be loaded, after -2
-
-    cdef bint is_absent(self, const uint8_t* at, int64_t size_bytes) except -1
 
 @cython.final
 cdef class KeyIndex:

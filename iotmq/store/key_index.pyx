@@ -1,17 +1,9 @@
-"""The key index: from a topic and a key to the records that carry it, in hash files.
+"""The key index: from a topic and a key to the records that carry it, in hash files (index_file.pyx).
 
-A file is `index/<yyyyMMddHHmmssSSS>` (UTC, of its first record), big-endian:
-  0 store time (ms) of the first record 8 | 8 of the last 8 | 16 position of the first 8 | 24 of the last 8
-  32 slots in use 4 | 36 index of the next entry 4 | 40 slots, 4 bytes each | entries, 20 bytes each
-A slot holds the index of the newest entry of its chain, 0 for none; entries count from 1. An entry:
-  0 hash 4 | 4 position 8 | 12 seconds since the file's first record 4 | 16 index of the chain's next older 4
-The hash is |Java's String.hashCode| of `topic#key` (0 where that has no absolute value), the slot the
-hash modulo the number of slots. Every record has its UNIQ_KEY entered first, then each word of its KEYS.
+Every record has its UNIQ_KEY entered first, then each word of its KEYS.
 
 What the hot path does: per batch one call to `apply`; per record parse, one pass over the properties,
-and per key a hash, a load and 24 bytes of stores. The slots, where writes are random, get their disk blocks
-when the file is made (512 KiB by default); entries are written in order, and get theirs in steps. The
-header goes into the file once a batch.
+and per key a hash, a load and 24 bytes of stores. A file's header goes into it once a batch.
 
 The files have no checksums, so nothing in them is relied on that was not on the disk: `index.applied`
 beside the directory says up to which position of the log, and which entry of the last file, everything
@@ -26,44 +18,32 @@ from datetime import UTC, datetime
 from functools import partial
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcmp, memcpy, memset
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy
 
 from iotmq.message.fields cimport parse_fields
 from iotmq.message.layout cimport (
-    AT_MAGIC, BLANK_BYTES, BLANK_MAGIC, SYS_FLAG_TRANSACTION_MASK, get_u32, get_u64, put_u32, put_u64,
+    AT_MAGIC, BLANK_BYTES, BLANK_MAGIC, PROPERTY_END, SYS_FLAG_TRANSACTION_MASK, TRANSACTION_ROLLBACK, get_u32,
 )
-from iotmq.message.record cimport FORMAT_OK, RecordParts, decode_point
+from iotmq.message.record cimport FORMAT_OK, RecordParts
 from iotmq.message.short_bytes cimport byte_mask, find_byte, lowest_bit
-from iotmq.store.consume_queue cimport TRANSACTION_ROLLBACK
-from iotmq.store.segment cimport Segment, whole_steps
+from iotmq.message.text_hash cimport java_hash
+from iotmq.store.index_file cimport IndexFile, without_sign
 
 from iotmq.errors import StoreCorruptError
-from iotmq.limits import INDEX_LOOKUP_ENTRIES_MAX
 from iotmq.message.record import problem_text
 from iotmq.store import fail_points
+from iotmq.store.index_file import NAME_DIGITS, index_file_bytes
+from iotmq.store.index_lookup import Lookup
 from iotmq.store.projection import Leaving
-from iotmq.store.residency import plan_bytes
-from iotmq.store.segment import sync_directory
 from iotmq.store.state_record import encode_state, read_state, write_state
 
 cdef enum:
-    NAME_END = 1
-    PROPERTY_END = 2
-    # Blocks for entries are taken in steps of this many bytes.
-    ALLOCATION_STEP_BYTES = 1048576
-    PAGE_BYTES = 4096
     # As many bytes of properties are looked at together as a mask has bits.
     PIECE_BYTES = 64
     BEFORE_BYTES = 16
-    # Entries a patient look-up looks at before it lets others go first: about 2 ms.
-    PATIENT_ENTRIES_MAX = 4096
 
-cdef int64_t LOOKUP_ENTRIES_MAX = INDEX_LOOKUP_ENTRIES_MAX
 cdef bint HAS_FAIL_POINTS = fail_points.IS_ON
-
-NAME_DIGITS = 17
 
 # `index.applied`, a state_record: applied position, files, name of the last one as a number, index of its
 # next entry.
@@ -72,277 +52,6 @@ _STATE_MAGIC = b"iotmqKI1"
 _NAMED_MS_MAX = 253_402_300_799_999
 
 logger = logging.getLogger("iotmq.store")
-
-
-def key_hash(str text):
-    """The hash entries hold for `text`, which is `topic#key`."""
-    cdef bytes data = text.encode("utf-8", "replace")
-    return without_sign(hash_on(0, <const uint8_t*> PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data)))
-
-
-def index_file_bytes(int64_t slots, int64_t entries):
-    """Size of a file with so many slots and entries."""
-    return INDEX_HEADER_BYTES + slots * INDEX_SLOT_BYTES + entries * INDEX_ENTRY_BYTES
-
-
-cdef class IndexFile:
-    """One hash file, mapped whole. Times and positions are those of its first and last record."""
-
-    def __init__(self, str path, int32_t slots, int32_t entries):
-        """Map the file at `path`, made when missing with its slots' blocks; raises OSError."""
-        cdef int64_t size_bytes = index_file_bytes(slots, entries)
-        self.path = path
-        self.number = int(os.path.basename(path))
-        self.slots = slots
-        self.entries = entries
-        self.segment = Segment(path, 0, size_bytes)
-        self.segment.allocate(INDEX_HEADER_BYTES + <int64_t> slots * INDEX_SLOT_BYTES)
-        self.slots_at = self.segment.data + INDEX_HEADER_BYTES
-        self.entries_at = self.slots_at + <int64_t> slots * INDEX_SLOT_BYTES
-        self.count_writable()
-        self.begin_timestamp_ms = <int64_t> get_u64(self.segment.data)
-        self.end_timestamp_ms = <int64_t> get_u64(self.segment.data + 8)
-        self.begin_position = <int64_t> get_u64(self.segment.data + 16)
-        self.end_position = <int64_t> get_u64(self.segment.data + 24)
-        self.used_slots = <int32_t> get_u32(self.segment.data + 32)
-        # Nothing beyond the blocks may be touched, whatever a damaged header says; `problem` tells.
-        self.count = min(max(<int32_t> get_u32(self.segment.data + 36), 1), max(self.writable_count, 1))
-
-    def __repr__(self):
-        return f"<IndexFile {self.path} {self.count - 1} entries {self.begin_position}..{self.end_position}>"
-
-    def view(self):
-        """Read-only view of the file as far as it has disk blocks."""
-        return self.segment.view(0, self.segment.allocated_bytes)
-
-    def problem(self):
-        """What is wrong with the header, None when it agrees with the entries."""
-        if <int32_t> get_u32(self.segment.data + 36) != self.count:
-            return f"its header counts {<int32_t> get_u32(self.segment.data + 36)} entries"
-        if self.count == 1:
-            return None
-        if self.position_of(1) != self.begin_position or self.position_of(self.count - 1) != self.end_position:
-            return "its first or last entry is not the one its header names"
-        if self.end_position < self.begin_position or not 0 < self.used_slots <= min(self.slots, self.count - 1):
-            return "its header cannot be right"
-        return None
-
-    def position_of(self, int32_t index):
-        """Position in the entry at `index`, 1..count - 1."""
-        if not 0 < index < self.count:
-            raise IndexError(f"entry {index} of {self!r}")
-        return <int64_t> get_u64(self.entries_at + <int64_t> index * INDEX_ENTRY_BYTES + 4)
-
-    def start_behind(self, IndexFile previous):
-        """Begin an empty file: it starts where `previous` ends (or at nothing)."""
-        if previous is not None:
-            self.begin_timestamp_ms = self.end_timestamp_ms = previous.end_timestamp_ms
-            self.begin_position = self.end_position = previous.end_position
-        self.count = 1
-        self.used_slots = 0
-        self.is_new = True
-        self.write_header()
-
-    def cut(self, int32_t count, timestamp_at=None):
-        """Keep the entries below `count` (at least one), zero the others, and make the slots from them.
-
-        Entries are relied on, slots and links are not. `timestamp_at` gives the store time of the record at
-        a position, 0 when there is none. Raises StoreCorruptError for an entry that none of ours can be.
-        """
-        cdef uint8_t* entry
-        cdef uint8_t* slot
-        cdef int32_t index, hash
-        cdef int64_t kept_bytes = self.entries_at - self.segment.data + <int64_t> count * INDEX_ENTRY_BYTES
-        cdef int64_t position
-        if not 1 < count <= self.writable_count:
-            raise StoreCorruptError(f"{self.path} has no {count - 1} entries")
-        memset(self.slots_at, 0, <size_t> self.slots * INDEX_SLOT_BYTES)
-        self.used_slots = 0
-        position = -1
-        for index in range(1, count):
-            entry = self.entries_at + <int64_t> index * INDEX_ENTRY_BYTES
-            hash = <int32_t> get_u32(entry)
-            if hash < 0 or <int64_t> get_u64(entry + 4) < position:
-                raise StoreCorruptError(f"{self.path}: entry {index} is damaged")
-            position = <int64_t> get_u64(entry + 4)
-            slot = self.slots_at + <int64_t> (hash % self.slots) * INDEX_SLOT_BYTES
-            self.used_slots += get_u32(slot) == 0
-            memcpy(entry + 16, slot, INDEX_SLOT_BYTES)
-            put_u32(slot, <uint32_t> index)
-        self.end_timestamp_ms = 0 if timestamp_at is None else timestamp_at(position)
-        if self.end_timestamp_ms == 0:
-            # The entry says it to the second.
-            self.end_timestamp_ms = self.begin_timestamp_ms + <int64_t> <int32_t> get_u32(entry + 12) * 1000 + 999
-        self.begin_position = <int64_t> get_u64(self.entries_at + INDEX_ENTRY_BYTES + 4)
-        self.end_position = position
-        self.count = count
-        if kept_bytes < self.segment.allocated_bytes:
-            self.segment.truncate(kept_bytes)
-        self.count_writable()
-        self.write_header()
-
-    def sync(self, sync_file):
-        """Call `sync_file` on the file, and make the name of a new one durable. Any thread."""
-        try:
-            self.segment.sync(sync_file)
-        except FileNotFoundError:
-            if not self.is_deleted:
-                raise
-            return
-        if self.is_new:
-            self.is_new = False
-            sync_directory(os.path.dirname(self.path))
-
-    def delete(self):
-        """Remove the file if it is there; raises OSError. Look-ups under way still have its mapping."""
-        self.is_deleted = True
-        try:
-            os.unlink(self.path)
-        except FileNotFoundError:
-            pass
-
-    def count_writable(self):
-        self.writable_count = <int32_t> (
-            (self.segment.data + self.segment.allocated_bytes - self.entries_at) // INDEX_ENTRY_BYTES
-        )
-
-    cdef int put(self, int32_t hash, int64_t position, int64_t timestamp_ms) except -1:
-        """Add an entry. The caller has seen that the file is not full."""
-        cdef uint8_t* slot
-        cdef uint8_t* entry
-        cdef int64_t seconds = 0
-        if self.count >= self.writable_count:
-            self.reserve()
-        if self.count == 1:
-            self.begin_timestamp_ms = timestamp_ms
-            self.begin_position = position
-        elif self.begin_timestamp_ms > 0 and timestamp_ms > self.begin_timestamp_ms:
-            seconds = min((timestamp_ms - self.begin_timestamp_ms) // 1000, <int64_t> INT32_MAX)
-        slot = self.slots_at + <int64_t> (hash % self.slots) * INDEX_SLOT_BYTES
-        entry = self.entries_at + <int64_t> self.count * INDEX_ENTRY_BYTES
-        put_u32(entry, <uint32_t> hash)
-        put_u64(entry + 4, <uint64_t> position)
-        put_u32(entry + 12, <uint32_t> seconds)
-        if get_u32(slot) == 0:
-            self.used_slots += 1
-        memcpy(entry + 16, slot, INDEX_SLOT_BYTES)
-        put_u32(slot, <uint32_t> self.count)
-        self.count += 1
-        self.end_timestamp_ms = timestamp_ms
-        self.end_position = position
-        return 0
-
-    cdef int reserve(self) except -1:
-        """Have disk blocks for one entry more, a whole step where there is room."""
-        cdef int64_t needed_bytes = (
-            self.entries_at - self.segment.data + (<int64_t> self.count + 1) * INDEX_ENTRY_BYTES
-        )
-        try:
-            self.segment.allocate(min(whole_steps(needed_bytes, ALLOCATION_STEP_BYTES), self.segment.size_bytes))
-        except OSError:
-            # The last bit of a nearly full disk.
-            self.segment.allocate(min(whole_steps(needed_bytes, PAGE_BYTES), self.segment.size_bytes))
-        self.count_writable()
-        assert self.count < self.writable_count
-        return 0
-
-    cdef void write_header(self) noexcept:
-        cdef uint8_t* header = self.segment.data
-        put_u64(header, <uint64_t> self.begin_timestamp_ms)
-        put_u64(header + 8, <uint64_t> self.end_timestamp_ms)
-        put_u64(header + 16, <uint64_t> self.begin_position)
-        put_u64(header + 24, <uint64_t> self.end_position)
-        put_u32(header + 32, <uint32_t> self.used_slots)
-        put_u32(header + 36, <uint32_t> self.count)
-
-    cdef int64_t entries_below(self, int64_t position) noexcept:
-        """Index of the first entry of a record at or past `position`; entries are in the log's order."""
-        cdef int64_t low = 1
-        cdef int64_t high = self.count
-        cdef int64_t middle
-        while low < high:
-            middle = (low + high) // 2
-            if <int64_t> get_u64(self.entries_at + middle * INDEX_ENTRY_BYTES + 4) < position:
-                low = middle + 1
-            else:
-                high = middle
-        return low
-
-
-cdef class Lookup:
-    """The positions a key may be at, newest first; one at a time, because most callers want few.
-
-    Other keys can have the same hash: whoever asks has to look at the record.
-    """
-
-    def next_position(self):
-        """The next older one, -1 when there are no more (or the look-up has cost enough).
-
-        With `is_patient` -2 where it would have to wait for the disk: have `absent` in memory and ask again;
-        when that is None, it has only taken a while.
-        """
-        cdef IndexFile file
-        cdef const uint8_t* entry
-        cdef int32_t older
-        cdef int64_t position, time_ms
-        cdef int32_t pause_left = PATIENT_ENTRIES_MAX
-        while True:
-            if self.index == 0 and not self.is_at_slot and not self.next_file():
-                return -1
-            file = self.file
-            if self.is_at_slot:
-                entry = file.slots_at + <int64_t> (self.hash % file.slots) * INDEX_SLOT_BYTES
-                if self.is_patient and self.is_absent(entry, INDEX_SLOT_BYTES):
-                    return -2
-                self.is_at_slot = False
-                self.index = <int32_t> get_u32(entry)
-                if not 0 < self.index < file.count:
-                    self.index = 0
-            while self.index:
-                if self.steps_left == 0:
-                    self.files = []
-                    self.index = 0
-                    return -1
-                entry = file.entries_at + <int64_t> self.index * INDEX_ENTRY_BYTES
-                if self.is_patient:
-                    if pause_left == 0:
-                        self.absent = None
-                        return -2
-                    pause_left -= 1
-                    if self.is_absent(entry, INDEX_ENTRY_BYTES):
-                        return -2
-                self.steps_left -= 1
-                # To the second, rounded down: an entry may be up to 999 ms newer than that.
-                time_ms = file.begin_timestamp_ms + <int64_t> <int32_t> get_u32(entry + 12) * 1000
-                older = <int32_t> get_u32(entry + 16)
-                # A link that does not lead to an older entry ends the chain, and so does an entry
-                # from before the time asked for.
-                self.index = 0 if time_ms + 999 < self.begin_ms or not 0 < older < self.index else older
-                if (
-                    <int32_t> get_u32(entry) == self.hash
-                    and <int32_t> get_u32(entry + 12) >= 0
-                    and time_ms <= self.end_ms
-                    and time_ms + 999 >= self.begin_ms
-                ):
-                    position = <int64_t> get_u64(entry + 4)
-                    return position
-
-    def next_file(self):
-        """Go to the next older file whose time overlaps the one asked for; whether there is one."""
-        cdef IndexFile file = self.file
-        while self.files and (file is None or file.begin_timestamp_ms >= self.begin_ms):
-            file = <IndexFile> self.files.pop()
-            self.file = file
-            if file.count > 1 and file.begin_timestamp_ms <= self.end_ms and file.end_timestamp_ms >= self.begin_ms:
-                self.is_at_slot = True
-                return True
-        return False
-
-    cdef bint is_absent(self, const uint8_t* at, int64_t size_bytes) except -1:
-        """Whether so many bytes of the file are on the disk; then `absent` says what to load."""
-        cdef int64_t start_bytes = at - self.file.segment.data
-        self.absent = plan_bytes(self.file.segment, start_bytes, start_bytes + size_bytes)
-        return self.absent is not None
 
 
 cdef class KeyIndex:
@@ -490,15 +199,7 @@ cdef class KeyIndex:
         Files are looked at newest to oldest while their times overlap. With `is_patient` no page is touched
         that is on the disk.
         """
-        cdef Lookup lookup = Lookup.__new__(Lookup)
-        lookup.files = list(self.files)
-        lookup.hash = key_hash(f"{topic}#{key}")
-        # Kept away from the ends of int64, for the sums.
-        lookup.begin_ms = min(max(begin_ms, <int64_t> 0), <int64_t> 1 << 62)
-        lookup.end_ms = min(max(end_ms, <int64_t> -1), <int64_t> 1 << 62)
-        lookup.steps_left = LOOKUP_ENTRIES_MAX
-        lookup.is_patient = is_patient
-        return lookup
+        return Lookup(list(self.files), f"{topic}#{key}", begin_ms=begin_ms, end_ms=end_ms, is_patient=is_patient)
 
     def file_list(self):
         """All files, oldest first."""
@@ -700,7 +401,7 @@ cdef class KeyIndex:
         # Topics with a length field of two bytes can be too long to be kept.
         self.topic_size = size if size <= INDEX_TOPIC_BYTES_MAX else -1
         memcpy(self.topic, topic, max(self.topic_size, <Py_ssize_t> 0))
-        self.topic_hash = hash_on(0, topic, size) * 31 + <uint32_t> c"#"
+        self.topic_hash = java_hash(0, topic, size) * 31 + <uint32_t> c"#"
 
     cdef int enter(self, int64_t position, int64_t timestamp_ms, const uint8_t* unique_key,
                    Py_ssize_t unique_key_size, const uint8_t* keys, Py_ssize_t keys_size) except -1:
@@ -711,7 +412,7 @@ cdef class KeyIndex:
         cdef int32_t number = 0
         if unique_key_size:
             if self.keys_done == 0:
-                self.put(without_sign(hash_on(self.topic_hash, unique_key, unique_key_size)), position, timestamp_ms)
+                self.put(without_sign(java_hash(self.topic_hash, unique_key, unique_key_size)), position, timestamp_ms)
                 self.keys_done = 1
             number = 1
         while keys < end:
@@ -719,7 +420,7 @@ cdef class KeyIndex:
             word_end = find_byte(start - BEFORE_BYTES, keys, end, c" ")
             if word_end > keys:
                 if number == self.keys_done:
-                    self.put(without_sign(hash_on(self.topic_hash, keys, word_end - keys)), position, timestamp_ms)
+                    self.put(without_sign(java_hash(self.topic_hash, keys, word_end - keys)), position, timestamp_ms)
                     self.keys_done += 1
                 number += 1
             keys = word_end + 1
@@ -759,40 +460,3 @@ cdef class KeyIndex:
         self.files.append(file)
         self.active = file
         return 0
-
-
-cdef inline int32_t without_sign(uint32_t hash) noexcept nogil:
-    """Math.abs, with 0 for the one number that has no opposite."""
-    cdef int32_t value = <int32_t> hash
-    if value >= 0:
-        return value
-    return <int32_t> (0 - hash) if hash != <uint32_t> 0x80000000 else 0
-
-
-cdef uint32_t hash_on(uint32_t value, const uint8_t* text, Py_ssize_t size) noexcept nogil:
-    """Java's String.hashCode of a text whose front has the hash `value` and which goes on with `text`."""
-    cdef uint32_t point
-    cdef uint32_t four
-    cdef Py_ssize_t at = 0
-    while at < size:
-        if size - at >= 4:
-            memcpy(&four, text + at, 4)
-            if four & <uint32_t> 0x80808080 == 0:
-                # Four at once, because each step waits for the one before.
-                value = (
-                    value * 923521 + <uint32_t> text[at] * 29791 + <uint32_t> text[at + 1] * 961
-                    + <uint32_t> text[at + 2] * 31 + text[at + 3]
-                )
-                at += 4
-                continue
-        if text[at] < 0x80:
-            value = value * 31 + text[at]
-            at += 1
-            continue
-        at += decode_point(text + at, size - at, &point)
-        if point >= 0x10000:
-            point -= 0x10000
-            value = (value * 31 + 0xD800 + (point >> 10)) * 31 + 0xDC00 + (point & 0x3FF)
-        else:
-            value = value * 31 + point
-    return value

@@ -17,9 +17,13 @@ from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Realloc
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
-from iotmq.message.layout cimport BLANK_BYTES, BLANK_MAGIC, AT_MAGIC, SYS_FLAG_TRANSACTION_MASK, get_u32, put_u64
+from iotmq.message.layout cimport (
+    AT_MAGIC, BLANK_BYTES, BLANK_MAGIC, SYS_FLAG_TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, get_u32,
+    put_u64,
+)
 from iotmq.message.own_topics cimport is_brokers_own
 from iotmq.message.record cimport FORMAT_OK, RecordParts, find_property, parse_record
+from iotmq.message.text_hash cimport mixed_hash
 
 from iotmq.errors import StoreCorruptError
 from iotmq.message.record import problem_text
@@ -28,8 +32,6 @@ from iotmq.message.record import problem_text
 cdef uint64_t hash_seed = int.from_bytes(os.urandom(8), "big")
 
 cdef enum:
-    TRANSACTION_PREPARED = 4
-    TRANSACTION_ROLLBACK = 12
     SLOTS_MIN = 1024
     # After more than this the table is made small again by `clear`.
     SLOTS_KEPT = 65536
@@ -94,7 +96,7 @@ cdef class LatestCollector:
         cdef uint32_t number
         if self.entry_count == 0:
             return None
-        number = self.slots[self.slot_of(text, size, hash_topic(text, size))]
+        number = self.slots[self.slot_of(text, size, mixed_hash(hash_seed, text, size))]
         return None if number == NO_ENTRY else value_of(&self.entries[number])
 
     def items(self):
@@ -149,7 +151,7 @@ cdef class LatestCollector:
             transaction = parts.sys_flag & SYS_FLAG_TRANSACTION_MASK
             if transaction == TRANSACTION_PREPARED or transaction == TRANSACTION_ROLLBACK:
                 continue
-            hash = hash_topic(topic, size)
+            hash = mixed_hash(hash_seed, topic, size)
             if self.entry_count * 2 >= self.slot_count:
                 self.grow_slots()
             slot = self.slot_of(topic, size, hash)
@@ -229,22 +231,3 @@ cdef bytes value_of(const Entry* entry):
     put_u64(value + 8, <uint64_t> entry.queue_offset)
     put_u64(value + 16, <uint64_t> entry.store_timestamp_ms)
     return value[:VALUE_BYTES]
-
-
-cdef uint64_t hash_topic(const uint8_t* topic, Py_ssize_t size) noexcept nogil:
-    """Eight bytes a step."""
-    cdef uint64_t hash = hash_seed ^ (<uint64_t> size * <uint64_t> 0x9E3779B97F4A7C15)
-    cdef uint64_t part
-    while size >= 8:
-        memcpy(&part, topic, 8)
-        hash = (hash ^ part) * <uint64_t> 0xFF51AFD7ED558CCD
-        hash ^= hash >> 32
-        topic += 8
-        size -= 8
-    part = 0
-    while size:
-        part = (part << 8) | topic[0]
-        topic += 1
-        size -= 1
-    hash = (hash ^ part) * <uint64_t> 0xFF51AFD7ED558CCD
-    return hash ^ (hash >> 29)

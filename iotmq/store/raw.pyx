@@ -11,13 +11,14 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy
 
 from iotmq.message.layout cimport (
-    AT_MAGIC, AT_SIZE, BLANK_BYTES, BLANK_MAGIC, RECORD_FIXED_BYTES, SYS_FLAG_TRANSACTION_MASK, get_u32,
+    AT_MAGIC, AT_SIZE, BLANK_BYTES, BLANK_MAGIC, RECORD_FIXED_BYTES, SYS_FLAG_TRANSACTION_MASK,
+    TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, get_u32,
 )
 from iotmq.message.record cimport FORMAT_OK, RecordParts, body_crc, parse_record
 from iotmq.store.commit_log cimport CommitLog
-from iotmq.store.consume_queue cimport (
-    TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, ConsumeQueue, Queue, is_topic,
-)
+from iotmq.store.consume_queue cimport ConsumeQueue
+from iotmq.store.queue cimport Queue
+from iotmq.store.queue_table cimport is_topic
 from iotmq.store.segment cimport Segment, is_zero
 
 from iotmq.errors import StoreCorruptError
@@ -137,7 +138,7 @@ cdef int check(CommitLog log, ConsumeQueue queues, const uint8_t* at, const uint
             raise StoreCorruptError(f"position {position}: no topic and queue can have such names")
         transaction = parts.sys_flag & SYS_FLAG_TRANSACTION_MASK
         if transaction != TRANSACTION_PREPARED and transaction != TRANSACTION_ROLLBACK:
-            queue = queues.lookup(parts.topic, parts.topic_size, parts.queue_id)
+            queue = queues.table.find(parts.topic, parts.topic_size, parts.queue_id)
             if queue is None:
                 queue = queues.insert(parts.topic[:parts.topic_size], parts.queue_id)
             if queue not in next_offsets:

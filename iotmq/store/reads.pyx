@@ -15,14 +15,15 @@ from libc.string cimport memcmp, memcpy
 
 from iotmq.message.layout cimport (
     AT_BORN_HOST, AT_MAGIC, AT_POSITION, AT_QUEUE_ID, AT_QUEUE_OFFSET, AT_SIZE, AT_SYS_FLAG, HOST_V6_EXTRA_BYTES,
-    QUEUE_ENTRY_SIZE, RECORD_FIXED_BYTES, RECORD_MAGIC, SYS_FLAG_BORN_HOST_V6, SYS_FLAG_TRANSACTION_MASK, get_u32,
-    get_u64,
+    QUEUE_ENTRY_SIZE, RECORD_FIXED_BYTES, RECORD_MAGIC, SYS_FLAG_BORN_HOST_V6, SYS_FLAG_TRANSACTION_MASK,
+    TRANSACTION_ROLLBACK, get_u32, get_u64,
 )
 from iotmq.message.record cimport FORMAT_OK, RecordParts, body_crc, find_property, parse_record
 from iotmq.message.record_filter cimport RecordFilter
 from iotmq.store.commit_log cimport CommitLog
-from iotmq.store.consume_queue cimport FILLER_SIZE, TRANSACTION_ROLLBACK, Queue, put_entry
 from iotmq.store.entry_search cimport find_offset
+from iotmq.store.queue cimport Queue
+from iotmq.store.queue_entry cimport FILLER_SIZE, put_entry
 from iotmq.store.segment cimport Segment
 
 from iotmq.limits import FILTER_WORK_BYTES_MAX, PULL_SCAN_ENTRIES_MIN

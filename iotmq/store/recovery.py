@@ -28,6 +28,7 @@ from iotmq.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from iotmq.store.damage import Damage, DamageKeeper, DamageRepair
 from iotmq.store.flushed_mark import read_flushed_mark, write_flushed_mark
 from iotmq.store.log_scan import end_of_records, marker_bounds, scan
+from iotmq.store.queue import FILLER_SIZE
 from iotmq.store.segment import sync_directory, write_again
 
 if TYPE_CHECKING:
@@ -43,8 +44,6 @@ CLEAN_SEGMENTS = 3
 CHECKED_AGAIN_BYTES_MAX = 128 << 20
 # Clocks of a foreign checkpoint are trusted only this far.
 TIMESTAMP_SLACK_MS = 3_000
-# The size in an entry that stands for an offset without a record.
-FILLER_SIZE = 0x7FFFFFFF
 
 logger = logging.getLogger("iotmq.store")
 

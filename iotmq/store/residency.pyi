@@ -3,7 +3,7 @@ from typing import Final
 
 from iotmq.message.record_filter import RecordFilter
 from iotmq.store.commit_log import CommitLog
-from iotmq.store.consume_queue import Queue
+from iotmq.store.queue import Queue
 from iotmq.store.segment import Segment
 
 WINDOW_BYTES: Final[int]

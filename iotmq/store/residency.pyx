@@ -18,7 +18,8 @@ from libc.string cimport strerror
 from iotmq.message.layout cimport QUEUE_ENTRY_SIZE, get_u32, get_u64
 from iotmq.message.record_filter cimport RecordFilter
 from iotmq.store.commit_log cimport CommitLog
-from iotmq.store.consume_queue cimport FILLER_SIZE, Queue
+from iotmq.store.queue cimport Queue
+from iotmq.store.queue_entry cimport FILLER_SIZE, is_filler
 from iotmq.store.segment cimport Segment
 
 from iotmq.limits import PULL_SCAN_ENTRIES_MIN
@@ -184,7 +185,7 @@ def plan_read(CommitLog log not None, Queue queue, int64_t offset, *, int64_t re
     if entry == NULL:
         return None
     position = <int64_t> get_u64(entry)
-    if position >= hot_position and get_u32(entry + 8) != FILLER_SIZE:
+    if position >= hot_position and not is_filler(entry):
         return None
     walk(plan, log, queue, offset, scan_end, max(<int64_t> 1, records_max), bytes_max, tags)
     return plan if plan.is_needed else None

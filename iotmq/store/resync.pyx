@@ -14,7 +14,7 @@ from libc.stdint cimport int64_t, intptr_t, uint8_t, uint32_t
 
 from iotmq.message.layout cimport AT_MAGIC, AT_POSITION, AT_SIZE, BLANK_BYTES, BLANK_MAGIC, RECORD_FIXED_BYTES, get_u32, get_u64
 from iotmq.message.record cimport FORMAT_OK, RecordParts, body_crc, parse_record
-from iotmq.store.consume_queue cimport is_topic
+from iotmq.store.queue_table cimport is_topic
 from iotmq.store.segment cimport is_zero
 
 cdef extern from * nogil:

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from iotmq.store.queue import FILLER_SIZE
 from iotmq.store.reads import store_time_at
 from iotmq.store.residency import plan_entry, plan_records
 
 if TYPE_CHECKING:
     from iotmq.store.cold_steps import Steps
     from iotmq.store.commit_log import CommitLog
-    from iotmq.store.consume_queue import Queue
+    from iotmq.store.queue import Queue
 
-# Record size in an entry that stands for an offset without a record.
-FILLER_SIZE: Final = 0x7FFFFFFF
 # Up to its store time a record has at most so many bytes (with an address of 20 bytes).
 _HEAD_BYTES: Final = 76
 # Entries without a record that are passed over before somebody else may go first.

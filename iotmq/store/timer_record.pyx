@@ -15,14 +15,15 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.stdint cimport uint16_t, uint32_t
 from libc.string cimport memchr, memcmp, memcpy
 
-from iotmq.message.layout cimport ELEMENT_FIXED_BYTES, SYS_FLAG_TRANSACTION_MASK, put_u16, put_u32
+from iotmq.message.layout cimport (
+    ELEMENT_FIXED_BYTES, SYS_FLAG_TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, put_u16, put_u32,
+)
 from iotmq.message.record cimport FORMAT_OK, find_property, parse_record, tags_code
+from iotmq.message.text_hash cimport mixed_hash
 
 from iotmq.message.record import problem_text
 
 cdef enum:
-    TRANSACTION_PREPARED = 4
-    TRANSACTION_ROLLBACK = 12
     KIND_SHIFT = 54
     USUAL_LEVELS = 18
     DIGITS_MAX = 18
@@ -297,24 +298,5 @@ cdef uint64_t hash_name(const uint8_t* topic, Py_ssize_t topic_size, const uint8
     cdef uint64_t hash
     if size <= 0:
         return 0
-    hash = mixed(key, size, mixed(topic, topic_size, <uint64_t> 0x9E3779B97F4A7C15))
+    hash = mixed_hash(mixed_hash(<uint64_t> 0x9E3779B97F4A7C15, topic, topic_size), key, size)
     return hash if hash else 1
-
-
-cdef uint64_t mixed(const uint8_t* text, Py_ssize_t size, uint64_t hash) noexcept nogil:
-    """Eight bytes a step."""
-    cdef uint64_t part
-    hash ^= <uint64_t> size * <uint64_t> 0xC4CEB9FE1A85EC53
-    while size >= 8:
-        memcpy(&part, text, 8)
-        hash = (hash ^ part) * <uint64_t> 0xFF51AFD7ED558CCD
-        hash ^= hash >> 32
-        text += 8
-        size -= 8
-    part = 0
-    while size:
-        part = (part << 8) | text[0]
-        text += 1
-        size -= 1
-    hash = (hash ^ part) * <uint64_t> 0xFF51AFD7ED558CCD
-    return hash ^ (hash >> 29)

@@ -74,7 +74,6 @@ class Trimmer:
         """`directories`: the log's, and those of what is derived; of one disk the first is asked. `forget`
         is told the paths of files that go, for whoever keeps something of them. `sync_queues`, called in a
         thread, brings the queues' entries to the disk or raises OSError."""
-        self.expired_reads = 0
         # Why appends are to be refused; None while they are not.
         self.refusal: str | None = None
         # The log would begin here if nobody held on to what is before; 0 when nobody is in the way.
@@ -204,12 +203,6 @@ class Trimmer:
             "gauge",
             "1 while records are refused because a disk is too full.",
             float(self._is_refusing),
-        )
-        yield Metric(
-            "iotmq_store_expired_reads_total",
-            "counter",
-            "Records passed over by reads because their time to live was over.",
-            self.expired_reads,
         )
         for usage in self._usages:
             yield Metric(

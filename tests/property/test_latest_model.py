@@ -65,16 +65,16 @@ class LatestMachine(RuleBasedStateMachine):
 
     @rule()
     def write(self) -> None:
-        self.store._latest.write_out()
+        self.store._projections.latest.write_out()
 
     @rule()
     def sync(self) -> None:
-        self.store._latest.sync()
-        assert self.store._latest.durable_position == self.store.confirmed_position
+        self.store._projections.latest.sync()
+        assert self.store._projections.latest.durable_position == self.store.confirmed_position
 
     @rule(keys_max=st.integers(1, 4))
     def sweep(self, keys_max: int) -> None:
-        self.store._latest.sweep(keys_max)
+        self.store._projections.latest.sweep(keys_max)
 
     @rule()
     def restart(self) -> None:
@@ -84,7 +84,7 @@ class LatestMachine(RuleBasedStateMachine):
     @rule()
     def die(self) -> None:
         """kill -9. No flush is under way: the copy is of one moment."""
-        while self.store._latest._space.is_flushing:
+        while self.store._projections.latest._space.is_flushing:
             pass
         before = self.directory
         self.generation += 1

@@ -30,7 +30,8 @@ from iotmq.message.tags import tag_hash
 from iotmq.store.checkpoint import Checkpoint, read_checkpoint
 from iotmq.store.consume_queue import ConsumeQueue
 from iotmq.store.flushed_mark import read_flushed_mark
-from iotmq.store.key_index import IndexFile, KeyIndex, key_hash
+from iotmq.store.index_file import IndexFile, key_hash
+from iotmq.store.key_index import KeyIndex
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 

@@ -20,7 +20,8 @@ from iotmq.errors import StoreCorruptError, StoreError
 from iotmq.limits import INDEX_CANDIDATES_MAX, INDEX_LOOKUP_ENTRIES_MAX, INDEX_QUERY_RECORDS_MAX
 from iotmq.message.record import decode_record, encode_record
 from iotmq.store.checkpoint import read_checkpoint, write_checkpoint
-from iotmq.store.key_index import IndexFile, KeyIndex, index_file_bytes, key_hash
+from iotmq.store.index_file import IndexFile, index_file_bytes, key_hash
+from iotmq.store.key_index import KeyIndex
 from iotmq.store.key_query import record_keys
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store

@@ -70,7 +70,7 @@ def crashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         store.append(store.queue("T", 0), encode_batch(elements), born_timestamp_ms=1, born_host=BORN_HOST)
         if first < 225:
-            store._latest.sync()
+            store._projections.latest.sync()
     copy = directory.with_name("crashed")
     shutil.copytree(directory, copy)
     store.close()

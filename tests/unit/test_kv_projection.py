@@ -408,7 +408,7 @@ def test_another_format_starts_over(store: Store, caplog: pytest.LogCaptureFixtu
     projection = bodies(key_values)
     store.add_projection(projection)
     projection.sync()
-    store._projections.remove(projection)
+    store._dispatch.projections.remove(projection)
     changed = bodies(key_values, format_version=2)
     assert "another format" in caplog.text
     assert changed.applied_position == 0

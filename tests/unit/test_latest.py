@@ -52,7 +52,7 @@ def test_the_last_record_of_a_topic_is_found_collected_and_written(store: Store)
     publish(store, "dev/1/t", b"a", b"b")
     publish(store, "dev/2/t", b"c")
     assert body(store, "dev/1/t") == b"b"
-    store._latest.write_out()
+    store._projections.latest.write_out()
     assert body(store, "dev/1/t") == b"b"
     publish(store, "dev/1/t", b"d")
     assert (body(store, "dev/1/t"), body(store, "dev/2/t")) == (b"d", b"c")
@@ -63,10 +63,10 @@ def test_the_last_record_of_a_topic_is_found_collected_and_written(store: Store)
 def test_a_place_says_position_offset_and_time(store: Store) -> None:
     publish(store, "a", b"x")
     appended = publish(store, "a", b"y")
-    place = store._latest.find("a")
+    place = store._projections.latest.find("a")
     assert place == ("a", appended.start_position, 1, appended.store_timestamp_ms)
-    store._latest.write_out()
-    assert store._latest.find("a") == place
+    store._projections.latest.write_out()
+    assert store._projections.latest.find("a") == place
 
 
 def test_prefixes_and_pages(store: Store) -> None:
@@ -152,7 +152,7 @@ def test_a_record_that_is_not_the_topics_is_not_given(store: Store) -> None:
     other = publish(store, "other", b"x")
     wrong = struct.pack(">qqq", other.start_position, 0, 0)
     nowhere = struct.pack(">qqq", other.start_position + 1, 0, 0)
-    space = store._latest._space
+    space = store._projections.latest._space
     space.write([b"\x01a", b"\x01b", b"\x01c"], [wrong, nowhere, b"short"])
     assert [store.latest(name) for name in "abc"] == [None, None, None]
     assert topics(store) == ["other"]
@@ -164,7 +164,7 @@ def test_topics_whose_record_is_gone_are_swept(store: Store) -> None:
     min_position = store.appended_position
     publish(store, "old/07", b"new")
     publish(store, "new", b"y")
-    latest = store._latest
+    latest = store._projections.latest
     latest.trim(min_position)
     assert latest.durable_position == store.appended_position
     assert latest.find("old/08") is None
@@ -188,7 +188,7 @@ def test_damage_anywhere_in_the_database_never_gives_a_wrong_answer(tmp_path: Pa
             (name.encode(), b"MQTT_TOPIC\x01" + name.encode(), 0) for name in names[first : first + 300]
         )
         store.append(store.queue("T", 0), encode_batch(elements), born_timestamp_ms=1, born_host=BORN_HOST)
-        store._latest.sync()
+        store._projections.latest.sync()
     store.close()
     source = random.Random(seed)
     files = [

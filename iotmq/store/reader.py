@@ -1,0 +1,301 @@
+"""Reading what a store has confirmed: by queue, position, time, key, MQTT topic, and as bytes.
+
+Nothing here changes anything. What may have to wait for the disk says so, and has a `plan_` or `_steps`
+beside it for the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from iotmq.errors import StoreError
+from iotmq.limits import INDEX_QUERY_RECORDS_MAX
+from iotmq.message.record import decode_record, property_value
+from iotmq.store.cold_steps import finish, record_steps
+from iotmq.store.key_query import candidate_steps, is_match
+from iotmq.store.queue import FILLER_SIZE
+from iotmq.store.raw import read_raw
+from iotmq.store.reads import Read, read_queue
+from iotmq.store.residency import ColdRead, plan_bytes, plan_read, plan_records
+from iotmq.store.time_search import offset_at_time_steps
+
+if TYPE_CHECKING:
+    from iotmq.clock import Clock
+    from iotmq.message.record_filter import RecordFilter
+    from iotmq.store.cold_pages import ColdPages
+    from iotmq.store.cold_steps import Steps
+    from iotmq.store.commit_log import CommitLog
+    from iotmq.store.dispatch import Dispatch
+    from iotmq.store.key_index import KeyIndex
+    from iotmq.store.latest import LatestPlace
+    from iotmq.store.projections import Projections
+    from iotmq.store.queue import Queue
+
+
+class StoreReader:
+    """The half of a store that reads."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        index: KeyIndex | None,
+        dispatch: Dispatch,
+        projections: Projections,
+        *,
+        clock: Clock,
+        cold_pages: ColdPages,
+        hot_bytes: int,
+        hidden: Mapping[str, int],
+    ) -> None:
+        """`hot_bytes` at the log's end count as in memory; topics in `hidden` begin at its positions."""
+        # Records passed over because their time to live was over.
+        self.expired_reads = 0
+        self._log = log
+        self._index = index
+        self._dispatch = dispatch
+        self._projections = projections
+        self._clock = clock
+        self._cold_pages = cold_pages
+        self._hot_bytes = hot_bytes
+        self._hidden = hidden
+
+    @property
+    def confirmed_position(self) -> int:
+        """Below it everything is as durable as promised, is in its queue, and may be read."""
+        return self._dispatch.confirmed_position
+
+    def read(
+        self,
+        queue: Queue | None,
+        offset: int,
+        *,
+        records_max: int,
+        bytes_max: int,
+        tags: frozenset[int] | RecordFilter | None = None,
+        with_expired: bool = False,
+        entries_max: int = 0,
+    ) -> Read:
+        """Confirmed records of a queue from `offset` on; at least one if there is one, whatever `bytes_max`.
+
+        `tags` are tag hashes, or a filter; records with other tags, or that do not pass it, are passed
+        over. `entries_max` bounds how many are looked at (0: as many as a pull may). None for `queue` is a
+        queue nobody has heard of. Records whose time to live is over are passed over, too, unless
+        `with_expired`.
+        """
+        if queue is None or with_expired or not queue.may_expire:
+            return read_queue(
+                self._log,
+                queue,
+                offset,
+                records_max=records_max,
+                bytes_max=bytes_max,
+                tags=tags,
+                entries_max=entries_max,
+            )
+        read = read_queue(
+            self._log,
+            queue,
+            offset,
+            records_max=records_max,
+            bytes_max=bytes_max,
+            tags=tags,
+            now_ms=self._clock.now_ms(),
+            entries_max=entries_max,
+        )
+        self.expired_reads += read.expired_count
+        return read
+
+    def plan_read(
+        self,
+        queue: Queue | None,
+        offset: int,
+        *,
+        records_max: int,
+        bytes_max: int,
+        tags: frozenset[int] | RecordFilter | None = None,
+        entries_max: int = 0,
+    ) -> ColdRead | None:
+        """None when `read` with these arguments finds everything in memory: call it at once.
+
+        Otherwise what has to be brought in by `load`. After that plan again; `plan.records_max` says how
+        many records (with a filter: entries) one load covers (0: not known before the next plan).
+        """
+        return plan_read(
+            self._log,
+            queue,
+            offset,
+            records_max=records_max,
+            bytes_max=bytes_max,
+            tags=tags,
+            hot_position=self._hot_position,
+            entries_max=entries_max,
+        )
+
+    def plan_records(self, places: Iterable[tuple[int, int]]) -> ColdRead | None:
+        """None when the records at `places`, (position, size) each, are in memory, else what `load` needs."""
+        return plan_records(self._log, places, hot_position=self._hot_position)
+
+    def load(self, plan: ColdRead) -> None:
+        """Bring in what a read needs, in a thread of the caller's; several may do so at a time.
+
+        Takes as long as the disk does. Raises OSError when it does not give the pages: then the read must
+        not be done.
+        """
+        self._cold_pages.load(plan, plan.hot_position)
+
+    def plan_raw(self, position: int, bytes_max: int) -> ColdRead | None:
+        """None when what `read_raw` gives for these arguments is in memory, else what `load` needs."""
+        hot_position = self._hot_position
+        view_end = min(position + bytes_max, hot_position)
+        for segment in self._log.segments_between(position, view_end)[:1]:
+            start_bytes = max(position - segment.start_position, 0)
+            return plan_bytes(
+                segment, start_bytes, view_end - segment.start_position, hot_position=hot_position
+            )
+        return None
+
+    def read_record(self, position: int) -> memoryview | None:
+        """The confirmed record that starts at `position`, None when none proves itself there.
+
+        May have to wait for the disk; `record_steps` does not.
+        """
+        return self._log.read_record(position, self.confirmed_position)
+
+    def record_steps(self, position: int) -> Steps[memoryview | None]:
+        """`read_record` for the loop: see `iotmq.store.cold_steps`."""
+        return record_steps(
+            self._log, position, end_position=self.confirmed_position, hot_position=self._hot_position
+        )
+
+    def query(
+        self,
+        topic: str,
+        key: str,
+        *,
+        begin_ms: int = 0,
+        end_ms: int = 1 << 62,
+        records_max: int = INDEX_QUERY_RECORDS_MAX,
+    ) -> list[memoryview]:
+        """The confirmed records of `topic` with `key` as unique key or among its keys, newest first.
+
+        Only those stored in [begin_ms, end_ms], and at most `records_max` and INDEX_QUERY_RECORDS_MAX; fewer
+        when very many keys have the same hash. May have to wait for the disk; `query_steps` does not. Raises
+        StoreError unless `settings.index_enabled`, OSError when the disk does not give the pages.
+        """
+        return finish(
+            self.query_steps(topic, key, begin_ms=begin_ms, end_ms=end_ms, records_max=records_max), self.load
+        )
+
+    def query_steps(
+        self, topic: str, key: str, *, begin_ms: int, end_ms: int, records_max: int
+    ) -> Steps[list[memoryview]]:
+        """`query` for the loop: see `iotmq.store.cold_steps`."""
+        views: list[memoryview] = []
+        positions = yield from self.candidate_steps(topic, key, begin_ms=begin_ms, end_ms=end_ms)
+        for position in positions:
+            if len(views) >= min(records_max, INDEX_QUERY_RECORDS_MAX):
+                break
+            view = yield from self.record_steps(position)
+            if view is not None and is_match(view, topic, key, begin_ms, end_ms):
+                views.append(view)
+        return views
+
+    def candidate_steps(self, topic: str, key: str, *, begin_ms: int, end_ms: int) -> Steps[list[int]]:
+        """Positions of the records that `query` would look at, newest first, whether they match or not.
+
+        For the loop, and callers that bring many records into memory together. Raises StoreError as `query`
+        does, at once.
+        """
+        if self._index is None:
+            raise StoreError("records cannot be found by key: store.index_enabled is false")
+        return candidate_steps(
+            self._index,
+            topic,
+            key,
+            begin_ms=begin_ms,
+            end_ms=end_ms,
+            hidden_position=self._hidden.get(topic, 0),
+        )
+
+    @property
+    def indexed_until(self) -> tuple[int, int]:
+        """When the last record of the key index was stored, and the position the index has applied.
+
+        Raises StoreError unless `settings.index_enabled`.
+        """
+        if self._index is None:
+            raise StoreError("records cannot be found by key: store.index_enabled is false")
+        return self._index.end_timestamp_ms, self._index.applied_position
+
+    def latest(self, mqtt_topic: str) -> memoryview | None:
+        """The last confirmed record published to a MQTT topic, None when there is none (any more).
+
+        Raises StoreError unless `settings.latest_enabled`.
+        """
+        place = self._projections.latest.find(mqtt_topic)
+        return None if place is None else self._record_of(place)
+
+    def latest_records(
+        self, prefix: str = "", *, after: str | None = None
+    ) -> Iterator[tuple[LatestPlace, memoryview]]:
+        """The last records of all MQTT topics that start with `prefix`, by topic, from behind `after` on.
+
+        Take no more at a time than the loop can wait for. Raises StoreError as `latest` does.
+        """
+        for place in self._projections.latest.places(prefix, after=after):
+            record = self._record_of(place)
+            if record is not None:
+                yield place, record
+
+    def log_view(self, start_position: int, end_position: int) -> memoryview:
+        """The log's bytes of a range inside one segment; ValueError when they are not stored."""
+        return self._log.view(start_position, end_position)
+
+    def offset_at_time(self, queue: Queue, timestamp_ms: int) -> int:
+        """The offset stored at that time or nearest to it; the first or last one when it is outside all.
+
+        May have to wait for the disk; `offset_at_time_steps` does not. Raises OSError when the disk does not
+        give the pages.
+        """
+        return finish(self.offset_at_time_steps(queue, timestamp_ms), self.load)
+
+    def offset_at_time_steps(self, queue: Queue, timestamp_ms: int) -> Steps[int]:
+        """`offset_at_time` for the loop: see `iotmq.store.cold_steps`."""
+        return offset_at_time_steps(self._log, queue, timestamp_ms, hot_position=self._hot_position)
+
+    def position_of(self, queue: Queue, offset: int) -> int | None:
+        """Position of the first stored record of a queue from `offset` on, None when there is none."""
+        offset = max(offset, queue.min_offset)
+        while offset < queue.max_offset:
+            entry = queue.entry(offset)
+            if entry is None:
+                offset = queue.next_file_offset(offset)
+            elif entry[1] == FILLER_SIZE:
+                offset += 1
+            else:
+                return entry[0]
+        return None
+
+    def read_raw(self, position: int, bytes_max: int, *, end_position: int | None = None) -> memoryview:
+        """The log's bytes from `position` on, blanks included: at most `bytes_max`, from one file.
+
+        Up to `end_position`, by default what is confirmed; empty when `position` is there already. Raises
+        ValueError when the log does not hold that range.
+        """
+        if end_position is None:
+            end_position = self.confirmed_position
+        return read_raw(self._log, position, bytes_max, end_position)
+
+    def _record_of(self, place: LatestPlace) -> memoryview | None:
+        """The record at a place if it is the one: the log may have lost it and have another there."""
+        record = self.read_record(place.position)
+        if record is None:
+            return None
+        topic = property_value(decode_record(record).properties, b"MQTT_TOPIC")
+        return record if topic == place.mqtt_topic.encode("utf-8", "surrogateescape") else None
+
+    @property
+    def _hot_position(self) -> int:
+        """From here on the log counts as in memory."""
+        return self.confirmed_position - self._hot_bytes
