@@ -222,6 +222,7 @@ RULES: Final[dict[int, Rule]] = {
     RequestCode.DETACH_FILTERS: _ADMIN,
     RequestCode.PUBLISH_TRANSIENT: _ADMIN,
     RequestCode.PUBLISH_DELAYED: _ADMIN,
+    RequestCode.PUBLISH_REPLY: _ADMIN,
     RequestCode.INTRODUCE_FRONT_END: _ADMIN,
     RequestCode.OPEN_SESSION: _ADMIN,
     RequestCode.SUBSCRIBE_SESSION: _ADMIN,

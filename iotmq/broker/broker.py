@@ -23,6 +23,7 @@ from iotmq.broker.consumer_offsets import ConsumerOffsets
 from iotmq.broker.delayed_batches import DelayedBatches
 from iotmq.broker.delays import DelayDelivery, DelayLevels
 from iotmq.broker.delivery import Delivery
+from iotmq.broker.device_replies import DeviceReplies
 from iotmq.broker.filter_handler import FilterHandler
 from iotmq.broker.gateway import GatewayHandler, LocalGateway
 from iotmq.broker.group_changes_handler import GroupChangesHandler
@@ -214,12 +215,21 @@ class Broker:
             is_writable=settings.is_writable,
             stores_replies=settings.store_replies,
         )
+        self._device_replies = DeviceReplies(
+            self._replies,
+            self.intake,
+            clock,
+            host=self._store_host,
+            cluster=settings.cluster,
+            stores_replies=settings.store_replies,
+        )
         self._sends = SendHandler(
             self.intake,
             self.topics,
             self.subscription_groups,
             message_ids,
             self._delays,
+            broker_name=settings.name,
             cluster=settings.cluster,
             region=settings.region,
             is_tracing_allowed=settings.is_tracing_allowed,
@@ -278,6 +288,7 @@ class Broker:
             self._pulls,
             self._transaction_ends,
             self._replies,
+            self._device_replies,
             self._clients,
             LockHandler(self.locks, self.topics),
             TimerHandler(self._delays.timers, self.topics, broker_name=settings.name),
@@ -399,6 +410,7 @@ class Broker:
         return LocalGateway(
             self.intake,
             self._delayed_batches,
+            self._device_replies,
             self.topics,
             self.delivery,
             host=self._store_host,

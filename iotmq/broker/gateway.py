@@ -13,11 +13,12 @@ from typing_extensions import Buffer
 from iotmq import limits
 from iotmq.broker.delayed_batches import DelayedBatches
 from iotmq.broker.delivery import Delivery, DeliveryChannel, gather
+from iotmq.broker.device_replies import DeviceReplies
 from iotmq.broker.intake import Intake, IntakeError, StoredBatch
 from iotmq.broker.intake_answer import IntakeAnswer
 from iotmq.broker.request_table import Handler
 from iotmq.broker.topics import UNSENDABLE_TOPICS, TopicTable
-from iotmq.client.ports import AppendDone, DeliveryReceiver
+from iotmq.client.ports import AppendDone, DeliveryReceiver, dropped_replies_metric
 from iotmq.clock import Clock
 from iotmq.errors import ConfigError, RequestError
 from iotmq.message.errors import MessageFormatError
@@ -40,6 +41,7 @@ class LocalGateway:
         self,
         intake: Intake,
         delayed: DelayedBatches,
+        replies: DeviceReplies,
         topics: TopicTable,
         delivery: Delivery,
         *,
@@ -49,11 +51,13 @@ class LocalGateway:
     ) -> None:
         self._intake = intake
         self._delayed = delayed
+        self._replies = replies
         self._topics = topics
         self._delivery = delivery
         self._host = host
         self._clock = clock
         self._record_bytes_max = record_bytes_max
+        self._dropped_replies = 0
         # Set by start().
         self._channel: DeliveryChannel | None = None
         self._queue_counts: dict[str, int] = {}
@@ -125,6 +129,13 @@ class LocalGateway:
         queue_id %= self._queue_counts[topic]
         self._delayed.append(topic, queue_id, elements, born_host=self._host, done=partial(_report, done))
 
+    def reply(self, broker: str, topic: str, client_id: str, body: bytes) -> None:
+        # Whatever broker it names: who asks is connected here, or to nobody this process could reach.
+        try:
+            self._replies.reply(topic, client_id, body)
+        except RequestError:
+            self._dropped_replies += 1
+
     def attach(self, filters: Sequence[tuple[int, str]], done: Callable[[bool], None]) -> None:
         assert self._channel is not None, "start() was not called"
         self._delivery.attach(self._channel, filters)
@@ -135,7 +146,7 @@ class LocalGateway:
             self._delivery.detach(self._channel, filter_ids)
 
     def metrics(self) -> Iterable[Metric]:
-        return ()
+        yield dropped_replies_metric(self._dropped_replies)
 
     def _topic_changed(self, topic: str) -> None:
         if topic in self._queue_counts:

@@ -148,15 +148,17 @@ class ReplyHandler:
                 f"the field {names['properties']} (properties) has {len(properties)} bytes, "
                 f"more than {limits.PROPERTIES_BYTES_MAX}",
             )
-        if self._in_flight >= self._in_flight_max:
-            raise RequestError(
-                ResponseCode.SERVICE_NOT_AVAILABLE,
-                f"{self._in_flight} replies wait for their clients; send this one again later",
-            )
-        self.replies_count += 1
+        self.check_room()
         body = request.body_bytes()
         answer = _Answer(connection, request, partial(self._respond, queue_id))
-        self._push(connection, header, body, properties, answer)
+        self.push(
+            (property_value(properties, b"REPLY_TO_CLIENT") or b"").decode(),
+            header.fields,
+            header.properties,
+            body,
+            born_host=_address(*connection.peer),
+            ended=answer.push_ended,
+        )
         if self._stores_replies:
             self._intake.append(
                 header.topic,
@@ -196,42 +198,57 @@ class ReplyHandler:
             raise RequestError(ResponseCode.NO_PERMISSION, f"topic {header.topic} does not take messages")
         return topic
 
-    def _push(
-        self,
-        connection: ServerConnection,
-        header: ReplyHeader,
-        body: bytes,
-        properties: bytes,
-        answer: _Answer,
-    ) -> None:
-        """Hand the reply to the client it names."""
+    def check_room(self) -> None:
+        """Raise RequestError (14) while as many replies as there may be wait for their clients."""
+        if self._in_flight >= self._in_flight_max:
+            raise RequestError(
+                ResponseCode.SERVICE_NOT_AVAILABLE,
+                f"{self._in_flight} replies wait for their clients; send this one again later",
+            )
 
-        def ended(problem: str) -> None:
+    def push(
+        self,
+        client_id: str,
+        fields: Mapping[str, str],
+        properties: str,
+        body: bytes,
+        *,
+        born_host: str,
+        ended: Callable[[str], None],
+    ) -> None:
+        """Hand a reply to the client that asked; `ended` is told what went wrong, or nothing, once.
+
+        `fields` is what 326 repeats of a 324; `born_host` is HOST:PORT of who answered.
+        """
+        self.replies_count += 1
+
+        def counted(problem: str) -> None:
             if problem:
                 self.failed_count += 1
             else:
                 self.pushed_count += 1
-            answer.push_ended(problem)
+            ended(problem)
 
-        client_id = (property_value(properties, b"REPLY_TO_CLIENT") or b"").decode()
         if not client_id:
-            ended("the property REPLY_TO_CLIENT is missing, so nobody can be told")
+            counted("the property REPLY_TO_CLIENT is missing, so nobody can be told")
             return
         member = self._groups.producer_of(client_id)
         if member is None or member.connection.is_closed:
-            ended(f"the client {client_id} of REPLY_TO_CLIENT is not connected to this broker as a producer")
+            counted(
+                f"the client {client_id} of REPLY_TO_CLIENT is not connected to this broker as a producer"
+            )
             return
         if member.connection.is_congested:
-            ended(f"the client {client_id} does not read what it is sent")
+            counted(f"the client {client_id} does not read what it is sent")
             return
         now = str(self._clock.now_ms())
-        separator = _separator_for(properties).decode()
+        separator = _separator_for(properties)
         push = Command.request(
             RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
             {
-                **header.fields,
-                "properties": f"{header.properties}{separator}PUSH_REPLY_TIME\x01{now}\x02",
-                "bornHost": _address(*connection.peer),
+                **fields,
+                "properties": f"{properties}{separator}PUSH_REPLY_TIME\x01{now}\x02",
+                "bornHost": born_host,
                 "storeHost": self._host,
                 "storeTimestamp": now,
             },
@@ -243,13 +260,13 @@ class ReplyHandler:
             error = ConnectionError("given up") if future.cancelled() else future.exception()
             if error is not None:
                 text = str(error) if isinstance(error, IotmqError) else type(error).__name__
-                ended(f"the client {client_id} did not take the reply: {text}")
+                counted(f"the client {client_id} did not take the reply: {text}")
             elif future.result().code != ResponseCode.SUCCESS:
-                ended(
+                counted(
                     f"the client {client_id} refused the reply: {future.result().remark or 'no reason given'}"
                 )
             else:
-                ended("")
+                counted("")
 
         self._in_flight += 1
         member.connection.request(push, _PUSH_S).add_done_callback(answered)
@@ -345,9 +362,9 @@ def _read_header(request: Command, names: Mapping[str, str]) -> ReplyHeader:
     )
 
 
-def _separator_for(properties: bytes) -> bytes:
+def _separator_for(properties: str) -> str:
     """What must stand between these properties and more of them."""
-    return b"\x02" if properties and not properties.endswith(b"\x02") else b""
+    return "\x02" if properties and not properties.endswith("\x02") else ""
 
 
 def _address(host: str, port: int) -> str:

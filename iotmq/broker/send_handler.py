@@ -8,6 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from iotmq import limits
+from iotmq.broker import device_requests
 from iotmq.broker.delays import DelayDelivery
 from iotmq.broker.element import encode_element
 from iotmq.broker.half_messages import is_prepared
@@ -48,7 +49,7 @@ _TRUE = ("true", "1")
 # Parts of properties that ask for more than storing: a send that has one anywhere among its properties goes
 # the general way. The first is in all names for a time of delivery. A feature that reads another property of
 # sends adds it here.
-_GENERAL_PROPERTIES = (b"DEL", b"TRAN_MSG")
+_GENERAL_PROPERTIES = (b"DEL", b"TRAN_MSG", device_requests.HINT)
 
 
 class FieldNames(NamedTuple):
@@ -110,6 +111,7 @@ class SendHandler:
         message_ids: OffsetMessageIds,
         delivery: DelayDelivery,
         *,
+        broker_name: str,
         cluster: str,
         region: str,
         is_tracing_allowed: bool,
@@ -124,6 +126,7 @@ class SendHandler:
         self._message_ids = message_ids
         self._delivery = delivery
         self._is_writable = is_writable
+        self._broker_name = broker_name
         self._cluster_property = f"CLUSTER\x01{cluster}\x02".encode()
         self._region = region
         self._trace_on = "true" if is_tracing_allowed else "false"
@@ -252,6 +255,7 @@ class SendHandler:
             name = topic.topic_name
         if queue_id < 0:
             queue_id = random.randrange(topic.write_queue_nums)
+        properties = device_requests.with_reply_topic(properties, broker=self._broker_name)
         wish = NOW
         if HINT in properties and not name.startswith(DLQ_PREFIX):
             wish = self._delivery.timers.read_wish(properties)

@@ -15,7 +15,7 @@ from iotmq.client.backoff import Backoff
 from iotmq.client.client import IotmqClient
 from iotmq.client.connections import split_address
 from iotmq.client.message import SendResult, SendStatus
-from iotmq.client.ports import AppendDone, DeliveryReceiver
+from iotmq.client.ports import AppendDone, DeliveryReceiver, dropped_replies_metric
 from iotmq.client.producer import Producer
 from iotmq.client.routes import MASTER_ID, MessageQueue
 from iotmq.client.settings import ClientSettings, ProducerSettings
@@ -72,6 +72,8 @@ class RemoteGateway:
         self._record_bytes_max = limits.RECORD_BYTES_MAX
         self._limits_changed: Callable[[], None] | None = None
         self._masters: dict[str, str] = {}
+        self._replies_in_flight = 0
+        self._dropped_replies = 0
         self._masters_changed: list[Callable[[], None]] = []
 
     @property
@@ -165,6 +167,20 @@ class RemoteGateway:
     ) -> None:
         self._publish(RequestCode.PUBLISH_DELAYED, self._queue(topic, queue_id), memoryview(elements), done)
 
+    def reply(self, broker: str, topic: str, client_id: str, body: bytes) -> None:
+        address = self._masters.get(broker)
+        if address is None or self._replies_in_flight >= limits.REPLIES_IN_FLIGHT_MAX:
+            self._dropped_replies += 1
+            return
+        self._replies_in_flight += 1
+        request = Command.request(RequestCode.PUBLISH_REPLY, {"topic": topic, "clientId": client_id}, body)
+        asyncio.ensure_future(self._client.request(address, request)).add_done_callback(self._replied)
+
+    def _replied(self, result: asyncio.Future[Command]) -> None:
+        self._replies_in_flight -= 1
+        if result.cancelled() or result.exception() or result.result().code != ResponseCode.SUCCESS:
+            self._dropped_replies += 1
+
     def attach(self, filters: Sequence[tuple[int, str]], done: Callable[[bool], None]) -> None:
         self._filters.update(filters)
         requests = [channel.attach(filters) for channel in self._channels.values() if channel.is_open]
@@ -182,6 +198,7 @@ class RemoteGateway:
 
     def metrics(self) -> Iterable[Metric]:
         yield from self._producer.metrics()
+        yield dropped_replies_metric(self._dropped_replies)
         for address, channel in self._channels.items():
             labels = (("broker", address),)
             yield Metric(

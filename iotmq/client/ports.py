@@ -69,6 +69,12 @@ class GatewayPort(Protocol):
     ) -> None:
         """As `append`, but an element comes into its queue when the time its TIMER_DELAY_SEC says is over."""
 
+    def reply(self, broker: str, topic: str, client_id: str, body: bytes) -> None:
+        """Hand what a device published to `topic`, a reply topic (mqtt.reply_topics), to the broker it names.
+
+        An answer that cannot be handed over is dropped and counted: who waits for it knows how long to.
+        """
+
     def attach(self, filters: Sequence[tuple[int, str]], done: Callable[[bool], None]) -> None:
         """Ask for the records that match these filters, under ids of the caller; `done(False)` = refused."""
 
@@ -77,3 +83,13 @@ class GatewayPort(Protocol):
 
     def metrics(self) -> Iterable[Metric]:
         """What the channel counts."""
+
+
+def dropped_replies_metric(count: int) -> Metric:
+    """What every gateway counts of `GatewayPort.reply`."""
+    return Metric(
+        "iotmq_mqtt_dropped_replies_total",
+        "counter",
+        "Answers of devices to requests that could not be handed to their broker.",
+        count,
+    )

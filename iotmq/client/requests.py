@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import uuid
 from collections.abc import Mapping
 from typing import Final
 
@@ -46,7 +47,6 @@ class Requester(Lifetime):
     ) -> None:
         self._client = client
         self._producer = Producer(client, group, settings)
-        self._ids = UniqueKeys(clock=client.clock)
         self._waiting: dict[str, asyncio.Future[ReceivedMessage]] = {}
         """Correlation id -> the request whose reply has not come."""
         self._is_running = False
@@ -85,7 +85,8 @@ class Requester(Lifetime):
                 f"{len(self._waiting)} requests wait for their replies: ask less at a time, or raise "
                 "in_flight_max"
             )
-        correlation_id = self._ids.next()
+        # Hard to guess: whoever knows it can answer.
+        correlation_id = uuid.uuid4().hex
         asking = copy.copy(message)
         asking.properties = {
             **(message.properties or {}),

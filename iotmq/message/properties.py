@@ -5,6 +5,7 @@ On disk and on the wire: `name \\x01 value \\x02`, repeated; some senders leave 
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from typing import Final
 
@@ -61,6 +62,19 @@ MQTT_TOPIC: Final = "MQTT_TOPIC"
 MQTT_QOS: Final = "MQTT_QOS"
 MQTT_CLIENT_ID: Final = "MQTT_CLIENT_ID"
 MQTT_RETAIN: Final = "MQTT_RETAIN"
+# Where an answer is published, and what it has to repeat (encode_correlation_data).
+MQTT_RESPONSE_TOPIC: Final = "MQTT_RESPONSE_TOPIC"
+MQTT_CORRELATION_DATA: Final = "MQTT_CORRELATION_DATA"
+
+
+def encode_correlation_data(data: bytes) -> str:
+    """Any bytes as the value of MQTT_CORRELATION_DATA: base64."""
+    return base64.b64encode(data).decode()
+
+
+def decode_correlation_data(value: bytes | str) -> bytes:
+    """What `encode_correlation_data` was given; ValueError for a value it has not made."""
+    return base64.b64decode(value, validate=True)
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:

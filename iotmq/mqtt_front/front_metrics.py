@@ -26,6 +26,12 @@ def traffic_metrics(ingress: Ingress, egress: Egress, group: DeviceGroup) -> Ite
         ingress.message_bytes,
     )
     yield Metric(
+        "iotmq_mqtt_replies_total",
+        "counter",
+        "Answers of devices to requests of native clients.",
+        ingress.replies,
+    )
+    yield Metric(
         "iotmq_mqtt_batches_total", "counter", "Batches the broker answered for good.", ingress.batches
     )
     yield Metric(

@@ -1,6 +1,6 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from iotmq.mqtt.publish_sink cimport PublishSink
+from iotmq.mqtt.publish_sink cimport Publication, PublishSink
 from iotmq.mqtt.topic_table cimport TopicTable
 from iotmq.mqtt_front.device cimport Device, DeviceGroup
 
@@ -71,8 +71,10 @@ cdef class Ingress(PublishSink):
     cdef readonly uint64_t message_bytes
     cdef readonly uint64_t batches
     cdef readonly uint64_t retries
+    cdef readonly uint64_t replies      # answers to requests of native clients
     cdef readonly uint64_t not_stored   # messages the broker refused for good
 
+    cdef int _reply(self, Device device, const Publication* publication) except -1
     cdef Target* _resolve(self, const uint8_t* topic, Py_ssize_t size) except NULL
     cdef int add(self, Target* target, Device device, const uint8_t* payload, Py_ssize_t payload_size, int qos, bint retain, bint is_waiting, uint32_t sequence) except -1
     cdef Batch _take_batch(self, Lane lane)

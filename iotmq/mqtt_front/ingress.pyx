@@ -13,7 +13,7 @@ from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy
 
 from iotmq.message.layout cimport ELEMENT_FIXED_BYTES, RECORD_FIXED_BYTES, put_u16, put_u32
 from iotmq.mqtt.publish_sink cimport Publication, PublishSink
@@ -28,6 +28,7 @@ from iotmq.client.session_ports import Will as KeptWill
 from iotmq.message.record import encode_batch
 from iotmq.message.properties import KEYS, MQTT_QOS, MQTT_RETAIN, MQTT_TOPIC, TAGS, TIMER_DELAY_S, encode_properties
 from iotmq.mqtt.delayed_topics import split_delayed
+from iotmq.mqtt.reply_topics import REPLY_PREFIX, read_reply_topic
 from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.reason_codes import NOT_STORED, PACKET_TOO_LARGE, TOPIC_NAME_INVALID
 from iotmq.mqtt.topics import decode_topic_name
@@ -40,12 +41,18 @@ cdef enum:
     BATCH_BYTES_INITIAL = 16 * 1024
     CACHED_TOPICS_MAX = 65536
     SPARE_BYTES = 128               # what brokers add to the properties of a record
+    REPLY_PREFIX_BYTES = 7
     DELAYED_SPARE_BYTES = 384       # and to those of one that waits: where it goes, and when
 
 cdef uint32_t BATCH_RECORDS_MAX = limits.BATCH_RECORDS_MAX
 cdef Py_ssize_t PROPERTIES_BYTES_MAX = limits.PROPERTIES_BYTES_MAX
 
 # The broker understood and will say no again; anything else may be over in a moment.
+cdef bytes _REPLY_PREFIX = REPLY_PREFIX.encode()
+cdef const char* _reply_prefix = _REPLY_PREFIX
+if len(_REPLY_PREFIX) != REPLY_PREFIX_BYTES:
+    raise ImportError("REPLY_PREFIX_BYTES is not the size of REPLY_PREFIX")
+
 cdef frozenset _FINAL_CODES = frozenset({
     ResponseCode.MESSAGE_ILLEGAL, ResponseCode.NO_PERMISSION, ResponseCode.TOO_MANY_WAITING
 })
@@ -225,6 +232,11 @@ cdef class Ingress(PublishSink):
     cdef int on_publish(self, object connection, const Publication* publication) except -1:
         cdef Target* target = <Target*>self._targets.find(publication.topic, publication.topic_size)
         if target == NULL:
+            if (
+                publication.topic_size >= REPLY_PREFIX_BYTES
+                and memcmp(publication.topic, _reply_prefix, REPLY_PREFIX_BYTES) == 0
+            ):
+                return self._reply(<Device>connection, publication)
             target = self._resolve(publication.topic, publication.topic_size)
         return self.add(
             target, <Device>connection, publication.payload, publication.payload_size,
@@ -334,10 +346,31 @@ cdef class Ingress(PublishSink):
             lane.send()     # last, because its answer may come at once and change anything, `target` included
         return 0
 
+    cdef int _reply(self, Device device, const Publication* publication) except -1:
+        """An answer to a request: for one client, now or never, so nothing is waited for."""
+        name = decode_topic_name(publication.topic[:publication.topic_size])
+        address = read_reply_topic(name)
+        cdef Py_ssize_t size = publication.payload_size + RECORD_FIXED_BYTES + 127 + SPARE_BYTES
+        if size + 2 * publication.topic_size > self._record_bytes_max:
+            raise MqttProtocolError(
+                PACKET_TOO_LARGE,
+                f"an answer of {publication.payload_size} bytes; store.record_bytes_max is {self._record_bytes_max}",
+            )
+        self.replies += 1
+        self._port.reply(
+            address.broker, name, device.client_id, publication.payload[:publication.payload_size]
+        )
+        if publication.qos:
+            device.acknowledge(publication.sequence, 1)
+        return 0
+
     cdef Target* _resolve(self, const uint8_t* topic, Py_ssize_t size) except NULL:
         """Validate a topic that is new here, and remember what it maps to."""
         cdef bytes raw = topic[:size]
         delay_s, name = split_delayed(decode_topic_name(raw))
+        if name.startswith(REPLY_PREFIX):
+            # Of a will, or behind a delay: who asked would not wait for it.
+            raise MqttProtocolError(TOPIC_NAME_INVALID, "an answer to a request is published at once")
         cdef bint is_delayed = delay_s > 0
         route = self._router.resolve(name)
         queue_id = queue_of_key(route.key, self._port.queue_count(route.topic))

@@ -111,6 +111,7 @@ class RequestCode:
     DELIVER_RECORDS: Final = 30_003
     PUBLISH_TRANSIENT: Final = 30_004
     PUBLISH_DELAYED: Final = 30_005
+    PUBLISH_REPLY: Final = 30_006
     # Ours: messages that wait for a time.
     LIST_TIMERS: Final = 30_030
     CANCEL_TIMER: Final = 30_031

@@ -71,6 +71,7 @@ class ScriptedGateway:
         self.queues = queues
         self.automatic: int | None = None
         self.handed: list[Handed] = []
+        self.replies: list[tuple[str, str, str, bytes]] = []
         # What `attach` is answered with; None leaves it to the test, which finds it in `attaching`.
         self.takes_filters: bool | None = True
         self.attaching: list[Callable[[bool], None]] = []
@@ -106,6 +107,9 @@ class ScriptedGateway:
         self.handed.append(Handed(topic, queue_id, elements, count, True, done, is_delayed=True))
         if self.automatic is not None:
             done(self.automatic, "scripted")
+
+    def reply(self, broker: str, topic: str, client_id: str, body: bytes) -> None:
+        self.replies.append((broker, topic, client_id, body))
 
     def attach(self, filters: Sequence[tuple[int, str]], done: Callable[[bool], None]) -> None:
         self.filters.update(filters)

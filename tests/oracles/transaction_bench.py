@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,19 @@ class FakeConnection:
 
     def send_oneway(self, command: Command) -> None:
         self.said.append(command)
+
+
+class AskingConnection(FakeConnection):
+    """A client that may take replies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pushes: list[tuple[Command, asyncio.Future[Command]]] = []
+
+    def request(self, command: Command, timeout_s: float) -> asyncio.Future[Command]:
+        future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+        self.pushes.append((command, future))
+        return future
 
 
 class Gate:
@@ -204,3 +218,10 @@ async def open_bench(directory: Path, *, flush: str = "async", **settings: Any) 
     bench = Bench(directory, settings, {"flush": flush, "flush_interval_ms": 3_600_000})
     await bench.start()
     return bench
+
+
+def asker(bench: Bench, client_id: str = "asker") -> AskingConnection:
+    """A producer that may be handed replies."""
+    connection = AskingConnection()
+    bench.join(client_id, connection)
+    return connection

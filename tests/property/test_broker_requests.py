@@ -19,11 +19,13 @@ from iotmq.clock import ManualClock
 from iotmq.errors import RequestError
 from iotmq.message.hosts import encode_host
 from iotmq.message.record import encode_batch
+from iotmq.mqtt.reply_topics import ReplyAddress, reply_token
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 
+REPLY_TOPIC = "$reply/" + reply_token(ReplyAddress("broker-a", "c", "1"))
 HOST = encode_host("127.0.0.1", 10911)
 ROUNDS = 400
 
@@ -186,6 +188,7 @@ FIELDS: dict[int, dict[str, list[str]]] = {
     RequestCode.GET_ALL_DELAY_OFFSET: {},
     RequestCode.GET_BROKER_RUNTIME_INFO: {},
     RequestCode.RECALL_MESSAGE: {"topic": NAMES, "recallHandle": HANDLES, "producerGroup": NAMES},
+    RequestCode.PUBLISH_REPLY: {"topic": [REPLY_TOPIC, "$reply/", *TEXTS], "clientId": TEXTS},
     RequestCode.PUBLISH_DELAYED: {"topic": NAMES, "queueId": NUMBERS},
     RequestCode.LIST_TIMERS: {"topic": ["", *NAMES], "maxNums": NUMBERS, "after": PLACES},
     RequestCode.CANCEL_TIMER: {"topic": NAMES, "uniqueKey": TEXTS},

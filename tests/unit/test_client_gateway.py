@@ -53,7 +53,11 @@ class GatewayBroker(FakeBroker):
             for number in json.loads(request.body_bytes())["ids"]:
                 del self.channels[connection][number]
             return request.reply(0)
-        if request.code in (RequestCode.PUBLISH_TRANSIENT, RequestCode.PUBLISH_DELAYED):
+        if request.code in (
+            RequestCode.PUBLISH_TRANSIENT,
+            RequestCode.PUBLISH_DELAYED,
+            RequestCode.PUBLISH_REPLY,
+        ):
             return request.reply(0)
         return super().answer(connection, request)
 
@@ -228,6 +232,46 @@ async def test_messages_that_wait_have_a_request_of_their_own() -> None:
         request = site.broker.seen(RequestCode.PUBLISH_DELAYED)[0]
         assert request.ext.items() >= {"topic": "mqtt", "queueId": "2"}.items()
         assert request.body_bytes() == batch(b"x")
+
+
+async def test_answers_of_devices_go_to_the_broker_they_name_or_are_counted() -> None:
+    async with running(GatewayBroker("a"), GatewayBroker("b")) as site:
+
+        def dropped() -> float:
+            return next(
+                metric.value
+                for metric in site.gateway.metrics()
+                if metric.name == "iotmq_mqtt_dropped_replies_total"
+            )
+
+        site.gateway.reply("b", "$reply/x", "dev", b"yes")
+        second = site.brokers[1]
+        await soon(lambda: second.seen(RequestCode.PUBLISH_REPLY), "the answer", step_s=0.001)
+        [request] = second.seen(RequestCode.PUBLISH_REPLY)
+        assert request.ext.items() >= {"topic": "$reply/x", "clientId": "dev"}.items()
+        assert request.body_bytes() == b"yes"
+        assert not site.broker.seen(RequestCode.PUBLISH_REPLY)
+        assert dropped() == 0
+        site.gateway.reply("c", "$reply/x", "dev", b"to nobody")
+        assert dropped() == 1
+        second.script[RequestCode.PUBLISH_REPLY].extend([ResponseCode.SERVICE_NOT_AVAILABLE, CLOSE])
+        site.gateway.reply("b", "$reply/x", "dev", b"refused")
+        await soon(lambda: dropped() == 2, "refused", step_s=0.001)
+        site.gateway.reply("b", "$reply/x", "dev", b"lost")
+        await soon(lambda: dropped() == 3, "lost", step_s=0.001)
+
+
+async def test_answers_of_devices_under_way_at_their_limit_and_past_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "REPLIES_IN_FLIGHT_MAX", 2)
+    async with running() as site:
+        for _ in range(3):
+            site.gateway.reply("broker-a", "$reply/x", "dev", b"x")
+        await soon(lambda: len(site.broker.seen(RequestCode.PUBLISH_REPLY)) == 2, "two answers", step_s=0.001)
+        await soon(lambda: site.gateway._replies_in_flight == 0, "answered", step_s=0.001)
+        site.gateway.reply("broker-a", "$reply/x", "dev", b"x")
+        await soon(lambda: len(site.broker.seen(RequestCode.PUBLISH_REPLY)) == 3, "one more", step_s=0.001)
 
 
 async def test_filters_are_attached_at_every_broker_and_again_when_a_channel_was_lost() -> None:

@@ -11,6 +11,7 @@ from iotmq import limits
 from iotmq.client.routes import queue_of_key
 from iotmq.mqtt import packets, reason_codes
 from iotmq.mqtt.packets import Will
+from iotmq.mqtt.reply_topics import REPLY_PREFIX, ReplyAddress, reply_token
 from iotmq.mqtt_front.device import Device
 from iotmq.mqtt_front.ingress import Ingress
 from iotmq.mqtt_front.routes import Router
@@ -525,6 +526,68 @@ def test_a_will_that_waits() -> None:
     bench.ingress.publish_will(device, Will("$delayed/5/w", b"bye", 1, False))
     bench.loop.run()
     assert [(batch.is_delayed, batch.payloads) for batch in bench.handed] == [(True, [b"bye"])]
+
+
+REPLY_TOPIC = REPLY_PREFIX + reply_token(ReplyAddress("broker-b", "asker", "c1"))
+
+
+@pytest.mark.parametrize(("qos", "answer"), [(0, None), (1, packets.PUBACK), (2, packets.PUBREC)])
+def test_an_answer_to_a_request_is_handed_over_and_acknowledged_at_once(qos: int, answer: int | None) -> None:
+    bench = Bench()
+    device, transport = bench.connect("dev")
+    receive(device, publish(1, topic="a"))
+    receive(device, publish(2, topic=REPLY_TOPIC, qos=qos, payload=b"yes"))
+    if qos == 2:
+        # Sent again before its PUBREL, it is not handed over again.
+        receive(device, publish(2, topic=REPLY_TOPIC, qos=2, payload=b"yes"))
+    bench.loop.run()
+    assert bench.gateway.replies == [("broker-b", REPLY_TOPIC, "dev", b"yes")]
+    assert bench.ingress.replies == 1
+    assert [batch.payloads for batch in bench.handed] == [[b"1"]]
+    assert not transport.written, "acknowledgements keep their order"
+    bench.handed[0].answer(0, "")
+    bench.loop.run()
+    kinds = [first & 0xF0 for first, _ in split_output(transport.take())]
+    assert kinds[:2] == [packets.PUBACK << 4, *([] if answer is None else [answer << 4])]
+
+
+@pytest.mark.parametrize(
+    "topic", ["$reply/", "$reply/nobody", REPLY_TOPIC + "/x", f"$delayed/5/{REPLY_TOPIC}"]
+)
+def test_an_answer_to_nothing_ends_the_connection(topic: str) -> None:
+    bench = Bench()
+    device, _ = bench.connect()
+    receive(device, publish(1, topic=topic))
+    assert device.close_reason is reason_codes.TOPIC_NAME_INVALID
+    assert not bench.gateway.replies
+
+
+def test_an_answer_at_the_limit_of_a_record_and_past_it() -> None:
+    bench = Bench(record_bytes_max=RECORD_MAX)
+    room = RECORD_MAX - 91 - 255 - 2 * len(REPLY_TOPIC)
+    device, _ = bench.connect()
+    receive(device, publish(1, topic=REPLY_TOPIC, payload=bytes(room)))
+    assert device.close_reason is None
+    receive(device, publish(2, topic=REPLY_TOPIC, payload=bytes(room + 1)))
+    assert device.close_reason is reason_codes.PACKET_TOO_LARGE
+    assert len(bench.gateway.replies) == 1
+
+
+def test_a_will_is_no_answer() -> None:
+    bench = Bench()
+    device, _ = bench.connect()
+    bench.ingress.publish_will(device, Will(REPLY_TOPIC, b"bye", 1, False))
+    assert (bench.ingress.not_stored, bench.gateway.replies) == (1, [])
+
+
+def test_topics_that_only_begin_like_a_reply_topic_are_topics() -> None:
+    bench = Bench()
+    device, _ = bench.connect()
+    receive(
+        device, publish(1, topic="$reply") + publish(2, topic="$replyx/a") + publish(3, topic="x/$reply/a")
+    )
+    bench.loop.run()
+    assert bench.handed[0].payloads == [b"1", b"2", b"3"]
 
 
 def test_more_topics_than_the_cache_holds() -> None:

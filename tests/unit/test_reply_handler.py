@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transaction_bench import Bench, FakeConnection, open_bench
+from transaction_bench import AskingConnection, Bench, asker, open_bench
 
 from iotmq import limits
 from iotmq.errors import ConnectionClosedError, RequestTimeoutError
@@ -45,30 +45,11 @@ LONG = {
 }
 
 
-class AskingConnection(FakeConnection):
-    """A client that may take replies."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pushes: list[tuple[Command, asyncio.Future[Command]]] = []
-
-    def request(self, command: Command, timeout_s: float) -> asyncio.Future[Command]:
-        future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
-        self.pushes.append((command, future))
-        return future
-
-
 @pytest.fixture
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     bench = await open_bench(tmp_path)
     yield bench
     await bench.close()
-
-
-def asker(bench: Bench, client_id: str = "asker") -> AskingConnection:
-    connection = AskingConnection()
-    bench.join(client_id, connection)
-    return connection
 
 
 def send(

@@ -83,6 +83,7 @@ class Bench:
             self.groups,
             OffsetMessageIds(encode_host("127.0.0.1", 10911)),
             self.delays,
+            broker_name="broker-a",
             cluster="C",
             region="R",
             is_tracing_allowed=True,
