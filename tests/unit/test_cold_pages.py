@@ -100,7 +100,7 @@ def test_a_scan_gives_back_what_it_brought_in_and_nothing_else(store: Store) -> 
             # How many loads it takes is up to the disk: what was asked for ahead is there in time or not.
             assert pages.loaded_bytes - before <= (len(cold.windows) + AHEAD_WINDOWS) * WINDOW_BYTES
         offset = store.read(queue, offset, records_max=512, bytes_max=1 << 20).next_offset
-    # Many times what may stay; the kernel read some of the 32 MiB ahead by itself, more of it on a busy machine.
+    # Many times what may stay. The kernel reads some of the 32 MiB ahead by itself, more on a busy machine.
     assert pages.loaded_bytes >= 8 * cold_bytes_max
     # One load, with what it asks for ahead, may stand above the bound.
     assert pages.held_bytes <= cold_bytes_max + 32 * WINDOW_BYTES
