@@ -130,8 +130,9 @@ async def serve(
     directory: Path, *, is_sync: bool = False, is_watched: bool = False, registry: str = ""
 ) -> None:
     """The broker and nothing else."""
-    from iotmq.broker.broker import Broker, resolve_store_host
+    from iotmq.broker.broker import Broker
     from iotmq.broker.settings import BrokerSettings
+    from iotmq.broker.store_host import resolve_store_host
     from iotmq.store.settings import StoreSettings
     from iotmq.store.store import Store
 

@@ -16,8 +16,9 @@ from typing import Final, Literal, Protocol
 import msgspec
 
 import iotmq
-from iotmq.broker.broker import Broker, resolve_store_host
+from iotmq.broker.broker import Broker
 from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.store_host import resolve_store_host
 from iotmq.client.gateway import RemoteGateway
 from iotmq.client.ports import GatewayPort
 from iotmq.client.session_gateway import RemoteSessions

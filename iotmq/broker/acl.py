@@ -16,18 +16,35 @@ from typing import Final
 from iotmq.broker import acl_file
 from iotmq.broker.acl_file import Account, Accounts, AclFileError
 from iotmq.broker.acl_rules import ANY, DENY, PUB, SUB, Need, TopicAt, rule_of
+from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.topics import TRACE_TOPIC
 from iotmq.errors import ConfigError, RequestError
+from iotmq.message.record import decode_record
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import RequestHandler, ServerConnection
 from iotmq.remoting.signature import ACCESS_KEY, is_signed_with
+from iotmq.store.store import Store
 
 logger = logging.getLogger(__name__)
 
 _REASONS: Final = ("unsigned", "account", "signature", "admin", "permission")
 _WORDS: Final = {PUB: "PUB", SUB: "SUB", ANY: "PUB or SUB"}
+
+
+def open_access_control(
+    settings: BrokerSettings, store: Store, *, default_file: Path
+) -> AccessControl | None:
+    """None where it is off. ConfigError when there are no accounts to go by."""
+    if not settings.acl_enabled:
+        return None
+
+    def topic_at(position: int) -> str | None:
+        record = store.read_record(position)
+        return None if record is None else decode_record(record).topic
+
+    return AccessControl(Path(settings.acl_file or default_file), topic_at=topic_at)
 
 
 class AccessControl:

@@ -269,30 +269,3 @@ def check_topic_name(name: str) -> None:
 def is_legal_name(name: str) -> bool:
     """True when `name` has only the characters that topics and groups may have."""
     return _LEGAL_NAME.fullmatch(name) is not None
-
-
-def system_topics(
-    *, cluster: str, broker: str, template_queues: int, may_inherit: bool
-) -> tuple[TopicConfig, ...]:
-    """Topics made at start when they are not there yet (wire document 15)."""
-
-    def topic(name: str, queues: int, perm: int = PERMISSION_READ_WRITE) -> TopicConfig:
-        return TopicConfig(topic_name=name, read_queue_nums=queues, write_queue_nums=queues, perm=perm)
-
-    inherit = PERMISSION_INHERIT if may_inherit else 0
-    return (
-        topic(SELF_TEST_TOPIC, 1),
-        topic(TEMPLATE_TOPIC, template_queues, PERMISSION_READ_WRITE | inherit),
-        topic(BENCHMARK_TOPIC, 1_024),
-        topic(cluster, 16, PERMISSION_READ_WRITE | PERMISSION_INHERIT),
-        topic(broker, 1, PERMISSION_READ_WRITE | PERMISSION_INHERIT),
-        topic(OFFSET_MOVED_TOPIC, 1),
-        topic(SCHEDULE_TOPIC, 18),
-        topic(TIMER_TOPIC, 1),
-        topic(f"{cluster}_REPLY_TOPIC", 1),
-        topic(HALF_TOPIC, 1),
-        topic(OP_HALF_TOPIC, 1),
-        topic(SESSION_TOPIC, 1),
-        topic(TRACE_TOPIC, 1),
-        topic(TRANSACTION_CHECKS_MAX_TOPIC, 1),
-    )

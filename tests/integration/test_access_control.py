@@ -14,8 +14,9 @@ from eventually import soon
 
 from iotmq.bridge.options import parse_options
 from iotmq.bridge.source import open_cluster
-from iotmq.broker.broker import Broker, resolve_store_host
+from iotmq.broker.broker import Broker
 from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.store_host import resolve_store_host
 from iotmq.client import (
     Admin,
     ClientSettings,

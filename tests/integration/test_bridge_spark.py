@@ -30,9 +30,10 @@ from iotmq.bridge.jobs.device_statistics import (
     window_statistics,
 )
 from iotmq.bridge.spark_session import LOW_LATENCY_OPTIONS, session
-from iotmq.broker.broker import Broker, resolve_store_host
+from iotmq.broker.broker import Broker
 from iotmq.broker.intake import IntakeError, StoredBatch
 from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.store_host import resolve_store_host
 from iotmq.message.properties import KEYS, MQTT_CLIENT_ID, MQTT_TOPIC, TAGS, encode_properties
 from iotmq.message.record import encode_batch
 from iotmq.registry.server import Registry

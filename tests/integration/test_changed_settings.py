@@ -37,7 +37,7 @@ async def shown(site: Site) -> dict[str, str]:
 
 def perms(site: Site) -> dict[str, int]:
     """What registries are told."""
-    table = json.loads(site.broker._encode_registration())["topicConfigTable"]
+    table = json.loads(site.broker._presence.encode_topics())["topicConfigTable"]
     return {name: topic["perm"] for name, topic in table.items()}
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from eventually import soon
 
-from iotmq.broker.broker import Broker, resolve_store_host
+from iotmq.broker.broker import Broker
 from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.store_host import resolve_store_host
 from iotmq.client import (
     Admin,
     ClientSettings,

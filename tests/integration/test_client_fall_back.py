@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from iotmq.broker.broker import Broker, resolve_store_host
+from iotmq.broker.broker import Broker
 from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.store_host import resolve_store_host
 from iotmq.client import (
     ClientSettings,
     IotmqClient,

@@ -267,7 +267,8 @@ async def test_a_broker_restart_loses_nothing_acknowledged(cluster: Cluster) -> 
 BROKER_PROCESS = """
 import asyncio, sys
 from pathlib import Path
-from iotmq.broker.broker import Broker, resolve_store_host
+from iotmq.broker.broker import Broker
+from iotmq.broker.store_host import resolve_store_host
 from iotmq.broker.settings import BrokerSettings
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store

@@ -45,7 +45,7 @@ async def prepare(directory: Path) -> None:
         broker.offsets.commit("billing", "orders", 0, offset)
         broker.subscription_groups.find_or_create("billing")
         broker.offsets.write(broker.offsets.encode())
-        broker._delays.write(broker._delays.encode())
+        broker._sending.delays.write(broker._sending.delays.encode())
         broker.topics.save(is_synced=True)
         broker.subscription_groups.save(is_synced=True)
     await running.stop()

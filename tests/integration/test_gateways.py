@@ -16,8 +16,9 @@ import uvloop
 from eventually import soon
 from fake_gateway import RawClient
 
-from iotmq.broker.broker import Broker, resolve_store_host
+from iotmq.broker.broker import Broker
 from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.store_host import resolve_store_host
 from iotmq.broker.topics import TopicConfig
 from iotmq.client import ClientSettings, IotmqClient, Message, Producer, PullConsumer, ReceivedMessage
 from iotmq.client.gateway import RemoteGateway

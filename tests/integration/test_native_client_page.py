@@ -18,7 +18,8 @@ EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE |
 GATEWAY = """
 import asyncio, sys
 from pathlib import Path
-from iotmq.broker.broker import Broker, resolve_store_host
+from iotmq.broker.broker import Broker
+from iotmq.broker.store_host import resolve_store_host
 from iotmq.broker.settings import BrokerSettings
 from iotmq.registry.server import Registry
 from iotmq.registry.settings import RegistrySettings

@@ -18,9 +18,10 @@ from small_cluster import SmallCluster
 
 from iotmq import cli
 from iotmq.admin_command.command import run_action
-from iotmq.broker.broker import Broker, resolve_store_host
+from iotmq.broker.broker import Broker
 from iotmq.broker.element import encode_element
 from iotmq.broker.sessions import OWNER_GRACE_S, START_GRACE_S
+from iotmq.broker.store_host import resolve_store_host
 from iotmq.client import admin_sessions, gateway, session_link
 from iotmq.client.gateway import RemoteGateway
 from iotmq.client.session_gateway import RemoteSessions
@@ -118,7 +119,7 @@ async def test_a_device_taken_over_while_its_front_end_was_cut_off_is_sent_away(
     (link,) = sessions._known_links()
     address, link.address = link.address, "127.0.0.1:1"
     link._connection.abort("test")
-    await soon(lambda: not site.bench.broker._session_requests.front_end_names[1:], "one front end only")
+    await soon(lambda: not site.bench.broker._mqtt.session_requests.front_end_names[1:], "one front end only")
     await second.connect(site.fronts["two"])
     assert second.is_present
     assert first.is_connected
@@ -157,7 +158,7 @@ async def test_a_front_end_that_reads_slowly_misses_pushes_and_nothing_else(tmp_
         await each.subscribe((topic, 1))
     sessions: Any = site.fronts["one"].sessions
     (link,) = sessions._known_links()
-    handler = site.bench.broker._session_requests
+    handler = site.bench.broker._mqtt.session_requests
     link._connection._transport.pause_reading()
     bodies = [b"%d" % number + b"x" * 60_000 for number in range(400)]
     for start in range(0, len(bodies), 20):
@@ -230,13 +231,11 @@ async def stop_broker(cluster: SmallCluster, number: int) -> None:
 
 async def start_broker(cluster: SmallCluster, number: int) -> None:
     """The same broker again, on its port."""
-    former = cluster.brokers[number]
-    settings = former._settings
-    store = Store.open(
-        former._directory, cluster.stores[number].settings, store_host=resolve_store_host(settings)
-    )
+    settings = cluster.brokers[number]._settings
+    directory = cluster.directory / f"broker-{number}"
+    store = Store.open(directory, cluster.stores[number].settings, store_host=resolve_store_host(settings))
     cluster.stores[number] = store
-    cluster.brokers[number] = broker = Broker(settings, store, directory=former._directory)
+    cluster.brokers[number] = broker = Broker(settings, store, directory=directory)
     await broker.start()
 
 
@@ -335,7 +334,7 @@ async def test_retained_messages_come_from_all_brokers(tmp_path: Path) -> None:
         await sender.connect(one, clean_session=True)
         for number in range(100):
             await sender.publish(f"r/{number}", b"%d" % number, is_retained=True)
-        counts = [broker._retained.count for broker in cluster.brokers]
+        counts = [broker._mqtt.retained.count for broker in cluster.brokers]
         assert min(counts) > 0
         assert sum(counts) == 100
         await device.connect(two, clean_session=True)

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from eventually import soon
 
-from iotmq.broker.broker import Broker, resolve_store_host
+from iotmq.broker.broker import Broker
 from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.store_host import resolve_store_host
 from iotmq.client import (
     Admin,
     ClientSettings,
@@ -73,7 +74,6 @@ class Site:
                 if number % 2:
                     properties["temperature"] = f"{number / 10}"
                 await producer.send(Message("T", b"%d" % number + pad, properties=properties))
-
 
     def log_out(self) -> None:
         """Have the older part of the log on the disk only."""

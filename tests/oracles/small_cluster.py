@@ -10,8 +10,9 @@ from typing import Any
 
 from gateway_process import free_port
 
-from iotmq.broker.broker import Broker, resolve_store_host
+from iotmq.broker.broker import Broker
 from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.store_host import resolve_store_host
 from iotmq.client.client import IotmqClient
 from iotmq.client.settings import ClientSettings
 from iotmq.registry.server import Registry

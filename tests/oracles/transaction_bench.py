@@ -95,9 +95,9 @@ class Bench:
         self.broker = Broker(
             settings, self.store, directory=self.directory, store_host=HOST, clock=self.clock
         )
-        self.transactions = self.broker._transactions
-        self.checks = self.broker._transaction_checks
-        self.handler = self.broker._transaction_ends
+        self.transactions = self.broker._sending.transactions
+        self.checks = self.broker._sending.transaction_checks
+        self.handler = self.broker._sending.transaction_ends
         self.offsets = self.broker.offsets
         self.intake = self.broker.intake
         self.gate = Gate(self.intake)

@@ -11,8 +11,9 @@ from eventually import soon
 
 from iotmq.broker import advertised
 from iotmq.broker.advertised import AdvertisedAddress
-from iotmq.broker.broker import Broker, resolve_store_host
+from iotmq.broker.broker import Broker
 from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.store_host import resolve_store_host
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import RemotingServer, ServerConnection
 from iotmq.store.settings import StoreSettings

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from iotmq.broker.broker import resolve_store_host
 from iotmq.broker.delays import DelayLevels
 from iotmq.broker.registration import parse_address
 from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.store_host import resolve_store_host
 from iotmq.errors import ConfigError
 from iotmq.message.hosts import encode_host
 

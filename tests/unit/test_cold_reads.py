@@ -189,7 +189,7 @@ async def test_a_cold_pull_is_answered_later_and_a_hot_one_meanwhile(
     assert from_disk is not None
     assert everything is not None
     assert (from_disk.sum, everything.sum) == (64, 74)
-    assert site.broker._cold_reads.longest_wait_ms == 0
+    assert site.broker._consuming.cold_reads.longest_wait_ms == 0
     await connection.close()
 
 
@@ -225,5 +225,5 @@ async def test_a_connection_that_ends_meanwhile_is_not_missed(
     again = await ClientConnection.connect("127.0.0.1", site.broker.port)
     response = await site.pull(again, 0)
     assert response.code == 0
-    assert site.broker._cold_reads.waiting_count == 0
+    assert site.broker._consuming.cold_reads.waiting_count == 0
     await again.close()

@@ -16,7 +16,8 @@ from iotmq.broker.offset_ids import OffsetMessageIds
 from iotmq.broker.request_table import RequestTable
 from iotmq.broker.send_handler import SendHandler
 from iotmq.broker.subscription_groups import SubscriptionGroupConfig, SubscriptionGroups
-from iotmq.broker.topics import TopicConfig, TopicTable, system_topics
+from iotmq.broker.system_topics import system_topics
+from iotmq.broker.topics import TopicConfig, TopicTable
 from iotmq.clock import ManualClock
 from iotmq.errors import RequestError
 from iotmq.message.hosts import encode_host

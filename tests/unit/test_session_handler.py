@@ -83,7 +83,7 @@ class Site:
 
     @property
     def handler(self) -> SessionHandler:
-        return self.bench.broker._session_requests
+        return self.bench.broker._mqtt.session_requests
 
     async def ask(self, connection: Connection, code: int, body: Any = b"", **ext: str) -> Command:
         """The answer; RequestError when it is refused at once."""

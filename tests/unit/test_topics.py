@@ -10,11 +10,11 @@ import pytest
 
 from iotmq import limits
 from iotmq.broker.deleted_topics import DeletedTopic
+from iotmq.broker.system_topics import system_topics
 from iotmq.broker.topics import (
     TopicConfig,
     TopicTable,
     check_topic_name,
-    system_topics,
 )
 from iotmq.clock import ManualClock
 from iotmq.errors import RequestError, StoreCorruptError

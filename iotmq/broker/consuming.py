@@ -1,0 +1,97 @@
+"""Everything native clients consume through, put together: heartbeats, pulls, locks, filters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from iotmq.broker.client_handler import ClientHandler
+from iotmq.broker.cold_reads import ColdReads
+from iotmq.broker.consumer_filters import ConsumerFilters
+from iotmq.broker.consumer_offsets import ConsumerOffsets
+from iotmq.broker.filter_handler import FilterHandler
+from iotmq.broker.groups import Groups
+from iotmq.broker.holds import Holds
+from iotmq.broker.intake import Intake
+from iotmq.broker.lock_handler import LockHandler
+from iotmq.broker.offset_moved import OffsetMovedEvents
+from iotmq.broker.pull_handler import PullHandler
+from iotmq.broker.queue_locks import QueueLocks
+from iotmq.broker.request_table import Area
+from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.statistics import Statistics
+from iotmq.broker.subscription_groups import SubscriptionGroups
+from iotmq.broker.topics import TopicTable
+from iotmq.clock import Clock
+from iotmq.metrics import Metric
+from iotmq.store.store import Store
+
+
+class Consuming:
+    """`areas` are for the request table."""
+
+    def __init__(
+        self,
+        store: Store,
+        intake: Intake,
+        topics: TopicTable,
+        groups: Groups,
+        subscription_groups: SubscriptionGroups,
+        offsets: ConsumerOffsets,
+        statistics: Statistics,
+        clock: Clock,
+        settings: BrokerSettings,
+        *,
+        host: bytes,
+        filters_file: Path,
+    ) -> None:
+        """`host` is what records carry as the host they were stored at."""
+        self.filters = ConsumerFilters(filters_file, clock, is_enabled=settings.property_filter_enabled)
+        self.locks = QueueLocks(clock)
+        self.holds = Holds(held_max=settings.held_pulls_max)
+        self.cold_reads = ColdReads(
+            store, threads_max=settings.cold_read_threads, waiting_max=settings.cold_reads_max
+        )
+        self._offset_moved = OffsetMovedEvents(intake, clock, broker_name=settings.name, host=host)
+        self.pulls = PullHandler(
+            store,
+            topics,
+            groups,
+            subscription_groups,
+            offsets,
+            self.holds,
+            self.cold_reads,
+            clock,
+            filters=self.filters,
+            is_readable=settings.is_readable,
+            statistics=statistics,
+            # A slave's log is its master's.
+            offset_moved=self._offset_moved.moved if settings.broker_id == 0 else None,
+        )
+        self._clients = ClientHandler(groups, subscription_groups, topics, self.filters)
+        self.areas: list[Area] = [
+            self.pulls,
+            self._clients,
+            LockHandler(self.locks, topics),
+            FilterHandler(self.filters),
+        ]
+        intake.add_dispatch_listener(self.pulls.wake)
+
+    def stop(self) -> None:
+        """Answer nobody who waits any more."""
+        self.pulls.stop()
+
+    def expire(self) -> None:
+        """Forget clients that are silent, and the filters and locks nobody renews."""
+        self._clients.expire()
+        self.filters.expire()
+        self.locks.expire()
+
+    def apply_settings(self, settings: BrokerSettings) -> None:
+        """Take the values that may change while the broker runs."""
+        self.pulls.is_readable = settings.is_readable
+        self.holds.held_max = settings.held_pulls_max
+
+    def metrics(self) -> Iterable[Metric]:
+        for part in (self.pulls, self.holds, self.cold_reads, self.filters, self._offset_moved):
+            yield from part.metrics()

@@ -1,0 +1,106 @@
+"""What a broker has for MQTT front ends, put together: delivery, durable sessions, retained messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from iotmq.broker.delayed_batches import DelayedBatches
+from iotmq.broker.delivery import Delivery
+from iotmq.broker.device_replies import DeviceReplies
+from iotmq.broker.gateway import GatewayHandler, LocalGateway
+from iotmq.broker.intake import Intake
+from iotmq.broker.request_table import Area
+from iotmq.broker.retained import RetainedProjection
+from iotmq.broker.session_gateway import LocalSessions, WillPublisher
+from iotmq.broker.session_handler import SessionHandler
+from iotmq.broker.session_projection import SessionProjection
+from iotmq.broker.session_views_handler import SessionViewsHandler
+from iotmq.broker.sessions import Sessions
+from iotmq.broker.timers import Timers
+from iotmq.broker.topics import TopicTable
+from iotmq.clock import Clock
+from iotmq.metrics import Metric
+from iotmq.store.store import Store
+
+
+class MqttParts:
+    """`areas` are for the request table; the projections are the store's from here on."""
+
+    def __init__(
+        self,
+        store: Store,
+        intake: Intake,
+        topics: TopicTable,
+        timers: Timers,
+        device_replies: DeviceReplies,
+        clock: Clock,
+        *,
+        host: bytes,
+        retained_messages_max: int,
+        retained_bytes_max: int,
+    ) -> None:
+        """`host` is what records carry as the host they were stored at."""
+        self._intake = intake
+        self._topics = topics
+        self._device_replies = device_replies
+        self._clock = clock
+        self._host = host
+        self._record_bytes_max = store.settings.record_bytes_max
+        self._delayed_batches = DelayedBatches(timers, intake, clock)
+        self.delivery = Delivery(applied_position=store.confirmed_position)
+        store.add_projection(self.delivery)
+        self.retained = RetainedProjection(
+            store.key_values(), messages_max=retained_messages_max, bytes_max=retained_bytes_max
+        )
+        store.add_projection(self.retained)
+        session_projection = SessionProjection(store.key_values())
+        store.add_projection(session_projection)
+        self.sessions = Sessions(
+            session_projection,
+            store,
+            intake,
+            clock,
+            host=host,
+            publish=WillPublisher(intake, self._delayed_batches, self.delivery, clock, host=host).publish,
+        )
+        self._gateway = GatewayHandler(
+            intake,
+            self._delayed_batches,
+            self.delivery,
+            host=host,
+            record_bytes_max=self._record_bytes_max,
+            clock=clock,
+        )
+        self.session_requests = SessionHandler(self.sessions, self.retained, intake)
+        self.areas: list[Area] = [
+            self._gateway,
+            self.session_requests,
+            SessionViewsHandler(self.sessions),
+        ]
+
+    def local_gateway(self) -> LocalGateway:
+        """The way to this broker for an MQTT front end in the same process."""
+        return LocalGateway(
+            self._intake,
+            self._delayed_batches,
+            self._device_replies,
+            self._topics,
+            self.delivery,
+            host=self._host,
+            record_bytes_max=self._record_bytes_max,
+            clock=self._clock,
+        )
+
+    def local_sessions(self, name: str) -> LocalSessions:
+        """Sessions for an MQTT front end in the same process, which other front ends know as `name`."""
+        return LocalSessions(self.sessions, self.retained, name=name)
+
+    def stop(self) -> None:
+        """Nothing more is done by itself."""
+        self.sessions.stop()
+
+    def metrics(self) -> Iterable[Metric]:
+        yield from self._gateway.metrics()
+        yield from self.session_requests.metrics()
+        yield from self.sessions.metrics()
+        yield from self.retained.metrics()

@@ -1,0 +1,181 @@
+"""Everything native clients store messages through, put together: sends, delays, transactions, replies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from iotmq.broker.consumer_offsets import ConsumerOffsets
+from iotmq.broker.delays import DelayDelivery, DelayLevels
+from iotmq.broker.device_replies import DeviceReplies
+from iotmq.broker.groups import Groups
+from iotmq.broker.intake import Intake
+from iotmq.broker.offset_ids import OffsetMessageIds
+from iotmq.broker.reply_handler import ReplyHandler
+from iotmq.broker.request_table import Area
+from iotmq.broker.send_back_handler import SendBackHandler
+from iotmq.broker.send_handler import SendHandler
+from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.statistics import Statistics
+from iotmq.broker.subscription_groups import SubscriptionGroups
+from iotmq.broker.timer_handler import TimerHandler
+from iotmq.broker.topics import TopicTable
+from iotmq.broker.transaction_checks import TransactionChecks
+from iotmq.broker.transaction_handler import TransactionHandler
+from iotmq.broker.transactions import Transactions
+from iotmq.clock import Clock
+from iotmq.metrics import Metric
+from iotmq.store.store import Store
+
+
+class Sending:
+    """`areas` are for the request table."""
+
+    def __init__(
+        self,
+        store: Store,
+        intake: Intake,
+        topics: TopicTable,
+        groups: Groups,
+        subscription_groups: SubscriptionGroups,
+        offsets: ConsumerOffsets,
+        statistics: Statistics,
+        clock: Clock,
+        settings: BrokerSettings,
+        *,
+        host: bytes,
+        delay_offsets: Path,
+    ) -> None:
+        """`host` is what records carry as the host they were stored at, `delay_offsets` a file."""
+        message_ids = OffsetMessageIds(host)
+        delay_levels = DelayLevels(settings.delay_levels, clock)
+        self.delays = DelayDelivery(
+            store,
+            intake,
+            delay_levels,
+            delay_offsets,
+            clock,
+            host=host,
+            broker_name=settings.name,
+            pending_max=settings.timers_pending_max,
+        )
+        self.transactions = Transactions(
+            store,
+            intake,
+            offsets,
+            clock,
+            host=host,
+            divert=self._divert,
+            pending_max=settings.transactions_pending_max,
+        )
+        self.transaction_checks = TransactionChecks(
+            store,
+            self.transactions,
+            groups,
+            message_ids,
+            clock,
+            timeout_s=settings.transaction_timeout_s,
+            interval_s=settings.transaction_check_interval_s,
+            checks_max=settings.transaction_checks_max,
+            age_max_s=store.settings.retention_hours * 3600,
+        )
+        # Each question is a record, and a slave's log is its master's.
+        self._asks_producers = settings.broker_id == 0
+        self.transaction_ends = TransactionHandler(store, self.transactions, is_slave=settings.broker_id != 0)
+        self.replies = ReplyHandler(
+            intake,
+            topics,
+            groups,
+            message_ids,
+            clock,
+            host=host,
+            cluster=settings.cluster,
+            region=settings.region,
+            is_tracing_allowed=settings.is_tracing_allowed,
+            is_writable=settings.is_writable,
+            stores_replies=settings.store_replies,
+        )
+        self.device_replies = DeviceReplies(
+            self.replies,
+            intake,
+            clock,
+            host=host,
+            cluster=settings.cluster,
+            stores_replies=settings.store_replies,
+        )
+        self.sends = SendHandler(
+            intake,
+            topics,
+            subscription_groups,
+            message_ids,
+            self.delays,
+            broker_name=settings.name,
+            cluster=settings.cluster,
+            region=settings.region,
+            is_tracing_allowed=settings.is_tracing_allowed,
+            is_writable=settings.is_writable,
+            transactions=self.transactions,
+        )
+        self._send_backs = SendBackHandler(
+            store,
+            intake,
+            topics,
+            subscription_groups,
+            message_ids,
+            delay_levels,
+            self.delays,
+            statistics=statistics,
+            is_writable=settings.is_writable,
+        )
+        self.areas: list[Area] = [
+            self.sends,
+            self._send_backs,
+            self.transaction_ends,
+            self.replies,
+            self.device_replies,
+            TimerHandler(self.delays.timers, topics, broker_name=settings.name),
+        ]
+
+    def restore(self) -> None:
+        """Find the transactions that are open in the log; before the first request."""
+        self.transactions.start()
+
+    def start(self) -> None:
+        """Deliver what is due, and ask producers after their transactions; the intake is open."""
+        if self._asks_producers:
+            self.transaction_checks.start()
+        self.delays.start()
+
+    def stop(self) -> None:
+        """Nothing more is done by itself."""
+        self.delays.stop()
+        self.transaction_checks.stop()
+        self.transactions.stop()
+
+    def expire(self) -> None:
+        """Do everything whose time has come by the clock."""
+        self.delays.deliver()
+        self.transaction_checks.expire()
+
+    def apply_settings(self, settings: BrokerSettings) -> None:
+        """Take the values that may change while the broker runs."""
+        self.sends.is_writable = self._send_backs.is_writable = settings.is_writable
+        self.sends.trace_on = "true" if settings.is_tracing_allowed else "false"
+
+    def metrics(self) -> Iterable[Metric]:
+        for part in (
+            self.sends,
+            self.delays,
+            self.transactions,
+            self.transaction_checks,
+            self.transaction_ends,
+            self.replies,
+        ):
+            yield from part.metrics()
+
+    def _divert(self, topic: str, queue_id: int, properties: bytes) -> tuple[str, int, bytes]:
+        """Where a committed message goes: to its queue, or to wait for its time first."""
+        wish = self.delays.timers.read_wish(properties)
+        if not wish.level and not wish.due_ms:
+            return topic, queue_id, properties
+        return self.delays.timers.divert(topic, queue_id, properties, wish, is_counted=False)[:3]
