@@ -2,9 +2,11 @@ from collections.abc import Callable, Iterable
 
 from typing_extensions import Buffer
 
+from iotmq.broker.push_channel import PushChannel
+
 Receiver = Callable[[Buffer, bytes], None]
 
-class DeliveryChannel:
+class DeliveryChannel(PushChannel):
     @property
     def filters(self) -> dict[int, str]: ...
 

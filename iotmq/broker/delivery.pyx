@@ -7,93 +7,61 @@ index gives broker-wide ids, a table turns them into (channel, id of the channel
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
 
+from iotmq.broker.push_channel cimport PushChannel, PushChannels
+from iotmq.message.device_topic cimport device_topic
 from iotmq.message.layout cimport SYS_FLAG_BORN_HOST_V6, SYS_FLAG_STORE_HOST_V6, get_u32, put_u32
-from iotmq.message.own_topics cimport is_brokers_own
 from iotmq.message.record cimport (
     FORMAT_OK,
     Element,
     RecordParts,
     RecordShared,
     element_record_size,
-    find_property,
     parse_element,
-    parse_record,
     write_record,
 )
+from iotmq.message.record_walk cimport RecordWalk, begin_walk, end_walk, next_record
 from iotmq.mqtt.filters cimport FilterIndex, Matches
 
-import logging
-
 from iotmq.message.errors import MessageFormatError
-from iotmq.message.properties import MQTT_TOPIC
-
-_log = logging.getLogger("iotmq.broker")
-
-cdef bytes _TOPIC = MQTT_TOPIC.encode()
-cdef const char* _topic_key = _TOPIC
-cdef Py_ssize_t _topic_key_size = len(_TOPIC)
 
 cdef enum:
     MATCH_HEAD_BYTES = 8
 
 
-cdef class DeliveryChannel:
+cdef class DeliveryChannel(PushChannel):
     """One front end as the broker sees it. `receiver(records, matches)` takes what was matched; the layout of
     both is that of client.ports.DeliveryReceiver."""
 
-    cdef object receiver
     cdef readonly dict filters          # the channel's filter id -> filter
-    cdef uint8_t* matches
-    cdef Py_ssize_t size
-    cdef Py_ssize_t capacity
     cdef Py_ssize_t last_entry          # where the entry of the latest record begins, -1 when there is none
     cdef uint32_t last_place
 
     def __init__(self, receiver not None):
-        self.receiver = receiver
+        super().__init__(receiver)
         self.filters = {}
         self.last_entry = -1
 
-    def __dealloc__(self):
-        free(self.matches)
-
     cdef int add(self, uint32_t place, uint32_t filter_id) except -1:
         """The record at `place` matches `filter_id`; ids of one record come one after the other."""
-        cdef Py_ssize_t needed = self.size + MATCH_HEAD_BYTES + 4
-        cdef Py_ssize_t capacity = self.capacity if self.capacity else 1024
-        cdef uint8_t* grown
-        if needed > self.capacity:
-            while capacity < needed:
-                capacity *= 2
-            grown = <uint8_t*>realloc(self.matches, capacity)
-            if grown == NULL:
-                raise MemoryError
-            self.matches = grown
-            self.capacity = capacity
-        if self.last_entry >= 0 and self.last_place == place:
-            put_u32(self.matches + self.last_entry + 4, get_u32(self.matches + self.last_entry + 4) + 1)
-        else:
-            self.last_entry = self.size
+        cdef uint8_t* target
+        cdef uint8_t* count
+        if self.last_entry < 0 or self.last_place != place:
+            target = self.take_room(MATCH_HEAD_BYTES)
+            put_u32(target, place)
+            put_u32(target + 4, 0)
+            self.last_entry = target - self.pushes
             self.last_place = place
-            put_u32(self.matches + self.size, place)
-            put_u32(self.matches + self.size + 4, 1)
-            self.size += MATCH_HEAD_BYTES
-        put_u32(self.matches + self.size, filter_id)
-        self.size += 4
+        target = self.take_room(4)
+        put_u32(target, filter_id)
+        count = self.pushes + self.last_entry + 4
+        put_u32(count, get_u32(count) + 1)
         return 0
 
     cdef int push(self, records) except -1:
-        """Hand over what was added, if anything."""
-        cdef bytes matches
-        if self.size:
-            matches = self.matches[:self.size]
-            self.size = 0
-            self.last_entry = -1
-            self.receiver(records, matches)
-        return 0
+        self.last_entry = -1
+        return PushChannel.push(self, records)
 
 
 cdef class Delivery:
@@ -103,16 +71,15 @@ cdef class Delivery:
     cdef readonly int64_t applied_position
     cdef FilterIndex _index
     cdef dict _attached                 # id in the index -> list of (channel, id of the channel)
-    cdef list _channels
+    cdef PushChannels _channels
     cdef readonly uint64_t matched      # records that at least one filter selected
-    cdef readonly uint64_t failed_pushes
 
     def __init__(self, *, int64_t applied_position):
         self.name = "delivery"
         self.applied_position = applied_position
         self._index = FilterIndex()
         self._attached = {}
-        self._channels = []
+        self._channels = PushChannels()
 
     @property
     def filter_count(self):
@@ -124,10 +91,15 @@ cdef class Delivery:
         """Front ends with an open channel."""
         return len(self._channels)
 
+    @property
+    def failed_pushes(self):
+        """Pushes a front end's receiver has raised something at."""
+        return self._channels.failed_total
+
     def open_channel(self, receiver not None):
         """A channel for a front end that has no filters yet."""
         channel = DeliveryChannel(receiver)
-        self._channels.append(channel)
+        self._channels.add(channel)
         return channel
 
     def close_channel(self, DeliveryChannel channel not None):
@@ -158,47 +130,40 @@ cdef class Delivery:
 
     def apply(self, view not None, int64_t start_position, int64_t end_position):
         """Match the records of [start_position, end_position) and push them (store.projection.Projection)."""
-        cdef const uint8_t[::1] data
         if not self._index.is_empty:
-            data = view
-            if data.shape[0]:
-                self._match(&data[0], data.shape[0], view)
+            self._push(view)
         self.applied_position = end_position
 
-    cdef int _match(self, const uint8_t* data, Py_ssize_t size, records) except -1:
-        cdef Py_ssize_t at = 0
+    cdef int _push(self, records) except -1:
+        """Hand every front end what it wants of them; what is no record ends them."""
+        cdef RecordWalk walk
+        begin_walk(&walk, records)
+        try:
+            self._match(&walk)
+        finally:
+            end_walk(&walk)
+        return self._channels.push(records)
+
+    cdef int _match(self, RecordWalk* walk) except -1:
         cdef RecordParts record
+        cdef const uint8_t* start = walk.at
         cdef const uint8_t* topic = NULL
-        cdef Py_ssize_t topic_size
+        cdef Py_ssize_t topic_size, place
         cdef const Matches* matches
         cdef uint32_t index
         cdef DeliveryChannel channel
-        while at < size:
-            if parse_record(data + at, data + size, &record) != FORMAT_OK:
-                break
-            topic_size = -1
-            # What is on its way to its own topic was pushed already, or will be when it arrives there.
-            if not is_brokers_own(record.topic, record.topic_size):
-                topic_size = find_property(
-                    record.properties, record.properties_size, _topic_key, _topic_key_size, &topic
-                )
-            if topic_size > 0:
-                matches = self._index.find(topic, topic_size)
-                if matches.count:
-                    self.matched += 1
-                for index in range(matches.count):
-                    for entry in <list>self._attached[matches.ids[index]]:
-                        channel = <DeliveryChannel>(<tuple>entry)[0]
-                        channel.add(<uint32_t>at, (<tuple>entry)[1])
-            at += record.size
-        for channel in tuple(self._channels):
-            # One front end's trouble is not the others', nor the store's, which would apply all of it again.
-            try:
-                channel.push(records)
-            except Exception:
-                if not self.failed_pushes:
-                    _log.exception("records could not be pushed to a front end")
-                self.failed_pushes += 1
+        while next_record(walk, &record):
+            topic_size = device_topic(&record, &topic)
+            if topic_size < 0:
+                continue
+            matches = self._index.find(topic, topic_size)
+            if matches.count:
+                self.matched += 1
+            place = walk.at - record.size - start
+            for index in range(matches.count):
+                for entry in <list>self._attached[matches.ids[index]]:
+                    channel = <DeliveryChannel>(<tuple>entry)[0]
+                    channel.add(<uint32_t>place, (<tuple>entry)[1])
         return 0
 
     def publish_transient(
@@ -255,7 +220,7 @@ cdef class Delivery:
             target += written
             size -= written
             at += element.size
-        self._match(&room[0], room.shape[0], records)
+        self._push(records)
         return count
 
 

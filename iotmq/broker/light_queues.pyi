@@ -2,7 +2,9 @@ from collections.abc import Callable
 
 from typing_extensions import Buffer
 
-class LightChannel:
+from iotmq.broker.push_channel import PushChannel
+
+class LightChannel(PushChannel):
     @property
     def filter_ids(self) -> list[int]: ...
 

@@ -17,39 +17,19 @@ Keys and values, big-endian, as session_projection has them in the database:
 0x02 filter id 4 last position 8  -> sequence of the first 8 | entries, the last of them at `last position`
 """
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy
 
-from iotmq.message.layout cimport (
-    AT_MAGIC,
-    BLANK_BYTES,
-    BLANK_MAGIC,
-    QUEUE_ENTRY_SIZE,
-    SYS_FLAG_TRANSACTION_MASK,
-    TRANSACTION_PREPARED,
-    TRANSACTION_ROLLBACK,
-    get_u32,
-    put_u32,
-    put_u64,
-)
-from iotmq.message.own_topics cimport is_brokers_own
-from iotmq.message.record cimport FORMAT_OK, RecordParts, find_property, parse_record, tags_code
+from iotmq.broker.push_channel cimport PushChannel, PushChannels
+from iotmq.message.device_topic cimport device_topic
+from iotmq.message.layout cimport QUEUE_ENTRY_SIZE, get_u32, put_u32, put_u64
+from iotmq.message.record cimport RecordParts, tags_code
+from iotmq.message.record_walk cimport RecordWalk, begin_walk, check_walk, end_walk, next_record
 from iotmq.mqtt.filters cimport FilterIndex, Matches
 
-import logging
-
 from iotmq.errors import StoreCorruptError
-from iotmq.message.properties import MQTT_TOPIC
-from iotmq.message.record import problem_text
-
-_log = logging.getLogger("iotmq.broker")
-
-cdef bytes _TOPIC = MQTT_TOPIC.encode()
-cdef const char* _topic_key = _TOPIC
-cdef Py_ssize_t _topic_key_size = len(_TOPIC)
 
 cdef enum:
     TAG_FILTER = 1              # first bytes of the keys
@@ -76,21 +56,15 @@ cdef struct Pending:
     int32_t following           # next pending entry of the same queue, -1
 
 
-cdef class LightChannel:
+cdef class LightChannel(PushChannel):
     """One front end. `receiver(records, pushes)` takes what was matched: `pushes` is a run of place of a
     record in `records` 4 | filter id 4, big-endian."""
 
-    cdef object receiver
     cdef dict attached          # filter id -> how often
-    cdef uint8_t* pushes
-    cdef Py_ssize_t size, capacity
 
     def __init__(self, receiver not None):
-        self.receiver = receiver
+        super().__init__(receiver)
         self.attached = {}
-
-    def __dealloc__(self):
-        free(self.pushes)
 
     @property
     def filter_ids(self):
@@ -98,26 +72,9 @@ cdef class LightChannel:
         return sorted(self.attached)
 
     cdef int add(self, uint32_t place, uint32_t filter_id) except -1:
-        cdef Py_ssize_t capacity
-        cdef uint8_t* grown
-        if self.size + PUSH_BYTES > self.capacity:
-            capacity = max(1024, 2 * self.capacity)
-            grown = <uint8_t*>realloc(self.pushes, capacity)
-            if grown == NULL:
-                raise MemoryError
-            self.pushes = grown
-            self.capacity = capacity
-        put_u32(self.pushes + self.size, place)
-        put_u32(self.pushes + self.size + 4, filter_id)
-        self.size += PUSH_BYTES
-        return 0
-
-    cdef int push(self, records) except -1:
-        cdef bytes pushes
-        if self.size:
-            pushes = self.pushes[:self.size]
-            self.size = 0
-            self.receiver(records, pushes)
+        cdef uint8_t* target = self.take_room(PUSH_BYTES)
+        put_u32(target, place)
+        put_u32(target + 4, filter_id)
         return 0
 
 
@@ -138,16 +95,15 @@ cdef class LightQueues:
     cdef uint32_t* touched
     cdef uint32_t touched_count, touched_room
     cdef dict attached          # filter id -> list of channels
-    cdef list channels
+    cdef PushChannels channels
     cdef readonly uint64_t matched_total
-    cdef readonly uint64_t failed_pushes_total
 
     def __init__(self, str own_topic not None, on_own_record not None):
         self.own_topic = own_topic.encode()
         self.on_own_record = on_own_record
         self.filters = FilterIndex()
         self.attached = {}
-        self.channels = []
+        self.channels = PushChannels()
 
     def __dealloc__(self):
         free(self.queues)
@@ -163,24 +119,14 @@ cdef class LightQueues:
 
     def collect(self, view):
         """Take in the whole records of `view`; StoreCorruptError when it holds something else."""
-        cdef Py_buffer buffer
-        cdef int problem
-        cdef LightChannel channel
-        PyObject_GetBuffer(view, &buffer, PyBUF_SIMPLE)
+        cdef RecordWalk walk
+        begin_walk(&walk, view)
         try:
-            problem = self.collect_bytes(<const uint8_t*>buffer.buf, buffer.len)
+            self.collect_records(&walk)
         finally:
-            PyBuffer_Release(&buffer)
-        for channel in tuple(self.channels):
-            # One front end's trouble is not the others', nor the store's, which would apply all of it again.
-            try:
-                channel.push(view)
-            except Exception:
-                if not self.failed_pushes_total:
-                    _log.exception("records could not be pushed to a front end")
-                self.failed_pushes_total += 1
-        if problem != FORMAT_OK:
-            raise StoreCorruptError(f"not a record where the log has one: {problem_text(problem)}")
+            end_walk(&walk)
+        self.channels.push(view)
+        check_walk(&walk)
 
     def items(self):
         """(keys, values, keys to remove, ranges to remove) of everything since the last `clear`."""
@@ -331,7 +277,7 @@ cdef class LightQueues:
     def open_channel(self, receiver not None):
         """A channel for a front end, attached to nothing yet."""
         channel = LightChannel(receiver)
-        self.channels.append(channel)
+        self.channels.add(channel)
         return channel
 
     def close_channel(self, LightChannel channel not None):
@@ -367,38 +313,31 @@ cdef class LightQueues:
         """Front ends with an open channel."""
         return len(self.channels)
 
-    cdef int collect_bytes(self, const uint8_t* data, Py_ssize_t size) except 1:
-        cdef Py_ssize_t at = 0, topic_size
+    @property
+    def failed_pushes_total(self):
+        """Pushes a front end's receiver has raised something at."""
+        return self.channels.failed_total
+
+    cdef int collect_records(self, RecordWalk* walk) except -1:
+        cdef Py_ssize_t topic_size
         cdef RecordParts parts
         cdef const uint8_t* topic
         cdef const uint8_t* own_topic = self.own_topic
         cdef Py_ssize_t own_topic_size = len(self.own_topic)
         cdef const Matches* matches
         cdef uint32_t index
-        cdef int problem, transaction
-        while at < size:
-            problem = parse_record(data + at, data + size, &parts)
-            if problem != FORMAT_OK:
-                if size - at >= BLANK_BYTES and get_u32(data + at + AT_MAGIC) == <uint32_t>BLANK_MAGIC:
-                    return FORMAT_OK
-                return problem
+        cdef const uint8_t* start = walk.at
+        while next_record(walk, &parts):
             if parts.topic_size == own_topic_size and memcmp(parts.topic, own_topic, own_topic_size) == 0:
                 self.on_own_record(parts.body[:parts.body_size], parts.position, parts.store_timestamp_ms)
-            elif not self.filters.filter_count:
-                pass
-            elif not is_brokers_own(parts.topic, parts.topic_size):
-                transaction = parts.sys_flag & SYS_FLAG_TRANSACTION_MASK
-                if transaction != TRANSACTION_PREPARED and transaction != TRANSACTION_ROLLBACK:
-                    topic_size = find_property(
-                        parts.properties, parts.properties_size, _topic_key, _topic_key_size, &topic
-                    )
-                    if topic_size > 0:
-                        matches = self.filters.find(topic, topic_size)
-                        self.matched_total += matches.count
-                        for index in range(matches.count):
-                            self.add(matches.ids[index], &parts, at)
-            at += parts.size
-        return FORMAT_OK
+            elif self.filters.filter_count:
+                topic_size = device_topic(&parts, &topic)
+                if topic_size > 0:
+                    matches = self.filters.find(topic, topic_size)
+                    self.matched_total += matches.count
+                    for index in range(matches.count):
+                        self.add(matches.ids[index], &parts, walk.at - parts.size - start)
+        return 0
 
     cdef int add(self, uint32_t filter_id, const RecordParts* parts, Py_ssize_t place) except -1:
         cdef LightQueue* queue = &self.queues[filter_id]

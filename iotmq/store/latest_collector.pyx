@@ -11,22 +11,16 @@ as it is little.
 
 import os
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Realloc
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
-from iotmq.message.layout cimport (
-    AT_MAGIC, BLANK_BYTES, BLANK_MAGIC, SYS_FLAG_TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, get_u32,
-    put_u64,
-)
-from iotmq.message.own_topics cimport is_brokers_own
-from iotmq.message.record cimport FORMAT_OK, RecordParts, find_property, parse_record
+from iotmq.message.device_topic cimport device_topic
+from iotmq.message.layout cimport put_u64
+from iotmq.message.record cimport RecordParts
+from iotmq.message.record_walk cimport RecordWalk, begin_walk, check_walk, end_walk, next_record
 from iotmq.message.text_hash cimport mixed_hash
-
-from iotmq.errors import StoreCorruptError
-from iotmq.message.record import problem_text
 
 # Topics are the devices' choice: nobody outside may know which of them fall on the same slot.
 cdef uint64_t hash_seed = int.from_bytes(os.urandom(8), "big")
@@ -79,15 +73,13 @@ cdef class LatestCollector:
         Passed over: records without a MQTT topic, halves and rollbacks of transactions, and copies that
         wait in a topic of the brokers' own (retries, dead letters, delays).
         """
-        cdef Py_buffer buffer
-        cdef int problem
-        PyObject_GetBuffer(view, &buffer, PyBUF_SIMPLE)
+        cdef RecordWalk walk
+        begin_walk(&walk, view)
         try:
-            problem = self.collect_bytes(<const uint8_t*> buffer.buf, <const uint8_t*> buffer.buf + buffer.len)
+            self.collect_records(&walk)
         finally:
-            PyBuffer_Release(&buffer)
-        if problem != FORMAT_OK:
-            raise StoreCorruptError(f"not a record where the log has one: {problem_text(problem)}")
+            end_walk(&walk)
+        check_walk(&walk)
 
     def find(self, bytes topic not None):
         """The value of a topic, None when there is none."""
@@ -131,25 +123,15 @@ cdef class LatestCollector:
         self.entry_count = 0
         self.topics_size = 0
 
-    cdef int collect_bytes(self, const uint8_t* at, const uint8_t* end) except 1:
+    cdef int collect_records(self, RecordWalk* walk) except -1:
         cdef RecordParts parts
         cdef const uint8_t* topic
         cdef Py_ssize_t size, slot
         cdef uint64_t hash
-        cdef int problem, transaction
         cdef Entry* entry
-        while at < end:
-            problem = parse_record(at, end, &parts)
-            if problem != FORMAT_OK:
-                if end - at >= BLANK_BYTES and get_u32(at + AT_MAGIC) == <uint32_t> BLANK_MAGIC:
-                    return FORMAT_OK
-                return problem
-            at += parts.size
-            size = find_property(parts.properties, parts.properties_size, "MQTT_TOPIC", 10, &topic)
-            if size <= 0 or is_brokers_own(parts.topic, parts.topic_size):
-                continue
-            transaction = parts.sys_flag & SYS_FLAG_TRANSACTION_MASK
-            if transaction == TRANSACTION_PREPARED or transaction == TRANSACTION_ROLLBACK:
+        while next_record(walk, &parts):
+            size = device_topic(&parts, &topic)
+            if size < 0:
                 continue
             hash = mixed_hash(hash_seed, topic, size)
             if self.entry_count * 2 >= self.slot_count:
@@ -163,7 +145,7 @@ cdef class LatestCollector:
             entry.position = parts.position
             entry.queue_offset = parts.queue_offset
             entry.store_timestamp_ms = parts.store_timestamp_ms
-        return FORMAT_OK
+        return 0
 
     cdef Py_ssize_t slot_of(self, const uint8_t* topic, Py_ssize_t size, uint64_t hash) noexcept nogil:
         """Where the topic is, or would be put."""

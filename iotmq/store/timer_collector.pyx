@@ -6,19 +6,14 @@ out what was found and start over. Per record that is a parse and two comparison
 most of them.
 """
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from iotmq.message.layout cimport (
-    AT_MAGIC, BLANK_BYTES, BLANK_MAGIC, get_u32, get_u64, put_u16, put_u32, put_u64,
-)
-from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
+from iotmq.message.layout cimport get_u32, get_u64, put_u16, put_u32, put_u64
+from iotmq.message.record cimport FORMAT_OK, RecordParts
+from iotmq.message.record_walk cimport RecordWalk, begin_walk, check_walk, end_walk, next_record
 from iotmq.store.timer_record cimport NO_TIMER, timer_kind, timer_name
-
-from iotmq.errors import StoreCorruptError
-from iotmq.message.record import problem_text
 
 cdef enum:
     TAG_DUE = 1
@@ -90,19 +85,18 @@ cdef class TimerCollector:
 
     def collect(self, view):
         """Take in the whole records of `view`, or nothing: StoreCorruptError when it holds something else."""
-        cdef Py_buffer buffer
-        cdef int problem
+        cdef RecordWalk walk
         cdef Py_ssize_t entries_before = self.entry_count
         cdef Py_ssize_t marks_before = self.mark_count
-        PyObject_GetBuffer(view, &buffer, PyBUF_SIMPLE)
+        begin_walk(&walk, view)
         try:
-            problem = self.collect_bytes(<const uint8_t*> buffer.buf, <const uint8_t*> buffer.buf + buffer.len)
+            self.collect_records(&walk)
         finally:
-            PyBuffer_Release(&buffer)
-        if problem != FORMAT_OK:
+            end_walk(&walk)
+        if walk.problem != FORMAT_OK:
             self.entry_count = entries_before
             self.mark_count = marks_before
-            raise StoreCorruptError(f"not a record where the log has one: {problem_text(problem)}")
+        check_walk(&walk)
 
     def items(self):
         """Nothing: what is to be written also needs what is stored; see `take`."""
@@ -156,18 +150,12 @@ cdef class TimerCollector:
         self.entry_count = self.mark_count = 0
         self.first_due_ms = NEVER_MS
 
-    cdef int collect_bytes(self, const uint8_t* at, const uint8_t* end) except 1:
+    cdef int collect_records(self, RecordWalk* walk) except -1:
         cdef RecordParts parts
         cdef Entry* entry
-        cdef int problem, kind
+        cdef int kind
         cdef int64_t due_ms
-        while at < end:
-            problem = parse_record(at, end, &parts)
-            if problem != FORMAT_OK:
-                if end - at >= BLANK_BYTES and get_u32(at + AT_MAGIC) == <uint32_t> BLANK_MAGIC:
-                    return FORMAT_OK
-                return problem
-            at += parts.size
+        while next_record(walk, &parts):
             if parts.prepared_position < 0:
                 self.add_mark(~parts.prepared_position)
             kind = timer_kind(&parts, &due_ms)
@@ -183,7 +171,7 @@ cdef class TimerCollector:
             entry.is_ended = False
             if due_ms < self.first_due_ms:
                 self.first_due_ms = due_ms
-        return FORMAT_OK
+        return 0
 
     cdef Entry* find(self, int64_t position) noexcept nogil:
         """The entry at `position`, by halves: they are in the order of the log."""
