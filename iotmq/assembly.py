@@ -9,7 +9,7 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
@@ -26,11 +26,11 @@ from iotmq.client.session_ports import SessionPort
 from iotmq.client.settings import ClientSettings
 from iotmq.clock import Clock, SystemClock
 from iotmq.config import Config
-from iotmq.console.http import HttpServer
 from iotmq.errors import IotmqError, StoreError
-from iotmq.metrics import MetricSource
+from iotmq.metrics import Metric, MetricSource
 from iotmq.mqtt_front.server import MqttFront
 from iotmq.mqtt_front.settings import MqttSettings
+from iotmq.mqtt_workers import MqttWorkers
 from iotmq.registry.server import Registry
 from iotmq.store.store import Store
 
@@ -41,6 +41,8 @@ RoleName = Literal["serve", "registry", "broker", "mqtt"]
 # Listeners and connections have this long to end, all together; the log is closed after that and to the
 # end, because cutting it short would be a crash. In all a stop takes less than two seconds.
 _CONNECTIONS_STOP_S: Final = 1.5
+# Workers do that in processes of their own, which then have to be gone.
+_WORKERS_STOP_S: Final = 1.8
 _ROLE_STOP_S_MIN: Final = 0.05
 _OWN_REGISTRY_S: Final = 5.0
 # How long a log may take to open before the HTTP port opens beside it.
@@ -62,18 +64,27 @@ class Role(Protocol):
 
 
 class Process:
-    """The roles of one process: "serve" has all of them, every other name one; all have the HTTP port."""
+    """The roles of one process: "serve" has all of them, every other name one; all have the HTTP port.
 
-    def __init__(self, config: Config, role: RoleName, *, clock: Clock | None = None) -> None:
+    "mqtt" with more than one worker has processes that serve devices, and looks after them. `is_worker` is
+    one of those: it shares its MQTT port with the others, and has no HTTP port.
+    """
+
+    def __init__(
+        self, config: Config, role: RoleName, *, clock: Clock | None = None, is_worker: bool = False
+    ) -> None:
         self._config = config
         self._role = role
+        self._is_worker = is_worker
+        self._workers = MqttWorkers(config) if _has_workers(config, role) and not is_worker else None
         self._clock: Clock = clock or SystemClock()
         # Gets its port while starting when the setting asks for any free one.
         self._broker_settings = config.broker
         self._started: list[tuple[str, Role]] = []
         # The log being opened, from the start to the stop of a process that has the broker.
         self._opening: asyncio.Future[Store] | None = None
-        self._sources: list[MetricSource] = []
+        self.sources: list[MetricSource] = []
+        """What is asked for metrics."""
         self._checks: dict[str, Callable[[], str | None]] = {"process": lambda: "starting"}
         self.addresses: dict[str, str] = {}
         """Role -> HOST:PORT it listens on; filled while starting."""
@@ -86,12 +97,15 @@ class Process:
         try:
             if self._role in ("serve", "broker"):
                 await self._begin_opening_store()
-            # Before the others: it shows why a process that recovers a long log is not ready yet.
-            await self._start_http()
+            if not self._is_worker:
+                # Before the others: it shows why a process that recovers a long log is not ready yet.
+                await self._start_http()
             if self._role in ("serve", "registry"):
                 await self._start_registry()
             broker = await self._start_broker() if self._role in ("serve", "broker") else None
-            if self._role in ("serve", "mqtt"):
+            if self._workers is not None:
+                await self._start_mqtt_workers(self._workers)
+            elif self._role in ("serve", "mqtt"):
                 await self._start_mqtt_front(broker)
         except BaseException:
             await self.stop()
@@ -102,7 +116,7 @@ class Process:
         """Stop what was started, the last one first, and close the log. What goes wrong is logged."""
         self._checks["process"] = lambda: "stopping"
         loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + _CONNECTIONS_STOP_S
+        deadline_s = loop.time() + (_CONNECTIONS_STOP_S if self._workers is None else _WORKERS_STOP_S)
         while self._started:
             name, role = self._started.pop()
             try:
@@ -123,11 +137,26 @@ class Process:
             except Exception:
                 logger.exception("the log could not be closed")
 
+    def readiness(self) -> Mapping[str, str | None]:
+        """Part -> why it is not ready, None when it is."""
+        return {name: check() for name, check in self._checks.items()}
+
+    def metrics(self) -> Iterable[Metric]:
+        """The numbers of all parts; those of one that cannot be read are left out, and the log says why."""
+        for source in tuple(self.sources):
+            try:
+                yield from source.metrics()
+            except Exception:
+                logger.exception("the metrics of %s could not be read", type(source).__name__)
+
     # One method per role ------------------------------------------------------------------------------
 
     async def _start_http(self) -> None:
+        # A worker has no use for what serves HTTP.
+        from iotmq.console.http import HttpServer
+
         settings = self._config.http
-        http = HttpServer(settings, sources=self._sources, checks=self._checks)
+        http = HttpServer(settings, sources=self.sources, checks=self._checks, elsewhere=self._workers)
         await self._start("http", http)
         self._watch("http", http)
         self._listens("http", settings.listen_host, http.port)
@@ -142,7 +171,7 @@ class Process:
     async def _start_broker(self) -> Broker:
         assert self._opening is not None
         store = await asyncio.shield(self._opening)
-        self._sources.append(store)
+        self.sources.append(store)
         self._checks["store"] = lambda: store.failure or store.refusal
         settings = self._registering(self._broker_settings)
         broker = Broker(settings, store, directory=Path(self._config.data), clock=self._clock)
@@ -165,10 +194,15 @@ class Process:
             port = gateway = _remote_gateway(settings)
             sessions = remote = RemoteSessions(gateway, name=settings.name or _front_end_name())
             self._watch("mqtt_sessions", remote)
-        front = MqttFront(settings, port, sessions=sessions, clock=self._clock)
+        front = MqttFront(settings, port, sessions=sessions, clock=self._clock, shares_port=self._is_worker)
         await self._start("mqtt", front)
         self._watch("mqtt", front)
         self._listens("mqtt", settings.listen_host, front.port)
+
+    async def _start_mqtt_workers(self, workers: MqttWorkers) -> None:
+        self._watch("mqtt", workers)
+        await self._start("mqtt", workers)
+        self._listens("mqtt", self._config.mqtt.listen_host, workers.port)
 
     # Helpers ------------------------------------------------------------------------------------------
 
@@ -211,7 +245,7 @@ class Process:
 
     def _watch(self, name: str, part: MetricSource) -> None:
         """Show a part's numbers, and why it is not ready when it has a way to say so."""
-        self._sources.append(part)
+        self.sources.append(part)
         if hasattr(part, "not_ready_reason"):
             self._checks[name] = lambda: part.not_ready_reason
 
@@ -224,8 +258,18 @@ async def run(config: Config, role: RoleName) -> None:
 
     Raises StartError or StoreError when they cannot start.
     """
+    await run_process(Process(config, role), asyncio.Event(), fields=_ready_fields(config, role))
+
+
+async def run_process(
+    process: Process,
+    stop_asked: asyncio.Event,
+    *,
+    fields: Mapping[str, str],
+    on_ready: Callable[[], None] = lambda: None,
+) -> None:
+    """As `run`; `stop_asked` stops it, too. `fields` stand in the line that says it is ready."""
     loop = asyncio.get_running_loop()
-    stop_asked = asyncio.Event()
 
     def stop(number: int) -> None:
         logger.debug("stop asked by signal %d", number)
@@ -238,7 +282,6 @@ async def run(config: Config, role: RoleName) -> None:
         loop.add_signal_handler(number, stop, number)
     allow_open_files()
 
-    process = Process(config, role)
     starting = asyncio.ensure_future(process.start())
     asking = asyncio.ensure_future(stop_asked.wait())
     try:
@@ -251,7 +294,8 @@ async def run(config: Config, role: RoleName) -> None:
         # What was made while starting lives as long as the process: no collection looks at it again.
         gc.collect()
         gc.freeze()
-        logger.info("iotmq %s is ready", iotmq.__version__, extra=_ready_fields(config, role, process))
+        logger.info("iotmq %s is ready", iotmq.__version__, extra={**fields, **process.addresses})
+        on_ready()
         await asking
         began_s = loop.time()
         await process.stop()
@@ -270,11 +314,13 @@ def allow_open_files() -> None:
             logger.debug("the limit of %d open files stays: %s", soft, error)
 
 
-def _ready_fields(config: Config, role: RoleName, process: Process) -> dict[str, str]:
-    fields = {"role": role, **process.addresses}
-    if role in ("serve", "broker"):
-        fields["data"] = str(Path(config.data).absolute())
-    return fields
+def _ready_fields(config: Config, role: RoleName) -> dict[str, str]:
+    has_data = role in ("serve", "broker")
+    return {"role": role, **({"data": str(Path(config.data).absolute())} if has_data else {})}
+
+
+def _has_workers(config: Config, role: RoleName) -> bool:
+    return role == "mqtt" and config.mqtt.workers > 1
 
 
 def _remote_gateway(settings: MqttSettings) -> RemoteGateway:

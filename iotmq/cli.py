@@ -68,6 +68,12 @@ def parser() -> argparse.ArgumentParser:
     for role, what in _ROLES.items():
         command = commands.add_parser(role, help=f"run {what}", description=f"Run {what}.")
         _add_config_options(command)
+        if role == "mqtt":
+            command.add_argument(
+                "--workers",
+                metavar="N",
+                help="processes that share the MQTT port (the setting `mqtt.workers`)",
+            )
         command.set_defaults(command=_run_role, role=role)
     _add_config_command(commands)
     _add_store_command(commands)
@@ -97,7 +103,10 @@ def _add_config_options(command: argparse.ArgumentParser) -> None:
 def _load(options: argparse.Namespace) -> Config:
     from iotmq.config import load_config
 
-    return load_config(options.config, assignments=options.assignments, data=options.data)
+    assignments = list(options.assignments)
+    if getattr(options, "workers", None) is not None:
+        assignments.append(f"mqtt.workers={options.workers}")
+    return load_config(options.config, assignments=assignments, data=options.data)
 
 
 def _run_role(options: argparse.Namespace) -> int:

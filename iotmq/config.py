@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import msgspec
 
+from iotmq import limits
 from iotmq.broker.settings import BrokerSettings
 from iotmq.console.settings import HttpSettings
 from iotmq.errors import ConfigError
@@ -268,6 +269,12 @@ def _contradictions(config: Config) -> Iterable[str]:
             f"mqtt.listen_host = {toml_value(config.mqtt.listen_host)} is refused: anybody who reaches this "
             "address could publish and subscribe without a name or password\n"
             "    allowed: a loopback address, or mqtt.allow_anonymous_remote = true where that is meant"
+        )
+    longest = f"{config.mqtt.name}-{config.mqtt.workers}".encode()
+    if config.mqtt.workers > 1 and len(longest) > limits.FRONT_END_NAME_BYTES_MAX:
+        yield (
+            f"mqtt.name is refused: with the numbers of {config.mqtt.workers} workers behind it, it has more "
+            f"than {limits.FRONT_END_NAME_BYTES_MAX} bytes"
         )
     taken: dict[tuple[str, int], str] = {}
     for section in ("registry", "broker", "mqtt", "http"):

@@ -110,6 +110,7 @@ FILTERS_PER_CHANNEL_MAX: Final = 10_000_000
 # records of one read, and queues whose pushes were not sent, by number; past that all count as missed.
 # Sessions in one answer to an operator.
 FRONT_END_NAME_BYTES_MAX: Final = 255
+MQTT_WORKERS_MAX: Final = 256
 SESSIONS_PER_REQUEST_MAX: Final = 1_024
 SESSION_QUEUES_MAX: Final = 65_536
 QUEUE_READ_RECORDS_MAX: Final = 1_024

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Protocol
 
 import msgspec
 from aiohttp import web
@@ -17,6 +18,21 @@ from iotmq.metrics import Metric, MetricSource
 
 # A check answers None when its part is ready, else the reason why it is not.
 ReadinessCheck = Callable[[], str | None]
+
+
+class Elsewhere(Protocol):
+    """Parts in other processes, which this port answers for."""
+
+    async def refresh(self) -> None:
+        """Ask them, in bounded time; what the others here tell is from then."""
+
+    @property
+    def not_alive_reason(self) -> str | None:
+        """Why /healthz should say no, None when it should not."""
+
+    def worker_states(self) -> Mapping[str, str | None]:
+        """Why each is not ready, None for those that are. A check says what that means for all."""
+
 
 # Silent connections are looked for so many times within the time they have.
 _LOOKS_PER_TIMEOUT = 4
@@ -34,10 +50,12 @@ class HttpServer:
         *,
         sources: Collection[MetricSource] = (),
         checks: Mapping[str, ReadinessCheck] | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self._settings = settings
         self._exposition = Exposition(sources)
         self._checks: Mapping[str, ReadinessCheck] = {} if checks is None else checks
+        self._elsewhere = elsewhere
         self._log = _RequestLog(logging.getLogger("iotmq.http"), {})
         self._runner: web.AppRunner | None = None  # set while the role runs
         self._looking: asyncio.TimerHandle | None = None
@@ -116,17 +134,27 @@ class HttpServer:
         )
 
     async def _metrics(self, request: web.Request) -> web.Response:
+        if self._elsewhere is not None:
+            await self._elsewhere.refresh()
         body, content_type = self._exposition.render(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _health(self, _request: web.Request) -> web.Response:
         """Answered by the loop that serves everything else: an answer is the proof that it turns."""
-        return web.Response(text="ok\n")
+        reason = None
+        if self._elsewhere is not None:
+            await self._elsewhere.refresh()
+            reason = self._elsewhere.not_alive_reason
+        return web.Response(text=f"{reason or 'ok'}\n", status=503 if reason else 200)
 
     async def _readiness(self, _request: web.Request) -> web.Response:
         """200 when every part is ready; 503 with the reasons of those that are not."""
+        if self._elsewhere is not None:
+            await self._elsewhere.refresh()
         reasons = {name: check() for name, check in self._checks.items()}
         is_ready = not any(reasons.values())
+        if self._elsewhere is not None:
+            reasons |= self._elsewhere.worker_states()
         return web.Response(
             body=msgspec.json.encode(
                 {

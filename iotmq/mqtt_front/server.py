@@ -64,9 +64,14 @@ class MqttFront:
         *,
         sessions: SessionPort | None = None,
         clock: Clock | None = None,
+        shares_port: bool = False,
     ) -> None:
-        """Without `sessions` every session ends with its connection, and is known to this process only."""
+        """Without `sessions` every session ends with its connection, and is known to this process only.
+
+        With `shares_port` other processes may listen on the same port, and each gets some of the connections.
+        """
         self._settings = settings
+        self._shares_port = shares_port
         self._gateway = port
         self._session_port = sessions
         self._clock = clock if clock is not None else SystemClock()
@@ -101,7 +106,9 @@ class MqttFront:
                 await self._session_port.start(parts.durable)
             self._server = await loop.create_server(
                 lambda: Device(parts.group, self._connection_settings),
-                sock=_listen(self._settings.listen_host, self._settings.listen_port),
+                sock=_listen(
+                    self._settings.listen_host, self._settings.listen_port, is_shared=self._shares_port
+                ),
                 backlog=_BACKLOG,
             )
         except BaseException:  # a start that waits for a broker may be cancelled
@@ -315,7 +322,7 @@ class MqttFront:
                 yield from durable_metrics(parts.durable)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
     """A listening socket whose connections have the kernel look for peers that vanished.
 
     Connections inherit SO_KEEPALIVE from their listener, which saves a call and an object for each.
@@ -327,6 +334,8 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if is_shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
         listener.listen(_BACKLOG)
         listener.setblocking(False)

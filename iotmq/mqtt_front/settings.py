@@ -78,6 +78,18 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ),
         ),
     ] = ""
+    workers: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=limits.MQTT_WORKERS_MAX,
+            description=(
+                "Processes of iotmq mqtt that share the MQTT port; the kernel spreads new connections over "
+                "them. A core serves one. Each is called name-1, name-2 ... at the brokers; limits such as "
+                "connections_max hold for each. iotmq serve has its front end in its one process."
+            ),
+        ),
+    ] = 1
     allow_anonymous_remote: Annotated[
         bool,
         Meta(

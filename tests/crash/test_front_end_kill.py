@@ -12,6 +12,7 @@ import pytest
 from crash_load import SMALL_FILES
 from eventually import eventually
 from gateway_process import GatewayProcess
+from kept_device import KeptDevice
 
 pytestmark = pytest.mark.crash
 
@@ -40,58 +41,14 @@ def roles(tmp_path: Path) -> Iterator[dict[str, GatewayProcess]]:
         yield {"broker": broker, "one": fronts[0], "two": fronts[1]}
 
 
-class Device:
-    """A paho client with a session that is kept. QoS 1 and 2, half of the topics each."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.got: Counter[bytes] = Counter()
-        self.is_present = False
-        self.client = self._client()
-
-    def _client(self) -> paho.Client:
-        client = paho.Client(
-            paho.CallbackAPIVersion.VERSION2,
-            f"device-{self.number}",
-            clean_session=False,
-            protocol=paho.MQTTv311,
-        )
-        client.will_set("wills", f"device-{self.number}", qos=1)
-        client.on_message = self._on_message
-        client.on_connect = self._on_connect
-        return client
-
-    def _on_connect(self, client: paho.Client, data: object, flags: paho.ConnectFlags, *_: object) -> None:
-        self.is_present = flags.session_present
-
-    def _on_message(self, client: paho.Client, data: object, message: paho.MQTTMessage) -> None:
-        self.got[message.payload] += 1
-
-    def connect(self, front: GatewayProcess) -> None:
-        # The same client object goes on, with what it knows of QoS 2.
-        self.client.connect("127.0.0.1", front.mqtt_port)
-        self.client.loop_start()
-        eventually(self.client.is_connected, f"device {self.number} is connected")
-
-    def leave(self) -> None:
-        """Stop reading and forget the connection without a word."""
-        self.client.loop_stop()
-
-    def subscribe(self) -> None:
-        done = threading.Event()
-        self.client.on_subscribe = lambda *_: done.set()
-        self.client.subscribe([(f"cmd/{self.number}/+", 1 + self.number % 2)])
-        assert done.wait(10)
-
-
 @pytest.mark.timeout(120)
 def test_devices_of_a_killed_front_end_lose_nothing_and_their_wills_are_published_once(
     roles: dict[str, GatewayProcess],
 ) -> None:
     one, two = roles["one"], roles["two"]
-    devices = [Device(number) for number in range(DEVICES)]
+    devices = [KeptDevice(number) for number in range(DEVICES)]
     for device in devices:
-        device.connect(one)
+        device.connect(one.mqtt_port)
         device.subscribe()
     wills: list[bytes] = []
     watcher = paho.Client(paho.CallbackAPIVersion.VERSION2, "watcher", protocol=paho.MQTTv311)
@@ -118,7 +75,7 @@ def test_devices_of_a_killed_front_end_lose_nothing_and_their_wills_are_publishe
         if count == MESSAGES // 2:
             # Half of them are back in time, the others' wills are due.
             for device in devices[: DEVICES // 2]:
-                device.connect(two)
+                device.connect(two.mqtt_port)
                 assert device.is_present
         if count == MESSAGES * 2 // 3:
             roles["broker"].kill()
@@ -126,7 +83,7 @@ def test_devices_of_a_killed_front_end_lose_nothing_and_their_wills_are_publishe
     eventually(lambda: len(acknowledged) == MESSAGES, "everything is stored", within_s=30)
     eventually(lambda: len(wills) >= DEVICES // 2, "wills", within_s=30)
     for device in devices[DEVICES // 2 :]:
-        device.connect(two)
+        device.connect(two.mqtt_port)
         assert device.is_present
     for device in devices:
         wanted = {b"%d" % count for count in range(MESSAGES) if count % DEVICES == device.number}

@@ -20,8 +20,10 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"client", "store"}),
     frozenset({"mqtt_front", "bridge", "console", "broker", "registry"}),
     frozenset({"config"}),
+    frozenset({"worker_channel"}),
+    frozenset({"mqtt_workers"}),
     frozenset({"assembly", "by_hand", "store_tools", "admin_command"}),
-    frozenset({"sessions_command"}),
+    frozenset({"sessions_command", "mqtt_worker"}),
     frozenset({"cli"}),
     frozenset({"__main__"}),
 )

@@ -1,0 +1,100 @@
+"""What is known of worker processes without starting any: settings, what is said between them, the port."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from iotmq import limits
+from iotmq.config import Config, config_from_table
+from iotmq.errors import ConfigError
+from iotmq.metrics import Metric
+from iotmq.mqtt_workers import MqttWorkers, _hold_port
+from iotmq.worker_channel import (
+    Ask,
+    Begin,
+    Failed,
+    Listening,
+    frame,
+    read_from_worker,
+    read_to_worker,
+    status,
+)
+
+
+def table(**mqtt: object) -> dict[str, object]:
+    return {"mqtt": mqtt}
+
+
+@pytest.mark.parametrize("workers", [1, limits.MQTT_WORKERS_MAX])
+def test_as_many_workers_as_there_may_be(workers: int) -> None:
+    assert config_from_table(table(workers=workers)).mqtt.workers == workers
+
+
+@pytest.mark.parametrize("workers", [0, limits.MQTT_WORKERS_MAX + 1])
+def test_more_workers_are_refused(workers: int) -> None:
+    with pytest.raises(ConfigError, match=r"mqtt\.workers"):
+        config_from_table(table(workers=workers))
+
+
+def test_a_name_has_room_for_the_numbers_of_workers() -> None:
+    longest = "x" * (limits.FRONT_END_NAME_BYTES_MAX - len("-10"))
+    assert config_from_table(table(workers=10, name=longest)).mqtt.name == longest
+    assert config_from_table(table(workers=1, name=longest + "xxx")).mqtt.workers == 1
+    with pytest.raises(ConfigError, match=r"mqtt\.name"):
+        config_from_table(table(workers=10, name=longest + "x"))
+
+
+def reader(*chunks: bytes) -> asyncio.StreamReader:
+    made = asyncio.StreamReader()
+    for chunk in chunks:
+        made.feed_data(chunk)
+    made.feed_eof()
+    return made
+
+
+async def test_what_is_said_arrives_as_it_was_said() -> None:
+    config = config_from_table(
+        {"mqtt": {"routes": [{"filter": "a/+", "topic": "T"}], "broker_secret_key": "s"}, "data": "d"}
+    )
+    to_worker = [Begin(3, config), Ask(1 << 40)]
+    stream = reader(*(frame(message) for message in to_worker))
+    assert [await read_to_worker(stream) for _ in range(3)] == [*to_worker, None]
+    told = status(
+        7,
+        {"mqtt": None, "mqtt_sessions": "no broker"},
+        [Metric("a", "gauge", "A.", True, (("broker", "b"),)), Metric("b_total", "counter", "B.", 2)],
+    )
+    assert told.metrics[0].value == 1.0
+    from_worker = [Listening(), Failed("why"), told]
+    stream = reader(*(frame(message) for message in from_worker))
+    assert [await read_from_worker(stream) for _ in range(4)] == [*from_worker, None]
+
+
+@pytest.mark.parametrize("size", [0, 3, 4, 5])
+async def test_a_frame_cut_short_is_the_end(size: int) -> None:
+    assert await read_from_worker(reader(frame(Failed("reason"))[:size])) is None
+
+
+def test_the_port_is_held_and_takes_no_connection() -> None:
+    with _hold_port("127.0.0.1", 0) as held:
+        port = held.getsockname()[1]
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), 5)
+        with socket.socket() as worker:
+            worker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            worker.bind(("127.0.0.1", port))
+            worker.listen()
+            for _ in range(20):
+                socket.create_connection(("127.0.0.1", port), 5).close()
+            with pytest.raises(OSError, match=rf"cannot listen on 127\.0\.0\.1:{port} for MQTT"):
+                _hold_port("127.0.0.1", port)
+
+
+def test_nothing_is_ready_before_the_start() -> None:
+    workers = MqttWorkers(Config())
+    assert workers.not_ready_reason == "no worker is ready"
+    assert workers.not_alive_reason is None
+    assert [metric.value for metric in workers.metrics()] == [0]
