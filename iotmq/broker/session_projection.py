@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 NAME: Final = "sessions"
 FORMAT_VERSION: Final = 1
+# Sessions that were looked at last and are kept decoded: they say five times a second how far they came.
+RECENT_SESSIONS_MAX: Final = 8_192
 # How many queues are looked at per write, once the log has been trimmed or sessions have come further.
 SWEEP_QUEUES: Final = 256
 
@@ -172,6 +174,8 @@ class SessionProjection(KeyValueProjection):
     def __init__(self, key_values: KeyValueStore) -> None:
         self.queues = LightQueues(SESSION_TOPIC, self._apply_record)
         self._changes = _Changes(self.queues)
+        # What the database has, or `_changes`.
+        self._recent: dict[str, StoredSession] = {}
         self._count = 0
         self.malformed_records = 0
         # Queues whose sessions have come further, and what is left to look at behind a trimmed log.
@@ -189,10 +193,19 @@ class SessionProjection(KeyValueProjection):
 
     def session(self, client_id: str) -> StoredSession | None:
         """The session of a client, to look at and not to change."""
+        recent = self._recent.get(client_id)
+        if recent is not None:
+            return recent
         if client_id in self._changes.sessions:
             return self._changes.sessions[client_id]
         value = self._space.get(_session_key(client_id))
-        return None if value is None else _decode(value)
+        return None if value is None else self._remember(client_id, _decode(value))
+
+    def _remember(self, client_id: str, session: StoredSession) -> StoredSession:
+        if len(self._recent) >= RECENT_SESSIONS_MAX:
+            self._recent.clear()
+        self._recent[client_id] = session
+        return session
 
     def sessions(self, *, after: str | None = None) -> Iterator[tuple[str, StoredSession]]:
         """All sessions in the order of their client ids' UTF-8, from behind `after` on."""
@@ -260,10 +273,12 @@ class SessionProjection(KeyValueProjection):
 
     def tidy(self) -> None:
         """Look at some queues whose sessions have come further, or whose records are gone."""
-        for _ in range(min(SWEEP_QUEUES, len(self._moved_queues))):
-            queue_id = self._moved_queues.pop()
-            if self.queues.filter_of(queue_id) is not None:
-                self.queues.advance(queue_id, self._lowest_cursor(queue_id))
+        if self._moved_queues:
+            changed = self._lowest_changed()
+            for _ in range(min(SWEEP_QUEUES, len(self._moved_queues))):
+                queue_id = self._moved_queues.pop()
+                if self.queues.filter_of(queue_id) is not None:
+                    self.queues.advance(queue_id, self._lowest_cursor(queue_id, changed.get(queue_id)))
         for _ in range(SWEEP_QUEUES):
             queue_id_or_none = None if self._sweep is None else next(self._sweep, None)
             if queue_id_or_none is None:
@@ -310,6 +325,7 @@ class SessionProjection(KeyValueProjection):
     def clear(self, position: int) -> None:
         """Delete everything; the log is applied again from `position` on."""
         self.queues.forget_all()
+        self._recent.clear()
         super().clear(position)
         self._count = 0
 
@@ -353,7 +369,8 @@ class SessionProjection(KeyValueProjection):
                 if subscription is not None:
                     self._unsubscribe(change.client_id, subscription)
         elif isinstance(change, Progress):
-            self._progress(change, session)
+            if not self._progress(change, session):
+                return
         elif isinstance(change, Close):
             session.owner = ""
             session.closed_ms = now_ms
@@ -367,7 +384,7 @@ class SessionProjection(KeyValueProjection):
         self._put(change.client_id, session)
 
     def _put(self, client_id: str, session: StoredSession) -> None:
-        self._changes.sessions[client_id] = session
+        self._changes.sessions[client_id] = self._remember(client_id, session)
         is_unsettled = bool(session.owner) or session.will is not None
         self._changes.marks[_TAG_UNSETTLED + client_id.encode()] = is_unsettled
 
@@ -391,6 +408,7 @@ class SessionProjection(KeyValueProjection):
             self._unsubscribe(client_id, subscription)
         self._set_due(client_id, session.due_ms, is_there=False)
         self._changes.sessions[client_id] = None
+        self._recent.pop(client_id, None)
         self._changes.marks[_TAG_UNSETTLED + client_id.encode()] = False
         self._count -= 1
 
@@ -409,7 +427,9 @@ class SessionProjection(KeyValueProjection):
         self._moved_queues.add(subscription.queue_id)
         self.queues.unsubscribe(subscription.queue_id)
 
-    def _progress(self, change: Progress, session: StoredSession) -> None:
+    def _progress(self, change: Progress, session: StoredSession) -> bool:
+        """True when there is more to it than cursors, which are keys of their own."""
+        has_changed = session.done != change.done
         for topic_filter, cursor, sent in change.cursors:
             subscription = session.subscriptions.get(topic_filter)
             if subscription is not None:
@@ -418,9 +438,12 @@ class SessionProjection(KeyValueProjection):
                 self._moved_queues.add(queue_id)
         session.done = change.done
         if change.received is not None:
+            has_changed = has_changed or session.received != change.received
             session.received = change.received
         if change.in_flight is not None:
+            has_changed = has_changed or session.in_flight != change.in_flight
             session.in_flight = change.in_flight
+        return has_changed
 
     def _set_due(self, client_id: str, due_ms: int | None, *, is_there: bool) -> None:
         if due_ms is not None:
@@ -431,6 +454,7 @@ class SessionProjection(KeyValueProjection):
     def _load(self) -> None:
         super()._load()
         self.queues.forget_all()
+        self._recent.clear()
         self._moved_queues.clear()
         try:
             for key, value in self._space.scan(_TAG_FILTER, _TAG_ENTRIES):
@@ -454,17 +478,21 @@ class SessionProjection(KeyValueProjection):
             yield value
         yield self.queues.pending(queue_id)
 
-    def _lowest_cursor(self, queue_id: int) -> int:
-        lowest = _POSITION_MAX
+    def _lowest_changed(self) -> dict[int, int]:
+        """Of each queue the lowest of the cursors that came since the last write."""
+        lowest: dict[int, int] = {}
+        for (queue_id, _), cursor in self._changes.cursors.items():
+            if cursor is not None:
+                lowest[queue_id] = min(cursor[0], lowest.get(queue_id, _POSITION_MAX))
+        return lowest
+
+    def _lowest_cursor(self, queue_id: int, changed: int | None) -> int:
+        lowest = _POSITION_MAX if changed is None else changed
         start, stop = _QUEUE_KEY.pack(_TAG_CURSOR, queue_id), _QUEUE_KEY.pack(_TAG_CURSOR, queue_id + 1)
         for key, value in self._space.scan(start, stop):
             client_id = key[_QUEUE_KEY.size :].decode()
             if (queue_id, client_id) not in self._changes.cursors:
                 lowest = min(lowest, _CURSOR.unpack(value)[0])
-        # Few: what came since the last write.
-        for (changed_id, _), cursor in self._changes.cursors.items():
-            if changed_id == queue_id and cursor is not None:
-                lowest = min(lowest, cursor[0])
         return 0 if lowest == _POSITION_MAX else lowest
 
     def _drop_gone(self, queue_id: int) -> None:

@@ -285,7 +285,7 @@ class RemoteSessions:
             if isinstance(answer, Refused):
                 session.is_incomplete = True
             else:
-                session.parts[link] = answer.epoch
+                session.add_part(link, answer.epoch)
                 opened[link] = answer
         options: dict[str, int] = {}
         for part in reversed(list(opened.values())):
@@ -356,7 +356,7 @@ class RemoteSessions:
             if isinstance(found, Refused):
                 return
             if self._sessions.get(session.client_id) is session:
-                session.parts[link] = found.epoch
+                session.add_part(link, found.epoch)
             else:
                 link.close_session(
                     CloseRequest(client_id=session.client_id, epoch=found.epoch, expiry_s=0, drops_will=True)
@@ -462,7 +462,7 @@ class RemoteSessions:
         self._links[link.number] = None
         for session in self._sessions.values():
             if session.home is not link:
-                session.parts.pop(link, None)
+                session.drop_part(link)
         self._run(link.stop())
         self._renew_later([session for session in self._sessions.values() if session.home is link])
 

@@ -51,7 +51,7 @@ def own_pushes(number: int, pushes: memoryview) -> memoryview | bytes:
 class SharedSession:
     """A connected client, and the brokers that have its session."""
 
-    __slots__ = ("client_id", "epoch", "fence", "home", "is_incomplete", "is_kept", "is_opening", "parts")
+    __slots__ = ("_others", "client_id", "epoch", "fence", "home", "is_incomplete", "is_kept", "is_opening")
 
     def __init__(self, client_id: str, epoch: int, home: SessionLink, *, is_kept: bool) -> None:
         self.client_id = client_id
@@ -59,13 +59,30 @@ class SharedSession:
         # The home's; what the front end calls the session by.
         self.epoch = epoch
         self.home = home
-        # Epochs at the brokers that have the session.
-        self.parts: dict[SessionLink, int] = {home: epoch}
+        # Epochs at the other brokers that have the session. None for none: where there is one broker, a
+        # hundred thousand devices have no use for a dictionary each.
+        self._others: dict[SessionLink, int] | None = None
         self.is_opening = True
         # Some broker does not know all of its filters.
         self.is_incomplete = False
         # Why the session was lost while it was being opened.
         self.fence: str | None = None
+
+    @property
+    def parts(self) -> dict[SessionLink, int]:
+        """Epochs at the brokers that have the session, the home first; a copy."""
+        return {self.home: self.epoch} if self._others is None else {self.home: self.epoch} | self._others
+
+    def add_part(self, link: SessionLink, epoch: int) -> None:
+        """Another broker has the session."""
+        if self._others is None:
+            self._others = {}
+        self._others[link] = epoch
+
+    def drop_part(self, link: SessionLink) -> None:
+        """A broker that is not the home is forgotten."""
+        if self._others is not None:
+            self._others.pop(link, None)
 
     def merged(
         self,

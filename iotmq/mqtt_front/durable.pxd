@@ -31,10 +31,11 @@ cdef class DurableSession(DeviceSession):
     cdef readonly Device device
     cdef readonly str client_id
     cdef readonly int64_t epoch
-    cdef readonly dict subscriptions    # filter -> list of QueueSubscription, one per broker
-    cdef dict _by_id                    # queue id -> QueueSubscription
+    cdef readonly tuple subscriptions   # of QueueSubscription; a filter has one for each broker
     cdef Flight* flights                # ring in the order of sending
     cdef uint32_t flights_first, flights_count, flights_capacity
+    # A hundred thousand of these are idle, and a container without content costs more than all of the above: what
+    # is empty mostly is None then.
     cdef list _behind                   # subscriptions that have to read
     cdef set _done                      # (queue id, position) the device was done with in an earlier connection
     cdef dict _repeated                 # (queue id, position) -> InFlight of an earlier connection
@@ -49,6 +50,7 @@ cdef class DurableSession(DeviceSession):
     cdef int offer(self, QueueSubscription subscription, int64_t position, OutgoingMessage message) except -1
     cdef bint send(self, QueueSubscription subscription, int64_t position, OutgoingMessage message) except -1
     cdef int _remove(self, QueueSubscription subscription) except -1
+    cdef int _caught_up(self, QueueSubscription subscription) except -1
     cdef int forget_repeated(self, QueueSubscription subscription) except -1
     cdef int64_t cursor_of(self, QueueSubscription subscription) noexcept
     cdef int fall_behind(self, QueueSubscription subscription) except -1
@@ -63,7 +65,7 @@ cdef class DurableEgress:
     cdef readonly DeviceGroup group
     cdef readonly object port           # client.session_ports.SessionPort
     cdef object _handler
-    cdef dict _queues                   # queue id -> list of QueueSubscription
+    cdef dict _queues                   # queue id -> its QueueSubscription, or a list of several
     cdef list _moved                    # sessions the broker is to be told of
     cdef list _scheduled                # sessions that go on in the next turn
     cdef list _persisting               # sessions whose QoS 2 state the broker is to know first
@@ -75,6 +77,9 @@ cdef class DurableEgress:
     cdef readonly uint64_t malformed
     cdef readonly uint64_t refused_progress
 
+    cdef tuple find(self, queue_id)
+    cdef int put(self, QueueSubscription subscription) except -1
+    cdef int discard(self, QueueSubscription subscription) except -1
     cdef int _pass_on(self, QueueSubscription subscription) except -1
     cdef int schedule(self, DurableSession session) except -1
     cdef int note_moved(self, DurableSession session) except -1

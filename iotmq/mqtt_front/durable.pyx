@@ -39,6 +39,7 @@ cdef enum:
     FLIGHT_DONE = 2
     READ_RECORDS_MAX = 128
     READ_BYTES_MAX = 256 * 1024
+    TOLD_PER_TURN = 64              # sessions whose progress is told at once: about a millisecond's work
 
 
 cdef class QueueSubscription:
@@ -62,12 +63,9 @@ cdef class DurableSession(DeviceSession):
         self.device = device
         self.client_id = client_id
         self.epoch = opened.epoch
-        self.subscriptions = {}
-        self._by_id = {}
-        self._behind = []
-        self._repeated = {(flight.queue_id, flight.position): flight for flight in opened.in_flight}
-        self._done = set(opened.done)
-        self._to_release = []
+        self.subscriptions = ()
+        self._repeated = {(flight.queue_id, flight.position): flight for flight in opened.in_flight} or None
+        self._done = set(opened.done) or None
 
     def __dealloc__(self):
         cdef uint32_t index
@@ -84,8 +82,9 @@ cdef class DurableSession(DeviceSession):
         cdef QueueSubscription subscription
         self.device.restore_received(opened.received)
         self.add(opened.subscriptions, is_resumed=True)
+        by_id = self._by_id() if opened.in_flight else {}
         for flight in opened.in_flight:
-            subscription = self._by_id.get(flight.queue_id)
+            subscription = by_id.get(flight.queue_id)
             if flight.is_released and subscription is not None:
                 # Taken by the device, and passed over when the queue is read.
                 self.add_flight(subscription, flight.position, flight.packet_id, 2, FLIGHT_RELEASED)
@@ -99,34 +98,39 @@ cdef class DurableSession(DeviceSession):
     def add(self, found, *, bint is_resumed=False):
         """Subscriptions the broker has: new ones, and known ones with other options."""
         cdef QueueSubscription subscription
+        by_id = self._by_id()
         for entry in found:
-            subscription = self._by_id.get(entry.queue_id)
+            subscription = by_id.get(entry.queue_id)
             if subscription is not None:
                 subscription.qos = entry.options & 3
                 continue
             subscription = QueueSubscription(self, entry)
-            self._by_id[entry.queue_id] = subscription
-            self.subscriptions.setdefault(entry.topic_filter, []).append(subscription)
-            self.egress._queues.setdefault(entry.queue_id, []).append(subscription)
+            by_id[entry.queue_id] = subscription
+            self.egress.put(subscription)
             # What came between the broker's answer and now was pushed to nobody.
             self.fall_behind(subscription)
+        self.subscriptions = tuple(by_id.values())
         if not is_resumed:
             self.egress.schedule(self)
 
     def remove(self, filters):
         """Filters that were unsubscribed."""
-        for topic_filter in filters:
-            for subscription in self.subscriptions.pop(topic_filter, ()):
+        unwanted = set(filters)
+        cdef QueueSubscription subscription
+        cdef list kept = []
+        for subscription in self.subscriptions:
+            if subscription.topic_filter in unwanted:
                 self._remove(subscription)
+            else:
+                kept.append(subscription)
+        self.subscriptions = tuple(kept)
 
     cdef int _remove(self, QueueSubscription subscription) except -1:
         subscription.is_ended = True
-        del self._by_id[subscription.queue_id]
-        others = self.egress._queues[subscription.queue_id]
-        others.remove(subscription)
-        if not others:
-            del self.egress._queues[subscription.queue_id]
-        return 0
+        return self.egress.discard(subscription)
+
+    def _by_id(self):
+        return {(<QueueSubscription>subscription).queue_id: subscription for subscription in self.subscriptions}
 
     def end(self):
         """The connection is over: what the broker has to know of it, as a SessionProgress."""
@@ -136,20 +140,22 @@ cdef class DurableSession(DeviceSession):
         progress = SessionProgress(
             self.client_id,
             self.epoch,
-            [self._place(subscription) for subscription in self._by_id.values()],
+            [self._place(subscription) for subscription in self.subscriptions],
             self.device.received_packet_ids,
             self._in_flight(qos_min=1),
             self._done_past_cursors(),
         )
-        self.remove(list(self.subscriptions))
-        self._behind = []
+        for subscription in self.subscriptions:
+            self._remove(subscription)
+        self.subscriptions = ()
+        self._behind = None
         self._held = None
         return progress
 
     @property
     def behind_count(self):
         """Subscriptions that are not up to date."""
-        return len(self._behind)
+        return 0 if self._behind is None else len(self._behind)
 
     # From the broker
 
@@ -217,7 +223,10 @@ cdef class DurableSession(DeviceSession):
     cdef int fall_behind(self, QueueSubscription subscription) except -1:
         if not subscription.is_behind:
             subscription.is_behind = True
-            self._behind.append(subscription)
+            if self._behind is None:
+                self._behind = [subscription]
+            else:
+                self._behind.append(subscription)
         return 0
 
     # From the device
@@ -235,14 +244,17 @@ cdef class DurableSession(DeviceSession):
         if flight == NULL:
             return 1
         flight.state = FLIGHT_RELEASED
-        self._to_release.append(packet_id)
+        if self._to_release is None:
+            self._to_release = [packet_id]
+        else:
+            self._to_release.append(packet_id)
         self.egress.persist(self)
         return 0
 
     cdef int room_again(self) except -1:
         """Read on for subscriptions that are behind, while the device takes more."""
         cdef QueueSubscription subscription
-        if not self._behind or self.is_ended:
+        if self._behind is None or self.is_ended:
             return 0
         for subscription in tuple(self._behind):
             if self._held is not None or not (
@@ -255,7 +267,7 @@ cdef class DurableSession(DeviceSession):
 
     cdef int read(self, QueueSubscription subscription) except -1:
         if subscription.is_ended:
-            self._behind.remove(subscription)
+            self._caught_up(subscription)
             return 0
         subscription.is_reading = True
         self.egress.port.read_queue(
@@ -300,20 +312,28 @@ cdef class DurableSession(DeviceSession):
             self.forget_repeated(subscription)
         if found.is_end and subscription.pushed_position < subscription.next_position:
             subscription.is_behind = False
-            self._behind.remove(subscription)
+            self._caught_up(subscription)
         else:
             self.egress.schedule(self)
 
+    cdef int _caught_up(self, QueueSubscription subscription) except -1:
+        self._behind.remove(subscription)
+        if not self._behind:
+            self._behind = None
+        return 0
+
     cdef int forget_repeated(self, QueueSubscription subscription) except -1:
         """Messages the log has lost meanwhile are not sent again."""
-        for queue_id, position in list(self._repeated):
+        for queue_id, position in list(self._repeated or ()):
             if queue_id == subscription.queue_id and position < subscription.next_position:
                 repeated = self._repeated.pop((queue_id, position))
                 if not repeated.is_released:
                     self.device.free_packet_id(repeated.packet_id)
-        for queue_id, position in list(self._done):
+        for queue_id, position in list(self._done or ()):
             if queue_id == subscription.queue_id and position < subscription.next_position:
                 self._done.discard((queue_id, position))
+        self._repeated = self._repeated or None
+        self._done = self._done or None
         return 0
 
     def _try_again(self):
@@ -399,7 +419,8 @@ cdef class DurableSession(DeviceSession):
                     flight.state == FLIGHT_RELEASED,
                 ))
         # Not sent again yet in this connection.
-        found += [repeated for repeated in self._repeated.values() if not repeated.is_released]
+        if self._repeated is not None:
+            found += [repeated for repeated in self._repeated.values() if not repeated.is_released]
         return found
 
     def _done_past_cursors(self):
@@ -413,7 +434,8 @@ cdef class DurableSession(DeviceSession):
             subscription = <QueueSubscription>flight.subscription
             if flight.state == FLIGHT_DONE and flight.position >= self.cursor_of(subscription):
                 found.append((subscription.queue_id, flight.position))
-        found += self._done
+        if self._done is not None:
+            found += self._done
         return found
 
     # What the broker is told
@@ -440,7 +462,7 @@ cdef class DurableSession(DeviceSession):
         return SessionProgress(
             self.client_id,
             self.epoch,
-            [self._place(subscription) for subscription in self._by_id.values() if subscription.is_moved],
+            [self._place(subscription) for subscription in self.subscriptions if subscription.is_moved],
             received if received or had_received else None,
             self._in_flight(qos_min=2) if has_moved_flights else None,
             self._done_past_cursors(),
@@ -448,12 +470,12 @@ cdef class DurableSession(DeviceSession):
 
     def begin_persisting(self):
         """What the broker has to know first: (messages that are held, packet ids to release)."""
-        to_release, self._to_release = self._to_release, []
-        return self._held, to_release
+        to_release, self._to_release = self._to_release, None
+        return self._held, to_release or ()
 
     def not_persisted(self, to_release):
         """The broker does not know it; the same has to come again."""
-        self._to_release = [*to_release, *self._to_release]
+        self._to_release = [*to_release, *(self._to_release or ())] or None
 
     def persisted(self, held, to_release):
         """The broker knows the packet ids of QoS 2: what waited for that may be sent."""
@@ -524,8 +546,8 @@ cdef class DurableEgress:
             self.malformed += 1
         for at in range(0, size - 7, 8):
             place = get_u32(&pushes[0] + at)
-            subscriptions = self._queues.get(get_u32(&pushes[0] + at + 4))
-            if subscriptions is None:
+            subscriptions = self.find(get_u32(&pushes[0] + at + 4))
+            if not subscriptions:
                 continue
             if place != last_place:
                 last_place = place
@@ -537,11 +559,37 @@ cdef class DurableEgress:
                 if not is_message:
                     self.malformed += 1
             if is_message:
-                for subscription in tuple(subscriptions):
+                for subscription in subscriptions:
                     if record.position >= 0:
                         subscription.session.offer(subscription, record.position, self._message)
                     else:
                         self._pass_on(subscription)
+
+    cdef tuple find(self, queue_id):
+        """The subscriptions of a queue."""
+        found = self._queues.get(queue_id)
+        if found is None:
+            return ()
+        return tuple(found) if isinstance(found, list) else (found,)
+
+    cdef int put(self, QueueSubscription subscription) except -1:
+        found = self._queues.setdefault(subscription.queue_id, subscription)
+        if isinstance(found, list):
+            (<list>found).append(subscription)
+        elif found is not subscription:
+            self._queues[subscription.queue_id] = [found, subscription]
+        return 0
+
+    cdef int discard(self, QueueSubscription subscription) except -1:
+        found = self._queues[subscription.queue_id]
+        if isinstance(found, list):
+            (<list>found).remove(subscription)
+            if len(<list>found) > 1:
+                return 0
+            self._queues[subscription.queue_id] = (<list>found)[0]
+        else:
+            del self._queues[subscription.queue_id]
+        return 0
 
     cdef int _pass_on(self, QueueSubscription subscription) except -1:
         """A message that is stored nowhere: to a device that takes it now, or to nobody."""
@@ -561,7 +609,7 @@ cdef class DurableEgress:
         """Records of these queues were not pushed."""
         cdef QueueSubscription subscription
         for queue_id in queue_ids:
-            for subscription in tuple(self._queues.get(queue_id, ())):
+            for subscription in self.find(queue_id):
                 subscription.session.missed(subscription)
 
     def fenced(self, str client_id not None, int64_t epoch, str reason not None):
@@ -601,9 +649,18 @@ cdef class DurableEgress:
             self._progress_timer.cancel()
             self._progress_timer = None
         moved, self._moved = self._moved, []
-        changes = [session.progress() for session in moved if not session.is_ended and session.is_moved]
+        self._tell(moved)
+
+    def _tell(self, moved):
+        """As many as leave the turn room for messages; the rest in the next."""
+        cdef DurableSession session
+        changes = [
+            session.progress() for session in moved[:TOLD_PER_TURN] if not session.is_ended and session.is_moved
+        ]
         if changes:
             self.port.progress(changes, self._told)
+        if len(moved) > TOLD_PER_TURN:
+            self.group.loop.call_soon(self._tell, moved[TOLD_PER_TURN:])
 
     def _told(self, refused):
         if refused is not None:

@@ -152,7 +152,9 @@ class Subscriptions:
                 device.send_suback(event.packet_id, codes)
                 if not session.is_ended:
                     self.count += len(wanted.keys() - known.keys())
-                    known.update(wanted)
+                    # Under the text that the session has already: there are many of these.
+                    same_text = {entry.topic_filter: entry.topic_filter for entry in found}
+                    known.update((same_text.get(name, name), granted) for name, granted in wanted.items())
                     session.add(found)
                     self._send_retained(device, wanted.items())
             device.after_answer()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -244,6 +245,41 @@ async def test_the_broker_is_told_how_far_a_session_came_without_its_end(
     await device.connect(site.fronts["two"])
     await sender.publish("t", b"new")
     assert await device.receives(1) == [("t", b"new")]
+
+
+async def test_the_progress_of_many_sessions_is_told_over_several_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 150
+    monkeypatch.setattr(durable, "PROGRESS_INTERVAL_S", 3600)
+    site = await open_site(tmp_path, "one")
+    sizes: list[int] = []
+    progress = site.bench.broker.sessions.progress
+
+    def counted(*arguments: Any) -> None:
+        sizes.append(len(arguments[1]))
+        progress(*arguments)
+
+    try:
+        sender = await publisher(site, "one")
+        devices = [SessionDevice(f"d{number}") for number in range(count)]
+        for device in devices:
+            await device.connect(site.fronts["one"])
+            await device.subscribe((f"dev/{device.client_id}", 1))
+        for device in devices:
+            await sender.publish(f"dev/{device.client_id}", b"x")
+        for device in devices:
+            await device.receives(1)
+        monkeypatch.setattr(site.bench.broker.sessions, "progress", counted)
+        parts = site.fronts["one"].mqtt._parts
+        assert parts is not None
+        assert parts.durable is not None
+        parts.durable.tell_progress()
+        assert sizes == [64]
+        await soon(lambda: sum(sizes) == count, "all are told")
+        assert max(sizes) == 64
+    finally:
+        await site.close()
 
 
 async def test_many_devices_on_one_filter_cost_one_entry_a_message(site: MqttSite) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from store_model import BORN_HOST, open_small
 
+from iotmq.broker import session_projection
 from iotmq.broker.session_projection import SessionProjection
 from iotmq.broker.session_records import (
     Change,
@@ -135,6 +136,57 @@ def test_progress_moves_the_cursor_and_the_queue_forgets_what_nobody_needs(
     assert broker.bodies("two", "t/#") == [b"4", b"5", b"6", b"7", b"8", b"9"]
     assert broker.projection.backlog(queue_id, positions[4]) == 6
     assert broker.projection.backlog(queue_id, positions[9] + 1) == 0
+
+
+def test_progress_of_cursors_alone_does_not_write_the_session_again(broker: Broker) -> None:
+    epoch = connect(broker, "one", "a/#")
+    broker.projection.write_out()
+    position = broker.publish(("a/b", b"x"))
+    broker.change(Progress("one", epoch, [("a/#", position, position)]))
+    keys, _, _, _ = broker.projection._changes.all_items()
+    assert [key[:1] for key in keys].count(b"\x03") == 0
+    assert [key[:1] for key in keys].count(b"\x04") == 1
+    broker.change(Progress("one", epoch, [], received=[7]))
+    keys, _, _, _ = broker.projection._changes.all_items()
+    assert [key[:1] for key in keys].count(b"\x03") == 1
+    broker.restart()
+    session = broker.projection.session("one")
+    assert session is not None
+    assert session.received == [7]
+    assert broker.projection.cursor(session.subscriptions["a/#"].queue_id, "one") == (position, position)
+
+
+def test_more_sessions_than_are_remembered_are_all_found(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_projection, "RECENT_SESSIONS_MAX", 3)
+    epochs = {name: connect(broker, name, "a/#") for name in ("one", "two", "three", "four", "five")}
+    broker.projection.write_out()
+    for number, (name, epoch) in enumerate(epochs.items()):
+        broker.change(Progress(name, epoch, [], received=[number + 1]))
+    broker.change(End("two", epochs["two"]))
+    assert broker.projection.session("two") is None
+    broker.restart()
+    received = {
+        name: session.received for name in epochs if (session := broker.projection.session(name)) is not None
+    }
+    assert received == {"one": [1], "three": [3], "four": [4], "five": [5]}
+
+
+def test_a_queue_keeps_what_the_slowest_of_its_sessions_needs_written_or_not(broker: Broker) -> None:
+    fast, slow = connect(broker, "fast", "a/#"), connect(broker, "slow", "a/#")
+    positions = []
+    for number in range(3):
+        positions.append(broker.publish(("a/b", b"%d" % number)))
+        broker.projection.write_out()
+    broker.change(Progress("slow", slow, [("a/#", positions[1], positions[1])]))
+    broker.projection.write_out()
+    broker.change(Progress("fast", fast, [("a/#", positions[2], positions[2])]))
+    broker.projection.tidy()
+    assert broker.bodies("slow", "a/#") == [b"1", b"2"]
+    broker.change(Progress("slow", slow, [("a/#", positions[2], positions[2])]))
+    broker.projection.tidy()
+    assert broker.bodies("slow", "a/#") == [b"2"]
 
 
 def test_a_read_goes_on_where_the_one_before_ended(broker: Broker) -> None:
