@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -30,6 +32,8 @@ class Server:
     def __init__(self, name: str, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
         self.name = name
         self.port = port
+        self.http_port = 0
+        """Where `metric` asks; 0 for a server that has no metrics."""
         self.pid = process.pid
         self.is_killed = False
         self._process = process
@@ -61,6 +65,13 @@ class Server:
     def exact_cpu_s(self) -> float:
         """`cpu_s` of this process alone, from the scheduler's nanosecond counters."""
         return exact_cpu_s(self.pid)
+
+    def metric(self, name: str) -> float:
+        """The sum of all samples of one name; 0 when there is none."""
+        url = f"http://127.0.0.1:{self.http_port}/metrics"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            text = answer.read().decode()
+        return sum(float(value) for value in re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.M))
 
     def check(self) -> None:
         """Raises PeerError, with the end of its log, when the server is not running any more."""
@@ -124,12 +135,17 @@ def mosquitto(*, core: int, has_tcp_nodelay: bool = False) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def iotmq(
-    *, core: int, settings: Mapping[str, str] | None = None, data_parent: Path | None = None
+    *,
+    core: int,
+    settings: Mapping[str, str] | None = None,
+    data_parent: Path | None = None,
+    data: Path | None = None,
 ) -> Iterator[Server]:
     """The all-in-one gateway with a durable log (async flush), in a data directory that goes with it.
 
     ``settings`` are further ``--set`` assignments, ``section.key`` to value. The directory lies in
-    ``data_parent``, by default ``build/benchmarks``: a real disk, as a gateway has.
+    ``data_parent``, by default ``build/benchmarks``: a real disk, as a gateway has. ``data`` is a directory
+    that is there already, and stays.
     """
     mqtt_port, broker_port, registry_port, http_port = free_ports(4)
     parent = data_parent or RESULTS
@@ -165,11 +181,12 @@ key = "{{1}}"
             "--config",
             str(file),
             "--data",
-            str(Path(directory, "data")),
+            str(data or Path(directory, "data")),
         ]
         for name, value in (settings or {}).items():
             command += ["--set", f"{name}={value}"]
         with _running("iotmq", command, core, mqtt_port, Path(directory)) as server:
+            server.http_port = http_port
             yield server
 
 

@@ -77,6 +77,7 @@ def _held(swarm: Swarm) -> dict[str, Any]:
         "counters": engine.counters_now(),
         "latencies": engine.latencies(),
         "oldest_repeat_at_ns": engine.oldest_repeat_at_ns,
+        "now_ns": time.monotonic_ns(),
     }
 
 
