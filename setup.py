@@ -52,6 +52,7 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.broker.retained_collector", ".pyx", []),
     ("iotmq.remoting.frame_header", ".pyx", []),
     ("iotmq.remoting.send_frames", ".pyx", []),
+    ("iotmq.broker.send_properties", ".pyx", []),
     ("iotmq.broker.send_path", ".pyx", ["z"]),
     ("iotmq.remoting.pull_frames", ".pyx", []),
     ("iotmq.broker.pull_path", ".pyx", []),

@@ -210,7 +210,7 @@ _WORDS: Final = (
         "registry",
         "set",
         "registries:change_settings",
-        "change settings of every registry until it is started again",
+        "change settings of every registry",
         (_SETTINGS,),
     ),
     _Word(

@@ -56,7 +56,7 @@ async def show_settings(session: Session, options: argparse.Namespace) -> Result
 
 
 async def change_settings(session: Session, options: argparse.Namespace) -> Result:
-    """Change settings of all registries until they are started again."""
+    """Change settings of all registries; they keep them."""
     wanted = parse_pairs(options.settings)
     await session.admin.changes.change_registry_settings(wanted)
     return Done(f"{', '.join(wanted)} changed at all registries", {"settings": wanted})

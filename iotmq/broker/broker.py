@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Final
 
 from iotmq.broker.acl import Guard, open_access_control
 from iotmq.broker.administration import Administration
+from iotmq.broker.announced_changes import AnnouncedChanges
 from iotmq.broker.changed_settings import ChangedSettings
 from iotmq.broker.consumed import lowest_consumed_position
 from iotmq.broker.consumer_offsets import ConsumerOffsets
@@ -110,6 +111,7 @@ class Broker:
             settings,
             host=host,
             delay_offsets=config / "delayOffset.json",
+            when_told=self._when_told,
         )
         self._consuming = Consuming(
             store,
@@ -179,6 +181,7 @@ class Broker:
             host=host,
             retained_messages_max=settings.retained_messages_max,
             retained_bytes_max=settings.retained_bytes_max,
+            is_writable=settings.is_writable,
         )
         self.delivery = self._mqtt.delivery
         self.sessions = self._mqtt.sessions
@@ -199,8 +202,9 @@ class Broker:
         self.requests = RequestTable(
             areas, take_run=self._sending.sends.take_run, take_pull=self._consuming.pulls.take_pull
         )
+        announced = AnnouncedChanges(self.requests, self.topics, self._when_told)
         self._server = RemotingServer(
-            self.requests if self.access is None else Guard(self.requests, self.access),
+            announced if self.access is None else Guard(announced, self.access),
             host=settings.listen_host,
             port=settings.listen_port,
             idle_s=settings.idle_s,
@@ -363,6 +367,7 @@ class Broker:
         """Let every part have the values that changed while the broker runs."""
         settings = self._settings = self._changed_settings.broker
         self._sending.apply_settings(settings)
+        self._mqtt.apply_settings(settings)
         self._consuming.apply_settings(settings)
         self.subscription_groups.may_create = settings.auto_create_groups
         self.groups.expiry_s = settings.client_expiry_s
@@ -394,6 +399,9 @@ class Broker:
         if self.topics.find(name) is None:
             self.statistics.forget_topic(name)
         self._presence.topics_changed()
+
+    def _when_told(self, call: Callable[[], None]) -> None:
+        self._presence.when_told(call)
 
     def _on_group_changed(self, name: str) -> None:
         if self.subscription_groups.find(name) is None:

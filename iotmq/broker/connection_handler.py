@@ -22,6 +22,7 @@ from iotmq.broker.client_views import (
 from iotmq.broker.consumer_offsets import ConsumerOffsets
 from iotmq.broker.groups import Groups
 from iotmq.broker.request_table import Handler
+from iotmq.broker.topics import TopicTable, known_topic
 from iotmq.clock import Clock
 from iotmq.errors import RequestError
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -32,7 +33,8 @@ from iotmq.remoting.server import ServerConnection
 class ConnectionHandler:
     """Shows the live groups; changes nothing."""
 
-    def __init__(self, groups: Groups, offsets: ConsumerOffsets, clock: Clock) -> None:
+    def __init__(self, topics: TopicTable, groups: Groups, offsets: ConsumerOffsets, clock: Clock) -> None:
+        self._topics = topics
         self._groups = groups
         self._offsets = offsets
         self._clock = clock
@@ -91,7 +93,7 @@ class ConnectionHandler:
         return request.reply(ResponseCode.SUCCESS, body=body)
 
     def _groups_of_topic(self, connection: ServerConnection, request: Command) -> Command | None:
-        topic = request.text("topic")
+        topic = known_topic(self._topics, request.text("topic")).topic_name
         names = dict.fromkeys(
             group.name for group in self._groups.consumer_groups() if topic in group.subscriptions
         )

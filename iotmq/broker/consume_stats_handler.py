@@ -12,8 +12,8 @@ from iotmq.broker.consume_stats import ConsumeStats, TopicStats, encode_stats
 from iotmq.broker.consumer_offsets import ConsumerOffsets
 from iotmq.broker.long_answers import LongAnswers, Work
 from iotmq.broker.request_table import Handler
-from iotmq.broker.topics import TopicConfig, TopicTable
-from iotmq.errors import RequestError
+from iotmq.broker.subscription_groups import check_group_name, group_of
+from iotmq.broker.topics import RETRY_PREFIX, TopicConfig, TopicTable, known_topic
 from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
@@ -62,9 +62,9 @@ class ConsumeStatsHandler:
         return self._long_answers.answer(connection, request, self._write_topic(request, config))
 
     def _one_group(self, connection: ServerConnection, request: Command) -> Command | None:
-        group = request.text("consumerGroup")
+        group = group_of(request, "consumerGroup")
         topic = request.text("topic", "")
-        configs = self._stats.consumed(group, [topic] if topic else self._offsets.topics_of(group))
+        configs = self._stats.consumed(group, [topic] if topic else self._topics_of(group))
         return self._long_answers.answer(connection, request, self._write_group(request, group, configs))
 
     def _all_groups(self, connection: ServerConnection, request: Command) -> Command | None:
@@ -73,7 +73,7 @@ class ConsumeStatsHandler:
 
     def _time_span(self, connection: ServerConnection, request: Command) -> Command | None:
         config = self._topic_of(request)
-        group = request.text("group")
+        group = group_of(request, "group")
         return self._long_answers.answer(connection, request, self._write_spans(request, group, config))
 
     def _correction(self, connection: ServerConnection, request: Command) -> Command | None:
@@ -82,9 +82,11 @@ class ConsumeStatsHandler:
         Per queue the lowest offset any group has that still is in the queue, or the largest number there
         is when the group compared is behind that already.
         """
-        topic = request.text("topic")
-        compared = self._offsets.of_topic(request.text("compareGroup"), topic)
-        left_out = set(request.text("filterGroups", "").split(","))
+        topic = self._topic_of(request).topic_name
+        compared = self._offsets.of_topic(group_of(request, "compareGroup"), topic)
+        left_out = {name for name in request.text("filterGroups", "").split(",") if name}
+        for group in left_out:
+            check_group_name(group, "filterGroups")
         lowest: dict[int, int] = {}
         for group in self._offsets.groups_of(topic):
             if group in left_out:
@@ -125,6 +127,8 @@ class ConsumeStatsHandler:
             topics.setdefault(group, []).append(topic)
             yield None
         for group, names in topics.items():
+            self._add_retry_topic(group, names)
+        for group, names in topics.items():
             parts: list[bytes] = []
             for config in self._stats.consumed(group, names):
                 if is_order and not config.order:
@@ -147,11 +151,16 @@ class ConsumeStatsHandler:
         spans = yield from self._stats.time_spans(group, config)
         return request.reply(ResponseCode.SUCCESS, body=msgspec.json.encode({"consumeTimeSpanSet": spans}))
 
+    def _topics_of(self, group: str) -> list[str]:
+        """The topics a group has offsets in, and its retry topic: messages wait there before any offset."""
+        names = self._offsets.topics_of(group)
+        self._add_retry_topic(group, names)
+        return names
+
+    def _add_retry_topic(self, group: str, names: list[str]) -> None:
+        name = RETRY_PREFIX + group
+        if name not in names and self._topics.find(name) is not None:
+            names.append(name)
+
     def _topic_of(self, request: Command) -> TopicConfig:
-        name = request.text("topic")
-        config = self._topics.find(name)
-        if config is None:
-            raise RequestError(
-                ResponseCode.TOPIC_NOT_EXIST, f"the field topic names the topic {name}, which does not exist"
-            )
-        return config
+        return known_topic(self._topics, request.text("topic"))

@@ -48,12 +48,15 @@ class LocalGateway:
         host: bytes,
         record_bytes_max: int,
         clock: Clock,
+        is_writable: Callable[[], bool],
     ) -> None:
+        """`is_writable()` is whether the broker takes messages from anybody."""
         self._intake = intake
         self._delayed = delayed
         self._replies = replies
         self._topics = topics
         self._delivery = delivery
+        self._is_writable = is_writable
         self._host = host
         self._clock = clock
         self._record_bytes_max = record_bytes_max
@@ -69,7 +72,7 @@ class LocalGateway:
 
     @property
     def not_ready_reason(self) -> str | None:
-        return self._intake.refusal or None
+        return self._intake.refusal or (None if self._is_writable() else _NOT_WRITABLE)
 
     async def start(
         self, topics: Collection[str], receiver: DeliveryReceiver, queues_changed: Callable[[], None]
@@ -113,6 +116,9 @@ class LocalGateway:
             done(ResponseCode.SUCCESS, "")
             return
 
+        if not self._is_writable():
+            done(ResponseCode.SERVICE_NOT_AVAILABLE, _NOT_WRITABLE)
+            return
         self._intake.append(
             topic,
             queue_id,
@@ -126,6 +132,9 @@ class LocalGateway:
     def append_delayed(
         self, topic: str, queue_id: int, elements: Buffer, *, count: int, done: AppendDone
     ) -> None:
+        if not self._is_writable():
+            done(ResponseCode.SERVICE_NOT_AVAILABLE, _NOT_WRITABLE)
+            return
         queue_id %= self._queue_counts[topic]
         self._delayed.append(topic, queue_id, elements, born_host=self._host, done=partial(_report, done))
 
@@ -163,6 +172,7 @@ class LocalGateway:
         self._intake.queue_count(topic, create=True)
 
 
+_NOT_WRITABLE: Final = "this broker does not take messages (broker.is_writable)"
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 
 
@@ -173,7 +183,9 @@ def _nothing() -> None:
 def _report(done: AppendDone, outcome: StoredBatch | IntakeError) -> None:
     """Turn the intake's answer into the port's."""
     if isinstance(outcome, IntakeError):
-        done(outcome.code, outcome.remark)
+        # As from afar, where the route has no queue that takes messages: devices wait until there is one.
+        is_topic_closed = outcome.code == ResponseCode.NO_PERMISSION
+        done(ResponseCode.SERVICE_NOT_AVAILABLE if is_topic_closed else outcome.code, outcome.remark)
     elif outcome.status == ResponseCode.SUCCESS:
         done(ResponseCode.SUCCESS, "")
     else:
@@ -203,10 +215,13 @@ class GatewayHandler:
         host: bytes,
         record_bytes_max: int,
         clock: Clock,
+        is_writable: bool = True,
     ) -> None:
         self._intake = intake
         self._delayed = delayed
         self._delivery = delivery
+        # May be changed at any time.
+        self.is_writable = is_writable
         self._host = host
         self._record_bytes_max = record_bytes_max
         self._clock = clock
@@ -267,6 +282,9 @@ class GatewayHandler:
         return topic, queue_id
 
     def _publish_delayed(self, connection: ServerConnection, request: Command) -> Command | None:
+        if not self.is_writable:
+            # Devices wait until it is.
+            raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, _NOT_WRITABLE)
         topic, queue_id = self._queue_of(request)
         # Nothing may have been stored in the topic yet.
         count = self._intake.queue_count(topic, create=True)

@@ -12,8 +12,8 @@ from iotmq.broker.groups import ConsumerGroup, Groups, Member
 from iotmq.broker.long_answers import LongAnswers, Work
 from iotmq.broker.queue_locks import MessageQueue
 from iotmq.broker.request_table import Handler
-from iotmq.broker.subscription_groups import SYSTEM_GROUPS, SubscriptionGroups, check_group_name
-from iotmq.broker.topics import TopicTable
+from iotmq.broker.subscription_groups import SYSTEM_GROUPS, SubscriptionGroups, group_of
+from iotmq.broker.topics import TopicTable, known_topic
 from iotmq.errors import RequestError
 from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
@@ -61,8 +61,7 @@ class GroupChangesHandler:
         self._long_answers.connection_lost(connection)
 
     def _delete(self, connection: ServerConnection, request: Command) -> Command | None:
-        name = request.text("groupName")
-        check_group_name(name)
+        name = group_of(request, "groupName")
         if name in SYSTEM_GROUPS:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR, f"the field groupName names {name}, which belongs to the broker"
@@ -74,8 +73,7 @@ class GroupChangesHandler:
         return request.reply(ResponseCode.SUCCESS)
 
     def _reset(self, connection: ServerConnection, request: Command) -> Command | None:
-        topic, group_name = request.text("topic"), request.text("group")
-        check_group_name(group_name)
+        topic, group_name = request.text("topic"), group_of(request, "group")
         timestamp_ms = request.integer("timestamp", minimum=_NOW)
         request.text("isForce")
         is_forced = request.boolean("isForce")
@@ -135,12 +133,12 @@ class GroupChangesHandler:
         return wanted
 
     def _clone(self, connection: ServerConnection, request: Command) -> Command | None:
-        source, target = request.text("srcGroup"), request.text("destGroup")
-        check_group_name(source)
-        check_group_name(target)
+        source, target = group_of(request, "srcGroup"), group_of(request, "destGroup")
         is_offline = request.boolean("offline")
         topic = request.text("topic", "")
-        topics = [topic] if topic else [name for name, group in self._offsets.pairs() if group == source]
+        if topic:
+            known_topic(self._topics, topic)
+        topics = [topic] if topic else self._offsets.topics_of(source)
         live = self._groups.consumer_group(source)
         for name in topics:
             is_unsubscribed = live is not None and live.subscriptions and name not in live.subscriptions

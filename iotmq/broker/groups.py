@@ -103,7 +103,7 @@ class Groups:
         consumers = heartbeat.consumer_data_set or ()
         producers = heartbeat.producer_data_set or ()
         for name in [data.group_name for data in (*consumers, *producers)]:
-            check_group_name(name)
+            check_group_name(name, "groupName")
         kinds = [
             (
                 consume_type_name(data.consume_type),

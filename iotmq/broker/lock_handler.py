@@ -68,6 +68,6 @@ class LockHandler:
 
 def _decode(request: Command) -> LockRequest:
     asked = lenient_json.decode(request.body, LockRequest)
-    check_group_name(asked.consumer_group)
+    check_group_name(asked.consumer_group, "consumerGroup")
     check_client_id(asked.client_id)
     return asked

@@ -16,6 +16,7 @@ from iotmq.broker.session_handler import SessionHandler
 from iotmq.broker.session_projection import SessionProjection
 from iotmq.broker.session_views_handler import SessionViewsHandler
 from iotmq.broker.sessions import Sessions
+from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.timers import Timers
 from iotmq.broker.topics import TopicTable
 from iotmq.clock import Clock
@@ -38,6 +39,7 @@ class MqttParts:
         host: bytes,
         retained_messages_max: int,
         retained_bytes_max: int,
+        is_writable: bool,
     ) -> None:
         """`host` is what records carry as the host they were stored at."""
         self._intake = intake
@@ -70,6 +72,7 @@ class MqttParts:
             host=host,
             record_bytes_max=self._record_bytes_max,
             clock=clock,
+            is_writable=is_writable,
         )
         self.session_requests = SessionHandler(self.sessions, self.retained, intake)
         self.areas: list[Area] = [
@@ -89,11 +92,16 @@ class MqttParts:
             host=self._host,
             record_bytes_max=self._record_bytes_max,
             clock=self._clock,
+            is_writable=lambda: self._gateway.is_writable,
         )
 
     def local_sessions(self, name: str) -> LocalSessions:
         """Sessions for an MQTT front end in the same process, which other front ends know as `name`."""
         return LocalSessions(self.sessions, self.retained, name=name)
+
+    def apply_settings(self, settings: BrokerSettings) -> None:
+        """Take the values that may change while the broker runs."""
+        self._gateway.is_writable = settings.is_writable
 
     def stop(self) -> None:
         """Nothing more is done by itself."""

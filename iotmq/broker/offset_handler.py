@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from iotmq.broker.consumer_offsets import ConsumerOffsets
 from iotmq.broker.long_answers import LongAnswers, Work
 from iotmq.broker.request_table import Handler
-from iotmq.broker.subscription_groups import check_group_name
-from iotmq.broker.topics import TopicTable
+from iotmq.broker.subscription_groups import group_of
+from iotmq.broker.topics import TopicTable, known_topic
 from iotmq.errors import RequestError
 from iotmq.message.record import decode_record
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -51,7 +51,7 @@ class OffsetHandler:
         self._long_answers.connection_lost(connection)
 
     def _query(self, connection: ServerConnection, request: Command) -> Command | None:
-        group = request.text("consumerGroup")
+        group = group_of(request, "consumerGroup")
         topic, queue_id, queue = self._queue_of(request)
         offset = self._offsets.find(group, topic, queue_id)
         if offset is None and self._is_young(queue):
@@ -65,8 +65,7 @@ class OffsetHandler:
         return request.reply(ResponseCode.SUCCESS, ext={"offset": str(offset)})
 
     def _update(self, connection: ServerConnection, request: Command) -> Command | None:
-        group = request.text("consumerGroup")
-        check_group_name(group)
+        group = group_of(request, "consumerGroup")
         topic, queue_id, queue = self._queue_of(request)
         offset = request.integer("commitOffset", minimum=0)
         # A group past the end would skip what is appended there later.
@@ -114,11 +113,7 @@ class OffsetHandler:
         """The queue a request names; None while nothing was ever written to it."""
         name = request.text("topic")
         queue_id = request.integer("queueId", minimum=-(2**31), maximum=2**31 - 1)
-        topic = self._topics.find(name)
-        if topic is None:
-            raise RequestError(
-                ResponseCode.TOPIC_NOT_EXIST, f"the field topic names the topic {name}, which does not exist"
-            )
+        topic = known_topic(self._topics, name)
         if not 0 <= queue_id < topic.queue_count:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,

@@ -95,6 +95,13 @@ class Presence:
         if self._registration is not None:
             self._registration.wake()
 
+    def when_told(self, call: Callable[[], None]) -> None:
+        """Call once the registries know what holds now; at once while there are none."""
+        if self._registration is None:
+            call()
+        else:
+            self._registration.when_told(call)
+
     def apply_settings(self, settings: BrokerSettings) -> None:
         """Take the values that may change while the broker runs."""
         before, self._settings = self._settings, settings

@@ -14,7 +14,7 @@ from iotmq.broker.heartbeat import SubscriptionData
 from iotmq.broker.long_answers import LongAnswers, Work
 from iotmq.broker.request_table import Handler
 from iotmq.broker.tag_filter import parse_tags
-from iotmq.broker.topics import TopicTable
+from iotmq.broker.topics import TopicTable, known_topic
 from iotmq.errors import RequestError, StoreError
 from iotmq.message.properties import UNIQ_KEY
 from iotmq.message.record import decode_record, property_value
@@ -168,10 +168,7 @@ class QueryHandler:
             "count", _QUEUE_ENTRIES_DEFAULT, minimum=1, maximum=limits.QUEUE_ENTRIES_LISTED_MAX
         )
         group = request.text("consumerGroup", "")
-        if self._topics.find(topic) is None:
-            raise RequestError(
-                ResponseCode.TOPIC_NOT_EXIST, f"the field topic names the topic {topic}, which does not exist"
-            )
+        known_topic(self._topics, topic)
         queue = self._store.find_queue(topic, queue_id)
         if queue is None:
             raise RequestError(

@@ -12,7 +12,7 @@ from iotmq.broker.consumer_offsets import ConsumerOffsets
 from iotmq.broker.groups import Groups
 from iotmq.broker.queue_scaling import QueueState, TopicState
 from iotmq.broker.request_table import Handler
-from iotmq.broker.topics import TopicConfig, TopicTable
+from iotmq.broker.topics import TopicConfig, TopicTable, known_topic
 from iotmq.errors import RequestError
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
@@ -95,13 +95,7 @@ class QueueScalingHandler:
         )
 
     def _topic(self, request: Command) -> TopicConfig:
-        name = request.text("topic")
-        topic = self._topics.find(name)
-        if topic is None:
-            raise RequestError(
-                ResponseCode.TOPIC_NOT_EXIST, f"the field topic names the topic {name}, which does not exist"
-            )
-        return topic
+        return known_topic(self._topics, request.text("topic"))
 
     def _changeable_topic(self, request: Command) -> TopicConfig:
         topic = self._topic(request)

@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 _RETRY_FIRST_S = 0.5
 _UNREGISTER_S = 0.5
+# So long the answer to a request that changed a topic waits for registries at most.
+_TOLD_S = 1.0
 
 
 class RegistryLink:
@@ -49,6 +51,8 @@ class RegistryLink:
         self._connection: ClientConnection | None = None
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        # Called after the next registration that begins from here on, or its failure.
+        self._awaiting: list[Callable[[], None]] = []
         self.registrations_count = 0
         self.failures_count = 0
         # True from a successful registration until the next failure.
@@ -63,6 +67,11 @@ class RegistryLink:
 
     def wake(self) -> None:
         """Register as soon as possible: topics changed. Many calls before that make one registration."""
+        self._changed.set()
+
+    def tell(self, told: Callable[[], None]) -> None:
+        """Register as soon as possible; `told` is called when that is done, or has failed."""
+        self._awaiting.append(told)
         self._changed.set()
 
     async def stop(self) -> None:
@@ -84,28 +93,39 @@ class RegistryLink:
         retry_s = _RETRY_FIRST_S
         while True:
             self._changed.clear()
+            awaiting, self._awaiting = self._awaiting, []
             try:
-                await self._register()
-            except (IotmqError, OSError) as error:
-                self.failures_count += 1
-                if self.is_registered or self.failures_count == 1:
-                    logger.warning("not registered with registry %s: %s", self.address, error)
-                self.is_registered = False
+                error = await self._try_to_register()
+            finally:
+                for told in awaiting:
+                    told()
+            if error is not None:
                 # Brokers that lost one registry together do not come back together.
                 await asyncio.sleep(retry_s * random.uniform(0.75, 1.25))
                 retry_s = min(retry_s * 2, self._interval_s)
                 continue
-            if not self.is_registered:
-                logger.info("registered with registry %s", self.address)
-            self.is_registered = True
-            self.registrations_count += 1
-            self._registered()
             retry_s = _RETRY_FIRST_S
             try:
                 async with asyncio.timeout(self._interval_s):
                     await self._changed.wait()
             except TimeoutError:
                 pass
+
+    async def _try_to_register(self) -> Exception | None:
+        try:
+            await self._register()
+        except (IotmqError, OSError) as error:
+            self.failures_count += 1
+            if self.is_registered or self.failures_count == 1:
+                logger.warning("not registered with registry %s: %s", self.address, error)
+            self.is_registered = False
+            return error
+        if not self.is_registered:
+            logger.info("registered with registry %s", self.address)
+        self.is_registered = True
+        self.registrations_count += 1
+        self._registered()
+        return None
 
     async def _register(self) -> None:
         connection = self._connection
@@ -121,6 +141,28 @@ class RegistryLink:
         # The registry forgets a broker whose connection ends: come back before the interval is over.
         if self._connection is connection:
             self._changed.set()
+
+
+class _Telling:
+    """Several registries that are told the same."""
+
+    def __init__(self, links: list[RegistryLink], call: Callable[[], None]) -> None:
+        self._left = len(links)
+        self._call = call
+        self._timer = asyncio.get_running_loop().call_later(_TOLD_S, self._end)
+        for link in links:
+            link.tell(self._one_told)
+
+    def _one_told(self) -> None:
+        self._left -= 1
+        if not self._left:
+            self._end()
+
+    def _end(self) -> None:
+        """All know it, or it takes too long."""
+        self._timer.cancel()
+        call, self._call = self._call, _nothing
+        call()
 
 
 class Registration:
@@ -174,6 +216,17 @@ class Registration:
         for link in self.links:
             link.wake()
 
+    def when_told(self, call: Callable[[], None]) -> None:
+        """Call once every registry that knows this broker has been told what holds now; at once without any.
+
+        One that is slow is waited for a second at most.
+        """
+        links = [link for link in self.links if link.is_registered]
+        if links:
+            _Telling(links, call)
+        else:
+            call()
+
     async def wait_registered(self, timeout_s: float) -> None:
         """Return once a registry knows this broker; TimeoutError when none does in time."""
         if self.links:
@@ -219,6 +272,10 @@ class Registration:
 
     def _unregistration(self) -> Command:
         return Command.request(RequestCode.UNREGISTER_BROKER, self._identity)
+
+
+def _nothing() -> None:
+    pass
 
 
 def parse_address(address: str) -> tuple[str, int]:

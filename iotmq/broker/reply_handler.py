@@ -93,8 +93,9 @@ class ReplyHandler:
         self._host = _address(*decode_host(host))
         self._cluster_property = f"CLUSTER\x01{cluster}\x02".encode()
         self._region = region
-        self._trace_on = "true" if is_tracing_allowed else "false"
-        self._is_writable = is_writable
+        # Both may be changed at any time.
+        self.trace_on = "true" if is_tracing_allowed else "false"
+        self.is_writable = is_writable
         self._stores_replies = stores_replies
         self._in_flight_max = in_flight_max
         # Pushes without an answer yet.
@@ -177,7 +178,7 @@ class ReplyHandler:
 
     def _topic_of(self, header: ReplyHeader, names: Mapping[str, str]) -> TopicConfig:
         """The checks of any send, in their order."""
-        if not self._is_writable:
+        if not self.is_writable:
             raise RequestError(ResponseCode.NO_PERMISSION, "this broker does not take messages")
         check_topic_name(header.topic)
         if header.topic in UNSENDABLE_TOPICS:
@@ -283,7 +284,7 @@ class ReplyHandler:
             "queueId": str(queue_id),
             "queueOffset": str(offset),
             "MSG_REGION": self._region,
-            "TRACE_ON": self._trace_on,
+            "TRACE_ON": self.trace_on,
         }
         if problem:
             return request.reply(ResponseCode.SYSTEM_ERROR, remark=problem, ext=ext)

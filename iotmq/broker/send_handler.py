@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
 from iotmq import limits
 from iotmq.broker import device_requests
+from iotmq.broker.announced_changes import WhenTold
 from iotmq.broker.delays import DelayDelivery
 from iotmq.broker.element import encode_element
 from iotmq.broker.half_messages import is_prepared
@@ -17,6 +18,7 @@ from iotmq.broker.intake_answer import IntakeAnswer
 from iotmq.broker.offset_ids import OffsetMessageIds
 from iotmq.broker.request_table import Handler
 from iotmq.broker.send_path import SendPath
+from iotmq.broker.send_properties import element_wishes, without_wait
 from iotmq.broker.subscription_groups import SubscriptionGroups
 from iotmq.broker.timer_wish import HINT, NOW
 from iotmq.broker.topics import (
@@ -50,6 +52,10 @@ _TRUE = ("true", "1")
 # the general way. The first is in all names for a time of delivery. A feature that reads another property of
 # sends adds it here.
 _GENERAL_PROPERTIES = (b"DEL", b"TRAN_MSG", device_requests.HINT)
+
+
+def _at_once(call: Callable[[], None]) -> None:
+    call()
 
 
 class FieldNames(NamedTuple):
@@ -117,8 +123,10 @@ class SendHandler:
         is_tracing_allowed: bool,
         is_writable: bool,
         transactions: Transactions | None = None,
+        when_told: WhenTold = _at_once,
     ) -> None:
-        """Without `transactions` prepared messages are refused."""
+        """Without `transactions` prepared messages are refused. `when_told` is for sends that make topics."""
+        self._when_told = when_told
         self._transactions = transactions
         self._intake = intake
         self._topics = topics
@@ -226,6 +234,8 @@ class SendHandler:
     ) -> Command | None:
         ext = request.ext
         header = _read_header(request, names)
+        _check_names(header, names)
+        version = self._topics.version
         topic = self._find_topic(header, is_batch)
         name = topic.topic_name
         queue_id = header.queue_id
@@ -238,7 +248,7 @@ class SendHandler:
         if not topic.is_writable:
             raise RequestError(ResponseCode.NO_PERMISSION, f"topic {name} does not take messages")
 
-        properties = header.properties.encode()
+        properties = without_wait(header.properties.encode())
         if len(properties) > limits.PROPERTIES_BYTES_MAX:
             raise RequestError(
                 ResponseCode.MESSAGE_ILLEGAL,
@@ -282,6 +292,13 @@ class SendHandler:
                     ResponseCode.MESSAGE_ILLEGAL,
                     f"a batch of {len(elements)} bytes; store.record_bytes_max is {self._batch_bytes_max}",
                 )
+            for wished in element_wishes(elements):
+                if self._delivery.timers.read_wish(wished) is not NOW:
+                    raise RequestError(
+                        ResponseCode.MESSAGE_ILLEGAL,
+                        "a message of a batch cannot wait for a time: send it alone, with its DELAY or "
+                        "TIMER_ property",
+                    )
             batch_properties = properties + self._cluster_property
         else:
             if wish is not NOW:
@@ -298,6 +315,7 @@ class SendHandler:
             batch_properties = self._cluster_property
 
         answer = IntakeAnswer(connection, request, respond)
+        is_same = self._topics.version is version
         self._intake.append(
             name,
             queue_id,
@@ -307,10 +325,14 @@ class SendHandler:
             sys_flag=sys_flag,
             reconsume_times=reconsume_times,
             batch_properties=batch_properties,
-            done=answer,
+            done=answer if is_same else partial(self._answer_when_told, answer),
             waits_for_flush=_NO_WAIT not in header.properties,
         )
         return answer.take()
+
+    def _answer_when_told(self, answer: IntakeAnswer, result: StoredBatch | IntakeError) -> None:
+        """The next thing its sender does may be to ask a registry for the route of the topic it made."""
+        self._when_told(partial(answer, result))
 
     def _take_back(
         self, connection: ServerConnection, request: Command, topic: str, queue_id: int, unique_key: str
@@ -453,6 +475,20 @@ def _inflate_batch(elements: bytes | memoryview, sys_flag: int) -> tuple[bytes |
     except MessageFormatError as error:
         raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"compressed batch: {error}") from error
     return plain, sys_flag & ~(COMPRESSED | METHOD_MASK)
+
+
+def _check_names(header: SendHeader, names: FieldNames) -> None:
+    """Raise RequestError (1) for an overlong name; the topic itself is looked up, or checked when new."""
+    for field, meaning, value, size_max in (
+        (names.producer_group, "producerGroup", header.producer_group, limits.GROUP_BYTES_MAX),
+        (names.default_topic, "defaultTopic", header.default_topic, limits.TOPIC_BYTES_MAX),
+    ):
+        # A character has at least a byte, and at most four.
+        if 4 * len(value) > size_max and (size := len(value.encode())) > size_max:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the field {field} ({meaning}) has {size} bytes, more than {size_max}",
+            )
 
 
 def _read_header(request: Command, names: FieldNames) -> SendHeader:

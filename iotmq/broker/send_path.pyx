@@ -7,7 +7,7 @@ of one and go through the log's own checks; statistics, dispatch, the wish for a
 answers come once per run.
 
 Plain is: to a topic that is there and takes messages, to a queue of it that is named, with nothing in
-flags and properties that asks for more than storing. The first send that is not plain, or that the log
+flags and properties, its own or those of a batch's elements, that asks for more than storing. The first send that is not plain, or that the log
 refuses, ends the pass with nothing done for it; the general way then takes it from the start, so every
 refusal, remark and count of one is the general way's. `tests/property/test_send_path.py` compares both.
 """
@@ -17,6 +17,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t
 from libc.string cimport memcmp, memcpy
 
+from iotmq.broker.send_properties cimport has_text, next_wish, put_properties
 from iotmq.message.layout cimport (
     ELEMENT_FIXED_BYTES, PROPERTY_END, SYS_FLAG_COMPRESSED, SYS_FLAG_TRANSACTION_MASK, put_u16, put_u32,
 )
@@ -28,9 +29,6 @@ from iotmq.store.queue cimport Queue
 
 from iotmq.limits import PROPERTIES_BYTES_MAX
 from iotmq.remoting.answer_template import binary_pieces, json_pieces
-
-cdef extern from "string.h" nogil:
-    void* memmem(const void* haystack, size_t haystack_size, const void* needle, size_t needle_size)
 
 cdef enum:
     IS_ONEWAY = 2
@@ -252,12 +250,12 @@ cdef class SendPath:
         if frame.properties_size > PROPERTIES_MAX:
             return False
         for name in self.general_properties:
-            if has_text(properties, frame.properties_size, <bytes> name):
+            if has_text(properties, frame.properties_size, PyBytes_AS_STRING(<bytes> name), PyBytes_GET_SIZE(<bytes> name)):
                 return False
-        return True
+        return not frame.is_batch or next_wish(frame.body, frame.body + frame.body_size) == NULL
 
     cdef bint waits(self, SendRun run, const SendFrame* frame) except -1:
-        return not has_text(run.properties_of(frame), frame.properties_size, b"WAIT\x01false")
+        return not has_text(run.properties_of(frame), frame.properties_size, b"WAIT\x01false", 10)
 
     cdef int put(self, SendRun run, const SendFrame* frame, Queue queue, bytes born_host, int64_t now_ms,
                  Place* place) except -1:
@@ -267,6 +265,7 @@ cdef class SendPath:
         cdef Py_ssize_t own_size = PyBytes_GET_SIZE(self.batch_properties)
         cdef Py_ssize_t size
         cdef uint8_t* room
+        cdef bint has_wait = has_text(properties, properties_size, b"WAIT\x01", 5)
         self.log.share(&shared, queue, born_host, self.batch_properties, frame.sys_flag)
         shared.born_timestamp_ms = frame.born_timestamp_ms
         shared.store_timestamp_ms = now_ms
@@ -276,7 +275,8 @@ cdef class SendPath:
             if properties_size:
                 # What the header says of a batch is said of each record, before what the broker says.
                 room = self.room_for(properties_size + 1 + own_size)
-                memcpy(room, properties, properties_size)
+                properties_size = put_properties(room, properties, properties_size, has_wait)
+            if properties_size:
                 if room[properties_size - 1] != PROPERTY_END:
                     room[properties_size] = PROPERTY_END
                     properties_size += 1
@@ -287,6 +287,8 @@ cdef class SendPath:
             return 0
         size = ELEMENT_FIXED_BYTES + <Py_ssize_t> frame.body_size + properties_size
         room = self.room_for(size)
+        properties_size = put_properties(room + 22 + frame.body_size, properties, properties_size, has_wait)
+        size = ELEMENT_FIXED_BYTES + <Py_ssize_t> frame.body_size + properties_size
         put_u32(room, <uint32_t> size)
         put_u32(room + 4, 0)
         put_u32(room + 8, 0)
@@ -294,8 +296,6 @@ cdef class SendPath:
         put_u32(room + 16, <uint32_t> frame.body_size)
         memcpy(room + 20, frame.body, frame.body_size)
         put_u16(room + 20 + frame.body_size, <uint16_t> properties_size)
-        if properties_size:
-            memcpy(room + 22 + frame.body_size, properties, properties_size)
         self.log.store_batch(queue, room, room + size, &shared, place)
         return 0
 
@@ -457,10 +457,6 @@ cdef int tally(Tally* tallies, int count, Queue queue, const Place* place) excep
 
 cdef inline bint is_same(bytes text, const uint8_t* at, Py_ssize_t size):
     return PyBytes_GET_SIZE(text) == size and not memcmp(PyBytes_AS_STRING(text), at, size)
-
-
-cdef inline bint has_text(const uint8_t* at, Py_ssize_t size, bytes text):
-    return size > 0 and memmem(at, size, PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text)) != NULL
 
 
 cdef uint8_t* put_hex(uint8_t* at, int64_t number) noexcept:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from iotmq.broker.announced_changes import WhenTold
 from iotmq.broker.consumer_offsets import ConsumerOffsets
 from iotmq.broker.delays import DelayDelivery, DelayLevels
 from iotmq.broker.device_replies import DeviceReplies
@@ -45,6 +46,7 @@ class Sending:
         *,
         host: bytes,
         delay_offsets: Path,
+        when_told: WhenTold,
     ) -> None:
         """`host` is what records carry as the host they were stored at, `delay_offsets` a file."""
         message_ids = OffsetMessageIds(host)
@@ -115,6 +117,7 @@ class Sending:
             is_tracing_allowed=settings.is_tracing_allowed,
             is_writable=settings.is_writable,
             transactions=self.transactions,
+            when_told=when_told,
         )
         self._send_backs = SendBackHandler(
             store,
@@ -159,8 +162,9 @@ class Sending:
 
     def apply_settings(self, settings: BrokerSettings) -> None:
         """Take the values that may change while the broker runs."""
-        self.sends.is_writable = self._send_backs.is_writable = settings.is_writable
-        self.sends.trace_on = "true" if settings.is_tracing_allowed else "false"
+        for part in (self.sends, self._send_backs, self.replies):
+            part.is_writable = settings.is_writable
+        self.sends.trace_on = self.replies.trace_on = "true" if settings.is_tracing_allowed else "false"
 
     def metrics(self) -> Iterable[Metric]:
         for part in (

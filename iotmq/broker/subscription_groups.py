@@ -15,6 +15,7 @@ from iotmq.clock import Clock
 from iotmq.errors import RequestError
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import ResponseCode
+from iotmq.remoting.command import Command
 
 # Groups made at start: tools and gateways of the RocketMQ family use them without asking.
 SYSTEM_GROUPS = (
@@ -126,17 +127,25 @@ class SubscriptionGroups:
         )
 
 
-def check_group_name(name: str) -> None:
+def group_of(request: Command, field: str) -> str:
+    """The group that a field names. Raises RequestError (1) naming the field when it cannot be one."""
+    name = request.text(field)
+    check_group_name(name, field)
+    return name
+
+
+def check_group_name(name: str, field: str = "") -> None:
     """Raise RequestError (1) unless `name` may be a group: the characters of topics, up to 255 bytes."""
+    group = f"the group in the field {field}" if field else "the group"
     if not name:
-        raise RequestError(ResponseCode.SYSTEM_ERROR, "the group is empty")
+        raise RequestError(ResponseCode.SYSTEM_ERROR, f"{group} is empty")
     if len(name.encode()) > limits.GROUP_BYTES_MAX:
         raise RequestError(
             ResponseCode.SYSTEM_ERROR,
-            f"the group has {len(name.encode())} bytes, more than {limits.GROUP_BYTES_MAX}",
+            f"{group} has {len(name.encode())} bytes, more than {limits.GROUP_BYTES_MAX}",
         )
     if not is_legal_name(name):
         raise RequestError(
             ResponseCode.SYSTEM_ERROR,
-            f"the group {name!r} has characters other than letters, digits, %, |, _ and -",
+            f"{group} has characters other than letters, digits, %, |, _ and -: {name!r}",
         )

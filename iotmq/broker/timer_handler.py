@@ -14,7 +14,7 @@ from iotmq.broker.recall_handle import decode_handle
 from iotmq.broker.request_table import Handler
 from iotmq.broker.timer_wish import REAL_QUEUE_ID, REAL_TOPIC, UNIQUE_KEY
 from iotmq.broker.timers import Timers
-from iotmq.broker.topics import TopicTable
+from iotmq.broker.topics import TopicTable, known_topic
 from iotmq.errors import RequestError
 from iotmq.message.record import Record, property_value
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -67,10 +67,7 @@ class TimerHandler:
     def _recall(self, connection: ServerConnection, request: Command) -> Command | None:
         topic = request.text("topic")
         handle = decode_handle(request.text("recallHandle"))
-        if self._topics.find(topic) is None:
-            raise RequestError(
-                ResponseCode.TOPIC_NOT_EXIST, f"the field topic names the topic {topic}, which does not exist"
-            )
+        known_topic(self._topics, topic)
         for field, wanted, found in (
             ("topic", topic, handle.topic),
             ("broker name", self._broker_name, handle.broker_name),

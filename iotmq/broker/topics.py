@@ -266,6 +266,16 @@ def check_topic_name(name: str) -> None:
         )
 
 
+def known_topic(topics: TopicTable, name: str) -> TopicConfig:
+    """The topic that a field `topic` names. Raises RequestError (17) when there is none."""
+    config = topics.find(name)
+    if config is None:
+        raise RequestError(
+            ResponseCode.TOPIC_NOT_EXIST, f"the field topic names the topic {name}, which does not exist"
+        )
+    return config
+
+
 def is_legal_name(name: str) -> bool:
     """True when `name` has only the characters that topics and groups may have."""
     return _LEGAL_NAME.fullmatch(name) is not None

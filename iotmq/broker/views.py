@@ -48,7 +48,7 @@ class Views:
         self.long_answers = LongAnswers(cold_reads)
         self._relays = RelayHandler(store, groups, broker_name=broker_name, timeout_s=relay_timeout_s)
         self.areas: list[Area] = [
-            ConnectionHandler(groups, offsets, clock),
+            ConnectionHandler(topics, groups, offsets, clock),
             ConsumeStatsHandler(store, topics, offsets, stats, self.long_answers, address=address),
             QueryHandler(store, topics, groups, self.long_answers),
             StatisticsHandler(

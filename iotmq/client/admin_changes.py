@@ -170,10 +170,13 @@ class AdminChanges:
         check_group(source)
         check_group(target)
         ext = {"srcGroup": source, "destGroup": target, "offline": "true" if is_offline else "false"}
+        broker_names: set[str] = set()
         if topic:
             ext["topic"] = topic
+            route = await self._client.routes.find_for_reading(topic, timeout_s=1.0)
+            broker_names = {queue.broker_name for queue in route.readable}
         return await self._ask_masters(
-            RequestCode.CLONE_GROUP_OFFSET, ext, (), f"cloning the offsets of group {source}"
+            RequestCode.CLONE_GROUP_OFFSET, ext, broker_names, f"cloning the offsets of group {source}"
         )
 
     async def resume_transaction(self, message_id: str) -> None:
@@ -231,7 +234,7 @@ class AdminChanges:
         return found
 
     async def change_registry_settings(self, settings: Mapping[str, str]) -> None:
-        """Change settings of all registries, until they are started again."""
+        """Change settings of all registries."""
         await self._tell_registries(
             RequestCode.UPDATE_REGISTRY_CONFIG, {}, "settings", properties_text(settings)
         )

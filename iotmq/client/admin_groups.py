@@ -212,6 +212,7 @@ class GroupViews:
             RequestCode.QUERY_TOPIC_CONSUME_BY_WHO,
             {"topic": topic},
             doing=f"listing the groups of topic {topic}",
+            none_codes=(ResponseCode.TOPIC_NOT_EXIST,),
         )
         lists = [decode_answer(answer.body, _GroupList).group_list for answer in answers.values()]
         return sorted({group for groups in lists for group in groups})

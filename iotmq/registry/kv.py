@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TypeAlias
 
@@ -10,6 +9,7 @@ import msgspec
 
 from iotmq.errors import RequestError, StoreCorruptError
 from iotmq.limits import KV_BYTES_MAX, KV_TEXT_BYTES_MAX
+from iotmq.registry.files import replace_file
 from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import ResponseCode
 
@@ -90,18 +90,7 @@ class KeyValueFile:
 
     def save(self, values: KeyValues) -> None:
         """Replace the file: after a crash it has either state, whole. OSError when the disk refuses."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = self._path.with_name(self._path.name + ".tmp")
-        with fresh.open("wb") as file:
-            file.write(values.to_json())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, self._path)
-        directory = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        replace_file(self._path, values.to_json())
 
 
 def check_texts(**texts: str) -> None:

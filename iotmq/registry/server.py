@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
-
-import msgspec
 
 from iotmq.clock import Clock, SystemClock
 from iotmq.errors import RequestError
 from iotmq.limits import REGISTRY_NAME_BYTES_MAX
 from iotmq.metrics import Metric
+from iotmq.registry.changed_settings import ChangedSettingsFile, changed, setting_texts
 from iotmq.registry.kv import ORDER_TOPIC_NAMESPACE, KeyValueFile, KeyValues, check_texts
 from iotmq.registry.registration import VersionDocument, decode_registration
 from iotmq.registry.routes import BrokerGroup, BrokerIdentity, RouteTable, TopicQueues, TopicRoute
@@ -28,15 +28,14 @@ from iotmq.remoting.tls import server_tls
 logger = logging.getLogger("iotmq.registry")
 
 KV_FILE_NAME: Final = "kvConfig.json"
+SETTINGS_FILE_NAME: Final = "registrySettings.json"
 _FIRST_SCAN_S: Final = 5.0
 _CHANGES_WAITING_MAX: Final = 256
-# Settings that may change while a registry runs.
-_CHANGEABLE: Final = ("broker_timeout_s", "scan_interval_s")
 _UNIT: Final = 1
 _UNIT_SUBSCRIPTION: Final = 2
 
 _Handle: TypeAlias = Callable[[ServerConnection, Command], Command | None]
-_Change: TypeAlias = Callable[[KeyValues], KeyValues]
+_Change: TypeAlias = Callable[[], Awaitable[None]]
 
 
 class Registry:
@@ -48,13 +47,17 @@ class Registry:
     def __init__(
         self, settings: RegistrySettings, *, directory: Path | None = None, clock: Clock | None = None
     ) -> None:
-        """`directory` gets kvConfig.json; without one key-value settings last as long as the process."""
+        """`directory` gets kvConfig.json and registrySettings.json; without one what they would hold lasts as
+        long as the process."""
         self._settings = settings
         self._clock: Clock = clock or SystemClock()
         self._routes = RouteTable()
         self._values = KeyValues()
         self._file = None if directory is None else KeyValueFile(directory / KV_FILE_NAME)
-        # Changes of key-value settings, applied one after the other.
+        self._settings_file = (
+            None if directory is None else ChangedSettingsFile(directory / SETTINGS_FILE_NAME, settings)
+        )
+        # Changes of settings and key-value settings, applied one after the other.
         self._changes: asyncio.Queue[tuple[ServerConnection, Command, _Change]] = asyncio.Queue(
             _CHANGES_WAITING_MAX
         )
@@ -103,9 +106,11 @@ class Registry:
         return self._server.port
 
     async def start(self) -> None:
-        """Read the key-value settings and listen. StoreCorruptError, OSError."""
+        """Read the changed and the key-value settings and listen. StoreCorruptError, OSError."""
         if self._file is not None:
             self._values = await asyncio.to_thread(self._file.load)
+        if self._settings_file is not None:
+            self._settings = await asyncio.to_thread(self._settings_file.load)
         self._changer = asyncio.create_task(self._apply_changes())
         await self._server.start()
         self._scan_after(min(_FIRST_SCAN_S, self._settings.scan_interval_s))
@@ -305,37 +310,23 @@ class Registry:
         return request.reply(ResponseCode.SUCCESS)
 
     def _config(self, connection: ServerConnection, request: Command) -> Command:
-        return request.reply(ResponseCode.SUCCESS, body=properties_text(self._setting_texts()))
+        return request.reply(ResponseCode.SUCCESS, body=properties_text(setting_texts(self._settings)))
 
-    def _update_config(self, connection: ServerConnection, request: Command) -> Command:
-        """All lines or none. A registry keeps nothing of it: the next start reads its configuration."""
-        current = self._setting_texts()
-        wanted = {
-            name: value
-            for name, value in parse_properties(request.body_bytes()).items()
-            if current.get(name) != value
-        }
-        for name in wanted:
-            if name not in _CHANGEABLE:
-                raise RequestError(
-                    ResponseCode.SYSTEM_ERROR,
-                    f"{name} cannot change while the registry runs: configure it and restart"
-                    if name in current
-                    else f"there is no setting {name[:60]!r}; a registry has {', '.join(current)}",
-                )
-        try:
-            self._settings = msgspec.convert(
-                {**msgspec.structs.asdict(self._settings), **wanted}, RegistrySettings, strict=False
-            )
-        except (msgspec.ValidationError, ValueError) as error:
-            raise RequestError(ResponseCode.SYSTEM_ERROR, f"a setting cannot be: {error}") from None
+    def _update_config(self, connection: ServerConnection, request: Command) -> None:
+        """All lines or none, and kept for the next start."""
+        values = parse_properties(request.body_bytes())
+        # What cannot be is refused at once.
+        changed(self._settings, values)
+        self._change(connection, request, partial(self._change_settings, values))
+
+    async def _change_settings(self, values: Mapping[str, str]) -> None:
+        fresh = changed(self._settings, values)
+        if self._settings_file is not None and fresh != self._settings:
+            await asyncio.to_thread(self._settings_file.save, fresh)
+        self._settings = fresh
         if self._scan_timer is not None:
             self._scan_timer.cancel()
-            self._scan_after(self._settings.scan_interval_s)
-        return request.reply(ResponseCode.SUCCESS)
-
-    def _setting_texts(self) -> dict[str, str]:
-        return {name: str(value) for name, value in msgspec.structs.asdict(self._settings).items()}
+            self._scan_after(fresh.scan_interval_s)
 
     # Key-value settings.
 
@@ -354,11 +345,22 @@ class Registry:
     def _put_value(self, connection: ServerConnection, request: Command) -> None:
         namespace, key, value = request.text("namespace"), request.text("key"), request.text("value")
         check_texts(namespace=namespace, key=key, value=value)
-        self._change(connection, request, lambda values: values.put(namespace, key, value))
+        self._change_values(connection, request, lambda values: values.put(namespace, key, value))
 
     def _delete_value(self, connection: ServerConnection, request: Command) -> None:
         namespace, key = request.text("namespace"), request.text("key")
-        self._change(connection, request, lambda values: values.delete(namespace, key))
+        self._change_values(connection, request, lambda values: values.delete(namespace, key))
+
+    def _change_values(
+        self, connection: ServerConnection, request: Command, change: Callable[[KeyValues], KeyValues]
+    ) -> None:
+        async def apply() -> None:
+            fresh = change(self._values)
+            if self._file is not None and fresh is not self._values:
+                await asyncio.to_thread(self._file.save, fresh)
+            self._values = fresh
+
+        self._change(connection, request, apply)
 
     def _change(self, connection: ServerConnection, request: Command, change: _Change) -> None:
         try:
@@ -373,15 +375,12 @@ class Registry:
         while True:
             connection, request, change = await self._changes.get()
             try:
-                fresh = change(self._values)
-                if self._file is not None and fresh is not self._values:
-                    await asyncio.to_thread(self._file.save, fresh)
-                self._values = fresh
+                await change()
                 response = request.reply(ResponseCode.SUCCESS)
             except RequestError as error:
                 response = request.reply(error.code, remark=str(error))
             except OSError as error:
-                logger.error("key-value settings not saved", extra={"detail": str(error)})
+                logger.error("settings not saved", extra={"detail": str(error)})
                 response = request.reply(
                     ResponseCode.SYSTEM_ERROR, remark=f"the value could not be saved: {error.strerror}"
                 )

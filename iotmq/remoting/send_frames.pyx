@@ -19,6 +19,8 @@ from libc.string cimport memcmp, memset
 from iotmq.message.record cimport decode_point
 from iotmq.remoting.frame_header cimport Head, Text, is_text, read_decimal, read_head
 
+from iotmq.limits import GROUP_BYTES_MAX, TOPIC_BYTES_MAX
+
 cdef enum:
     SEND_LONG = 10
     SEND_SHORT = 310
@@ -40,6 +42,10 @@ cdef enum:
     BATCH = 12
     UNKNOWN = 13
     REQUIRED = 0xFF
+
+# Longer names are refused by the general way.
+cdef Py_ssize_t GROUP_SIZE_MAX = GROUP_BYTES_MAX
+cdef Py_ssize_t TOPIC_SIZE_MAX = TOPIC_BYTES_MAX
 
 cdef int64_t INT32_MIN = -(2**31)
 cdef int64_t INT32_MAX = 2**31 - 1
@@ -206,6 +212,8 @@ cdef bint take_field(void* context, const Head* head, const Text* name, const Te
         return False
     frame.fields |= 1 << field
     if field == GROUP:
+        if value.size > GROUP_SIZE_MAX:
+            return False
         frame.group = value.at
         frame.group_size = <int32_t> value.size
     elif field == TOPIC:
@@ -213,7 +221,9 @@ cdef bint take_field(void* context, const Head* head, const Text* name, const Te
         frame.topic_size = <int32_t> value.size
     elif field == BATCH:
         frame.is_batch = value.size == 4 and not memcmp(value.at, b"true", 4) or value.size == 1 and value.at[0] == c"1"
-    elif field == DEFAULT_TOPIC or field == UNIT_MODE or field == MAX_RECONSUME_TIMES:
+    elif field == DEFAULT_TOPIC:
+        return value.size <= TOPIC_SIZE_MAX
+    elif field == UNIT_MODE or field == MAX_RECONSUME_TIMES:
         pass
     elif not read_decimal(value, &number) or number > INT32_MAX and field != BORN_TIMESTAMP:
         return False

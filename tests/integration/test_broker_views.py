@@ -199,7 +199,7 @@ async def test_the_groups_of_a_topic_are_the_live_and_those_with_offsets(site: S
     await commit(site, 1, group="stored")
     shown = await view(site, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, topic="T")
     assert shown == {"groupList": ["live", "stored"]}
-    assert await view(site, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, topic="none") == {"groupList": []}
+    assert (await site.ask(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, {"topic": "none"})).code == 17
     await client.connection.close()
 
 
@@ -225,6 +225,37 @@ async def test_how_far_a_group_is(site: Site) -> None:
     client = await Client("c1").connect(site)
     assert len((await view(site, RequestCode.GET_CONSUME_STATS, consumerGroup="g"))["offsetTable"]) == 4
     await client.connection.close()
+
+
+async def test_a_retry_topic_without_an_offset_belongs_to_how_far_a_group_is(site: Site) -> None:
+    await site.send(b"one")
+    await site.send(b"again", b="%RETRY%g")
+    await commit(site, 1)
+    whole = await view(site, RequestCode.GET_CONSUME_STATS, consumerGroup="g")
+    (retry,) = [row for queue, row in whole["offsetTable"].items() if "%RETRY%g" in queue]
+    assert (retry["brokerOffset"], retry["consumerOffset"]) == (1, 0)
+    every = await view(site, RequestCode.GET_BROKER_CONSUME_STATS, isOrder="false")
+    assert every["totalDiff"] == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "ext", "field"),
+    [
+        (RequestCode.QUERY_CONSUMER_OFFSET, {"topic": "T", "queueId": "0"}, "consumerGroup"),
+        (RequestCode.GET_CONSUME_STATS, {}, "consumerGroup"),
+        (RequestCode.QUERY_CONSUME_TIME_SPAN, {"topic": "T"}, "group"),
+        (RequestCode.QUERY_CORRECTION_OFFSET, {"topic": "T"}, "compareGroup"),
+        (RequestCode.QUERY_CORRECTION_OFFSET, {"topic": "T", "compareGroup": "g"}, "filterGroups"),
+    ],
+)
+async def test_a_group_with_too_long_a_name_is_refused_by_its_field(
+    site: Site, code: int, ext: dict[str, str], field: str
+) -> None:
+    await site.send(b"one")
+    assert (await site.ask(code, {**ext, field: "g" * 255})).code == 0
+    refused = await site.ask(code, {**ext, field: "g" * 256})
+    assert refused.code == 1
+    assert field in (refused.remark or "")
 
 
 async def test_pulling_shows_as_the_speed_of_a_group(site: Site) -> None:
@@ -309,6 +340,8 @@ async def test_offsets_corrected_by_those_of_other_groups(site: Site) -> None:
     assert shown == {"correctionOffsets": {"0": 2**63 - 1}}
     shown = await view(site, RequestCode.QUERY_CORRECTION_OFFSET, topic="T", compareGroup="unknown")
     assert shown == {"correctionOffsets": {"0": 2}}
+    unknown = await site.ask(RequestCode.QUERY_CORRECTION_OFFSET, {"topic": "none", "compareGroup": "g"})
+    assert unknown.code == 17
 
 
 async def test_messages_are_found_by_key_and_by_unique_key(site: Site) -> None:

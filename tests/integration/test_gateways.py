@@ -20,7 +20,7 @@ from iotmq.broker.broker import Broker
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.store_host import resolve_store_host
 from iotmq.broker.topics import TopicConfig
-from iotmq.client import ClientSettings, IotmqClient, Message, Producer, PullConsumer, ReceivedMessage
+from iotmq.client import Admin, ClientSettings, IotmqClient, Message, Producer, PullConsumer, ReceivedMessage
 from iotmq.client.gateway import RemoteGateway
 from iotmq.client.ports import GatewayPort
 from iotmq.errors import ConfigError
@@ -226,6 +226,30 @@ async def test_routes_that_do_not_store_reach_live_subscribers_and_leave_no_reco
         assert acknowledged == [(number + 1).to_bytes(2, "big") for number in range(30)]
         assert payloads == {b"%d" % number for number in range(30)}
         assert site.store.appended_position == position
+
+
+@either
+async def test_devices_wait_while_an_operator_forbids_the_broker_to_write(
+    tmp_path: Path, is_local: bool
+) -> None:
+    async with running(tmp_path, is_local=is_local) as site, site.client() as service:
+        front = await site.start_front()
+        changes = Admin(service).changes
+        device = await RawClient.connect(front.port, "d")
+        device.send(publish(1, b"before"))
+        assert await device.puback() == 1
+        await changes.change_broker_settings({"brokerPermission": "4"})
+        device.send(publish(2, b"meanwhile"))
+        await soon(lambda: _retries(front) > 0, "the front end holds back")
+        assert [message.body for message in await site.stored("mqtt", 1)] == [b"before"]
+        assert (front.not_ready_reason is not None) is is_local
+        await changes.change_broker_settings({"brokerPermission": "6"})
+        assert await device.puback() == 2
+        assert {message.body for message in await site.stored("mqtt", 2)} == {b"before", b"meanwhile"}
+
+
+def _retries(front: MqttFront) -> float:
+    return sum(metric.value for metric in front.metrics() if metric.name == "iotmq_mqtt_batch_retries_total")
 
 
 class Gate:

@@ -181,6 +181,13 @@ async def test_offsets_are_cloned_for_one_topic_or_all(site: Site) -> None:
     assert (await site.ask(RequestCode.CLONE_GROUP_OFFSET, clone)).code == 1
 
 
+async def test_offsets_of_an_unknown_topic_are_not_cloned(site: Site) -> None:
+    clone = {"srcGroup": "g", "destGroup": "h", "topic": "nowhere", "offline": "true"}
+    response = await site.ask(RequestCode.CLONE_GROUP_OFFSET, clone)
+    assert response.code == 17
+    assert "nowhere" in (response.remark or "")
+
+
 async def test_only_topics_a_live_group_subscribes_to_are_cloned_unless_it_counts_as_offline(
     site: Site,
 ) -> None:

@@ -182,9 +182,7 @@ class GatewayProcess:
     def http(self, path: str) -> tuple[int, str]:
         """Status and text of a GET; OSError while nobody listens."""
         try:
-            with urllib.request.urlopen(
-                f"http://127.0.0.1:{self.ports['http']}{path}", timeout=5
-            ) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.ports['http']}{path}", timeout=5) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:

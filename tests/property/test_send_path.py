@@ -55,7 +55,17 @@ class Program:
             choice(["0", "0", "1", "17", "0"]) if not is_batch else "0",
             str(self.random.randrange(1 << 40)),
             str(self.random.randrange(-5, 5)),
-            choice(["", "TAGS\x01A\x02", "KEYS\x01k\x02WAIT\x01true", "WAIT\x01false\x02", "ü\x01€\x02"]),
+            choice(
+                [
+                    "",
+                    "TAGS\x01A\x02",
+                    "KEYS\x01k\x02WAIT\x01true",
+                    "WAIT\x01false\x02",
+                    "ü\x01€\x02",
+                    "WAIT\x01true\x02TAGS\x01A",
+                    "AWAIT\x01x\x02",
+                ]
+            ),
             choice(["0", "3"]),
             "false",
             "16",
@@ -73,7 +83,8 @@ class Program:
         choice = self.random.choice
         place, value = choice([
             (1, choice(["new", "a b", "", "%RETRY%g", "%DLQ%g", "SCHEDULE_TOPIC_XXXX", "x" * 128, "R"])),
-            (2, choice(["T", "none"])),
+            (0, "x" * choice([255, 256])),
+            (2, choice(["T", "none", "x" * 127, "x" * 128])),
             (4, choice(["-1", "4", "99", "", "1e3"])),
             (5, choice(["4", "8", "12", "1", "2147483648"])),
             (8, choice(["DELAY\x011\x02", "TRAN_MSG\x01true\x02", "TIMER\x01x", "\x02", "x" * 5_000])),
@@ -89,10 +100,25 @@ class Program:
         choice = self.random.choice
         elements = encode_batch(
             [
-                (self.random.randbytes(self.random.randrange(50)), choice([b"", b"a\x01b", b"a\x01b\x02"]), 7)
+                (
+                    self.random.randbytes(self.random.randrange(50)),
+                    choice([b"", b"a\x01b", b"a\x01DEL\x02"]),
+                    7,
+                )
                 for _ in range(choice([1, 3, 30]))
             ]
         )
+        if self.random.random() < 0.1:
+            wish = choice(
+                [
+                    b"DELAY\x012",
+                    b"DELAY\x010",
+                    b"a\x01b\x02TIMER_DELAY_MS\x015",
+                    b"DELAY\x01x",
+                    b"WAIT\x01false",
+                ]
+            )
+            elements += encode_batch([(b"", wish, 0)])
         kind = self.random.random()
         if kind < 0.1:
             return elements[:-1]

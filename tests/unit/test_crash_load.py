@@ -49,9 +49,7 @@ def test_a_native_message_has_to_be_where_its_answer_said() -> None:
     producer = NativeProducer.__new__(NativeProducer)
     producer.sent_count, producer.acknowledged, producer.resent = 2, [0, 1], {}  # type: ignore[assignment]
     producer.places = {0: (0, 0), 1: (0, 1)}
-    stored = [
-        StoredMessage("Native", 0, offset, offset, b"native-%d" % offset, {}, 0) for offset in range(2)
-    ]
+    stored = [StoredMessage("Native", 0, offset, offset, b"native-%d" % offset, {}, 0) for offset in range(2)]
     check_sender(producer, {0: stored})
     producer.places[1] = (0, 7)
     with pytest.raises(AssertionError, match="not where the acknowledgement says"):

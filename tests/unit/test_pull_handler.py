@@ -66,9 +66,7 @@ class Bench:
         self.filters = ConsumerFilters(
             directory / "filters.json", self.clock, is_enabled=settings.pop("property_filter_enabled", True)
         )
-        self.cold_reads = ColdReads(
-            store, threads_max=1, waiting_max=settings.pop("cold_reads_max", 10)
-        )
+        self.cold_reads = ColdReads(store, threads_max=1, waiting_max=settings.pop("cold_reads_max", 10))
         self.handler = PullHandler(
             store,
             self.topics,

@@ -507,6 +507,58 @@ async def test_a_setting_that_cannot_be_is_refused(peer: ClientConnection, text:
     assert after.body_bytes() == before.body_bytes()
 
 
+async def test_changed_settings_are_kept_until_the_configuration_says_something_else(tmp_path: Path) -> None:
+    async def started(**settings: float) -> Registry:
+        registry = Registry(RegistrySettings(listen_port=0, **settings), directory=tmp_path)  # type: ignore[arg-type]
+        await registry.start()
+        return registry
+
+    async def shown(registry: Registry) -> str:
+        peer = await ClientConnection.connect("127.0.0.1", registry.port)
+        response = await peer.request(Command.request(RequestCode.GET_REGISTRY_CONFIG))
+        await peer.close()
+        return response.body_bytes().decode()
+
+    registry = await started()
+    peer = await ClientConnection.connect("127.0.0.1", registry.port)
+    change = Command.request(
+        RequestCode.UPDATE_REGISTRY_CONFIG, {}, b"broker_timeout_s=30\nscan_interval_s=2\n"
+    )
+    assert (await peer.request(change)).code == 0
+    await peer.close()
+    await registry.stop()
+    registry = await started()
+    assert "broker_timeout_s=30.0\nscan_interval_s=2.0\n" in await shown(registry)
+    await registry.stop()
+    registry = await started(scan_interval_s=3.0)
+    assert "broker_timeout_s=30.0\nscan_interval_s=3.0\n" in await shown(registry)
+    await registry.stop()
+
+
+async def test_a_change_that_cannot_be_saved_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    registry = Registry(RegistrySettings(listen_port=0), directory=tmp_path)
+    await registry.start()
+    (tmp_path / "registrySettings.json.tmp").mkdir()
+    peer = await ClientConnection.connect("127.0.0.1", registry.port)
+    before = (await peer.request(Command.request(RequestCode.GET_REGISTRY_CONFIG))).body_bytes()
+    change = Command.request(RequestCode.UPDATE_REGISTRY_CONFIG, {}, b"broker_timeout_s=30\n")
+    response = await peer.request(change)
+    assert response.code == 1
+    assert "could not be saved" in (response.remark or "")
+    assert (await peer.request(Command.request(RequestCode.GET_REGISTRY_CONFIG))).body_bytes() == before
+    await peer.close()
+    await registry.stop()
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"changes":{"broker_timeout_s":1}}'])
+async def test_broken_changed_settings_name_their_file(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "registrySettings.json").write_bytes(content)
+    registry = Registry(RegistrySettings(listen_port=0), directory=tmp_path)
+    with pytest.raises(StoreCorruptError, match="registrySettings"):
+        await registry.start()
+    await registry.stop()
+
+
 async def test_two_clusters_and_an_address_that_changes_its_place(peer: ClientConnection) -> None:
     await peer.request(registration(topic("T"), name="a", address="10.0.0.1:1", cluster="C"))
     await peer.request(registration(topic("T"), name="b", address="10.0.0.2:1", cluster="D"))

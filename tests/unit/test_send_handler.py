@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +220,60 @@ async def test_bad_topic_names_get_code_1(bench: Bench, name: str) -> None:
 @pytest.mark.parametrize("name", ["SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "SELF_TEST_TOPIC"])
 async def test_topics_of_the_broker_take_no_sends(bench: Bench, name: str) -> None:
     assert bench.refused({**SHORT, "b": name})[0] == 16
+
+
+@pytest.mark.parametrize(("name", "size_max"), [("a", limits.GROUP_BYTES_MAX), ("c", limits.TOPIC_BYTES_MAX)])
+async def test_a_group_or_template_with_too_long_a_name_gets_1(
+    bench: Bench, name: str, size_max: int
+) -> None:
+    bench.ok({**SHORT, name: "x" * size_max})
+    bench.ok({**SHORT, name: "ü" * (size_max // 2)})
+    for value in ("x" * (size_max + 1), "ü" * (size_max // 2 + 1)):
+        number, remark = bench.refused({**SHORT, name: value})
+        assert number == 1
+        assert f" {name} " in remark
+        assert str(size_max) in remark
+
+
+@pytest.mark.parametrize(
+    "wait", ["WAIT\x01true\x02TAGS\x01a", "TAGS\x01a\x02WAIT\x01false", "TAGS\x01a\x02WAIT\x01true\x02"]
+)
+async def test_wait_is_not_stored(bench: Bench, wait: str) -> None:
+    bench.ok({**SHORT, "i": wait})
+    bench.ok({**SHORT, "i": wait}, encode_batch([(b"", b"", 0)]), code=RequestCode.SEND_BATCH_MESSAGE)
+    bench.ok({**SHORT, "i": wait + "\x02DELAY\x011"})
+    first, second = bench.records("T")
+    (waiting,) = bench.records("SCHEDULE_TOPIC_XXXX")
+    for record in (first, second, waiting):
+        found = decode_properties(record.properties)
+        assert found["TAGS"] == "a"
+        assert "WAIT" not in found
+
+
+@pytest.mark.parametrize(
+    "wish", [b"DELAY\x013", b"k\x01v\x02TIMER_DELAY_MS\x015000\x02", b"TIMER_DEL_UNIQKEY\x01k"]
+)
+async def test_a_message_of_a_batch_cannot_wait_for_a_time(bench: Bench, wish: bytes) -> None:
+    body = encode_batch([(b"one", b"", 0), (b"two", wish, 0)])
+    number, remark = bench.refused(SHORT, body, code=RequestCode.SEND_BATCH_MESSAGE)
+    assert number == 13
+    assert "batch" in remark
+    assert bench.records("T") == []
+    for none in (b"DELAY\x010", b"MODEL\x01DELAY\x02"):
+        bench.ok(SHORT, encode_batch([(b"one", none, 0)]), code=RequestCode.SEND_BATCH_MESSAGE)
+
+
+async def test_a_send_that_makes_a_topic_is_answered_once_it_is_announced(bench: Bench) -> None:
+    waiting: list[Callable[[], None]] = []
+    bench.handler._when_told = waiting.append
+    assert bench.send({**SHORT, "b": "New"}) is None
+    assert len(bench.records("New")) == 1
+    assert bench.connection.replies == []
+    waiting.pop()()
+    (answer,) = bench.connection.replies
+    assert answer.code == 0
+    bench.ok({**SHORT, "b": "New"})
+    assert waiting == []
 
 
 async def test_an_unknown_topic_is_made_after_its_template(bench: Bench) -> None:
