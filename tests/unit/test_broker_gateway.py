@@ -234,6 +234,15 @@ def test_queues_of_messages_that_wait(bench: Bench, topic: str, queue_id: int, e
     assert (response.code, response.remark) == (ResponseCode.TOO_MANY_WAITING, "too many")
 
 
+def test_messages_do_not_begin_to_wait_while_the_broker_takes_none(bench: Bench) -> None:
+    bench.handler.is_writable = False
+    with pytest.raises(RequestError, match="is_writable") as raised:
+        bench.ask(RequestCode.PUBLISH_DELAYED, BATCH, topic="T", queueId="0")
+    # Not one of those after which a front end gives up a batch.
+    assert raised.value.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert not bench.delayed.taken
+
+
 @pytest.mark.parametrize("topic", ["nobody-takes", TIMER_TOPIC])
 def test_messages_do_not_wait_for_topics_that_take_none(bench: Bench, topic: str) -> None:
     with pytest.raises(RequestError, match=topic) as raised:
