@@ -8,6 +8,9 @@ from iotmq import limits
 from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.reason_codes import MALFORMED_PACKET, TOPIC_NAME_INVALID
 
+# Topics the server publishes about itself.
+SYS_PREFIX: Final = "$SYS/"
+
 # U+0000 is forbidden [MQTT-1.5.3-2]; the other C0 controls may be refused, and are: \x01 and \x02
 # separate the properties of a stored record, and none of them has a place in a topic.
 _CONTROLS: Final = frozenset(chr(code) for code in (*range(0x20), 0x7F))

@@ -251,8 +251,8 @@ cdef class Device(ServerConnection):
             self.group._paused.discard(self)
             self._resume()
 
-    def send_retained(self, const uint8_t[::1] record not None, int granted):
-        """Write a retained record; False when the device has no room for it now, None when it is no message."""
+    def send_record(self, const uint8_t[::1] record not None, int granted, *, bint is_retained):
+        """Write one record; False when the device has no room for it now, None when it is no message."""
         cdef RecordParts parts
         cdef OutgoingMessage message = OutgoingMessage()
         if not self.has_room():
@@ -265,7 +265,7 @@ cdef class Device(ServerConnection):
             return None
         self.send_message(
             message.topic, <uint16_t>message.topic_size, message.body, <uint32_t>message.body_size,
-            min(message.qos, granted), True, False, 0,
+            min(message.qos, granted), is_retained, False, 0,
         )
         self.group.touch(self)
         return True

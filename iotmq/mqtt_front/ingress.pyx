@@ -31,7 +31,7 @@ from iotmq.mqtt.delayed_topics import split_delayed
 from iotmq.mqtt.reply_topics import REPLY_PREFIX, read_reply_topic
 from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.reason_codes import NOT_STORED, PACKET_TOO_LARGE, TOPIC_NAME_INVALID
-from iotmq.mqtt.topics import decode_topic_name
+from iotmq.mqtt.topics import SYS_PREFIX, decode_topic_name
 from iotmq.remoting.codes import ResponseCode
 
 _log = logging.getLogger("iotmq.mqtt")
@@ -368,6 +368,8 @@ cdef class Ingress(PublishSink):
         """Validate a topic that is new here, and remember what it maps to."""
         cdef bytes raw = topic[:size]
         delay_s, name = split_delayed(decode_topic_name(raw))
+        if name.startswith(SYS_PREFIX):
+            raise MqttProtocolError(TOPIC_NAME_INVALID, "what is below $SYS/ is published by the server alone")
         if name.startswith(REPLY_PREFIX):
             # Of a will, or behind a delay: who asked would not wait for it.
             raise MqttProtocolError(TOPIC_NAME_INVALID, "an answer to a request is published at once")

@@ -66,7 +66,7 @@ class RetainedEgress:
         while job.filters:
             topic_filter, granted = job.filters[0]
             while job.records:
-                is_sent = device.send_retained(job.records[0], granted)  # type: ignore[arg-type]
+                is_sent = device.send_record(job.records[0], granted, is_retained=True)  # type: ignore[arg-type]
                 if is_sent is False:
                     self._loop.call_later(_ROOM_INTERVAL_S, self._go_on, device, job)
                     return

@@ -26,6 +26,7 @@ from iotmq.mqtt_front.routes import Router
 from iotmq.mqtt_front.sessions import ConnectedSessions
 from iotmq.mqtt_front.settings import MqttSettings
 from iotmq.mqtt_front.subscriptions import Subscriptions
+from iotmq.mqtt_front.sys_topics import FrontEndTotals, SysTopics
 
 _log = logging.getLogger("iotmq.mqtt")
 
@@ -48,6 +49,7 @@ class _Parts:
     durable: DurableEgress | None
     subscriptions: Subscriptions
     sessions: ConnectedSessions
+    sys_topics: SysTopics | None
 
 
 class MqttFront:
@@ -114,6 +116,8 @@ class MqttFront:
         except BaseException:  # a start that waits for a broker may be cancelled
             await self._stop_ports()
             raise
+        if parts.sys_topics is not None:
+            parts.sys_topics.tick(self._clock.monotonic_s())
         self._ticker = loop.call_later(_TICK_S, self._tick)
 
     def _assembled(self, loop: asyncio.AbstractEventLoop) -> _Parts:
@@ -130,17 +134,22 @@ class MqttFront:
         ingress.group = group
         egress = Egress(group)
         durable = None if port is None else DurableEgress(group, port, self)
+        sys_topics = None
+        if settings.sys_interval_s:
+            now_s = self._clock.monotonic_s()
+            sys_topics = SysTopics(self._totals, interval_s=settings.sys_interval_s, now_s=now_s)
         subscriptions = Subscriptions(
             egress,
             self._gateway,
             per_session_max=settings.subscriptions_max,
             port=port,
             retained=None if port is None else RetainedEgress(port, loop),
+            sys_topics=sys_topics,
         )
         sessions = ConnectedSessions(
             settings, ingress, subscriptions, self._deadlines, self._clock, port=port, durable=durable
         )
-        return _Parts(loop, ingress, group, egress, durable, subscriptions, sessions)
+        return _Parts(loop, ingress, group, egress, durable, subscriptions, sessions, sys_topics)
 
     async def stop(self) -> None:
         """Stop listening, hand over what devices were told to wait for, acknowledge it, and hang up."""
@@ -151,9 +160,8 @@ class MqttFront:
             self._ticker.cancel()
         parts = self._parts
         if parts is not None:
-            parts.group.is_congested = parts.group.is_ending = (
-                True  # nothing more is read while the rest goes out
-            )
+            # Nothing more is read while the rest goes out.
+            parts.group.is_congested = parts.group.is_ending = True
             await self._drain(parts.ingress, _DRAIN_TIMEOUT_S)
             if self._connections:
                 await self._hang_up(parts.sessions)
@@ -226,6 +234,8 @@ class MqttFront:
             device.close(reason_codes.KEEP_ALIVE_TIMEOUT if is_open else reason_codes.CONNECT_TIMEOUT)
             device.finish()
             self._deadlines.watch(device, now_s)
+        if parts.sys_topics is not None:
+            parts.sys_topics.tick(now_s)
         self._ticker = parts.loop.call_later(_TICK_S, self._tick)
 
     # Connections (device.DeviceHandler)
@@ -285,20 +295,28 @@ class MqttFront:
 
     # Numbers
 
+    def _totals(self) -> FrontEndTotals:
+        parts = self._parts
+        assert parts is not None, "made by start()"
+        durable = parts.durable
+        return FrontEndTotals(
+            connections_accepted=self._accepted_total,
+            connections=self._connections,
+            sessions=len(parts.sessions),
+            subscriptions=parts.subscriptions.count,
+            messages_received=parts.ingress.messages,
+            messages_sent=parts.egress.delivered + (durable.delivered if durable else 0),
+            messages_dropped=parts.egress.dropped + (durable.dropped if durable else 0),
+            payload_bytes_received=parts.ingress.message_bytes,
+            bytes_received=parts.group.received_bytes,
+            bytes_sent=parts.group.sent_bytes,
+        )
+
     def metrics(self) -> Iterable[Metric]:
         """Connections, messages and bytes of this front end and of its way to the brokers."""
         parts = self._parts
         yield from self._gateway.metrics()
         yield Metric("iotmq_mqtt_connections", "gauge", "Open MQTT connections.", self._connections)
-        yield Metric(
-            "iotmq_mqtt_sessions", "gauge", "Connected sessions.", len(parts.sessions) if parts else 0
-        )
-        yield Metric(
-            "iotmq_mqtt_subscriptions",
-            "gauge",
-            "Subscriptions of connected sessions.",
-            parts.subscriptions.count if parts else 0,
-        )
         yield Metric(
             "iotmq_mqtt_accepted_total", "counter", "MQTT connections accepted.", self._accepted_total
         )
@@ -317,6 +335,13 @@ class MqttFront:
                 (("reason", reason),),
             )
         if parts is not None:
+            yield Metric("iotmq_mqtt_sessions", "gauge", "Connected sessions.", len(parts.sessions))
+            yield Metric(
+                "iotmq_mqtt_subscriptions",
+                "gauge",
+                "Subscriptions of connected sessions.",
+                parts.subscriptions.count,
+            )
             yield from traffic_metrics(parts.ingress, parts.egress, parts.group)
             if parts.durable is not None:
                 yield from durable_metrics(parts.durable)

@@ -177,6 +177,17 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ),
         ),
     ] = 7 * 24 * 3600
+    sys_interval_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=3_600,
+            description=(
+                "How often the values below $SYS/broker/ are made, which tell MQTT clients about this front "
+                "end, in seconds; 0 makes none."
+            ),
+        ),
+    ] = 10.0
     batch_bytes_max: Annotated[
         int,
         Meta(

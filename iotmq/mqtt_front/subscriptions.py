@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from iotmq.client.ports import GatewayPort
@@ -19,6 +19,7 @@ from iotmq.mqtt_front.device import Device
 from iotmq.mqtt_front.durable import DurableSession
 from iotmq.mqtt_front.egress import Egress
 from iotmq.mqtt_front.retained_egress import RetainedEgress
+from iotmq.mqtt_front.sys_topics import SysTopics
 
 _log: Final = logging.getLogger("iotmq.mqtt")
 
@@ -36,6 +37,7 @@ class Subscriptions:
         per_session_max: int,
         port: SessionPort | None,
         retained: RetainedEgress | None,
+        sys_topics: SysTopics | None,
     ) -> None:
         """`port` and `retained` are there together, and not without sessions that are kept."""
         self._egress = egress
@@ -43,6 +45,7 @@ class Subscriptions:
         self._per_session_max = per_session_max
         self._port = port
         self._retained = retained
+        self._sys_topics = sys_topics
         self.count = 0
         """Subscriptions of connected sessions."""
 
@@ -91,17 +94,23 @@ class Subscriptions:
             self._unsubscribe_durably(device, device.session, event)
             return
         self._drop(device, [name for name in event.filters if name in (device.subscriptions or {})])
+        if self._sys_topics is not None:
+            self._sys_topics.unsubscribe(device, event.filters)
         device.send_unsuback(event.packet_id)  # also when nothing was subscribed [MQTT-3.10.4-5]
 
     def take_over(self, device: Device, found: Iterable[SessionSubscription]) -> None:
         """A session that was kept is the device's: it has its filters already."""
         device.subscriptions = {entry.topic_filter: entry.options & 3 for entry in found}
         self.count += len(device.subscriptions)
+        if self._sys_topics is not None:
+            self._sys_topics.resume(device, device.subscriptions.items())
 
     def drop_all(self, device: Device) -> None:
         """The connection is over. A session that is kept has its filters at the broker."""
         if self._retained is not None:
             self._retained.forget(device)
+        if self._sys_topics is not None:
+            self._sys_topics.forget(device)
         if not device.subscriptions:
             return
         if device.session is not None:
@@ -124,9 +133,11 @@ class Subscriptions:
         if unused:
             self._gateway.detach(unused)
 
-    def _send_retained(self, device: Device, subscriptions: Iterable[tuple[str, int]]) -> None:
+    def _send_retained(self, device: Device, subscriptions: Collection[tuple[str, int]]) -> None:
         if self._retained is not None:
             self._retained.send(device, subscriptions)
+        if self._sys_topics is not None:
+            self._sys_topics.subscribe(device, subscriptions)
 
     # Sessions that are kept ---------------------------------------------------------------------------
 
@@ -176,6 +187,8 @@ class Subscriptions:
             if device.subscriptions.pop(topic_filter, None) is not None:
                 self.count -= 1
         session.remove(event.filters)
+        if self._sys_topics is not None:
+            self._sys_topics.unsubscribe(device, event.filters)
 
         def unsubscribed(refused: Refused | None) -> None:
             if refused is None:

@@ -253,6 +253,20 @@ def test_bad_filters_end_the_connection(gateway: GatewayProcess) -> None:
         eventually(lambda: subscriber.disconnects, "hung up on")
 
 
+def test_the_server_says_what_it_is_below_sys_and_nobody_else_does(gateway: GatewayProcess) -> None:
+    with device(gateway) as listener, device(gateway) as publisher:
+        listener.subscribe("$SYS/broker/+")
+        listener.subscribe("$SYS/broker/clients/connected")
+        messages = dict(listener.wait_for(3)[:3])
+        assert messages["$SYS/broker/version"].startswith(b"iotmq version ")
+        assert messages["$SYS/broker/uptime"].endswith(b" seconds")
+        assert all(listener.retained[:3])
+        publisher.client.publish("$SYS/broker/version", b"mine", 1)
+        eventually(lambda: publisher.disconnects, "hung up on")
+        assert b"mine" not in listener.payloads()
+    assert stored(gateway, "$SYS/broker/version") == []
+
+
 def test_a_will_is_published_when_the_device_is_lost_and_only_then(gateway: GatewayProcess) -> None:
     with device(gateway) as watcher:
         watcher.subscribe("wills/+")
