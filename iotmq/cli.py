@@ -36,7 +36,7 @@ _ROLES: Final = {
 
 # What `store dump` can print: `iotmq.store_tools` has the same names.
 _DUMP_SUBJECTS: Final = (
-    "summary", "segments", "records", "queues", "entries", "index", "checkpoint", "kv", "latest",
+    "summary", "segments", "records", "queues", "entries", "index", "checkpoint", "kv", "latest", "retained",
 )  # fmt: skip
 
 
@@ -182,7 +182,8 @@ def _add_store_command(commands: argparse._SubParsersAction[argparse.ArgumentPar
         "--from",
         dest="begin",
         metavar="N",
-        help="begin at a position (segments, records), offset (entries), slot (index) or MQTT topic (latest)",
+        help="begin at a position (segments, records), offset (entries), slot (index) or MQTT topic "
+        "(latest, retained)",
     )
     dump.add_argument("--limit", type=_count, metavar="N", help="end after N items")
     dump.add_argument("--topic", help="only this broker topic's")

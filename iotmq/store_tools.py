@@ -283,6 +283,26 @@ def _latest(store: ClosedStore, settings: StoreSettings, wanted: DumpFilter) -> 
         key_values.close()
 
 
+def _retained(store: ClosedStore, settings: StoreSettings, wanted: DumpFilter) -> Iterator[Row]:
+    from iotmq.store.kv_check import open_read_only
+
+    key_values = open_read_only(store, settings)
+    try:
+        if "retained" not in key_values.names():
+            return
+        begin = (wanted.begin or "").encode("utf-8", "surrogateescape")
+        for key, value in key_values.space("retained").scan(b"\x01" + begin, b"\x02"):
+            row = _record_row(decode_record(value), has_body=wanted.has_bodies)
+            yield {
+                "kind": "retained",
+                "mqtt_topic": key[1:].decode("utf-8", "backslashreplace"),
+                "is_stored": store.record_at(row["position"]) is not None,
+                **{name: value for name, value in row.items() if name != "kind"},
+            }
+    finally:
+        key_values.close()
+
+
 def _index(store: ClosedStore, settings: StoreSettings, wanted: DumpFilter) -> Iterator[Row]:
     from iotmq.store.index_dump import index_rows
 
@@ -305,6 +325,7 @@ SUBJECTS: Final[dict[str, Callable[[ClosedStore, StoreSettings, DumpFilter], Ite
     "checkpoint": _checkpoint,
     "kv": _key_values,
     "latest": _latest,
+    "retained": _retained,
 }
 
 
@@ -313,13 +334,22 @@ SUBJECTS: Final[dict[str, Callable[[ClosedStore, StoreSettings, DumpFilter], Ite
 
 def rebuild(directory: Path, settings: StoreSettings, names: list[str], *, output: TextIO) -> int:
     """Delete projections and fill them from the log, with a progress bar."""
+    from iotmq.store.rebuild import projection_names
     from iotmq.store.rebuild import rebuild as rebuild_projections
 
     bar = ProgressBar(sys.stderr)
+    known = projection_names(directory, settings)
     began_s = time.monotonic()
     rebuilt = rebuild_projections(directory, settings, names or None, progress=bar)
     bar.end()
     print(f"rebuilt {', '.join(rebuilt)} in {time.monotonic() - began_s:.1f} s", file=output)
+    left = [name for name in known if name not in rebuilt]
+    if left and not names:
+        print(
+            f"left alone: {', '.join(left)}; what retention has deleted of the log is only there. "
+            f"`iotmq store rebuild {' '.join(left)}` makes the rest of it again",
+            file=output,
+        )
     return EXIT_OK
 
 

@@ -393,6 +393,10 @@ class SessionProjection(KeyValueProjection):
             self._end(change.client_id, session)
             session = None
         if session is None:
+            if change.former_epoch is not None:
+                # Ended meanwhile, or its beginning is not in the log any more, and with it its filters: a
+                # device that was told of a session without them would wait for messages for good.
+                return
             self._count += 1
             session = StoredSession(position, "", 0, 0, {}, [], [])
         self._set_due(change.client_id, session.due_ms, is_there=False)

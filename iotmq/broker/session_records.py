@@ -35,6 +35,9 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag="open"):
     is_clean: bool
     expiry_s: int
     will: Will | None = None
+    # The epoch of the session that goes on; None when there was none, or it is dropped. Without that
+    # session the record opens nothing: what it went on with is not known any more.
+    former_epoch: int | None = None
 
 
 class Subscribe(msgspec.Struct, frozen=True, array_like=True, tag="subscribe"):

@@ -515,7 +515,17 @@ class Sessions:
             )
 
         self._log.write(
-            [Open(client_id, channel.name, wanted.is_clean, wanted.expiry_s, wanted.will)], logged
+            [
+                Open(
+                    client_id,
+                    channel.name,
+                    wanted.is_clean,
+                    wanted.expiry_s,
+                    wanted.will,
+                    None if stored is None or wanted.is_clean else stored.epoch,
+                )
+            ],
+            logged,
         )
 
     def _attach(self, channel: SessionChannel, session: StoredSession) -> None:

@@ -17,6 +17,7 @@ cdef class ConsumeQueue:
     cdef QueueTable table
     cdef list dispatched
     cdef list dirty
+    cdef bint was_cleared                    # everything was, or is to be, taken from the log again
     cdef list gaps                           # offsets without a record, since take_gaps
     cdef Queue last                          # queue of the last record: most batches are one queue's
 

@@ -129,7 +129,7 @@ cdef class ConsumeQueue:
         if state is not None:
             applied_position, count, offsets = state.numbers
             for queue in removed:
-                if (<Queue> queue).max_offset:
+                if (<Queue> queue).has_entries():
                     count -= 1
                     offsets -= (<Queue> queue).max_offset
             self.write_state((applied_position, max(0, count), max(0, offsets)))
@@ -186,7 +186,7 @@ cdef class ConsumeQueue:
         cdef int64_t offsets = 0
         cdef int64_t count = 0
         for queue in self.table.queues:
-            if (<Queue> queue).max_offset:
+            if (<Queue> queue).has_entries():
                 offsets += (<Queue> queue).max_offset
                 count += 1
         return self.applied_position, count, offsets
@@ -235,6 +235,7 @@ cdef class ConsumeQueue:
             sync_directory(self.directory)
         self.rewind(-1, position)
         self.applied_position = position
+        self.was_cleared = True
         for queue in self.take_dirty():
             (<Queue> queue).is_new = False
         self.may_expire = False
@@ -252,6 +253,32 @@ cdef class ConsumeQueue:
         """Move every queue's `min_offset` behind a log that now starts at `min_position`."""
         for queue in self.table.queues:
             (<Queue> queue).trim(min_position)
+
+    def begins(self):
+        """(topic, queue id, min offset) of the queues that do not begin at 0."""
+        cdef list begins = []
+        for queue in self.table.queues:
+            if (<Queue> queue).min_offset:
+                begins.append(((<Queue> queue).topic, (<Queue> queue).queue_id, (<Queue> queue).min_offset))
+        return begins
+
+    def begin_at(self, begins):
+        """Let queues that have lost their files go on at the offsets of `begins`; raises OSError.
+
+        Once everything was applied, before anything is appended. Queues whose files were found in order are left
+        alone: they know better.
+        """
+        cdef bytes topic_bytes
+        cdef Queue queue
+        for topic, queue_id, offset in begins:
+            topic_bytes = topic.encode("utf-8", "surrogateescape")
+            queue = self.queue_of(
+                <const uint8_t*> PyBytes_AS_STRING(topic_bytes), PyBytes_GET_SIZE(topic_bytes), queue_id
+            )
+            if queue is None or queue.max_offset >= offset or (queue.has_entries() and not self.was_cleared):
+                continue
+            queue.begin_at(offset)
+            self.mark(queue)
 
     def take_passed_files(self):
         """Every queue's `take_passed_files`; none while nothing says what is on the disk."""

@@ -35,6 +35,7 @@ NAMES = (
     "checkpoint-index-synced",
     "index-state-written",
     "checkpoint-written",
+    "begins-written",
     "segment-deleted",
     "index-files-let-go",
     "close-flushed",

@@ -25,6 +25,7 @@ cdef class Queue:
     cdef Segment reading                     # file of the last entry_at
     cdef int64_t log_position                # start of the log at the last trim
     cdef int64_t reserved_offset             # entries in [max_offset, reserved_offset) have disk blocks
+    cdef int64_t unfilled_offset             # the next new file still has to get fillers up to here; 0 for none
     cdef int64_t marker_position             # of the last marker that named offsets of this queue; 0 before
     # The last record whose offset was not plausible, while none has followed it; size 0 when there is none.
     cdef int64_t doubted_offset
@@ -34,6 +35,7 @@ cdef class Queue:
     cdef uint8_t* write_at                   # where entry max_offset goes, while below write_stop
     cdef uint8_t* write_stop
 
+    cdef bint has_entries(self) noexcept
     cdef int reserve(self, int64_t end_offset) except -1
     cdef int skip_to(self, int64_t offset) except -1
     cdef int aim(self) except -1

@@ -59,6 +59,10 @@ cdef class Queue:
             return None
         return <int64_t> get_u64(at), <int32_t> get_u32(at + 8), <int64_t> get_u64(at + 12)
 
+    cdef bint has_entries(self) noexcept:
+        """Whether the files say where the queue ends."""
+        return bool(self.files) and self.max_offset * QUEUE_ENTRY_SIZE > (<Segment> self.files[0]).start_position
+
     cdef int reserve(self, int64_t end_offset) except -1:
         """Have disk blocks for the entries below `end_offset`; raises OSError and changes nothing visible."""
         cdef Segment file
@@ -68,6 +72,7 @@ cdef class Queue:
             file = <Segment> self.files[len(self.files) - 1] if self.files else None
             if file is None or first_bytes >= file.end_position:
                 os.makedirs(self.directory, exist_ok=True)
+                first_bytes -= first_bytes % self.file_bytes
                 path = os.path.join(self.directory, segment_name(first_bytes))
                 file = Segment(path, first_bytes, self.file_bytes, is_small=True)
                 fail_points.reach("queue-file-created")
@@ -80,8 +85,19 @@ cdef class Queue:
                 )
                 wanted_bytes = whole_steps(max(end_bytes, wanted_bytes), ALLOCATION_FIRST_BYTES)
                 file.allocate(min(wanted_bytes, file.size_bytes))
+            if self.unfilled_offset:
+                self._fill_front(file)
             self.reserved_offset = (file.start_position + file.allocated_bytes) // QUEUE_ENTRY_SIZE
         return 0
+
+    def _fill_front(self, Segment file not None):
+        """Fillers in the first file of a queue that goes on behind offsets without files."""
+        cdef int64_t at_bytes = 0
+        cdef int64_t end_bytes = self.unfilled_offset * QUEUE_ENTRY_SIZE - file.start_position
+        while at_bytes < end_bytes:
+            put_filler(file.data + at_bytes)
+            at_bytes += QUEUE_ENTRY_SIZE
+        self.unfilled_offset = 0
 
     cdef int aim(self) except -1:
         """Point write_at at the entry of `max_offset`, which gets its disk block here if it has none."""
@@ -188,6 +204,7 @@ cdef class Queue:
         self.reading = None
         self.synced_bytes = 0
         self.doubted_size = 0
+        self.unfilled_offset = 0
         self.write_at = self.write_stop = NULL
         if not self.files:
             self.min_offset = self.max_offset = self.next_offset = self.reserved_offset = 0
@@ -235,6 +252,18 @@ cdef class Queue:
                 first = base + low if first < 0 else first
                 end = base + high
         return first, end
+
+    def begin_at(self, int64_t offset):
+        """Go on at `offset`, past the end, as if all before had been there and were deleted; raises OSError.
+
+        A queue without entries takes no file for it before its next record.
+        """
+        if self.has_entries():
+            self.skip_to(offset)
+        else:
+            self.unfilled_offset = offset
+        self.min_offset = self.max_offset = self.next_offset = offset
+        self.reserved_offset = max(self.reserved_offset, offset)
 
     def trim(self, int64_t min_position):
         """Move `min_offset` to the first entry of a record at or past `min_position`; to the end without one."""

@@ -24,9 +24,12 @@ if TYPE_CHECKING:
 QUEUES: Final = "consumequeue"
 INDEX: Final = "index"
 LATEST: Final = "latest"
+TIMERS: Final = "timers"
 
 _INDEX_STATE: Final = "index.applied"
 _KEY_VALUES: Final = "kv"
+# Projections of which the log, too, has all there is.
+_OWN: Final = frozenset((QUEUES, INDEX, LATEST, TIMERS))
 # Records are not made here, so nobody sees it.
 _HOST: Final = bytes(8)
 
@@ -47,12 +50,16 @@ def rebuild(
     """Delete the projections `names` (by default all) and fill them from the log; returns the names.
 
     Ones that belong to a part which is not the store, and are in its key-value database, are deleted, and
-    filled when that part opens them. A crash in between costs nothing: the next start goes on. Raises
+    filled when that part opens them. They may hold what retention has deleted of the log: once it has, they
+    are left alone unless named. A crash in between costs nothing: the next start goes on. Raises
     StoreLockedError, which names the lock, when somebody has the directory open, and StoreError.
     """
     with ClosedStore(directory) as closed:
         known = _names(closed, settings)
-        chosen = known if names is None else list(dict.fromkeys(names))
+        if names is None:
+            chosen = [name for name in known if name in _OWN or closed.min_position == 0]
+        else:
+            chosen = list(dict.fromkeys(names))
         unknown = [name for name in chosen if name not in known]
         if unknown:
             raise StoreError(f"{directory} has no projection {unknown[0]}: it has {', '.join(known)}")

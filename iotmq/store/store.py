@@ -31,6 +31,7 @@ from iotmq.store.opening import CHECKPOINT_NAME, OpenedParts, locked, open_parts
 from iotmq.store.projection import Projection
 from iotmq.store.projections import Projections
 from iotmq.store.queue import Queue
+from iotmq.store.queue_begins import BEGINS_NAME, BeginsFile, QueueBegins
 from iotmq.store.raw import append_raw, start_at
 from iotmq.store.reader import StoreReader
 from iotmq.store.refusals import Refusals, is_of_one_queue
@@ -118,6 +119,7 @@ class Store(StoreReader):
             flushed=self._flusher.flushed,
             sync_file=sync_file,
         )
+        self._begins = BeginsFile(directory / BEGINS_NAME)
         self._allocator = AheadAllocator(log.make_room_ahead)
         self._trimmer = Trimmer(
             log,
@@ -127,7 +129,7 @@ class Store(StoreReader):
             clock=clock,
             directories=(Path(log.directory), Path(queues.directory), directory),
             forget=self._cold_pages.forget,
-            sync_queues=self._checkpointer.write,
+            sync_queues=self._sync_queues,
             read_usage=read_usage,
         )
         self._flushed_waiters = FlushedWaiters()
@@ -249,6 +251,7 @@ class Store(StoreReader):
         removed = set(topics) - kept
         for topic in removed:
             self._hidden.pop(topic, None)
+        self._begins.forget(removed)
         return removed
 
     def append(
@@ -419,6 +422,7 @@ class Store(StoreReader):
         Before any projection is added. Raises ValueError when there are records.
         """
         start_at(self._log, position)
+        self._begins.clear()
         self._queues.clear(position)
         if self._index is not None:
             self._index.clear(position)
@@ -553,8 +557,14 @@ class Store(StoreReader):
     def _bring_level(self, progress: CatchUpProgress | None) -> None:
         """Have queues and projections apply what the log has; then the threads that serve it may start."""
         self._run_dispatch(self._log.appended_position, progress)
+        min_position = self._log.min_position
+        begins = self._begins.read(self._log.appended_position)
+        if begins is not None:
+            self._queues.begin_at(begins.offsets)
         # Where entries were missing up to the log's start, queues begin behind the gap.
-        self._queues.trim(self._log.min_position)
+        self._queues.trim(min_position)
+        if min_position > (0 if begins is None else begins.position):
+            self._begins.write(QueueBegins(min_position, self._queues.begins()))
         self._queues.forget_pages()
         if self.settings.latest_enabled:
             self._projections.open_latest(progress)
@@ -563,6 +573,11 @@ class Store(StoreReader):
         self._flusher.start()
         self._checkpointer.start()
         self._allocator.start()
+
+    def _sync_queues(self, begins: QueueBegins) -> None:
+        """For the thread that is about to delete files of the log."""
+        self._begins.write(begins)
+        self._checkpointer.write()
 
     def _hide(self, positions: Mapping[str, int]) -> None:
         for queue in self._queues.queues():

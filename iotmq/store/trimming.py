@@ -10,12 +10,14 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iotmq.errors import StoreError
 from iotmq.metrics import Metric
 from iotmq.store.projection import DurableProjection, Projection, TrimmableProjection
+from iotmq.store.queue_begins import QueueBegins
 from iotmq.store.removal import Remover
 from iotmq.store.retention import (
     NO_LIMIT_POSITION,
@@ -68,12 +70,12 @@ class Trimmer:
         clock: Clock,
         directories: Iterable[Path],
         forget: Callable[[Collection[str]], None] = lambda paths: None,
-        sync_queues: Callable[[], None] = lambda: None,
+        sync_queues: Callable[[QueueBegins], None] = lambda begins: None,
         read_usage: Callable[[Path], DiskUsage] = read_disk_usage,
     ) -> None:
         """`directories`: the log's, and those of what is derived; of one disk the first is asked. `forget`
         is told the paths of files that go, for whoever keeps something of them. `sync_queues`, called in a
-        thread, brings the queues' entries to the disk or raises OSError."""
+        thread with what the queues begin with now, brings their entries to the disk or raises OSError."""
         # Why appends are to be refused; None while they are not.
         self.refusal: str | None = None
         # The log would begin here if nobody held on to what is before; 0 when nobody is in the way.
@@ -325,7 +327,8 @@ class Trimmer:
             min_position,
         )
         # Of a queue without records in the log only its files say where its offsets go on.
-        self.remover.remove_segments(removed, prepare=self._sync_queues)
+        begins = QueueBegins(min_position, self._queues.begins())
+        self.remover.remove_segments(removed, prepare=partial(self._sync_queues, begins))
         return True
 
     def _make_durable(self, position: int) -> bool:

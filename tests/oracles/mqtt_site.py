@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from eventually import soon
 from fake_gateway import RawClient, connect_packet
@@ -113,9 +114,10 @@ class MqttSite:
 
 
 async def open_site(
-    directory: Path, *names: str, in_flight_max: int = 16, is_remote: bool = False
+    directory: Path, *names: str, in_flight_max: int = 16, is_remote: bool = False, **store_settings: Any
 ) -> MqttSite:
     site = MqttSite(directory, in_flight_max=in_flight_max, is_remote=is_remote)
+    site.bench.store_settings.update(store_settings)
     await site.begin()
     await site.start(*(names or ("one",)))
     return site

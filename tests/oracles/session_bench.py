@@ -129,11 +129,13 @@ class SessionBench:
         self.directory = directory
         self.clock = ManualClock()
         self.settings: dict[str, Any] = {"listen_port": 0, "registries": (), "cluster": "C", **settings}
+        # Taken by the next start.
+        self.store_settings: dict[str, Any] = {"segment_bytes": 16 << 20}
 
     async def start(self) -> None:
         self.store = Store.open(
             self.directory / "data",
-            StoreSettings(segment_bytes=16 << 20),
+            StoreSettings(**self.store_settings),
             store_host=HOST,
             clock=self.clock,
         )

@@ -32,6 +32,7 @@ from iotmq.store.consume_queue import ConsumeQueue
 from iotmq.store.flushed_mark import read_flushed_mark
 from iotmq.store.index_file import IndexFile, key_hash
 from iotmq.store.key_index import KeyIndex
+from iotmq.store.queue_begins import BEGINS_NAME, QueueBegins, decode_begins
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 
@@ -151,6 +152,7 @@ def test_the_page_has_a_dump_of_every_format() -> None:
         f"{LOG_0}@3996",
         f"{QUEUE}@0",
         f"rebuilt/{QUEUE}@0",
+        "rebuilt/consumequeue.begins@0",
         f"{INDEX}@0",
         "checkpoint@0",
         "checkpoint@512",
@@ -240,6 +242,9 @@ def test_fillers(directory: Path, tmp_path: Path) -> None:
     dump = dumps()[f"rebuilt/{QUEUE}@0"]
     assert (tmp_path / "copy" / QUEUE).read_bytes()[: dump.end] == dump.data
     assert dump.data[:20] == bytes.fromhex("00000000000000007FFFFFFF0000000000000000")
+    begins = dumps()["rebuilt/consumequeue.begins@0"]
+    assert (tmp_path / "copy" / BEGINS_NAME).read_bytes() == begins.data
+    assert decode_begins(begins.data) == QueueBegins(4096, [("T", 2, 3)])
 
 
 def test_index(directory: Path, tmp_path: Path) -> None:

@@ -327,6 +327,26 @@ def test_everything_comes_back_from_the_log_when_the_database_is_gone(tmp_path: 
     broker.stop()
 
 
+def test_a_session_whose_beginning_the_log_has_lost_is_not_there_at_all(broker: Broker) -> None:
+    """A later opening says that it went on with something; with what, nobody knows any more."""
+    lost = broker.change(Open("one", "front", False, 60, former_epoch=7))
+    assert lost == 0, "an epoch like any other"
+    for former_epoch in (7, lost):
+        epoch = broker.change(Open("one", "front", False, 60, former_epoch=former_epoch))
+        broker.change(Subscribe("one", epoch, [("t", 1)]))
+        broker.change(Progress("one", epoch, [("t", epoch, epoch)]))
+        broker.change(Close("one", epoch, 60, True))
+        assert broker.projection.session("one") is None
+        assert broker.projection.count == 0
+    assert broker.projection.queues.id_of("t") is None
+    connect(broker, "one", "u")
+    broker.publish(("u", b"a"))
+    epoch = broker.change(Open("one", "front", False, 60, former_epoch=1))
+    assert broker.bodies("one", "u") == [b"a"]
+    broker.change(Open("one", "front", True, 60))
+    assert broker.projection.count == 1
+
+
 def test_after_the_log_lost_its_end_the_queues_have_too(broker: Broker) -> None:
     connect(broker, "one", "t/#")
     kept = [broker.publish(("t/a", b"%d" % number), ("t/b", b"x")) for number in range(5)]

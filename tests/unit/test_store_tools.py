@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from store_keeper import Keeper
 from store_model import SMALL, open_small, put
 
 from iotmq import cli, store_tools
@@ -456,6 +457,30 @@ def test_a_projection_of_another_part_is_left_for_it(directory: Path) -> None:
     assert projection_names(directory, SETTINGS) == ["consumequeue", "index", "latest", "sessions"]
     assert rebuild(directory, SETTINGS, ["sessions"]) == ["sessions"]
     assert projection_names(directory, SETTINGS) == ["consumequeue", "index", "latest"]
+
+
+def test_what_the_log_has_no_more_is_only_rebuilt_when_it_is_named(tmp_path: Path) -> None:
+    k = Keeper(tmp_path)
+    space = k.store.key_values().space("retained")
+    k.fill(4)
+    k.clock.advance(3601)
+    k.fill(4)
+    record = k.store.read(k.store.queue("T", 0), 4, records_max=1, bytes_max=1).views[0]
+    space.write([b"\x01a/b"], [bytes(record)])
+    space.flush(wait=True)
+    assert k.store.min_position == 0
+    k.delete_expired()
+    assert k.store.min_position > 0
+    k.store.close()
+    assert rebuild(tmp_path, k.store.settings) == ["consumequeue", "index"]
+    (row,) = dump(tmp_path, "retained", begin="a")
+    assert (row["mqtt_topic"], row["topic"], row["offset"], row["is_stored"]) == ("a/b", "T", 4, True)
+    assert dump(tmp_path, "retained", begin="b") == []
+    output = io.StringIO()
+    assert store_tools.rebuild(tmp_path, k.store.settings, [], output=output) == 0
+    assert "left alone: retained; " in output.getvalue()
+    assert rebuild(tmp_path, k.store.settings, ["retained"]) == ["retained"]
+    assert projection_names(tmp_path, k.store.settings) == ["consumequeue", "index"]
 
 
 def test_an_open_store_is_refused_by_its_lock(tmp_path: Path) -> None:
