@@ -11,7 +11,14 @@ from libc.string cimport memcpy
 
 from iotmq.broker.push_channel cimport PushChannel, PushChannels
 from iotmq.message.device_topic cimport device_topic
-from iotmq.message.layout cimport SYS_FLAG_BORN_HOST_V6, SYS_FLAG_STORE_HOST_V6, get_u32, put_u32
+from iotmq.message.layout cimport (
+    AT_POSITION,
+    SYS_FLAG_BORN_HOST_V6,
+    SYS_FLAG_STORE_HOST_V6,
+    get_u32,
+    get_u64,
+    put_u32,
+)
 from iotmq.message.record cimport (
     FORMAT_OK,
     Element,
@@ -225,22 +232,24 @@ cdef class Delivery:
 
 
 def gather(const uint8_t[::1] records not None, const uint8_t[::1] matches not None):
-    """The matched records alone, one after the other, and the matches with their new places.
+    """The matched records alone, one after the other, the matches with their new places, and where they end.
 
-    For a channel that leaves the process: (records, matches) as bytes.
+    For a channel that leaves the process: (records, matches) as bytes, and the position in the log behind the
+    last record.
     """
     cdef Py_ssize_t at = 0, size = 0, record_size
     cdef Py_ssize_t end = matches.shape[0]
     cdef uint32_t count
     cdef uint8_t* target
     cdef uint8_t* moved
+    cdef int64_t next_position = 0
     while at < end:
         size += get_u32(&records[0] + get_u32(&matches[at]))
         at += MATCH_HEAD_BYTES + 4 * <Py_ssize_t>get_u32(&matches[at + 4])
     gathered = bytearray(size)
     renumbered = bytearray(matches)
     if not end:
-        return bytes(gathered), bytes(renumbered)
+        return bytes(gathered), bytes(renumbered), 0
     target = gathered
     moved = renumbered
     at = 0
@@ -248,8 +257,9 @@ def gather(const uint8_t[::1] records not None, const uint8_t[::1] matches not N
     while at < end:
         record_size = get_u32(&records[0] + get_u32(moved + at))
         memcpy(target + size, &records[0] + get_u32(moved + at), record_size)
+        next_position = <int64_t>get_u64(target + size + AT_POSITION) + record_size
         count = get_u32(moved + at + 4)
         put_u32(moved + at, <uint32_t>size)
         size += record_size
         at += MATCH_HEAD_BYTES + 4 * <Py_ssize_t>count
-    return bytes(gathered), bytes(renumbered)
+    return bytes(gathered), bytes(renumbered), next_position

@@ -13,6 +13,7 @@ from typing_extensions import Buffer
 from iotmq import limits
 from iotmq.broker.delayed_batches import DelayedBatches
 from iotmq.broker.delivery import Delivery, DeliveryChannel, gather
+from iotmq.broker.delivery_catch_up import DeliveryCatchUp
 from iotmq.broker.device_replies import DeviceReplies
 from iotmq.broker.intake import Intake, IntakeError, StoredBatch
 from iotmq.broker.intake_answer import IntakeAnswer
@@ -20,7 +21,7 @@ from iotmq.broker.request_table import Handler
 from iotmq.broker.topics import UNSENDABLE_TOPICS, TopicTable
 from iotmq.client.ports import AppendDone, DeliveryReceiver, dropped_replies_metric
 from iotmq.clock import Clock
-from iotmq.errors import ConfigError, RequestError
+from iotmq.errors import ConfigError, ConnectionClosedError, RequestError
 from iotmq.message.errors import MessageFormatError
 from iotmq.metrics import Metric
 from iotmq.mqtt.topics import is_valid_filter
@@ -192,6 +193,30 @@ def _report(done: AppendDone, outcome: StoredBatch | IntakeError) -> None:
         done(outcome.status, _NOT_DURABLE)
 
 
+def _check_filters(filters: Sequence[tuple[int, str]]) -> None:
+    for filter_id, topic_filter in filters:
+        if not 0 < filter_id < 1 << 32:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"filter id {filter_id} is not a positive 32-bit number"
+            )
+        if not topic_filter or not is_valid_filter(topic_filter):
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"{topic_filter!r} is not a topic filter")
+
+
+class _FrontEnd:
+    """One connection's channel, and what is to be attached to it."""
+
+    __slots__ = ("catching_up", "channel", "held", "push")
+
+    def __init__(self, channel: DeliveryChannel, push: Callable[[Buffer, bytes], None]) -> None:
+        self.channel = channel
+        self.push = push
+        # Filters that wait for the request with the last ones.
+        self.held: list[tuple[int, str]] = []
+        # While what was missed is being sent.
+        self.catching_up: asyncio.Task[None] | None = None
+
+
 class _AttachBody(msgspec.Struct, forbid_unknown_fields=True):
     filters: list[tuple[int, str]]
 
@@ -211,6 +236,7 @@ class GatewayHandler:
         intake: Intake,
         delayed: DelayedBatches,
         delivery: Delivery,
+        catch_up: DeliveryCatchUp,
         *,
         host: bytes,
         record_bytes_max: int,
@@ -220,12 +246,13 @@ class GatewayHandler:
         self._intake = intake
         self._delayed = delayed
         self._delivery = delivery
+        self._catch_up = catch_up
         # May be changed at any time.
         self.is_writable = is_writable
         self._host = host
         self._record_bytes_max = record_bytes_max
         self._clock = clock
-        self._channels: dict[ServerConnection, DeliveryChannel] = {}
+        self._front_ends: dict[ServerConnection, _FrontEnd] = {}
         self.pushed_bytes = 0
         # Pushes not sent because the front end did not take the ones before.
         self.dropped_pushes = 0
@@ -239,35 +266,71 @@ class GatewayHandler:
         }
 
     def connection_lost(self, connection: ServerConnection) -> None:
-        channel = self._channels.pop(connection, None)
-        if channel is not None:
-            self._delivery.close_channel(channel)
+        front_end = self._front_ends.pop(connection, None)
+        if front_end is not None:
+            if front_end.catching_up is not None:
+                front_end.catching_up.cancel()
+            self._delivery.close_channel(front_end.channel)
 
-    def _attach(self, connection: ServerConnection, request: Command) -> Command:
+    def _attach(self, connection: ServerConnection, request: Command) -> Command | None:
         body = _decode(request, _AttachBody)
-        channel = self._channels.get(connection)
-        if channel is None:
-            channel = self._delivery.open_channel(self._pusher(connection))
-            self._channels[connection] = channel
-        for filter_id, topic_filter in body.filters:
-            if not 0 < filter_id < 1 << 32:
-                raise RequestError(
-                    ResponseCode.SYSTEM_ERROR, f"filter id {filter_id} is not a positive 32-bit number"
-                )
-            if not topic_filter or not is_valid_filter(topic_filter):
-                raise RequestError(ResponseCode.SYSTEM_ERROR, f"{topic_filter!r} is not a topic filter")
-        if len(channel.filters) + len(body.filters) > limits.FILTERS_PER_CHANNEL_MAX:
+        front_end = self._front_ends.get(connection)
+        if front_end is None:
+            push = self._pusher(connection)
+            front_end = _FrontEnd(self._delivery.open_channel(push), push)
+            self._front_ends[connection] = front_end
+        _check_filters(body.filters)
+        channel = front_end.channel
+        if len(channel.filters) + len(front_end.held) + len(body.filters) > limits.FILTERS_PER_CHANNEL_MAX:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR, f"a channel has at most {limits.FILTERS_PER_CHANNEL_MAX} filters"
             )
-        self._delivery.attach(channel, body.filters)
-        return request.reply(ResponseCode.SUCCESS, ext={"recordBytesMax": str(self._record_bytes_max)})
+        if request.boolean("isHeld", False):
+            front_end.held += body.filters
+            return self._attached(request)
+        filters, front_end.held = [*front_end.held, *body.filters], []
+        if "since" not in request.ext:
+            self._delivery.attach(channel, filters)
+            return self._attached(request)
+        if front_end.catching_up is not None:
+            raise RequestError(ResponseCode.SYSTEM_BUSY, "the channel is catching up already")
+        since = request.integer("since", minimum=0)
+        front_end.catching_up = asyncio.ensure_future(
+            self._bring_up(connection, request, front_end, filters, since)
+        )
+        return None
+
+    async def _bring_up(
+        self,
+        connection: ServerConnection,
+        request: Command,
+        front_end: _FrontEnd,
+        filters: Sequence[tuple[int, str]],
+        since: int,
+    ) -> None:
+        try:
+            await self._catch_up.attach(connection, front_end.channel, filters, front_end.push, since=since)
+        except ConnectionClosedError:
+            return
+        finally:
+            front_end.catching_up = None
+        connection.reply(self._attached(request))
+
+    def _attached(self, request: Command) -> Command:
+        """What matches from `position` on will be pushed, what matched before has been."""
+        return request.reply(
+            ResponseCode.SUCCESS,
+            ext={
+                "recordBytesMax": str(self._record_bytes_max),
+                "position": str(self._delivery.applied_position),
+            },
+        )
 
     def _detach(self, connection: ServerConnection, request: Command) -> Command:
         body = _decode(request, _DetachBody)
-        channel = self._channels.get(connection)
-        if channel is not None:
-            self._delivery.detach(channel, body.ids)
+        front_end = self._front_ends.get(connection)
+        if front_end is not None:
+            self._delivery.detach(front_end.channel, body.ids)
         return request.reply(ResponseCode.SUCCESS)
 
     def _queue_of(self, request: Command) -> tuple[str, int]:
@@ -309,12 +372,12 @@ class GatewayHandler:
             if connection.is_congested:
                 self.dropped_pushes += 1
                 return
-            wanted, places = gather(records, matches)
+            wanted, places, next_position = gather(records, matches)
             self.pushed_bytes += len(wanted)
             connection.send_oneway(
                 Command.request(
                     RequestCode.DELIVER_RECORDS,
-                    {"matchesBytes": str(len(places))},
+                    {"matchesBytes": str(len(places)), "nextPosition": str(next_position)},
                     [places, wanted],
                     oneway=True,
                 )
@@ -343,6 +406,18 @@ class GatewayHandler:
             "counter",
             "Bytes of records pushed to remote front ends.",
             self.pushed_bytes,
+        )
+        yield Metric(
+            "iotmq_broker_delivery_catch_ups_total",
+            "counter",
+            "Front ends that came back and got what they had missed.",
+            self._catch_up.caught_up_total,
+        )
+        yield Metric(
+            "iotmq_broker_delivery_gaps_total",
+            "counter",
+            "Front ends that came back too late for what they had missed: see store.hot_bytes.",
+            self._catch_up.gaps_total,
         )
         yield Metric(
             "iotmq_broker_dropped_pushes_total",

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from iotmq.broker.delayed_batches import DelayedBatches
 from iotmq.broker.delivery import Delivery
+from iotmq.broker.delivery_catch_up import DeliveryCatchUp
 from iotmq.broker.device_replies import DeviceReplies
 from iotmq.broker.gateway import GatewayHandler, LocalGateway
 from iotmq.broker.intake import Intake
@@ -69,6 +70,7 @@ class MqttParts:
             intake,
             self._delayed_batches,
             self.delivery,
+            DeliveryCatchUp(self.delivery, store.recent_records),
             host=host,
             record_bytes_max=self._record_bytes_max,
             clock=clock,

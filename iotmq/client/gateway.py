@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
@@ -13,7 +12,7 @@ from typing_extensions import Buffer
 from iotmq import limits
 from iotmq.client.backoff import Backoff
 from iotmq.client.client import IotmqClient
-from iotmq.client.connections import split_address
+from iotmq.client.delivery_channel import DeliveryChannel
 from iotmq.client.message import SendResult, SendStatus
 from iotmq.client.ports import AppendDone, DeliveryReceiver, dropped_replies_metric
 from iotmq.client.producer import Producer
@@ -30,17 +29,11 @@ from iotmq.errors import (
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
-from iotmq.remoting.connection import ClientConnection
-from iotmq.remoting.signature import Credentials
 
 _log = logging.getLogger("iotmq.mqtt")
 
 _GROUP = "iotmq_mqtt_front"
 _REFRESH_S = 10.0
-_FILTERS_PER_REQUEST = 1_000
-_ATTACH_TIMEOUT_S = 5.0
-# Well within the time after which a broker closes a connection that is idle.
-_PING_INTERVAL_S = 20.0
 
 
 class RemoteGateway:
@@ -65,7 +58,7 @@ class RemoteGateway:
         )
         self._queues: dict[str, tuple[MessageQueue, ...]] = {}
         self._filters: dict[int, str] = {}
-        self._channels: dict[str, _DeliveryChannel] = {}
+        self._channels: dict[str, DeliveryChannel] = {}
         self._refresher: asyncio.Task[None] | None = None
         self._not_ready: str | None = "not connected to the brokers yet"
         # What the brokers met so far take; the format's limit until then.
@@ -277,7 +270,7 @@ class RemoteGateway:
                 )
         wanted = set(masters.values())
         for address in wanted - self._channels.keys():
-            self._channels[address] = _DeliveryChannel(
+            self._channels[address] = DeliveryChannel(
                 address,
                 self._filters,
                 receiver,
@@ -299,146 +292,6 @@ class RemoteGateway:
             self._record_bytes_max = smallest
             if self._limits_changed is not None:
                 self._limits_changed()
-
-
-class _DeliveryChannel:
-    """The delivery channel to one broker: made again, with all filters, whenever it ends."""
-
-    def __init__(
-        self,
-        address: str,
-        filters: dict[int, str],
-        receiver: DeliveryReceiver,
-        *,
-        opened: Callable[[], None],
-        credentials: Credentials | None,
-        tls: ssl.SSLContext | None,
-    ) -> None:
-        self._address = address
-        self._credentials = credentials
-        self._tls = tls
-        self._opened = opened
-        self.record_bytes_max = limits.RECORD_BYTES_MAX
-        self._filters = filters
-        self._receiver = receiver
-        self._connection: ClientConnection | None = None
-        self._lost = asyncio.Event()
-        self.opened_total = 0
-        self.malformed_total = 0
-        self._task = asyncio.ensure_future(self._keep_open())
-
-    @property
-    def is_open(self) -> bool:
-        """True while the broker knows all filters."""
-        return self._connection is not None
-
-    async def stop(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-
-    def attach(self, filters: Sequence[tuple[int, str]]) -> asyncio.Future[bool]:
-        assert self._connection is not None, "attach only an open channel"
-        return asyncio.ensure_future(self._attach(self._connection, filters))
-
-    def detach(self, filter_ids: Sequence[int]) -> None:
-        if self._connection is not None:
-            self._detach(self._connection, filter_ids)
-
-    def _detach(self, connection: ClientConnection, filter_ids: Sequence[int]) -> None:
-        connection.send_oneway(
-            Command.request(RequestCode.DETACH_FILTERS, body=msgspec.json.encode({"ids": filter_ids}))
-        )
-
-    async def _keep_open(self) -> None:
-        backoff = Backoff(min_s=0.1, max_s=5.0)
-        host, port = split_address(self._address)
-        while True:
-            self._lost.clear()
-            connection: ClientConnection | None = None
-            try:
-                connection = await ClientConnection.connect(
-                    host,
-                    port,
-                    on_request=self._requested,
-                    on_lost=lambda _: self._lost.set(),
-                    credentials=self._credentials,
-                    tls=self._tls,
-                )
-                await self._attach_all(connection)
-                self._connection = connection
-                self.opened_total += 1
-                self._opened()
-                backoff.reset()
-                await self._stay(connection)
-                _log.warning("delivery channel lost", extra={"broker": self._address})
-            except ConnectionClosedError as error:
-                if not backoff.failures:
-                    _log.warning("no delivery channel", extra={"broker": self._address, "detail": str(error)})
-            finally:
-                self._connection = None
-                if connection is not None and not connection.is_closed:
-                    await connection.close()
-            await asyncio.sleep(backoff.next_s())
-
-    async def _stay(self, connection: ClientConnection) -> None:
-        """Until the connection ends. Brokers close those on which nothing moves, and some just hang."""
-        while not self._lost.is_set():
-            try:
-                async with asyncio.timeout(_PING_INTERVAL_S):
-                    await self._lost.wait()
-            except TimeoutError:
-                if not await self._attach(connection, ()):
-                    return
-
-    async def _attach_all(self, connection: ClientConnection) -> None:
-        """Bring the broker to what `_filters` holds, which may change meanwhile.
-
-        Raises ConnectionClosedError when the broker refuses.
-        """
-        attached: set[int] = set()
-        # The first request goes out without any filter, too: it makes the channel.
-        missing = list(self._filters.items())
-        while True:
-            if not await self._attach(connection, missing):
-                raise ConnectionClosedError(f"{self._address} refuses the delivery channel")
-            attached.update(number for number, _ in missing)
-            missing = [(number, name) for number, name in self._filters.items() if number not in attached]
-            if not missing:
-                break
-        unwanted = sorted(attached - self._filters.keys())
-        if unwanted:
-            self._detach(connection, unwanted)
-
-    async def _attach(self, connection: ClientConnection, filters: Sequence[tuple[int, str]]) -> bool:
-        """True when the broker took all of them."""
-        # A channel without filters is one, too: the broker counts its front ends.
-        starts = range(0, max(1, len(filters)), _FILTERS_PER_REQUEST)
-        pages = [filters[start : start + _FILTERS_PER_REQUEST] for start in starts]
-        requests = [
-            connection.request(
-                Command.request(RequestCode.ATTACH_FILTERS, body=msgspec.json.encode({"filters": page})),
-                _ATTACH_TIMEOUT_S,
-            )
-            for page in pages
-        ]
-        try:
-            responses = await asyncio.gather(*requests)
-        except (ConnectionClosedError, RequestTimeoutError) as error:
-            _log.debug("attaching filters at %s: %s", self._address, error)
-            return False
-        self.record_bytes_max = responses[-1].integer("recordBytesMax", limits.RECORD_BYTES_MAX, minimum=1)
-        return all(response.code == ResponseCode.SUCCESS for response in responses)
-
-    def _requested(self, connection: ClientConnection, request: Command) -> Command | None:
-        if request.code != RequestCode.DELIVER_RECORDS:
-            return request.not_supported()
-        body = memoryview(request.body_bytes())
-        matches_size = request.integer("matchesBytes")
-        if not 0 <= matches_size <= len(body):
-            self.malformed_total += 1
-            return None
-        self._receiver.deliver(body[matches_size:], body[:matches_size])
-        return None
 
 
 def _report(result: asyncio.Future[SendResult], done: AppendDone) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from iotmq.errors import StoreError
+from iotmq.errors import StoreCorruptError, StoreError
 from iotmq.limits import INDEX_QUERY_RECORDS_MAX
 from iotmq.message.record import decode_record, property_value
 from iotmq.store.cold_steps import finish, record_steps
@@ -286,6 +286,27 @@ class StoreReader:
         if end_position is None:
             end_position = self.confirmed_position
         return read_raw(self._log, position, bytes_max, end_position)
+
+    def recent_records(self, position: int, bytes_max: int) -> tuple[int, memoryview] | None:
+        """Whole records from the start of one on, about `bytes_max` of them, and the position behind them.
+
+        Only from the part of the log that is taken to be in memory (`store.hot_bytes`): None for any other
+        position. Nothing, and `position` itself, at the end of what is confirmed.
+        """
+        end_position = self.confirmed_position
+        if position == end_position:
+            return position, memoryview(b"")
+        if not max(self._hot_position, self._log.min_position) <= position < end_position:
+            return None
+        try:
+            start_position, next_position = self._log.records(position, end_position, bytes_max)
+        except StoreCorruptError:
+            return None
+        if start_position == next_position:
+            return next_position, memoryview(b"")
+        if self._log.read_record(start_position, end_position) is None:
+            return None
+        return next_position, self._log.view(start_position, next_position)
 
     def _record_of(self, place: LatestPlace) -> memoryview | None:
         """The record at a place if it is the one: the log may have lost it and have another there."""

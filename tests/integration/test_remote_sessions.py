@@ -22,7 +22,7 @@ from iotmq.broker.broker import Broker
 from iotmq.broker.element import encode_element
 from iotmq.broker.sessions import OWNER_GRACE_S, START_GRACE_S
 from iotmq.broker.store_host import resolve_store_host
-from iotmq.client import admin_sessions, gateway, session_link
+from iotmq.client import admin_sessions, delivery_channel, session_link
 from iotmq.client.gateway import RemoteGateway
 from iotmq.client.session_gateway import RemoteSessions
 from iotmq.errors import ClientError
@@ -179,7 +179,7 @@ async def test_a_front_end_that_reads_slowly_misses_pushes_and_nothing_else(tmp_
 async def test_connections_on_which_nothing_moves_show_signs_of_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway, "_PING_INTERVAL_S", 0.01)
+    monkeypatch.setattr(delivery_channel, "_PING_INTERVAL_S", 0.01)
     monkeypatch.setattr(session_link, "_HEARTBEAT_S", 0.01)
     site = await open_site(tmp_path, "one", is_remote=True)
     counts = site.bench.broker.requests._counts

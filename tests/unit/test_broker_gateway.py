@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
 import pytest
+from eventually import soon
 from fake_gateway import record_of
 
 from iotmq import limits
 from iotmq.broker import gateway as gateway_module
 from iotmq.broker.delivery import Delivery
+from iotmq.broker.delivery_catch_up import DeliveryCatchUp
 from iotmq.broker.gateway import GatewayHandler
 from iotmq.broker.intake import IntakeError
 from iotmq.broker.topics import TIMER_TOPIC
 from iotmq.clock import ManualClock
 from iotmq.errors import RequestError
+from iotmq.message.errors import MessageFormatError
 from iotmq.message.hosts import encode_host
 from iotmq.message.properties import MQTT_TOPIC, encode_properties
-from iotmq.message.record import encode_batch
+from iotmq.message.record import decode_record, encode_batch, iter_records
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 
@@ -29,12 +33,26 @@ class Connection:
     def __init__(self) -> None:
         self.is_congested = False
         self.pushed: list[tuple[bytes, bytes]] = []
+        self.replies: list[Command] = []
+        self.has_room = asyncio.Event()
 
     def send_oneway(self, command: Command) -> None:
         assert command.code == RequestCode.DELIVER_RECORDS
         body = command.body_bytes()
         size = int(command.ext["matchesBytes"])
         self.pushed.append((body[size:], body[:size]))
+        assert int(command.ext["nextPosition"]) > 0
+
+    def reply(self, command: Command) -> None:
+        self.replies.append(command)
+
+    async def drain(self) -> None:
+        await self.has_room.wait()
+        self.is_congested = False
+
+    async def replied(self) -> Command:
+        await soon(lambda: bool(self.replies), "the answer", step_s=0)
+        return self.replies.pop()
 
 
 class Intake:
@@ -70,11 +88,14 @@ class Delayed:
 class Bench:
     def __init__(self) -> None:
         self.delivery = Delivery(applied_position=0)
+        self.log = b""
+        self.catch_up = DeliveryCatchUp(self.delivery, self.recent_records)
         self.delayed = Delayed()
         self.handler = GatewayHandler(
             Intake(),  # type: ignore[arg-type]
             self.delayed,  # type: ignore[arg-type]
             self.delivery,
+            self.catch_up,
             host=encode_host("127.0.0.1", 1),
             record_bytes_max=70_000,
             clock=ManualClock(),
@@ -95,8 +116,31 @@ class Bench:
         return self.ask(RequestCode.DETACH_FILTERS, msgspec.json.encode({"ids": ids}))
 
     def apply(self, *records: bytes) -> None:
-        view = memoryview(b"".join(records)).toreadonly()
-        self.delivery.apply(view, 0, len(view))
+        """Append to the log, and push."""
+        start_position = len(self.log)
+        self.log += b"".join(records)
+        view = memoryview(self.log)[start_position:].toreadonly()
+        self.delivery.apply(view, start_position, len(self.log))
+
+    def recent_records(self, position: int, bytes_max: int) -> tuple[int, memoryview] | None:
+        """As Store.recent_records, a record at a time."""
+        if position == len(self.log):
+            return position, memoryview(b"")
+        try:
+            size = decode_record(self.log, position).size
+        except MessageFormatError:
+            return None
+        return position + size, memoryview(self.log)[position : position + size]
+
+    def attach_since(self, since: int, *filters: Any, connection: Connection | None = None) -> None:
+        """The answer comes later."""
+        request = Command.request(
+            RequestCode.ATTACH_FILTERS,
+            {"since": str(since)},
+            msgspec.json.encode({"filters": filters}),
+        )
+        handle = self.handler.handlers()[RequestCode.ATTACH_FILTERS]
+        assert handle(connection or self.connection, request) is None  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -106,7 +150,7 @@ def bench() -> Bench:
 
 def test_a_connection_is_a_channel_as_long_as_it_lives(bench: Bench) -> None:
     other = Connection()
-    assert bench.attach().ext == {"recordBytesMax": "70000"}
+    assert bench.attach().ext == {"recordBytesMax": "70000", "position": "0"}
     assert bench.attach((1, "a/#"), (2, "b")).code == 0
     assert bench.attach((1, "a/b"), connection=other).code == 0
     assert bench.delivery.channel_count == 2
@@ -120,6 +164,69 @@ def test_a_connection_is_a_channel_as_long_as_it_lives(bench: Bench) -> None:
         bench.handler.connection_lost(other)  # type: ignore[arg-type]
         bench.handler.connection_lost(bench.connection)  # type: ignore[arg-type]
     assert bench.delivery.channel_count == bench.delivery.filter_count == 0
+
+
+def bodies(connection: Connection) -> list[bytes]:
+    return [record.body for records, _ in connection.pushed for record in iter_records(records)]
+
+
+async def test_a_front_end_that_comes_back_gets_what_it_missed_and_then_what_comes(bench: Bench) -> None:
+    bench.apply(*(record_of("a/b", b"%d" % number) for number in range(3)))
+    since = len(bench.log)
+    bench.apply(record_of("a/b", b"3"), record_of("c", b"no"), record_of("a/c", b"4"))
+    # All pages at once: a record that two filters match comes once.
+    held = bench.ask(
+        RequestCode.ATTACH_FILTERS, msgspec.json.encode({"filters": [(1, "a/#")]}), isHeld="true"
+    )
+    assert held.code == 0
+    assert bench.delivery.filter_count == 0
+    bench.attach_since(since, (2, "+/c"))
+    bench.apply(record_of("a/b", b"5"))
+    answer = await bench.connection.replied()
+    assert (answer.code, answer.ext["position"]) == (0, str(len(bench.log)))
+    assert bodies(bench.connection) == [b"3", b"4", b"5"]
+    bench.apply(record_of("a/b", b"6"))
+    assert bodies(bench.connection) == [b"3", b"4", b"5", b"6"]
+    assert (bench.catch_up.caught_up_total, bench.catch_up.gaps_total) == (1, 0)
+
+
+@pytest.mark.parametrize("since", [7, 1 << 40])
+async def test_what_is_not_there_to_be_caught_up_is_left_out_and_counted(bench: Bench, since: int) -> None:
+    bench.apply(record_of("a", b"0"))
+    bench.attach_since(since, (1, "a"))
+    assert (await bench.connection.replied()).code == 0
+    assert bench.connection.pushed == []
+    assert (bench.catch_up.caught_up_total, bench.catch_up.gaps_total) == (0, 1)
+    bench.apply(record_of("a", b"1"))
+    assert bodies(bench.connection) == [b"1"]
+
+
+async def test_a_front_end_that_takes_nothing_is_waited_for(bench: Bench) -> None:
+    bench.apply(*(record_of("a", b"%d" % number) for number in range(4)))
+    bench.attach_since(0, (1, "a"))
+    with pytest.raises(RequestError, match="already"):
+        bench.attach_since(0, (2, "b"))
+    await soon(lambda: bool(bench.connection.pushed), "the first piece", step_s=0)
+    bench.connection.is_congested = True
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(bodies(bench.connection)) < 4
+    bench.connection.has_room.set()
+    await bench.connection.replied()
+    assert bodies(bench.connection) == [b"0", b"1", b"2", b"3"]
+    assert bench.handler.dropped_pushes == 0
+
+
+async def test_a_front_end_that_leaves_while_it_catches_up_is_forgotten(bench: Bench) -> None:
+    bench.apply(*(record_of("a", b"%d" % number) for number in range(100)))
+    bench.attach_since(0, (1, "a"))
+    await soon(lambda: bool(bench.connection.pushed), "the first piece", step_s=0)
+    bench.handler.connection_lost(bench.connection)  # type: ignore[arg-type]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert bench.delivery.channel_count == bench.delivery.filter_count == 0
+    assert bench.connection.replies == []
+    assert len(bodies(bench.connection)) < 100
 
 
 def test_detaching_without_a_channel_is_nothing(bench: Bench) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fake_gateway import record_of
+from fake_gateway import matches_of, record_of
 
 from iotmq import limits
 from iotmq.broker.delivery import Delivery, gather
@@ -237,10 +237,18 @@ def test_gather_takes_the_matched_records_alone(delivery: Delivery, log: Log) ->
         record_of("a", b"2"),
         record_of("z", b""),
     )
-    records, matches = gather(*inbox.raw[0])
+    records, matches, _ = gather(*inbox.raw[0])
     assert records == record_of("a/b", b"1") + record_of("a", b"2") + record_of("z", b"")
     assert read_push(records, matches) == [([1, 2], b"1"), ([1], b"2"), ([3], b"")]
-    assert gather(record_of("a", b"1"), b"") == (b"", b"")
+    assert gather(record_of("a", b"1"), b"") == (b"", b"", 0)
+
+
+def test_gather_says_where_the_last_record_ends_in_the_log() -> None:
+    far = encode_record(topic="T", body=b"x", position=(1 << 40) + 5)
+    near = encode_record(topic="T", body=b"yy", position=7)
+    matches = matches_of((0, [1]), (len(near), [1, 2]))
+    assert gather(near + far, matches) == (near + far, matches, (1 << 40) + 5 + len(far))
+    assert gather(near + far, matches_of((0, [1])))[2] == 7 + len(near)
 
 
 def test_many_matches_of_one_push(delivery: Delivery, log: Log) -> None:

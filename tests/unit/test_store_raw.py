@@ -9,6 +9,7 @@ import pytest
 from store_model import bodies_of, open_small, put, wait_flushed
 
 from iotmq.errors import StoreCorruptError, StoreReadOnlyError
+from iotmq.message.record import iter_records
 from iotmq.store.raw import wanted_bytes
 from iotmq.store.store import Store
 
@@ -285,5 +286,60 @@ def test_a_failed_flush_ends_every_wait(tmp_path: Path) -> None:
     assert called == [0, -1]
     with pytest.raises(StoreReadOnlyError):
         store.append_raw(end_position, b"")
+    assert store.check() == []
+    store.close()
+
+
+def recent(store: Store, position: int, bytes_max: int) -> list[int] | None:
+    """The positions of the records from one on, as far as they are given."""
+    positions: list[int] = []
+    while True:
+        found = store.recent_records(position, bytes_max)
+        if found is None:
+            return None
+        next_position, view = found
+        positions += [record.position for record in iter_records(view)]
+        assert len(view) <= max(bytes_max, 2_000), "one record at the least"
+        if next_position == position:
+            return positions
+        position = next_position
+
+
+@pytest.mark.parametrize("bytes_max", [1, 700, 5_000, 1 << 20])
+def test_recent_records_are_whole_and_all_there_are(tmp_path: Path, bytes_max: int) -> None:
+    store = open_small(tmp_path, hot_bytes=1 << 30)
+    fill(store, seed=5)
+    wait_flushed(store)
+    positions = recent(store, 0, bytes_max)
+    assert positions is not None
+    assert len(positions) > 100
+    for start in (1, len(positions) // 2, len(positions) - 1):
+        assert recent(store, positions[start], bytes_max) == positions[start:]
+    end_position = store.confirmed_position
+    assert store.recent_records(end_position, bytes_max) == (end_position, b"")
+    assert store.check() == []
+    store.close()
+
+
+def test_recent_records_begin_at_a_record_in_the_hot_part(tmp_path: Path) -> None:
+    store = open_small(tmp_path, hot_bytes=6_000)
+    fill(store, seed=6)
+    wait_flushed(store)
+    end_position = store.confirmed_position
+    assert store.recent_records(0, 1_000) is None, "too far back"
+    assert store.recent_records(end_position + 1, 1_000) is None, "not there yet"
+    assert store.recent_records(-1, 1_000) is None
+    found = [
+        position
+        for position in range(end_position - 3_000, end_position)
+        if store.recent_records(position, 1 << 20) is not None
+    ]
+    assert found, "some records"
+    for position in found:
+        next_position, view = store.recent_records(position, 1 << 20) or (0, memoryview(b""))
+        starts = [record.position for record in iter_records(view)]
+        # The start of a record, or of the blank in front of one in the next file.
+        assert not starts or starts[0] >= position
+        assert next_position <= end_position
     assert store.check() == []
     store.close()
