@@ -25,6 +25,9 @@ cdef class DeviceGroup:
     cdef list _touched                  # devices with output, each once
     cdef list _yielding                 # devices that used up their share of this turn
     cdef set _paused                    # devices whose reading stopped for longer
+    cdef object _waiting                # deque of devices with events for which this turn had no room
+    cdef uint32_t _events_left          # events that may still be handled in this turn
+    cdef bint _is_handling_scheduled
     cdef readonly uint64_t received_bytes
     cdef readonly uint64_t sent_bytes
 
@@ -32,6 +35,8 @@ cdef class DeviceGroup:
     cdef int touch(self, Device device) except -1
     cdef int write_touched(self) except -1
     cdef int pause(self, Device device) except -1
+    cdef int handle_events(self, Device device) except -1
+    cdef int _schedule_handling(self) except -1
 
 
 cdef class DeviceSession:
@@ -51,10 +56,12 @@ cdef class Device(ServerConnection):
     cdef public bint has_session        # the broker has given it one, in `epoch`, and was not told of its end
     cdef public int64_t epoch
     cdef public DeviceSession session   # None for one that ends with the connection
+    cdef list _unhandled                # events that wait for the next turn; None while there are none
     cdef uint32_t _turn                 # the turn _turn_bytes counts
     cdef uint32_t _turn_bytes
     cdef bint _has_acknowledged         # since the last time the session was told
     cdef bint _is_touched
+    cdef bint _is_waiting               # in the group's queue, because of _unhandled
     cdef bint _is_paused                # reading stopped, for the rest of the turn or for longer
 
     cdef int _after_input(self) except -1

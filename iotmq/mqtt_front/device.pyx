@@ -5,7 +5,8 @@ between kernel and core; an idle device holds no buffer; a device that sends wit
 others, or the subscribers, waiting. Plan: buffered asyncio protocols on uvloop that all read into one buffer,
 because the core uses up what it gets before it returns. A turn has a number of bytes to give: each device may
 take its share, and one that has used it up is read again in the next turn, so that what was published can
-leave before more comes. The number shrinks while subscribers that still have room take less than they are
+leave before more comes. CONNECT, SUBSCRIBE and the like, which cost a hundred times as much, have a number of
+their own per turn; a device with more of them is not read until they are done. The number of bytes shrinks while subscribers that still have room take less than they are
 sent, and grows again when they keep up; one whose room is used up is not waited for. Reading stops for longer
 while the group is congested, or while the device does not take its own answers.
 """
@@ -20,11 +21,14 @@ from iotmq.mqtt.packet_types cimport STATE_CLOSED, STATE_CONNECTED, STATE_OPENIN
 from iotmq.mqtt.publish_sink cimport PublishSink
 from iotmq.mqtt_front.outgoing cimport OutgoingMessage
 
+from collections import deque
+
 cdef enum:
     UNREAD_BYTES_MAX = 256 * 1024   # answers a device may leave unread before it is not read either
     READ_BYTES_MIN = 1024
     READ_SIZES = 9                  # 1 KiB to 256 KiB
     TURN_BYTES_MIN = 64 * 1024
+    EVENTS_PER_TURN = 32            # a few milliseconds of CONNECT and SUBSCRIBE
     TURN_BYTES_MAX = 1024 * 1024
 
 
@@ -43,6 +47,8 @@ cdef class DeviceGroup:
         self._touched = []
         self._yielding = []
         self._paused = set()
+        self._waiting = deque()
+        self._events_left = EVENTS_PER_TURN
         self._turn_bytes = TURN_BYTES_MAX
         self._share_input(1)
 
@@ -92,6 +98,56 @@ cdef class DeviceGroup:
             index += 1
         self._view = self._views[index]
         self._read_bytes = READ_BYTES_MIN << index
+
+    cdef int handle_events(self, Device device) except -1:
+        """Hand the device's events to the handler, as many as the turn has room for; the rest waits for the next.
+
+        A connection that is over has them handled at once: the last one may say that it leaves in peace.
+        """
+        cdef list events
+        cdef Py_ssize_t left
+        while device._events is not None or device._unhandled is not None:  # opening a session may release input
+            events = device._unhandled or []
+            device._unhandled = None
+            if device._events is not None:
+                events += device.events_received()
+            left = self._events_left
+            if device.state != STATE_CLOSED and len(events) > left:
+                device._unhandled = events[left:]
+                events = events[:left]
+            self._events_left = max(0, left - len(events))
+            self._schedule_handling()
+            if events:
+                self._handler.device_events(device, events)
+            if device._unhandled is not None and not self._events_left:
+                if not device._is_waiting:
+                    device._is_waiting = True
+                    self._waiting.append(device)
+                if device.transport is not None and not device._is_paused:
+                    device._is_paused = True
+                    device.transport.pause_reading()
+                return 0
+        return 0
+
+    def _handle_waiting(self):
+        """A new turn: it has room for events again."""
+        cdef Device device
+        self._is_handling_scheduled = False
+        self._events_left = EVENTS_PER_TURN
+        while self._waiting and self._events_left:
+            device = self._waiting.popleft()
+            device._is_waiting = False
+            device._after_input()
+            if device not in self._paused:
+                device._resume()
+        if self._waiting:
+            self._schedule_handling()
+
+    cdef int _schedule_handling(self) except -1:
+        if not self._is_handling_scheduled:
+            self._is_handling_scheduled = True
+            self.loop.call_soon(self._handle_waiting)
+        return 0
 
     cdef int touch(self, Device device) except -1:
         """The device has output: it is written when the turn ends."""
@@ -182,8 +238,8 @@ cdef class Device(ServerConnection):
             group._yielding.append(self)
 
     cdef int _after_input(self) except -1:
-        while self._events is not None:     # opening a session may release more input
-            self.group._handler.device_events(self, self.events_received())
+        if self._events is not None or self._unhandled is not None:
+            self.group.handle_events(self)
         if self._has_acknowledged:
             self._has_acknowledged = False
             self.session.room_again()
@@ -230,6 +286,7 @@ cdef class Device(ServerConnection):
         self.transport = None
         self.group._paused.discard(self)
         self.receive_eof()
+        self.group.handle_events(self)
         self.group._handler.device_lost(self)
 
     def pause_writing(self):
@@ -280,7 +337,7 @@ cdef class Device(ServerConnection):
         return 1 if self.session is None else self.session.message_received(packet_id)
 
     cdef int _resume(self) except -1:
-        if self._is_paused:
+        if self._is_paused and self._unhandled is None:
             self._is_paused = False
             self.last_received_s = self.group.now_s
             if self.transport is not None and not self.transport.is_closing():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import socket
 from collections.abc import AsyncIterator
@@ -314,6 +315,55 @@ async def test_unsubscribe_without_any_subscription_is_answered(site: Site) -> N
     client = await site.connect("d")
     client.send(packets.encode_unsubscribe(4, ["a", "b/#"]))
     assert await client.packet() == (packets.UNSUBACK << 4, b"\0\4")
+
+
+def _many_subscribes(count: int) -> bytes:
+    return b"".join(packets.encode_subscribe(n + 1, [(f"storm/{n}", 0)]) for n in range(count))
+
+
+async def test_a_storm_of_subscribes_leaves_every_turn_room_for_others(site: Site) -> None:
+    storm = await site.connect("storm")
+    storm.send(_many_subscribes(300))
+    counts = [0.0]
+    while counts[-1] < 300:
+        await asyncio.sleep(0)
+        counts.append(site.number("iotmq_mqtt_subscriptions"))
+    # 32 in a turn of the loop; this task may see two of them as one.
+    assert max(after - before for before, after in itertools.pairwise(counts)) <= 64
+    for number in range(300):
+        assert await storm.packet() == (packets.SUBACK << 4, (number + 1).to_bytes(2, "big") + b"\0")
+    await storm.ping()
+
+
+async def test_a_disconnect_behind_a_storm_of_subscribes_still_drops_the_will(site: Site) -> None:
+    storm = await site.connect("storm", will=Will("w", b"", 1, False))
+    storm.send(_many_subscribes(200), packets.DISCONNECT_PACKET)
+    await site.gone("normal")
+    assert not site.gateway.handed
+    assert not site.gateway.filters
+    assert site.number("iotmq_mqtt_subscriptions") == site.number("iotmq_mqtt_sessions") == 0
+
+
+async def test_a_storm_that_breaks_off_leaves_nothing_behind(site: Site) -> None:
+    storm = await site.connect("storm")
+    storm.send(_many_subscribes(300))
+    await soon(lambda: site.number("iotmq_mqtt_subscriptions") > 0, "the first are there", step_s=0)
+    storm.abort()
+    await site.gone("connection_lost")
+    assert not site.gateway.filters
+    assert site.number("iotmq_mqtt_subscriptions") == 0
+    other = await site.connect("other")
+    assert await other.subscribe(("a", 0)) == [0]
+
+
+async def test_more_devices_than_a_turn_has_room_for_all_get_in(site: Site) -> None:
+    clients = [await site.dial() for _ in range(100)]
+    for number, client in enumerate(clients):
+        client.send(connect_packet(f"d{number}"), packets.encode_subscribe(1, [(f"own/{number}", 0)]))
+    for client in clients:
+        assert (await client.packet())[0] == packets.CONNACK << 4
+        assert (await client.packet())[0] == packets.SUBACK << 4
+    assert site.number("iotmq_mqtt_subscriptions") == 100
 
 
 async def test_a_filter_is_attached_once_and_detached_with_its_last_subscriber(site: Site) -> None:
