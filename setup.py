@@ -65,6 +65,7 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.mqtt_front.outgoing", ".pyx", []),
     ("iotmq.mqtt_front.egress", ".pyx", []),
     ("iotmq.mqtt_front.durable", ".pyx", []),
+    ("iotmq.mqtt_front.shared", ".pyx", []),
     ("loadtest.swarm.engine", ".pyx", []),
 ]
 

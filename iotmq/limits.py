@@ -116,6 +116,18 @@ SESSION_QUEUES_MAX: Final = 65_536
 QUEUE_READ_RECORDS_MAX: Final = 1_024
 MISSED_QUEUES_MAX: Final = 65_536
 SESSIONS_LISTED_MAX: Final = 1_024
+SHARES_LISTED_MAX: Final = 1_024
+# Shared subscriptions of one broker: the name of a group, groups (one for each name and filter), members of
+# one, messages of one that are read and not acknowledged, credit of a member, bytes it may hold, and what one
+# request of a front end says of how many members and messages.
+SHARE_NAME_BYTES_MAX: Final = 255
+SHARE_GROUPS_MAX: Final = 10_000
+SHARE_MEMBERS_MAX: Final = 1_024
+SHARE_IN_FLIGHT_MAX: Final = 4_096
+SHARE_CREDIT_MAX: Final = 1_024
+SHARE_MEMBER_BYTES_MAX: Final = 4 * 1024 * 1024
+SHARE_REPORT_MEMBERS_MAX: Final = 1_024
+SHARE_REPORT_POSITIONS_MAX: Final = 65_536
 
 # MQTT. A topic is at most 65,535 bytes in the protocol; ours is shorter because it is stored as a
 # property of every record.

@@ -13,6 +13,7 @@ _ACTIONS: Final = {
     "list": ("list_sessions", "the sessions that brokers keep, by client id"),
     "show": ("show", "one client's filters, and how far behind it is"),
     "kick": ("kick", "disconnect a client; its session is kept, and it may come back"),
+    "shared": ("shared", "shared subscriptions: members, what they hold, how far behind each group is"),
     "purge": ("purge", "end a client's session, and disconnect it"),
 }
 
@@ -42,7 +43,7 @@ def add_sessions_command(
                 metavar="N",
                 help="how many at most (100)",
             )
-        else:
+        elif name != "shared":
             action.add_argument("client_id", metavar="CLIENT_ID")
         add_connection_options(action)
         add_registry_option(action)

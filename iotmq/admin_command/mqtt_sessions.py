@@ -57,6 +57,36 @@ async def show(session: Session, options: argparse.Namespace) -> Result:
     return Table(columns, rows)
 
 
+async def shared(session: Session, options: argparse.Namespace) -> Result:
+    """Shared subscriptions: a row for each member, and one for a group that has none connected."""
+    rows: list[dict[str, object]] = []
+    async for broker, found in SessionAdmin(session.client).shares():
+        group = {
+            "broker": broker,
+            "share": found.share,
+            "strategy": found.strategy,
+            "kept": found.kept_sessions,
+            "members": found.member_count,
+            "behind": found.behind,
+        }
+        rows += [
+            {
+                **group,
+                "client_id": member.client_id,
+                "front_end": member.front_end,
+                "in_flight": member.in_flight,
+                "credit": member.credit,
+                "is_slow": member.is_slow,
+            }
+            for member in found.members
+        ] or [{**group, "in_flight": found.in_flight}]
+    columns = (
+        "broker", "share", "strategy", "kept", "members", "behind", "client_id", "front_end", "in_flight",
+        "credit", "is_slow",
+    )  # fmt: skip
+    return Table(columns, rows, nothing="there is no shared subscription")
+
+
 async def kick(session: Session, options: argparse.Namespace) -> Result:
     """Have a client disconnected; it may come back at once."""
     brokers = await SessionAdmin(session.client).kick(options.client_id)

@@ -232,10 +232,13 @@ RULES: Final[dict[int, Rule]] = {
     RequestCode.READ_LIGHT_QUEUE: _ADMIN,
     RequestCode.READ_RETAINED: _ADMIN,
     RequestCode.CLAIM_SESSIONS: _ADMIN,
+    RequestCode.JOIN_SHARES: _ADMIN,
+    RequestCode.REPORT_SHARES: _ADMIN,
     RequestCode.LIST_SESSIONS: _ADMIN,
     RequestCode.GET_SESSION: _ADMIN,
     RequestCode.KICK_SESSION: _ADMIN,
     RequestCode.PURGE_SESSION: _ADMIN,
+    RequestCode.LIST_SHARES: _ADMIN,
 }
 
 

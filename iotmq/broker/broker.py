@@ -30,6 +30,8 @@ from iotmq.broker.runtime_info import RuntimeInfo
 from iotmq.broker.sending import Sending
 from iotmq.broker.session_gateway import LocalSessions
 from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.share_group import Strategy
+from iotmq.broker.shares import ShareSettings
 from iotmq.broker.statistics import Statistics
 from iotmq.broker.store_host import resolve_store_host
 from iotmq.broker.subscription_groups import SubscriptionGroups
@@ -182,6 +184,13 @@ class Broker:
             retained_messages_max=settings.retained_messages_max,
             retained_bytes_max=settings.retained_bytes_max,
             is_writable=settings.is_writable,
+            share_settings=ShareSettings(
+                strategy=Strategy(settings.shared_strategy),
+                timeout_s=settings.shared_timeout_s,
+                groups_max=settings.shared_groups_max,
+                members_max=settings.shared_members_max,
+                in_flight_max=settings.shared_in_flight_max,
+            ),
         )
         self.delivery = self._mqtt.delivery
         self.sessions = self._mqtt.sessions

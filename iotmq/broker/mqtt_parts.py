@@ -18,6 +18,8 @@ from iotmq.broker.session_projection import SessionProjection
 from iotmq.broker.session_views_handler import SessionViewsHandler
 from iotmq.broker.sessions import Sessions
 from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.share_handler import ShareHandler
+from iotmq.broker.shares import ShareSettings
 from iotmq.broker.timers import Timers
 from iotmq.broker.topics import TopicTable
 from iotmq.clock import Clock
@@ -41,6 +43,7 @@ class MqttParts:
         retained_messages_max: int,
         retained_bytes_max: int,
         is_writable: bool,
+        share_settings: ShareSettings,
     ) -> None:
         """`host` is what records carry as the host they were stored at."""
         self._intake = intake
@@ -65,6 +68,7 @@ class MqttParts:
             clock,
             host=host,
             publish=WillPublisher(intake, self._delayed_batches, self.delivery, clock, host=host).publish,
+            share_settings=share_settings,
         )
         self._gateway = GatewayHandler(
             intake,
@@ -81,6 +85,7 @@ class MqttParts:
             self._gateway,
             self.session_requests,
             SessionViewsHandler(self.sessions),
+            ShareHandler(self.sessions, self.session_requests.channel_of),
         ]
 
     def local_gateway(self) -> LocalGateway:

@@ -22,6 +22,9 @@ from iotmq.client.session_ports import (
     SessionProgress,
     SessionReceiver,
     SessionSubscription,
+    ShareJoin,
+    ShareReceiver,
+    ShareReport,
     SubscribeRequest,
     UnsubscribeRequest,
     Will,
@@ -42,12 +45,16 @@ class LocalSessions:
         self._sessions = sessions
         self._retained = retained
         self._name = name
+        self._members = _LocalMembers()
         # Set by start().
         self._channel: SessionChannel | None = None
 
+    def serve_shares(self, receiver: ShareReceiver) -> None:
+        self._members.receiver = receiver
+
     async def start(self, receiver: SessionReceiver) -> None:
         """Tell `receiver` about the sessions opened from now on."""
-        self._channel = self._sessions.open_channel(self._name, receiver)
+        self._channel = self._sessions.open_channel(self._name, receiver, self._members)
 
     async def stop(self) -> None:
         """Give the sessions up that were not closed."""
@@ -84,6 +91,17 @@ class LocalSessions:
             found = _NO_QUEUE
         done(found)
 
+    def join_shares(
+        self, source: int | None, joins: Sequence[ShareJoin], done: Callable[[list[Refused | None]], None]
+    ) -> None:
+        self._sessions.join_shares(self._open_channel, joins, done)
+
+    def report_shares(
+        self, source: int, reports: Sequence[ShareReport], done: Callable[[Refused | None], None]
+    ) -> None:
+        self._sessions.report_shares(self._open_channel, reports)
+        done(None)
+
     def read_retained(self, request: RetainedRead, done: Callable[[RetainedRecords | Refused], None]) -> None:
         page = self._retained.find(
             request.topic_filter,
@@ -92,6 +110,27 @@ class LocalSessions:
             bytes_max=request.bytes_max,
         )
         done(RetainedRecords(page.records, page.after))
+
+
+class _LocalMembers:
+    """The members of shared subscriptions at the front end of this process (shares.ShareOutlet)."""
+
+    is_congested = False
+
+    def __init__(self) -> None:
+        # Set by serve_shares(), before anybody can join.
+        self.receiver: ShareReceiver | None = None
+
+    def call_when_drained(self, callback: Callable[[], None]) -> None:
+        callback()
+
+    def hand_out(self, handouts: Sequence[tuple[int, int]], records: Sequence[memoryview]) -> None:
+        if self.receiver is not None:
+            self.receiver.hand_out(0, handouts, records)
+
+    def withdraw(self, positions: Sequence[tuple[int, int]]) -> None:
+        if self.receiver is not None:
+            self.receiver.withdraw(0, positions)
 
 
 class WillPublisher:

@@ -18,6 +18,8 @@ from iotmq.broker.queued_push import gather_queued
 from iotmq.broker.request_table import Handler
 from iotmq.broker.retained import RetainedProjection
 from iotmq.broker.sessions import SessionChannel, Sessions
+from iotmq.broker.share_handler import RemoteMembers
+from iotmq.broker.stored_shares import is_share
 from iotmq.client import session_bodies as bodies
 from iotmq.client.session_ports import (
     CloseRequest,
@@ -30,7 +32,7 @@ from iotmq.client.session_ports import (
 )
 from iotmq.errors import ConnectionClosedError, RequestError
 from iotmq.metrics import Metric
-from iotmq.mqtt.topics import is_valid_filter
+from iotmq.mqtt.topics import is_shared, is_valid_filter
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
@@ -66,9 +68,11 @@ class _FrontEnd:
         self._missed: set[int] = set()
         self._has_missed_all = False
         self._waiting: asyncio.Task[None] | None = None
+        self.members = RemoteMembers(connection)
 
     def close(self) -> None:
         """The connection is over."""
+        self.members.close()
         if self._waiting is not None:
             self._waiting.cancel()
             self._waiting = None
@@ -253,7 +257,7 @@ class SessionHandler:
             self._drop(former)
             former.connection.abort("replaced")
         front_end = _FrontEnd(connection, self, name, token)
-        front_end.channel = self._sessions.open_channel(name, front_end)
+        front_end.channel = self._sessions.open_channel(name, front_end, front_end.members)
         self._front_ends[connection] = self._by_name[name] = front_end
         return request.reply(ResponseCode.SUCCESS)
 
@@ -263,7 +267,8 @@ class SessionHandler:
         assert front_end.channel is not None
         self._sessions.close_channel(front_end.channel)
 
-    def _channel(self, connection: ServerConnection) -> SessionChannel:
+    def channel_of(self, connection: ServerConnection) -> SessionChannel:
+        """The front end's; RequestError when the connection has introduced none."""
         front_end = self._front_ends.get(connection)
         if front_end is None or front_end.channel is None:
             raise RequestError(
@@ -273,7 +278,7 @@ class SessionHandler:
         return front_end.channel
 
     def _claim(self, connection: ServerConnection, request: Command) -> Command:
-        channel = self._channel(connection)
+        channel = self.channel_of(connection)
         claims = _decode(_claims, request)
         wills = [self._own_will(claim.will) for claim in claims]
         lost = []
@@ -290,7 +295,7 @@ class SessionHandler:
     # Sessions
 
     def _open_session(self, connection: ServerConnection, request: Command) -> Command | None:
-        channel = self._channel(connection)
+        channel = self.channel_of(connection)
         body = _decode(_open, request)
         answer = _Answer(connection, request)
         self._sessions.open_session(
@@ -299,7 +304,7 @@ class SessionHandler:
         return answer.take()
 
     def _subscribe(self, connection: ServerConnection, request: Command) -> Command | None:
-        channel = self._channel(connection)
+        channel = self.channel_of(connection)
         body = _decode(_subscribe, request)
         for topic_filter, _ in body.subscriptions:
             _check_filter(topic_filter)
@@ -308,14 +313,14 @@ class SessionHandler:
         return answer.take()
 
     def _unsubscribe(self, connection: ServerConnection, request: Command) -> Command | None:
-        channel = self._channel(connection)
+        channel = self.channel_of(connection)
         body = _decode(_unsubscribe, request)
         answer = _Answer(connection, request)
         self._sessions.unsubscribe(channel, body, _giver(answer))
         return answer.take()
 
     def _report_progress(self, connection: ServerConnection, request: Command) -> Command | None:
-        channel = self._channel(connection)
+        channel = self.channel_of(connection)
         changes = _decode(_progress, request)
         for change in changes:
             if not bodies.is_sound_progress(change):
@@ -328,14 +333,14 @@ class SessionHandler:
         return answer.take()
 
     def _close_session(self, connection: ServerConnection, request: Command) -> Command:
-        channel = self._channel(connection)
+        channel = self.channel_of(connection)
         self._sessions.close_session(channel, _decode(_close, request))
         return request.reply(ResponseCode.SUCCESS)
 
     # What they have to get
 
     def _read_queue(self, connection: ServerConnection, request: Command) -> Command:
-        self._channel(connection)
+        self.channel_of(connection)
         queue_id = request.integer("queueId", minimum=0, maximum=(1 << 32) - 1)
         try:
             found = self._sessions.read_queue(
@@ -357,7 +362,7 @@ class SessionHandler:
         )
 
     def _read_retained(self, connection: ServerConnection, request: Command) -> Command:
-        self._channel(connection)
+        self.channel_of(connection)
         topic_filter = request.text("filter")
         _check_filter(topic_filter)
         after = request.text("after", "")
@@ -402,6 +407,8 @@ def _check_filter(topic_filter: str) -> None:
     size = len(topic_filter.encode("utf-8", "surrogatepass"))
     if not 0 < size <= limits.MQTT_TOPIC_BYTES_MAX or not is_valid_filter(topic_filter):
         raise RequestError(ResponseCode.SYSTEM_ERROR, f"{topic_filter[:40]!r} is not a topic filter")
+    if is_shared(topic_filter) and not is_share(topic_filter):
+        raise RequestError(ResponseCode.SYSTEM_ERROR, f"{topic_filter[:40]!r} is not $share/GROUP/FILTER")
 
 
 def _records_max(request: Command) -> int:

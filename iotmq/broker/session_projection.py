@@ -7,6 +7,7 @@ In the column family `sessions` (numbers big-endian), besides the keys of light_
 0x05 due_ms 8 client id           -> nothing: when sessions nobody is connected to expire
 0x06                              -> how many sessions there are 8
 0x07 client id                    -> nothing: sessions that have an owner, or a will that was not published
+0x08 $share/group/filter          -> a shared subscription (stored_shares)
 
 A session costs memory only while something of it changes; where its queues stand is in LightQueues.
 """
@@ -25,14 +26,18 @@ from iotmq.broker.session_records import (
     Change,
     Close,
     End,
+    EndShare,
     Flight,
     Open,
+    OpenShare,
     Progress,
+    ProgressShare,
     Subscribe,
     Unsubscribe,
     WillSent,
     decode_changes,
 )
+from iotmq.broker.stored_shares import TAG_SHARE, StoredShares, is_share
 from iotmq.broker.topics import SESSION_TOPIC
 from iotmq.client.session_ports import NEVER_EXPIRES_S, Will
 from iotmq.errors import StoreCorruptError
@@ -55,7 +60,7 @@ _TAG_CURSOR: Final = b"\x04"
 _TAG_DUE: Final = b"\x05"
 _COUNT_KEY: Final = b"\x06"
 _TAG_UNSETTLED: Final = b"\x07"
-_TAG_END: Final = b"\x08"
+_TAG_END: Final = b"\x09"
 
 _QUEUE_KEY: Final = struct.Struct(">cI")
 _ENTRIES_KEY: Final = struct.Struct(">cIQ")
@@ -122,10 +127,15 @@ class _Changes:
         self.cursors: dict[tuple[int, str], tuple[int, int] | None] = {}
         # Keys without a value, and whether they are there.
         self.marks: dict[bytes, bool] = {}
+        self.shares = StoredShares(queues, self._set_cursor)
 
     @property
     def count(self) -> int:
-        return self.queues.count + len(self.sessions) + len(self.cursors) + len(self.marks)
+        changed = len(self.sessions) + len(self.cursors) + len(self.marks)
+        return self.queues.count + changed + self.shares.changed_count
+
+    def _set_cursor(self, queue_id: int, client_id: str, cursor: tuple[int, int] | None) -> None:
+        self.cursors[queue_id, client_id] = cursor
 
     def collect(self, view: memoryview) -> None:
         self.queues.collect(view)
@@ -155,6 +165,12 @@ class _Changes:
                 values.append(b"")
             else:
                 removed.append(key)
+        for key, share in self.shares.changes():
+            if share is None:
+                removed.append(key)
+            else:
+                keys.append(key)
+                values.append(share)
         return keys, values, removed, ranges
 
     def clear(self) -> None:
@@ -162,6 +178,7 @@ class _Changes:
         self.sessions.clear()
         self.cursors.clear()
         self.marks.clear()
+        self.shares.clear_changes()
 
 
 class SessionProjection(KeyValueProjection):
@@ -176,6 +193,7 @@ class SessionProjection(KeyValueProjection):
         self._changes = _Changes(self.queues)
         # What the database has, or `_changes`.
         self._recent: dict[str, StoredSession] = {}
+        self.shares = self._changes.shares
         self._count = 0
         self.malformed_records = 0
         # Queues whose sessions have come further, and what is left to look at behind a trimmed log.
@@ -315,6 +333,11 @@ class SessionProjection(KeyValueProjection):
                     if kept:
                         keys.append(_entries_key(queue_id, kept[-1][0]))
                         values.append(value[: 8 + len(kept) * _ENTRY.size])
+        self.shares.rewind(position)
+        for key, share in self.shares.changes():
+            if share is not None:
+                keys.append(key)
+                values.append(share)
         heads, head_values, _, _ = self.queues.items()
         self._space.write(
             [*keys, *heads, MARKER_KEY], [*values, *head_values, self._marker()], removed_keys=removed
@@ -326,6 +349,7 @@ class SessionProjection(KeyValueProjection):
         """Delete everything; the log is applied again from `position` on."""
         self.queues.forget_all()
         self._recent.clear()
+        self.shares.forget_all()
         super().clear(position)
         self._count = 0
 
@@ -351,6 +375,12 @@ class SessionProjection(KeyValueProjection):
             self._apply_change(change, position, now_ms)
 
     def _apply_change(self, change: Change, position: int, now_ms: int) -> None:
+        if isinstance(change, OpenShare | ProgressShare | EndShare):
+            stored = self.shares.get(change.share)
+            self.shares.apply(change, position)
+            if stored is not None:
+                self._moved_queues.add(stored.queue_id)
+            return
         session = self.session(change.client_id)
         if isinstance(change, Open):
             self._open(change, session, position)
@@ -367,7 +397,7 @@ class SessionProjection(KeyValueProjection):
             for topic_filter in change.filters:
                 subscription = session.subscriptions.pop(topic_filter, None)
                 if subscription is not None:
-                    self._unsubscribe(change.client_id, subscription)
+                    self._unsubscribe(change.client_id, topic_filter, subscription)
         elif isinstance(change, Progress):
             if not self._progress(change, session):
                 return
@@ -408,8 +438,8 @@ class SessionProjection(KeyValueProjection):
         self._put(change.client_id, session)
 
     def _end(self, client_id: str, session: StoredSession) -> None:
-        for subscription in session.subscriptions.values():
-            self._unsubscribe(client_id, subscription)
+        for topic_filter, subscription in session.subscriptions.items():
+            self._unsubscribe(client_id, topic_filter, subscription)
         self._set_due(client_id, session.due_ms, is_there=False)
         self._changes.sessions[client_id] = None
         self._recent.pop(client_id, None)
@@ -419,14 +449,20 @@ class SessionProjection(KeyValueProjection):
     def _subscribe(self, change: Subscribe, session: StoredSession, position: int) -> None:
         for topic_filter, options in change.subscriptions:
             subscription = session.subscriptions.get(topic_filter)
-            if subscription is None:
+            if subscription is None and is_share(topic_filter):
+                queue_id = self.shares.subscribe(topic_filter, position)
+                session.subscriptions[topic_filter] = Subscription(queue_id, options)
+            elif subscription is None:
                 queue_id = self.queues.subscribe(topic_filter)
                 session.subscriptions[topic_filter] = Subscription(queue_id, options)
                 self._changes.cursors[queue_id, change.client_id] = position, position
             else:
                 subscription.options = options
 
-    def _unsubscribe(self, client_id: str, subscription: Subscription) -> None:
+    def _unsubscribe(self, client_id: str, topic_filter: str, subscription: Subscription) -> None:
+        if is_share(topic_filter):
+            self.shares.unsubscribe(topic_filter)
+            return
         self._changes.cursors[subscription.queue_id, client_id] = None
         self._moved_queues.add(subscription.queue_id)
         self.queues.unsubscribe(subscription.queue_id)
@@ -436,7 +472,7 @@ class SessionProjection(KeyValueProjection):
         has_changed = session.done != change.done
         for topic_filter, cursor, sent in change.cursors:
             subscription = session.subscriptions.get(topic_filter)
-            if subscription is not None:
+            if subscription is not None and not is_share(topic_filter):
                 queue_id = subscription.queue_id
                 self._changes.cursors[queue_id, change.client_id] = cursor, sent
                 self._moved_queues.add(queue_id)
@@ -459,10 +495,13 @@ class SessionProjection(KeyValueProjection):
         super()._load()
         self.queues.forget_all()
         self._recent.clear()
+        self.shares.forget_all()
         self._moved_queues.clear()
         try:
             for key, value in self._space.scan(_TAG_FILTER, _TAG_ENTRIES):
                 self.queues.restore(key, value)
+            for key, value in self._space.scan(TAG_SHARE, _TAG_END):
+                self.shares.restore(key, value)
             stored = self._space.get(_COUNT_KEY)
         except StoreCorruptError as error:
             logger.warning("projection %s is damaged (%s) and starts over from the log", NAME, error)

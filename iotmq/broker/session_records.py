@@ -96,7 +96,34 @@ class WillSent(msgspec.Struct, frozen=True, array_like=True, tag="will"):
     epoch: int
 
 
-Change: TypeAlias = Open | Subscribe | Unsubscribe | Progress | Close | End | WillSent
+class OpenShare(msgspec.Struct, frozen=True, array_like=True, tag="open_share"):
+    """A shared subscription (`$share/GROUP/FILTER`) has a member; a new one begins with what comes next.
+
+    A kept session that subscribes it does the same, and keeps it.
+    """
+
+    share: str
+
+
+class ProgressShare(msgspec.Struct, frozen=True, array_like=True, tag="progress_share"):
+    """How far a group has come: records before `next_position` are done, but for those of `undone`."""
+
+    share: str
+    # The position of the record that began it.
+    since: int
+    next_position: int
+    undone: list[int]
+
+
+class EndShare(msgspec.Struct, frozen=True, array_like=True, tag="end_share"):
+    """A shared subscription has no members; it is over unless a kept session has it."""
+
+    share: str
+    since: int
+
+
+ShareChange: TypeAlias = OpenShare | ProgressShare | EndShare
+Change: TypeAlias = Open | Subscribe | Unsubscribe | Progress | Close | End | WillSent | ShareChange
 
 _decoder = msgspec.msgpack.Decoder(list[Change])
 _encoder = msgspec.msgpack.Encoder()

@@ -1,4 +1,4 @@
-"""Sessions as operators see and end them (request codes 30070-30073, docs/wire-protocol.md)."""
+"""Sessions as operators see and end them (request codes 30070-30074, docs/wire-protocol.md)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,17 @@ from iotmq import limits
 from iotmq.broker.request_table import Handler
 from iotmq.broker.session_projection import StoredSession
 from iotmq.broker.sessions import Sessions
-from iotmq.client.admin_sessions import SessionDetail, SessionFilter, SessionsPage, SessionSummary
+from iotmq.broker.shares import ShareView
+from iotmq.broker.stored_shares import is_share
+from iotmq.client.admin_sessions import (
+    SessionDetail,
+    SessionFilter,
+    SessionsPage,
+    SessionSummary,
+    ShareMember,
+    SharesPage,
+    ShareSummary,
+)
 from iotmq.client.session_ports import Refused
 from iotmq.errors import RequestError
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -19,6 +29,8 @@ from iotmq.remoting.server import ServerConnection
 
 # Past so many filters an answer leaves the others away.
 _FILTERS_SHOWN_MAX = 1_024
+# The same of the members of one group.
+_MEMBERS_SHOWN_MAX = 100
 
 
 class SessionViewsHandler:
@@ -33,6 +45,7 @@ class SessionViewsHandler:
             RequestCode.GET_SESSION: self._show,
             RequestCode.KICK_SESSION: self._kick,
             RequestCode.PURGE_SESSION: self._purge,
+            RequestCode.LIST_SHARES: self._list_shares,
         }
 
     def connection_lost(self, connection: ServerConnection) -> None:
@@ -98,6 +111,18 @@ class SessionViewsHandler:
         is_late = True
         return answers[0] if answers else None
 
+    def _list_shares(self, connection: ServerConnection, request: Command) -> Command:
+        count_max = request.integer("maxNums", 100, minimum=1, maximum=limits.SHARES_LISTED_MAX)
+        found: list[ShareSummary] = []
+        next_after = None
+        for view in self._sessions.shares.views(after=request.text("after", "")):
+            if len(found) == count_max:
+                next_after = found[-1].share
+                break
+            found.append(_share_summary(view))
+        page = SharesPage(shares=found, next_after=next_after)
+        return request.reply(ResponseCode.SUCCESS, body=msgspec.json.encode(page))
+
     def _summary(self, client_id: str, session: StoredSession) -> SessionSummary:
         return SessionSummary(
             client_id=client_id,
@@ -111,7 +136,11 @@ class SessionViewsHandler:
     def _detail(self, client_id: str, session: StoredSession, front_end: str) -> SessionDetail:
         filters = []
         for topic_filter, subscription in list(session.subscriptions.items())[:_FILTERS_SHOWN_MAX]:
-            cursor, behind = self._sessions.behind(client_id, subscription.queue_id)
+            if is_share(topic_filter):
+                view = self._sessions.shares.view(topic_filter)
+                cursor, behind = view.cursor, view.behind
+            else:
+                cursor, behind = self._sessions.behind(client_id, subscription.queue_id)
             filters.append(
                 SessionFilter(
                     topic_filter=topic_filter,
@@ -134,6 +163,24 @@ class SessionViewsHandler:
             in_flight=len(session.in_flight),
             filters=filters,
         )
+
+
+def _share_summary(view: ShareView) -> ShareSummary:
+    return ShareSummary(
+        share=view.share,
+        strategy=view.strategy.value,
+        kept_sessions=view.kept_count,
+        member_count=len(view.members),
+        in_flight=view.in_flight,
+        behind=view.behind,
+        cursor=view.cursor,
+        members=[
+            ShareMember(
+                client_id=client_id, front_end=front_end, in_flight=in_flight, credit=credit, is_slow=is_slow
+            )
+            for client_id, front_end, in_flight, credit, is_slow in view.members[:_MEMBERS_SHOWN_MAX]
+        ],
+    )
 
 
 def _client_id(request: Command) -> str:

@@ -19,6 +19,8 @@ from iotmq.broker.light_queues import LightChannel
 from iotmq.broker.session_log import SessionLog
 from iotmq.broker.session_projection import SessionProjection, StoredSession
 from iotmq.broker.session_records import Close, End, Flight, Open, Progress, Subscribe, Unsubscribe, WillSent
+from iotmq.broker.shares import ShareOutlet, Shares, ShareSettings
+from iotmq.broker.stored_shares import is_share
 from iotmq.client.session_ports import (
     CloseRequest,
     InFlight,
@@ -30,6 +32,8 @@ from iotmq.client.session_ports import (
     SessionProgress,
     SessionReceiver,
     SessionSubscription,
+    ShareJoin,
+    ShareReport,
     SubscribeRequest,
     UnsubscribeRequest,
     Will,
@@ -60,10 +64,14 @@ _LOST: Final = Refused(ResponseCode.SESSION_LOST, "the session belongs to somebo
 class SessionChannel:
     """One front end. `name` tells it from others, also when it comes back."""
 
-    def __init__(self, name: str, receiver: SessionReceiver, light: LightChannel) -> None:
+    def __init__(
+        self, name: str, receiver: SessionReceiver, light: LightChannel, shares: ShareOutlet
+    ) -> None:
         self.name = name
         self.receiver = receiver
         self.light = light
+        # Where the messages of shared subscriptions go.
+        self.shares = shares
         self.is_open = True
 
 
@@ -105,12 +113,16 @@ class Sessions:
         *,
         host: bytes,
         publish: Callable[[Will], None],
+        share_settings: ShareSettings,
     ) -> None:
         self._projection = projection
         self._store = store
         self._clock = clock
         self._log = SessionLog(intake, clock, host=host)
         self._publish = publish
+        self.shares = Shares(
+            projection, store, self._log, clock, settings=share_settings, front_end_of=self.owner_of
+        )
         self._owners: dict[str, _Owner] = {}
         self._requests: dict[str, _Request] = {}
         # (due in monotonic seconds, order, what to do) of what waits for a time.
@@ -132,15 +144,16 @@ class Sessions:
 
     # Front ends
 
-    def open_channel(self, name: str, receiver: SessionReceiver) -> SessionChannel:
+    def open_channel(self, name: str, receiver: SessionReceiver, shares: ShareOutlet) -> SessionChannel:
         """A channel for a front end that has no sessions here yet."""
         light = self._projection.queues.open_channel(receiver.deliver_queued)
-        return SessionChannel(name, receiver, light)
+        return SessionChannel(name, receiver, light, shares)
 
     def close_channel(self, channel: SessionChannel) -> None:
         """The front end is gone: its clients count as gone when it is not back in OWNER_GRACE_S."""
         channel.is_open = False
         self._projection.queues.close_channel(channel.light)
+        self.shares.channel_closed(channel)
         orphans = [client_id for client_id, owner in self._owners.items() if owner.channel is channel]
         for request in [request for request in self._requests.values() if request.channel is channel]:
             del self._requests[request.wanted.client_id]
@@ -215,6 +228,10 @@ class Sessions:
         if not self._owns(channel, client_id, epoch):
             done(_LOST)
             return
+        refused = self.shares.check(name for name, _ in wanted.subscriptions)
+        if refused is not None:
+            done(refused)
+            return
 
         def logged(position: int | Refused) -> None:
             if isinstance(position, Refused):
@@ -231,7 +248,7 @@ class Sessions:
                     done(_NOT_READY)
                     return
                 queue_id = subscription.queue_id
-                if topic_filter not in known:
+                if topic_filter not in known and not is_share(topic_filter):
                     self._projection.queues.attach(channel.light, queue_id)
                     known.add(topic_filter)
                 cursor, sent = self._projection.cursor(queue_id, client_id)
@@ -251,12 +268,17 @@ class Sessions:
         """Take filters back."""
         client_id, epoch = unwanted.client_id, unwanted.epoch
         session = self._projection.session(client_id)
-        if session is None or not self._owns(channel, client_id, epoch):
+        if not self._owns(channel, client_id, epoch):
             done(_LOST)
+            return
+        self.shares.leave(client_id, unwanted.filters)
+        if session is None:
+            # A session that is not kept has nothing else here.
+            done(None)
             return
         for topic_filter in set(unwanted.filters):
             subscription = session.subscriptions.get(topic_filter)
-            if subscription is not None:
+            if subscription is not None and not is_share(topic_filter):
                 self._projection.queues.detach(channel.light, subscription.queue_id)
         self._log.write(
             [Unsubscribe(client_id, epoch, unwanted.filters)],
@@ -286,6 +308,53 @@ class Sessions:
             self._close(gone.client_id, expiry_s=gone.expiry_s, drops_will=gone.drops_will)
         else:
             self.fenced_total += 1
+
+    def join_shares(
+        self,
+        channel: SessionChannel,
+        joins: Sequence[ShareJoin],
+        done: Callable[[list[Refused | None]], None],
+    ) -> None:
+        """Clients take part in shared subscriptions; an outcome for each."""
+        outcomes: list[Refused | None] = [None] * len(joins)
+        waiting = len(joins)
+
+        def joined(place: int, outcome: Refused | None) -> None:
+            nonlocal waiting
+            outcomes[place] = outcome
+            waiting -= 1
+            if not waiting:
+                done(outcomes)
+
+        if not joins:
+            done(outcomes)
+        for place, wanted in enumerate(joins):
+            self._join_share(channel, wanted, partial(joined, place))
+
+    def _join_share(
+        self, channel: SessionChannel, wanted: ShareJoin, done: Callable[[Refused | None], None]
+    ) -> None:
+        """A kept session has subscribed the filter before."""
+        client_id, epoch = wanted.client_id, wanted.epoch
+        if not self._owns(channel, client_id, epoch):
+            done(_LOST)
+            return
+        is_kept = self._owners[client_id].is_durable
+        session = self._projection.session(client_id) if is_kept else None
+        if is_kept and (session is None or wanted.topic_filter not in session.subscriptions):
+            done(Refused(ResponseCode.QUERY_NOT_FOUND, "the session does not subscribe that filter"))
+            return
+        self.shares.join(
+            channel,
+            wanted,
+            is_kept=is_kept,
+            is_there=lambda: self._owns(channel, client_id, epoch),
+            done=done,
+        )
+
+    def report_shares(self, channel: SessionChannel, reports: Sequence[ShareReport]) -> None:
+        """What members of shared subscriptions are done with."""
+        self.shares.report(channel, reports)
 
     def read_queue(self, wanted: QueueRead) -> QueueRecords:
         """Records of a light queue; what the log has lost is left out. KeyError without such a queue."""
@@ -351,10 +420,12 @@ class Sessions:
         """Nothing more is done by itself."""
         self._timer.cancel()
         self._later.clear()
+        self.shares.stop()
 
     def expire(self) -> None:
         """Do what is due; called about once a second."""
         self._do_due()
+        self.shares.expire()
         try:
             self._look_after_sessions()
             self._has_failed = False
@@ -400,6 +471,7 @@ class Sessions:
             yield Metric(f"iotmq_broker_{name}", "gauge", text, value)
         for name, text, value in counters:
             yield Metric(f"iotmq_broker_{name}", "counter", text, value)
+        yield from self.shares.metrics()
 
     def _progress(self, change: SessionProgress) -> Progress:
         """With filters for queue ids, as records have it."""
@@ -529,18 +601,22 @@ class Sessions:
         )
 
     def _attach(self, channel: SessionChannel, session: StoredSession) -> None:
-        for subscription in session.subscriptions.values():
-            self._projection.queues.attach(channel.light, subscription.queue_id)
+        for topic_filter, subscription in session.subscriptions.items():
+            if not is_share(topic_filter):
+                self._projection.queues.attach(channel.light, subscription.queue_id)
 
     def _close(self, client_id: str, *, expiry_s: int | None, drops_will: bool) -> None:
         """Nobody has the session any more; `expiry_s` None keeps what it was opened with."""
         owner = self._owners.pop(client_id)
+        self.shares.leave(client_id)
         will = None if drops_will else owner.will
         if owner.is_durable:
             stored = self._projection.session(client_id)
             if stored is not None and stored.epoch == owner.epoch:
                 if owner.channel.is_open:
-                    for subscription in stored.subscriptions.values():
+                    for topic_filter, subscription in stored.subscriptions.items():
+                        if is_share(topic_filter):
+                            continue
                         self._projection.queues.detach(owner.channel.light, subscription.queue_id)
                 lasting_s = stored.expiry_s if expiry_s is None else expiry_s
                 change: Close | End = Close(client_id, owner.epoch, lasting_s, drops_will)

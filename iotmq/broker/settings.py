@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -220,6 +220,44 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "who asked."
         ),
     ] = True
+    shared_strategy: Annotated[
+        Literal["round_robin", "sticky", "hash_topic", "hash_client", "local_first"],
+        Meta(
+            description="Which member of a shared subscription gets a message: round_robin one after the "
+            "other; sticky one until it goes; hash_topic and hash_client the same for all of an MQTT topic "
+            "or of a publisher, in order; local_first one at the publisher's front end, if it can take it.",
+        ),
+    ] = "round_robin"
+    shared_timeout_s: Annotated[
+        float,
+        Meta(
+            ge=0.1,
+            le=86_400.0,
+            description="Seconds a member of a shared subscription may hold a message before it is for "
+            "another one; only where there is another one that keeps up.",
+        ),
+    ] = 30.0
+    shared_groups_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1_000_000,
+            description="Groups of shared subscriptions, one for each name and filter; more are refused.",
+        ),
+    ] = limits.SHARE_GROUPS_MAX
+    shared_members_max: Annotated[
+        int,
+        Meta(ge=1, le=100_000, description="Connected members of one group; more are refused."),
+    ] = limits.SHARE_MEMBERS_MAX
+    shared_in_flight_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=65_536,
+            description="Messages of one group that were read and not acknowledged; what is more waits in "
+            "the log. Five times a second the log is told which they are: more of them, larger records.",
+        ),
+    ] = limits.SHARE_IN_FLIGHT_MAX
     tls_mode: TlsMode = "permissive"
     tls_certificate_file: TlsCertificateFile = ""
     tls_key_file: TlsKeyFile = ""

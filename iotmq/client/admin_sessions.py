@@ -1,4 +1,4 @@
-"""Kept MQTT sessions, for operators: looked at, disconnected, ended. Requests 30070 to 30073."""
+"""Kept MQTT sessions, for operators: looked at, disconnected, ended. Requests 30070 to 30074."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 
 _PAGE: Final = 1_000
+_SHARES_PAGE: Final = 100
 _Found = TypeVar("_Found")
 
 
@@ -63,6 +64,41 @@ class SessionDetail(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     filters: list[SessionFilter] = []
 
 
+class ShareMember(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A connected member of a group; `credit` is how many messages more it takes now."""
+
+    client_id: str
+    front_end: str
+    in_flight: int
+    credit: int
+    # It let a message's time pass, and has acknowledged nothing since.
+    is_slow: bool
+
+
+class ShareSummary(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A shared subscription as one broker has it, with its first members.
+
+    `behind` counts the messages nobody is done with, of which `in_flight` are with members; `kept_sessions`
+    those sessions, connected or not, for which it is kept.
+    """
+
+    share: str
+    strategy: str
+    kept_sessions: int
+    member_count: int
+    in_flight: int
+    behind: int
+    cursor: int
+    members: list[ShareMember]
+
+
+class SharesPage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The answer to 30074; `next_after` as in SessionsPage."""
+
+    shares: list[ShareSummary]
+    next_after: str | None = None
+
+
 class SessionAdmin:
     """Asks every broker about its part of sessions, through a client that is started."""
 
@@ -96,6 +132,24 @@ class SessionAdmin:
             none_codes=(ResponseCode.QUERY_NOT_FOUND,),
         )
         return {name: _decoded(answer, SessionDetail) for name, answer in answers.items()}
+
+    async def shares(self, *, broker_names: Collection[str] = ()) -> AsyncIterator[tuple[str, ShareSummary]]:
+        """(broker name, shared subscription) of every broker, in the order of their names."""
+        masters = await master_addresses(self._client, broker_names)
+        for name, address in sorted(masters.items()):
+            after: str | None = ""
+            while after is not None:
+                answer = await ask(
+                    self._client,
+                    address,
+                    RequestCode.LIST_SHARES,
+                    {"after": after, "maxNums": str(_SHARES_PAGE)},
+                    doing=f"listing shared subscriptions at broker {name}",
+                )
+                page = _decoded(answer, SharesPage)
+                for found in page.shares:
+                    yield name, found
+                after = page.next_after
 
     async def kick(self, client_id: str) -> list[str]:
         """Have a client disconnected; the brokers that had it connected."""

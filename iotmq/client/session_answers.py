@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -46,7 +47,11 @@ def tell(done: Callable[[Refused | None], None], answer: Command | Refused) -> N
 
 def records_of(answer: Command) -> list[memoryview]:
     """The records of a body, each of which begins with its size; RequestError when they do not fill it."""
-    body = memoryview(answer.body_bytes())
+    return split_records(memoryview(answer.body_bytes()))
+
+
+def split_records(body: memoryview) -> list[memoryview]:
+    """Records one behind the other; RequestError when they do not fill `body`."""
     records = []
     at = 0
     while at < len(body):
@@ -56,3 +61,21 @@ def records_of(answer: Command) -> list[memoryview]:
         records.append(body[at : at + size])
         at += size
     return records
+
+
+def gather(calls: Sequence[Callable[..., None]], done: Callable[[list[Any]], None]) -> None:
+    """Make calls that take a `done`, and tell all their answers in the order of the calls."""
+    answers: list[Any] = [None] * len(calls)
+    waiting = len(calls)
+
+    def answered(place: int, answer: Any) -> None:
+        nonlocal waiting
+        answers[place] = answer
+        waiting -= 1
+        if waiting == 0:
+            done(answers)
+
+    if not calls:
+        done(answers)
+    for place, call in enumerate(calls):
+        call(done=partial(answered, place))

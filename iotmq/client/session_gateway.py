@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from iotmq import limits
 from iotmq.client.gateway import RemoteGateway
+from iotmq.client.session_answers import gather
 from iotmq.client.session_link import SessionLink
 from iotmq.client.session_parts import (
     BROKERS_MAX,
@@ -41,6 +42,9 @@ from iotmq.client.session_ports import (
     SessionProgress,
     SessionReceiver,
     SessionSubscription,
+    ShareJoin,
+    ShareReceiver,
+    ShareReport,
     SubscribeRequest,
     UnsubscribeRequest,
 )
@@ -66,6 +70,7 @@ class RemoteSessions:
         self._name = name
         self._token = secrets.token_hex(16)
         self._receiver: SessionReceiver | None = None
+        self._share_receiver: ShareReceiver | None = None
         # By number; None for those that were forgotten.
         self._links: list[SessionLink | None] = []
         self._sessions: dict[str, SharedSession] = {}
@@ -74,6 +79,9 @@ class RemoteSessions:
         self._became_ready = asyncio.Event()
         self._is_stopped = False
         self.renewed_total = 0
+
+    def serve_shares(self, receiver: ShareReceiver) -> None:
+        self._share_receiver = receiver
 
     async def start(self, receiver: SessionReceiver) -> None:
         """Connect to the brokers; after 5 s without those that are down."""
@@ -163,7 +171,7 @@ class RemoteSessions:
             asked = [link for link in others if link.is_ready]
             session.is_incomplete = len(asked) < len(others)
             part = replace(request, will=None)
-            _gather(
+            gather(
                 [partial(link.open_session, part) for link in asked],
                 lambda answers: self._opened_everywhere(session, found, asked, answers, done),
             )
@@ -191,14 +199,14 @@ class RemoteSessions:
                     session.is_incomplete = True
             done(found)
 
-        _gather([partial(link.subscribe, replace(request, epoch=part)) for link, part in parts], answered)
+        gather([partial(link.subscribe, replace(request, epoch=part)) for link, part in parts], answered)
 
     def unsubscribe(self, request: UnsubscribeRequest, done: Callable[[Refused | None], None]) -> None:
         session = self._session(request.client_id, request.epoch)
         if session is None:
             done(_LOST)
             return
-        _gather(
+        gather(
             [
                 partial(link.unsubscribe, replace(request, epoch=part))
                 for link, part in session.parts.items()
@@ -215,7 +223,7 @@ class RemoteSessions:
                 for link, part in session.parts_of(change):
                     by_link.setdefault(link, []).append(part)
         step = limits.SESSIONS_PER_REQUEST_MAX
-        _gather(
+        gather(
             [
                 partial(link.progress, parts[start : start + step])
                 for link, parts in by_link.items()
@@ -269,6 +277,39 @@ class RemoteSessions:
 
         link.read_retained(replace(request, after=rest or None), answered)
 
+    def join_shares(
+        self, source: int | None, joins: Sequence[ShareJoin], done: Callable[[list[Refused | None]], None]
+    ) -> None:
+        """With None: what cannot be joined at a broker that is away is joined when it is back."""
+        calls: list[Callable[..., None]] = []
+        places: list[list[int]] = []
+        step = limits.SHARE_REPORT_MEMBERS_MAX
+        for link in self._known_links() if source is None else self._links_of(source):
+            parts = []
+            for place, wanted in enumerate(joins):
+                session = self._session(wanted.client_id, wanted.epoch)
+                epoch = None if session is None else session.parts.get(link)
+                if epoch is not None:
+                    parts.append((place, replace(wanted, epoch=epoch)))
+            for start in range(0, len(parts), step):
+                page = parts[start : start + step]
+                places.append([place for place, _ in page])
+                calls.append(partial(link.join_shares, [part for _, part in page]))
+        gather(calls, lambda answers: done(_outcomes(len(joins), places, answers)))
+
+    def report_shares(
+        self, source: int, reports: Sequence[ShareReport], done: Callable[[Refused | None], None]
+    ) -> None:
+        step = limits.SHARE_REPORT_MEMBERS_MAX
+        gather(
+            [
+                partial(link.report_shares, reports[start : start + step])
+                for link in self._links_of(source)
+                for start in range(0, len(reports), step)
+            ],
+            lambda answers: done(next((answer for answer in answers if answer is not None), None)),
+        )
+
     # Opening
 
     def _opened_everywhere(
@@ -315,7 +356,7 @@ class RemoteSessions:
                 self._renew_later([session])
 
         page = limits.MQTT_SUBSCRIPTIONS_PER_PACKET_MAX
-        _gather(
+        gather(
             [
                 partial(
                     _subscribe_at,
@@ -348,6 +389,8 @@ class RemoteSessions:
             elif session.is_incomplete or link not in session.parts:
                 renewed.append(session)
         self._renew_later(renewed)
+        if self._share_receiver is not None:
+            self._share_receiver.rejoin(link.number, None)
 
     def _open_transient(self, session: SharedSession, link: SessionLink) -> None:
         """What the broker keeps of a client that started clean is over; there is nothing else to be told."""
@@ -357,6 +400,8 @@ class RemoteSessions:
                 return
             if self._sessions.get(session.client_id) is session:
                 session.add_part(link, found.epoch)
+                if self._share_receiver is not None:
+                    self._share_receiver.rejoin(link.number, session.client_id)
             else:
                 link.close_session(
                     CloseRequest(client_id=session.client_id, epoch=found.epoch, expiry_s=0, drops_will=True)
@@ -374,6 +419,16 @@ class RemoteSessions:
     def link_missed(self, link: SessionLink, queue_ids: Sequence[int]) -> None:
         if self._receiver is not None and not self._is_stopped:
             self._receiver.missed([own_queue_id(link.number, queue_id) for queue_id in queue_ids])
+
+    def link_handed_out(
+        self, link: SessionLink, handouts: Sequence[tuple[int, int]], records: Sequence[memoryview]
+    ) -> None:
+        if self._share_receiver is not None and not self._is_stopped:
+            self._share_receiver.hand_out(link.number, handouts, records)
+
+    def link_withdrew(self, link: SessionLink, positions: Sequence[tuple[int, int]]) -> None:
+        if self._share_receiver is not None and not self._is_stopped:
+            self._share_receiver.withdraw(link.number, positions)
 
     def link_fenced(self, link: SessionLink, client_id: str, epoch: int, reason: str) -> None:
         session = self._sessions.get(client_id)
@@ -414,6 +469,10 @@ class RemoteSessions:
 
     def _known_links(self) -> list[SessionLink]:
         return [link for link in self._links if link is not None]
+
+    def _links_of(self, number: int) -> list[SessionLink]:
+        """The link of that number, unless it was forgotten."""
+        return [link for link in self._links[number : number + 1] if link is not None]
 
     def _follow_masters(self) -> None:
         """Have a link to every broker of the front end's topics."""
@@ -488,19 +547,21 @@ def _subscribe_at(
     link.subscribe(request, lambda found: done((link, found)))
 
 
-def _gather(calls: Sequence[Callable[..., None]], done: Callable[[list[Any]], None]) -> None:
-    """Make calls that take a `done`, and tell all their answers in the order of the calls."""
-    answers: list[Any] = [None] * len(calls)
-    waiting = len(calls)
+def _outcomes(
+    count: int, places: Sequence[Sequence[int]], answers: Sequence[list[Refused | None] | Refused]
+) -> list[Refused | None]:
+    """One for each join: refused when a broker that answers refuses, or when none answers."""
+    outcomes: list[Refused | None] = [_NOBODY] * count
+    refused: set[int] = set()
+    for page, answer in zip(places, answers, strict=True):
+        for number, place in enumerate(page):
+            found = answer if isinstance(answer, Refused) else answer[number]
+            if found is None:
+                outcomes[place] = None if place not in refused else outcomes[place]
+            elif found.code != ResponseCode.SERVICE_NOT_AVAILABLE:
+                outcomes[place] = found
+                refused.add(place)
+    return outcomes
 
-    def answered(place: int, answer: Any) -> None:
-        nonlocal waiting
-        answers[place] = answer
-        waiting -= 1
-        if waiting == 0:
-            done(answers)
 
-    if not calls:
-        done(answers)
-    for place, call in enumerate(calls):
-        call(done=partial(answered, place))
+_NOBODY: Final = Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "no broker answers")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,7 +17,7 @@ from iotmq import limits
 from iotmq.client import session_bodies as bodies
 from iotmq.client.backoff import Backoff
 from iotmq.client.connections import split_address
-from iotmq.client.session_answers import decoded, outcome_of, records_of, tell
+from iotmq.client.session_answers import decoded, outcome_of, records_of, split_records, tell
 from iotmq.client.session_ports import (
     CloseRequest,
     OpenedSession,
@@ -28,6 +29,8 @@ from iotmq.client.session_ports import (
     RetainedRecords,
     SessionProgress,
     SessionSubscription,
+    ShareJoin,
+    ShareReport,
     SubscribeRequest,
     UnsubscribeRequest,
     Will,
@@ -49,6 +52,9 @@ _UNDER_WAY_MAX: Final = limits.REQUESTS_IN_FLIGHT_MAX // 2
 _opened = msgspec.msgpack.Decoder(OpenedSession)
 _subscribed = msgspec.msgpack.Decoder(list[SessionSubscription])
 _lost_claims = msgspec.msgpack.Decoder(list[str])
+_joined: msgspec.msgpack.Decoder[list[Refused | None]] = msgspec.msgpack.Decoder(list[Refused | None])
+_HANDOUT: Final = struct.Struct(">II")
+_WITHDRAWN: Final = struct.Struct(">IQ")
 _fenced = msgspec.msgpack.Decoder(bodies.FencedBody)
 
 
@@ -63,6 +69,14 @@ class LinkListener(Protocol):
 
     def link_missed(self, link: SessionLink, queue_ids: Sequence[int]) -> None:
         """Records of these queues were not pushed."""
+
+    def link_handed_out(
+        self, link: SessionLink, handouts: Sequence[tuple[int, int]], records: Sequence[memoryview]
+    ) -> None:
+        """Messages for members of shared subscriptions, as ShareReceiver.hand_out."""
+
+    def link_withdrew(self, link: SessionLink, positions: Sequence[tuple[int, int]]) -> None:
+        """Some of them are for others now."""
 
     def link_fenced(self, link: SessionLink, client_id: str, epoch: int, reason: str) -> None:
         """A session belongs to somebody else soon, or already."""
@@ -221,6 +235,19 @@ class SessionLink:
 
         ext = {"filter": request.topic_filter, "after": request.after or "", **_maxima(request)}
         self._ask(Command.request(RequestCode.READ_RETAINED, ext), answered)
+
+    def join_shares(
+        self, joins: Sequence[ShareJoin], done: Callable[[list[Refused | None] | Refused], None]
+    ) -> None:
+        """At most SHARE_REPORT_MEMBERS_MAX."""
+        self._ask(
+            _command(RequestCode.JOIN_SHARES, list(joins)),
+            partial(_tell_outcomes, done),
+        )
+
+    def report_shares(self, reports: Sequence[ShareReport], done: Callable[[Refused | None], None]) -> None:
+        """At most SHARE_REPORT_MEMBERS_MAX."""
+        self._ask(_command(RequestCode.REPORT_SHARES, list(reports)), partial(tell, done))
 
     # Asking
 
@@ -428,6 +455,20 @@ class SessionLink:
         ids = [int.from_bytes(body[at : at + 4], "big") for at in range(0, len(body) - 3, 4)]
         self._listener.link_missed(self, ids)
 
+    def _take_handouts(self, request: Command) -> None:
+        body = memoryview(request.body_bytes())
+        size = request.integer("handoutsBytes", minimum=0, maximum=len(body))
+        records = split_records(body[size:])
+        if size != len(records) * _HANDOUT.size:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, "the records handed out are not one a member")
+        self._listener.link_handed_out(self, list(_HANDOUT.iter_unpack(body[:size])), records)
+
+    def _take_withdrawn(self, request: Command) -> None:
+        body = request.body_bytes()
+        if len(body) % _WITHDRAWN.size:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, "what is withdrawn ends in the middle")
+        self._listener.link_withdrew(self, list(_WITHDRAWN.iter_unpack(body)))
+
     def _take_fence(self, request: Command) -> None:
         body = _fenced.decode(request.body_bytes())
         self._listener.link_fenced(self, body.client_id, body.epoch, body.reason)
@@ -437,7 +478,14 @@ _PUSHES: Final[dict[int, Callable[[SessionLink, Command], None]]] = {
     RequestCode.DELIVER_QUEUED: SessionLink._take_records,
     RequestCode.MISSED_QUEUES: SessionLink._take_missed,
     RequestCode.FENCE_SESSION: SessionLink._take_fence,
+    RequestCode.HAND_OUT_SHARES: SessionLink._take_handouts,
+    RequestCode.WITHDRAW_SHARES: SessionLink._take_withdrawn,
 }
+
+
+def _tell_outcomes(done: Callable[[list[Refused | None] | Refused], None], answer: Command | Refused) -> None:
+    outcomes = decoded(_joined, answer)
+    done(outcomes)
 
 
 def _command(code: int, body: object) -> Command:

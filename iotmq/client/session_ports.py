@@ -25,6 +25,7 @@ Filter: TypeAlias = Annotated[str, Meta(min_length=1, max_length=limits.MQTT_TOP
 Options: TypeAlias = Annotated[int, Meta(ge=0, le=255)]
 Epoch: TypeAlias = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 Seconds: TypeAlias = Annotated[int, Meta(ge=0, le=_U32_MAX)]
+Position: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
 
 NEVER_EXPIRES_S = 0xFFFFFFFF
 """A session that lasts until somebody ends it."""
@@ -134,6 +135,29 @@ class RetainedRead(msgspec.Struct, frozen=True, kw_only=True):
     bytes_max: int
 
 
+class ShareJoin(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """A client that takes part in a shared subscription from now on, or again after a lost connection.
+
+    `member` is the front end's number for this client and filter. It takes `credit` messages more than those
+    at the positions `held`, which it still has.
+    """
+
+    client_id: ClientId
+    epoch: Epoch
+    topic_filter: Filter
+    member: Annotated[int, Meta(ge=0, le=_U32_MAX)]
+    credit: Annotated[int, Meta(ge=0, le=limits.SHARE_CREDIT_MAX)]
+    held: Annotated[list[Position], Meta(max_length=limits.SHARE_REPORT_POSITIONS_MAX)]
+
+
+class ShareReport(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """What a member of a group is done with, and how many messages in all it takes since it joined."""
+
+    member: Annotated[int, Meta(ge=0, le=_U32_MAX)]
+    limit: Annotated[int, Meta(ge=0, le=2**62)]
+    done: Annotated[list[Position], Meta(max_length=limits.SHARE_REPORT_POSITIONS_MAX)]
+
+
 class Refused(NamedTuple):
     """Why a request about a session was not done. `code` is a response code of the native protocol."""
 
@@ -192,7 +216,47 @@ class SessionReceiver(Protocol):
         """The session belongs to somebody else, or nobody, soon: hang up, and close it with what is known."""
 
 
-class SessionPort(Protocol):
+class ShareReceiver(Protocol):
+    """Where brokers hand out the messages of shared subscriptions. `source` is the number of a broker."""
+
+    def hand_out(self, source: int, handouts: Sequence[tuple[int, int]], records: Sequence[Buffer]) -> None:
+        """Take records, each for the (member, flags) at its place; HANDOUT_REPEATED is a flag.
+
+        The records may be reused once this returns. Each is reported when the member is done with it.
+        """
+
+    def withdraw(self, source: int, positions: Sequence[tuple[int, int]]) -> None:
+        """(member, position) of what was held too long, and is for somebody else now."""
+
+    def rejoin(self, source: int, client_id: str | None) -> None:
+        """The broker has lost what it knew of the members of a client (None: of all): they join again."""
+
+
+HANDOUT_REPEATED = 1
+"""The client was sent the message before."""
+
+
+class SharePort(Protocol):
+    """One front end's part in shared subscriptions."""
+
+    def serve_shares(self, receiver: ShareReceiver) -> None:
+        """Tell `receiver` what is for the members that join from now on; before `SessionPort.start`."""
+
+    def join_shares(
+        self, source: int | None, joins: Sequence[ShareJoin], done: Callable[[list[Refused | None]], None]
+    ) -> None:
+        """Take part in groups at one broker or, with None, at all; an outcome for each of `joins`.
+
+        A client leaves by `SessionPort.unsubscribe`, or with its session.
+        """
+
+    def report_shares(
+        self, source: int, reports: Sequence[ShareReport], done: Callable[[Refused | None], None]
+    ) -> None:
+        """Say what members are done with."""
+
+
+class SessionPort(SharePort, Protocol):
     """One front end's sessions at its brokers. `done` is called once, possibly before the call returns.
 
     A request is one value from the front end to the broker, on the wire as well. Whoever passes one on does

@@ -15,6 +15,8 @@ SYS_PREFIX: Final = "$SYS/"
 # separate the properties of a stored record, and none of them has a place in a topic.
 _CONTROLS: Final = frozenset(chr(code) for code in (*range(0x20), 0x7F))
 
+_SHARE: Final = "$share/"
+
 
 def decode_text(raw: bytes, *, what: str) -> str:
     """UTF-8 text of a packet, without control characters.
@@ -62,6 +64,29 @@ def is_valid_filter(topic_filter: str) -> bool:
         elif level != "+" and ("+" in level or "#" in level):
             return False
     return True
+
+
+def is_shared(topic_filter: str) -> bool:
+    """True when the filter is that of a shared subscription, well formed or not [MQTT-4.8.2-1]."""
+    return topic_filter.startswith(_SHARE)
+
+
+def split_shared(topic_filter: str) -> tuple[str, str]:
+    """The group and the filter of a shared subscription: `$share/GROUP/FILTER`.
+
+    Raises ValueError when the group's name is empty, too long or has a wildcard, or no filter follows
+    [MQTT-4.8.2-1, -2].
+    """
+    group, separator, shared = topic_filter.removeprefix(_SHARE).partition("/")
+    if not is_shared(topic_filter) or not separator:
+        raise ValueError("a shared subscription is $share/GROUP/FILTER")
+    if not group or "+" in group or "#" in group:
+        raise ValueError("the group of a shared subscription has a name without wildcards")
+    if len(group.encode()) > limits.SHARE_NAME_BYTES_MAX:
+        raise ValueError(f"the name of a group has at most {limits.SHARE_NAME_BYTES_MAX} bytes")
+    if not shared or not is_valid_filter(shared) or is_shared(shared):
+        raise ValueError("a group shares a topic filter")
+    return group, shared
 
 
 def matches(topic_filter: str, topic: str) -> bool:

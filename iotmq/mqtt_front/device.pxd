@@ -56,6 +56,7 @@ cdef class Device(ServerConnection):
     cdef public bint has_session        # the broker has given it one, in `epoch`, and was not told of its end
     cdef public int64_t epoch
     cdef public DeviceSession session   # None for one that ends with the connection
+    cdef public DeviceSession shares    # its part in shared subscriptions; None while it has none
     cdef list _unhandled                # events that wait for the next turn; None while there are none
     cdef uint32_t _turn                 # the turn _turn_bytes counts
     cdef uint32_t _turn_bytes
@@ -65,5 +66,6 @@ cdef class Device(ServerConnection):
     cdef bint _is_paused                # reading stopped, for the rest of the turn or for longer
 
     cdef int _after_input(self) except -1
+    cdef int _room_again(self) except -1
     cdef int _resume(self) except -1
     cdef int write_output(self) except -1

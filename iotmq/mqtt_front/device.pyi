@@ -43,6 +43,7 @@ class Device(ServerConnection, asyncio.BufferedProtocol):
     has_session: bool
     epoch: int
     session: DeviceSession | None
+    shares: DeviceSession | None
     def __init__(self, group: DeviceGroup, settings: ConnectionSettings) -> None: ...
     @property
     def group(self) -> DeviceGroup: ...

@@ -242,7 +242,7 @@ cdef class Device(ServerConnection):
             self.group.handle_events(self)
         if self._has_acknowledged:
             self._has_acknowledged = False
-            self.session.room_again()
+            self._room_again()
         if self.output.size:
             self.group.touch(self)
         if self.state == STATE_CLOSED:
@@ -295,8 +295,7 @@ cdef class Device(ServerConnection):
     def resume_writing(self):
         self.is_write_paused = False
         self.write_output()
-        if self.session is not None:
-            self.session.room_again()
+        self._room_again()
         if self in self.group._paused and not self.group.is_congested and not self.is_write_paused:
             self.group._paused.discard(self)
             self._resume()
@@ -327,13 +326,26 @@ cdef class Device(ServerConnection):
         self.group.touch(self)
         return True
 
+    cdef int _room_again(self) except -1:
+        if self.session is not None:
+            self.session.room_again()
+        if self.shares is not None:
+            self.shares.room_again()
+        return 0
+
     cdef int message_done(self, uint16_t packet_id) except -1:
+        if self.shares is not None:
+            self._has_acknowledged = True
+            if self.shares.message_done(packet_id):
+                return 0
         if self.session is not None:
             self._has_acknowledged = True
             return self.session.message_done(packet_id)
         return 0
 
     cdef int message_received(self, uint16_t packet_id) except -1:
+        if self.shares is not None and self.shares.message_received(packet_id):
+            return 1
         return 1 if self.session is None else self.session.message_received(packet_id)
 
     cdef int _resume(self) except -1:

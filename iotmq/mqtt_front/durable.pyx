@@ -25,6 +25,7 @@ import logging
 from functools import partial
 
 from iotmq.client.session_ports import InFlight, QueueRead, Refused, SessionProgress
+from iotmq.mqtt.topics import is_shared
 
 _log = logging.getLogger("iotmq.mqtt")
 
@@ -100,6 +101,9 @@ cdef class DurableSession(DeviceSession):
         cdef QueueSubscription subscription
         by_id = self._by_id()
         for entry in found:
+            if is_shared(entry.topic_filter):
+                # Its messages are handed out, not read.
+                continue
             subscription = by_id.get(entry.queue_id)
             if subscription is not None:
                 subscription.qos = entry.options & 3

@@ -25,6 +25,7 @@ from iotmq.mqtt_front.retained_egress import RetainedEgress
 from iotmq.mqtt_front.routes import Router
 from iotmq.mqtt_front.sessions import ConnectedSessions
 from iotmq.mqtt_front.settings import MqttSettings
+from iotmq.mqtt_front.shared_subscriptions import SharedSubscriptions
 from iotmq.mqtt_front.subscriptions import Subscriptions
 from iotmq.mqtt_front.sys_topics import FrontEndTotals, SysTopics
 
@@ -47,6 +48,7 @@ class _Parts:
     group: DeviceGroup
     egress: Egress
     durable: DurableEgress | None
+    shared: SharedSubscriptions | None
     subscriptions: Subscriptions
     sessions: ConnectedSessions
     sys_topics: SysTopics | None
@@ -138,6 +140,7 @@ class MqttFront:
         if settings.sys_interval_s:
             now_s = self._clock.monotonic_s()
             sys_topics = SysTopics(self._totals, interval_s=settings.sys_interval_s, now_s=now_s)
+        shared = None if port is None else SharedSubscriptions(group, port, credit=settings.shared_credit)
         subscriptions = Subscriptions(
             egress,
             self._gateway,
@@ -145,11 +148,12 @@ class MqttFront:
             port=port,
             retained=None if port is None else RetainedEgress(port, loop),
             sys_topics=sys_topics,
+            shared=shared,
         )
         sessions = ConnectedSessions(
             settings, ingress, subscriptions, self._deadlines, self._clock, port=port, durable=durable
         )
-        return _Parts(loop, ingress, group, egress, durable, subscriptions, sessions, sys_topics)
+        return _Parts(loop, ingress, group, egress, durable, shared, subscriptions, sessions, sys_topics)
 
     async def stop(self) -> None:
         """Stop listening, hand over what devices were told to wait for, acknowledge it, and hang up."""
@@ -345,6 +349,8 @@ class MqttFront:
             yield from traffic_metrics(parts.ingress, parts.egress, parts.group)
             if parts.durable is not None:
                 yield from durable_metrics(parts.durable)
+            if parts.shared is not None:
+                yield from parts.shared.metrics()
 
 
 def _listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:

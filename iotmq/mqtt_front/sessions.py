@@ -148,6 +148,7 @@ class ConnectedSessions:
         self._deadlines.watch(device, self._clock.monotonic_s())
         if session is not None:
             session.start(opened)
+            self._subscriptions.resume_shared(device, opened.subscriptions)
         device.after_answer()
 
     def _leave(self, device: Device) -> None:
@@ -155,6 +156,7 @@ class ConnectedSessions:
         if self._port is None or not device.has_session or device.client_id is None:
             return
         device.has_session = False
+        self._subscriptions.leave_shared(device)
         expiry_s = 0
         if isinstance(device.session, DurableSession):
             expiry_s = self._settings.session_expiry_s_max

@@ -188,6 +188,17 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ),
         ),
     ] = 10.0
+    shared_credit: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=limits.SHARE_CREDIT_MAX,
+            description=(
+                "Messages of a shared subscription that a broker may have under way to one member; more is "
+                "faster, and more of them come twice when a member is lost."
+            ),
+        ),
+    ] = 64
     batch_bytes_max: Annotated[
         int,
         Meta(

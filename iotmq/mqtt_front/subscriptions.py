@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from typing import Final
 
 from iotmq.client.ports import GatewayPort
@@ -15,10 +16,12 @@ from iotmq.client.session_ports import (
     UnsubscribeRequest,
 )
 from iotmq.mqtt import packets, reason_codes
+from iotmq.mqtt.topics import is_shared
 from iotmq.mqtt_front.device import Device
 from iotmq.mqtt_front.durable import DurableSession
 from iotmq.mqtt_front.egress import Egress
 from iotmq.mqtt_front.retained_egress import RetainedEgress
+from iotmq.mqtt_front.shared_subscriptions import SharedSubscriptions
 from iotmq.mqtt_front.sys_topics import SysTopics
 
 _log: Final = logging.getLogger("iotmq.mqtt")
@@ -38,14 +41,16 @@ class Subscriptions:
         port: SessionPort | None,
         retained: RetainedEgress | None,
         sys_topics: SysTopics | None,
+        shared: SharedSubscriptions | None,
     ) -> None:
-        """`port` and `retained` are there together, and not without sessions that are kept."""
+        """`port`, `retained` and `shared` are there together, and not without sessions that are kept."""
         self._egress = egress
         self._gateway = gateway
         self._per_session_max = per_session_max
         self._port = port
         self._retained = retained
         self._sys_topics = sys_topics
+        self._shared = shared
         self.count = 0
         """Subscriptions of connected sessions."""
 
@@ -53,12 +58,31 @@ class Subscriptions:
         """Answer a SUBSCRIBE: at once, or when a broker has taken what is new."""
         if device.subscriptions is None:
             device.subscriptions = {}
+        wanted = {name: min(qos, _GRANTED_QOS_MAX) for name, qos in event.subscriptions if is_shared(name)}
+        new_count = len(wanted.keys() - device.subscriptions.keys())
+        if not wanted:
+            self._subscribe_others(device, event, {})
+        elif self._shared is None or len(device.subscriptions) + new_count > self._per_session_max:
+            self._subscribe_others(device, event, dict.fromkeys(wanted, reason_codes.SUBACK_FAILURE))
+        else:
+            self._shared.subscribe(device, wanted, partial(self._subscribe_others, device, event))
+
+    def _subscribe_others(self, device: Device, event: packets.Subscribe, shared: dict[str, int]) -> None:
+        """Go on with the filters that are not shared, and answer for all; `shared` has the others' codes."""
+        if device.subscriptions is None or device.close_reason is not None:
+            return
+        granted_shares = {name: code for name, code in shared.items() if code != reason_codes.SUBACK_FAILURE}
+        self.count += len(granted_shares.keys() - device.subscriptions.keys())
+        device.subscriptions.update(granted_shares)
         if isinstance(device.session, DurableSession):
-            self._subscribe_durably(device, device.session, event)
+            self._subscribe_durably(device, device.session, event, shared)
             return
         codes: list[int] = []
         new_filters: list[tuple[int, str]] = []
         for topic_filter, qos in event.subscriptions:
+            if topic_filter in shared:
+                codes.append(shared[topic_filter])
+                continue
             is_known = topic_filter in device.subscriptions
             if not is_known and len(device.subscriptions) >= self._per_session_max:
                 codes.append(reason_codes.SUBACK_FAILURE)
@@ -73,6 +97,8 @@ class Subscriptions:
         if not new_filters:
             device.send_suback(event.packet_id, codes)
             self._send_retained(device, _granted(event, codes))
+            if shared:
+                device.after_answer()
             return
 
         def attached(is_attached: bool) -> None:
@@ -90,6 +116,8 @@ class Subscriptions:
 
     def unsubscribe(self, device: Device, event: packets.Unsubscribe) -> None:
         """Answer an UNSUBSCRIBE, as `subscribe` does."""
+        if self._shared is not None:
+            self._shared.unsubscribe(device, event.filters)
         if isinstance(device.session, DurableSession):
             self._unsubscribe_durably(device, device.session, event)
             return
@@ -104,6 +132,16 @@ class Subscriptions:
         self.count += len(device.subscriptions)
         if self._sys_topics is not None:
             self._sys_topics.resume(device, device.subscriptions.items())
+
+    def resume_shared(self, device: Device, found: Iterable[SessionSubscription]) -> None:
+        """The CONNECT of such a device is answered: it takes part in its groups again."""
+        if self._shared is not None:
+            self._shared.resume(device, found)
+
+    def leave_shared(self, device: Device) -> None:
+        """A device is about to leave its session: brokers hear first what it has done."""
+        if self._shared is not None:
+            self._shared.leave(device)
 
     def drop_all(self, device: Device) -> None:
         """The connection is over. A session that is kept has its filters at the broker."""
@@ -135,13 +173,16 @@ class Subscriptions:
 
     def _send_retained(self, device: Device, subscriptions: Collection[tuple[str, int]]) -> None:
         if self._retained is not None:
-            self._retained.send(device, subscriptions)
+            # What is shared gets none (MQTT 5, 4.8.2).
+            self._retained.send(device, [entry for entry in subscriptions if not is_shared(entry[0])])
         if self._sys_topics is not None:
             self._sys_topics.subscribe(device, subscriptions)
 
     # Sessions that are kept ---------------------------------------------------------------------------
 
-    def _subscribe_durably(self, device: Device, session: DurableSession, event: packets.Subscribe) -> None:
+    def _subscribe_durably(
+        self, device: Device, session: DurableSession, event: packets.Subscribe, shared: dict[str, int]
+    ) -> None:
         """As `subscribe`, but the broker keeps the filters and what comes for them."""
         assert self._port is not None
         assert device.subscriptions is not None
@@ -149,6 +190,9 @@ class Subscriptions:
         wanted: dict[str, int] = {}
         codes: list[int] = []
         for topic_filter, qos in event.subscriptions:
+            if topic_filter in shared:
+                codes.append(shared[topic_filter])
+                continue
             if topic_filter not in known and len(known) + len(wanted) >= self._per_session_max:
                 codes.append(reason_codes.SUBACK_FAILURE)
                 continue
@@ -158,7 +202,10 @@ class Subscriptions:
         def subscribed(found: list[SessionSubscription] | Refused) -> None:
             if isinstance(found, Refused):
                 _log.warning("no subscription", extra={"client": device.client_id, "detail": found.remark})
-                device.send_suback(event.packet_id, [reason_codes.SUBACK_FAILURE] * len(codes))
+                failed = reason_codes.SUBACK_FAILURE
+                device.send_suback(
+                    event.packet_id, [shared.get(name, failed) for name, _ in event.subscriptions]
+                )
             else:
                 device.send_suback(event.packet_id, codes)
                 if not session.is_ended:
@@ -177,6 +224,8 @@ class Subscriptions:
             self._port.subscribe(request, subscribed)
         else:
             device.send_suback(event.packet_id, codes)
+            if shared:
+                device.after_answer()
 
     def _unsubscribe_durably(
         self, device: Device, session: DurableSession, event: packets.Unsubscribe

@@ -134,10 +134,15 @@ class RequestCode:
     DELIVER_QUEUED: Final = 30_059
     MISSED_QUEUES: Final = 30_060
     FENCE_SESSION: Final = 30_061
+    JOIN_SHARES: Final = 30_062
+    REPORT_SHARES: Final = 30_063
+    HAND_OUT_SHARES: Final = 30_064
+    WITHDRAW_SHARES: Final = 30_065
     LIST_SESSIONS: Final = 30_070
     GET_SESSION: Final = 30_071
     KICK_SESSION: Final = 30_072
     PURGE_SESSION: Final = 30_073
+    LIST_SHARES: Final = 30_074
     # Ours: every client of a broker with its groups, in parts.
     LIST_CLIENTS: Final = 30_020
 

@@ -1,0 +1,365 @@
+"""Shared subscriptions, as a front end has them: messages brokers hand out to members, and what comes of each.
+
+Operations: one call per push with any number of messages; one per acknowledgement; one report per broker and
+turn of the loop. Goals: a message is written from where it lies when its device can take it; what a device
+cannot take is bounded by the credit it was given; a broker hears of every message once it is done, and with it
+how many more the member takes. Plan: for each member and broker a *source*: its credit, and the positions that
+are held. A message is done when it was written (QoS 0), at PUBACK (QoS 1) or at PUBCOMP (QoS 2).
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
+from iotmq.mqtt.packet_types cimport STATE_CONNECTED
+from iotmq.mqtt_front.device cimport Device, DeviceGroup, DeviceSession
+from iotmq.mqtt_front.outgoing cimport OutgoingMessage
+
+import logging
+from collections import deque
+from functools import partial
+
+from iotmq.client.session_ports import HANDOUT_REPEATED, ShareJoin, ShareReport
+
+_log = logging.getLogger("iotmq.mqtt")
+
+# A broker that refuses a member, or does not hear what is done, is asked again after so long.
+RETRY_S = 1.0
+# A device that takes nothing now, and has nothing to acknowledge, is looked at again after so long.
+ROOM_INTERVAL_S = 0.02
+
+
+cdef class SharedSubscription:
+    """A device as a member of one group."""
+
+    def __init__(self, SharedSession session not None, str topic_filter not None, uint32_t number, uint8_t qos):
+        self.session = session
+        self.topic_filter = topic_filter
+        self.number = number
+        self.qos = qos
+        self.sources = {}
+
+
+cdef class Source:
+    """One broker as the source of a member's messages."""
+
+    def __init__(self, SharedSubscription member not None, uint32_t number, int64_t granted):
+        self.member = member
+        self.number = number
+        self.granted = granted
+        self.held = set()
+        self.done = []
+        self.telling = []
+
+
+cdef class SharedSession(DeviceSession):
+    """The memberships of one connected device. Made by `SharedEgress.join`."""
+
+    def __init__(self, SharedEgress egress not None, Device device not None, str client_id not None, int64_t epoch):
+        self.egress = egress
+        self.device = device
+        self.client_id = client_id
+        self.epoch = epoch
+        self.members = {}
+        self._flights = {}
+        self._waiting = deque()
+
+    # From brokers
+
+    cdef int take(self, Source source, int64_t position, OutgoingMessage message, bint is_repeated) except -1:
+        """A message for one of the memberships: to the device now, or when it has room."""
+        cdef int qos = min(message.qos, <int>source.member.qos)
+        if position in source.held:
+            # Handed out again to the same device, which still has it.
+            source.completed += 1
+            self.egress.note(source)
+            return 0
+        source.held.add(position)
+        if not self._waiting and self.device.has_room():
+            return self.write(
+                source, position, message.topic, message.topic_size, message.body, message.body_size, qos, is_repeated
+            )
+        self._waiting.append((
+            source, position, qos, is_repeated,
+            message.topic[:message.topic_size], message.body[:message.body_size],
+        ))
+        return self.look_again()
+
+    cdef int write(
+        self, Source source, int64_t position, const uint8_t* topic, Py_ssize_t topic_size,
+        const uint8_t* body, Py_ssize_t body_size, int qos, bint is_repeated,
+    ) except -1:
+        cdef uint16_t packet_id = self.device.send_message(
+            topic, <uint16_t>topic_size, body, <uint32_t>body_size, qos, False, is_repeated and qos, 0
+        )
+        self.egress.delivered += 1
+        self.egress.group.touch(self.device)
+        if qos:
+            self._flights[packet_id] = (source, position)
+            return 0
+        return self.egress.finish(source, position, True)
+
+    def withdraw(self, Source source not None, int64_t position):
+        """A message is for somebody else: if it was not written, it is not."""
+        for entry in self._waiting:
+            if entry[0] is source and entry[1] == position:
+                self._waiting.remove(entry)
+                self.egress.withdrawn += 1
+                self.egress.finish(source, position, False)
+                return
+
+    def forget(self, SharedSubscription member not None):
+        """The device is no member any more: what it was not sent is for others."""
+        member.is_ended = True
+        del self.members[member.topic_filter]
+        self._waiting = deque([entry for entry in self._waiting if (<Source>entry[0]).member is not member])
+
+    # From the device
+
+    cdef int message_done(self, uint16_t packet_id) except -1:
+        """1 when the message was one of ours."""
+        flight = self._flights.pop(packet_id, None)
+        if flight is None:
+            return 0
+        self.egress.finish(<Source>flight[0], flight[1], True)
+        return 1
+
+    cdef int message_received(self, uint16_t packet_id) except -1:
+        return packet_id in self._flights
+
+    cdef int room_again(self) except -1:
+        cdef const uint8_t* topic_data
+        cdef const uint8_t* body_data
+        while self._waiting and self.device.has_room():
+            source, position, qos, is_repeated, topic, body = self._waiting.popleft()
+            topic_data = <bytes>topic
+            body_data = <bytes>body
+            self.write(<Source>source, position, topic_data, len(<bytes>topic), body_data, len(<bytes>body), qos, is_repeated)
+        return self.look_again()
+
+    cdef int look_again(self) except -1:
+        """See to it that what waits goes on when neither an acknowledgement nor the socket will say so."""
+        if self._waiting and not self.is_scheduled and self.device.state == STATE_CONNECTED:
+            self.is_scheduled = True
+            self.egress.group.loop.call_later(ROOM_INTERVAL_S, self._look)
+        return 0
+
+    def _look(self):
+        self.is_scheduled = False
+        self.room_again()
+
+
+cdef class SharedEgress:
+    """The members of one front end (client.session_ports.ShareReceiver).
+
+    A broker may hand out `credit` messages to each that are not done.
+    """
+
+    def __init__(self, DeviceGroup group not None, port not None, *, uint32_t credit):
+        self.group = group
+        self.port = port
+        self.credit = credit
+        self._members = {}
+        self._noted = []
+        self._message = OutgoingMessage()
+
+    @property
+    def member_count(self):
+        """Local members of groups."""
+        return len(self._members)
+
+    def join(self, Device device not None, str client_id not None, subscriptions, done):
+        """Make a device a member of groups: pairs of `$share/GROUP/FILTER` and QoS.
+
+        `done` gets the filters that brokers refuse, with the reason of each; they are no members then.
+        """
+        cdef SharedSession session
+        cdef SharedSubscription member
+        if device.shares is None:
+            device.shares = SharedSession(self, device, client_id, device.epoch)
+        session = device.shares
+        new = []
+        for topic_filter, qos in subscriptions:
+            member = session.members.get(topic_filter)
+            if member is not None:
+                member.qos = qos
+                continue
+            self._last_number = self._last_number + 1 & 0xFFFFFFFF
+            member = SharedSubscription(session, topic_filter, self._last_number, qos)
+            session.members[topic_filter] = self._members[member.number] = member
+            new.append(member)
+
+        def joined(outcomes):
+            cdef SharedSubscription one
+            refused = {}
+            for one, outcome in zip(new, outcomes, strict=True):
+                if outcome is not None:
+                    refused[one.topic_filter] = outcome
+                    self.refused_joins += 1
+                    if not one.is_ended:
+                        self._end(one)
+            done(refused)
+
+        if new:
+            self.port.join_shares(None, [self._join_of(member, None) for member in new], joined)
+        else:
+            done({})
+
+    def leave(self, Device device not None, filters=None):
+        """A device is no member any more, of these groups or of any: brokers hear first what it has done."""
+        cdef SharedSession session = device.shares
+        if session is None:
+            return
+        self.flush()
+        for topic_filter in list(session.members) if filters is None else filters:
+            member = session.members.get(topic_filter)
+            if member is not None:
+                self._end(member)
+
+    cdef int _end(self, SharedSubscription member) except -1:
+        member.session.forget(member)
+        del self._members[member.number]
+        return 0
+
+    # client.session_ports.ShareReceiver
+
+    def hand_out(self, uint32_t number, handouts not None, records not None):
+        """Give each record to the member it is for."""
+        cdef const uint8_t[::1] data
+        cdef RecordParts record
+        cdef SharedSubscription member
+        cdef Source source
+        for (member_number, flags), view in zip(handouts, records, strict=True):
+            member = self._members.get(member_number)
+            if member is None:
+                # It has left, and the broker hears of it.
+                continue
+            source = self._source(member, number)
+            data = view
+            if data.shape[0] == 0 or parse_record(&data[0], &data[0] + data.shape[0], &record) != FORMAT_OK:
+                self.malformed += 1
+                continue
+            if self._message.read(&record):
+                member.session.take(source, record.position, self._message, flags & HANDOUT_REPEATED)
+            else:
+                # Nobody can be sent it.
+                self.malformed += 1
+                self.finish(source, record.position, True)
+
+    def withdraw(self, uint32_t number, positions not None):
+        """What was held too long is for somebody else."""
+        cdef SharedSubscription member
+        for member_number, position in positions:
+            member = self._members.get(member_number)
+            if member is not None:
+                member.session.withdraw(self._source(member, number), position)
+
+    def rejoin(self, uint32_t number, client_id):
+        """A broker knows nothing of the members any more: it is told what they hold."""
+        cdef SharedSubscription member
+        members = [
+            member
+            for member in self._members.values()
+            if client_id is None or member.session.client_id == client_id
+        ]
+        if members:
+            self.port.join_shares(
+                number, [self._join_of(member, number) for member in members], partial(self._rejoined, number, members)
+            )
+            for member in members:
+                self.note(self._source(member, number))
+
+    def _rejoined(self, uint32_t number, members, outcomes):
+        cdef SharedSubscription member
+        for member, outcome in zip(members, outcomes, strict=True):
+            if outcome is not None and not member.is_ended:
+                self.refused_joins += 1
+                _log.warning(
+                    "no member of the group any more",
+                    extra={"client": member.session.client_id, "filter": member.topic_filter, "detail": outcome.remark},
+                )
+                self.group.loop.call_later(RETRY_S, self._try_again, number, member)
+
+    def _try_again(self, uint32_t number, SharedSubscription member not None):
+        if not member.is_ended:
+            self.port.join_shares(number, [self._join_of(member, number)], partial(self._rejoined, number, [member]))
+
+    def _join_of(self, SharedSubscription member, number):
+        """A request for one broker, which counts the credit anew, or (None) for all of them, which know nothing."""
+        cdef Source source
+        cdef int64_t credit = self.credit
+        held = []
+        if number is not None:
+            source = self._source(member, number)
+            credit = max(0, credit - <int64_t>len(source.held))
+            source.granted = credit
+            source.completed = 0
+            held = sorted({*source.held, *source.done, *source.telling})
+        return ShareJoin(
+            client_id=member.session.client_id,
+            epoch=member.session.epoch,
+            topic_filter=member.topic_filter,
+            member=member.number,
+            credit=credit,
+            held=held,
+        )
+
+    cdef Source _source(self, SharedSubscription member, uint32_t number):
+        source = member.sources.get(number)
+        if source is None:
+            source = member.sources[number] = Source(member, number, self.credit)
+        return source
+
+    # What brokers are told
+
+    cdef int finish(self, Source source, int64_t position, bint is_done) except -1:
+        """A message is not with the member any more."""
+        source.held.discard(position)
+        source.completed += 1
+        if is_done:
+            self.done += 1
+            source.done.append(position)
+        return self.note(source)
+
+    cdef int note(self, Source source) except -1:
+        if not source.is_noted:
+            source.is_noted = True
+            if not self._noted:
+                self.group.loop.call_soon(self.flush)
+            self._noted.append(source)
+        return 0
+
+    def flush(self):
+        """Report what is done; the turn of the loop does it anyway."""
+        cdef Source source
+        noted, self._noted = self._noted, []
+        by_number = {}
+        for source in noted:
+            source.is_noted = False
+            if not source.member.is_ended:
+                by_number.setdefault(source.number, []).append(source)
+        for number, sources in by_number.items():
+            reports = []
+            for source in sources:
+                told, source.done = source.done, []
+                source.telling += told
+                reports.append(ShareReport(
+                    member=source.member.number, limit=source.granted + source.completed, done=told
+                ))
+            self.port.report_shares(number, reports, partial(self._told, sources, reports))
+
+    def _told(self, sources, reports, refused):
+        cdef Source source
+        for source, report in zip(sources, reports, strict=True):
+            told = set(report.done)
+            source.telling = [position for position in source.telling if position not in told]
+            if refused is not None:
+                source.done += report.done
+        if refused is not None:
+            self.refused_reports += 1
+            self.group.loop.call_later(RETRY_S, self._tell_again, sources)
+
+    def _tell_again(self, sources):
+        cdef Source source
+        for source in sources:
+            if source.done:
+                self.note(source)
