@@ -27,7 +27,6 @@ from iotmq.message.bodies import compress_body
 from iotmq.message.message_ids import UniqueKeys
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import RequestCode
-from iotmq.remoting.command import Body
 
 _log = logging.getLogger(__name__)
 
@@ -220,7 +219,7 @@ class Producer(Lifetime):
     # --- one send -----------------------------------------------------------------------------------
 
     def _prepare(self, message: Message, queue: MessageQueue | None, timeout_ms: int | None) -> PendingSend:
-        check_topic(message.topic)
+        self._check_target(message.topic, queue)
         body = message.body
         if len(body) > self.settings.body_bytes_max:
             raise MessageRefusedError(
@@ -230,19 +229,20 @@ class Producer(Lifetime):
         if 0 < self.settings.compress_bytes_min <= len(body):
             body, sys_flag = compress_body(body, level=self.settings.compress_level)
         unique_key = self._unique_keys.next()
-        return self._new_send(
+        return PendingSend(
             message.topic,
             code=RequestCode.SEND_MESSAGE_V2,
             body=body,
             size=len(body),
             count=1,
             key=message.key,
-            queue=queue,
+            fixed_queue=queue,
             properties=message.encoded_properties(unique_key).decode(),
             sys_flag=sys_flag,
             user_flag=message.flag,
             message_id=unique_key,
-            timeout_ms=timeout_ms,
+            timeout_s=self._timeout_s(timeout_ms),
+            future=asyncio.get_running_loop().create_future(),
         )
 
     def _encoded(
@@ -255,63 +255,38 @@ class Producer(Lifetime):
         *,
         timeout_ms: int | None = None,
     ) -> PendingSend:
-        check_topic(topic)
+        self._check_target(topic, queue)
         size = elements.nbytes if isinstance(elements, memoryview) else len(elements)
         if not 0 < size <= self.settings.body_bytes_max or not 0 < count <= BATCH_RECORDS_MAX:
             raise MessageRefusedError(
                 f"a batch of {count} messages and {size} bytes: allowed are 1 to {BATCH_RECORDS_MAX} "
                 f"messages and {self.settings.body_bytes_max} bytes (body_bytes_max); split it"
             )
-        return self._new_send(
+        return PendingSend(
             topic,
             code=RequestCode.SEND_BATCH_MESSAGE,
             body=elements,
             size=size,
             count=count,
             key="",
-            queue=queue,
+            fixed_queue=queue,
             properties="",
             sys_flag=0,
             user_flag=0,
             message_id=message_id,
-            timeout_ms=timeout_ms,
+            timeout_s=self._timeout_s(timeout_ms),
+            future=asyncio.get_running_loop().create_future(),
         )
 
-    def _new_send(
-        self,
-        topic: str,
-        *,
-        code: int,
-        body: Body,
-        size: int,
-        count: int,
-        key: str,
-        queue: MessageQueue | None,
-        properties: str,
-        sys_flag: int,
-        user_flag: int,
-        message_id: str,
-        timeout_ms: int | None,
-    ) -> PendingSend:
+    def _check_target(self, topic: str, queue: MessageQueue | None) -> None:
+        check_topic(topic)
         if not self._is_running:
             raise ClientClosedError("the producer is not started: use `async with Producer(...)`, or start()")
         if queue is not None and queue.topic != topic:
             raise MessageRefusedError(f"queue {queue} is not one of topic {topic}")
-        return PendingSend(
-            topic,
-            code=code,
-            body=body,
-            size=size,
-            count=count,
-            key=key,
-            fixed_queue=queue,
-            properties=properties,
-            sys_flag=sys_flag,
-            user_flag=user_flag,
-            message_id=message_id,
-            timeout_s=self._send_timeout_s if timeout_ms is None else timeout_ms / 1000,
-            future=asyncio.get_running_loop().create_future(),
-        )
+
+    def _timeout_s(self, timeout_ms: int | None) -> float:
+        return self._send_timeout_s if timeout_ms is None else timeout_ms / 1000
 
     def _start(self, send: PendingSend) -> asyncio.Future[SendResult]:
         self._room.take(send.size)

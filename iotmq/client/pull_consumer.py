@@ -11,6 +11,7 @@ from typing import Final
 from iotmq.client import offsets
 from iotmq.client.backoff import Backoff
 from iotmq.client.client import IotmqClient
+from iotmq.client.empty_rest import EmptyRest
 from iotmq.client.filter_check import check_filter
 from iotmq.client.lifetime import Lifetime
 from iotmq.client.message import ReceivedMessage, check_group
@@ -308,8 +309,7 @@ class _Fetch:
         self._rest = Backoff(
             min_s=client.settings.reconnect_ms_min / 1000, max_s=client.settings.reconnect_ms_max / 1000
         )
-        self._empty_rest = Backoff(min_s=_EMPTY_REST_S_MIN, max_s=_EMPTY_REST_S_MAX)
-        self._last_empty_s = 0.0
+        self._empty_rest = EmptyRest(shortest_s=_EMPTY_REST_S_MIN, longest_s=_EMPTY_REST_S_MAX)
         """When a pull last brought nothing, in loop time."""
         self._taken = asyncio.Event()
         self._task = asyncio.ensure_future(self._fetch_forever())
@@ -447,15 +447,7 @@ class _Fetch:
             if not self._answers:
                 self.position = pulled.next_offset
         else:
-            await self._rest_when_not_held()
-
-    async def _rest_when_not_held(self) -> None:
-        now_s = asyncio.get_running_loop().time()
-        last_s, self._last_empty_s = self._last_empty_s, now_s
-        if now_s - last_s < _EMPTY_REST_S_MAX:
-            await asyncio.sleep(self._empty_rest.next_s())
-        else:
-            self._empty_rest.reset()
+            await self._empty_rest.after_empty()
 
     def _list(self) -> None:
         if not self.is_listed:

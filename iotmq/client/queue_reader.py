@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 from iotmq.client.backoff import Backoff
 from iotmq.client.client import IotmqClient
 from iotmq.client.consumer_answers import QueueState
+from iotmq.client.empty_rest import EmptyRest
 from iotmq.client.message import ReceivedMessage
 from iotmq.client.offsets import broker_address
 from iotmq.client.progress import QueueProgress
@@ -131,12 +132,11 @@ class QueueReader:
         self._broker_id = MASTER_ID
         """Where the last answer told us to pull from."""
         self._is_closing = False
-        self._last_empty_s = 0.0
         """When a pull last brought nothing, in loop time."""
         self._rest = Backoff(
             min_s=client.settings.reconnect_ms_min / 1000, max_s=client.settings.reconnect_ms_max / 1000
         )
-        self._empty_rest = Backoff(min_s=_EMPTY_REST_S_MIN, max_s=_EMPTY_REST_S_MAX)
+        self._empty_rest = EmptyRest(shortest_s=_EMPTY_REST_S_MIN, longest_s=_EMPTY_REST_S_MAX)
         self._puller = asyncio.ensure_future(self._pull_forever())
         self._workers = [asyncio.ensure_future(self._work()) for _ in range(settings.parallel_batches)]
 
@@ -238,15 +238,7 @@ class QueueReader:
         else:
             progress.skipped_to(pulled.next_offset)
         if progress.next_offset == offset and self._progress is progress:
-            await self._rest_when_not_held()
-
-    async def _rest_when_not_held(self) -> None:
-        now_s = asyncio.get_running_loop().time()
-        last_s, self._last_empty_s = self._last_empty_s, now_s
-        if now_s - last_s < _EMPTY_REST_S_MAX:
-            await asyncio.sleep(self._empty_rest.next_s())
-        else:
-            self._empty_rest.reset()
+            await self._empty_rest.after_empty()
 
     def _move(self, pulled: Pulled, progress: QueueProgress) -> None:
         _log.warning(

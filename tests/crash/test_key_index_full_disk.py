@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-ORACLES = str(Path(__file__).parents[1] / "oracles")
+from small_disk import run_on_small_disk
 
 CHILD = r"""
 import os, sys
@@ -73,21 +68,4 @@ print("done", count)
 @pytest.mark.crash
 @pytest.mark.parametrize("entries", [64, 100_000])
 def test_index_that_a_full_disk_leaves_behind_catches_up(tmp_path: Path, entries: int) -> None:
-    if shutil.which("unshare") is None:
-        pytest.skip("no unshare")
-    namespace = ["unshare", "--mount"] + ([] if os.geteuid() == 0 else ["--user", "--map-root-user"])
-    mount = f"mount -t tmpfs -o size=2m tmpfs {tmp_path}"
-    if subprocess.run(
-        [*namespace, "sh", "-c", mount], capture_output=True, timeout=60, check=False
-    ).returncode:
-        pytest.skip("no mount namespaces here")
-    child = [sys.executable, "-c", CHILD, ORACLES, str(tmp_path), str(entries)]
-    result = subprocess.run(
-        [*namespace, "sh", "-c", f'{mount} && exec "$@"', "sh", *child],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert result.returncode == 0, f"{result.returncode}\n{result.stderr[-3000:]}"
-    assert result.stdout.startswith("done")
+    run_on_small_disk(CHILD, tmp_path, str(entries))

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-ORACLES = str(Path(__file__).parents[1] / "oracles")
+from small_disk import run_on_small_disk
 
 CHILD = r"""
 import sys
@@ -178,25 +173,3 @@ def test_store_keeps_a_small_disk_from_filling_or_takes_records_again_by_itself(
     tmp_path: Path, filled_by: str
 ) -> None:
     run_on_small_disk(RETAINING_CHILD, tmp_path, filled_by)
-
-
-def run_on_small_disk(program: str, tmp_path: Path, filled_by: str) -> None:
-    """Run `program` in a process that has a disk of 2 MiB at `tmp_path`."""
-    if shutil.which("unshare") is None:
-        pytest.skip("no unshare")
-    namespace = ["unshare", "--mount"] + ([] if os.geteuid() == 0 else ["--user", "--map-root-user"])
-    mount = f"mount -t tmpfs -o size=2m tmpfs {tmp_path}"
-    if subprocess.run(
-        [*namespace, "sh", "-c", mount], capture_output=True, timeout=60, check=False
-    ).returncode:
-        pytest.skip("no mount namespaces here")
-    child = [sys.executable, "-c", program, ORACLES, str(tmp_path), filled_by]
-    result = subprocess.run(
-        [*namespace, "sh", "-c", f'{mount} && exec "$@"', "sh", *child],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert result.returncode == 0, f"{result.returncode}\n{result.stderr[-3000:]}"
-    assert result.stdout.startswith("done")

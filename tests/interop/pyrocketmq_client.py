@@ -6,24 +6,12 @@ used as it is published, with the Java client's libraries from the folder named 
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-import threading
 from typing import Any
 
 import jpype
 import jpype.imports  # The package imports Java classes by name.
-
-MARK = "@@"
-
-_write_lock = threading.Lock()
-
-
-def say(**values: Any) -> None:
-    with _write_lock:
-        sys.stdout.write(f"\n{MARK}{json.dumps(values)}\n")
-        sys.stdout.flush()
+from piped_script import say, serve
 
 
 class Client:
@@ -150,16 +138,7 @@ def main() -> None:
     # The folder of this script has one called java, which is not the package java.
     del sys.path[0]
     jpype.startJVM(f"-Duser.home={home}", "-Xmx128m", classpath=[f"{libraries}/*"])
-    client = Client(registries)
-    say(kind="ready", pid=os.getpid())
-    for line in sys.stdin:
-        words = json.loads(line)
-        try:
-            say(kind="done", value=getattr(client, words.pop("do"))(**words))
-        except Exception as error:
-            say(kind="failed", error=f"{type(error).__name__}: {error}")
-    # Without the library's own ways to end, which wait for its threads.
-    os._exit(0)
+    serve(Client(registries))
 
 
 if __name__ == "__main__":

@@ -6,24 +6,14 @@ take the tests with it. The package `rocketmq` is used as it is published.
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-import threading
 import time
 from typing import Any
 
-MARK = "@@"
+from piped_script import say, serve
 
 # The package, once `main` has loaded it.
 rocketmq: Any = None
-_write_lock = threading.Lock()
-
-
-def say(**values: Any) -> None:
-    with _write_lock:
-        sys.stdout.write(f"\n{MARK}{json.dumps(values)}\n")
-        sys.stdout.flush()
 
 
 def message(values: dict[str, Any]) -> Any:
@@ -173,16 +163,7 @@ def main() -> None:
     global rocketmq
     from rocketmq import client as rocketmq
 
-    client = Client(sys.argv[1])
-    say(kind="ready", pid=os.getpid())
-    for line in sys.stdin:
-        words = json.loads(line)
-        try:
-            say(kind="done", value=getattr(client, words.pop("do"))(**words))
-        except Exception as error:
-            say(kind="failed", error=f"{type(error).__name__}: {error}")
-    # Without the library's own ways to end, which wait for its threads.
-    os._exit(0)
+    serve(Client(sys.argv[1]))
 
 
 if __name__ == "__main__":

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cpp_process import cpp_process
 from eventually import eventually
 from gateway_process import ROOT, GatewayProcess
 from piped_client import ClientFailedError, PipedClient
@@ -59,11 +59,7 @@ def operator(gateway: GatewayProcess) -> ClientSettings:
 
 @pytest.fixture
 def cpp(guarded: GatewayProcess, tmp_path: Path) -> Iterator[PipedClient]:
-    with PipedClient(
-        [sys.executable, str(HERE / "rocketmq_cpp_client.py"), guarded.registry],
-        directory=tmp_path,
-        environment={**os.environ, "HOME": str(tmp_path)},
-    ) as client:
+    with cpp_process(guarded.registry, tmp_path) as client:
         yield client
 
 

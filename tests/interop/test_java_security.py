@@ -11,7 +11,7 @@ import pytest
 from certificates import make_certificate, make_root
 from eventually import eventually
 from gateway_process import GatewayProcess
-from java_process import JavaProcesses, java_marks, java_processes
+from java_process import JavaProcesses, java_marks, java_processes, mqadmin_of
 from piped_client import ClientFailedError, PipedClient
 
 from iotmq.client import ClientSettings, SyncAdmin, SyncClient
@@ -136,13 +136,7 @@ def test_over_tls(gateway: GatewayProcess, java: PipedClient) -> None:
 
 
 def test_mqadmin_changes_the_accounts(gateway: GatewayProcess, javas: JavaProcesses) -> None:
-    admin, java = javas.start("MqAdmin"), javas.start("JavaClient")
-
-    def run(*words: str) -> str:
-        printed: str = admin.call("run", words=list(words), within_s=60)
-        assert "Exception" not in printed, printed
-        return printed
-
+    run, java = mqadmin_of(javas), javas.start("JavaClient")
     made = run(
         "updateAclConfig", "-c", "DefaultCluster", "-a", "newcomer", "-s", "abcdefgh",
         "-t", "Open=PUB,Closed=DENY", "-i", "DENY", "-u", "SUB", "-m", "false",

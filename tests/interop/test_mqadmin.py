@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from eventually import eventually
 from gateway_process import GatewayProcess
-from java_process import JavaProcesses, java_marks, java_processes
+from java_process import JavaProcesses, java_marks, java_processes, mqadmin_of
 
 from iotmq.client import (
     ClientSettings,
@@ -46,14 +46,7 @@ def javas(gateway: GatewayProcess, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture(scope="module")
 def mqadmin(javas: JavaProcesses) -> Run:
     """Runs one command; what it prints."""
-    client = javas.start("MqAdmin")
-
-    def run(*words: str) -> str:
-        printed: str = client.call("run", words=list(words), within_s=60)
-        assert "Exception" not in printed, printed
-        return printed
-
-    return run
+    return mqadmin_of(javas)
 
 
 @pytest.fixture(scope="module")

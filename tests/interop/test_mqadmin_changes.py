@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from eventually import eventually
 from gateway_process import GatewayProcess
-from java_process import java_marks, java_processes
+from java_process import java_marks, java_processes, mqadmin_of
 
 from iotmq.client import (
     ClientSettings,
@@ -47,14 +47,7 @@ def address(gateway: GatewayProcess) -> str:
 def mqadmin(gateway: GatewayProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Runs one command; what it prints."""
     with java_processes(tmp_path_factory.mktemp("mqadmin"), gateway.registry) as javas:
-        client = javas.start("MqAdmin")
-
-        def run(*words: str) -> str:
-            printed: str = client.call("run", words=list(words), within_s=60)
-            assert "Exception" not in printed, printed
-            return printed
-
-        yield run
+        yield mqadmin_of(javas)
 
 
 @pytest.fixture(scope="module")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import paho.mqtt.publish
 import pytest
+from cpp_process import cpp_marks, cpp_process
 from eventually import eventually
 from gateway_process import GatewayProcess
 from log_reader import StoredMessage, read_topic
@@ -21,24 +19,12 @@ from iotmq.remoting.blocking import BlockingConnection
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 
-pytestmark = [
-    pytest.mark.interop,
-    pytest.mark.skipif(
-        importlib.util.find_spec("rocketmq") is None,
-        reason="the package rocketmq==0.4.4 has a wheel for Linux on x86-64 only",
-    ),
-]
-
-SCRIPT = Path(__file__).with_name("rocketmq_cpp_client.py")
+pytestmark = cpp_marks
 
 
 @pytest.fixture
 def cpp(gateway: GatewayProcess, tmp_path: Path) -> Iterator[PipedClient]:
-    # The library writes its log below HOME.
-    environment = {**os.environ, "HOME": str(tmp_path)}
-    with PipedClient(
-        [sys.executable, str(SCRIPT), gateway.registry], directory=tmp_path, environment=environment
-    ) as client:
+    with cpp_process(gateway.registry, tmp_path) as client:
         yield client
 
 
@@ -215,9 +201,7 @@ def test_the_push_consumer_gets_only_its_tags(gateway: GatewayProcess, cpp: Pipe
 def test_a_failed_message_comes_back(gateway: GatewayProcess, cpp: PipedClient, tmp_path: Path) -> None:
     send_natively(gateway, "CppRetry", ("good", "t"))
     # The group's first member makes its retry topic, and would itself see it only after 10 s.
-    environment = {**os.environ, "HOME": str(tmp_path)}
-    command = [sys.executable, str(SCRIPT), gateway.registry]
-    with PipedClient(command, directory=tmp_path / "first", environment=environment) as first:
+    with cpp_process(gateway.registry, tmp_path / "first") as first:
         first.call("push", group="cpp-retry", topic="CppAfter")
         first.call("shutdown", name="cpp-retry")
     cpp.call("push", group="cpp-retry", topic="CppRetry", fail_first=1)
@@ -261,10 +245,8 @@ def test_a_broadcast_consumer_gets_everything(
     gateway: GatewayProcess, cpp: PipedClient, tmp_path: Path
 ) -> None:
     send_natively(gateway, "CppBroadcast", ("first", "t"))
-    environment = {**os.environ, "HOME": str(tmp_path)}
-    command = [sys.executable, str(SCRIPT), gateway.registry]
     names = [f"m{number}" for number in range(20)]
-    with PipedClient(command, directory=tmp_path / "other", environment=environment) as other:
+    with cpp_process(gateway.registry, tmp_path / "other") as other:
         for each, instance in ((cpp, "one"), (other, "two")):
             each.call("push", group="cpp-broadcast", topic="CppBroadcast", instance=instance, broadcast=True)
 
@@ -294,12 +276,10 @@ def test_an_ordered_consumer_keeps_the_order_of_a_queue(gateway: GatewayProcess,
 def test_a_group_shares_its_queues_and_goes_on_where_it_stopped(
     gateway: GatewayProcess, cpp: PipedClient, tmp_path: Path
 ) -> None:
-    environment = {**os.environ, "HOME": str(tmp_path)}
-    command = [sys.executable, str(SCRIPT), gateway.registry]
     send_natively(gateway, "CppGroup", ("first", "t"))
     cpp.call("push", group="cpp-group", topic="CppGroup", instance="one")
     assert bodies(cpp.wait_for("message", 1)) == ["first"]
-    with PipedClient(command, directory=tmp_path / "two", environment=environment) as other:
+    with cpp_process(gateway.registry, tmp_path / "two") as other:
         other.call("push", group="cpp-group", topic="CppGroup", instance="two")
         names = [f"shared-{number}" for number in range(80)]
         # Until the members have shared the queues, one of them has all.
@@ -317,7 +297,7 @@ def test_a_group_shares_its_queues_and_goes_on_where_it_stopped(
         # Offsets are stored when a consumer ends.
         other.call("shutdown", name="two")
         cpp.call("shutdown", name="one")
-    with PipedClient(command, directory=tmp_path / "three", environment=environment) as third:
+    with cpp_process(gateway.registry, tmp_path / "three") as third:
         third.call("push", group="cpp-group", topic="CppGroup", instance="three")
         send_natively(gateway, "CppGroup", ("last", "t"))
         third.wait_for("message", 1, body="last")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cpp_process import cpp_marks, cpp_process
 from eventually import eventually
 from gateway_process import GatewayProcess
 from piped_client import PipedClient
@@ -22,24 +20,12 @@ from iotmq.client import (
     SyncProducer,
 )
 
-pytestmark = [
-    pytest.mark.interop,
-    pytest.mark.skipif(
-        importlib.util.find_spec("rocketmq") is None,
-        reason="the package rocketmq==0.4.4 has a wheel for Linux on x86-64 only",
-    ),
-]
-
-SCRIPT = Path(__file__).with_name("rocketmq_cpp_client.py")
+pytestmark = cpp_marks
 
 
 @pytest.fixture
 def cpp(gateway: GatewayProcess, tmp_path: Path) -> Iterator[PipedClient]:
-    # The library writes its log below HOME.
-    environment = {**os.environ, "HOME": str(tmp_path)}
-    with PipedClient(
-        [sys.executable, str(SCRIPT), gateway.registry], directory=tmp_path, environment=environment
-    ) as client:
+    with cpp_process(gateway.registry, tmp_path) as client:
         yield client
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -64,3 +64,15 @@ def java_processes(directory: Path, registry: str, *, tools_yml: str = "") -> It
     """Ends those that were started. `tools_yml` is where mqadmin finds its keys."""
     with ExitStack() as stack:
         yield JavaProcesses(stack, directory, registry, tools_yml=tools_yml)
+
+
+def mqadmin_of(javas: JavaProcesses) -> Callable[..., str]:
+    """Runs one command of mqadmin, given as words; what it prints."""
+    client = javas.start("MqAdmin")
+
+    def run(*words: str) -> str:
+        printed: str = client.call("run", words=list(words), within_s=60)
+        assert "Exception" not in printed, printed
+        return printed
+
+    return run

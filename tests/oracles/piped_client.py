@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from eventually import eventually
-
-MARK = "@@"
+from piped_script import MARK
 
 
 class ClientFailedError(Exception):
@@ -34,7 +33,8 @@ class PipedClient:
         self._process = subprocess.Popen(
             command,
             cwd=directory,
-            env=dict(environment),
+            # For `piped_script`.
+            env={**environment, "PYTHONPATH": str(Path(__file__).parent)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
