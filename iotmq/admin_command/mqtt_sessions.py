@@ -44,6 +44,7 @@ async def show(session: Session, options: argparse.Namespace) -> Result:
             "left_ms": detail.closed_ms,
             "expires_ms": detail.expires_ms,
             "in_flight": detail.in_flight,
+            "dropped": detail.dropped,
             "will": detail.will_topic,
         }
         rows += [
@@ -51,8 +52,8 @@ async def show(session: Session, options: argparse.Namespace) -> Result:
             for entry in detail.filters
         ] or [common]
     columns = (
-        "broker", "front_end", "is_kept", "filter", "qos", "behind", "in_flight", "left_ms", "expires_ms",
-        "will",
+        "broker", "front_end", "is_kept", "filter", "qos", "behind", "in_flight", "dropped", "left_ms",
+        "expires_ms", "will",
     )  # fmt: skip
     return Table(columns, rows)
 

@@ -24,6 +24,7 @@ from iotmq.broker.mqtt_parts import MqttParts
 from iotmq.broker.offset_handler import OffsetHandler
 from iotmq.broker.periodic import PeriodicWork, repeat
 from iotmq.broker.presence import Presence
+from iotmq.broker.queue_limits import QueueLimits
 from iotmq.broker.rates import SAMPLE_INTERVAL_S
 from iotmq.broker.request_table import Area, RequestTable
 from iotmq.broker.runtime_info import RuntimeInfo
@@ -190,6 +191,12 @@ class Broker:
                 groups_max=settings.shared_groups_max,
                 members_max=settings.shared_members_max,
                 in_flight_max=settings.shared_in_flight_max,
+            ),
+            session_limits=QueueLimits(
+                messages_max=settings.session_queue_messages_max,
+                bytes_max=settings.session_queue_bytes_max,
+                age_s_max=settings.session_queue_age_s_max,
+                policy=settings.session_queue_policy,
             ),
         )
         self.delivery = self._mqtt.delivery

@@ -10,6 +10,7 @@ from iotmq.broker.delivery_catch_up import DeliveryCatchUp
 from iotmq.broker.device_replies import DeviceReplies
 from iotmq.broker.gateway import GatewayHandler, LocalGateway
 from iotmq.broker.intake import Intake
+from iotmq.broker.queue_limits import QueueLimits
 from iotmq.broker.request_table import Area
 from iotmq.broker.retained import RetainedProjection
 from iotmq.broker.session_gateway import LocalSessions, WillPublisher
@@ -44,6 +45,7 @@ class MqttParts:
         retained_bytes_max: int,
         is_writable: bool,
         share_settings: ShareSettings,
+        session_limits: QueueLimits,
     ) -> None:
         """`host` is what records carry as the host they were stored at."""
         self._intake = intake
@@ -69,6 +71,7 @@ class MqttParts:
             host=host,
             publish=WillPublisher(intake, self._delayed_batches, self.delivery, clock, host=host).publish,
             share_settings=share_settings,
+            limits=session_limits,
         )
         self._gateway = GatewayHandler(
             intake,

@@ -349,6 +349,7 @@ class SessionHandler:
                     position=request.integer("position", minimum=0),
                     records_max=_records_max(request),
                     bytes_max=_bytes_max(request),
+                    client_id=request.text("clientId", ""),
                 )
             )
         except KeyError:

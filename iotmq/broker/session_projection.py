@@ -2,8 +2,7 @@
 
 In the column family `sessions` (numbers big-endian), besides the keys of light_queues:
 0x03 client id                    -> the session, in MessagePack (StoredSession)
-0x04 filter id 4 client id        -> cursor 8 sent 8: positions before which the session is done with the
-                                     records of the filter, and was sent them
+0x04 filter id 4 client id        -> how far the session has come with the filter (session_places.Place)
 0x05 due_ms 8 client id           -> nothing: when sessions nobody is connected to expire
 0x06                              -> how many sessions there are 8
 0x07 client id                    -> nothing: sessions that have an owner, or a will that was not published
@@ -16,12 +15,15 @@ from __future__ import annotations
 
 import logging
 import struct
+from bisect import bisect_left
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from iotmq.broker.light_queues import LightQueues
+from iotmq.broker.session_places import Place, decode_place
 from iotmq.broker.session_records import (
     Change,
     Close,
@@ -32,6 +34,7 @@ from iotmq.broker.session_records import (
     OpenShare,
     Progress,
     ProgressShare,
+    Skip,
     Subscribe,
     Unsubscribe,
     WillSent,
@@ -66,9 +69,9 @@ _QUEUE_KEY: Final = struct.Struct(">cI")
 _ENTRIES_KEY: Final = struct.Struct(">cIQ")
 _DUE_KEY: Final = struct.Struct(">cQ")
 _NUMBER: Final = struct.Struct(">Q")
-_CURSOR: Final = struct.Struct(">QQ")
 _ENTRY: Final = struct.Struct(">qIq")
 _POSITION_MAX: Final = 2**63 - 1
+_NOWHERE: Final = Place(0, 0)
 
 logger = logging.getLogger("iotmq.broker")
 
@@ -97,6 +100,8 @@ class StoredSession(msgspec.Struct, array_like=True):
     will: Will | None = None
     # Messages past the cursors that are done.
     done: list[tuple[str, int]] = []
+    # Messages it did not get because its queue was past a limit.
+    dropped: int = 0
 
     @property
     def due_ms(self) -> int | None:
@@ -124,7 +129,7 @@ class _Changes:
         self.queues = queues
         # None for what is gone.
         self.sessions: dict[str, StoredSession | None] = {}
-        self.cursors: dict[tuple[int, str], tuple[int, int] | None] = {}
+        self.cursors: dict[tuple[int, str], Place | None] = {}
         # Keys without a value, and whether they are there.
         self.marks: dict[bytes, bool] = {}
         self.shares = StoredShares(queues, self._set_cursor)
@@ -135,7 +140,7 @@ class _Changes:
         return self.queues.count + changed + self.shares.changed_count
 
     def _set_cursor(self, queue_id: int, client_id: str, cursor: tuple[int, int] | None) -> None:
-        self.cursors[queue_id, client_id] = cursor
+        self.cursors[queue_id, client_id] = None if cursor is None else Place(*cursor)
 
     def collect(self, view: memoryview) -> None:
         self.queues.collect(view)
@@ -158,7 +163,7 @@ class _Changes:
                 removed.append(key)
             else:
                 keys.append(key)
-                values.append(_CURSOR.pack(*cursor))
+                values.append(cursor.encode())
         for key, is_there in self.marks.items():
             if is_there:
                 keys.append(key)
@@ -234,14 +239,16 @@ class SessionProjection(KeyValueProjection):
 
     def cursor(self, queue_id: int, client_id: str) -> tuple[int, int]:
         """The positions before which the session is done with records of the queue, and was sent them."""
+        place = self.place(queue_id, client_id)
+        return place.cursor, place.sent
+
+    def place(self, queue_id: int, client_id: str) -> Place:
+        """How far the session has come with the queue."""
         key = (queue_id, client_id)
         if key in self._changes.cursors:
-            return self._changes.cursors[key] or (0, 0)
+            return self._changes.cursors[key] or _NOWHERE
         value = self._space.get(_cursor_key(queue_id, client_id))
-        if value is None:
-            return 0, 0
-        cursor, sent = _CURSOR.unpack(value)
-        return cursor, sent
+        return _NOWHERE if value is None else decode_place(value)
 
     def read(self, queue_id: int, position: int, *, places_max: int) -> QueueRead:
         """Places of records of a queue from `position` on. KeyError when there is no such queue."""
@@ -259,11 +266,17 @@ class SessionProjection(KeyValueProjection):
     def backlog(self, queue_id: int, position: int) -> int:
         """How many records a queue has from `position` on. KeyError when there is no such queue."""
         for value in self._values_from(queue_id, position):
-            first = _NUMBER.unpack_from(value)[0]
-            for at in range(8, len(value), _ENTRY.size):
-                if _ENTRY.unpack_from(value, at)[0] >= position:
-                    return self.queues.next_sequence(queue_id) - int(first) - (at - 8) // _ENTRY.size
+            before = _entries_before(value, position)
+            if 8 + before * _ENTRY.size < len(value):
+                return self.queues.next_sequence(queue_id) - int(_NUMBER.unpack_from(value)[0]) - before
         return 0
+
+    def entries(self, queue_id: int, position: int) -> Iterator[tuple[int, int]]:
+        """(position, size) of a queue's records from `position` on. KeyError when there is no such queue."""
+        for value in self._values_from(queue_id, position):
+            at = 8 + _entries_before(value, position) * _ENTRY.size
+            for place, size, _ in _ENTRY.iter_unpack(value[at:]):
+                yield place, size
 
     def due(self, now_ms: int, *, sessions_max: int) -> list[tuple[str, int]]:
         """Clients whose sessions have expired, with the epoch in which they have."""
@@ -401,6 +414,8 @@ class SessionProjection(KeyValueProjection):
         elif isinstance(change, Progress):
             if not self._progress(change, session):
                 return
+        elif isinstance(change, Skip):
+            self._skip(change, session)
         elif isinstance(change, Close):
             session.owner = ""
             session.closed_ms = now_ms
@@ -455,7 +470,7 @@ class SessionProjection(KeyValueProjection):
             elif subscription is None:
                 queue_id = self.queues.subscribe(topic_filter)
                 session.subscriptions[topic_filter] = Subscription(queue_id, options)
-                self._changes.cursors[queue_id, change.client_id] = position, position
+                self._changes.cursors[queue_id, change.client_id] = Place(position, position)
             else:
                 subscription.options = options
 
@@ -474,7 +489,8 @@ class SessionProjection(KeyValueProjection):
             subscription = session.subscriptions.get(topic_filter)
             if subscription is not None and not is_share(topic_filter):
                 queue_id = subscription.queue_id
-                self._changes.cursors[queue_id, change.client_id] = cursor, sent
+                place = self.place(queue_id, change.client_id)
+                self._changes.cursors[queue_id, change.client_id] = place.moved(cursor, sent)
                 self._moved_queues.add(queue_id)
         session.done = change.done
         if change.received is not None:
@@ -484,6 +500,16 @@ class SessionProjection(KeyValueProjection):
             has_changed = has_changed or session.in_flight != change.in_flight
             session.in_flight = change.in_flight
         return has_changed
+
+    def _skip(self, change: Skip, session: StoredSession) -> None:
+        session.dropped += change.count
+        for topic_filter, start, end in change.ranges:
+            subscription = session.subscriptions.get(topic_filter)
+            if subscription is not None:
+                queue_id = subscription.queue_id
+                place = self.place(queue_id, change.client_id)
+                self._changes.cursors[queue_id, change.client_id] = place.skipping(start, end)
+                self._moved_queues.add(queue_id)
 
     def _set_due(self, client_id: str, due_ms: int | None, *, is_there: bool) -> None:
         if due_ms is not None:
@@ -535,7 +561,7 @@ class SessionProjection(KeyValueProjection):
         for key, value in self._space.scan(start, stop):
             client_id = key[_QUEUE_KEY.size :].decode()
             if (queue_id, client_id) not in self._changes.cursors:
-                lowest = min(lowest, _CURSOR.unpack(value)[0])
+                lowest = min(lowest, decode_place(value).cursor)
         return 0 if lowest == _POSITION_MAX else lowest
 
     def _drop_gone(self, queue_id: int) -> None:
@@ -550,6 +576,15 @@ class SessionProjection(KeyValueProjection):
     def _queue_ids(self) -> list[int]:
         self.write_out()
         return [_QUEUE_KEY.unpack(key)[1] for key, _ in self._space.scan(_TAG_FILTER, _TAG_ENTRIES)]
+
+
+def _entries_before(value: bytes, position: int) -> int:
+    """How many entries of a value stand before a position."""
+    return bisect_left(range((len(value) - 8) // _ENTRY.size), position, key=partial(_position_at, value))
+
+
+def _position_at(value: bytes, number: int) -> int:
+    return int(_NUMBER.unpack_from(value, 8 + number * _ENTRY.size)[0])
 
 
 def _session_key(client_id: str) -> bytes:

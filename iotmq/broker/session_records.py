@@ -96,6 +96,18 @@ class WillSent(msgspec.Struct, frozen=True, array_like=True, tag="will"):
     epoch: int
 
 
+class Skip(msgspec.Struct, frozen=True, array_like=True, tag="skip"):
+    """Messages that had waited and that the session does not get: its queue was past a limit.
+
+    `ranges` are (filter, from position, to before position); `count` is how many messages they have.
+    """
+
+    client_id: str
+    epoch: int
+    ranges: list[tuple[str, int, int]]
+    count: int
+
+
 class OpenShare(msgspec.Struct, frozen=True, array_like=True, tag="open_share"):
     """A shared subscription (`$share/GROUP/FILTER`) has a member; a new one begins with what comes next.
 
@@ -123,7 +135,7 @@ class EndShare(msgspec.Struct, frozen=True, array_like=True, tag="end_share"):
 
 
 ShareChange: TypeAlias = OpenShare | ProgressShare | EndShare
-Change: TypeAlias = Open | Subscribe | Unsubscribe | Progress | Close | End | WillSent | ShareChange
+Change: TypeAlias = Open | Subscribe | Unsubscribe | Progress | Close | End | WillSent | Skip | ShareChange
 
 _decoder = msgspec.msgpack.Decoder(list[Change])
 _encoder = msgspec.msgpack.Encoder()

@@ -75,6 +75,7 @@ class SessionViewsHandler:
 
     def _show(self, connection: ServerConnection, request: Command) -> Command:
         client_id = _client_id(request)
+        self._sessions.limits.enforce(client_id)
         session = self._sessions.stored(client_id)
         front_end = self._sessions.owner_of(client_id) or ""
         if session is None:
@@ -161,6 +162,7 @@ class SessionViewsHandler:
             will_topic=None if session.will is None else session.will.topic,
             received=len(session.received),
             in_flight=len(session.in_flight),
+            dropped=session.dropped,
             filters=filters,
         )
 

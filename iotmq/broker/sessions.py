@@ -16,6 +16,8 @@ from typing import Final
 from iotmq.broker.deadline_timer import DeadlineTimer
 from iotmq.broker.intake import Intake
 from iotmq.broker.light_queues import LightChannel
+from iotmq.broker.queue_limits import QueueLimits
+from iotmq.broker.session_limits import SessionLimits
 from iotmq.broker.session_log import SessionLog
 from iotmq.broker.session_projection import SessionProjection, StoredSession
 from iotmq.broker.session_records import Close, End, Flight, Open, Progress, Subscribe, Unsubscribe, WillSent
@@ -114,11 +116,13 @@ class Sessions:
         host: bytes,
         publish: Callable[[Will], None],
         share_settings: ShareSettings,
+        limits: QueueLimits | None = None,
     ) -> None:
         self._projection = projection
         self._store = store
         self._clock = clock
         self._log = SessionLog(intake, clock, host=host)
+        self.limits = SessionLimits(limits or QueueLimits(), projection, store, self._log, clock)
         self._publish = publish
         self.shares = Shares(
             projection, store, self._log, clock, settings=share_settings, front_end_of=self.owner_of
@@ -358,10 +362,13 @@ class Sessions:
 
     def read_queue(self, wanted: QueueRead) -> QueueRecords:
         """Records of a light queue; what the log has lost is left out. KeyError without such a queue."""
-        found = self._projection.read(wanted.queue_id, wanted.position, places_max=wanted.records_max)
+        position, skip = self.limits.stretch(wanted.client_id, wanted.queue_id, wanted.position)
+        found = self._projection.read(wanted.queue_id, position, places_max=wanted.records_max)
         records: list[memoryview] = []
         size = 0
         for place, record_size in found.places:
+            if skip is not None and place >= skip[0]:
+                return QueueRecords(records, skip[1], False)
             if records and size + record_size > wanted.bytes_max:
                 return QueueRecords(records, place, False)
             record = self._store.read_record(place)
@@ -393,7 +400,7 @@ class Sessions:
     def behind(self, client_id: str, queue_id: int) -> tuple[int, int]:
         """Before which position a session is done with a queue, and how many records are left."""
         cursor, _ = self._projection.cursor(queue_id, client_id)
-        return cursor, self._projection.backlog(queue_id, cursor)
+        return cursor, self.limits.waiting(client_id, queue_id)
 
     def kick(self, client_id: str, reason: str = "administrative action") -> bool:
         """Have the client disconnected; False when it is not connected."""
@@ -443,6 +450,7 @@ class Sessions:
         is_settled = self._clock.monotonic_s() - self._started_s >= START_GRACE_S
         if self._unclaimed_after is not None and is_settled:
             self._close_unclaimed()
+        self.limits.sweep()
         self._projection.tidy()
 
     def metrics(self) -> Iterable[Metric]:
@@ -472,6 +480,7 @@ class Sessions:
         for name, text, value in counters:
             yield Metric(f"iotmq_broker_{name}", "counter", text, value)
         yield from self.shares.metrics()
+        yield from self.limits.metrics()
 
     def _progress(self, change: SessionProgress) -> Progress:
         """With filters for queue ids, as records have it."""
@@ -553,6 +562,7 @@ class Sessions:
                 self._close(client_id, expiry_s=None, drops_will=True)
                 return
             owner.epoch = position
+            self.limits.opened(client_id)
             self._attach(channel, session)
             request.done(
                 OpenedSession(
@@ -609,6 +619,7 @@ class Sessions:
         """Nobody has the session any more; `expiry_s` None keeps what it was opened with."""
         owner = self._owners.pop(client_id)
         self.shares.leave(client_id)
+        self.limits.closed(client_id)
         will = None if drops_will else owner.will
         if owner.is_durable:
             stored = self._projection.session(client_id)

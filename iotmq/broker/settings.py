@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from iotmq import limits
+from iotmq.broker.queue_limits import QueuePolicy
 from iotmq.remoting.tls import (
     TLS_HANDSHAKE_S,
     TlsCertificateFile,
@@ -213,6 +214,42 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "costs them a decoded record each; here it costs some 100 ns a record, and a pull has a limit."
         ),
     ] = True
+    session_queue_messages_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1 << 40,
+            description="Messages that may wait for one kept MQTT session at this broker, besides those it "
+            "was sent and has not acknowledged; one that two of its filters match counts twice. 0 = as many "
+            "as the log keeps.",
+        ),
+    ] = 0
+    session_queue_bytes_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1 << 50,
+            description="Bytes of records that may wait for one kept MQTT session at this broker, counted "
+            "like session_queue_messages_max. A look at a session past it goes through the entries of so "
+            "many bytes: some 20 ms for 10 MB of small messages. 0 = no limit.",
+        ),
+    ] = 0
+    session_queue_age_s_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10 * 366 * 86_400,
+            description="Seconds a message may wait for a kept MQTT session since it was stored. 0 = as long "
+            "as the log keeps it.",
+        ),
+    ] = 0
+    session_queue_policy: Annotated[
+        QueuePolicy,
+        Meta(
+            description="What a kept session past its number of messages or bytes does not get: "
+            '"drop-oldest" takes what has waited longest, "refuse-new" what comes until there is room again.'
+        ),
+    ] = "drop-oldest"
     store_replies: Annotated[
         bool,
         Meta(

@@ -61,6 +61,8 @@ class SessionDetail(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     will_topic: str | None = None
     received: int = 0
     in_flight: int = 0
+    # Messages it did not get because its queue was past a limit.
+    dropped: int = 0
     filters: list[SessionFilter] = []
 
 

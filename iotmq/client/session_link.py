@@ -216,6 +216,7 @@ class SessionLink:
         ext = {
             "queueId": str(request.queue_id),
             "position": str(request.position),
+            "clientId": request.client_id,
             **_maxima(request),
         }
         self._ask_patiently(lambda: Command.request(RequestCode.READ_LIGHT_QUEUE, ext), answered)

@@ -118,12 +118,14 @@ class CloseRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class QueueRead(msgspec.Struct, frozen=True, kw_only=True):
-    """Records of a light queue from a position on."""
+    """Records of a light queue from a position on, without those a session of `client_id` is not to get."""
 
     queue_id: int
     position: int
     records_max: int
     bytes_max: int
+    # Empty: all of them.
+    client_id: str = ""
 
 
 class RetainedRead(msgspec.Struct, frozen=True, kw_only=True):

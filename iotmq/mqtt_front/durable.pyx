@@ -280,6 +280,7 @@ cdef class DurableSession(DeviceSession):
                 position=subscription.next_position,
                 records_max=READ_RECORDS_MAX,
                 bytes_max=READ_BYTES_MAX,
+                client_id=self.client_id,
             ),
             partial(self._read, subscription),
         )
