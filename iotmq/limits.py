@@ -138,6 +138,13 @@ MQTT_CLIENT_ID_BYTES_MAX: Final = 512
 # A year: how long a message published to $delayed/SECONDS/... may wait.
 MQTT_DELAY_S_MAX: Final = 366 * 24 * 3600
 MQTT_CONNECTIONS_MAX: Final = 1_000_000
+# Properties of one MQTT 5 packet: those of a message become properties of its record, where they are longer.
+# Topic aliases cost their topic on each connection, one way from the device, one way to it.
+MQTT_PROPERTIES_BYTES_MAX: Final = 12 * 1024
+MQTT_USER_PROPERTIES_MAX: Final = 128
+MQTT_TOPIC_ALIASES_MAX: Final = 32
+# What a device may have sent without an answer, which it is told.
+MQTT_RECEIVE_MAX: Final = 1_024
 MQTT_SUBSCRIPTIONS_PER_PACKET_MAX: Final = 1_024
 MQTT_SUBSCRIPTIONS_PER_SESSION_MAX: Final = 10_000
 MQTT_CONNECT_TIMEOUT_S: Final = 10.0

@@ -22,7 +22,8 @@ _U32_MAX = (1 << 32) - 1
 # What is checked of the parts of a request that a peer sends.
 ClientId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=limits.MQTT_CLIENT_ID_BYTES_MAX)]
 Filter: TypeAlias = Annotated[str, Meta(min_length=1, max_length=limits.MQTT_TOPIC_BYTES_MAX)]
-Options: TypeAlias = Annotated[int, Meta(ge=0, le=255)]
+# The byte as in SUBSCRIBE, and above it the subscription identifier of MQTT 5, 0 for none.
+Options: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 36) - 1)]
 Epoch: TypeAlias = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 Seconds: TypeAlias = Annotated[int, Meta(ge=0, le=_U32_MAX)]
 Position: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
@@ -57,8 +58,8 @@ class InFlight(msgspec.Struct, frozen=True, array_like=True):
 class SessionSubscription(msgspec.Struct, frozen=True, array_like=True):
     """One filter of a durable session at one broker, or several of the same filter for several brokers.
 
-    `options` as in SUBSCRIBE. The session is done with records before `cursor`, and was sent those before
-    `sent`.
+    `options` is the byte as in SUBSCRIBE, with the subscription identifier (0: none) << 8. The session is
+    done with records before `cursor`, and was sent those before `sent`.
     """
 
     topic_filter: str

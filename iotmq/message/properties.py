@@ -62,6 +62,11 @@ MQTT_TOPIC: Final = "MQTT_TOPIC"
 MQTT_QOS: Final = "MQTT_QOS"
 MQTT_CLIENT_ID: Final = "MQTT_CLIENT_ID"
 MQTT_RETAIN: Final = "MQTT_RETAIN"
+# What an MQTT 5 message has beside. Its message expiry interval is TIME_TO_LIVE_MS, and each user property
+# one with the prefix before its name, in order.
+MQTT_PAYLOAD_FORMAT: Final = "MQTT_PAYLOAD_FORMAT"
+MQTT_CONTENT_TYPE: Final = "MQTT_CONTENT_TYPE"
+MQTT_USER_PREFIX: Final = "MQTT_USER."
 # Where an answer is published, and what it has to repeat (encode_correlation_data).
 MQTT_RESPONSE_TOPIC: Final = "MQTT_RESPONSE_TOPIC"
 MQTT_CORRELATION_DATA: Final = "MQTT_CORRELATION_DATA"

@@ -6,7 +6,8 @@ from iotmq.mqtt.byte_buffer cimport ByteBuffer
 cdef struct Acknowledgement:
     uint16_t packet_id
     uint8_t packet_type     # PUBACK or PUBREC
-    uint8_t is_due          # set when the message is as durable as promised
+    uint8_t is_due          # set when the message is as durable as promised, or refused
+    uint8_t code            # of MQTT 5; not 0 for a message that was refused
 
 
 cdef struct AcknowledgementRing:
@@ -14,9 +15,14 @@ cdef struct AcknowledgementRing:
     uint32_t capacity
     uint32_t count
     uint32_t first              # sequence number of the oldest
+    uint32_t qos1_count         # PUBACKs among them
 
 
 # Keep a place for an acknowledgement; returns its sequence number.
 cdef uint32_t expect_acknowledgement(AcknowledgementRing* ring, uint16_t packet_id, uint8_t packet_type) except? 0
 # `count` acknowledgements from `sequence` on are due: write those that nothing older holds up.
-cdef int acknowledge_run(AcknowledgementRing* ring, uint32_t sequence, uint32_t count, ByteBuffer* output) except -1
+cdef int acknowledge_run(AcknowledgementRing* ring, uint32_t sequence, uint32_t count, uint8_t code, ByteBuffer* output) except -1
+
+
+cdef inline Acknowledgement* expected_at(AcknowledgementRing* ring, uint32_t sequence) noexcept:
+    return &ring.entries[sequence & (ring.capacity - 1)]

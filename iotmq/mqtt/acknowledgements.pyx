@@ -9,6 +9,7 @@ from libc.stdlib cimport calloc, free
 
 from iotmq.message.layout cimport put_u16
 from iotmq.mqtt.byte_buffer cimport ByteBuffer, reserve
+from iotmq.mqtt.packet_types cimport PACKET_PUBACK
 
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.errors import MqttProtocolError
@@ -27,7 +28,8 @@ cdef uint32_t expect_acknowledgement(AcknowledgementRing* ring, uint16_t packet_
             )
         _grow(ring)
     at = ring.first + ring.count
-    ring.entries[at & (ring.capacity - 1)] = Acknowledgement(packet_id, packet_type, 0)
+    ring.entries[at & (ring.capacity - 1)] = Acknowledgement(packet_id, packet_type, 0, 0)
+    ring.qos1_count += packet_type == PACKET_PUBACK
     ring.count += 1
     return at
 
@@ -47,18 +49,23 @@ cdef int _grow(AcknowledgementRing* ring) except -1:
     return 0
 
 
-cdef int acknowledge_run(AcknowledgementRing* ring, uint32_t sequence, uint32_t count, ByteBuffer* output) except -1:
+cdef int acknowledge_run(
+    AcknowledgementRing* ring, uint32_t sequence, uint32_t count, uint8_t code, ByteBuffer* output
+) except -1:
     cdef uint32_t mask = ring.capacity - 1
     cdef uint32_t index, due = 0
+    cdef uint8_t* begin
     cdef uint8_t* target
     cdef Acknowledgement* entry
     if <uint32_t>(sequence - ring.first) + <uint64_t>count > ring.count:
         raise ValueError("acknowledging what is not outstanding")
     for index in range(count):
-        ring.entries[(sequence + index) & mask].is_due = 1
+        entry = &ring.entries[(sequence + index) & mask]
+        entry.is_due = 1
+        entry.code = code
     if sequence != ring.first:
         return 0
-    target = reserve(output, 4 * <uint64_t>ring.count)
+    target = begin = reserve(output, 5 * <uint64_t>ring.count)
     while due < ring.count:
         entry = &ring.entries[(ring.first + due) & mask]
         if not entry.is_due:
@@ -67,8 +74,13 @@ cdef int acknowledge_run(AcknowledgementRing* ring, uint32_t sequence, uint32_t 
         target[1] = 2
         put_u16(target + 2, entry.packet_id)
         target += 4
+        if entry.code:
+            target[-3] = 3
+            target[0] = entry.code
+            target += 1
+        ring.qos1_count -= entry.packet_type == PACKET_PUBACK
         due += 1
-    output.size += 4 * due
+    output.size += <uint32_t>(target - begin)
     ring.first += due
     ring.count -= due
     if ring.count == 0 and ring.capacity > IDLE_CAPACITY_MAX:

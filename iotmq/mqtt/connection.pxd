@@ -4,7 +4,8 @@ from iotmq.mqtt.acknowledgements cimport AcknowledgementRing
 from iotmq.mqtt.byte_buffer cimport ByteBuffer
 from iotmq.mqtt.framing cimport Packet
 from iotmq.mqtt.outbound cimport OutboundHalf
-from iotmq.mqtt.publish_sink cimport PublishSink
+from iotmq.mqtt.publish_sink cimport Publication, PublishSink
+from iotmq.mqtt.topic_aliases cimport InboundAliases
 
 
 cdef class ServerConnection(OutboundHalf):
@@ -12,17 +13,22 @@ cdef class ServerConnection(OutboundHalf):
     cdef ByteBuffer _input              # a packet that has begun; all input while the session opens
     cdef AcknowledgementRing _acks      # what the device waits for
     cdef set _qos2_received             # packet ids between PUBLISH and PUBREL; None until the first
+    cdef uint32_t _resumed_count        # of those at most, how many came in an earlier connection
+    cdef uint32_t _receive_max          # what the device may have sent without an answer
+    cdef InboundAliases _inbound_aliases    # None until the device uses one
     cdef list _events                   # None while there are none
-    cdef public double last_received_s
     cdef double _connect_deadline_s
     cdef public uint16_t keep_alive_s   # from CONNECT; the owner may shorten it
+    cdef public uint32_t session_expiry_s   # of a device of MQTT 5, from CONNECT; the owner may shorten it
     cdef readonly object close_reason   # None until the connection is to end
     cdef readonly str close_detail
 
     cdef int receive(self, const uint8_t* data, Py_ssize_t size) except -1
     cdef int acknowledge(self, uint32_t sequence, uint32_t count) except -1
+    cdef int refuse_published(self, uint32_t sequence, uint32_t count, uint8_t code) except -1
 
     cdef int _receive_packets(self, const uint8_t* data, Py_ssize_t size) except -1
+    cdef int _check_whole_size(self, Py_ssize_t size) except -1
     cdef int _check_first_byte(self, uint8_t first) except -1
     cdef int _check_empty(self, Py_ssize_t size, str name) except -1
     cdef int _add_event(self, object event) except -1
@@ -30,5 +36,10 @@ cdef class ServerConnection(OutboundHalf):
     cdef int _handle_publish(self, uint8_t first, const uint8_t* body, Py_ssize_t size) except -1
     cdef int _handle_rare(self, uint8_t first, const uint8_t* body, Py_ssize_t size) except -1
     cdef int _handle_connect(self, bytes body) except -1
-    cdef int _handle_pubrel(self, const uint8_t* body, Py_ssize_t size) except -1
+    cdef int _handle_receipt(self, int packet_type, bytes body) except -1
+    cdef int _handle_disconnect(self, bytes body) except -1
+    cdef int _begin_qos2(self, Publication* publication, uint16_t packet_id) except -1
+    cdef int _check_receive_max(self) except -1
+    cdef bint _are_flags_right(self, int packet_type, int flags) except -1
+    cdef int _release(self, uint16_t packet_id) except -1
     cdef void _fail(self, object reason, str detail)

@@ -1,4 +1,4 @@
-"""The server's side of one MQTT 3.1.1 connection: bytes and time in, bytes and events out.
+"""The server's side of one MQTT connection, version 3.1, 3.1.1 or 5: bytes and time in, bytes and events out.
 
 Operations: millions of PUBLISH a second over many connections, and a million idle ones. Goals: no Python
 object per PUBLISH, PUBACK or delivered message; an idle connection costs a few hundred bytes. Plan: packets
@@ -16,26 +16,38 @@ States, and what moves a connection between them:
 Verbs: receive_data, receive_eof, events_received, data_to_send, next_deadline; open_session, refuse,
 send_suback, send_unsuback, close. A rule the device breaks never raises out of receive_data: it closes the
 connection with a reason.
+
+The version is that of the CONNECT. MQTT 5 adds to each packet what the tables of its properties say
+(`publish_properties`, `properties`); everything else is the same code.
 """
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t
 from libc.stdlib cimport free
 
 from iotmq.message.layout cimport get_u16
-from iotmq.mqtt.acknowledgements cimport acknowledge_run, expect_acknowledgement
+from iotmq.mqtt.acknowledgements cimport acknowledge_run, expect_acknowledgement, expected_at
 from iotmq.mqtt.byte_buffer cimport ByteBuffer, append, release
 from iotmq.mqtt.connection_settings cimport ConnectionSettings
-from iotmq.mqtt.framing cimport Packet, next_packet
+from iotmq.mqtt.framing cimport Packet, next_packet, variable_integer_size
 from iotmq.mqtt.outbound cimport OutboundHalf
 from iotmq.mqtt.packet_types cimport (
-    PACKET_CONNECT, PACKET_DISCONNECT, PACKET_PINGREQ, PACKET_PUBACK, PACKET_PUBCOMP, PACKET_PUBLISH, PACKET_PUBREC,
+    LEVEL_3_1, LEVEL_3_1_1, LEVEL_5, PACKET_CONNECT, PACKET_DISCONNECT, PACKET_PINGREQ, PACKET_PUBACK, PACKET_PUBCOMP, PACKET_PUBLISH, PACKET_PUBREC,
     PACKET_PUBREL, PACKET_SUBSCRIBE, PACKET_UNSUBSCRIBE, STATE_AWAITING_CONNECT, STATE_CLOSED, STATE_CONNECTED,
     STATE_OPENING,
 )
+from iotmq.mqtt.publish_properties cimport PublishProperties, read_publish_properties
 from iotmq.mqtt.publish_sink cimport Publication, PublishSink
+from iotmq.mqtt.topic_aliases cimport InboundAliases, OutboundAliases
+
+from dataclasses import replace
+from functools import partial
 
 from iotmq.mqtt import packets, reason_codes
 from iotmq.mqtt.errors import MqttProtocolError
+from iotmq.mqtt.properties import NO_PROPERTIES, Properties
+
+cdef enum:
+    REASON_CHARACTERS_MAX = 512
 
 AWAITING_CONNECT = STATE_AWAITING_CONNECT
 OPENING = STATE_OPENING
@@ -52,6 +64,10 @@ cdef class ServerConnection(OutboundHalf):
         self.last_received_s = now_s
         self._connect_deadline_s = now_s + settings.connect_timeout_s
         self.state = STATE_AWAITING_CONNECT
+        self.protocol_level = LEVEL_3_1_1
+        self._receive_max = 0xFFFF
+        self._window_max = <uint16_t>settings.in_flight_max
+        self._sent_bytes_max = 0xFFFFFFFF
 
     def __dealloc__(self):
         free(self._input.data)
@@ -85,6 +101,8 @@ cdef class ServerConnection(OutboundHalf):
                 self._check_first_byte(data[at])
             if not next_packet(&self._input, data, size, &at, self.settings.packet_bytes_max, &packet):
                 return 0
+            if self.protocol_level == LEVEL_5 and packet.size + 5 > self.settings.packet_bytes_max:
+                self._check_whole_size(packet.size)
             if packet.memory == NULL:
                 self._handle_packet(&packet)
                 continue
@@ -92,6 +110,16 @@ cdef class ServerConnection(OutboundHalf):
                 self._handle_packet(&packet)
             finally:
                 free(packet.memory)
+        return 0
+
+    cdef int _check_whole_size(self, Py_ssize_t size) except -1:
+        """What a device of MQTT 5 was told counts the fixed header, too [MQTT-3.2.2-15]."""
+        if 1 + variable_integer_size(<uint32_t>size) + size > self.settings.packet_bytes_max:
+            raise MqttProtocolError(
+                reason_codes.PACKET_TOO_LARGE,
+                f"a packet with {size} bytes behind its header;"
+                f" mqtt.packet_bytes_max is {self.settings.packet_bytes_max}",
+            )
         return 0
 
     cdef int _check_first_byte(self, uint8_t first) except -1:
@@ -110,91 +138,180 @@ cdef class ServerConnection(OutboundHalf):
             if packet_type == PACKET_PUBACK:
                 return self.handle_puback(get_u16(packet.body))
             if packet_type == PACKET_PUBREC:
-                return self.handle_pubrec(get_u16(packet.body))
+                return self.handle_pubrec(get_u16(packet.body), 0)
             if packet_type == PACKET_PUBCOMP:
                 return self.handle_pubcomp(get_u16(packet.body))
         return self._handle_rare(packet.first, packet.body, packet.size)
 
     cdef int _handle_publish(self, uint8_t first, const uint8_t* body, Py_ssize_t size) except -1:
         cdef int qos = first >> 1 & 3
-        cdef Py_ssize_t topic_size, head
-        cdef uint16_t packet_id
+        cdef Py_ssize_t head
+        cdef uint16_t packet_id = 0
         cdef Publication publication
+        cdef PublishProperties properties
         if qos == 3:  # [MQTT-3.3.1-4]
             raise MqttProtocolError(reason_codes.MALFORMED_PACKET, "PUBLISH has QoS 3")
-        if qos == 0 and first & 8:  # [MQTT-3.3.1-2]
+        if qos == 0 and first & 8 and self.protocol_level != LEVEL_3_1:  # [MQTT-3.3.1-2]
             raise MqttProtocolError(reason_codes.MALFORMED_PACKET, "PUBLISH of QoS 0 has its DUP flag set")
         if size < 2:
             raise MqttProtocolError(reason_codes.MALFORMED_PACKET, "PUBLISH ends in its topic")
-        topic_size = get_u16(body)
-        head = 2 + topic_size + (2 if qos else 0)
-        if head > size:
-            raise MqttProtocolError(reason_codes.MALFORMED_PACKET, "PUBLISH ends in its topic or packet id")
-        publication.sequence = 0
-        if qos:
-            packet_id = get_u16(body + 2 + topic_size)
-            if packet_id == 0:  # [MQTT-2.3.1-1]
-                raise MqttProtocolError(reason_codes.PROTOCOL_ERROR, "PUBLISH has packet id 0")
-            if qos == 1:
-                publication.sequence = expect_acknowledgement(&self._acks, packet_id, PACKET_PUBACK)
-            else:
-                # Method B of section 4.3.3: handed on at once, and not again until its PUBREL.
-                if self._qos2_received is None:
-                    self._qos2_received = set()
-                publication.sequence = expect_acknowledgement(&self._acks, packet_id, PACKET_PUBREC)
-                if packet_id in self._qos2_received:
-                    return self.acknowledge(publication.sequence, 1)
-                self._qos2_received.add(packet_id)
         publication.topic = body + 2
-        publication.topic_size = topic_size
-        publication.payload = body + head
-        publication.payload_size = size - head
+        publication.topic_size = get_u16(body)
+        publication.properties = NULL
+        publication.sequence = 0
         publication.qos = <uint8_t>qos
         publication.is_retained = first & 1
+        head = 2 + publication.topic_size + (2 if qos else 0)
+        if head > size:
+            raise MqttProtocolError(reason_codes.MALFORMED_PACKET, "PUBLISH ends in its topic or packet id")
+        if qos:
+            packet_id = get_u16(body + head - 2)
+            if packet_id == 0:  # [MQTT-2.3.1-1]
+                raise MqttProtocolError(reason_codes.PROTOCOL_ERROR, "PUBLISH has packet id 0")
+        if self.protocol_level == LEVEL_5:
+            head += read_publish_properties(body + head, size - head, &properties)
+            if properties.raw_size:
+                publication.properties = &properties
+            if properties.topic_alias:
+                if self._inbound_aliases is None:
+                    self._inbound_aliases = InboundAliases(self.settings.topic_aliases_max)
+                self._inbound_aliases.resolve(
+                    properties.topic_alias, &publication.topic, &publication.topic_size
+                )
+            elif not publication.topic_size:
+                raise MqttProtocolError(reason_codes.PROTOCOL_ERROR, "PUBLISH has neither a topic nor an alias")
+        publication.payload = body + head
+        publication.payload_size = size - head
+        if qos == 1:
+            publication.sequence = expect_acknowledgement(&self._acks, packet_id, PACKET_PUBACK)
+        elif qos == 2 and not self._begin_qos2(&publication, packet_id):
+            return 0
+        if qos and self._receive_max < 0xFFFF:
+            self._check_receive_max()
         return self.sink.on_publish(self, &publication)
+
+    cdef int _begin_qos2(self, Publication* publication, uint16_t packet_id) except -1:
+        """Whether a message of QoS 2 is a new one: it is handed on at once, and not again until its PUBREL.
+
+        That is method B of section 4.3.3.
+        """
+        if self._qos2_received is None:
+            self._qos2_received = set()
+        publication.sequence = expect_acknowledgement(&self._acks, packet_id, PACKET_PUBREC)
+        if packet_id in self._qos2_received:
+            self.acknowledge(publication.sequence, 1)
+            return False
+        self._qos2_received.add(packet_id)
+        return True
+
+    cdef int _check_receive_max(self) except -1:
+        """The device was told how much it may send without an answer [MQTT-3.3.4-7]."""
+        cdef Py_ssize_t count = self._acks.qos1_count
+        if self._qos2_received is not None:
+            count += len(self._qos2_received)
+        if count > <Py_ssize_t>self._receive_max + self._resumed_count:
+            raise MqttProtocolError(
+                reason_codes.RECEIVE_MAXIMUM_EXCEEDED,
+                f"{count} messages without an answer; mqtt.receive_max is {self._receive_max}",
+            )
+        return 0
 
     cdef int _handle_rare(self, uint8_t first, const uint8_t* body, Py_ssize_t size) except -1:
         cdef int packet_type = first >> 4
-        cdef int flags = first & 0x0F
-        cdef int flags_wanted = 2 if packet_type in (PACKET_PUBREL, PACKET_SUBSCRIBE, PACKET_UNSUBSCRIBE) else 0
-        if flags != flags_wanted:  # [MQTT-2.2.2-1, -2]
-            raise MqttProtocolError(reason_codes.MALFORMED_PACKET, f"packet type {packet_type} has flags {flags:#x}")
+        cdef int level = self.protocol_level
+        if not self._are_flags_right(packet_type, first & 0x0F):  # [MQTT-2.2.2-1, -2]
+            raise MqttProtocolError(
+                reason_codes.MALFORMED_PACKET, f"packet type {packet_type} has flags {first & 0x0F:#x}"
+            )
         if packet_type == PACKET_CONNECT:
             return self._handle_connect(body[:size])
         if packet_type == PACKET_SUBSCRIBE:
-            return self._add_event(packets.decode_subscribe(body[:size]))
+            return self._add_event(packets.decode_subscribe(body[:size], level))
         if packet_type == PACKET_UNSUBSCRIBE:
-            return self._add_event(packets.decode_unsubscribe(body[:size]))
-        if packet_type == PACKET_PUBREL:
-            return self._handle_pubrel(body, size)
+            return self._add_event(packets.decode_unsubscribe(body[:size], level))
+        if packet_type == PACKET_PUBREL or level == LEVEL_5 and PACKET_PUBACK <= packet_type <= PACKET_PUBCOMP:
+            return self._handle_receipt(packet_type, body[:size])
         if packet_type == PACKET_PINGREQ:
             self._check_empty(size, "PINGREQ")
             return self.write(packets.PINGRESP_PACKET)
         if packet_type == PACKET_DISCONNECT:
-            self._check_empty(size, "DISCONNECT")
-            self._add_event(packets.Disconnect())
-            self._fail(reason_codes.NORMAL, "")
-            return 0
-        # CONNACK, SUBACK, UNSUBACK, PINGRESP are the server's; 0 and 15 are reserved; a PUBACK, PUBREC or
-        # PUBCOMP gets here when malformed.
+            return self._handle_disconnect(body[:size])
+        # CONNACK, SUBACK, UNSUBACK, PINGRESP are the server's; 0 and 15 are reserved, or 15 is an AUTH nobody asked
+        # for; a PUBACK, PUBREC or PUBCOMP gets here when malformed.
         raise MqttProtocolError(reason_codes.PROTOCOL_ERROR, f"packet type {packet_type} is not for a server")
+
+    cdef bint _are_flags_right(self, int packet_type, int flags) except -1:
+        cdef int wanted = 2 if packet_type in (PACKET_PUBREL, PACKET_SUBSCRIBE, PACKET_UNSUBSCRIBE) else 0
+        if self.protocol_level == LEVEL_3_1 and wanted:
+            # It has DUP there.
+            flags &= ~8
+        return flags == wanted
 
     cdef int _handle_connect(self, bytes body) except -1:
         if self.state != STATE_AWAITING_CONNECT:  # [MQTT-3.1.0-2]
             raise MqttProtocolError(reason_codes.PROTOCOL_ERROR, "a second CONNECT")
+        self.protocol_level = packets.answer_level(body)
         connect = packets.decode_connect(body)
+        self.protocol_level = connect.protocol_level
+        if self.protocol_level == LEVEL_5:
+            self._take_limits(connect.properties)
         self.keep_alive_s = connect.keep_alive_s
+        self.session_expiry_s = connect.properties.session_expiry_s or 0
         self.state = STATE_OPENING
         return self._add_event(connect)
 
-    cdef int _handle_pubrel(self, const uint8_t* body, Py_ssize_t size) except -1:
-        cdef uint16_t packet_id
-        if size != 2:
+    def _take_limits(self, properties):
+        """What a device of MQTT 5 takes, and may send."""
+        self._receive_max = self.settings.receive_max
+        if properties.receive_max is not None:
+            self._window_max = min(self._window_max, properties.receive_max)
+        if properties.packet_bytes_max is not None:
+            self._sent_bytes_max = properties.packet_bytes_max
+        if properties.topic_alias_max:
+            self._aliases = OutboundAliases(min(properties.topic_alias_max, self.settings.topic_aliases_max))
+        if properties.authentication_method is not None:
+            raise MqttProtocolError(
+                reason_codes.BAD_AUTHENTICATION_METHOD,
+                f"authentication method {properties.authentication_method[:64]!r} is not supported",
+            )
+
+    cdef int _handle_receipt(self, int packet_type, bytes body) except -1:
+        """PUBACK, PUBREC, PUBREL or PUBCOMP that is not just a packet id."""
+        if self.protocol_level == LEVEL_5:
+            packet_id, code = packets.decode_acknowledgement(packet_type, body)
+        elif len(body) == 2:
+            packet_id, code = int.from_bytes(body, "big"), 0
+        else:
             raise MqttProtocolError(reason_codes.MALFORMED_PACKET, "PUBREL is not two bytes long")
-        packet_id = get_u16(body)
-        if self._qos2_received is not None:
+        if packet_type == PACKET_PUBACK:
+            return self.handle_puback(packet_id)
+        if packet_type == PACKET_PUBREC:
+            return self.handle_pubrec(packet_id, code)
+        if packet_type == PACKET_PUBREL:
+            return self._release(packet_id)
+        return self.handle_pubcomp(packet_id)
+
+    cdef int _release(self, uint16_t packet_id) except -1:
+        cdef int code = 0
+        if self._qos2_received is not None and packet_id in self._qos2_received:
             self._qos2_received.discard(packet_id)
-        return self.write(packets.encode_acknowledgement(packets.PUBCOMP, packet_id))
+        elif self.protocol_level == LEVEL_5:
+            code = reason_codes.PACKET_ID_NOT_FOUND
+        return self.write(packets.encode_acknowledgement(packets.PUBCOMP, packet_id, code))
+
+    cdef int _handle_disconnect(self, bytes body) except -1:
+        disconnect = packets.Disconnect()
+        if self.protocol_level == LEVEL_5:
+            disconnect = packets.decode_disconnect(body)
+            if disconnect.session_expiry_s and not self.session_expiry_s:  # section 3.14.2.2.2
+                raise MqttProtocolError(
+                    reason_codes.PROTOCOL_ERROR, "DISCONNECT has a session expiry for a session that has none"
+                )
+        else:
+            self._check_empty(len(body), "DISCONNECT")
+        self._add_event(disconnect)
+        self._fail(reason_codes.NORMAL, "")
+        return 0
 
     cdef int _check_empty(self, Py_ssize_t size, str name) except -1:
         if size:
@@ -212,7 +329,18 @@ cdef class ServerConnection(OutboundHalf):
         """`count` messages from `sequence` on are durable: write what is now due, in order."""
         if self.state == STATE_CLOSED:
             return 0
-        return acknowledge_run(&self._acks, sequence, count, &self.output)
+        return acknowledge_run(&self._acks, sequence, count, 0, &self.output)
+
+    cdef int refuse_published(self, uint32_t sequence, uint32_t count, uint8_t code) except -1:
+        """`count` messages from `sequence` on are not stored: tell a device of MQTT 5 with this code."""
+        cdef uint32_t index
+        if self.state == STATE_CLOSED:
+            return 0
+        for index in range(count):
+            # A PUBREC with an error ends the message [MQTT-4.3.3-9].
+            if self._qos2_received is not None and expected_at(&self._acks, sequence + index).packet_type == PACKET_PUBREC:
+                self._qos2_received.discard(expected_at(&self._acks, sequence + index).packet_id)
+        return acknowledge_run(&self._acks, sequence, count, code, &self.output)
 
     def acknowledge_published(self, sequence, count=1):
         """`acknowledge` for callers in Python (tests and tools)."""
@@ -231,6 +359,7 @@ cdef class ServerConnection(OutboundHalf):
     def restore_received(self, packet_ids not None):
         """Know the packet ids of an earlier connection of the session."""
         self._qos2_received = set(packet_ids) if packet_ids else None
+        self._resumed_count = <uint32_t>len(packet_ids)
 
     # Events and time
 
@@ -264,12 +393,15 @@ cdef class ServerConnection(OutboundHalf):
 
     # Answers
 
-    def open_session(self, *, bint session_present):
-        """Accept the CONNECT; input that came behind it is handled now."""
+    def open_session(self, *, bint session_present, properties=NO_PROPERTIES):
+        """Accept the CONNECT; input that came behind it is handled now.
+
+        `properties` are what a device of MQTT 5 is told beside the limits of the connection.
+        """
         cdef ByteBuffer waiting
         if self.state != STATE_OPENING:
             return
-        self.write(packets.encode_connack(0, session_present=session_present))
+        self._write_connack(0, session_present and self.protocol_level != LEVEL_3_1, properties)
         self.state = STATE_CONNECTED
         waiting = self._input
         self._input = ByteBuffer(NULL, 0, 0, 0)
@@ -279,17 +411,36 @@ cdef class ServerConnection(OutboundHalf):
         finally:
             free(waiting.data)
 
+    def _write_connack(self, code, session_present, properties):
+        if self.protocol_level != LEVEL_5:
+            properties = None
+        elif code == 0:
+            properties = replace(
+                properties,
+                receive_max=self.settings.receive_max,
+                packet_bytes_max=self.settings.packet_bytes_max,
+                topic_alias_max=self.settings.topic_aliases_max,
+            )
+        self.write(packets.encode_connack(code, session_present=session_present, properties=properties))
+
     def refuse(self, reason, str detail=""):
         """End the connection; before it is open, with the CONNACK code the specification has for it."""
         self._fail(reason, detail)
 
-    def send_suback(self, packet_id, return_codes):
-        """Answer a SUBSCRIBE with one code per filter: the granted QoS, or 0x80."""
-        self.write(packets.encode_suback(packet_id, return_codes))
+    def send_suback(self, packet_id, codes):
+        """Answer a SUBSCRIBE with one code per filter: the granted QoS, or 0x80 and above."""
+        if self.protocol_level == LEVEL_5:
+            self.write(packets.encode_suback(packet_id, codes, NO_PROPERTIES))
+        else:
+            codes = [min(code, reason_codes.SUBACK_FAILURE) for code in codes]
+            self.write(packets.encode_suback(packet_id, codes))
 
-    def send_unsuback(self, packet_id):
-        """Answer an UNSUBSCRIBE."""
-        self.write(packets.encode_acknowledgement(packets.UNSUBACK, packet_id))
+    def send_unsuback(self, packet_id, codes):
+        """Answer an UNSUBSCRIBE, with one code per filter where MQTT 5 has them."""
+        if self.protocol_level == LEVEL_5:
+            self.write(packets.encode_unsuback(packet_id, codes, NO_PROPERTIES))
+        else:
+            self.write(packets.encode_acknowledgement(packets.UNSUBACK, packet_id))
 
     def close(self, reason, str detail=""):
         """End the connection from the server's side."""
@@ -298,9 +449,29 @@ cdef class ServerConnection(OutboundHalf):
     cdef void _fail(self, object reason, str detail):
         if self.state == STATE_CLOSED:
             return
-        if self.state in (STATE_AWAITING_CONNECT, STATE_OPENING) and reason.connack_code is not None:
-            self.write(packets.encode_connack(reason.connack_code, session_present=False))
+        if self.protocol_level == LEVEL_5:
+            self._write_reason(reason, detail)
+        elif self.state != STATE_CONNECTED and reason.connack_code is not None:
+            self._write_connack(reason.connack_code, False, None)
         self.state = STATE_CLOSED
         self.close_reason = reason
         self.close_detail = detail
         release(&self._input)
+
+    def _write_reason(self, reason, detail):
+        """Tell a device of MQTT 5 why, before its connection ends; a good-bye of its own has no answer."""
+        if reason.v5_code < 0x80:
+            return
+        code = reason.v5_code
+        told = Properties(reason_string=detail[:REASON_CHARACTERS_MAX]) if detail else NO_PROPERTIES
+        if self.state != STATE_CONNECTED:
+            code = code if code in reason_codes.CONNACK_CODES else reason_codes.UNSPECIFIED_ERROR.v5_code
+            encode = partial(packets.encode_connack, code, session_present=False)
+        else:
+            code = code if code in reason_codes.SERVER_DISCONNECT_CODES else reason_codes.UNSPECIFIED_ERROR.v5_code
+            encode = partial(packets.encode_disconnect, code)
+        packet = encode(properties=told)
+        if len(packet) > self._sent_bytes_max:      # [MQTT-3.2.2-19], [MQTT-3.14.2-3]
+            packet = encode(properties=NO_PROPERTIES)
+        if len(packet) <= self._sent_bytes_max:
+            self.write(packet)

@@ -1,8 +1,10 @@
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint16_t, uint32_t
 
 
 cdef class ConnectionSettings:
     cdef readonly uint32_t packet_bytes_max
     cdef readonly uint32_t in_flight_max
     cdef readonly uint32_t queued_bytes_max
+    cdef readonly uint16_t receive_max
+    cdef readonly uint16_t topic_aliases_max
     cdef readonly double connect_timeout_s

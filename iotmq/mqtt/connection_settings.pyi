@@ -6,6 +6,10 @@ class ConnectionSettings:
     @property
     def queued_bytes_max(self) -> int: ...
     @property
+    def receive_max(self) -> int: ...
+    @property
+    def topic_aliases_max(self) -> int: ...
+    @property
     def connect_timeout_s(self) -> float: ...
     def __init__(
         self,
@@ -13,5 +17,7 @@ class ConnectionSettings:
         packet_bytes_max: int = ...,
         in_flight_max: int = ...,
         queued_bytes_max: int = ...,
+        receive_max: int = ...,
+        topic_aliases_max: int = ...,
         connect_timeout_s: float = ...,
     ) -> None: ...

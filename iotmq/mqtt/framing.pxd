@@ -15,6 +15,10 @@ cdef struct Packet:
 cdef int next_packet(ByteBuffer* unfinished, const uint8_t* data, Py_ssize_t size, Py_ssize_t* at, uint32_t bytes_max, Packet* packet) except -1
 
 
+cdef inline uint32_t variable_integer_size(uint32_t value) noexcept nogil:
+    return 1 if value < 1 << 7 else 2 if value < 1 << 14 else 3 if value < 1 << 21 else 4
+
+
 cdef inline uint8_t* put_variable_integer(uint8_t* target, uint32_t value) noexcept nogil:
     """A variable byte integer [section 2.2.3, MQTT 5 section 1.5.5]; returns what follows it."""
     while value >= 128:

@@ -3,30 +3,51 @@
 Operations: one call per message and device, one per acknowledgement. Goals: no Python object for either; what
 a slow device leaves is bounded. Plan: a message is encoded into the output where it stays until the socket
 takes it. With QoS 1 and 2 it is put into a queue of encoded packets while the window is full, and gets its packet id
-when it leaves there.
+when it leaves there. Topic aliases are left to packets that go out at once, because the order of those that wait
+is not theirs.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy, memmove
+from libc.string cimport memcpy, memmove, memset
 
-from iotmq.message.layout cimport get_u32, put_u16, put_u32
+from iotmq.message.layout cimport put_u16, put_u32
 from iotmq.mqtt.byte_buffer cimport ByteBuffer, append, release, reserve
-from iotmq.mqtt.framing cimport put_fixed_header
+from iotmq.mqtt.framing cimport put_fixed_header, put_variable_integer, variable_integer_size
 from iotmq.mqtt.in_flight cimport InFlightSlot, end_flight, find_slot, occupy, take_new
 from iotmq.mqtt.packet_types cimport (
-    PACKET_PUBACK, PACKET_PUBCOMP, PACKET_PUBLISH, PACKET_PUBREC, STATE_CLOSED, STATE_CONNECTED,
+    LEVEL_5, PACKET_PUBACK, PACKET_PUBCOMP, PACKET_PUBLISH, PACKET_PUBREC, STATE_CLOSED, STATE_CONNECTED,
 )
 
-from iotmq.mqtt import packets
+from iotmq.mqtt import packets, reason_codes
 
 cdef enum:
-    QUEUED_HEADER_BYTES = 8
+    SUBSCRIPTION_IDENTIFIER = 0x0B
+    TOPIC_ALIAS = 0x23
+
+cdef struct QueuedPacket:
+    uint32_t size           # with this header
+    uint32_t packet_id_at   # from the header's start
+    uint32_t expiry_at      # the same for the expiry interval; 0 = none
+    double expires_s
 
 
 cdef inline uint8_t awaited_for(int qos) noexcept:
     return PACKET_PUBACK if qos == 1 else PACKET_PUBREC
+
+
+cdef inline uint8_t* _put_own(uint8_t* target, uint16_t alias, const DeliveryOptions* options) noexcept:
+    """The properties of this connection: its alias, and the subscriptions that match."""
+    cdef uint32_t index
+    if alias:
+        target[0] = TOPIC_ALIAS
+        put_u16(target + 1, alias)
+        target += 3
+    for index in range(options.identifiers_count):
+        target[0] = SUBSCRIPTION_IDENTIFIER
+        target = put_variable_integer(target + 1, options.identifiers[index])
+    return target
 
 
 cdef class OutboundHalf:
@@ -59,60 +80,134 @@ cdef class OutboundHalf:
 
     # Messages to the device
 
-    def deliver_message(self, bytes topic not None, bytes payload not None, int qos):
+    def deliver_message(
+        self, bytes topic not None, bytes payload not None, int qos, *,
+        bytes properties=b"", bint is_retained=False, identifiers=(), expires_s=None,
+    ):
         """`deliver` for callers in Python; True when the message was sent or queued."""
-        cdef const uint8_t* topic_data = topic
-        cdef const uint8_t* payload_data = payload
-        return bool(self.deliver(topic_data, <uint16_t>len(topic), payload_data, <uint32_t>len(payload), qos))
+        cdef uint32_t[16] numbers
+        cdef OutboundMessage message
+        cdef DeliveryOptions options
+        memset(&message, 0, sizeof(message))
+        message.topic = topic
+        message.topic_size = <uint16_t>len(topic)
+        message.payload = payload
+        message.payload_size = <uint32_t>len(payload)
+        message.properties = properties
+        message.properties_size = <uint32_t>len(properties)
+        message.has_expiry = expires_s is not None
+        message.expires_s = expires_s or 0.0
+        for index, number in enumerate(identifiers):
+            numbers[index] = number
+        options.qos = <uint8_t>qos
+        options.is_retained = is_retained
+        options.is_duplicate = False
+        options.identifiers = &numbers[0]
+        options.identifiers_count = <uint32_t>len(identifiers)
+        return self.fits(&message, &options) and bool(self.deliver(&message, &options))
 
-    cdef int deliver(
-        self, const uint8_t* topic, uint16_t topic_size, const uint8_t* payload, uint32_t payload_size, int qos
-    ) except -1:
-        """Write a PUBLISH, or queue it; 0 when it was dropped because the device is slow.
-
-        The caller made sure that packet_bytes_max holds for what devices receive, too.
-        """
-        cdef uint32_t remaining = 2 + topic_size + payload_size + (2 if qos else 0)
-        cdef uint8_t* start
-        cdef uint8_t* target
+    cdef int deliver(self, const OutboundMessage* message, const DeliveryOptions* options) except -1:
+        """Write a PUBLISH, or queue it; 0 when it was dropped because the device is slow. The caller asked `fits`."""
         cdef ByteBuffer* buffer = &self.output
         cdef bint is_queued = False
         if self.state != STATE_CONNECTED:
             return 0
-        if qos:
+        if options.qos:
             self._need_subscriber()
             is_queued = (
                 self._subscriber.queued.size != 0
-                or self._subscriber.window.count >= self.settings.in_flight_max
+                or self._subscriber.window.count >= self._window_max
             )
             if is_queued:
                 buffer = &self._subscriber.queued
-        if buffer.size - buffer.start + remaining > self.settings.queued_bytes_max and buffer.size:
+        if (
+            buffer.size - buffer.start + message.topic_size + message.payload_size + 4 > self.settings.queued_bytes_max
+            and buffer.size
+        ):
             return 0
-        start = reserve(buffer, <uint64_t>remaining + 5 + QUEUED_HEADER_BYTES)
-        target = start + QUEUED_HEADER_BYTES if is_queued else start
-        target = put_fixed_header(target, <uint8_t>(PACKET_PUBLISH << 4 | qos << 1), remaining)
-        put_u16(target, topic_size)
-        memcpy(target + 2, topic, topic_size)
-        target += 2 + topic_size
-        if qos:
-            if is_queued:
-                put_u32(start + 4, <uint32_t>(target - start))
-            else:
-                put_u16(target, take_new(&self._subscriber.window, awaited_for(qos)))
-            target += 2
-        memcpy(target, payload, payload_size)
-        target += payload_size
-        if is_queued:
-            put_u32(start, <uint32_t>(target - start))
-        buffer.size += <uint32_t>(target - start)
+        self._put(
+            buffer, is_queued, message, options,
+            take_new(&self._subscriber.window, awaited_for(options.qos)) if options.qos and not is_queued else 0,
+        )
         return 1
+
+    cdef bint fits(self, const OutboundMessage* message, const DeliveryOptions* options) noexcept:
+        """Whether the device takes a packet of this size [MQTT-3.1.2-24]."""
+        cdef uint32_t properties_size
+        cdef uint64_t size
+        if self._sent_bytes_max == 0xFFFFFFFF:
+            return True
+        properties_size = self._properties_size(message, options) + (3 if self._aliases is not None else 0)
+        size = <uint64_t>message.topic_size + message.payload_size + properties_size + 4
+        size += variable_integer_size(properties_size)
+        return size + 1 + variable_integer_size(<uint32_t>size) <= self._sent_bytes_max
+
+    cdef uint32_t _properties_size(self, const OutboundMessage* message, const DeliveryOptions* options) noexcept:
+        cdef uint32_t index, size = message.properties_size
+        for index in range(options.identifiers_count):
+            size += 1 + variable_integer_size(options.identifiers[index])
+        return size
+
+    cdef int _put(
+        self,
+        ByteBuffer* buffer,
+        bint is_queued,
+        const OutboundMessage* message,
+        const DeliveryOptions* options,
+        uint16_t packet_id,
+    ) except -1:
+        """Encode a PUBLISH; `packet_id` 0 of one that is queued is put in later."""
+        cdef uint32_t remaining = message.payload_size + (2 if options.qos else 0)
+        cdef uint32_t properties_size = 0
+        cdef uint16_t topic_size = message.topic_size
+        cdef uint16_t alias = 0
+        cdef bint is_known = False
+        cdef bint is_v5 = self.protocol_level == LEVEL_5
+        cdef uint8_t* start
+        cdef uint8_t* target
+        cdef QueuedPacket header
+        if is_v5:
+            if self._aliases is not None and not is_queued:
+                alias = self._aliases.find(message.topic, topic_size, &is_known)
+                if is_known:
+                    topic_size = 0
+            properties_size = self._properties_size(message, options) + (3 if alias else 0)
+            remaining += variable_integer_size(properties_size) + properties_size
+        remaining += 2 + topic_size
+        start = reserve(buffer, <uint64_t>remaining + 5 + sizeof(QueuedPacket))
+        target = start + sizeof(QueuedPacket) if is_queued else start
+        target = put_fixed_header(
+            target,
+            <uint8_t>(PACKET_PUBLISH << 4 | options.is_duplicate << 3 | options.qos << 1 | options.is_retained),
+            remaining,
+        )
+        put_u16(target, topic_size)
+        memcpy(target + 2, message.topic, topic_size)
+        target += 2 + topic_size
+        header.packet_id_at = <uint32_t>(target - start)
+        if options.qos:
+            put_u16(target, packet_id)
+            target += 2
+        header.expiry_at = 0
+        if is_v5:
+            target = put_variable_integer(target, properties_size)
+            header.expiry_at = <uint32_t>(target - start) + 1 if message.has_expiry else 0
+            memcpy(target, message.properties, message.properties_size)
+            target = _put_own(target + message.properties_size, alias, options)
+        memcpy(target, message.payload, message.payload_size)
+        target += message.payload_size
+        if is_queued:
+            header.size = <uint32_t>(target - start)
+            header.expires_s = message.expires_s if message.has_expiry else 0.0
+            memcpy(start, &header, sizeof(QueuedPacket))
+        buffer.size += <uint32_t>(target - start)
+        return 0
 
     cdef bint has_room(self) noexcept:
         """Whether `send_message` takes one more: the window is open, and the device reads."""
         return self.has_output_room() and (
             self._subscriber == NULL
-            or self._subscriber.window.count < self.settings.in_flight_max
+            or self._subscriber.window.count < self._window_max
             and not self._subscriber.queued.size
         )
 
@@ -125,56 +220,46 @@ cdef class OutboundHalf:
         )
 
     cdef uint16_t send_message(
-        self,
-        const uint8_t* topic,
-        uint16_t topic_size,
-        const uint8_t* payload,
-        uint32_t payload_size,
-        int qos,
-        bint is_retained,
-        bint is_duplicate,
-        uint16_t packet_id,
+        self, const OutboundMessage* message, const DeliveryOptions* options, uint16_t packet_id
     ) except? 0:
-        """Write a PUBLISH that somebody else keeps until it is done; the caller has asked `has_room`.
+        """Write a PUBLISH that somebody else keeps until it is done; the caller has asked `has_room` and `fits`.
 
         `packet_id` is one that was sent before or 0 for a new one. Returns the packet id, 0 for QoS 0.
         """
-        cdef uint32_t remaining = 2 + topic_size + payload_size + (2 if qos else 0)
-        cdef uint8_t* start = reserve(&self.output, <uint64_t>remaining + 5)
-        cdef uint8_t* target
-        target = put_fixed_header(
-            start, <uint8_t>(PACKET_PUBLISH << 4 | is_duplicate << 3 | qos << 1 | is_retained), remaining
-        )
-        put_u16(target, topic_size)
-        memcpy(target + 2, topic, topic_size)
-        target += 2 + topic_size
-        if qos:
+        if options.qos:
             self._need_subscriber()
             if packet_id == 0:
-                packet_id = take_new(&self._subscriber.window, awaited_for(qos))
+                packet_id = take_new(&self._subscriber.window, awaited_for(options.qos))
             else:
                 self.reserve_packet_id(packet_id)
-                self._slot_of(packet_id).awaited = awaited_for(qos)
-            put_u16(target, packet_id)
-            target += 2
-        memcpy(target, payload, payload_size)
-        self.output.size += <uint32_t>(target + payload_size - start)
+                self._slot_of(packet_id).awaited = awaited_for(options.qos)
+        self._put(&self.output, False, message, options, packet_id)
         return packet_id
 
+    cdef int message_expired(self) except -1:
+        """A message that waited for the window was dropped, because its time was over."""
+        return 0
+
     cdef int _release_queued(self) except -1:
-        """Move queued packets to the output while the window is open."""
+        """Move queued packets to the output while the window is open; what has expired goes [MQTT-3.3.2-5]."""
         cdef ByteBuffer* queued = &self._subscriber.queued
+        cdef QueuedPacket header
         cdef uint8_t* packet
-        cdef uint32_t size
-        while queued.start < queued.size and self._subscriber.window.count < self.settings.in_flight_max:
+        while queued.start < queued.size and self._subscriber.window.count < self._window_max:
             packet = queued.data + queued.start
-            size = get_u32(packet)
+            memcpy(&header, packet, sizeof(QueuedPacket))
+            queued.start += header.size
+            if header.expires_s:
+                if header.expires_s <= self.last_received_s:
+                    self.message_expired()
+                    continue
+                if header.expiry_at:    # [MQTT-3.3.2-6]
+                    put_u32(packet + header.expiry_at, <uint32_t>(header.expires_s - self.last_received_s + 0.999))
             put_u16(
-                packet + get_u32(packet + 4),
-                take_new(&self._subscriber.window, awaited_for(packet[QUEUED_HEADER_BYTES] >> 1 & 3)),
+                packet + header.packet_id_at,
+                take_new(&self._subscriber.window, awaited_for(packet[sizeof(QueuedPacket)] >> 1 & 3)),
             )
-            append(&self.output, packet + QUEUED_HEADER_BYTES, size - QUEUED_HEADER_BYTES)
-            queued.start += size
+            append(&self.output, packet + sizeof(QueuedPacket), header.size - sizeof(QueuedPacket))
         if queued.start == queued.size:
             release(queued)
         elif queued.start > queued.size // 2:
@@ -242,12 +327,17 @@ cdef class OutboundHalf:
             return self._end_flight(slot)
         return 0
 
-    cdef int handle_pubrec(self, uint16_t packet_id) except -1:
+    cdef int handle_pubrec(self, uint16_t packet_id, uint8_t code) except -1:
         cdef InFlightSlot* slot = self._slot_of(packet_id)
-        if slot == NULL:
+        if code >= 0x80:
+            # The device does not want it, now or later [MQTT-4.3.3-4].
+            if slot != NULL and slot.awaited == PACKET_PUBREC:
+                return self._end_flight(slot)
+        elif slot == NULL:
             # What is not known any more is released, so that the device can forget it [MQTT-4.3.3-1].
             if packet_id and self.state == STATE_CONNECTED:
-                self.write(packets.encode_acknowledgement(packets.PUBREL, packet_id))
+                code = reason_codes.PACKET_ID_NOT_FOUND if self.protocol_level == LEVEL_5 else 0
+                self.write(packets.encode_acknowledgement(packets.PUBREL, packet_id, code))
         elif slot.awaited == PACKET_PUBCOMP or slot.awaited == PACKET_PUBREC and self.message_received(packet_id):
             self.send_pubrel(packet_id)
         return 0

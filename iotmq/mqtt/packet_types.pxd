@@ -12,6 +12,12 @@ cdef enum:
     PACKET_UNSUBSCRIBE = 10
     PACKET_PINGREQ = 12
     PACKET_DISCONNECT = 14
+    PACKET_AUTH = 15
+
+cdef enum:
+    LEVEL_3_1 = 3
+    LEVEL_3_1_1 = 4
+    LEVEL_5 = 5
 
 cdef enum:
     STATE_AWAITING_CONNECT = 0

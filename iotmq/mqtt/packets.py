@@ -1,7 +1,8 @@
-"""MQTT 3.1.1 control packets that are rare: decoded one at a time, encoded for clients and answers.
+"""Control packets of MQTT 3.1, 3.1.1 and 5 that are rare: decoded one at a time, encoded for everybody.
 
 PUBLISH and its acknowledgements travel through `iotmq.mqtt.connection`, which never makes an object of
-them; everything here costs microseconds and happens once per connection or subscription.
+them; everything here costs microseconds and happens once per connection or subscription. Where the versions
+differ, a function takes the protocol level: 3, 4 or 5.
 """
 
 from __future__ import annotations
@@ -12,7 +13,18 @@ from typing import Final, NamedTuple
 from iotmq import limits
 from iotmq.mqtt import topics
 from iotmq.mqtt.errors import MqttProtocolError
+from iotmq.mqtt.packet_reader import PacketReader
+from iotmq.mqtt.properties import (
+    NO_PROPERTIES,
+    WILL,
+    Properties,
+    encode_properties,
+    read_properties,
+    write_binary,
+    write_text,
+)
 from iotmq.mqtt.reason_codes import (
+    CLIENT_CODES,
     CLIENT_ID_NOT_VALID,
     MALFORMED_PACKET,
     PROTOCOL_ERROR,
@@ -34,8 +46,11 @@ UNSUBACK: Final = 11
 PINGREQ: Final = 12
 PINGRESP: Final = 13
 DISCONNECT: Final = 14
+AUTH: Final = 15
 
+PROTOCOL_LEVEL_3_1: Final = 3
 PROTOCOL_LEVEL_3_1_1: Final = 4
+PROTOCOL_LEVEL_5: Final = 5
 REMAINING_LENGTH_MAX: Final = 268_435_455
 
 
@@ -46,10 +61,14 @@ class Will(NamedTuple):
     payload: bytes
     qos: int
     retain: bool
+    properties: Properties = NO_PROPERTIES
 
 
 class Connect(NamedTuple):
-    """A CONNECT that kept every rule; `client_id` is empty when the server is to assign one."""
+    """A CONNECT that kept every rule; `client_id` is empty when the server is to assign one.
+
+    `clean_session` is what MQTT 5 calls clean start.
+    """
 
     client_id: str
     clean_session: bool
@@ -57,13 +76,20 @@ class Connect(NamedTuple):
     will: Will | None
     user_name: str | None
     password: bytes | None
+    protocol_level: int = PROTOCOL_LEVEL_3_1_1
+    properties: Properties = NO_PROPERTIES
 
 
 class Subscribe(NamedTuple):
-    """A SUBSCRIBE: pairs of filter and requested QoS, in the packet's order."""
+    """A SUBSCRIBE: pairs of filter and options, in the packet's order.
+
+    Options are the byte of MQTT 5 section 3.8.3.1, whose two lowest bits are the requested QoS, and all there
+    is before.
+    """
 
     packet_id: int
     subscriptions: tuple[tuple[str, int], ...]
+    identifier: int = 0
 
 
 class Unsubscribe(NamedTuple):
@@ -74,48 +100,13 @@ class Unsubscribe(NamedTuple):
 
 
 class Disconnect(NamedTuple):
-    """A clean DISCONNECT: the will is dropped."""
+    """A DISCONNECT: with reason code 0 the will is dropped. `session_expiry_s` is None when it stays."""
+
+    reason_code: int = 0
+    session_expiry_s: int | None = None
 
 
 Event = Connect | Subscribe | Unsubscribe | Disconnect
-
-
-class _Reader:
-    """A cursor over one packet's bytes; reading past the end is a malformed packet."""
-
-    __slots__ = ("_at", "_body", "_packet")
-
-    def __init__(self, body: bytes, packet: str) -> None:
-        self._body = body
-        self._at = 0
-        self._packet = packet
-
-    @property
-    def is_at_end(self) -> bool:
-        return self._at == len(self._body)
-
-    def take(self, size: int) -> bytes:
-        end = self._at + size
-        if end > len(self._body):
-            raise MqttProtocolError(MALFORMED_PACKET, f"{self._packet} ends in the middle of a field")
-        piece = self._body[self._at : end]
-        self._at = end
-        return piece
-
-    def u8(self) -> int:
-        return self.take(1)[0]
-
-    def u16(self) -> int:
-        return int.from_bytes(self.take(2), "big")
-
-    def binary(self) -> bytes:
-        return self.take(self.u16())
-
-    def packet_id(self) -> int:
-        packet_id = self.u16()
-        if packet_id == 0:  # [MQTT-2.3.1-1]
-            raise MqttProtocolError(PROTOCOL_ERROR, f"{self._packet} has packet id 0")
-        return packet_id
 
 
 def decode_connect(body: bytes) -> Connect:
@@ -123,45 +114,69 @@ def decode_connect(body: bytes) -> Connect:
 
     Raises MqttProtocolError whose reason carries the CONNACK code, where the specification has one.
     """
-    reader = _Reader(body, "CONNECT")
-    _check_protocol(reader)
+    reader = PacketReader(body, "CONNECT")
+    level = _read_protocol(reader)
+    broken = MALFORMED_PACKET if level == PROTOCOL_LEVEL_5 else PROTOCOL_ERROR
     flags = reader.u8()
-    if flags & 1:  # [MQTT-3.1.2-3]
-        raise MqttProtocolError(PROTOCOL_ERROR, "CONNECT has its reserved flag set")
+    if flags & 1 and level != PROTOCOL_LEVEL_3_1:  # [MQTT-3.1.2-3]
+        raise MqttProtocolError(broken, "CONNECT has its reserved flag set")
     has_will = bool(flags & 0x04)
     will_qos = flags >> 3 & 3
     will_retain = bool(flags & 0x20)
     if will_qos == 3 or (not has_will and (will_qos or will_retain)):  # [MQTT-3.1.2-11, -13, -14, -15]
-        raise MqttProtocolError(PROTOCOL_ERROR, "CONNECT has will flags that contradict each other")
-    if flags & 0x40 and not flags & 0x80:  # [MQTT-3.1.2-22]
+        raise MqttProtocolError(broken, "CONNECT has will flags that contradict each other")
+    if flags & 0x40 and not flags & 0x80 and level != PROTOCOL_LEVEL_5:  # [MQTT-3.1.2-22]
         raise MqttProtocolError(PROTOCOL_ERROR, "CONNECT has a password without a user name")
     keep_alive_s = reader.u16()
-    client_id = _decode_client_id(reader.binary(), clean_session=bool(flags & 0x02))
+    properties = NO_PROPERTIES
+    if level == PROTOCOL_LEVEL_5:
+        properties = read_properties(reader, CONNECT)
+        if properties.authentication_data is not None and properties.authentication_method is None:
+            raise MqttProtocolError(PROTOCOL_ERROR, "CONNECT has authentication data without a method")
+    client_id = _decode_client_id(reader.binary(), level, is_clean=bool(flags & 0x02))
     will = None
     if has_will:
+        will_properties = read_properties(reader, WILL) if level == PROTOCOL_LEVEL_5 else NO_PROPERTIES
         topic = topics.decode_topic_name(reader.binary())
-        will = Will(topic, reader.binary(), will_qos, will_retain)
-    user_name = topics.decode_text(reader.binary(), what="user name") if flags & 0x80 else None
-    password = reader.binary() if flags & 0x40 else None
+        will = Will(topic, reader.binary(), will_qos, will_retain, will_properties)
+    # MQTT 3.1 goes by what is there, because clients of MQTT 3 set the flags without it.
+    is_lenient = level == PROTOCOL_LEVEL_3_1
+    has_user_name = bool(flags & 0x80) and not (is_lenient and reader.is_at_end)
+    user_name = topics.decode_text(reader.binary(), what="user name") if has_user_name else None
+    has_password = bool(flags & 0x40) and not (is_lenient and reader.is_at_end)
+    password = reader.binary() if has_password else None
     if not reader.is_at_end:
         raise MqttProtocolError(MALFORMED_PACKET, "CONNECT has bytes behind its last field")
-    return Connect(client_id, bool(flags & 0x02), keep_alive_s, will, user_name, password)
+    return Connect(client_id, bool(flags & 0x02), keep_alive_s, will, user_name, password, level, properties)
 
 
-def _check_protocol(reader: _Reader) -> None:
+def answer_level(body: bytes) -> int:
+    """The protocol level in which a CONNECT that may be broken is answered."""
+    is_named = body.startswith(b"\0\x04MQTT") and len(body) > 6
+    return PROTOCOL_LEVEL_5 if is_named and body[6] >= PROTOCOL_LEVEL_5 else PROTOCOL_LEVEL_3_1_1
+
+
+_PROTOCOLS: Final = {
+    (b"MQIsdp", PROTOCOL_LEVEL_3_1),
+    (b"MQTT", PROTOCOL_LEVEL_3_1_1),
+    (b"MQTT", PROTOCOL_LEVEL_5),
+}
+
+
+def _read_protocol(reader: PacketReader) -> int:
     name = reader.binary()
     level = reader.u8()
-    if name == b"MQTT" and level == PROTOCOL_LEVEL_3_1_1:
-        return
+    if (name, level) in _PROTOCOLS:
+        return level
     if name in (b"MQTT", b"MQIsdp"):  # [MQTT-3.1.2-2]
         raise MqttProtocolError(
             UNSUPPORTED_PROTOCOL_VERSION,
-            f"protocol {name.decode()} level {level} is not supported, use MQTT 3.1.1",
+            f"protocol {name.decode()} level {level} is not supported, use MQTT 3.1, 3.1.1 or 5",
         )
     raise MqttProtocolError(PROTOCOL_ERROR, "CONNECT names another protocol")  # [MQTT-3.1.2-1]
 
 
-def _decode_client_id(raw: bytes, *, clean_session: bool) -> str:
+def _decode_client_id(raw: bytes, level: int, *, is_clean: bool) -> str:
     if len(raw) > limits.MQTT_CLIENT_ID_BYTES_MAX:
         raise MqttProtocolError(
             CLIENT_ID_NOT_VALID,
@@ -171,32 +186,49 @@ def _decode_client_id(raw: bytes, *, clean_session: bool) -> str:
         client_id = topics.decode_text(raw, what="client id")
     except MqttProtocolError as error:
         raise MqttProtocolError(CLIENT_ID_NOT_VALID, str(error)) from None
-    if not client_id and not clean_session:  # [MQTT-3.1.3-8]
+    if not client_id and level == PROTOCOL_LEVEL_3_1:
+        raise MqttProtocolError(CLIENT_ID_NOT_VALID, "MQTT 3.1 has no empty client id")
+    if not client_id and not is_clean and level != PROTOCOL_LEVEL_5:  # [MQTT-3.1.3-8]
         raise MqttProtocolError(CLIENT_ID_NOT_VALID, "an empty client id needs a clean session")
     return client_id
 
 
-def decode_subscribe(body: bytes) -> Subscribe:
+def decode_subscribe(body: bytes, level: int = PROTOCOL_LEVEL_3_1_1) -> Subscribe:
     """Decode the bytes behind a SUBSCRIBE's fixed header; at least one filter [MQTT-3.8.3-3]."""
-    reader = _Reader(body, "SUBSCRIBE")
+    reader = PacketReader(body, "SUBSCRIBE")
     packet_id = reader.packet_id()
+    properties = read_properties(reader, SUBSCRIBE) if level == PROTOCOL_LEVEL_5 else NO_PROPERTIES
     subscriptions: list[tuple[str, int]] = []
     while not reader.is_at_end:
         topic_filter = topics.decode_topic_filter(reader.binary())
-        qos = reader.u8()
-        if qos > 2:  # [MQTT-3-8.3-4]
-            raise MqttProtocolError(MALFORMED_PACKET, f"SUBSCRIBE asks for QoS byte {qos:#x}")
-        subscriptions.append((topic_filter, qos))
+        options = reader.u8()
+        _check_options(topic_filter, options, level)
+        subscriptions.append((topic_filter, options))
         _check_filter_count(len(subscriptions))
     if not subscriptions:
         raise MqttProtocolError(PROTOCOL_ERROR, "SUBSCRIBE has no filter")
-    return Subscribe(packet_id, tuple(subscriptions))
+    return Subscribe(packet_id, tuple(subscriptions), next(iter(properties.subscription_identifiers), 0))
 
 
-def decode_unsubscribe(body: bytes) -> Unsubscribe:
+def _check_options(topic_filter: str, options: int, level: int) -> None:
+    if options & 3 == 3 or options & (0xC0 if level == PROTOCOL_LEVEL_5 else 0xFC):
+        # [MQTT-3-8.3-4], MQTT 5 [MQTT-3.8.3-5]; QoS 3 is a protocol error there, section 3.8.3.1.
+        is_quality = level == PROTOCOL_LEVEL_5 and not options & 0xC0
+        raise MqttProtocolError(
+            PROTOCOL_ERROR if is_quality else MALFORMED_PACKET, f"SUBSCRIBE has options {options:#x}"
+        )
+    if options >> 4 == 3:
+        raise MqttProtocolError(PROTOCOL_ERROR, "SUBSCRIBE has retain handling 3")
+    if options & 4 and topic_filter.startswith("$share/"):  # [MQTT-3.8.3-4]
+        raise MqttProtocolError(PROTOCOL_ERROR, "SUBSCRIBE has no-local on a shared subscription")
+
+
+def decode_unsubscribe(body: bytes, level: int = PROTOCOL_LEVEL_3_1_1) -> Unsubscribe:
     """Decode the bytes behind an UNSUBSCRIBE's fixed header; at least one filter [MQTT-3.10.3-2]."""
-    reader = _Reader(body, "UNSUBSCRIBE")
+    reader = PacketReader(body, "UNSUBSCRIBE")
     packet_id = reader.packet_id()
+    if level == PROTOCOL_LEVEL_5:
+        read_properties(reader, UNSUBSCRIBE)
     filters: list[str] = []
     while not reader.is_at_end:
         filters.append(topics.decode_topic_filter(reader.binary()))
@@ -204,6 +236,42 @@ def decode_unsubscribe(body: bytes) -> Unsubscribe:
     if not filters:
         raise MqttProtocolError(PROTOCOL_ERROR, "UNSUBSCRIBE has no filter")
     return Unsubscribe(packet_id, tuple(filters))
+
+
+_NAMES: Final = {
+    PUBACK: "PUBACK",
+    PUBREC: "PUBREC",
+    PUBREL: "PUBREL",
+    PUBCOMP: "PUBCOMP",
+    DISCONNECT: "DISCONNECT",
+}
+
+
+def decode_acknowledgement(packet_type: int, body: bytes) -> tuple[int, int]:
+    """(packet id, reason code) of an MQTT 5 PUBACK, PUBREC, PUBREL or PUBCOMP."""
+    reader = PacketReader(body, _NAMES[packet_type])
+    packet_id = reader.u16()
+    return packet_id, _read_reason(reader, packet_type)[0]
+
+
+def decode_disconnect(body: bytes) -> Disconnect:
+    """An MQTT 5 DISCONNECT from a client."""
+    reader = PacketReader(body, "DISCONNECT")
+    code, properties = _read_reason(reader, DISCONNECT)
+    if properties.server_reference is not None:
+        raise MqttProtocolError(PROTOCOL_ERROR, "DISCONNECT of a client has a server reference")
+    return Disconnect(code, properties.session_expiry_s)
+
+
+def _read_reason(reader: PacketReader, packet_type: int) -> tuple[int, Properties]:
+    """The reason code and the properties at the end of a packet, both of which may be left out."""
+    code = 0 if reader.is_at_end else reader.u8()
+    if code not in CLIENT_CODES[packet_type]:
+        raise MqttProtocolError(PROTOCOL_ERROR, f"{reader.packet} has reason code {code:#x}")
+    properties = NO_PROPERTIES if reader.is_at_end else read_properties(reader, packet_type)
+    if not reader.is_at_end:
+        raise MqttProtocolError(MALFORMED_PACKET, f"{reader.packet} has bytes behind its properties")
+    return code, properties
 
 
 def _check_filter_count(count: int) -> None:
@@ -226,31 +294,37 @@ def encode_packet(packet_type: int, flags: int, body: bytes) -> bytes:
             return bytes(header) + body
 
 
-def _text(text: str | bytes) -> bytes:
-    raw = text.encode() if isinstance(text, str) else text
-    return len(raw).to_bytes(2, "big") + raw
+def _optional(properties: Properties | None) -> bytes:
+    return b"" if properties is None else encode_properties(properties)
 
 
 def encode_connect(connect: Connect) -> bytes:
-    """A CONNECT of protocol level 4, as a client sends it."""
+    """A CONNECT, as a client sends it."""
+    is_v5 = connect.protocol_level == PROTOCOL_LEVEL_5
     flags = 0x02 if connect.clean_session else 0
-    payload = _text(connect.client_id)
+    payload = write_text(connect.client_id)
     if connect.will is not None:
         flags |= 0x04 | connect.will.qos << 3 | (0x20 if connect.will.retain else 0)
-        payload += _text(connect.will.topic) + _text(connect.will.payload)
+        payload += _optional(connect.will.properties if is_v5 else None)
+        payload += write_text(connect.will.topic) + write_binary(connect.will.payload)
     if connect.user_name is not None:
         flags |= 0x80
-        payload += _text(connect.user_name)
+        payload += write_text(connect.user_name)
     if connect.password is not None:
         flags |= 0x40
-        payload += _text(connect.password)
-    head = _text("MQTT") + bytes([PROTOCOL_LEVEL_3_1_1, flags]) + connect.keep_alive_s.to_bytes(2, "big")
-    return encode_packet(CONNECT, 0, head + payload)
+        payload += write_binary(connect.password)
+    name = "MQIsdp" if connect.protocol_level == PROTOCOL_LEVEL_3_1 else "MQTT"
+    head = write_text(name) + bytes([connect.protocol_level, flags]) + connect.keep_alive_s.to_bytes(2, "big")
+    return encode_packet(CONNECT, 0, head + _optional(connect.properties if is_v5 else None) + payload)
 
 
-def encode_connack(return_code: int, *, session_present: bool) -> bytes:
-    """A CONNACK; a refusal never says that a session is present [MQTT-3.2.2-4]."""
-    return bytes([CONNACK << 4, 2, 1 if session_present and return_code == 0 else 0, return_code])
+def encode_connack(code: int, *, session_present: bool, properties: Properties | None = None) -> bytes:
+    """A CONNACK; a refusal never says that a session is present [MQTT-3.2.2-4].
+
+    With properties, be they none, it is one of MQTT 5, as with all packets below.
+    """
+    head = bytes([1 if session_present and code == 0 else 0, code])
+    return encode_packet(CONNACK, 0, head + _optional(properties))
 
 
 def encode_publish(
@@ -261,33 +335,53 @@ def encode_publish(
     packet_id: int = 0,
     retain: bool = False,
     dup: bool = False,
+    properties: Properties | None = None,
 ) -> bytes:
     """A PUBLISH; `packet_id` is used for QoS 1 and 2 only."""
     identifier = packet_id.to_bytes(2, "big") if qos else b""
     flags = (8 if dup else 0) | qos << 1 | (1 if retain else 0)
-    return encode_packet(PUBLISH, flags, _text(topic) + identifier + payload)
+    raw_topic = topic.encode() if isinstance(topic, str) else topic
+    return encode_packet(
+        PUBLISH, flags, write_binary(raw_topic) + identifier + _optional(properties) + payload
+    )
 
 
-def encode_acknowledgement(packet_type: int, packet_id: int) -> bytes:
-    """PUBACK, PUBREC, PUBREL, PUBCOMP or UNSUBACK: two bytes of packet id behind the header."""
+def encode_acknowledgement(packet_type: int, packet_id: int, code: int = 0) -> bytes:
+    """PUBACK, PUBREC, PUBREL, PUBCOMP, and UNSUBACK before MQTT 5: a packet id, and a code that is not 0."""
     flags = 2 if packet_type == PUBREL else 0
-    return encode_packet(packet_type, flags, packet_id.to_bytes(2, "big"))
+    reason = bytes([code]) if code else b""
+    return encode_packet(packet_type, flags, packet_id.to_bytes(2, "big") + reason)
 
 
-def encode_subscribe(packet_id: int, subscriptions: Sequence[tuple[str, int]]) -> bytes:
-    """A SUBSCRIBE of (filter, QoS) pairs."""
-    pairs = b"".join(_text(topic_filter) + bytes([qos]) for topic_filter, qos in subscriptions)
-    return encode_packet(SUBSCRIBE, 2, packet_id.to_bytes(2, "big") + pairs)
+def encode_subscribe(
+    packet_id: int, subscriptions: Sequence[tuple[str, int]], properties: Properties | None = None
+) -> bytes:
+    """A SUBSCRIBE of (filter, options) pairs."""
+    pairs = b"".join(write_text(topic_filter) + bytes([options]) for topic_filter, options in subscriptions)
+    return encode_packet(SUBSCRIBE, 2, packet_id.to_bytes(2, "big") + _optional(properties) + pairs)
 
 
-def encode_suback(packet_id: int, return_codes: Sequence[int]) -> bytes:
-    """A SUBACK: one return code per filter, in order [MQTT-3.8.4-5]."""
-    return encode_packet(SUBACK, 0, packet_id.to_bytes(2, "big") + bytes(return_codes))
+def encode_suback(packet_id: int, codes: Sequence[int], properties: Properties | None = None) -> bytes:
+    """A SUBACK: one code per filter, in order [MQTT-3.8.4-5]."""
+    return encode_packet(SUBACK, 0, packet_id.to_bytes(2, "big") + _optional(properties) + bytes(codes))
 
 
-def encode_unsubscribe(packet_id: int, filters: Sequence[str]) -> bytes:
+def encode_unsubscribe(packet_id: int, filters: Sequence[str], properties: Properties | None = None) -> bytes:
     """An UNSUBSCRIBE."""
-    return encode_packet(UNSUBSCRIBE, 2, packet_id.to_bytes(2, "big") + b"".join(map(_text, filters)))
+    names = b"".join(map(write_text, filters))
+    return encode_packet(UNSUBSCRIBE, 2, packet_id.to_bytes(2, "big") + _optional(properties) + names)
+
+
+def encode_unsuback(packet_id: int, codes: Sequence[int], properties: Properties) -> bytes:
+    """An UNSUBACK of MQTT 5: one code per filter, in order."""
+    return encode_packet(
+        UNSUBACK, 0, packet_id.to_bytes(2, "big") + encode_properties(properties) + bytes(codes)
+    )
+
+
+def encode_disconnect(code: int, properties: Properties = NO_PROPERTIES) -> bytes:
+    """A DISCONNECT of MQTT 5."""
+    return encode_packet(DISCONNECT, 0, bytes([code]) + encode_properties(properties))
 
 
 PINGREQ_PACKET: Final = bytes([PINGREQ << 4, 0])

@@ -1,5 +1,7 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
+from iotmq.mqtt.publish_properties cimport PublishProperties
+
 
 cdef struct Publication:
     # A PUBLISH as it lies in the packet; valid during the call.
@@ -10,6 +12,7 @@ cdef struct Publication:
     uint32_t sequence       # what `ServerConnection.acknowledge` wants later, for QoS 1 and 2
     uint8_t qos
     bint is_retained
+    const PublishProperties* properties     # of MQTT 5; NULL for a packet without any
 
 
 cdef class PublishSink:

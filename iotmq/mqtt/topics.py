@@ -32,6 +32,24 @@ def decode_text(raw: bytes, *, what: str) -> str:
     return text
 
 
+# What separates the properties of a stored record can be in none of its values.
+_FORBIDDEN_IN_VALUES: Final = frozenset("\0\x01\x02")
+
+
+def decode_value(raw: bytes, *, what: str) -> str:
+    """UTF-8 text that is a value for somebody else, such as a user property: all but NUL, U+0001 and U+0002.
+
+    Raises MqttProtocolError as `decode_text` does.
+    """
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise MqttProtocolError(MALFORMED_PACKET, f"{what} is not UTF-8 (byte {error.start})") from None
+    if not _FORBIDDEN_IN_VALUES.isdisjoint(text):
+        raise MqttProtocolError(MALFORMED_PACKET, f"{what} has a NUL or another separator")
+    return text
+
+
 def decode_topic_name(raw: bytes) -> str:
     """The topic of a PUBLISH or a will: not empty, no wildcards [MQTT-3.3.2-2], within our limits."""
     if not raw:

@@ -1,13 +1,16 @@
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from iotmq.mqtt.connection cimport ServerConnection
+from iotmq.mqtt.outbound cimport DeliveryOptions
 from iotmq.mqtt.publish_sink cimport PublishSink
+from iotmq.mqtt_front.outgoing cimport OutgoingMessage
 
 
 cdef class DeviceGroup:
     cdef readonly object loop
     cdef readonly PublishSink sink
     cdef object _handler
+    cdef readonly object clock
     cdef public double now_s            # what devices are stamped with; never behind the clock
     cdef bytearray _input               # what every device reads into, one after the other
     cdef uint8_t* _input_data
@@ -30,6 +33,8 @@ cdef class DeviceGroup:
     cdef bint _is_handling_scheduled
     cdef readonly uint64_t received_bytes
     cdef readonly uint64_t sent_bytes
+    cdef public uint64_t expired            # messages that nobody got in time
+    cdef public uint64_t too_large          # messages that a device does not take, for their size
 
     cdef int schedule_turn(self) except -1
     cdef int touch(self, Device device) except -1
@@ -49,9 +54,11 @@ cdef class DeviceSession:
 cdef class Device(ServerConnection):
     cdef readonly DeviceGroup group
     cdef readonly object transport      # None before connection_made and after connection_lost
-    cdef public str client_id           # None until the session is open
+    cdef str _client_id
+    cdef bytes client_id_utf8           # set with client_id
     cdef public bytes properties        # the record properties of everything it publishes
-    cdef public dict subscriptions      # filter -> granted QoS; None while it has none
+    cdef public dict subscriptions      # filter -> options with the QoS granted; None while it has none
+    cdef public uint32_t expiry_s       # how long its session outlives it; set when the session opens
     cdef public object will             # None when there is none, or it was dropped by DISCONNECT
     cdef public bint has_session        # the broker has given it one, in `epoch`, and was not told of its end
     cdef public int64_t epoch
@@ -65,6 +72,7 @@ cdef class Device(ServerConnection):
     cdef bint _is_waiting               # in the group's queue, because of _unhandled
     cdef bint _is_paused                # reading stopped, for the rest of the turn or for longer
 
+    cdef bint is_for_device(self, OutgoingMessage message, DeliveryOptions* delivery, uint8_t options, const uint32_t* identifiers, uint32_t identifiers_count) except -1
     cdef int _after_input(self) except -1
     cdef int _room_again(self) except -1
     cdef int _resume(self) except -1

@@ -4,9 +4,11 @@ from typing import Protocol
 
 from typing_extensions import Buffer
 
+from iotmq.clock import Clock
 from iotmq.mqtt.connection import ServerConnection
 from iotmq.mqtt.connection_settings import ConnectionSettings
 from iotmq.mqtt.packets import Event, Will
+from iotmq.mqtt.properties import Properties
 from iotmq.mqtt.publish_sink import PublishSink
 
 class DeviceHandler(Protocol):
@@ -18,8 +20,16 @@ class DeviceGroup:
     now_s: float
     is_congested: bool
     is_ending: bool
+    expired: int
+    too_large: int
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, sink: PublishSink, handler: DeviceHandler, *, now_s: float
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sink: PublishSink,
+        handler: DeviceHandler,
+        *,
+        now_s: float,
+        clock: Clock = ...,
     ) -> None: ...
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
@@ -42,6 +52,7 @@ class Device(ServerConnection, asyncio.BufferedProtocol):
     will: Will | None
     has_session: bool
     epoch: int
+    expiry_s: int
     session: DeviceSession | None
     shares: DeviceSession | None
     def __init__(self, group: DeviceGroup, settings: ConnectionSettings) -> None: ...
@@ -49,8 +60,8 @@ class Device(ServerConnection, asyncio.BufferedProtocol):
     def group(self) -> DeviceGroup: ...
     @property
     def transport(self) -> asyncio.Transport | None: ...
-    def open(self, *, session_present: bool) -> None: ...
-    def send_record(self, record: Buffer, granted: int, *, is_retained: bool) -> bool | None: ...
+    def open(self, *, session_present: bool, properties: Properties = ...) -> None: ...
+    def send_record(self, record: Buffer, options: int, *, is_retained: bool) -> bool | None: ...
     def after_answer(self) -> None: ...
     def finish(self) -> None: ...
     def abort(self) -> None: ...

@@ -17,13 +17,19 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
 from iotmq.mqtt.connection cimport ServerConnection
 from iotmq.mqtt.connection_settings cimport ConnectionSettings
-from iotmq.mqtt.packet_types cimport STATE_CLOSED, STATE_CONNECTED, STATE_OPENING
+from iotmq.mqtt.outbound cimport DeliveryOptions
+from iotmq.mqtt.packet_types cimport LEVEL_5, STATE_CLOSED, STATE_CONNECTED, STATE_OPENING
 from iotmq.mqtt.publish_sink cimport PublishSink
 from iotmq.mqtt_front.outgoing cimport OutgoingMessage
 
 from collections import deque
 
+from iotmq.clock import SystemClock
+from iotmq.mqtt.properties import NO_PROPERTIES
+
 cdef enum:
+    NO_LOCAL = 4                    # of the options of a subscription [section 3.8.3.1]
+    RETAIN_AS_PUBLISHED = 8
     UNREAD_BYTES_MAX = 256 * 1024   # answers a device may leave unread before it is not read either
     READ_BYTES_MIN = 1024
     READ_SIZES = 9                  # 1 KiB to 256 KiB
@@ -35,11 +41,12 @@ cdef enum:
 cdef class DeviceGroup:
     """What the devices of one listener share. `handler` gets session events and the end of connections."""
 
-    def __init__(self, loop not None, PublishSink sink not None, handler not None, *, double now_s):
+    def __init__(self, loop not None, PublishSink sink not None, handler not None, *, double now_s, clock=None):
         self.loop = loop
         self.sink = sink
         self._handler = handler
         self.now_s = now_s
+        self.clock = SystemClock() if clock is None else clock
         self._input = bytearray(READ_BYTES_MIN << (READ_SIZES - 1))
         self._input_data = <uint8_t*>PyByteArray_AS_STRING(self._input)
         whole = memoryview(self._input)
@@ -300,17 +307,32 @@ cdef class Device(ServerConnection):
             self.group._paused.discard(self)
             self._resume()
 
-    def open(self, *, bint session_present):
+    def open(self, *, bint session_present, properties=NO_PROPERTIES):
         """Accept the CONNECT, and read what came behind it."""
-        self.open_session(session_present=session_present)
+        self.open_session(session_present=session_present, properties=properties)
         if not self.group.is_congested:
             self.group._paused.discard(self)
             self._resume()
 
-    def send_record(self, const uint8_t[::1] record not None, int granted, *, bint is_retained):
-        """Write one record; False when the device has no room for it now, None when it is no message."""
+    @property
+    def client_id(self):
+        """None until the session opens."""
+        return self._client_id
+
+    @client_id.setter
+    def client_id(self, str client_id):
+        self._client_id = client_id
+        self.client_id_utf8 = None if client_id is None else client_id.encode()
+
+    def send_record(self, const uint8_t[::1] record not None, uint64_t options, *, bint is_retained):
+        """Write one record; False when the device has no room for it now, None when it gets none of it.
+
+        `options` as in `client.session_ports.SessionSubscription`.
+        """
         cdef RecordParts parts
-        cdef OutgoingMessage message = OutgoingMessage()
+        cdef OutgoingMessage message = OutgoingMessage(self.group.clock)
+        cdef uint32_t identifier = <uint32_t>(options >> 8)
+        cdef DeliveryOptions delivery
         if not self.has_room():
             return False
         if (
@@ -319,10 +341,11 @@ cdef class Device(ServerConnection):
             or not message.read(&parts)
         ):
             return None
-        self.send_message(
-            message.topic, <uint16_t>message.topic_size, message.body, <uint32_t>message.body_size,
-            min(message.qos, granted), is_retained, False, 0,
-        )
+        if not self.is_for_device(message, &delivery, <uint8_t>options, &identifier, identifier != 0):
+            return None
+        if is_retained:
+            delivery.is_retained = True     # section 3.3.1.3
+        self.send_message(&message.view, &delivery, 0)
         self.group.touch(self)
         return True
 
@@ -331,6 +354,32 @@ cdef class Device(ServerConnection):
             self.session.room_again()
         if self.shares is not None:
             self.shares.room_again()
+        return 0
+
+    cdef bint is_for_device(
+        self, OutgoingMessage message, DeliveryOptions* delivery, uint8_t options,
+        const uint32_t* identifiers, uint32_t identifiers_count,
+    ) except -1:
+        """How the device gets a message, by the options of a subscription; False when it does not get it."""
+        if message.is_expired:
+            self.group.expired += 1
+            return False
+        if options & NO_LOCAL and message.is_from(self.client_id_utf8, len(self.client_id_utf8)):   # [MQTT-3.8.3-3]
+            return False
+        delivery.qos = <uint8_t>min(message.qos, <int>(options & 3))
+        delivery.is_retained = message.is_retained and options & RETAIN_AS_PUBLISHED
+        delivery.is_duplicate = False
+        delivery.identifiers = identifiers
+        delivery.identifiers_count = identifiers_count if self.protocol_level == LEVEL_5 else 0
+        if self.protocol_level == LEVEL_5:
+            message.encode_properties()
+        if not self.fits(&message.view, delivery):
+            self.group.too_large += 1
+            return False
+        return True
+
+    cdef int message_expired(self) except -1:
+        self.group.expired += 1
         return 0
 
     cdef int message_done(self, uint16_t packet_id) except -1:

@@ -16,7 +16,8 @@ cdef class QueueSubscription:
     cdef DurableSession session
     cdef readonly str topic_filter
     cdef readonly uint32_t queue_id
-    cdef public uint8_t qos
+    cdef public uint64_t options        # as in client.session_ports.SessionSubscription
+    cdef uint32_t identifier            # of the subscription; 0 = none
     cdef int64_t next_position      # records before were sent
     cdef int64_t repeated_before    # records before may have been sent in an earlier connection
     cdef int64_t pushed_position    # the last record that was pushed while the queue is read
@@ -24,6 +25,8 @@ cdef class QueueSubscription:
     cdef bint is_reading
     cdef bint is_moved              # since the broker was told last
     cdef bint is_ended
+
+    cdef int change(self, uint64_t options) except -1
 
 
 cdef class DurableSession(DeviceSession):

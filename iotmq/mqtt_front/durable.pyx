@@ -17,8 +17,10 @@ from libc.stdlib cimport calloc, free
 
 from iotmq.message.layout cimport get_u32
 from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
+from iotmq.mqtt.outbound cimport DeliveryOptions
 from iotmq.mqtt.packet_types cimport STATE_CONNECTED
 from iotmq.mqtt_front.device cimport Device, DeviceGroup, DeviceSession
+from iotmq.mqtt_front.held_message cimport HeldMessage
 from iotmq.mqtt_front.outgoing cimport OutgoingMessage
 
 import logging
@@ -50,10 +52,15 @@ cdef class QueueSubscription:
         self.session = session
         self.topic_filter = found.topic_filter
         self.queue_id = found.queue_id
-        self.qos = found.options & 3
+        self.change(found.options)
         self.next_position = found.cursor
         self.repeated_before = found.sent
         self.pushed_position = -1
+
+    cdef int change(self, uint64_t options) except -1:
+        self.options = options
+        self.identifier = <uint32_t>(options >> 8)
+        return 0
 
 
 cdef class DurableSession(DeviceSession):
@@ -106,7 +113,7 @@ cdef class DurableSession(DeviceSession):
                 continue
             subscription = by_id.get(entry.queue_id)
             if subscription is not None:
-                subscription.qos = entry.options & 3
+                subscription.change(entry.options)
                 continue
             subscription = QueueSubscription(self, entry)
             by_id[entry.queue_id] = subscription
@@ -176,8 +183,8 @@ cdef class DurableSession(DeviceSession):
     cdef bint send(self, QueueSubscription subscription, int64_t position, OutgoingMessage message) except -1:
         """Write a record to the device; False when it takes no more now."""
         cdef Device device = self.device
-        cdef int qos = min(message.qos, <int>subscription.qos)
         cdef uint16_t packet_id = 0
+        cdef DeliveryOptions delivery
         cdef bint is_duplicate = position < subscription.repeated_before
         if self._held is not None or not device.has_output_room():
             return False
@@ -186,6 +193,12 @@ cdef class DurableSession(DeviceSession):
             # Known as long as something older is in flight.
             self.add_flight(subscription, position, 0, 1, FLIGHT_DONE)
             self.drop_done()
+            subscription.next_position = position + 1
+            self.move(subscription)
+            return True
+        if not device.is_for_device(
+            message, &delivery, <uint8_t>subscription.options, &subscription.identifier, subscription.identifier != 0
+        ):
             subscription.next_position = position + 1
             self.move(subscription)
             return True
@@ -200,18 +213,16 @@ cdef class DurableSession(DeviceSession):
         else:
             # With its packet id, which is in flight already.
             packet_id = repeated.packet_id
-        if qos == 2:
+        delivery.is_duplicate = is_duplicate and delivery.qos
+        if delivery.qos == 2:
             if packet_id == 0:
                 packet_id = device.take_packet_id()
-            self._held = [(packet_id, message.topic[:message.topic_size], message.body[:message.body_size], is_duplicate)]
+            self._held = [(packet_id, HeldMessage.of(message, &delivery, subscription.identifier))]
             self.add_flight(subscription, position, packet_id, 2, FLIGHT_SENT)
             self.egress.persist(self)
         else:
-            packet_id = device.send_message(
-                message.topic, <uint16_t>message.topic_size, message.body, <uint32_t>message.body_size,
-                qos, False, is_duplicate and qos, packet_id,
-            )
-            if qos:
+            packet_id = device.send_message(&message.view, &delivery, packet_id)
+            if delivery.qos:
                 self.add_flight(subscription, position, packet_id, 1, FLIGHT_SENT)
             self.egress.group.touch(device)
         self.egress.delivered += 1
@@ -484,8 +495,6 @@ cdef class DurableSession(DeviceSession):
 
     def persisted(self, held, to_release):
         """The broker knows the packet ids of QoS 2: what waited for that may be sent."""
-        cdef const uint8_t* topic_data
-        cdef const uint8_t* body_data
         if held is None or self._held is not held:
             # Sent when an earlier answer came.
             held = ()
@@ -493,12 +502,8 @@ cdef class DurableSession(DeviceSession):
             self._held = None
         if self.is_ended or self.device.state != STATE_CONNECTED:
             return
-        for packet_id, topic, body, is_duplicate in held:
-            topic_data = <bytes>topic
-            body_data = <bytes>body
-            self.device.send_message(
-                topic_data, <uint16_t>len(topic), body_data, <uint32_t>len(body), 2, False, is_duplicate, packet_id
-            )
+        for packet_id, message in held:
+            (<HeldMessage>message).send(self.device, packet_id)
         for packet_id in to_release:
             self.device.send_pubrel(packet_id)
         self.egress.group.touch(self.device)
@@ -519,7 +524,7 @@ cdef class DurableEgress:
         self._moved = []
         self._scheduled = []
         self._persisting = []
-        self._message = OutgoingMessage()
+        self._message = OutgoingMessage(group.clock)
 
     def open(self, Device device not None, str client_id not None, opened):
         """The session of a device, which `opened` (OpenedSession) describes; `start` follows its CONNACK."""
@@ -599,11 +604,13 @@ cdef class DurableEgress:
     cdef int _pass_on(self, QueueSubscription subscription) except -1:
         """A message that is stored nowhere: to a device that takes it now, or to nobody."""
         cdef Device device = subscription.session.device
-        if device.deliver(
-            self._message.topic, <uint16_t>self._message.topic_size,
-            self._message.body, <uint32_t>self._message.body_size,
-            min(self._message.qos, <int>subscription.qos),
+        cdef DeliveryOptions delivery
+        if not device.is_for_device(
+            self._message, &delivery, <uint8_t>subscription.options,
+            &subscription.identifier, subscription.identifier != 0,
         ):
+            return 0
+        if device.deliver(&self._message.view, &delivery):
             self.delivered += 1
             self.group.touch(device)
         else:

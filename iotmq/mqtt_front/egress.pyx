@@ -12,19 +12,25 @@ from libc.stdlib cimport free, realloc
 
 from iotmq.message.layout cimport get_u32
 from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
+from iotmq.mqtt.outbound cimport DeliveryOptions
 from iotmq.mqtt.packet_types cimport STATE_CONNECTED
 from iotmq.mqtt_front.device cimport Device, DeviceGroup
 from iotmq.mqtt_front.outgoing cimport OutgoingMessage
 
-cdef struct Subscriber:
+cdef enum:
+    NO_LOCAL = 4        # of the options of a subscription [section 3.8.3.1]
+
+
+cdef struct LocalSubscriber:
     void* device        # a counted reference
-    uint8_t qos
+    uint8_t options     # as in SUBSCRIBE
+    uint32_t identifier # of the subscription; 0 = none
 
 
 cdef class Subscribers:
     """The local devices of one filter."""
 
-    cdef Subscriber* entries
+    cdef LocalSubscriber* entries
     cdef Py_ssize_t count
     cdef Py_ssize_t capacity
     cdef dict places            # device -> place in entries
@@ -41,22 +47,23 @@ cdef class Subscribers:
     def __len__(self):
         return self.count
 
-    cdef int put(self, Device device, uint8_t qos) except -1:
-        cdef Subscriber* entries
+    cdef int put(self, Device device, uint8_t options, uint32_t identifier) except -1:
+        cdef LocalSubscriber* entries
         cdef Py_ssize_t capacity
         place = self.places.get(device)
         if place is not None:
-            self.entries[<Py_ssize_t>place].qos = qos
+            self.entries[<Py_ssize_t>place].options = options
+            self.entries[<Py_ssize_t>place].identifier = identifier
             return 0
         if self.count == self.capacity:
             capacity = self.capacity * 2 if self.capacity else 1
-            entries = <Subscriber*>realloc(self.entries, capacity * sizeof(Subscriber))
+            entries = <LocalSubscriber*>realloc(self.entries, capacity * sizeof(LocalSubscriber))
             if entries == NULL:
                 raise MemoryError
             self.entries = entries
             self.capacity = capacity
         self.places[device] = self.count
-        self.entries[self.count] = Subscriber(<void*>device, qos)
+        self.entries[self.count] = LocalSubscriber(<void*>device, options, identifier)
         self.count += 1
         Py_INCREF(device)
         return 0
@@ -82,7 +89,9 @@ cdef class Egress:
     cdef uint32_t _last_id              # ids are not used again: pushes for an old one may be under way
     cdef dict _id_of                    # filter -> id
     cdef OutgoingMessage _message
-    cdef dict _gathered                 # device -> QoS, while one record is delivered by several filters
+    cdef dict _gathered                 # device -> (options, identifiers), while one record is delivered by several filters
+    cdef uint32_t* _identifiers         # of one delivery
+    cdef Py_ssize_t _identifiers_capacity
     cdef readonly uint64_t delivered
     cdef readonly uint64_t dropped
     cdef readonly uint64_t malformed
@@ -92,15 +101,21 @@ cdef class Egress:
         self._filters = {}
         self._id_of = {}
         self._gathered = {}
-        self._message = OutgoingMessage()
+        self._message = OutgoingMessage(group.clock)
+
+    def __dealloc__(self):
+        free(self._identifiers)
 
     @property
     def filter_count(self):
         """Filters with at least one local subscriber."""
         return len(self._id_of)
 
-    def subscribe(self, str topic_filter not None, Device device not None, int qos):
-        """Add a subscriber, or change its QoS. Returns the filter's id when the filter is new here, else None."""
+    def subscribe(self, str topic_filter not None, Device device not None, uint64_t options):
+        """Add a subscriber, or change its options (as in client.session_ports.SessionSubscription).
+
+        Returns the filter's id when the filter is new here, else None.
+        """
         filter_id = self._id_of.get(topic_filter)
         is_new = filter_id is None
         if is_new:
@@ -108,7 +123,7 @@ cdef class Egress:
             filter_id = self._last_id
             self._filters[filter_id] = Subscribers()
             self._id_of[topic_filter] = filter_id
-        (<Subscribers>self._filters[filter_id]).put(device, <uint8_t>qos)
+        (<Subscribers>self._filters[filter_id]).put(device, <uint8_t>options, <uint32_t>(options >> 8))
         return filter_id if is_new else None
 
     def unsubscribe(self, str topic_filter not None, Device device not None):
@@ -150,6 +165,7 @@ cdef class Egress:
         cdef OutgoingMessage message = self._message
         cdef uint32_t index
         cdef Py_ssize_t place
+        cdef LocalSubscriber* entry
         cdef Subscribers subscribers
         if not message.read(record):
             self.malformed += 1
@@ -158,30 +174,70 @@ cdef class Egress:
             subscribers = self._find(get_u32(ids))
             if subscribers is not None:
                 for place in range(subscribers.count):
+                    entry = &subscribers.entries[place]
                     self._deliver_one(
-                        <Device>subscribers.entries[place].device, message, <int>subscribers.entries[place].qos
+                        <Device>entry.device, message, entry.options, &entry.identifier, entry.identifier != 0
                     )
             return 0
         for index in range(count):
             subscribers = self._find(get_u32(ids + 4 * index))
-            if subscribers is None:
-                continue
-            for place in range(subscribers.count):
-                device = <Device>subscribers.entries[place].device
-                self._gathered[device] = max(self._gathered.get(device, 0), subscribers.entries[place].qos)
-        for device, granted in self._gathered.items():
-            self._deliver_one(<Device>device, message, <int>granted)
+            if subscribers is not None:
+                for place in range(subscribers.count):
+                    self._gather(&subscribers.entries[place], message)
+        for device, gathered in self._gathered.items():
+            options, identifiers = gathered
+            self._use_identifiers(identifiers)
+            self._deliver_one(
+                <Device>device, message, <uint8_t>options, self._identifiers, <uint32_t>len(identifiers)
+            )
         self._gathered.clear()
+        return 0
+
+    cdef int _gather(self, LocalSubscriber* entry, OutgoingMessage message) except -1:
+        """One of several filters of a record: a device gets one copy, as the best of its subscriptions says.
+
+        It has the identifiers of all of them [MQTT-3.3.4-4]; those that are not for what the device itself
+        published take no part.
+        """
+        cdef Device device = <Device>entry.device
+        cdef uint8_t options = entry.options
+        if options & NO_LOCAL:
+            if message.is_from(device.client_id_utf8, len(device.client_id_utf8)):
+                return 0
+            options &= ~NO_LOCAL
+        former = self._gathered.get(device)
+        identifiers = () if former is None else former[1]
+        if former is not None:
+            options = max(options & 3, <uint8_t>former[0] & 3) | ((options | <uint8_t>former[0]) & ~3)
+        if entry.identifier:
+            identifiers = (*identifiers, entry.identifier)
+        self._gathered[device] = (options, identifiers)
+        return 0
+
+    cdef int _use_identifiers(self, tuple identifiers) except -1:
+        """Put them where a delivery finds them."""
+        cdef Py_ssize_t index, count = len(identifiers)
+        cdef uint32_t* grown
+        if count > self._identifiers_capacity:
+            grown = <uint32_t*>realloc(self._identifiers, count * sizeof(uint32_t))
+            if grown == NULL:
+                raise MemoryError
+            self._identifiers = grown
+            self._identifiers_capacity = count
+        for index in range(count):
+            self._identifiers[index] = identifiers[index]
         return 0
 
     cdef Subscribers _find(self, uint32_t filter_id):
         return self._filters.get(filter_id)
 
-    cdef int _deliver_one(self, Device device, OutgoingMessage message, int granted) except -1:
-        if device.deliver(
-            message.topic, <uint16_t>message.topic_size, message.body, <uint32_t>message.body_size,
-            min(message.qos, granted),
-        ):
+    cdef int _deliver_one(
+        self, Device device, OutgoingMessage message, uint8_t options, const uint32_t* identifiers, uint32_t count
+    ) except -1:
+        cdef DeliveryOptions delivery
+        if not device.is_for_device(message, &delivery, options, identifiers, count):
+            return 0
+        if device.deliver(&message.view, &delivery):
             self.delivered += 1
             if device.output.size:
                 self.group.touch(device)

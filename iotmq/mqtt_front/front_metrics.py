@@ -60,6 +60,15 @@ def traffic_metrics(ingress: Ingress, egress: Egress, group: DeviceGroup) -> Ite
         "iotmq_mqtt_dropped_total", "counter", "Messages dropped for slow subscribers.", egress.dropped
     )
     yield Metric(
+        "iotmq_mqtt_expired_total", "counter", "Messages whose time was over for a subscriber.", group.expired
+    )
+    yield Metric(
+        "iotmq_mqtt_too_large_total",
+        "counter",
+        "Messages larger than a subscriber of MQTT 5 takes.",
+        group.too_large,
+    )
+    yield Metric(
         "iotmq_mqtt_undeliverable_total",
         "counter",
         "Pushed records that could not be read.",

@@ -1,5 +1,6 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
+from iotmq.mqtt.byte_buffer cimport ByteBuffer
 from iotmq.mqtt.publish_sink cimport Publication, PublishSink
 from iotmq.mqtt.topic_table cimport TopicTable
 from iotmq.mqtt_front.device cimport Device, DeviceGroup
@@ -61,6 +62,7 @@ cdef class Ingress(PublishSink):
     cdef dict _lane_of                  # (broker topic, queue id, is stored, is delayed) -> place in _lanes
     cdef list _active                   # lanes with something to send at the end of the turn
     cdef list _spare                    # empty batches with their memory
+    cdef ByteBuffer _own_properties     # of the message that is being added: what only MQTT 5 has
     cdef Py_ssize_t _batch_bytes_max
     cdef Py_ssize_t _pending_bytes_max
     cdef Py_ssize_t _record_bytes_max
@@ -75,6 +77,7 @@ cdef class Ingress(PublishSink):
     cdef readonly uint64_t not_stored   # messages the broker refused for good
 
     cdef int _reply(self, Device device, const Publication* publication) except -1
+    cdef int _take_will_properties(self, object will) except -1
     cdef Target* _resolve(self, const uint8_t* topic, Py_ssize_t size) except NULL
     cdef int add(self, Target* target, Device device, const uint8_t* payload, Py_ssize_t payload_size, int qos, bint retain, bint is_waiting, uint32_t sequence) except -1
     cdef Batch _take_batch(self, Lane lane)

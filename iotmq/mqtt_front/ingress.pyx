@@ -16,9 +16,12 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy
 
 from iotmq.message.layout cimport ELEMENT_FIXED_BYTES, RECORD_FIXED_BYTES, put_u16, put_u32
+from iotmq.mqtt.packet_types cimport LEVEL_5
+from iotmq.mqtt.publish_properties cimport PublishProperties, read_publish_properties
 from iotmq.mqtt.publish_sink cimport Publication, PublishSink
 from iotmq.mqtt.topic_table cimport TopicTable
 from iotmq.mqtt_front.device cimport Device, DeviceGroup
+from iotmq.mqtt_front.message_properties cimport append_record_properties
 
 import logging
 
@@ -30,7 +33,8 @@ from iotmq.message.properties import KEYS, MQTT_QOS, MQTT_RETAIN, MQTT_TOPIC, TA
 from iotmq.mqtt.delayed_topics import split_delayed
 from iotmq.mqtt.reply_topics import REPLY_PREFIX, read_reply_topic
 from iotmq.mqtt.errors import MqttProtocolError
-from iotmq.mqtt.reason_codes import NOT_STORED, PACKET_TOO_LARGE, TOPIC_NAME_INVALID
+from iotmq.mqtt.properties import encode_message_properties
+from iotmq.mqtt.reason_codes import NOT_AUTHORIZED, NOT_STORED, PACKET_TOO_LARGE, QUOTA_EXCEEDED, TOPIC_NAME_INVALID
 from iotmq.mqtt.topics import SYS_PREFIX, decode_topic_name
 from iotmq.remoting.codes import ResponseCode
 
@@ -56,6 +60,12 @@ if len(_REPLY_PREFIX) != REPLY_PREFIX_BYTES:
 cdef frozenset _FINAL_CODES = frozenset({
     ResponseCode.MESSAGE_ILLEGAL, ResponseCode.NO_PERMISSION, ResponseCode.TOO_MANY_WAITING
 })
+
+# What a device of MQTT 5 is told of them, where there is a code.
+cdef dict _REASON_OF = {
+    ResponseCode.NO_PERMISSION: NOT_AUTHORIZED.v5_code,
+    ResponseCode.TOO_MANY_WAITING: QUOTA_EXCEEDED.v5_code,
+}
 
 # The last properties of a record, per QoS and retain flag.
 cdef list _FLAG_PROPERTIES = [
@@ -211,6 +221,7 @@ cdef class Ingress(PublishSink):
     def __dealloc__(self):
         if self._targets is not None:
             self._drop_targets()
+        free(self._own_properties.data)
 
     @property
     def pending_bytes(self):
@@ -238,10 +249,22 @@ cdef class Ingress(PublishSink):
             ):
                 return self._reply(<Device>connection, publication)
             target = self._resolve(publication.topic, publication.topic_size)
+        self._own_properties.size = 0
+        if publication.properties != NULL:
+            append_record_properties(&self._own_properties, publication.properties)
         return self.add(
             target, <Device>connection, publication.payload, publication.payload_size,
             publication.qos, publication.is_retained, publication.qos != 0, publication.sequence,
         )
+
+    cdef int _take_will_properties(self, object will) except -1:
+        """Put a will's properties of MQTT 5 where `add` takes them from."""
+        cdef PublishProperties found
+        cdef bytes encoded = encode_message_properties(will.properties)
+        cdef const uint8_t* data = encoded
+        self._own_properties.size = 0
+        read_publish_properties(data, len(encoded), &found)
+        return append_record_properties(&self._own_properties, &found)
 
     def publish_will(self, Device device not None, will not None):
         """Store a device's will; nobody waits for it. A will that is past a limit is dropped and counted."""
@@ -251,6 +274,7 @@ cdef class Ingress(PublishSink):
         try:
             if target == NULL:
                 target = self._resolve(topic, len(topic))
+            self._take_will_properties(will)
             self.add(target, device, payload, len(payload), will.qos, will.retain, False, 0)
         except MqttProtocolError as error:
             self.not_stored += 1
@@ -271,6 +295,9 @@ cdef class Ingress(PublishSink):
             + device.properties
             + <bytes>_FLAG_PROPERTIES[will.qos * 2 + will.retain]
         )
+        self._take_will_properties(will)
+        if self._own_properties.size:
+            properties += self._own_properties.data[:self._own_properties.size]
         if (
             len(will.payload) + len(properties) + RECORD_FIXED_BYTES + 127 + lane.spare_bytes > self._record_bytes_max
             or len(properties) + lane.spare_bytes > PROPERTIES_BYTES_MAX
@@ -280,7 +307,10 @@ cdef class Ingress(PublishSink):
                 f"a will of {len(will.payload)} bytes; store.record_bytes_max is {self._record_bytes_max}",
             )
         elements = encode_batch([(will.payload, properties, 0)])
-        return KeptWill(lane.topic, lane.queue_id, elements, lane.is_stored, is_delayed=lane.is_delayed)
+        return KeptWill(
+            lane.topic, lane.queue_id, elements, lane.is_stored,
+            delay_s=will.properties.will_delay_s or 0, is_delayed=lane.is_delayed,
+        )
 
     cdef int add(
         self,
@@ -298,7 +328,9 @@ cdef class Ingress(PublishSink):
         cdef bytes own = device.properties
         cdef int flags = qos * 2 + retain
         cdef Py_ssize_t own_size = len(own)
-        cdef Py_ssize_t properties_size = target.properties_size + own_size + _flag_properties_size[flags]
+        cdef Py_ssize_t properties_size = (
+            target.properties_size + own_size + _flag_properties_size[flags] + self._own_properties.size
+        )
         cdef Py_ssize_t size = ELEMENT_FIXED_BYTES + payload_size + properties_size
         cdef uint8_t* at
         cdef bint is_full
@@ -329,6 +361,7 @@ cdef class Ingress(PublishSink):
         memcpy(at, <const uint8_t*>own, own_size)
         at += own_size
         memcpy(at, _flag_properties[flags], _flag_properties_size[flags])
+        memcpy(at + _flag_properties_size[flags], self._own_properties.data, self._own_properties.size)
         batch.size += size
         batch.count += 1
         self.messages += 1
@@ -470,6 +503,12 @@ cdef class Ingress(PublishSink):
             device = <Device>batch.waiters[index].device
             if code == 0:
                 device.acknowledge(batch.waiters[index].sequence, batch.waiters[index].count)
+                if device.output.size:
+                    self.group.touch(device)
+            elif device.protocol_level == LEVEL_5:
+                device.refuse_published(
+                    batch.waiters[index].sequence, batch.waiters[index].count, _REASON_OF.get(code, NOT_STORED.v5_code)
+                )
                 if device.output.size:
                     self.group.touch(device)
             else:

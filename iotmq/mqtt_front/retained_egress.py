@@ -43,7 +43,7 @@ class RetainedEgress:
         self.delivered = 0
 
     def send(self, device: Device, subscriptions: Iterable[tuple[str, int]]) -> None:
-        """Write what is retained for filters, with the QoS granted, to a device that subscribed them."""
+        """Write what is retained for filters, with the options granted, to a device that subscribed them."""
         wanted = list(subscriptions)
         if not wanted:
             return
@@ -64,9 +64,9 @@ class RetainedEgress:
             self._jobs.pop(device, None)
             return
         while job.filters:
-            topic_filter, granted = job.filters[0]
+            topic_filter, options = job.filters[0]
             while job.records:
-                is_sent = device.send_record(job.records[0], granted, is_retained=True)  # type: ignore[arg-type]
+                is_sent = device.send_record(job.records[0], options, is_retained=True)  # type: ignore[arg-type]
                 if is_sent is False:
                     self._loop.call_later(_ROOM_INTERVAL_S, self._go_on, device, job)
                     return

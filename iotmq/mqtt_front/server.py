@@ -84,6 +84,8 @@ class MqttFront:
             packet_bytes_max=settings.packet_bytes_max,
             in_flight_max=settings.in_flight_max,
             queued_bytes_max=settings.queued_bytes_max,
+            receive_max=settings.receive_max,
+            topic_aliases_max=settings.topic_aliases_max,
             connect_timeout_s=settings.connect_timeout_s,
         )
         self._connections = 0
@@ -132,7 +134,7 @@ class MqttFront:
             pending_bytes_max=settings.pending_bytes_max,
             retry_interval_s=settings.retry_interval_s,
         )
-        group = DeviceGroup(loop, ingress, self, now_s=self._clock.monotonic_s() + _TICK_S)
+        group = DeviceGroup(loop, ingress, self, now_s=self._clock.monotonic_s() + _TICK_S, clock=self._clock)
         ingress.group = group
         egress = Egress(group)
         durable = None if port is None else DurableEgress(group, port, self)
@@ -274,7 +276,7 @@ class MqttFront:
             elif isinstance(event, packets.Unsubscribe):
                 parts.subscriptions.unsubscribe(device, event)
             else:
-                device.will = None
+                parts.sessions.disconnected(device, event)
 
     def device_lost(self, device: Device) -> None:
         """The transport is gone."""

@@ -8,11 +8,20 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
-from iotmq.client.session_ports import CloseRequest, OpenedSession, OpenRequest, Refused, SessionPort, Will
+from iotmq.client.session_ports import (
+    NEVER_EXPIRES_S,
+    CloseRequest,
+    OpenedSession,
+    OpenRequest,
+    Refused,
+    SessionPort,
+    Will,
+)
 from iotmq.clock import Clock
 from iotmq.message.properties import MQTT_CLIENT_ID, encode_properties
 from iotmq.mqtt import packets, reason_codes
 from iotmq.mqtt.errors import MqttProtocolError
+from iotmq.mqtt.properties import Properties
 from iotmq.mqtt_front.deadlines import Deadlines
 from iotmq.mqtt_front.device import Device
 from iotmq.mqtt_front.durable import DurableEgress, DurableSession
@@ -21,6 +30,9 @@ from iotmq.mqtt_front.settings import MqttSettings
 from iotmq.mqtt_front.subscriptions import Subscriptions
 
 _log: Final = logging.getLogger("iotmq.mqtt")
+
+# A session of MQTT 5 that a client resumes only to have it end with the connection.
+_LAST_EXPIRY_S: Final = 1
 
 
 class ConnectedSessions:
@@ -76,30 +88,56 @@ class ConnectedSessions:
         keep_alive_s_max = self._settings.keep_alive_s_max
         if keep_alive_s_max and not 0 < connect.keep_alive_s <= keep_alive_s_max:
             device.keep_alive_s = keep_alive_s_max
+        asked_s = asked_expiry_s(connect)
+        device.expiry_s = 0 if self._port is None else min(asked_s, self._settings.session_expiry_s_max)
+        told = Properties(
+            session_expiry_s=device.expiry_s if device.expiry_s != asked_s else None,
+            assigned_client_id=client_id if not connect.client_id else None,
+            server_keep_alive_s=device.keep_alive_s if device.keep_alive_s != connect.keep_alive_s else None,
+            is_retain_available=0 if self._port is None else None,
+            is_sharing_available=0 if self._port is None else None,
+        )
         if self._port is None:
-            device.open_session(session_present=False)
+            device.open_session(session_present=False, properties=told)
             self._deadlines.watch(device, self._clock.monotonic_s())
             return
         self._port.open_session(
             OpenRequest(
                 client_id=client_id,
                 is_clean=connect.clean_session,
-                expiry_s=0 if connect.clean_session else self._settings.session_expiry_s_max,
+                expiry_s=self._opened_expiry_s(device, connect),
                 will=self._kept_will(device),
             ),
-            partial(self._opened, device, client_id, is_kept=not connect.clean_session),
+            partial(
+                self._opened, device, client_id, told, is_kept=self._opened_expiry_s(device, connect) > 0
+            ),
         )
+
+    def _opened_expiry_s(self, device: Device, connect: packets.Connect) -> int:
+        """What the broker is told; a session resumed to end with the connection is one until then."""
+        if device.expiry_s or connect.clean_session or not self._settings.session_expiry_s_max:
+            return device.expiry_s
+        return _LAST_EXPIRY_S
 
     def lost(self, device: Device) -> None:
         """A connection is over: the will is due unless it was dropped, a session that is not kept ends."""
-        will, device.will = device.will, None
-        if will is not None:
-            self._ingress.publish_will(device, will)
+        if not self._is_will_delayed(device):
+            will, device.will = device.will, None
+            if will is not None:
+                self._ingress.publish_will(device, will)
         self._subscriptions.drop_all(device)
         self._without_session.discard(device)
         self._leave(device)
+        device.will = None
         if device.client_id is not None and self._devices.get(device.client_id) is device:
             del self._devices[device.client_id]
+
+    def disconnected(self, device: Device, event: packets.Disconnect) -> None:
+        """A DISCONNECT came: a regular one drops the will, and it may change how long the session is kept."""
+        if event.reason_code == 0:  # [MQTT-3.14.4-3]
+            device.will = None
+        if event.session_expiry_s is not None:
+            device.expiry_s = min(event.session_expiry_s, self._settings.session_expiry_s_max)
 
     def session_fenced(self, client_id: str, epoch: int, reason: str) -> None:
         """The session is for another front end, or an operator ends it (durable.SessionHandler)."""
@@ -120,7 +158,13 @@ class ConnectedSessions:
             return None
 
     def _opened(
-        self, device: Device, client_id: str, opened: OpenedSession | Refused, *, is_kept: bool
+        self,
+        device: Device,
+        client_id: str,
+        told: Properties,
+        opened: OpenedSession | Refused,
+        *,
+        is_kept: bool,
     ) -> None:
         """The broker has answered a CONNECT, or will not."""
         assert self._port is not None
@@ -132,19 +176,20 @@ class ConnectedSessions:
             return
         if device.close_reason is not None:
             # It went meanwhile, and its will with it.
-            expiry_s = self._settings.session_expiry_s_max if is_kept else 0
             self._port.close_session(
-                CloseRequest(client_id=client_id, epoch=opened.epoch, expiry_s=expiry_s, drops_will=True)
+                CloseRequest(
+                    client_id=client_id, epoch=opened.epoch, expiry_s=device.expiry_s, drops_will=True
+                )
             )
             return
         device.epoch = opened.epoch
         device.has_session = True
         session = None
-        if is_kept and self._settings.session_expiry_s_max:
+        if is_kept:
             assert self._durable is not None
             session = self._durable.open(device, client_id, opened)
             self._subscriptions.take_over(device, opened.subscriptions)
-        device.open(session_present=opened.is_present)
+        device.open(session_present=opened.is_present, properties=told)
         self._deadlines.watch(device, self._clock.monotonic_s())
         if session is not None:
             session.start(opened)
@@ -152,20 +197,34 @@ class ConnectedSessions:
         device.after_answer()
 
     def _leave(self, device: Device) -> None:
-        """Tell the broker, once, that the device has gone and how far it came. Its will is this process's."""
+        """Tell the broker, once, that the device has gone and how far it came.
+
+        Its will is this process's, but for one with a delay that the session outlives.
+        """
         if self._port is None or not device.has_session or device.client_id is None:
             return
+        drops_will = not self._is_will_delayed(device)
         device.has_session = False
         self._subscriptions.leave_shared(device)
         expiry_s = 0
         if isinstance(device.session, DurableSession):
-            expiry_s = self._settings.session_expiry_s_max
+            expiry_s = device.expiry_s
             progress = device.session.end()
             if progress is not None:
                 self._port.progress([progress], _ignore)
         self._port.close_session(
-            CloseRequest(client_id=device.client_id, epoch=device.epoch, expiry_s=expiry_s, drops_will=True)
+            CloseRequest(
+                client_id=device.client_id, epoch=device.epoch, expiry_s=expiry_s, drops_will=drops_will
+            )
         )
+        if not drops_will:
+            device.will = None
+
+    def _is_will_delayed(self, device: Device) -> bool:
+        """Whether the broker is to see to the will: a session ends with its connection at once otherwise."""
+        if device.will is None or not device.has_session or not device.expiry_s:
+            return False
+        return bool(device.will.properties.will_delay_s)
 
     def _hang_up_former(self, former: Device, reason: reason_codes.Reason) -> None:
         """Somebody else has the session of a connected device now."""
@@ -173,6 +232,13 @@ class ConnectedSessions:
         self._leave(former)
         former.close(reason)
         former.finish()
+
+
+def asked_expiry_s(connect: packets.Connect) -> int:
+    """How long a client wants its session kept; before MQTT 5 it is as long as we like."""
+    if connect.protocol_level == packets.PROTOCOL_LEVEL_5:
+        return connect.properties.session_expiry_s or 0
+    return 0 if connect.clean_session else NEVER_EXPIRES_S
 
 
 def _ignore(refused: Refused | None) -> None:

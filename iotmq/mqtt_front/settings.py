@@ -147,6 +147,28 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ),
         ),
     ] = 256
+    receive_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=65_535,
+            description=(
+                "Messages of QoS 1 and 2 a device of MQTT 5 may have sent without an answer, which it is "
+                "told; one that sends more is disconnected."
+            ),
+        ),
+    ] = limits.MQTT_RECEIVE_MAX
+    topic_aliases_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1_024,
+            description=(
+                "Topic aliases of a connection of MQTT 5, each way; each costs the length of its topic in "
+                "memory. 0 = none."
+            ),
+        ),
+    ] = limits.MQTT_TOPIC_ALIASES_MAX
     queued_bytes_max: Annotated[
         int,
         Meta(

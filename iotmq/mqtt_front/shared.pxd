@@ -8,9 +8,12 @@ cdef class SharedSubscription:
     cdef readonly SharedSession session
     cdef readonly str topic_filter
     cdef readonly uint32_t number
-    cdef public uint8_t qos
+    cdef readonly uint64_t options      # as in client.session_ports.SessionSubscription
+    cdef uint32_t identifier            # of the subscription; 0 = none
     cdef dict sources                   # number of a broker -> Source
     cdef bint is_ended
+
+    cdef int change(self, uint64_t options) except -1
 
 
 cdef class Source:
@@ -31,11 +34,11 @@ cdef class SharedSession(DeviceSession):
     cdef readonly int64_t epoch
     cdef readonly dict members          # filter -> SharedSubscription
     cdef dict _flights                  # packet id -> (Source, position)
-    cdef object _waiting                # deque of (Source, position, QoS, is repeated, topic, body)
+    cdef object _waiting                # deque of (Source, position, HeldMessage)
     cdef bint is_scheduled
 
     cdef int take(self, Source source, int64_t position, OutgoingMessage message, bint is_repeated) except -1
-    cdef int write(self, Source source, int64_t position, const uint8_t* topic, Py_ssize_t topic_size, const uint8_t* body, Py_ssize_t body_size, int qos, bint is_repeated) except -1
+    cdef int sent(self, Source source, int64_t position, uint16_t packet_id) except -1
     cdef int look_again(self) except -1
 
 

@@ -10,8 +10,10 @@ are held. A message is done when it was written (QoS 0), at PUBACK (QoS 1) or at
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
+from iotmq.mqtt.outbound cimport DeliveryOptions
 from iotmq.mqtt.packet_types cimport STATE_CONNECTED
 from iotmq.mqtt_front.device cimport Device, DeviceGroup, DeviceSession
+from iotmq.mqtt_front.held_message cimport HeldMessage
 from iotmq.mqtt_front.outgoing cimport OutgoingMessage
 
 import logging
@@ -31,12 +33,17 @@ ROOM_INTERVAL_S = 0.02
 cdef class SharedSubscription:
     """A device as a member of one group."""
 
-    def __init__(self, SharedSession session not None, str topic_filter not None, uint32_t number, uint8_t qos):
+    def __init__(self, SharedSession session not None, str topic_filter not None, uint32_t number, uint64_t options):
         self.session = session
         self.topic_filter = topic_filter
         self.number = number
-        self.qos = qos
+        self.change(options)
         self.sources = {}
+
+    cdef int change(self, uint64_t options) except -1:
+        self.options = options
+        self.identifier = <uint32_t>(options >> 8)
+        return 0
 
 
 cdef class Source:
@@ -67,33 +74,31 @@ cdef class SharedSession(DeviceSession):
 
     cdef int take(self, Source source, int64_t position, OutgoingMessage message, bint is_repeated) except -1:
         """A message for one of the memberships: to the device now, or when it has room."""
-        cdef int qos = min(message.qos, <int>source.member.qos)
+        cdef SharedSubscription member = source.member
+        cdef DeliveryOptions delivery
+        cdef uint16_t packet_id
         if position in source.held:
             # Handed out again to the same device, which still has it.
             source.completed += 1
             self.egress.note(source)
             return 0
         source.held.add(position)
+        if not self.device.is_for_device(
+            message, &delivery, <uint8_t>member.options, &member.identifier, member.identifier != 0
+        ):
+            return self.egress.finish(source, position, True)
+        delivery.is_duplicate = is_repeated and delivery.qos
         if not self._waiting and self.device.has_room():
-            return self.write(
-                source, position, message.topic, message.topic_size, message.body, message.body_size, qos, is_repeated
-            )
-        self._waiting.append((
-            source, position, qos, is_repeated,
-            message.topic[:message.topic_size], message.body[:message.body_size],
-        ))
+            packet_id = self.device.send_message(&message.view, &delivery, 0)
+            return self.sent(source, position, packet_id)
+        self._waiting.append((source, position, HeldMessage.of(message, &delivery, member.identifier)))
         return self.look_again()
 
-    cdef int write(
-        self, Source source, int64_t position, const uint8_t* topic, Py_ssize_t topic_size,
-        const uint8_t* body, Py_ssize_t body_size, int qos, bint is_repeated,
-    ) except -1:
-        cdef uint16_t packet_id = self.device.send_message(
-            topic, <uint16_t>topic_size, body, <uint32_t>body_size, qos, False, is_repeated and qos, 0
-        )
+    cdef int sent(self, Source source, int64_t position, uint16_t packet_id) except -1:
+        """A message was written; with QoS 0 it is done."""
         self.egress.delivered += 1
         self.egress.group.touch(self.device)
-        if qos:
+        if packet_id:
             self._flights[packet_id] = (source, position)
             return 0
         return self.egress.finish(source, position, True)
@@ -127,13 +132,14 @@ cdef class SharedSession(DeviceSession):
         return packet_id in self._flights
 
     cdef int room_again(self) except -1:
-        cdef const uint8_t* topic_data
-        cdef const uint8_t* body_data
+        cdef HeldMessage message
         while self._waiting and self.device.has_room():
-            source, position, qos, is_repeated, topic, body = self._waiting.popleft()
-            topic_data = <bytes>topic
-            body_data = <bytes>body
-            self.write(<Source>source, position, topic_data, len(<bytes>topic), body_data, len(<bytes>body), qos, is_repeated)
+            source, position, message = self._waiting.popleft()
+            if message.is_expired(self.egress.group.now_s):
+                self.egress.group.expired += 1
+                self.egress.finish(<Source>source, position, True)
+                continue
+            self.sent(<Source>source, position, message.send(self.device, 0))
         return self.look_again()
 
     cdef int look_again(self) except -1:
@@ -160,7 +166,7 @@ cdef class SharedEgress:
         self.credit = credit
         self._members = {}
         self._noted = []
-        self._message = OutgoingMessage()
+        self._message = OutgoingMessage(group.clock)
 
     @property
     def member_count(self):
@@ -168,7 +174,7 @@ cdef class SharedEgress:
         return len(self._members)
 
     def join(self, Device device not None, str client_id not None, subscriptions, done):
-        """Make a device a member of groups: pairs of `$share/GROUP/FILTER` and QoS.
+        """Make a device a member of groups: pairs of `$share/GROUP/FILTER` and options.
 
         `done` gets the filters that brokers refuse, with the reason of each; they are no members then.
         """
@@ -178,13 +184,13 @@ cdef class SharedEgress:
             device.shares = SharedSession(self, device, client_id, device.epoch)
         session = device.shares
         new = []
-        for topic_filter, qos in subscriptions:
+        for topic_filter, options in subscriptions:
             member = session.members.get(topic_filter)
             if member is not None:
-                member.qos = qos
+                member.change(options)
                 continue
             self._last_number = self._last_number + 1 & 0xFFFFFFFF
-            member = SharedSubscription(session, topic_filter, self._last_number, qos)
+            member = SharedSubscription(session, topic_filter, self._last_number, options)
             session.members[topic_filter] = self._members[member.number] = member
             new.append(member)
 

@@ -39,18 +39,20 @@ class SharedSubscriptions:
     def subscribe(
         self, device: Device, filters: Mapping[str, int], done: Callable[[dict[str, int]], None]
     ) -> None:
-        """Make a device a member, with the QoS wanted; `done` gets what each SUBACK says."""
+        """Make a device a member, with the options wanted; `done` gets what each SUBACK says."""
         codes = {}
         wanted = {}
-        for topic_filter, qos in filters.items():
+        for topic_filter, options in filters.items():
             try:
                 split_shared(topic_filter)
             except ValueError as error:
                 _log.debug("no shared subscription", extra={"client": device.client_id, "detail": str(error)})
-                codes[topic_filter] = reason_codes.SUBACK_FAILURE
+                codes[topic_filter] = reason_codes.TOPIC_FILTER_INVALID
                 continue
-            is_kept = isinstance(device.session, DurableSession)
-            wanted[topic_filter] = codes[topic_filter] = min(qos, _KEPT_QOS_MAX) if is_kept else qos
+            if isinstance(device.session, DurableSession):
+                options = _kept_options(options)
+            wanted[topic_filter] = options
+            codes[topic_filter] = options & 3
         if not wanted:
             done(codes)
         elif isinstance(device.session, DurableSession):
@@ -67,7 +69,7 @@ class SharedSubscriptions:
     def resume(self, device: Device, subscriptions: Iterable[SessionSubscription]) -> None:
         """A kept session is back at its device, which is a member again."""
         filters = {
-            entry.topic_filter: min(entry.options & 3, _KEPT_QOS_MAX)
+            entry.topic_filter: _kept_options(entry.options)
             for entry in subscriptions
             if is_shared(entry.topic_filter)
         }
@@ -157,10 +159,15 @@ class SharedSubscriptions:
             if refused and device.close_reason is None:
                 codes: dict[str, int] = {}
                 self._refuse(device, refused, codes, next(iter(refused.values())))
-                again = {name: qos for name, qos in filters.items() if name in refused}
+                again = {name: options for name, options in filters.items() if name in refused}
                 self._loop.call_later(RETRY_S, self._resume, device, again)
 
         self._egress.join(device, device.client_id, filters.items(), joined)
+
+
+def _kept_options(options: int) -> int:
+    """Options as in `client.session_ports`, for a session that is kept."""
+    return options & ~3 | min(options & 3, _KEPT_QOS_MAX)
 
 
 def _ignore(refused: Refused | None) -> None:

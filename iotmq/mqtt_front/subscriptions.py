@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from iotmq.client.ports import GatewayPort
 from iotmq.client.session_ports import (
@@ -58,12 +58,20 @@ class Subscriptions:
         """Answer a SUBSCRIBE: at once, or when a broker has taken what is new."""
         if device.subscriptions is None:
             device.subscriptions = {}
-        wanted = {name: min(qos, _GRANTED_QOS_MAX) for name, qos in event.subscriptions if is_shared(name)}
+        wanted = {
+            name: _stored_options(asked, event.identifier)
+            for name, asked in event.subscriptions
+            if is_shared(name)
+        }
         new_count = len(wanted.keys() - device.subscriptions.keys())
         if not wanted:
             self._subscribe_others(device, event, {})
-        elif self._shared is None or len(device.subscriptions) + new_count > self._per_session_max:
-            self._subscribe_others(device, event, dict.fromkeys(wanted, reason_codes.SUBACK_FAILURE))
+        elif self._shared is None:
+            refused = reason_codes.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
+            self._subscribe_others(device, event, dict.fromkeys(wanted, refused))
+        elif len(device.subscriptions) + new_count > self._per_session_max:
+            refused = reason_codes.QUOTA_EXCEEDED.v5_code
+            self._subscribe_others(device, event, dict.fromkeys(wanted, refused))
         else:
             self._shared.subscribe(device, wanted, partial(self._subscribe_others, device, event))
 
@@ -71,32 +79,23 @@ class Subscriptions:
         """Go on with the filters that are not shared, and answer for all; `shared` has the others' codes."""
         if device.subscriptions is None or device.close_reason is not None:
             return
-        granted_shares = {name: code for name, code in shared.items() if code != reason_codes.SUBACK_FAILURE}
+        granted_shares = {name: code for name, code in shared.items() if code < reason_codes.SUBACK_FAILURE}
         self.count += len(granted_shares.keys() - device.subscriptions.keys())
         device.subscriptions.update(granted_shares)
         if isinstance(device.session, DurableSession):
             self._subscribe_durably(device, device.session, event, shared)
             return
-        codes: list[int] = []
+        granted = self._granted(device, event, shared)
         new_filters: list[tuple[int, str]] = []
-        for topic_filter, qos in event.subscriptions:
-            if topic_filter in shared:
-                codes.append(shared[topic_filter])
-                continue
-            is_known = topic_filter in device.subscriptions
-            if not is_known and len(device.subscriptions) >= self._per_session_max:
-                codes.append(reason_codes.SUBACK_FAILURE)
-                continue
-            granted = min(qos, _GRANTED_QOS_MAX)
-            filter_id = self._egress.subscribe(topic_filter, device, granted)
+        for topic_filter, options in granted.filters.items():
+            filter_id = self._egress.subscribe(topic_filter, device, options)
             if filter_id is not None:
                 new_filters.append((filter_id, topic_filter))
-            device.subscriptions[topic_filter] = granted
-            self.count += not is_known
-            codes.append(granted)
+            self.count += topic_filter not in device.subscriptions
+            device.subscriptions[topic_filter] = options
         if not new_filters:
-            device.send_suback(event.packet_id, codes)
-            self._send_retained(device, _granted(event, codes))
+            device.send_suback(event.packet_id, granted.codes)
+            self._begin(device, granted)
             if shared:
                 device.after_answer()
             return
@@ -105,14 +104,33 @@ class Subscriptions:
             if not is_attached:
                 refused = {topic_filter for _, topic_filter in new_filters}
                 self._drop(device, tuple(refused & (device.subscriptions or {}).keys()))
-                for place, (topic_filter, _) in enumerate(event.subscriptions):
-                    if topic_filter in refused:
-                        codes[place] = reason_codes.SUBACK_FAILURE
-            device.send_suback(event.packet_id, codes)
-            self._send_retained(device, _granted(event, codes))
+                granted.take_back(event, refused)
+            device.send_suback(event.packet_id, granted.codes)
+            self._begin(device, granted)
             device.after_answer()
 
         self._gateway.attach(new_filters, attached)
+
+    def _granted(self, device: Device, event: packets.Subscribe, shared: dict[str, int]) -> _Granted:
+        """What of a SUBSCRIBE the device may have; of what is shared the codes are known."""
+        known = device.subscriptions or {}
+        granted = _Granted([], {}, {})
+        count = len(known)
+        for topic_filter, asked in event.subscriptions:
+            if topic_filter in shared:
+                granted.codes.append(shared[topic_filter])
+                continue
+            is_known = topic_filter in known or topic_filter in granted.filters
+            if not is_known and count >= self._per_session_max:
+                granted.codes.append(reason_codes.QUOTA_EXCEEDED.v5_code)
+                continue
+            count += not is_known
+            options = _stored_options(asked, event.identifier)
+            granted.codes.append(options & 3)
+            granted.filters[topic_filter] = options
+            if _wants_retained(asked, is_known=is_known):
+                granted.retained[topic_filter] = options
+        return granted
 
     def unsubscribe(self, device: Device, event: packets.Unsubscribe) -> None:
         """Answer an UNSUBSCRIBE, as `subscribe` does."""
@@ -121,14 +139,15 @@ class Subscriptions:
         if isinstance(device.session, DurableSession):
             self._unsubscribe_durably(device, device.session, event)
             return
+        codes = _unsuback_codes(device, event.filters)
         self._drop(device, [name for name in event.filters if name in (device.subscriptions or {})])
         if self._sys_topics is not None:
             self._sys_topics.unsubscribe(device, event.filters)
-        device.send_unsuback(event.packet_id)  # also when nothing was subscribed [MQTT-3.10.4-5]
+        device.send_unsuback(event.packet_id, codes)  # also when nothing was subscribed [MQTT-3.10.4-5]
 
     def take_over(self, device: Device, found: Iterable[SessionSubscription]) -> None:
         """A session that was kept is the device's: it has its filters already."""
-        device.subscriptions = {entry.topic_filter: entry.options & 3 for entry in found}
+        device.subscriptions = {entry.topic_filter: entry.options for entry in found}
         self.count += len(device.subscriptions)
         if self._sys_topics is not None:
             self._sys_topics.resume(device, device.subscriptions.items())
@@ -171,12 +190,14 @@ class Subscriptions:
         if unused:
             self._gateway.detach(unused)
 
-    def _send_retained(self, device: Device, subscriptions: Collection[tuple[str, int]]) -> None:
+    def _begin(self, device: Device, granted: _Granted) -> None:
+        """Send what there is for new filters."""
         if self._retained is not None:
-            # What is shared gets none (MQTT 5, 4.8.2).
-            self._retained.send(device, [entry for entry in subscriptions if not is_shared(entry[0])])
+            # What is shared gets none (MQTT 5, 4.8.2), and is not among these.
+            self._retained.send(device, granted.retained.items())
         if self._sys_topics is not None:
-            self._sys_topics.subscribe(device, subscriptions)
+            self._sys_topics.resume(device, granted.filters.items())
+            self._sys_topics.subscribe(device, granted.retained.items())
 
     # Sessions that are kept ---------------------------------------------------------------------------
 
@@ -187,43 +208,35 @@ class Subscriptions:
         assert self._port is not None
         assert device.subscriptions is not None
         known = device.subscriptions
-        wanted: dict[str, int] = {}
-        codes: list[int] = []
-        for topic_filter, qos in event.subscriptions:
-            if topic_filter in shared:
-                codes.append(shared[topic_filter])
-                continue
-            if topic_filter not in known and len(known) + len(wanted) >= self._per_session_max:
-                codes.append(reason_codes.SUBACK_FAILURE)
-                continue
-            wanted[topic_filter] = min(qos, _GRANTED_QOS_MAX)
-            codes.append(wanted[topic_filter])
+        granted = self._granted(device, event, shared)
 
         def subscribed(found: list[SessionSubscription] | Refused) -> None:
             if isinstance(found, Refused):
                 _log.warning("no subscription", extra={"client": device.client_id, "detail": found.remark})
-                failed = reason_codes.SUBACK_FAILURE
-                device.send_suback(
-                    event.packet_id, [shared.get(name, failed) for name, _ in event.subscriptions]
-                )
+                granted.take_back(event, tuple(granted.filters))
+                device.send_suback(event.packet_id, granted.codes)
             else:
-                device.send_suback(event.packet_id, codes)
+                device.send_suback(event.packet_id, granted.codes)
                 if not session.is_ended:
-                    self.count += len(wanted.keys() - known.keys())
+                    self.count += len(granted.filters.keys() - known.keys())
                     # Under the text that the session has already: there are many of these.
                     same_text = {entry.topic_filter: entry.topic_filter for entry in found}
-                    known.update((same_text.get(name, name), granted) for name, granted in wanted.items())
+                    known.update(
+                        (same_text.get(name, name), options) for name, options in granted.filters.items()
+                    )
                     session.add(found)
-                    self._send_retained(device, wanted.items())
+                    self._begin(device, granted)
             device.after_answer()
 
-        if wanted:
+        if granted.filters:
             request = SubscribeRequest(
-                client_id=session.client_id, epoch=session.epoch, subscriptions=list(wanted.items())
+                client_id=session.client_id,
+                epoch=session.epoch,
+                subscriptions=list(granted.filters.items()),
             )
             self._port.subscribe(request, subscribed)
         else:
-            device.send_suback(event.packet_id, codes)
+            device.send_suback(event.packet_id, granted.codes)
             if shared:
                 device.after_answer()
 
@@ -232,6 +245,7 @@ class Subscriptions:
     ) -> None:
         assert self._port is not None
         assert device.subscriptions is not None
+        codes = _unsuback_codes(device, event.filters)
         for topic_filter in event.filters:
             if device.subscriptions.pop(topic_filter, None) is not None:
                 self.count -= 1
@@ -241,9 +255,9 @@ class Subscriptions:
 
         def unsubscribed(refused: Refused | None) -> None:
             if refused is None:
-                device.send_unsuback(event.packet_id)
+                device.send_unsuback(event.packet_id, codes)
             else:
-                # There is no UNSUBACK that says no before MQTT 5.
+                # There is no UNSUBACK that says no before MQTT 5, and what the broker still has may come.
                 device.close(reason_codes.SERVER_UNAVAILABLE, refused.remark)
             device.after_answer()
 
@@ -253,10 +267,40 @@ class Subscriptions:
         self._port.unsubscribe(request, unsubscribed)
 
 
-def _granted(event: packets.Subscribe, codes: Sequence[int]) -> list[tuple[str, int]]:
-    """The filters of a SUBSCRIBE that were not refused."""
-    return [
-        (topic_filter, code)
-        for (topic_filter, _), code in zip(event.subscriptions, codes, strict=True)
-        if code != reason_codes.SUBACK_FAILURE
-    ]
+class _Granted(NamedTuple):
+    """A SUBSCRIBE's codes in its order; the filters that were granted and those whose retained messages are
+    wanted, with options as in `client.session_ports.SessionSubscription`."""
+
+    codes: list[int]
+    filters: dict[str, int]
+    retained: dict[str, int]
+
+    def take_back(self, event: packets.Subscribe, refused: Collection[str]) -> None:
+        """Refuse filters after all."""
+        for place, (topic_filter, _) in enumerate(event.subscriptions):
+            if topic_filter in refused and self.codes[place] < reason_codes.SUBACK_FAILURE:
+                self.codes[place] = reason_codes.SUBACK_FAILURE
+        for topic_filter in tuple(refused):
+            self.filters.pop(topic_filter, None)
+            self.retained.pop(topic_filter, None)
+
+
+def _stored_options(asked: int, identifier: int) -> int:
+    """What is kept of a subscription: QoS, no-local, retain-as-published, and above them its identifier."""
+    return asked & 0x0C | min(asked & 3, _GRANTED_QOS_MAX) | identifier << 8
+
+
+def _wants_retained(asked: int, *, is_known: bool) -> bool:
+    """What retain handling says [MQTT-3.3.1-9] to [MQTT-3.3.1-11]; 0 is what there is before MQTT 5."""
+    handling = asked >> 4
+    return handling == 0 or (handling == 1 and not is_known)
+
+
+def _unsuback_codes(device: Device, filters: Sequence[str]) -> list[int]:
+    """Per filter, whether there was such a subscription; one that is named twice goes with the first."""
+    known = set(device.subscriptions or ())
+    codes: list[int] = []
+    for topic_filter in filters:
+        codes.append(0 if topic_filter in known else reason_codes.NO_SUBSCRIPTION_EXISTED)
+        known.discard(topic_filter)
+    return codes

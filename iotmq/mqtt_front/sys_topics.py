@@ -64,7 +64,7 @@ class SysTopics:
         self._loads: dict[str, float] = {}
         self._texts: dict[str, str] = {}
         self._records: dict[str, bytes] = {}
-        # Filters below $SYS/ that connected devices have, with the QoS granted.
+        # Filters below $SYS/ that connected devices have, with options as in client.session_ports.
         self._subscribers: dict[Device, dict[str, int]] = {}
         self.sent = 0
         """Messages written to subscribers."""
@@ -79,13 +79,13 @@ class SysTopics:
             self._send(device, filters.items(), changed, is_retained=False)
 
     def subscribe(self, device: Device, subscriptions: Iterable[tuple[str, int]]) -> None:
-        """A device subscribed filters, granted with a QoS; those of other topics are passed over."""
+        """A device subscribed filters, with options as granted; those of other topics are passed over."""
         wanted = self.resume(device, subscriptions)
         self._send(device, wanted.items(), self._records, is_retained=True)
 
     def resume(self, device: Device, subscriptions: Iterable[tuple[str, int]]) -> Mapping[str, int]:
         """As `subscribe`, of filters that a session had before: it gets what changes from now on."""
-        wanted = {name: qos for name, qos in subscriptions if name.startswith(topics.SYS_PREFIX)}
+        wanted = {name: options for name, options in subscriptions if name.startswith(topics.SYS_PREFIX)}
         if wanted:
             self._subscribers.setdefault(device, {}).update(wanted)
         return wanted
@@ -114,12 +114,12 @@ class SysTopics:
     ) -> None:
         """What a device has no room for is left out: newer values follow."""
         wanted: dict[str, int] = {}
-        for topic_filter, qos in filters:
+        for topic_filter, options in filters:
             for topic in records:
                 if topics.matches(topic_filter, topic):
-                    wanted[topic] = max(qos, wanted.get(topic, 0))
-        for topic, qos in wanted.items():
-            self.sent += device.send_record(records[topic], qos, is_retained=is_retained) is True
+                    wanted[topic] = max(options, wanted.get(topic, 0), key=_qos)
+        for topic, options in wanted.items():
+            self.sent += device.send_record(records[topic], options, is_retained=is_retained) is True
 
     def _renew(self, now_s: float) -> dict[str, bytes]:
         """Make all values; those that changed, as records."""
@@ -163,6 +163,10 @@ class SysTopics:
                 self._loads[topic] = self._loads.get(topic, 0.0) * kept + rate * (1 - kept)
                 texts[topic] = f"{self._loads[topic]:.2f}"
         return texts
+
+
+def _qos(options: int) -> int:
+    return options & 3
 
 
 def _record(topic: str, text: str) -> bytes:

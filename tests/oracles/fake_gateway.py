@@ -18,6 +18,7 @@ from iotmq.metrics import Metric
 from iotmq.mqtt import packets
 from iotmq.mqtt.connection_settings import ConnectionSettings
 from iotmq.mqtt.packets import Connect
+from iotmq.mqtt.properties import Properties
 from iotmq.mqtt_front.device import Device, DeviceGroup
 
 
@@ -52,9 +53,11 @@ class Handed:
         self.body = bytes(elements)
         assert check_batch(self.body) == count
         self.messages: list[Message] = []
+        self.raw_properties: list[bytes] = []
         for payload, raw, flag in split_batch(self.body):
             assert flag == 0
             properties = decode_properties(raw)
+            self.raw_properties.append(raw)
             self.messages.append(Message(properties[MQTT_TOPIC], payload, properties))
 
     @property
@@ -226,7 +229,13 @@ class Front:
     def __init__(self, sink: Any, *, loop: FakeLoop | None = None, **settings: Any) -> None:
         self.loop = loop if loop is not None else FakeLoop()
         self.clock = ManualClock()
-        self.group = DeviceGroup(self.loop, sink, self, now_s=self.clock.monotonic_s())  # type: ignore[arg-type]
+        self.group = DeviceGroup(
+            self.loop,  # type: ignore[arg-type]
+            sink,
+            self,
+            now_s=self.clock.monotonic_s(),
+            clock=self.clock,
+        )
         self.settings = ConnectionSettings(**settings)
         self.events: list[packets.Event] = []
         self.lost: list[Device] = []
@@ -247,15 +256,25 @@ class Front:
         self.lost.append(device)
 
     def connect(
-        self, client_id: str = "d", *, keep_alive_s: int = 0, high_water_bytes: int | None = None
+        self,
+        client_id: str = "d",
+        *,
+        keep_alive_s: int = 0,
+        high_water_bytes: int | None = None,
+        properties: Properties | None = None,
     ) -> tuple[Device, FakeTransport]:
-        """A device with an open session, its CONNACK read."""
+        """A device with an open session, its CONNACK read; with properties one of MQTT 5."""
         device = Device(self.group, self.settings)
         transport = FakeTransport(device, high_water_bytes)
         device.connection_made(transport)  # type: ignore[arg-type]
-        receive(device, packets.encode_connect(Connect(client_id, True, keep_alive_s, None, None, None)))
+        connect = Connect(client_id, True, keep_alive_s, None, None, None)
+        if properties is not None:
+            connect = connect._replace(protocol_level=5, properties=properties)
+        receive(device, packets.encode_connect(connect))
         self.loop.run()
-        assert transport.take() == packets.encode_connack(0, session_present=False)
+        ((first, body),) = split_output(transport.take())
+        assert (first, body[:2]) == (packets.CONNACK << 4, b"\0\0")
+        assert (len(body) > 2) is (properties is not None)
         return device, transport
 
 

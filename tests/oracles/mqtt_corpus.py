@@ -50,14 +50,14 @@ CORPUS: list[Case] = [
     Case("client id not UTF-8", _connect(2, _text(b"\xff")), reason_codes.CLIENT_ID_NOT_VALID, is_first=True),
     Case("client id with NUL", _connect(2, _text(b"a\0")), reason_codes.CLIENT_ID_NOT_VALID, is_first=True),
     Case(
-        "protocol level 5",
-        _connect(2, _text(b"d"), level=5),
+        "protocol level 6",
+        _connect(2, _text(b"d"), level=6),
         reason_codes.UNSUPPORTED_PROTOCOL_VERSION,
         is_first=True,
     ),
     Case(
-        "protocol MQIsdp",
-        _connect(2, _text(b"d"), name=b"MQIsdp", level=3),
+        "protocol MQIsdp of a level it does not have",
+        _connect(2, _text(b"d"), name=b"MQIsdp", level=4),
         reason_codes.UNSUPPORTED_PROTOCOL_VERSION,
         is_first=True,
     ),

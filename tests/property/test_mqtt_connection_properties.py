@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from fake_gateway import split_output
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mqtt_corpus import CONNECT, CORPUS
-from mqtt_oracle import Outcome, run_connection
+from mqtt_oracle import Outcome, run_connection, shortened
 
 from iotmq.mqtt import packets
 from iotmq.mqtt.connection import CONNECTED, ServerConnection
@@ -114,16 +115,13 @@ def by_kind(output: bytes, expected: Outcome) -> dict[int, list[bytes]]:
     Those to messages of the last chunk are not sent when the chunk ends the connection.
     """
     found: dict[int, list[bytes]] = {}
-    at = 0
-    while at < len(output):
-        size = 2 + output[at + 1]
-        kind = output[at] >> 4
+    for first, body in split_output(output):
+        kind = first >> 4
         is_acknowledgement = kind in (packets.PUBACK, packets.PUBREC)
         if not (is_acknowledgement and expected.close_reason is not None):
             found.setdefault(packets.PUBACK if is_acknowledgement else kind, []).append(
-                output[at : at + size]
+                shortened(first, body)
             )
-        at += size
     return found
 
 

@@ -184,7 +184,7 @@ async def test_packets_behind_connect_are_handled_in_order(site: Site) -> None:
 
 async def test_refused_connects_are_told_why(site: Site) -> None:
     client = await site.dial()
-    body = b"\0\4MQTT\5\2\0\0\0\1d"
+    body = b"\0\4MQTT\2\2\0\0\0\1d"
     client.send(packets.encode_packet(packets.CONNECT, 0, body))
     assert await client.rest() == bytes([0x20, 2, 0, 1])
     await site.gone("unsupported_protocol_version")
