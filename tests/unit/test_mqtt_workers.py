@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 
 import pytest
 
@@ -98,3 +99,23 @@ def test_nothing_is_ready_before_the_start() -> None:
     assert workers.not_ready_reason == "no worker is ready"
     assert workers.not_alive_reason is None
     assert [metric.value for metric in workers.metrics()] == [0]
+
+
+async def test_workers_that_end_at_once_without_a_word_fail_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    workers = MqttWorkers(config_from_table(table(workers=2, listen_port=0)))
+    with pytest.raises(OSError, match=r"worker \d: it ended with code 1"):
+        await workers.start()
+    assert workers.not_ready_reason == "no worker is ready"
+
+
+async def test_programs_that_are_not_there_fail_the_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    workers = MqttWorkers(config_from_table(table(workers=1, listen_port=0)))
+    with pytest.raises(OSError, match=r"worker 1: .*No such file"):
+        await workers.start()
+    assert "cannot be looked after" in caplog.text
