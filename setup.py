@@ -19,6 +19,7 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.store.segment", ".pyx", []),
     ("iotmq.store.resync", ".pyx", ["z"]),
     ("iotmq.store.marker", ".pyx", ["z"]),
+    ("iotmq.store.log_segments", ".pyx", []),
     ("iotmq.store.commit_log", ".pyx", ["z"]),
     ("iotmq.store.queue", ".pyx", []),
     ("iotmq.store.queue_table", ".pyx", []),

@@ -290,12 +290,16 @@ async def pad(site: MqttSite) -> None:
 async def delete_expired(site: MqttSite) -> None:
     """Let retention have what is past its age, copies of waiting messages included."""
     await pad(site)
-    store = site.bench.store
+    store, sessions = site.bench.store, site.bench.broker.sessions
     was_position = store.min_position
 
     def is_deleted() -> bool:
         store.request_flush()
         store.delete_expired()
-        return store.gone_position > was_position and not store.wanted_position
+        # The sessions have been told of it, too.
+        return (
+            was_position < store.min_position == sessions._projection._min_position
+            and not store.wanted_position
+        )
 
     await soon(is_deleted, "the first files of the log are deleted", step_s=0.01)
