@@ -30,6 +30,9 @@ class GatewayBroker(FakeBroker):
         self.channels: dict[ServerConnection, dict[int, str]] = {}
         self.is_holding = False
         self.record_bytes_max: int | None = None
+        self.log_position: int | None = None
+        self.attaches: list[tuple[dict[str, str], list[int]]] = []
+        """Fields and filter ids of each request to attach."""
         self.held_attaches: list[tuple[ServerConnection, Command]] = []
 
     @property
@@ -43,12 +46,16 @@ class GatewayBroker(FakeBroker):
 
     def answer(self, connection: ServerConnection, request: Command) -> Command | None:
         if request.code == RequestCode.ATTACH_FILTERS:
-            self.channels.setdefault(connection, {}).update(json.loads(request.body_bytes())["filters"])
+            filters = json.loads(request.body_bytes())["filters"]
+            self.channels.setdefault(connection, {}).update(filters)
+            self.attaches.append((dict(request.ext), [number for number, _ in filters]))
             if self.is_holding:
                 self.held_attaches.append((connection, request))
                 return None
-            limit = self.record_bytes_max
-            return request.reply(0, ext={} if limit is None else {"recordBytesMax": str(limit)})
+            told = {"recordBytesMax": self.record_bytes_max, "position": self.log_position}
+            return request.reply(
+                0, ext={name: str(value) for name, value in told.items() if value is not None}
+            )
         if request.code == RequestCode.DETACH_FILTERS:
             for number in json.loads(request.body_bytes())["ids"]:
                 del self.channels[connection][number]
@@ -337,3 +344,67 @@ async def test_pushes_are_delivered_and_malformed_ones_counted() -> None:
 
 def metric(site: Site, name: str) -> Any:
     return sum(one.value for one in site.gateway.metrics() if one.name == name)
+
+
+async def lose_channel(site: Site) -> None:
+    site.broker.attaches.clear()
+    for connection in list(site.broker.channels):
+        connection.abort("test")
+    await soon(lambda: site.gateway.not_ready_reason is not None, "it is lost", step_s=0.001)
+
+
+async def test_a_channel_that_comes_back_says_what_it_has_seen() -> None:
+    async with running() as site:
+        site.broker.log_position = 100
+        assert await site.attach((1, "a"), (2, "b"))
+        record = record_of("a", b"1")
+        site.broker.push(record, matches_of((0, [1])), nextPosition="170")
+        await soon(lambda: site.inbox.pushes, "the push", step_s=0.001)
+        site.gateway.detach([2])
+        await lose_channel(site)
+        # Nobody has seen anything for this one.
+        site.gateway.attach([(3, "c")], site.attached.append)
+        site.broker.log_position = 300
+        await site.ready()
+        assert site.broker.attaches == [({"since": "170"}, [1]), ({}, [3])]
+        await lose_channel(site)
+        await site.ready()
+        assert site.broker.attaches == [({"since": "300"}, [1, 3])]
+
+
+async def test_what_was_seen_is_not_forgotten_by_a_channel_that_does_not_come_up() -> None:
+    async with running() as site:
+        site.broker.log_position = 100
+        assert await site.attach((1, "a"))
+        site.broker.is_holding = True
+        await lose_channel(site)
+        await soon(lambda: site.broker.held_attaches, "it catches up", step_s=0.001)
+        site.broker.push(record_of("a", b"1"), matches_of((0, [1])), nextPosition="120")
+        await soon(lambda: site.inbox.pushes, "a part of it", step_s=0.001)
+        site.broker.is_holding = False
+        for connection in list(site.broker.channels):
+            connection.abort("test")
+        await site.ready()
+        assert [fields for fields, _ in site.broker.attaches] == [{"since": "100"}, {"since": "120"}]
+
+
+async def test_filters_of_many_requests_are_caught_up_at_once() -> None:
+    async with running() as site:
+        site.broker.log_position = 50
+        assert await site.attach(*((number, f"f/{number}") for number in range(1, 2_002)))
+        await lose_channel(site)
+        await site.ready()
+        fields = [(ext, len(numbers)) for ext, numbers in site.broker.attaches]
+        assert fields == [({"isHeld": "true"}, 1_000), ({"isHeld": "true"}, 1_000), ({"since": "50"}, 1)]
+        assert len(site.broker.filters) == 2_001
+
+
+async def test_another_log_at_the_same_address_is_begun_anew() -> None:
+    async with running() as site:
+        site.broker.log_position = 1_000_000
+        assert await site.attach((1, "a"))
+        site.broker.log_position = 10
+        for since in (1_000_000, 10):
+            await lose_channel(site)
+            await site.ready()
+            assert site.broker.attaches == [({"since": str(since)}, [1])]
