@@ -216,7 +216,10 @@ class Broker:
             *self._mqtt.areas,
         ]
         self.requests = RequestTable(
-            areas, take_run=self._sending.sends.take_run, take_pull=self._consuming.pulls.take_pull
+            areas,
+            take_run=self._sending.sends.take_run,
+            take_pull=self._consuming.pulls.take_pull,
+            settle=self.intake.settle,
         )
         announced = AnnouncedChanges(self.requests, self.topics, self._when_told)
         self._server = RemotingServer(

@@ -149,8 +149,11 @@ class Intake:
         self._waiting: deque[_Waiting] = deque()
         self._dispatch_listeners: list[Callable[[list[Queue]], None]] = []
         self._confirmed_listeners: list[Callable[[], None]] = []
+        self._settled_listeners: list[Callable[[], None]] = []
         # True from the append that asked for a notification until it runs, once per turn of the loop.
         self._is_notify_scheduled = False
+        # Appends of this turn wait to be dispatched, which `_notify` does at its end.
+        self._is_dispatch_due = False
         # True while the loop has been asked to advance the store and has not done it yet.
         self._is_advance_scheduled = False
         # Set by open(); flushes are reported to this loop.
@@ -160,6 +163,7 @@ class Intake:
         self._refused_until_s = float("inf")
         # When the run of appends under way began.
         self._run_begun_us = 0
+        self._waits_for_disk = store.settings.flush == "sync"
         # The disk refused, and no append has succeeded since.
         self._was_refused = False
         self.batches_count = 0
@@ -183,6 +187,7 @@ class Intake:
     def finish(self) -> None:
         """Answer everything that still waits as stored but not known to be flushed. The last call."""
         self._timer.cancel()
+        self.settle()
         while self._waiting:
             self._time_out(self._waiting.popleft())
 
@@ -216,6 +221,10 @@ class Intake:
     def add_confirmed_listener(self, listener: Callable[[], None]) -> None:
         """`listener` is called once per turn of the loop that confirmed anything, after holds woke."""
         self._confirmed_listeners.append(listener)
+
+    def add_settled_listener(self, listener: Callable[[], None]) -> None:
+        """`listener` is called when runs of appends were given to their queues: once for those of a turn."""
+        self._settled_listeners.append(listener)
 
     def queue_count(self, topic: str, *, create: bool) -> int:
         """Queues of the topic that take messages, 0 for an unknown one.
@@ -334,7 +343,7 @@ class Intake:
     @property
     def waits_for_disk(self) -> bool:
         """True when an append is confirmed by a later flush."""
-        return self._store.settings.flush == "sync"
+        return self._waits_for_disk
 
     def open_queues(self, topic: str) -> list[Queue | None] | None:
         """The list `append` takes a topic's queues from until it changes; None when it takes nothing."""
@@ -370,20 +379,30 @@ class Intake:
         if self._was_refused:
             self._was_refused = False
             logger.info("sends are taken again")
-        end_position = store.appended_position
-        if not self._is_notify_scheduled and store.confirmed_position >= end_position:
-            self._is_notify_scheduled = True
-            asyncio.get_running_loop().call_soon(self._notify)
+        if not self._waits_for_disk:
+            # Runs of one turn, of as many connections as there are, are dispatched together.
+            self._is_dispatch_due = True
+            if not self._is_notify_scheduled:
+                self._is_notify_scheduled = True
+                asyncio.get_running_loop().call_soon(self._notify)
         if batches > waiting:
             self._put_latencies.end(self._run_begun_us, batches - waiting)
         if waiting:
             deadline_s = self._clock.monotonic_s() + self._flush_timeout_s
-            run = StoredRun(end_position, waiting)
+            run = StoredRun(store.appended_position, waiting)
             self._waiting.append(
                 _Waiting(run, deadline_s, done, is_patient=False, begun_us=self._run_begun_us)
             )
             if len(self._waiting) == 1:
                 self._timer.arm(deadline_s)
+
+    def settle(self) -> None:
+        """Give what was appended to its queues: what was answered is there for whatever is asked next."""
+        if self._is_dispatch_due:
+            self._is_dispatch_due = False
+            self._store.advance()
+            for listener in self._settled_listeners:
+                listener()
 
     def on_flushed(self) -> None:
         """Called by the store from its flush thread."""
@@ -445,6 +464,7 @@ class Intake:
 
     def _notify(self) -> None:
         self._is_notify_scheduled = False
+        self.settle()
         queues = self._store.take_dispatched()
         if queues:
             for dispatch_listener in self._dispatch_listeners:

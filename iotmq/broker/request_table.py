@@ -7,7 +7,7 @@ class that lists its codes; a new area is a new module and one line in broker.py
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import RequestCode, request_name
@@ -34,12 +34,19 @@ TakeRun: TypeAlias = Callable[[ServerConnection, SendRun, int], int]
 TakePull: TypeAlias = Callable[[ServerConnection, PullFrame], bool]
 
 
+_PULL: Final[int] = RequestCode.PULL_MESSAGE
+
+
 def _take_no_send(connection: ServerConnection, run: SendRun, at: int) -> int:
     return at
 
 
 def _take_no_pull(connection: ServerConnection, frame: PullFrame) -> bool:
     return False
+
+
+def _nothing() -> None:
+    pass
 
 
 class RequestTable:
@@ -51,8 +58,13 @@ class RequestTable:
         *,
         take_run: TakeRun = _take_no_send,
         take_pull: TakePull = _take_no_pull,
+        settle: Callable[[], None] = _nothing,
     ) -> None:
-        """The two are the short ways of plain sends and pulls, whose codes areas serve."""
+        """The first two are the short ways of plain sends and pulls, whose codes areas serve.
+
+        `settle` is called before any request but a plain send: what was answered before is there for it.
+        """
+        self._settle = settle
         self._take_run = take_run
         self._take_pull = take_pull
         self._handlers: dict[int, Handler] = {}
@@ -84,14 +96,16 @@ class RequestTable:
             self._counts[-1] += 1
             return request.not_supported()
         self._counts[code] += 1
+        self._settle()
         return handler(connection, request)
 
     def handle_run(self, connection: ServerConnection, run: Run, at: int) -> int:
         """Take plain requests of a run from number `at` on; the number of the first for `handle`."""
         if isinstance(run, PullFrame):
+            self._settle()
             if not self._take_pull(connection, run):
                 return at
-            self._counts[RequestCode.PULL_MESSAGE] += 1
+            self._counts[_PULL] += 1
             return at + 1
         end = self._take_run(connection, run, at)
         for code, count in run.codes(at, end):

@@ -3,13 +3,13 @@
 Operations: store as many sends of a run as are plain, from a number on; answer them, at once or when the
 disk has them. Goal: per send no Python object and no Python call. Plan: what the general way
 (`send_handler.py`) finds out about a topic is kept until the topic changes; sends are laid out as batches
-of one and go through the log's own checks; statistics, dispatch, the wish for a flush and the write of the
-answers come once per run.
+of one and go through the log's own checks; the wish for a flush and the write of the answers come once
+per run, statistics and dispatch once per turn of the loop.
 
 Plain is: to a topic that is there and takes messages, to a queue of it that is named, with nothing in
-flags and properties, its own or those of a batch's elements, that asks for more than storing. The first send that is not plain, or that the log
-refuses, ends the pass with nothing done for it; the general way then takes it from the start, so every
-refusal, remark and count of one is the general way's. `tests/property/test_send_path.py` compares both.
+flags and properties, its own or those of a batch's elements, that asks for more than storing. The first
+send that is not plain, or that the log refuses, ends the pass with nothing done for it; the general way
+then takes it from the start, so every refusal, remark and count of one is the general way's. `tests/property/test_send_path.py` compares both.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -32,8 +32,8 @@ from iotmq.remoting.answer_template import binary_pieces, json_pieces
 
 cdef enum:
     IS_ONEWAY = 2
-    # Counted together in one run: queues stored to.
-    TALLIES = 16
+    # Counted together: queues stored to.
+    TALLIES = 64
     # Texts of one answer besides its message ids and what its template holds: three numbers and a size each.
     NUMBERS_BYTES = 80
 
@@ -53,7 +53,7 @@ cdef struct Stored:
     bint is_binary
 
 
-# What of one queue was stored in a pass.
+# What of one queue was stored since it was counted last.
 cdef struct Tally:
     void* queue
     int64_t batches
@@ -101,6 +101,9 @@ cdef class SendPath:
     cdef str trace_on
     cdef dict templates
     cdef dict plans
+    # What statistics do not have yet, and the queues it is about.
+    cdef Tally tallies[TALLIES]
+    cdef list tallied
     # The plan of the last send: most runs are one producer's.
     cdef Plan last
     # Where an element or the shared properties of a batch are laid out.
@@ -129,12 +132,16 @@ cdef class SendPath:
         self.trace_on = trace_on
         self.templates = {}
         self.plans = {}
+        self.tallied = []
+        intake.add_settled_listener(self.count_all)
 
     def __dealloc__(self):
         PyMem_Free(self.room)
 
     def forget(self, str topic not None):
         """The topic changed, or is gone."""
+        # Before statistics forget it, too.
+        self.count_all()
         self.last = None
         self.plans.pop(topic.encode(), None)
 
@@ -151,8 +158,6 @@ cdef class SendPath:
     def take(self, connection, bytes born_host not None, SendRun run not None, int at):
         """Store sends from number `at` on, and see to their answers; the number of the first not taken."""
         cdef Answers now, later
-        cdef Tally tallies[TALLIES]
-        cdef int tally_count = 0
         cdef int first = at
         cdef int64_t now_ms = self.intake.begin_run()
         cdef int64_t begun_us
@@ -176,9 +181,6 @@ cdef class SendPath:
             plan = self.plan_of(frame)
             if plan is None or not self.is_plain(run, frame) or not 0 <= frame.queue_id < len(plan.queues):
                 break
-            if tally_count == TALLIES:
-                self.count(tallies, tally_count)
-                tally_count = 0
             try:
                 queue = plan.queues[frame.queue_id]
                 if queue is None:
@@ -188,7 +190,7 @@ cdef class SendPath:
             except Exception:
                 # The general way meets the same, and knows what to say.
                 break
-            tally_count = tally(tallies, tally_count, queue, &place)
+            self.tally(queue, &place)
             records += place.count
             size_bytes += place.end_position - place.start_position
             at += 1
@@ -206,7 +208,8 @@ cdef class SendPath:
             stored.opaque = frame.opaque
             stored.is_binary = frame.is_binary
         if at > first:
-            self.count(tallies, tally_count)
+            if is_sync:
+                self.count_all()
             self.intake.end_run(
                 at - first,
                 records=records,
@@ -310,15 +313,35 @@ cdef class SendPath:
             self.room_bytes = size
         return self.room
 
-    cdef int count(self, const Tally* tallies, int tally_count) except -1:
-        cdef int number
-        cdef Queue queue
-        for number in range(tally_count):
-            queue = <Queue> tallies[number].queue
-            self.count_put(
-                queue.topic, queue.queue_id, tallies[number].records, tallies[number].size_bytes, tallies[number].batches
-            )
+    cdef int tally(self, Queue queue, const Place* place) except -1:
+        """Remember what was stored."""
+        cdef Tally* tally = self.tallies
+        cdef Tally* end = tally + len(self.tallied)
+        while tally < end and tally.queue != <void*> queue:
+            tally += 1
+        if tally == end:
+            if len(self.tallied) == TALLIES:
+                self.count_all()
+                tally = self.tallies
+            self.tallied.append(queue)
+            tally.queue = <void*> queue
+            tally.batches = tally.records = tally.size_bytes = 0
+        tally.batches += 1
+        tally.records += place.count
+        tally.size_bytes += place.end_position - place.start_position
         return 0
+
+    def count_all(self):
+        """Let statistics have what was stored."""
+        cdef Tally* tally = self.tallies
+        cdef Queue queue
+        cdef list tallied = self.tallied
+        if not tallied:
+            return
+        self.tallied = []
+        for queue in tallied:
+            self.count_put(queue.topic, queue.queue_id, tally.records, tally.size_bytes, tally.batches)
+            tally += 1
 
     cdef Template template(self, int status):
         cdef Template template = self.templates.get(status)
@@ -437,22 +460,6 @@ cdef class Answers:
                 return at
             at[0] = c","
             at += 1
-
-
-cdef int tally(Tally* tallies, int count, Queue queue, const Place* place) except -1:
-    """Count what was stored; how many tallies are in use. There is room for one more."""
-    cdef int number = 0
-    while number < count and tallies[number].queue != <void*> queue:
-        number += 1
-    if number == count:
-        # Its plan, or the store, keeps the queue.
-        tallies[number].queue = <void*> queue
-        tallies[number].batches = tallies[number].records = tallies[number].size_bytes = 0
-        count += 1
-    tallies[number].batches += 1
-    tallies[number].records += place.count
-    tallies[number].size_bytes += place.end_position - place.start_position
-    return count
 
 
 cdef inline bint is_same(bytes text, const uint8_t* at, Py_ssize_t size):

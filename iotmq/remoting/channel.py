@@ -316,6 +316,8 @@ class Channel(asyncio.Protocol):
             self.is_active = True
             if self._backlog:
                 self._backlog += items
+            elif len(items) == 1:
+                self._process_one(items[0])
             else:
                 self._process(items)
         if reader.pending_size != self._unfinished_size:
@@ -364,6 +366,20 @@ class Channel(asyncio.Protocol):
             if not waiter.done():
                 waiter.set_result(None)
         self._drain_waiters.clear()
+
+    def _process_one(self, item: Item) -> None:
+        """`_process` for what most clients send: one request, or a run of them, and then wait."""
+        self._is_receiving = True
+        try:
+            if not isinstance(item, Command):
+                self._answer_run(item)
+            elif item.flag & Flag.RESPONSE:
+                self._finish(item)
+            else:
+                self._answer(item)
+        finally:
+            self._is_receiving = False
+        self._flush()
 
     def _process(self, items: list[Item]) -> None:
         rest = iter(items)

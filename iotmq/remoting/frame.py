@@ -84,6 +84,7 @@ class FrameReader:
     __slots__ = (
         "_chunks",
         "_is_at_start",
+        "_is_pulling",
         "_items",
         "_needed_size",
         "_takes_runs",
@@ -102,6 +103,8 @@ class FrameReader:
         # No frame can be finished before this many bytes are pending.
         self._needed_size = 4
         self._is_at_start = True
+        # The last run was a pull.
+        self._is_pulling = False
         # Frames with an empty header (old C++ clients send one now and then): skipped and counted.
         self.frames_ignored = 0
         # Set once, by the first malformed frame.
@@ -165,8 +168,14 @@ class FrameReader:
         takes_runs = self._takes_runs
         while size_available - at >= 8:
             if takes_runs:
-                run = read_sends(data, at) or read_pull(data, at)
+                # Whoever pulled pulls again, as a rule.
+                run = (
+                    read_pull(data, at) or read_sends(data, at)
+                    if self._is_pulling
+                    else read_sends(data, at) or read_pull(data, at)
+                )
                 if run is not None:
+                    self._is_pulling = isinstance(run, PullFrame)
                     items.append(run)
                     at = run.end
                     continue

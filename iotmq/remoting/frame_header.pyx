@@ -34,6 +34,12 @@ cdef Py_ssize_t FRAME_MAX = FRAME_BYTES_MAX
 cdef Py_ssize_t HEADER_MAX = HEADER_BYTES_MAX
 
 
+# Characters that a text has nothing to say about: ASCII but for controls, the quote and the backslash.
+cdef uint8_t is_usual[256]
+for _character in range(256):
+    is_usual[_character] = 0x20 <= _character < 0x80 and _character not in b'"\\'
+
+
 cdef bint read_head(const uint8_t* start, Py_ssize_t at, Py_ssize_t end, Head* head, TakeField take,
                     void* context) except -1:
     cdef Py_ssize_t size, header_size
@@ -213,6 +219,9 @@ cdef const uint8_t* read_text(const uint8_t* at, const uint8_t* end, Text* text)
     at += 1
     text.at = at
     while at < end:
+        if is_usual[at[0]]:
+            at += 1
+            continue
         if at[0] == c'"':
             text.size = at - text.at
             return at + 1

@@ -80,8 +80,19 @@ cdef class SendRun:
         """How many of the sends [start, end) there are of each code."""
         cdef int counts[3]
         cdef int number
+        cdef int code
+        start, end = max(start, 0), min(end, self.count)
+        if start >= end:
+            return ()
+        code = self.frames[start].code
+        number = start + 1
+        while number < end and self.frames[number].code == code:
+            number += 1
+        if number == end:
+            # As most runs are.
+            return ((code, end - start),)
         counts[0] = counts[1] = counts[2] = 0
-        for number in range(max(start, 0), min(end, self.count)):
+        for number in range(start, end):
             if self.frames[number].code == SEND_SHORT:
                 counts[0] += 1
             elif self.frames[number].code == SEND_LONG:

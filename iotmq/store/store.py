@@ -290,6 +290,8 @@ class Store(StoreReader):
                 raise self._refusals.of_one_queue(error) from error
             raise self._refusals.of_allocation(error) from error
         self.end_appends()
+        if not self._is_sync:
+            self._run_dispatch(self._log.appended_position)
         return appended
 
     @property
@@ -304,13 +306,14 @@ class Store(StoreReader):
         return self._clock.now_ms()
 
     def end_appends(self) -> None:
-        """Do for what was appended what follows an append: room ahead, and dispatching or flushing."""
+        """Do for what was appended what follows an append: room ahead, and flushing where that was promised.
+
+        Where it was not, `advance` dispatches it; until then no queue has it.
+        """
         if self._log.is_room_low:
             self._allocator.request()
         if self._is_sync:
             self._flusher.request()
-        else:
-            self._run_dispatch(self._log.appended_position)
 
     def advance(self) -> int:
         """Confirm what the durability promise now allows; returns `confirmed_position`."""

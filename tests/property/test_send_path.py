@@ -208,6 +208,31 @@ def plain(
     return b"".join(encode(Command(code, opaque, flag, 0, 409, None, ext, b"hello", serialize)))
 
 
+@pytest.mark.parametrize("sides", [("async", "127.0.0.1")], indirect=True)
+async def test_what_was_answered_is_there_for_the_next_request_of_the_same_turn(
+    sides: tuple[Side, Side],
+) -> None:
+    short, general = sides
+    queue = {"topic": "T", "queueId": "1"}
+    max_offset = Command(30, 2, 0, 0, 409, None, queue, b"", Serialize.JSON)
+    pulled = {
+        "consumerGroup": "g", **queue, "queueOffset": "1", "maxMsgNums": "32", "sysFlag": "4",
+        "commitOffset": "0", "suspendTimeoutMillis": "0", "subscription": "*", "subVersion": "0",
+    }  # fmt: skip
+    pull = Command(11, 4, 0, 0, 409, None, pulled, b"", Serialize.JSON)
+    for side in sides:
+        side.play(plain(310, LETTERS, opaque=1), seed=0)
+        side.play(b"".join(encode(max_offset)), seed=0)
+        side.play(plain(310, LETTERS, opaque=3), seed=0)
+        side.play(b"".join(encode(pull)), seed=0)
+        answers = side.answers()
+        assert b'"offset":"1"' in answers[2]
+        assert b"hello" in answers[4]
+        await side.settle()
+    check_alike(short, general)
+    assert (short.taken, short.pulls_taken) == (2, 1)
+
+
 @BOTH_PROMISES
 async def test_changed_settings_hold_for_the_next_send(sides: tuple[Side, Side]) -> None:
     short, general = sides

@@ -14,6 +14,7 @@ from iotmq.broker.topics import TopicConfig, TopicTable
 from iotmq.clock import ManualClock
 from iotmq.errors import RecordTooLargeError, StoreError, StoreFullError, StoreReadOnlyError
 from iotmq.message.errors import MessageFormatError
+from iotmq.store.settings import StoreSettings
 
 HOST = bytes.fromhex("7f00000100001388")
 
@@ -36,6 +37,7 @@ class FakeStore:
 
     def __init__(self, *, is_sync: bool = False) -> None:
         self.is_sync = is_sync
+        self.settings = StoreSettings(flush="sync" if is_sync else "async")
         self.appended_position = self.flushed_position = self.confirmed_position = 0
         self.on_flushed = lambda: None
         self.error: Exception | None = None
