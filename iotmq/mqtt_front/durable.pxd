@@ -20,6 +20,7 @@ cdef class QueueSubscription:
     cdef uint32_t identifier            # of the subscription; 0 = none
     cdef int64_t next_position      # records before were sent
     cdef int64_t repeated_before    # records before may have been sent in an earlier connection
+    cdef int64_t live_from          # records from here on came while the device was there; -1 = not known yet
     cdef int64_t pushed_position    # the last record that was pushed while the queue is read
     cdef bint is_behind             # what comes next has to be read
     cdef bint is_reading
@@ -39,6 +40,8 @@ cdef class DurableSession(DeviceSession):
     cdef uint32_t flights_first, flights_count, flights_capacity
     # A hundred thousand of these are idle, and a container without content costs more than all of the above: what
     # is empty mostly is None then.
+    cdef object _pace                   # of what had waited, once the first of it was sent; None without limits
+    cdef bint is_pausing                # until more of what had waited may go
     cdef list _behind                   # subscriptions that have to read
     cdef set _done                      # (queue id, position) the device was done with in an earlier connection
     cdef dict _repeated                 # (queue id, position) -> InFlight of an earlier connection
@@ -53,6 +56,7 @@ cdef class DurableSession(DeviceSession):
     cdef int offer(self, QueueSubscription subscription, int64_t position, OutgoingMessage message) except -1
     cdef bint send(self, QueueSubscription subscription, int64_t position, OutgoingMessage message) except -1
     cdef int _remove(self, QueueSubscription subscription) except -1
+    cdef bint may_replay(self) except -1
     cdef int _caught_up(self, QueueSubscription subscription) except -1
     cdef int forget_repeated(self, QueueSubscription subscription) except -1
     cdef int64_t cursor_of(self, QueueSubscription subscription) noexcept
@@ -68,6 +72,9 @@ cdef class DurableEgress:
     cdef readonly DeviceGroup group
     cdef readonly object port           # client.session_ports.SessionPort
     cdef object _handler
+    cdef object _pace_limits            # mqtt_front.pace.PaceLimits
+    cdef bint has_pace
+    cdef int replay_records_max
     cdef dict _queues                   # queue id -> its QueueSubscription, or a list of several
     cdef list _moved                    # sessions the broker is to be told of
     cdef list _scheduled                # sessions that go on in the next turn

@@ -10,6 +10,7 @@ from iotmq.client.session_ports import (
     SessionSubscription,
 )
 from iotmq.mqtt_front.device import Device, DeviceGroup, DeviceSession
+from iotmq.mqtt_front.pace import PaceLimits
 
 PROGRESS_INTERVAL_S: float
 RETRY_S: float
@@ -40,7 +41,9 @@ class DurableSession(DeviceSession):
     def end(self) -> SessionProgress | None: ...
 
 class DurableEgress:
-    def __init__(self, group: DeviceGroup, port: SessionPort, handler: SessionHandler) -> None: ...
+    def __init__(
+        self, group: DeviceGroup, port: SessionPort, handler: SessionHandler, *, pace: PaceLimits = ...
+    ) -> None: ...
     @property
     def queue_count(self) -> int: ...
     @property

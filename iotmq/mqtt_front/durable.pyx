@@ -28,6 +28,7 @@ from functools import partial
 
 from iotmq.client.session_ports import InFlight, QueueRead, Refused, SessionProgress
 from iotmq.mqtt.topics import is_shared
+from iotmq.mqtt_front.pace import PaceLimits
 
 _log = logging.getLogger("iotmq.mqtt")
 
@@ -56,11 +57,17 @@ cdef class QueueSubscription:
         self.next_position = found.cursor
         self.repeated_before = found.sent
         self.pushed_position = -1
+        self.live_from = -1
 
     cdef int change(self, uint64_t options) except -1:
         self.options = options
         self.identifier = <uint32_t>(options >> 8)
         return 0
+
+
+cdef bint is_replay(QueueSubscription subscription, int64_t position) noexcept:
+    """True for a record that had waited for the device to come back."""
+    return subscription.live_from < 0 or position < subscription.live_from
 
 
 cdef class DurableSession(DeviceSession):
@@ -174,6 +181,8 @@ cdef class DurableSession(DeviceSession):
         """A record of a queue that has just come."""
         if subscription.is_behind:
             subscription.pushed_position = position
+            if subscription.live_from < 0:
+                subscription.live_from = position
         elif position >= subscription.next_position:
             if not self.send(subscription, position, message):
                 subscription.pushed_position = position
@@ -276,7 +285,7 @@ cdef class DurableSession(DeviceSession):
                 self.device.has_output_room() if self._repeated else self.device.has_room()
             ):
                 break
-            if not subscription.is_reading:
+            if not subscription.is_reading and not (self.is_pausing and is_replay(subscription, subscription.next_position)):
                 self.read(subscription)
         return 0
 
@@ -289,7 +298,11 @@ cdef class DurableSession(DeviceSession):
             QueueRead(
                 queue_id=subscription.queue_id,
                 position=subscription.next_position,
-                records_max=READ_RECORDS_MAX,
+                records_max=(
+                    self.egress.replay_records_max
+                    if is_replay(subscription, subscription.next_position)
+                    else READ_RECORDS_MAX
+                ),
                 bytes_max=READ_BYTES_MAX,
                 client_id=self.client_id,
             ),
@@ -302,6 +315,7 @@ cdef class DurableSession(DeviceSession):
         cdef OutgoingMessage message = self.egress._message
         cdef RecordParts record
         cdef const uint8_t[::1] data
+        cdef bint is_paced
         subscription.is_reading = False
         if self.is_ended or subscription.is_ended:
             return
@@ -317,10 +331,13 @@ cdef class DurableSession(DeviceSession):
                 continue
             if record.position < subscription.next_position:
                 continue
+            is_paced = self.egress.has_pace and is_replay(subscription, record.position)
             if not message.read(&record):
                 self.egress.malformed += 1
-            elif not self.send(subscription, record.position, message):
+            elif is_paced and not self.may_replay() or not self.send(subscription, record.position, message):
                 return      # room_again goes on
+            elif is_paced:
+                self._pace.count(record.size, self.egress.group.loop.time())
         if found.next_position > subscription.next_position:
             subscription.next_position = found.next_position
             self.move(subscription)
@@ -328,9 +345,26 @@ cdef class DurableSession(DeviceSession):
             self.forget_repeated(subscription)
         if found.is_end and subscription.pushed_position < subscription.next_position:
             subscription.is_behind = False
+            subscription.live_from = 0
             self._caught_up(subscription)
         else:
             self.egress.schedule(self)
+
+    cdef bint may_replay(self) except -1:
+        """Whether more of what had waited may go now; if not, it is seen to that it goes on."""
+        if self.is_pausing:
+            return False
+        if self._pace is None:
+            self._pace = self.egress._pace_limits.begin()
+        pause_s = self._pace.pause_s(self.egress.group.loop.time())
+        if pause_s > 0:
+            self.is_pausing = True
+            self.egress.group.loop.call_later(pause_s, self._replay)
+        return pause_s <= 0
+
+    def _replay(self):
+        self.is_pausing = False
+        self._try_again()
 
     cdef int _caught_up(self, QueueSubscription subscription) except -1:
         self._behind.remove(subscription)
@@ -516,8 +550,11 @@ cdef class DurableEgress:
     `handler.session_fenced(client_id, epoch, reason)` is told of sessions that belong to somebody else.
     """
 
-    def __init__(self, DeviceGroup group not None, port not None, handler not None):
+    def __init__(self, DeviceGroup group not None, port not None, handler not None, *, pace=PaceLimits()):
         self.group = group
+        self._pace_limits = pace
+        self.has_pace = pace.begin() is not None
+        self.replay_records_max = pace.records_at_once(READ_RECORDS_MAX)
         self.port = port
         self._handler = handler
         self._queues = {}

@@ -11,6 +11,7 @@ from typing import Final
 
 from iotmq.client.session_ports import Refused, RetainedRead, RetainedRecords, SessionPort
 from iotmq.mqtt_front.device import Device
+from iotmq.mqtt_front.pace import Pace, PaceLimits
 
 _log = logging.getLogger("iotmq.mqtt")
 
@@ -20,12 +21,16 @@ _PAGE_BYTES_MAX: Final = 256 * 1024
 _ROOM_INTERVAL_S: Final = 0.02
 
 
+_UNLIMITED: Final = PaceLimits()
+
+
 class _Job:
     """What a device still has to get: filters, and what was read of the first."""
 
-    __slots__ = ("after", "filters", "is_last_page", "is_reading", "records")
+    __slots__ = ("after", "filters", "is_last_page", "is_reading", "pace", "records")
 
-    def __init__(self) -> None:
+    def __init__(self, pace: Pace | None) -> None:
+        self.pace = pace
         self.filters: deque[tuple[str, int]] = deque()
         self.records: deque[object] = deque()
         self.after: str | None = None
@@ -36,8 +41,11 @@ class _Job:
 class RetainedEgress:
     """The retained messages of one front end."""
 
-    def __init__(self, port: SessionPort, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, port: SessionPort, loop: asyncio.AbstractEventLoop, *, pace: PaceLimits = _UNLIMITED
+    ) -> None:
         self._port = port
+        self._pace = pace
         self._loop = loop
         self._jobs: dict[Device, _Job] = {}
         self.delivered = 0
@@ -49,7 +57,7 @@ class RetainedEgress:
             return
         job = self._jobs.get(device)
         if job is None:
-            job = self._jobs[device] = _Job()
+            job = self._jobs[device] = _Job(self._pace.begin())
             job.filters.extend(wanted)
             self._go_on(device, job)
         else:
@@ -66,12 +74,18 @@ class RetainedEgress:
         while job.filters:
             topic_filter, options = job.filters[0]
             while job.records:
+                pause_s = 0.0 if job.pace is None else job.pace.pause_s(self._loop.time())
+                if pause_s > 0:
+                    self._loop.call_later(pause_s, self._go_on, device, job)
+                    return
                 is_sent = device.send_record(job.records[0], options, is_retained=True)  # type: ignore[arg-type]
                 if is_sent is False:
                     self._loop.call_later(_ROOM_INTERVAL_S, self._go_on, device, job)
                     return
                 self.delivered += is_sent is True
-                job.records.popleft()
+                record = job.records.popleft()
+                if is_sent and job.pace is not None:
+                    job.pace.count(len(memoryview(record)), self._loop.time())  # type: ignore[arg-type]
             if job.is_last_page:
                 job.filters.popleft()
                 job.after, job.is_last_page = None, False

@@ -21,6 +21,7 @@ from iotmq.mqtt_front.durable import DurableEgress
 from iotmq.mqtt_front.egress import Egress
 from iotmq.mqtt_front.front_metrics import durable_metrics, traffic_metrics
 from iotmq.mqtt_front.ingress import Ingress
+from iotmq.mqtt_front.pace import PaceLimits
 from iotmq.mqtt_front.retained_egress import RetainedEgress
 from iotmq.mqtt_front.routes import Router
 from iotmq.mqtt_front.sessions import ConnectedSessions
@@ -137,7 +138,8 @@ class MqttFront:
         group = DeviceGroup(loop, ingress, self, now_s=self._clock.monotonic_s() + _TICK_S, clock=self._clock)
         ingress.group = group
         egress = Egress(group)
-        durable = None if port is None else DurableEgress(group, port, self)
+        pace = PaceLimits(settings.replay_messages_per_s, settings.replay_bytes_per_s)
+        durable = None if port is None else DurableEgress(group, port, self, pace=pace)
         sys_topics = None
         if settings.sys_interval_s:
             now_s = self._clock.monotonic_s()
@@ -148,7 +150,7 @@ class MqttFront:
             self._gateway,
             per_session_max=settings.subscriptions_max,
             port=port,
-            retained=None if port is None else RetainedEgress(port, loop),
+            retained=None if port is None else RetainedEgress(port, loop, pace=pace),
             sys_topics=sys_topics,
             shared=shared,
         )

@@ -180,6 +180,27 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ),
         ),
     ] = limits.MQTT_QUEUED_BYTES_MAX
+    replay_messages_per_s: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1_000_000,
+            description=(
+                "Messages a second one device is sent of what had waited for its session while it was away, "
+                "and of the retained messages of what it subscribes. What comes while it is there is not "
+                "held back, but for what came behind on the same filter. 0 = as fast as it acknowledges and "
+                "reads."
+            ),
+        ),
+    ] = 0
+    replay_bytes_per_s: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1 << 32,
+            description="Bytes of records a second, as replay_messages_per_s; 0 = no limit.",
+        ),
+    ] = 0
     subscriptions_max: Annotated[
         int,
         Meta(

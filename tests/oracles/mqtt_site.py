@@ -38,7 +38,9 @@ class Front:
         else:
             self.gateway = remote = RemoteGateway((f"127.0.0.1:{site.registry.port}",))
             self.sessions = RemoteSessions(remote, name=name)
-        settings = MqttSettings(listen_port=0, default_topic="T", in_flight_max=site.in_flight_max)
+        settings = MqttSettings(
+            listen_port=0, default_topic="T", in_flight_max=site.in_flight_max, **site.mqtt_settings
+        )
         self.mqtt = MqttFront(settings, self.gateway, sessions=self.sessions)
 
     async def start(self) -> None:
@@ -68,6 +70,8 @@ class MqttSite:
         self.registry = Registry(RegistrySettings(listen_port=0)) if is_remote else None
         self.bench = SessionBench(directory)
         self.in_flight_max = in_flight_max
+        # Of front ends that are started from now on.
+        self.mqtt_settings: dict[str, Any] = {}
         self.fronts: dict[str, Front] = {}
 
     async def begin(self) -> None:

@@ -1,0 +1,101 @@
+"""What had waited comes at its pace; what comes meanwhile on another filter is not held up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import uvloop
+from eventually import soon
+from mqtt_site import MqttSite, SessionDevice
+
+from iotmq.mqtt_front.pace import BURST_S
+
+PER_S = 100
+COUNT = 60
+# A burst may go at the start, and the last message when its turn comes.
+LEAST_S = (COUNT - 2 * BURST_S * PER_S - 2) / PER_S
+
+
+@pytest.fixture
+def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
+    return uvloop.EventLoopPolicy()
+
+
+@pytest.fixture(params=["in the broker's process", "in processes of their own"])
+async def site(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[MqttSite]:
+    made = MqttSite(tmp_path, in_flight_max=16, is_remote=request.param == "in processes of their own")
+    made.mqtt_settings["replay_messages_per_s"] = PER_S
+    await made.begin()
+    await made.start("one")
+    yield made
+    await made.close()
+
+
+async def connected(site: MqttSite, client_id: str, *, clean_session: bool = True) -> SessionDevice:
+    device = SessionDevice(client_id)
+    await device.connect(site.fronts["one"], clean_session=clean_session)
+    return device
+
+
+def bodies(count: int, start: int = 0) -> list[bytes]:
+    return [b"%d" % number for number in range(start, start + count)]
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+async def test_a_backlog_comes_at_its_pace_and_live_messages_in_between(site: MqttSite, qos: int) -> None:
+    sender, device = await connected(site, "sender"), await connected(site, "d", clean_session=False)
+    await device.subscribe(("old/#", qos), ("live", qos))
+    await device.disconnect()
+    for body in bodies(COUNT):
+        await sender.publish("old/a", body, 1)
+    loop = asyncio.get_running_loop()
+    begun_s = loop.time()
+    await device.connect(site.fronts["one"], clean_session=False)
+    await device.receives(1)
+    await sender.publish("live", b"now", 1)
+    await sender.publish("old/b", b"behind them", 1)
+    await soon(lambda: ("live", b"now") in device.got, "the live message", step_s=0.002)
+    assert len(device.got) < COUNT, "it has overtaken"
+    await device.receives(COUNT + 2)
+    assert loop.time() - begun_s >= LEAST_S
+    old = [(topic, body) for topic, body in device.got if topic != "live"]
+    assert old == [*(("old/a", body) for body in bodies(COUNT)), ("old/b", b"behind them")]
+    await sender.disconnect()
+    await device.disconnect()
+
+
+async def test_a_device_that_is_there_is_not_paced_when_it_falls_behind(site: MqttSite) -> None:
+    sender, device = await connected(site, "sender"), SessionDevice("d")
+    site.mqtt_settings["replay_messages_per_s"] = 1
+    await site.start("slow")
+    await device.connect(site.fronts["slow"])
+    await device.subscribe(("a", 1))
+    device.is_acknowledging = False
+    for body in bodies(COUNT):
+        await sender.publish("a", body, 1)
+    await device.receives(16)
+    loop = asyncio.get_running_loop()
+    begun_s = loop.time()
+    device.is_acknowledging = True
+    device.acknowledge()
+    assert await device.receives(COUNT) == [("a", body) for body in bodies(COUNT)]
+    assert site.number("iotmq_mqtt_durable_read_total") > 0
+    assert loop.time() - begun_s < COUNT / 4, "a second each otherwise"
+    await sender.disconnect()
+    await device.disconnect()
+
+
+async def test_retained_messages_of_a_wide_filter_come_at_their_pace(site: MqttSite) -> None:
+    sender, device = await connected(site, "sender"), await connected(site, "d")
+    for number in range(COUNT):
+        await sender.publish(f"r/{number}", b"x", is_retained=True)
+    loop = asyncio.get_running_loop()
+    begun_s = loop.time()
+    await device.subscribe(("r/#", 0))
+    await device.receives(COUNT)
+    assert loop.time() - begun_s >= LEAST_S
+    await sender.disconnect()
+    await device.disconnect()
