@@ -14,6 +14,8 @@ import pytest
 from eventually import eventually
 from gateway_process import GatewayProcess
 from log_reader import read_topic
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
 
 from iotmq.client import ClientSettings, IotmqClient, Message, Producer, Requester
 from iotmq.errors import RequestTimeoutError
@@ -101,6 +103,39 @@ def test_a_device_answers_each_question_of_a_backend_service(
         assert answer.properties["MQTT_CLIENT_ID"] == device.name  # type: ignore[attr-defined]
     tokens = {topic.rpartition("/")[2] for topic, *_ in device.messages}
     assert len(tokens) == len(bodies)
+
+
+def test_a_device_on_mqtt_5_answers_by_response_topic_and_correlation_data(gateway: GatewayProcess) -> None:
+    name = f"paho5-{uuid.uuid4().hex[:12]}"
+    client = paho.Client(paho.CallbackAPIVersion.VERSION2, client_id=name, protocol=paho.MQTTv5)
+    subscribed = threading.Event()
+
+    def answer(client: paho.Client, _data: object, question: paho.MQTTMessage) -> None:
+        asked_with = question.properties
+        assert asked_with is not None
+        properties = Properties(PacketTypes.PUBLISH)
+        properties.CorrelationData = asked_with.CorrelationData
+        client.publish(
+            asked_with.ResponseTopic,
+            b"answer to " + question.payload,
+            qos=question.qos,
+            properties=properties,
+        )
+
+    client.on_message = answer
+    client.on_subscribe = lambda *_: subscribed.set()
+    client.connect("127.0.0.1", gateway.mqtt_port, 60)
+    client.loop_start()
+    eventually(client.is_connected, "connected")
+    client.subscribe(f"dev/{name}/ask", 2)
+    assert subscribed.wait(10)
+    bodies = [b"%d" % number for number in range(10)]
+    answers = asked(gateway, f"dev/{name}/ask", *bodies)
+    for body, reply in zip(bodies, answers, strict=True):
+        assert reply.body == b"answer to " + body, reply  # type: ignore[attr-defined]
+        assert reply.properties["MQTT_CLIENT_ID"] == name  # type: ignore[attr-defined]
+    client.disconnect()
+    client.loop_stop()
 
 
 def test_a_question_waits_for_a_device_that_is_away(gateway: GatewayProcess) -> None:
