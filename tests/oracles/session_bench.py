@@ -20,6 +20,8 @@ from iotmq.client.session_ports import (
     Refused,
     SessionProgress,
     SessionSubscription,
+    ShareJoin,
+    ShareReport,
     SubscribeRequest,
     UnsubscribeRequest,
     Will,
@@ -41,7 +43,12 @@ class FrontEnd:
         self.name = name
         self.pushed: list[tuple[int, bytes]] = []
         self.fences: list[tuple[str, int]] = []
+        # (member, body) of shared subscriptions, and (member, position) in the same order.
+        self.handed: list[tuple[int, bytes]] = []
+        self.held: list[tuple[int, int]] = []
+        self.withdrawn: list[tuple[int, int]] = []
         self.port: LocalSessions = bench.broker.local_sessions(name)
+        self.port.serve_shares(self)
         _at_once(self.port.start(self))
 
     def stop(self) -> None:
@@ -59,6 +66,44 @@ class FrontEnd:
 
     def fenced(self, client_id: str, epoch: int, reason: str) -> None:
         self.fences.append((client_id, epoch))
+
+    def hand_out(self, source: int, handouts: Sequence[tuple[int, int]], records: Sequence[Any]) -> None:
+        for (member, _), record in zip(handouts, records, strict=True):
+            found = decode_record(record)
+            self.handed.append((member, found.body))
+            self.held.append((member, found.position))
+
+    def withdraw(self, source: int, positions: Sequence[tuple[int, int]]) -> None:
+        self.withdrawn += positions
+
+    def rejoin(self, source: int, client_id: str | None) -> None:
+        raise AssertionError("a front end in the same process loses nothing")
+
+    async def join(
+        self,
+        client_id: str,
+        epoch: int,
+        share: str,
+        member: int,
+        *,
+        credit: int = 10,
+        held: Sequence[int] = (),
+    ) -> Refused | None:
+        future: asyncio.Future[list[Refused | None]] = asyncio.get_running_loop().create_future()
+        wanted = ShareJoin(
+            client_id=client_id,
+            epoch=epoch,
+            topic_filter=share,
+            member=member,
+            credit=credit,
+            held=list(held),
+        )
+        self.port.join_shares(None, [wanted], future.set_result)
+        (outcome,) = await asyncio.wait_for(future, 5)
+        return outcome
+
+    def report(self, member: int, *done: int, limit: int = 0) -> None:
+        self.port.report_shares(0, [ShareReport(member=member, limit=limit, done=list(done))], lambda _: None)
 
     def begin_open(
         self, client_id: str, *, is_clean: bool = False, expiry_s: int = 60, will: Will | None = None

@@ -1,0 +1,403 @@
+"""Shared subscriptions at a broker: limits, strategies, what the log keeps, requests of other processes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from session_bench import FrontEnd, SessionBench, turns
+
+from iotmq import limits
+from iotmq.broker.element import encode_element
+from iotmq.broker.share_handler import RemoteMembers, ShareHandler
+from iotmq.broker.stored_shares import StoredShare, StoredShares, is_share
+from iotmq.client.session_ports import HANDOUT_REPEATED, OpenedSession, Refused
+from iotmq.errors import RequestError, StoreCorruptError
+from iotmq.mqtt.topics import split_shared
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+
+SHARE = "$share/g/t/#"
+MakeBench = Callable[..., Any]
+
+
+@pytest.fixture
+async def make(tmp_path: Path) -> AsyncIterator[MakeBench]:
+    made: list[SessionBench] = []
+
+    async def make_one(**settings: Any) -> SessionBench:
+        made.append(SessionBench(tmp_path, **settings))
+        await made[-1].start()
+        return made[-1]
+
+    yield make_one
+    for bench in made:
+        await bench.close()
+
+
+async def transient(front: FrontEnd, client_id: str) -> int:
+    return (await front.open(client_id, is_clean=True, expiry_s=0)).epoch
+
+
+async def kept(front: FrontEnd, client_id: str, share: str = SHARE) -> OpenedSession:
+    opened = await front.open(client_id)
+    assert not isinstance(await front.subscribe(client_id, opened.epoch, share), Refused)
+    return opened
+
+
+def publish_as(bench: SessionBench, client_id: str, topic: str, *bodies: bytes) -> None:
+    properties = b"MQTT_TOPIC\x01%s\x02MQTT_CLIENT_ID\x01%s\x02" % (topic.encode(), client_id.encode())
+    elements = b"".join(encode_element(body, properties, 0) for body in bodies)
+    bench.broker.intake.append(
+        "T", 0, elements, born_timestamp_ms=1, born_host=b"\x7f\0\0\1\0\0\0\1", done=lambda _: None
+    )
+
+
+def bodies_of(front: FrontEnd, member: int) -> list[bytes]:
+    return [body for number, body in front.handed if number == member]
+
+
+# Limits
+
+
+async def test_groups_past_the_limit_are_refused(make: MakeBench) -> None:
+    bench = await make(shared_groups_max=2)
+    front = FrontEnd(bench, "one")
+    epoch = await transient(front, "a")
+    assert await front.join("a", epoch, "$share/g/1", 1) is None
+    await kept(front, "k", "$share/g/2")
+    refused = await front.join("a", epoch, "$share/g/3", 2)
+    assert refused is not None
+    assert "shared_groups_max is 2" in refused.remark
+    opened = await front.open("k2")
+    again = await front.subscribe("k2", opened.epoch, "$share/other/2")
+    assert isinstance(again, Refused)
+    # Those that are there take more members.
+    assert not isinstance(await front.subscribe("k2", opened.epoch, "$share/g/1"), Refused)
+    assert await front.join("k2", opened.epoch, "$share/g/1", 3) is None
+    assert bench.broker.sessions.shares.refused_joins_total == 2
+
+
+async def test_members_past_the_limit_are_refused(make: MakeBench) -> None:
+    bench = await make(shared_members_max=2)
+    front = FrontEnd(bench, "one")
+    for number, client_id in enumerate("ab"):
+        assert await front.join(client_id, await transient(front, client_id), SHARE, number) is None
+    epoch = await transient(front, "c")
+    refused = await front.join("c", epoch, SHARE, 3)
+    assert refused is not None
+    assert "shared_members_max" in refused.remark
+    bench.broker.sessions.shares.leave("a")
+    assert await front.join("c", epoch, SHARE, 3) is None
+
+
+async def test_a_group_has_no_more_under_way_than_its_limit_and_a_member_than_its_credit(
+    make: MakeBench,
+) -> None:
+    bench = await make(shared_in_flight_max=5)
+    front = FrontEnd(bench, "one")
+    for number, client_id in enumerate("ab"):
+        await front.join(client_id, await transient(front, client_id), SHARE, number, credit=4)
+    bench.publish("t/1", *(b"%d" % number for number in range(12)))
+    await turns(5)
+    assert len(front.held) == 5
+    front.report(0, *(position for member, position in front.held if member == 0))
+    await turns(5)
+    # Member 0 has used 3 of its 4, member 1 has 2 of 4 left: one and two more.
+    assert [len(bodies_of(front, member)) for member in (0, 1)] == [4, 4]
+    front.report(0, limit=6)
+    await turns(5)
+    assert [len(bodies_of(front, member)) for member in (0, 1)] == [4, 4], "five are under way"
+    front.report(1, *(position for member, position in front.held if member == 1))
+    await turns(5)
+    assert [len(bodies_of(front, member)) for member in (0, 1)] == [6, 4]
+
+
+async def test_a_member_holds_no_more_bytes_than_the_limit(
+    make: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = await make()
+    front = FrontEnd(bench, "one")
+    await front.join("a", await transient(front, "a"), SHARE, 1)
+    monkeypatch.setattr(limits, "SHARE_MEMBER_BYTES_MAX", 2_000)
+    bench.publish("t/1", *(b"x" * 900 for _ in range(5)))
+    await turns(5)
+    assert len(front.held) == 2, "a third one begins past the limit"
+    front.report(1, front.held[0][1])
+    await turns(5)
+    assert len(front.held) == 3
+    monkeypatch.setattr(limits, "SHARE_MEMBER_BYTES_MAX", 1)
+    front.report(1, *(position for _, position in front.held))
+    await turns(5)
+    assert len(front.held) == 4, "one at a time, however large"
+
+
+def test_a_groups_name_has_a_limit() -> None:
+    longest = "n" * limits.SHARE_NAME_BYTES_MAX
+    assert split_shared(f"$share/{longest}/t") == (longest, "t")
+    assert not is_share(f"$share/{longest}n/t")
+    for malformed in ("$share", "$share/", "$share/g", "$share/g/", "$share//t", "$share/+/t", "$share/#/t",
+                      "$share/g/t#", "$share/g/$share/h/t", "share/g/t"):  # fmt: skip
+        assert not is_share(malformed), malformed
+        with pytest.raises(ValueError, match=r"group|share"):
+            split_shared(malformed)
+    assert split_shared("$share/g//t") == ("g", "/t")
+
+
+# Strategies
+
+
+@pytest.mark.parametrize(("strategy", "key"), [("hash_topic", "topic"), ("hash_client", "client")])
+async def test_hashing_keeps_each_key_at_one_member_in_order(
+    make: MakeBench, strategy: str, key: str
+) -> None:
+    bench = await make(shared_strategy=strategy)
+    front = FrontEnd(bench, "one")
+    for number in range(4):
+        await front.join(f"m{number}", await transient(front, f"m{number}"), SHARE, number, credit=500)
+    for count in range(20):
+        for name in "abcdefgh":
+            topic, client_id = (f"t/{name}", "x") if key == "topic" else ("t/x", name)
+            publish_as(bench, client_id, topic, b"%s%d" % (name.encode(), count))
+    await turns(8)
+    assert len(front.handed) == 160
+    by_member = [bodies_of(front, number) for number in range(4)]
+    for name in b"abcdefgh":
+        holders = [bodies for bodies in by_member if any(body[0] == name for body in bodies)]
+        assert len(holders) == 1
+        assert [int(body[1:]) for body in holders[0] if body[0] == name] == list(range(20))
+    assert sum(bool(bodies) for bodies in by_member) > 1
+
+
+async def test_sticky_goes_on_with_one_member_until_it_leaves(make: MakeBench) -> None:
+    bench = await make(shared_strategy="sticky")
+    front = FrontEnd(bench, "one")
+    for number, client_id in enumerate("ab"):
+        await front.join(client_id, await transient(front, client_id), SHARE, number, credit=50)
+    bench.publish("t/1", *(b"%d" % number for number in range(10)))
+    await turns(5)
+    assert {member for member, _ in front.handed} == {0}
+    bench.broker.sessions.shares.leave("a")
+    await turns(5)
+    assert bodies_of(front, 1) == [b"%d" % number for number in range(10)]
+
+
+async def test_local_first_prefers_members_at_the_publishers_front_end(make: MakeBench) -> None:
+    bench = await make(shared_strategy="local_first")
+    one, two = FrontEnd(bench, "one"), FrontEnd(bench, "two")
+    for front, client_id in ((one, "a"), (two, "b")):
+        await front.join(client_id, await transient(front, client_id), SHARE, 1, credit=5)
+    await transient(two, "p")
+    publish_as(bench, "p", "t/1", *(b"%d" % number for number in range(8)))
+    await turns(5)
+    assert [len(one.handed), len(two.handed)] == [3, 5], "what the local one cannot take goes elsewhere"
+    one.report(1, *(position for _, position in one.held), limit=10)
+    publish_as(bench, "unknown", "t/1", b"x")
+    await turns(5)
+    assert one.handed[-1] == (1, b"x")
+
+
+# Time, and what the log keeps
+
+
+async def test_what_is_held_too_long_is_withdrawn_and_marked_for_who_had_it(make: MakeBench) -> None:
+    bench = await make(shared_timeout_s=5.0)
+    one, two = FrontEnd(bench, "one"), FrontEnd(bench, "two")
+    epoch = await transient(one, "a")
+    await one.join("a", epoch, SHARE, 1)
+    bench.publish("t/1", b"m")
+    await turns(5)
+    bench.pass_time(6)
+    assert not one.withdrawn, "there is nobody else"
+    await two.join("b", await transient(two, "b"), SHARE, 7)
+    bench.pass_time(6)
+    await turns(5)
+    assert one.withdrawn == one.held
+    assert bodies_of(two, 7) == [b"m"]
+    # Its late acknowledgement counts, and the other one's is of no more use.
+    one.report(1, one.held[0][1])
+    view = bench.broker.sessions.shares.view(SHARE)
+    assert (view.behind, view.in_flight) == (0, 0)
+    two.report(7, two.held[0][1])
+    bench.broker.sessions.shares.leave("b")
+    await turns(5)
+    assert len(one.handed) == 1
+
+
+async def test_a_database_that_is_lost_is_made_again_with_its_groups(make: MakeBench) -> None:
+    bench = await make()
+    front = FrontEnd(bench, "one")
+    opened = await kept(front, "k")
+    await front.join("k", opened.epoch, SHARE, 1, credit=4)
+    bench.publish("t/1", *(b"%d" % number for number in range(6)))
+    await turns(5)
+    front.report(1, front.held[0][1], front.held[2][1])
+    bench.broker.sessions.shares.save()
+    await turns(5)
+    await bench.close()
+    shutil.rmtree(bench.directory / "data" / "kv")
+    await bench.start()
+    view = bench.broker.sessions.shares.view(SHARE)
+    assert (view.kept_count, view.behind, view.cursor) == (1, 4, front.held[1][1])
+    bench.pass_time(11)
+    await turns(5)
+    again = FrontEnd(bench, "two")
+    opened = await again.open("k")
+    assert [entry.topic_filter for entry in opened.subscriptions] == [SHARE]
+    await again.join("k", opened.epoch, SHARE, 1)
+    await turns(5)
+    assert bodies_of(again, 1) == [b"1", b"3", b"4", b"5"]
+
+
+async def test_a_member_that_joins_again_keeps_what_it_holds(make: MakeBench) -> None:
+    bench = await make()
+    front = FrontEnd(bench, "one")
+    epoch = await transient(front, "a")
+    await front.join("a", epoch, SHARE, 1, credit=3)
+    bench.publish("t/1", b"0", b"1", b"2")
+    await turns(5)
+    held = [position for _, position in front.held]
+    # The second never came over the old connection.
+    await front.join("a", epoch, SHARE, 1, credit=1, held=[held[0], held[2]])
+    await turns(5)
+    assert bodies_of(front, 1) == [b"0", b"1", b"2", b"1"]
+    assert bench.broker.sessions.shares.view(SHARE).in_flight == 3
+    for position in held:
+        front.report(1, position)
+    assert bench.broker.sessions.shares.view(SHARE).behind == 0
+
+
+async def test_a_group_ends_and_begins_in_one_turn(make: MakeBench) -> None:
+    bench = await make()
+    front = FrontEnd(bench, "one")
+    epoch = await transient(front, "a")
+    await front.join("a", epoch, SHARE, 1)
+    bench.broker.sessions.shares.leave("a")
+    assert await front.join("a", epoch, SHARE, 2) is None
+    bench.publish("t/1", b"m")
+    await turns(5)
+    assert bodies_of(front, 2) == [b"m"]
+    assert len(bench.broker.sessions._projection.shares) == 1
+    bench.pass_time(30)
+    await turns(5)
+    assert len(bench.broker.sessions._projection.shares) == 1
+
+
+async def test_a_former_owners_reports_are_not_heard(make: MakeBench) -> None:
+    bench = await make()
+    one, two = FrontEnd(bench, "one"), FrontEnd(bench, "two")
+    opened = await kept(one, "k")
+    await one.join("k", opened.epoch, SHARE, 1)
+    bench.publish("t/1", b"m")
+    await turns(5)
+    opening = two.begin_open("k")
+    bench.pass_time(2)
+    taken = await opening
+    assert isinstance(taken, OpenedSession)
+    one.report(1, one.held[0][1])
+    assert bench.broker.sessions.shares.unknown_reports_total == 1
+    assert (await one.join("k", opened.epoch, SHARE, 1)) == Refused(
+        ResponseCode.SESSION_LOST, "the session belongs to somebody else now"
+    )
+    await two.join("k", taken.epoch, SHARE, 1)
+    await turns(5)
+    assert bodies_of(two, 1) == [b"m"]
+
+
+def test_a_damaged_group_is_said_to_be_damaged() -> None:
+    shares = StoredShares(None, lambda *_: None)  # type: ignore[arg-type]
+    good = msgspec.msgpack.encode(StoredShare(1, 2, 0, 3, [2]))
+    shares.restore(b"\x08$share/g/t", good)
+    assert shares.get("$share/g/t") == StoredShare(1, 2, 0, 3, [2])
+    for key, value in ((b"\x08$share/g/t", good[:-1]), (b"\x08\xff", good), (b"\x08$share/g/t", b"\x91\x01")):
+        with pytest.raises(StoreCorruptError, match="shared subscription"):
+            shares.restore(key, value)
+
+
+# Requests of other processes
+
+
+class Connection:
+    is_congested = False
+
+    def __init__(self) -> None:
+        self.sent: list[Command] = []
+
+    def send_oneway(self, command: Command) -> None:
+        self.sent.append(command)
+
+
+async def test_requests_are_refused_past_their_limits(make: MakeBench) -> None:
+    bench = await make()
+    front = FrontEnd(bench, "one")
+    channel = front.port._open_channel
+    epoch = await transient(front, "a")
+    handlers = ShareHandler(bench.broker.sessions, lambda _: channel).handlers()
+
+    def ask(code: int, body: Any) -> Command:
+        request = Command.request(code, body=msgspec.msgpack.encode(body))
+        answer = handlers[code](Connection(), request)  # type: ignore[arg-type]
+        assert answer is not None
+        return answer
+
+    await front.join("a", epoch, SHARE, 1)
+    most = list(range(limits.SHARE_REPORT_POSITIONS_MAX))
+    assert ask(RequestCode.JOIN_SHARES, [["a", epoch, SHARE, 1, limits.SHARE_CREDIT_MAX, most]]).code == 0
+    assert ask(RequestCode.REPORT_SHARES, [[1, 5, most]]).code == 0
+    members = limits.SHARE_REPORT_MEMBERS_MAX
+    assert ask(RequestCode.REPORT_SHARES, [[1, 5, []]] * members).code == 0
+    assert ask(RequestCode.JOIN_SHARES, [["a", epoch, SHARE, 1, 0, []]] * members).code == 0
+    for code, body in (
+        (RequestCode.JOIN_SHARES, [["a", epoch, SHARE, 1, limits.SHARE_CREDIT_MAX + 1, []]]),
+        (RequestCode.JOIN_SHARES, [["a", epoch, SHARE, 1, 1, [*most, 1]]]),
+        (RequestCode.JOIN_SHARES, [["a", epoch, SHARE, 1, 1, []]] * (members + 1)),
+        (RequestCode.JOIN_SHARES, [["a", epoch, "t/#", 1, 1, []]]),
+        (RequestCode.JOIN_SHARES, [["a", epoch, SHARE, 1, 1, [-1]]]),
+        (RequestCode.REPORT_SHARES, [[1, 5, [*most, 1]]]),
+        (RequestCode.REPORT_SHARES, [[1, 5, []]] * (members + 1)),
+        (RequestCode.REPORT_SHARES, [[1, -1, []]]),
+    ):
+        with pytest.raises(RequestError):
+            ask(code, body)
+
+
+async def test_no_answer_lists_more_groups_than_the_limit(make: MakeBench) -> None:
+    bench = await make()
+    front = FrontEnd(bench, "one")
+    epoch = await transient(front, "a")
+    for number in range(3):
+        await front.join("a", epoch, f"$share/g/{number}", number)
+
+    def ask(**ext: str) -> Any:
+        request = Command.request(RequestCode.LIST_SHARES, ext)
+        answer = bench.broker.requests.handle(Connection(), request)  # type: ignore[arg-type]
+        assert isinstance(answer, Command)
+        return answer
+
+    page = msgspec.json.decode(ask(maxNums="2").body_bytes())
+    assert [entry["share"] for entry in page["shares"]] == ["$share/g/0", "$share/g/1"]
+    assert page["shares"][0]["members"][0]["clientId"] == "a"
+    page = msgspec.json.decode(
+        ask(maxNums=str(limits.SHARES_LISTED_MAX), after=page["nextAfter"]).body_bytes()
+    )
+    assert ([entry["share"] for entry in page["shares"]], page["nextAfter"]) == (["$share/g/2"], None)
+    with pytest.raises(RequestError, match="maxNums"):
+        ask(maxNums=str(limits.SHARES_LISTED_MAX + 1))
+
+
+def test_a_push_carries_each_record_behind_its_handout(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = Connection()
+    monkeypatch.setattr("iotmq.broker.share_handler._PUSH_BYTES_MAX", 10)
+    members = RemoteMembers(connection)  # type: ignore[arg-type]
+    records = [memoryview(b"\0\0\0\x08" + b"%d" % number * 4) for number in range(3)]
+    members.hand_out([(7, 0), (8, HANDOUT_REPEATED), (9, 0)], records)
+    members.withdraw([(7, 5)])
+    assert [command.code for command in connection.sent] == [RequestCode.HAND_OUT_SHARES] * 3 + [
+        RequestCode.WITHDRAW_SHARES
+    ]
+    assert connection.sent[1].body_bytes() == b"\0\0\0\x08\0\0\0\x01" + bytes(records[1])
+    assert connection.sent[3].body_bytes() == b"\0\0\0\x07\0\0\0\0\0\0\0\x05"
