@@ -316,6 +316,7 @@ class Broker:
 
     async def stop(self) -> None:
         """Take nothing more, finish what was taken, save everything; well under two seconds."""
+        self._mqtt.finish()
         self.intake.close()
         await self._work.stop()
         await self._administration.finish_removals()

@@ -113,6 +113,10 @@ class MqttParts:
         """Take the values that may change while the broker runs."""
         self._gateway.is_writable = settings.is_writable
 
+    def finish(self) -> None:
+        """The log is about to take nothing more: it is told what only memory knows."""
+        self.sessions.shares.finish()
+
     def stop(self) -> None:
         """Nothing more is done by itself."""
         self.sessions.stop()

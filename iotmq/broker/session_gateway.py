@@ -99,8 +99,7 @@ class LocalSessions:
     def report_shares(
         self, source: int, reports: Sequence[ShareReport], done: Callable[[Refused | None], None]
     ) -> None:
-        self._sessions.report_shares(self._open_channel, reports)
-        done(None)
+        done(self._sessions.report_shares(self._open_channel, reports))
 
     def read_retained(self, request: RetainedRead, done: Callable[[RetainedRecords | Refused], None]) -> None:
         page = self._retained.find(

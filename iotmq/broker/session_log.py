@@ -34,7 +34,14 @@ class SessionLog:
         self._elements.append(encode_element(encode_changes(changes), b"", 0))
         self._waiting.append(done)
 
+    def flush(self) -> None:
+        """Append what waits for the end of the turn."""
+        if self._elements:
+            self._append()
+
     def _append(self) -> None:
+        if not self._elements:
+            return
         elements, self._elements = self._elements, []
         waiting, self._waiting = self._waiting, []
         self.records_total += len(elements)

@@ -356,9 +356,9 @@ class Sessions:
             done=done,
         )
 
-    def report_shares(self, channel: SessionChannel, reports: Sequence[ShareReport]) -> None:
+    def report_shares(self, channel: SessionChannel, reports: Sequence[ShareReport]) -> Refused | None:
         """What members of shared subscriptions are done with."""
-        self.shares.report(channel, reports)
+        return self.shares.report(channel, reports)
 
     def read_queue(self, wanted: QueueRead) -> QueueRecords:
         """Records of a light queue; what the log has lost is left out. KeyError without such a queue."""

@@ -128,7 +128,9 @@ class ShareHandler:
 
     def _report(self, connection: ServerConnection, request: Command) -> Command:
         reports = _decode(_reports, request)
-        self._sessions.report_shares(self._channel_of(connection), reports)
+        refused = self._sessions.report_shares(self._channel_of(connection), reports)
+        if refused is not None:
+            return request.reply(refused.code, remark=refused.remark)
         return request.reply(ResponseCode.SUCCESS)
 
 

@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 PROGRESS_INTERVAL_S: Final = 0.2
 # Groups that nobody takes part in since the start end after so long: front ends come back by and by.
 START_GRACE_S: Final = 10.0
+# Groups of before a start hand out nothing for so long, so that members can say first what they hold.
+REJOIN_GRACE_S: Final = 2.0
 # Messages looked at in one step of a group, and steps of one group in one turn of the loop.
 _PAGE: Final = 256
 _STEPS_PER_TURN: Final = 8
@@ -153,6 +155,9 @@ class Shares:
         self._unsaved: dict[str, _Live] = {}
         self._save_timer: asyncio.TimerHandle | None = None
         self._started_s = clock.monotonic_s()
+        self._started_position = projection.applied_position
+        self._is_settled = False
+        self._is_finished = False
         self._is_stopped = False
         # Of groups that are over.
         self._past = [0, 0, 0, 0]
@@ -220,8 +225,10 @@ class Shares:
         self._joining[share] = self._joining.get(share, 0) + 1
         self._log.write([OpenShare(share)], logged)
 
-    def report(self, channel: SessionChannel, reports: Sequence[ShareReport]) -> None:
-        """What members are done with, and what they can take."""
+    def report(self, channel: SessionChannel, reports: Sequence[ShareReport]) -> Refused | None:
+        """What members are done with, and what they can take; refused once the log takes nothing more."""
+        if self._is_finished:
+            return Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "the broker stops")
         for report in reports:
             member = self._by_number.get((channel, report.member))
             if member is None:
@@ -233,6 +240,7 @@ class Shares:
             group.grant(member.member_id, report.limit)
             self._note_progress(member.live)
             self._wake(member.live)
+        return None
 
     def leave(self, client_id: str, filters: Iterable[str] | None = None) -> None:
         """A client has gone, or does not want these filters any more: what it held is for others."""
@@ -385,6 +393,9 @@ class Shares:
 
     def _serve(self, live: _Live) -> None:
         group = live.group
+        if not self._is_settled and live.since < self._started_position:
+            # `expire` has it looked at again.
+            return
         for _ in range(_STEPS_PER_TURN):
             now_s = self._clock.monotonic_s()
             wanted = min(group.wanted(), _PAGE)
@@ -471,6 +482,10 @@ class Shares:
     def expire(self) -> None:
         """Take back what was held too long, end what nobody has; called about once a second."""
         now_s = self._clock.monotonic_s()
+        if not self._is_settled and now_s - self._started_s >= REJOIN_GRACE_S:
+            self._is_settled = True
+            for live in self._live.values():
+                self._wake(live)
         attached = set(self._light.filter_ids)
         for live in list(self._live.values()):
             self._follow_projection(live, attached)
@@ -527,6 +542,12 @@ class Shares:
                     [ProgressShare(live.share, live.since, next_position, undone)],
                     partial(self._saved, live),
                 )
+
+    def finish(self) -> None:
+        """The log takes nothing after this."""
+        self.save()
+        self._log.flush()
+        self._is_finished = True
 
     def _saved(self, live: _Live, result: int | Refused) -> None:
         if isinstance(result, Refused):

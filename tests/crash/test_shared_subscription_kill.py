@@ -1,4 +1,4 @@
-"""A group with paho and mosquitto_sub members at two front ends and two brokers, which are killed under traffic."""
+"""A group with paho and mosquitto_sub members at two front ends and two brokers that are killed."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from iotmq.admin_command.command import run_action
 from iotmq.broker.broker import Broker
 from iotmq.broker.element import encode_element
 from iotmq.broker.sessions import OWNER_GRACE_S, START_GRACE_S
+from iotmq.broker.shares import REJOIN_GRACE_S
 from iotmq.broker.store_host import resolve_store_host
 from iotmq.client import admin_sessions, delivery_channel, session_link
 from iotmq.client.gateway import RemoteGateway
@@ -344,6 +345,109 @@ async def test_retained_messages_come_from_all_brokers(tmp_path: Path) -> None:
         assert device.retained == 100
         for each in (sender, device):
             await each.drop()
+
+
+# Shared subscriptions
+
+SHARE = "$share/g/t/#"
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_members_go_on_with_what_they_hold_when_the_broker_was_away(
+    tmp_path: Path, is_kept: bool
+) -> None:
+    site = await open_site(tmp_path, "one", "two", is_remote=True)
+    here, there = SessionDevice("here"), SessionDevice("there")
+    for device, name in ((here, "one"), (there, "two")):
+        await device.connect(site.fronts[name], clean_session=not is_kept)
+        assert await device.subscribe((SHARE, 1)) == [1]
+        device.is_acknowledging = False
+    site.bench.publish("t/1", *(b"%d" % number for number in range(10)))
+    await soon(lambda: len(here.got) + len(there.got) == 10, "all are handed out")
+    here.acknowledge(2)
+    await restart_broker_alone(site)
+    shares = site.bench.broker.sessions.shares
+    await soon(lambda: len(shares.view(SHARE).members) == 2, "both are members again")
+    site.bench.pass_time(REJOIN_GRACE_S)
+    await soon(lambda: shares.view(SHARE).behind == 8, "two are done")
+    assert len(here.got) + len(there.got) == 10, "what members hold was handed out again"
+    for device in (here, there):
+        device.is_acknowledging = True
+        device.acknowledge()
+    site.bench.publish("t/2", *(b"%d" % number for number in range(10, 20)))
+    await soon(lambda: shares.view(SHARE).behind == 0, "all are done")
+    got = sorted(int(body) for device in (here, there) for _, body in device.got)
+    assert got == list(range(20))
+    for device in (here, there):
+        await device.drop()
+    await site.close()
+
+
+async def test_what_was_handed_out_over_a_lost_connection_is_handed_out_again(tmp_path: Path) -> None:
+    site = await open_site(tmp_path, "one", is_remote=True)
+    device = SessionDevice("d")
+    await device.connect(site.fronts["one"], clean_session=True)
+    await device.subscribe((SHARE, 1))
+    sessions: Any = site.fronts["one"].sessions
+    for number in range(5):
+        (link,) = sessions._known_links()
+        opened = link.opened_total
+        site.bench.publish("t/1", b"%d" % number)
+        await asyncio.sleep(0)
+        link._connection.abort("test")
+        await soon(lambda link=link, opened=opened: link.opened_total > opened, "the next connection")
+    await soon(lambda: {int(body) for _, body in device.got} == set(range(5)), "all messages")
+    shares = site.bench.broker.sessions.shares
+    await soon(lambda: shares.view(SHARE).behind == 0, "all are done")
+    await device.drop()
+    await site.close()
+
+
+async def test_every_broker_hands_out_what_is_in_its_log_and_operators_see_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with SmallCluster(tmp_path, registries=1) as cluster, fronts(cluster, "one", "two") as (one, two):
+
+        async def sessions(*words: str) -> Any:
+            options = cli.parser().parse_args(["sessions", *words, "--json"])
+            assert await run_action(options, cluster.addresses) == 0
+            return json.loads(capsys.readouterr().out)
+
+        assert await sessions("shared") == []
+        clean, kept, away = SessionDevice("clean"), SessionDevice("kept"), SessionDevice("away")
+        await clean.connect(one, clean_session=True)
+        await kept.connect(two)
+        await away.connect(two)
+        for device in (clean, kept, away):
+            device.is_acknowledging = False
+            assert await device.subscribe((SHARE, 1)) == [1]
+        await away.drop()
+        await soon(lambda: cluster.brokers[0].sessions.owner_of("away") is None, "it is gone")
+        await soon(lambda: cluster.brokers[1].sessions.owner_of("away") is None, "it is gone")
+        for number, broker in enumerate(cluster.brokers):
+            publish(broker, "t/x", *(b"%d" % count for count in range(10 * number, 10 * number + 10)))
+        await soon(lambda: len(clean.got) + len(kept.got) == 20, "all are handed out")
+        rows = await sessions("shared")
+        assert [(row["broker"], row["client_id"], row["front_end"]) for row in rows] == [
+            (broker, *member)
+            for broker in ("broker-0", "broker-1")
+            for member in (("clean", "one"), ("kept", "two"))
+        ]
+        assert {(row["share"], row["kept"], row["behind"], row["in_flight"]) for row in rows} == {
+            (SHARE, 2, 10, 5)
+        }
+        assert {(row["filter"], row["behind"]) for row in await sessions("show", "kept")} == {(SHARE, 10)}
+        for device in (clean, kept):
+            device.acknowledge()
+        for broker in cluster.brokers:
+            shares = broker.sessions.shares
+            await soon(lambda shares=shares: shares.view(SHARE).behind == 0, "all are done")
+        for device in (clean, kept):
+            await device.drop()
+        await soon(lambda: not cluster.brokers[0].sessions.shares.view(SHARE).members, "nobody is there")
+        publish(cluster.brokers[0], "t/x", b"later")
+        rows = await sessions("shared")
+        assert [(row["members"], row["behind"]) for row in rows] == [(0, 1), (0, 0)]
 
 
 # Operators

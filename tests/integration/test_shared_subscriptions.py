@@ -12,6 +12,8 @@ import uvloop
 from eventually import soon
 from mqtt_site import MqttSite, SessionDevice, open_site
 
+from iotmq.broker.shares import REJOIN_GRACE_S
+
 SHARE = "$share/g/t/#"
 
 
@@ -162,6 +164,7 @@ async def test_a_broker_that_starts_again_goes_on_where_the_group_was(site: Mqtt
     kept.got.clear()
     kept.is_acknowledging = True
     await kept.connect(site.fronts["one"])
+    site.bench.pass_time(REJOIN_GRACE_S)
     await kept.receives(5)
     assert got(kept) == Counter(bodies[5:])
     await soon(lambda: undone(site) == 0, "the group to be done")
