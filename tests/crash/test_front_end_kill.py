@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import paho.mqtt.client as paho
 import pytest
+from command_load import CommandSender, KeptDevice, Watcher, check_received
 from crash_load import SMALL_FILES
 from eventually import eventually
 from gateway_process import GatewayProcess
-from kept_device import KeptDevice
 
 pytestmark = pytest.mark.crash
 
@@ -50,23 +48,11 @@ def test_devices_of_a_killed_front_end_lose_nothing_and_their_wills_are_publishe
     for device in devices:
         device.connect(one.mqtt_port)
         device.subscribe()
-    wills: list[bytes] = []
-    watcher = paho.Client(paho.CallbackAPIVersion.VERSION2, "watcher", protocol=paho.MQTTv311)
-    watcher.on_message = lambda client, data, message: wills.append(message.payload)
-    subscribed = threading.Event()
-    watcher.on_subscribe = lambda *_: subscribed.set()
-    watcher.connect("127.0.0.1", two.mqtt_port)
-    watcher.loop_start()
-    watcher.subscribe("wills", qos=1)
-    assert subscribed.wait(10)
-    sender = paho.Client(paho.CallbackAPIVersion.VERSION2, "sender", protocol=paho.MQTTv311)
-    sender.max_queued_messages_set(0)
-    acknowledged: list[int] = []
-    sender.on_publish = lambda client, data, packet_id, *_: acknowledged.append(packet_id)
-    sender.connect("127.0.0.1", two.mqtt_port)
-    sender.loop_start()
+    watcher = Watcher(two.mqtt_port, "wills", qos=1)
+    wills = watcher.got
+    sender = CommandSender(two.mqtt_port, devices=DEVICES)
     for count in range(MESSAGES):
-        sender.publish(f"cmd/{count % DEVICES}/x", b"%d" % count, qos=2 if count % 3 else 1)
+        sender.publish(count)
         if count == MESSAGES // 3:
             eventually(lambda: sum(len(device.got) for device in devices) > 50, "messages before the kill")
             one.kill()
@@ -80,22 +66,14 @@ def test_devices_of_a_killed_front_end_lose_nothing_and_their_wills_are_publishe
         if count == MESSAGES * 2 // 3:
             roles["broker"].kill()
             roles["broker"].start()
-    eventually(lambda: len(acknowledged) == MESSAGES, "everything is stored", within_s=30)
+    eventually(lambda: len(sender.acknowledged) == MESSAGES, "everything is stored", within_s=30)
     eventually(lambda: len(wills) >= DEVICES // 2, "wills", within_s=30)
     for device in devices[DEVICES // 2 :]:
         device.connect(two.mqtt_port)
         assert device.is_present
-    for device in devices:
-        wanted = {b"%d" % count for count in range(MESSAGES) if count % DEVICES == device.number}
-        eventually(
-            lambda device=device, wanted=wanted: set(device.got) >= wanted,
-            f"all messages of device {device.number}",
-            within_s=30,
-        )
-        assert set(device.got) == wanted
+    check_received(devices, messages=MESSAGES, within_s=30)
     late = {b"device-%d" % number for number in range(DEVICES // 2, DEVICES)}
     assert late <= set(wills)
     assert max(Counter(wills).values()) == 1, "once each"
-    for client in (*[device.client for device in devices], watcher, sender):
+    for client in (*devices, watcher, sender):
         client.disconnect()
-        client.loop_stop()

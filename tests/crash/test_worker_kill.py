@@ -8,18 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import paho.mqtt.client as paho
 import pytest
+from command_load import CommandSender, KeptDevice, Watcher, check_received
 from crash_load import BACK_S, SMALL_FILES
 from eventually import eventually
 from gateway_process import ROOT, GatewayProcess
-from kept_device import KeptDevice
 
 from iotmq.client import ClientSettings, SyncClient
 from iotmq.client.admin_sessions import SessionAdmin
@@ -59,31 +57,6 @@ def devices(roles: Roles) -> Iterator[list[KeptDevice]]:
         device.disconnect()
 
 
-class Sender:
-    """Publishes numbers to the devices in turn, over a connection with a clean session."""
-
-    def __init__(self, port: int) -> None:
-        self.acknowledged: set[int] = set()
-        self.lost_connections = 0
-        self._lock = threading.Lock()
-        self.client = paho.Client(paho.CallbackAPIVersion.VERSION2, "sender", protocol=paho.MQTTv311)
-        self.client.max_queued_messages_set(0)
-        self.client.on_publish = self._on_publish
-        self.client.on_disconnect = self._on_disconnect
-        self.client.connect("127.0.0.1", port)
-        self.client.loop_start()
-
-    def publish(self, number: int) -> None:
-        self.client.publish(f"cmd/{number % DEVICES}/x", b"%d" % number, qos=2 if number % 3 else 1)
-
-    def _on_publish(self, client: paho.Client, data: object, packet_id: int, *_: object) -> None:
-        with self._lock:
-            self.acknowledged.add(packet_id)
-
-    def _on_disconnect(self, *_: object) -> None:
-        self.lost_connections += 1
-
-
 def worker_pids(front: GatewayProcess) -> dict[int, int]:
     """Number -> process id of the workers that run."""
     found = {}
@@ -115,17 +88,6 @@ def owners(roles: Roles) -> dict[str, str]:
             return {each.client_id: each.front_end async for each in sessions.kept()}
 
         return client.run(ask())
-
-
-def check_received(devices: list[KeptDevice]) -> None:
-    for device in devices:
-        wanted = {b"%d" % count for count in range(MESSAGES) if count % DEVICES == device.number}
-        eventually(
-            lambda device=device, wanted=wanted: set(device.got) >= wanted,
-            f"all messages of device {device.number}",
-            within_s=BACK_S,
-        )
-        assert set(device.got) == wanted
 
 
 def test_connections_are_spread_and_one_page_shows_all_workers(
@@ -161,16 +123,9 @@ def test_devices_of_a_killed_worker_go_on_at_others_and_it_comes_back(
     roles: Roles, devices: list[KeptDevice]
 ) -> None:
     front = roles["front"]
-    wills: list[bytes] = []
-    watcher = paho.Client(paho.CallbackAPIVersion.VERSION2, "watcher", clean_session=False)
-    watcher.on_message = lambda client, data, message: wills.append(message.payload)
-    subscribed = threading.Event()
-    watcher.on_subscribe = lambda *_: subscribed.set()
-    watcher.connect("127.0.0.1", front.mqtt_port)
-    watcher.loop_start()
-    watcher.subscribe("wills", qos=1)
-    assert subscribed.wait(10)
-    sender = Sender(front.mqtt_port)
+    watcher = Watcher(front.mqtt_port, "wills", qos=1, clean_session=False)
+    wills = watcher.got
+    sender = CommandSender(front.mqtt_port, devices=DEVICES)
     of_worker = owners(roles)
     victims = [device for device in devices if of_worker[device.client_id] == "front-1"]
     assert 0 < len(victims) < DEVICES
@@ -196,32 +151,23 @@ def test_devices_of_a_killed_worker_go_on_at_others_and_it_comes_back(
     )
     for device in silent:
         device.connect(front.mqtt_port)
-    check_received(devices)
+    check_received(devices, messages=MESSAGES, within_s=BACK_S)
     assert all(device.is_present for device in victims)
     assert all(device.lost_connections == 0 for device in devices if device not in victims)
     assert max(Counter(wills).values(), default=0) <= 1, "once each"
     assert set(wills) <= {device.client_id.encode() for device in victims}
-    for client in (watcher, sender.client):
-        client.disconnect()
-        client.loop_stop()
+    watcher.disconnect()
+    sender.disconnect()
 
 
 @pytest.mark.timeout(180)
 def test_devices_stay_connected_while_their_broker_is_killed_and_nothing_is_lost(
     roles: Roles, devices: list[KeptDevice]
 ) -> None:
-    sender = Sender(roles["front"].mqtt_port)
+    sender = CommandSender(roles["front"].mqtt_port, devices=DEVICES)
     broker = roles["broker"]
-    watched: list[bytes] = []
-    subscribed = threading.Event()
     # With a clean session: what it gets is in no session's queue.
-    watcher = paho.Client(paho.CallbackAPIVersion.VERSION2, "watcher", protocol=paho.MQTTv311)
-    watcher.on_message = lambda client, data, message: watched.append(message.payload)
-    watcher.on_subscribe = lambda *_: subscribed.set()
-    watcher.connect("127.0.0.1", roles["front"].mqtt_port)
-    watcher.loop_start()
-    watcher.subscribe("cmd/#", qos=2)
-    assert subscribed.wait(10)
+    watcher = Watcher(roles["front"].mqtt_port, "cmd/#", qos=2)
     for count in range(MESSAGES):
         sender.publish(count)
         if count == MESSAGES // 3:
@@ -232,15 +178,14 @@ def test_devices_stay_connected_while_their_broker_is_killed_and_nothing_is_lost
     assert held_back > 0
     broker.start(within_s=BACK_S)
     eventually(lambda: len(sender.acknowledged) == MESSAGES, "everything is stored", within_s=BACK_S)
-    check_received(devices)
+    check_received(devices, messages=MESSAGES, within_s=BACK_S)
     assert [device.lost_connections for device in devices] == [0] * DEVICES
     assert sender.lost_connections == 0
     everything = {b"%d" % count for count in range(MESSAGES)}
-    eventually(lambda: set(watched) >= everything, "the clean session's messages", within_s=BACK_S)
-    assert watcher.is_connected()
-    for client in (watcher, sender.client):
-        client.disconnect()
-        client.loop_stop()
+    eventually(lambda: set(watcher.got) >= everything, "the clean session's messages", within_s=BACK_S)
+    assert watcher.client.is_connected()
+    watcher.disconnect()
+    sender.disconnect()
 
 
 def test_workers_do_not_outlive_a_supervisor_that_is_killed(roles: Roles) -> None:
