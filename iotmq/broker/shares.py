@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 PROGRESS_INTERVAL_S: Final = 0.2
 # Groups that nobody takes part in since the start end after so long: front ends come back by and by.
 START_GRACE_S: Final = 10.0
+# So often groups are looked for that nobody has any more; one whose last member leaves ends at once.
+SWEEP_INTERVAL_S: Final = 5.0
 # Groups of before a start hand out nothing for so long, so that members can say first what they hold.
 REJOIN_GRACE_S: Final = 2.0
 # Messages looked at in one step of a group, and steps of one group in one turn of the loop.
@@ -157,6 +159,7 @@ class Shares:
         self._started_s = clock.monotonic_s()
         self._started_position = projection.applied_position
         self._is_settled = False
+        self._sweep_due_s = self._started_s + START_GRACE_S
         self._is_finished = False
         self._is_stopped = False
         # Of groups that are over.
@@ -492,7 +495,8 @@ class Shares:
             due_s = live.group.next_deadline()
             if due_s is not None and due_s <= now_s:
                 self._withdraw(live, live.group.expire(now_s))
-        if now_s - self._started_s >= START_GRACE_S:
+        if now_s >= self._sweep_due_s:
+            self._sweep_due_s = now_s + SWEEP_INTERVAL_S
             for share in list(self._projection.shares.names()):
                 self._end_when_unused(share)
 

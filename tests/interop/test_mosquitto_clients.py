@@ -95,6 +95,25 @@ def test_one_message(gateway: GatewayProcess, started: list[Subscriber], tmp_pat
     eventually(lambda: stored(gateway, f"one/{qos}") == ["hello world"], "in the log once")
 
 
+@pytest.mark.parametrize("version", ["311", "5"])
+def test_a_shared_subscription_gives_each_line_to_one_member(
+    gateway: GatewayProcess, started: list[Subscriber], tmp_path: Path, version: str
+) -> None:
+    words = ("-t", f"$share/g/shared{version}/#", "-q", "1", "-V", version)
+    members = [subscribe(gateway, started, tmp_path / f"out{number}", *words) for number in range(3)]
+    lines = [f"line {number}" for number in range(300)]
+    publish(gateway, "-t", f"shared{version}/x", "-q", "1", "-l", lines="\n".join(lines[:150]) + "\n")
+    eventually(lambda: sum(len(member.lines()) for member in members) == 150, "each at one member")
+    assert all(len(member.lines()) > 25 for member in members)
+    members[0].kill()
+    publish(gateway, "-t", f"shared{version}/x", "-q", "1", "-l", lines="\n".join(lines[150:]) + "\n")
+
+    def got() -> set[str]:
+        return {line for member in members for line in member.lines()}
+
+    eventually(lambda: got() == set(lines), "every line at some member")
+
+
 def test_ten_thousand_lines_in_one_stream(
     gateway: GatewayProcess, started: list[Subscriber], tmp_path: Path
 ) -> None:

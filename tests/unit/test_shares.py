@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from iotmq import limits
 from iotmq.broker.element import encode_element
 from iotmq.broker.share_handler import RemoteMembers, ShareHandler
 from iotmq.broker.stored_shares import StoredShare, StoredShares, is_share
-from iotmq.client.session_ports import HANDOUT_REPEATED, OpenedSession, Refused
+from iotmq.client.session_ports import HANDOUT_REPEATED, OpenedSession, OpenRequest, Refused, ShareJoin
 from iotmq.errors import RequestError, StoreCorruptError
 from iotmq.mqtt.topics import split_shared
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -326,6 +327,10 @@ class Connection:
 
     def __init__(self) -> None:
         self.sent: list[Command] = []
+        self.room = asyncio.Event()
+
+    async def drain(self) -> None:
+        await self.room.wait()
 
     def send_oneway(self, command: Command) -> None:
         self.sent.append(command)
@@ -387,6 +392,69 @@ async def test_no_answer_lists_more_groups_than_the_limit(make: MakeBench) -> No
     assert ([entry["share"] for entry in page["shares"]], page["nextAfter"]) == (["$share/g/2"], None)
     with pytest.raises(RequestError, match="maxNums"):
         ask(maxNums=str(limits.SHARES_LISTED_MAX + 1))
+
+
+async def test_a_front_end_that_does_not_take_what_it_is_sent_is_passed_over(make: MakeBench) -> None:
+    bench = await make()
+    sessions = bench.broker.sessions
+    slow = Connection()
+    members = RemoteMembers(slow)  # type: ignore[arg-type]
+    here = FrontEnd(bench, "here")
+    channel = sessions.open_channel("slow", here, members)
+    opened: list[OpenedSession | Refused] = []
+    sessions.open_session(
+        channel, OpenRequest(client_id="s", is_clean=True, expiry_s=0, will=None), opened.append
+    )
+    assert isinstance(opened[0], OpenedSession)
+    wanted = ShareJoin(client_id="s", epoch=opened[0].epoch, topic_filter=SHARE, member=5, credit=10, held=[])
+    joined: list[Any] = []
+    sessions.join_shares(channel, [wanted], joined.append)
+    await turns(5)
+    assert joined == [[None]]
+    await here.join("h", await transient(here, "h"), SHARE, 1, credit=100)
+    slow.is_congested = True
+    for number in range(10):
+        bench.publish("t/1", b"%d" % number)
+        await turns(3)
+    assert len(slow.sent) == 1, "it was found to be congested by the first"
+    assert len(here.handed) == 9
+    slow.is_congested = False
+    slow.room.set()
+    await turns(5)
+    for number in range(10):
+        bench.publish("t/1", b"%d" % number)
+        await turns(3)
+    assert len(slow.sent) == 6
+    members.close()
+    sessions.close_channel(channel)
+
+
+async def test_messages_that_retention_has_deleted_are_done(
+    make: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = await make(shared_strategy="hash_topic")
+    front = FrontEnd(bench, "one")
+    opened = await kept(front, "k")
+    bench.publish("t/1", b"0", b"1", b"2", b"3")
+    places = bench.broker.sessions._projection.read(opened_queue(bench, "k"), 0, places_max=10).places
+    read_record = bench.store.read_record
+    gone = {places[1][0], places[2][0]}
+    monkeypatch.setattr(
+        bench.store, "read_record", lambda position: None if position in gone else read_record(position)
+    )
+    await front.join("k", opened.epoch, SHARE, 1)
+    await turns(5)
+    assert bodies_of(front, 1) == [b"0", b"3"]
+    for _, position in front.held:
+        front.report(1, position)
+    assert bench.broker.sessions.shares.view(SHARE).behind == 0
+    assert bench.broker.sessions.shares.lost_records_total == 2
+
+
+def opened_queue(bench: SessionBench, client_id: str) -> int:
+    session = bench.broker.sessions.stored(client_id)
+    assert session is not None
+    return session.subscriptions[SHARE].queue_id
 
 
 def test_a_push_carries_each_record_behind_its_handout(monkeypatch: pytest.MonkeyPatch) -> None:
