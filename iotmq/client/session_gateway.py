@@ -8,9 +8,7 @@ will. Which one is a matter of the client id and the brokers' names alone, so ev
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
-import secrets
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -20,9 +18,9 @@ from msgspec.structs import replace
 from iotmq import limits
 from iotmq.client.gateway import RemoteGateway
 from iotmq.client.session_answers import gather
+from iotmq.client.session_brokers import SessionBrokers
 from iotmq.client.session_link import SessionLink
 from iotmq.client.session_parts import (
-    BROKERS_MAX,
     SharedSession,
     broker_number_of,
     broker_queue_id,
@@ -55,8 +53,6 @@ _log = logging.getLogger("iotmq.mqtt")
 
 # How long `start` waits for the brokers; devices are refused until theirs answers.
 _START_S: Final = 5.0
-# A broker that nobody names any more is forgotten after so long: it may be restarting, and has sessions.
-_FORGET_S: Final = 600.0
 # Sessions that are asked to come anew in one turn, because a broker knows nothing of them, and the pause.
 _RENEWED_PER_TURN: Final = 64
 _RENEW_INTERVAL_S: Final = 0.1
@@ -66,15 +62,10 @@ class RemoteSessions:
     """Speaks to every broker that `gateway` knows. `name` tells this front end from the others."""
 
     def __init__(self, gateway: RemoteGateway, *, name: str) -> None:
-        self._gateway = gateway
-        self._name = name
-        self._token = secrets.token_hex(16)
+        self._brokers = SessionBrokers(gateway, self, name=name, forgotten=self._broker_forgotten)
         self._receiver: SessionReceiver | None = None
         self._share_receiver: ShareReceiver | None = None
-        # By number; None for those that were forgotten.
-        self._links: list[SessionLink | None] = []
         self._sessions: dict[str, SharedSession] = {}
-        self._unnamed: dict[SessionLink, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._became_ready = asyncio.Event()
         self._is_stopped = False
@@ -86,8 +77,7 @@ class RemoteSessions:
     async def start(self, receiver: SessionReceiver) -> None:
         """Connect to the brokers; after 5 s without those that are down."""
         self._receiver = receiver
-        self._gateway.on_masters_changed(self._follow_masters)
-        self._follow_masters()
+        self._brokers.follow()
         try:
             async with asyncio.timeout(_START_S):
                 while self.not_ready_reason is not None:
@@ -99,51 +89,17 @@ class RemoteSessions:
     async def stop(self) -> None:
         """Give the sessions up that were not closed."""
         self._is_stopped = True
-        for timer in self._unnamed.values():
-            timer.cancel()
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(
-            *self._tasks, *(link.stop() for link in self._known_links()), return_exceptions=True
-        )
-        self._links.clear()
+        await asyncio.gather(*self._tasks, self._brokers.stop(), return_exceptions=True)
 
     @property
     def not_ready_reason(self) -> str | None:
         """None while every broker answers, else which do not."""
-        links = self._known_links()
-        if not links:
-            return "no broker for sessions"
-        down = [f"{link.broker_name} ({link.problem})" for link in links if not link.is_ready]
-        return f"no sessions at {', '.join(down)}" if down else None
+        return self._brokers.not_ready_reason
 
     def metrics(self) -> Iterable[Metric]:
-        for link in self._known_links():
-            labels = (("broker", link.broker_name),)
-            yield Metric(
-                "iotmq_mqtt_session_link_up", "gauge", "1 while the broker answers.", link.is_ready, labels
-            )
-            yield Metric(
-                "iotmq_mqtt_session_link_opened_total",
-                "counter",
-                "Times the connection for sessions was made.",
-                link.opened_total,
-                labels,
-            )
-            yield Metric(
-                "iotmq_mqtt_session_link_sessions",
-                "gauge",
-                "Connected clients the broker knows.",
-                link.session_count,
-                labels,
-            )
-            yield Metric(
-                "iotmq_mqtt_session_link_malformed_total",
-                "counter",
-                "Answers and pushes that cannot be read.",
-                link.malformed_total,
-                labels,
-            )
+        yield from self._brokers.metrics()
         yield Metric(
             "iotmq_mqtt_renewed_sessions_total",
             "counter",
@@ -155,7 +111,7 @@ class RemoteSessions:
 
     def open_session(self, request: OpenRequest, done: Callable[[OpenedSession | Refused], None]) -> None:
         client_id = request.client_id
-        home = self._home(client_id)
+        home = self._brokers.home_of(client_id)
         if home is None:
             done(Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "no broker for sessions"))
             return
@@ -167,7 +123,7 @@ class RemoteSessions:
             session = self._sessions[client_id] = SharedSession(
                 client_id, found.epoch, home, is_kept=request.expiry_s > 0
             )
-            others = [link for link in self._known_links() if link is not home]
+            others = [link for link in self._brokers.links if link is not home]
             asked = [link for link in others if link.is_ready]
             session.is_incomplete = len(asked) < len(others)
             part = replace(request, will=None)
@@ -241,7 +197,7 @@ class RemoteSessions:
 
     def read_queue(self, request: QueueRead, done: Callable[[QueueRecords | Refused], None]) -> None:
         number = broker_number_of(request.queue_id)
-        link = self._links[number] if number < len(self._links) else None
+        link = self._brokers.link_of(number)
         if link is None:
             done(Refused(ResponseCode.QUERY_NOT_FOUND, "the broker of that queue has gone"))
             return
@@ -251,8 +207,8 @@ class RemoteSessions:
         """One broker after the other; `after` is the number of one, and where it stands."""
         head, _, rest = (request.after or "0:").partition(":")
         number = int(head)
-        while number < len(self._links):
-            link = self._links[number]
+        while number < self._brokers.count:
+            link = self._brokers.link_of(number)
             if link is not None and link.is_ready:
                 break
             number += 1
@@ -262,7 +218,7 @@ class RemoteSessions:
             return
 
         def answered(found: RetainedRecords | Refused) -> None:
-            following = f"{number + 1}:" if number + 1 < len(self._links) else None
+            following = f"{number + 1}:" if number + 1 < self._brokers.count else None
             if isinstance(found, Refused):
                 if following is None or found.code != ResponseCode.SERVICE_NOT_AVAILABLE:
                     done(found)
@@ -284,7 +240,7 @@ class RemoteSessions:
         calls: list[Callable[..., None]] = []
         places: list[list[int]] = []
         step = limits.SHARE_REPORT_MEMBERS_MAX
-        for link in self._known_links() if source is None else self._links_of(source):
+        for link in self._brokers.links_of(source):
             parts = []
             for place, wanted in enumerate(joins):
                 session = self._session(wanted.client_id, wanted.epoch)
@@ -304,7 +260,7 @@ class RemoteSessions:
         gather(
             [
                 partial(link.report_shares, reports[start : start + step])
-                for link in self._links_of(source)
+                for link in self._brokers.links_of(source)
                 for start in range(0, len(reports), step)
             ],
             lambda answers: done(next((answer for answer in answers if answer is not None), None)),
@@ -350,7 +306,7 @@ class RemoteSessions:
             if session.fence is not None:
                 self._fence(session, session.fence)
             elif any(
-                link.is_ready and link not in opened and link not in links for link in self._known_links()
+                link.is_ready and link not in opened and link not in links for link in self._brokers.links
             ):
                 # A broker has come back meanwhile.
                 self._renew_later([session])
@@ -454,71 +410,12 @@ class RemoteSessions:
                 self.renewed_total += 1
                 self._fence(session, "a broker is back that does not know the session")
 
-    # Brokers
-
-    def _home(self, client_id: str) -> SessionLink | None:
-        """The broker that decides about a session: the one whose name and the client id hash highest."""
-        links = self._known_links()
-        if len(links) < 2:
-            return links[0] if links else None
-        return max(links, key=partial(_weight, client_id))
-
     def _session(self, client_id: str, epoch: int) -> SharedSession | None:
         session = self._sessions.get(client_id)
         return session if session is not None and session.epoch == epoch else None
 
-    def _known_links(self) -> list[SessionLink]:
-        return [link for link in self._links if link is not None]
-
-    def _links_of(self, number: int) -> list[SessionLink]:
-        """The link of that number, unless it was forgotten."""
-        return [link for link in self._links[number : number + 1] if link is not None]
-
-    def _follow_masters(self) -> None:
-        """Have a link to every broker of the front end's topics."""
-        if self._is_stopped:
-            return
-        loop = asyncio.get_running_loop()
-        masters = self._gateway.masters
-        known = {link.broker_name: link for link in self._known_links()}
-        for broker_name, address in masters.items():
-            link = known.get(broker_name)
-            if link is None:
-                self._add_link(broker_name, address)
-            else:
-                link.address = address
-                timer = self._unnamed.pop(link, None)
-                if timer is not None:
-                    timer.cancel()
-        for broker_name, link in known.items():
-            if broker_name not in masters and link not in self._unnamed:
-                self._unnamed[link] = loop.call_later(_FORGET_S, self._forget, link)
-
-    def _add_link(self, broker_name: str, address: str) -> None:
-        settings = self._gateway.client_settings
-        if len(self._links) == BROKERS_MAX:
-            _log.error("too many brokers for sessions", extra={"broker": broker_name})
-            return
-        self._links.append(
-            SessionLink(
-                broker_name,
-                address,
-                self,
-                number=len(self._links),
-                front_end=self._name,
-                token=self._token,
-                credentials=settings.credentials,
-                tls=settings.tls_context(),
-            )
-        )
-
-    def _forget(self, link: SessionLink) -> None:
-        """The broker has been gone for long: its sessions have other homes, and its devices come anew."""
-        del self._unnamed[link]
-        if link.is_ready:
-            # Nobody names it, and it still answers.
-            return
-        self._links[link.number] = None
+    def _broker_forgotten(self, link: SessionLink) -> None:
+        """It has been gone for long: its sessions have other homes, and its devices come anew."""
         for session in self._sessions.values():
             if session.home is not link:
                 session.drop_part(link)
@@ -532,11 +429,6 @@ class RemoteSessions:
 
 
 _LOST: Final = Refused(ResponseCode.SESSION_LOST, "the session belongs to somebody else now")
-
-
-def _weight(client_id: str, link: SessionLink) -> bytes:
-    name = f"{link.broker_name}\0{client_id}".encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(name, digest_size=8).digest()
 
 
 def _subscribe_at(

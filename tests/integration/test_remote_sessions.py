@@ -99,7 +99,7 @@ async def test_what_comes_while_the_connection_to_the_broker_is_away_is_read(tmp
     await device.subscribe(("t", 1), ("+", 2))
     sessions: Any = site.fronts["one"].sessions
     for number in range(5):
-        (link,) = sessions._known_links()
+        (link,) = sessions._brokers.links
         opened = link.opened_total
         link._connection.abort("test")
         site.bench.publish("t", b"%d" % number)
@@ -117,7 +117,7 @@ async def test_a_device_taken_over_while_its_front_end_was_cut_off_is_sent_away(
     await first.connect(site.fronts["one"])
     await first.subscribe(("t", 1))
     sessions: Any = site.fronts["one"].sessions
-    (link,) = sessions._known_links()
+    (link,) = sessions._brokers.links
     address, link.address = link.address, "127.0.0.1:1"
     link._connection.abort("test")
     await soon(lambda: not site.bench.broker._mqtt.session_requests.front_end_names[1:], "one front end only")
@@ -158,7 +158,7 @@ async def test_a_front_end_that_reads_slowly_misses_pushes_and_nothing_else(tmp_
         await each.connect(site.fronts["one"])
         await each.subscribe((topic, 1))
     sessions: Any = site.fronts["one"].sessions
-    (link,) = sessions._known_links()
+    (link,) = sessions._brokers.links
     handler = site.bench.broker._mqtt.session_requests
     link._connection._transport.pause_reading()
     bodies = [b"%d" % number + b"x" * 60_000 for number in range(400)]
@@ -243,7 +243,7 @@ async def start_broker(cluster: SmallCluster, number: int) -> None:
 def client_of(front: Front, number: int, *, start: int = 0) -> str:
     """A client id whose home is broker `number`."""
     for suffix in range(start, 100):
-        home = front.sessions._home(f"d{suffix}")
+        home = front.sessions._brokers.home_of(f"d{suffix}")
         if home is not None and home.broker_name == f"broker-{number}":
             return f"d{suffix}"
     raise AssertionError("no such client id")
@@ -390,7 +390,7 @@ async def test_what_was_handed_out_over_a_lost_connection_is_handed_out_again(tm
     await device.subscribe((SHARE, 1))
     sessions: Any = site.fronts["one"].sessions
     for number in range(5):
-        (link,) = sessions._known_links()
+        (link,) = sessions._brokers.links
         opened = link.opened_total
         site.bench.publish("t/1", b"%d" % number)
         await asyncio.sleep(0)
