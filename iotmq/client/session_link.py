@@ -6,7 +6,6 @@ import asyncio
 import logging
 import ssl
 import struct
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Protocol
@@ -17,6 +16,7 @@ from iotmq import limits
 from iotmq.client import session_bodies as bodies
 from iotmq.client.backoff import Backoff
 from iotmq.client.connections import split_address
+from iotmq.client.request_turns import RequestTurns
 from iotmq.client.session_answers import decoded, outcome_of, records_of, split_records, tell
 from iotmq.client.session_ports import (
     CloseRequest,
@@ -130,8 +130,7 @@ class SessionLink:
         # Reads that wait for the broker: what to ask, and whom to tell.
         self._held: list[tuple[Callable[[], Command], Callable[[Command | Refused], None]]] = []
         # Openings and reads that are asked, and those that wait to be.
-        self._under_way = 0
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._turns = RequestTurns(self._loop, under_way_max=_UNDER_WAY_MAX)
         self._is_stopped = False
         self.problem: str | None = "not connected yet"
         """Why the link is not ready, in words."""
@@ -169,7 +168,7 @@ class SessionLink:
                 self._parted.pop(request.client_id, None)
             done(opened)
 
-        self._take_turn(partial(self._ask_in_turn, _command(RequestCode.OPEN_SESSION, request), answered))
+        self._turns.take(partial(self._ask_in_turn, _command(RequestCode.OPEN_SESSION, request), answered))
 
     def subscribe(
         self, request: SubscribeRequest, done: Callable[[list[SessionSubscription] | Refused], None]
@@ -267,42 +266,28 @@ class SessionLink:
             self._held.append((make, done))
             return
 
-        self._take_turn(partial(self._read_in_turn, make, done))
+        self._turns.take(partial(self._read_in_turn, make, done))
 
     def _read_in_turn(self, make: Callable[[], Command], done: Callable[[Command | Refused], None]) -> None:
         def answered(future: asyncio.Future[Command]) -> None:
-            self._end_turn()
+            self._turns.end()
             if not future.cancelled() and isinstance(future.exception(), ConnectionClosedError):
                 self._ask_patiently(make, done)
             else:
                 done(outcome_of(future))
 
         if self._connection is None:
-            self._end_turn()
+            self._turns.end()
             self._ask_patiently(make, done)
         else:
             self._connection.request_nowait(make()).add_done_callback(answered)
 
     def _ask_in_turn(self, command: Command, done: Callable[[Command | Refused], None]) -> None:
         def answered(answer: Command | Refused) -> None:
-            self._end_turn()
+            self._turns.end()
             done(answer)
 
         self._ask(command, answered)
-
-    def _take_turn(self, ask: Callable[[], None]) -> None:
-        """Ask now, or when others are answered: a storm of devices is more than a broker takes at a time."""
-        if self._under_way < _UNDER_WAY_MAX:
-            self._under_way += 1
-            ask()
-        else:
-            self._waiting.append(ask)
-
-    def _end_turn(self) -> None:
-        if self._waiting:
-            self._loop.call_soon(self._waiting.popleft())
-        else:
-            self._under_way -= 1
 
     def _known_as(self, client_id: str, epoch: int) -> _Known | None:
         known = self._known.get(client_id)

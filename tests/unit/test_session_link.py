@@ -11,7 +11,6 @@ import pytest
 from eventually import soon
 
 from iotmq import limits
-from iotmq.client import session_link
 from iotmq.client.session_link import SessionLink
 from iotmq.client.session_ports import (
     CloseRequest,
@@ -242,16 +241,16 @@ async def test_a_refusal_to_be_introduced_says_why_there_are_no_sessions(site: S
 async def test_a_storm_is_asked_no_faster_than_the_broker_takes_it(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_link, "_UNDER_WAY_MAX", 4)
+    monkeypatch.setattr(site.link._turns, "_under_way_max", 4)
     site.broker.silent |= {RequestCode.OPEN_SESSION, RequestCode.READ_LIGHT_QUEUE}
     openings = [asyncio.ensure_future(site.open(f"c{number}")) for number in range(20)]
     await soon(lambda: len(site.broker.bodies(RequestCode.OPEN_SESSION)) == 4, "as many as there may be")
     reads = [site.read() for _ in range(20)]
-    await soon(lambda: site.link._waiting, "the others wait")
+    await soon(lambda: site.link._turns.waiting_count, "the others wait")
     site.broker.silent.clear()
     site.broker.answers[RequestCode.READ_LIGHT_QUEUE] = (0, {"nextPosition": "9", "isEnd": "true"}, b"")
     site.broker.connections[-1].abort("test")
     assert all(isinstance(each, Refused) for each in await asyncio.gather(*openings))
     assert {found.next_position for found in await asyncio.gather(*reads)} == {9}
-    assert (site.link._under_way, len(site.link._waiting)) == (0, 0)
+    assert (site.link._turns.under_way, site.link._turns.waiting_count) == (0, 0)
     assert isinstance(await site.open(), OpenedSession)

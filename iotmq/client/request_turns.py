@@ -1,0 +1,38 @@
+"""So many requests at a time, and the others in their order: a storm is more than a broker takes at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+
+class RequestTurns:
+    """`take` asks now or when its turn has come; whoever has asked says `end` when it is answered."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, under_way_max: int) -> None:
+        self._loop = loop
+        self._under_way_max = under_way_max
+        self._waiting: deque[Callable[[], None]] = deque()
+        self.under_way = 0
+        """Requests that are asked and not answered."""
+
+    @property
+    def waiting_count(self) -> int:
+        """Requests that wait for their turn."""
+        return len(self._waiting)
+
+    def take(self, ask: Callable[[], None]) -> None:
+        """Ask, now or later."""
+        if self.under_way < self._under_way_max:
+            self.under_way += 1
+            ask()
+        else:
+            self._waiting.append(ask)
+
+    def end(self) -> None:
+        """One was answered, or will not be."""
+        if self._waiting:
+            self._loop.call_soon(self._waiting.popleft())
+        else:
+            self.under_way -= 1
