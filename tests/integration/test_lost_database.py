@@ -24,6 +24,9 @@ from iotmq.store.kv import KV_DIRECTORY
 from iotmq.store.rebuild import rebuild
 
 BACKLOG = [b"%d" % number for number in range(30)]
+FOR_THE_GROUP = b"for whoever of the group comes back"
+ALL_X = [*BACKLOG, FOR_THE_GROUP]
+GROUP = "$share/group/all/x"
 LONG_S = 1_000_000
 RETENTION_H = 1
 
@@ -60,13 +63,15 @@ async def publisher(site: MqttSite) -> SessionDevice:
 
 
 async def fill(site: MqttSite) -> None:
-    """Sessions with a backlog, one of them half-way through QoS 2; retained, waiting and last messages."""
+    """Sessions with a backlog, half-way through QoS 2, of a group; retained, waiting and last messages."""
     sender = await publisher(site)
-    keeping_up, away, halfway = (SessionDevice(name) for name in ("keeping-up", "away", "halfway"))
+    names = ("keeping-up", "away", "halfway", "member")
+    keeping_up, away, halfway, member = (SessionDevice(name) for name in names)
     for device, filters in (
         (keeping_up, [("dev/1/#", 1)]),
         (away, [("dev/1/#", 1), ("all/+", 2)]),
         (halfway, [("all/x", 2)]),
+        (member, [(GROUP, 1)]),
     ):
         await device.connect(site.fronts["one"])
         await device.subscribe(*filters)
@@ -83,10 +88,14 @@ async def fill(site: MqttSite) -> None:
     await sender.publish(f"$delayed/{LONG_S}/dev/1/later", b"later")
     await keeping_up.receives(2 + len(BACKLOG))
     await halfway.receives(4)
+    await member.receives(len(BACKLOG))
     # The broker has learned of the packet ids and of what was acknowledged.
     await soon(lambda: not any(backlog(site, "keeping-up").values()), "everything of one device is done")
     await halfway.drop()
     await keeping_up.disconnect()
+    await member.disconnect()
+    await soon(lambda: not state(site)["shares"][GROUP][2], "everything of the group is done")
+    await sender.publish("all/x", FOR_THE_GROUP, 2)
     await sender.disconnect()
     await soon(lambda: not site.bench.broker.sessions._owners, "all devices are gone")
 
@@ -113,9 +122,18 @@ def state(site: MqttSite) -> dict[str, Any]:
             "done": session.done,
             "backlog": backlog,
         }
+    shares = {}
+    for name in projection.shares.names():
+        share = projection.shares.get(name)
+        assert share is not None
+        places = projection.read(share.queue_id, share.cursor, places_max=1000).places
+        done = {position for position, _ in places if position < share.next_position} - set(share.undone)
+        left = [body_at(site, position) for position, _ in places if position not in done]
+        shares[name] = (share.since, share.kept_count, left)
     retained = broker._mqtt.retained.find("#", records_max=1000, bytes_max=1 << 20).records
     return {
         "sessions": sessions,
+        "shares": shares,
         "retained": sorted(decode_record(record).body for record in retained),
         "timers": [
             (timer.due_ms, body_at(site, timer.position)) for timer in store.timers().waiting(timers_max=100)
@@ -153,28 +171,33 @@ async def check_devices(site: MqttSite) -> None:
     sender, away, halfway = await publisher(site), SessionDevice("away"), SessionDevice("halfway")
     await away.connect(site.fronts["two"])
     assert away.is_present
-    await away.receives(2 * len(BACKLOG) + 4)
+    await away.receives(len(BACKLOG) + len(ALL_X) + 4)
     assert [body for topic, body in away.got if topic == "dev/1/a"] == BACKLOG
-    assert [body for topic, body in away.got if topic == "all/x"] == BACKLOG
+    assert [body for topic, body in away.got if topic == "all/x"] == ALL_X
     await halfway.connect(site.fronts["one"])
     assert halfway.is_present
-    await halfway.receives(len(BACKLOG))
-    assert [body for _, body in halfway.got] == BACKLOG
+    await halfway.receives(len(ALL_X))
+    assert [body for _, body in halfway.got] == ALL_X
+    member = SessionDevice("member")
+    await member.connect(site.fronts["two"])
+    assert await member.receives(1) == [("all/x", FOR_THE_GROUP)]
     await sender.publish("all/x", b"and on", 2)
-    assert (await halfway.receives(len(BACKLOG) + 1))[-1] == ("all/x", b"and on")
+    assert (await halfway.receives(len(ALL_X) + 1))[-1] == ("all/x", b"and on")
+    assert (await member.receives(2))[1:] == [("all/x", b"and on")]
     keeping_up = SessionDevice("keeping-up")
     await keeping_up.connect(site.fronts["one"])
     assert keeping_up.is_present
     await sender.publish("dev/1/a", b"next")
     assert await keeping_up.receives(1) == [("dev/1/a", b"next")]
-    for device in (sender, away, halfway, keeping_up):
+    for device in (sender, away, halfway, member, keeping_up):
         await device.disconnect()
 
 
 async def test_everything_comes_back_without_the_database(site: MqttSite) -> None:
     await fill(site)
     before = state(site)
-    assert [len(before[name]) for name in ("sessions", "retained", "timers", "latest")] == [3, 1, 1, 4]
+    counts = {"sessions": 4, "shares": 1, "retained": 1, "timers": 1, "latest": 4}
+    assert {name: len(before[name]) for name in before} == counts
     shutil.rmtree(await stop(site) / KV_DIRECTORY)
     await start(site)
     assert state(site) == before
@@ -254,7 +277,7 @@ async def test_what_retention_had_removed_stays_away_and_nothing_else(site: Mqtt
     await sender.disconnect()
     await delete_expired(site)
     before = state(site)
-    assert sorted(before["sessions"]) == ["away", "fresh", "halfway", "keeping-up"]
+    assert sorted(before["sessions"]) == ["away", "fresh", "halfway", "keeping-up", "member"]
     assert before["retained"] == [b"kept, too", b"second"]
     directory = await stop(site)
     shutil.rmtree(directory / KV_DIRECTORY)
@@ -262,7 +285,7 @@ async def test_what_retention_had_removed_stays_away_and_nothing_else(site: Mqtt
     await start(site)
     found = state(site)
     assert found["sessions"] == {"fresh": before["sessions"]["fresh"]}
-    assert found["retained"] == [b"kept, too"]
+    assert (found["shares"], found["retained"]) == ({}, [b"kept, too"])
     assert (found["timers"], found["latest"]) == (before["timers"], before["latest"])
     assert [body for _, body in found["timers"]] == [b"later"]
     assert site.bench.store.check() == []
