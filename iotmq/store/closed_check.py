@@ -18,6 +18,7 @@ from iotmq.store.index_check import check_index
 from iotmq.store.index_dump import index_files, sizes
 from iotmq.store.inspection import BLANK, DAMAGE, RECORD, ClosedStore, Found, QueueFiles, map_file
 from iotmq.store.marker import lost_offsets
+from iotmq.store.queue_begins import BEGINS_NAME, decode_begins
 from iotmq.store.timer_record import record_tags_code
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class ClosedCheck:
         self._check_files()
         self._check_log()
         self._check_queues()
+        self._check_begins()
         self._check_index()
         self._check_checkpoint()
         self._check_key_values()
@@ -272,6 +274,16 @@ class ClosedCheck:
             if entry is not None and not entry.is_filler and not self._is_lost(entry.position):
                 self._say(f"{where}: offset {offset} leads to {entry.position}, which is no record")
                 return
+
+    def _check_begins(self) -> None:
+        path = self._store.directory / BEGINS_NAME
+        if not path.exists():
+            return
+        begins = decode_begins(path.read_bytes())
+        if begins is None:
+            self._say(f"{path} is damaged; the next start makes it again from the queue files")
+        elif begins.position > self.end_position:
+            self._say(f"{path} is of a log from {begins.position} on, this one ends at {self.end_position}")
 
     def _check_index(self) -> None:
         paths = index_files(self._store.directory / "index")

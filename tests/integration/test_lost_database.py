@@ -18,6 +18,7 @@ import uvloop
 from eventually import soon
 from mqtt_site import MqttSite, SessionDevice, open_site
 
+from iotmq.broker.shares import REJOIN_GRACE_S
 from iotmq.errors import StoreCorruptError
 from iotmq.message.record import decode_record
 from iotmq.store.kv import KV_DIRECTORY
@@ -180,6 +181,7 @@ async def check_devices(site: MqttSite) -> None:
     assert [body for _, body in halfway.got] == ALL_X
     member = SessionDevice("member")
     await member.connect(site.fronts["two"])
+    site.bench.clock.advance(REJOIN_GRACE_S)
     assert await member.receives(1) == [("all/x", FOR_THE_GROUP)]
     await sender.publish("all/x", b"and on", 2)
     assert (await halfway.receives(len(ALL_X) + 1))[-1] == ("all/x", b"and on")

@@ -11,6 +11,7 @@ import pytest
 from store_keeper import Keeper
 from store_model import SMALL, bodies_of, open_small, put, wait_flushed
 
+from iotmq.store.closed_check import ClosedCheck
 from iotmq.store.inspection import ClosedStore
 from iotmq.store.queue_begins import BEGINS_NAME, BeginsFile, QueueBegins, decode_begins, encode_begins
 from iotmq.store.rebuild import QUEUES, rebuild
@@ -124,6 +125,9 @@ def test_its_first_file_is_filled_up_to_its_next_record(trimmed: Keeper) -> None
         assert store.check() == []
         store.close()
     with ClosedStore(trimmed.directory) as closed:
+        check = ClosedCheck(closed, trimmed.store.settings)
+        check.run()
+        assert (check.problems, check.notes) == ([], [])
         assert {queue.topic: queue.end_offset() for queue in closed.queues()} == {
             "Busy": 8,
             **{topic: end + 1 for topic, end in IDLE.items()},

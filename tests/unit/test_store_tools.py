@@ -23,6 +23,7 @@ from iotmq.store.closed_check import ClosedCheck
 from iotmq.store.index_dump import index_rows
 from iotmq.store.inspection import ClosedStore
 from iotmq.store.kv import KeyValueStore
+from iotmq.store.queue_begins import BEGINS_NAME, QueueBegins, encode_begins
 from iotmq.store.rebuild import projection_names, rebuild
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
@@ -252,9 +253,19 @@ def broken_config(directory: Path) -> None:
     (directory / "config" / "other.json.bak").write_text("{}")
 
 
+def damaged_begins(directory: Path) -> None:
+    (directory / BEGINS_NAME).write_bytes(b"x")
+
+
+def begins_of_another_log(directory: Path) -> None:
+    (directory / BEGINS_NAME).write_bytes(encode_begins(QueueBegins(1 << 20, [])))
+
+
 @pytest.mark.parametrize(
     ("damage", "sentences"),
     [
+        (damaged_begins, ["consumequeue.begins is damaged"]),
+        (begins_of_another_log, ["consumequeue.begins is of a log from 1048576 on, this one ends at 6604"]),
         (drop_log_file, ["has no file for 8192..16384"]),
         (zero_file_end, ["positions 3808..4096: 288 bytes of the log are damaged"]),
         (swap_offset, ["expected offset 3", "there are no", "the offset was taken by an earlier record"]),
