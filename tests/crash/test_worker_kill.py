@@ -188,6 +188,16 @@ def test_devices_stay_connected_while_their_broker_is_killed_and_nothing_is_lost
     sender.disconnect()
 
 
+def test_one_worker_can_be_told_to_stop_and_is_started_again(roles: Roles) -> None:
+    front = roles["front"]
+    before = worker_pids(front)
+    os.kill(before[2], signal.SIGTERM)
+    eventually(lambda: worker_pids(front).get(2, before[2]) != before[2], "it is started again")
+    eventually(lambda: front.metrics().get('iotmq_mqtt_worker_ready{worker="2"}') == 1, "it serves")
+    assert worker_pids(front)[1] == before[1]
+    assert not is_there(before[2])
+
+
 def test_workers_do_not_outlive_a_supervisor_that_is_killed(roles: Roles) -> None:
     front = roles["front"]
     pids = worker_pids(front)

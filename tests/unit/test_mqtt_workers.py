@@ -7,8 +7,9 @@ import socket
 import sys
 
 import pytest
+from eventually import soon
 
-from iotmq import limits
+from iotmq import limits, mqtt_workers
 from iotmq.config import Config, config_from_table
 from iotmq.errors import ConfigError
 from iotmq.metrics import Metric
@@ -119,3 +120,29 @@ async def test_programs_that_are_not_there_fail_the_start(
     with pytest.raises(OSError, match=r"worker 1: .*No such file"):
         await workers.start()
     assert "cannot be looked after" in caplog.text
+
+
+async def test_a_worker_that_keeps_ending_is_started_again_ever_less_often(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that is told to stop while it starts ends with 0."""
+    monkeypatch.setattr(sys, "executable", "/bin/true")
+    monkeypatch.setattr(mqtt_workers, "_RESTART_S_MIN", 0.001)
+    monkeypatch.setattr(mqtt_workers, "_RESTART_S_MAX", 0.016)
+    workers = MqttWorkers(config_from_table(table(workers=1, listen_port=0)))
+    starting = asyncio.ensure_future(workers.start())
+    restarts = "iotmq_mqtt_worker_restarts_total"
+    await soon(lambda: number(workers, restarts) >= 6, "it is started again")
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    pauses = [record.pause_s for record in caplog.records if hasattr(record, "pause_s")]
+    assert len(pauses) >= 6
+    for pause_s, longest_s in zip(pauses, (0.001, 0.002, 0.004, 0.008, 0.016, 0.016), strict=False):
+        assert longest_s / 2 <= pause_s + 0.0005
+        assert pause_s <= longest_s + 0.0005
+    assert number(workers, "iotmq_mqtt_workers") == 0
+
+
+def number(workers: MqttWorkers, name: str) -> float:
+    return sum(metric.value for metric in workers.metrics() if metric.name == name)
