@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -152,6 +153,8 @@ class Intake:
         self._settled_listeners: list[Callable[[], None]] = []
         # True from the append that asked for a notification until it runs, once per turn of the loop.
         self._is_notify_scheduled = False
+        # True within `gathered`.
+        self._is_gathering = False
         # Appends of this turn wait to be dispatched, which `_notify` does at its end.
         self._is_dispatch_due = False
         # True while the loop has been asked to advance the store and has not done it yet.
@@ -320,7 +323,7 @@ class Intake:
         self.bytes_count += size
         batch = StoredBatch(appended, queue.queue_id)
         self.count_put(topic, batch.queue_id, count, size)
-        if store.confirmed_position >= appended.end_position:
+        if self._is_gathering or store.confirmed_position >= appended.end_position:
             if not self._is_notify_scheduled:
                 self._is_notify_scheduled = True
                 asyncio.get_running_loop().call_soon(self._notify)
@@ -334,6 +337,23 @@ class Intake:
         else:
             self._put_latencies.end(begun_us)
             done(batch)
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Appends in here are given to their queues together at the end; they are done before."""
+        if self._waits_for_disk:
+            # Which is how a flush does it.
+            yield
+            return
+        self._is_gathering = True
+        self._store.is_dispatching = False
+        try:
+            yield
+        finally:
+            self._is_gathering = False
+            self._store.is_dispatching = True
+            self._is_dispatch_due = True
+            self.settle()
 
     @property
     def store(self) -> Store:
@@ -400,7 +420,12 @@ class Intake:
         """Give what was appended to its queues: what was answered is there for whatever is asked next."""
         if self._is_dispatch_due:
             self._is_dispatch_due = False
-            self._store.advance()
+            try:
+                self._store.advance()
+            except Exception:
+                # Tried again by whoever asks next.
+                self._is_dispatch_due = True
+                raise
             for listener in self._settled_listeners:
                 listener()
 

@@ -351,17 +351,21 @@ class Timers:
                 logger.warning("messages that are due cannot be read: %s", error)
                 self._block()
             else:
-                for timer in due:
-                    # In the meantime it may have been taken back.
-                    if is_late and not self._is_pending(timer):
-                        continue
-                    if not self._hand_over(timer):
-                        break
+                with self._intake.gathered():
+                    self._hand_over_all(due, is_late=is_late)
             if is_late and self._is_running:
                 self._arm(is_more=True)
 
         self.with_records(due, ready)
         is_late = True
+
+    def _hand_over_all(self, due: Sequence[Timer], *, is_late: bool) -> None:
+        for timer in due:
+            # In the meantime it may have been taken back.
+            if is_late and not self._is_pending(timer):
+                continue
+            if not self._hand_over(timer):
+                break
 
     def _is_pending(self, timer: Timer) -> bool:
         if timer.position in self._ended.unconfirmed:

@@ -15,7 +15,7 @@ from iotmq.client.client import IotmqClient
 from iotmq.client.message import check_group, check_topic
 from iotmq.client.queue_tables import WireQueue, by_queue, decode_answer, queue_of
 from iotmq.client.routes import MessageQueue
-from iotmq.errors import BrokerError, ClientError
+from iotmq.errors import BrokerError, ClientError, RouteNotFoundError
 from iotmq.remoting.codes import RequestCode, ResponseCode
 
 # Longer than brokers wait for clients.
@@ -205,7 +205,10 @@ class GroupViews:
             after = part.next_after
 
     async def of_topic(self, topic: str) -> list[str]:
-        """The groups that consume a topic: those that live, and those that have offsets in it."""
+        """The groups that consume a topic: those that live, and those that have offsets in it.
+
+        RouteNotFoundError when no broker has the topic.
+        """
         check_topic(topic)
         answers = await ask_masters(
             self._client,
@@ -214,6 +217,8 @@ class GroupViews:
             doing=f"listing the groups of topic {topic}",
             none_codes=(ResponseCode.TOPIC_NOT_EXIST,),
         )
+        if not answers:
+            raise RouteNotFoundError(f"no broker has the topic {topic}")
         lists = [decode_answer(answer.body, _GroupList).group_list for answer in answers.values()]
         return sorted({group for groups in lists for group in groups})
 

@@ -138,6 +138,8 @@ class Store(StoreReader):
         # Bound once: append is called for every batch.
         self._append = log.append
         self._run_dispatch = self._dispatch.run
+        # Taken back while many appends follow each other, after which `advance` dispatches all of them.
+        self.is_dispatching = True
 
     @classmethod
     def open(
@@ -290,7 +292,7 @@ class Store(StoreReader):
                 raise self._refusals.of_one_queue(error) from error
             raise self._refusals.of_allocation(error) from error
         self.end_appends()
-        if not self._is_sync:
+        if self.is_dispatching and not self._is_sync:
             self._run_dispatch(self._log.appended_position)
         return appended
 

@@ -199,6 +199,8 @@ async def test_who_is_connected(cluster: Cluster, admin: Admin) -> None:
         assert set(shown.subscription_table) == {"T", "%RETRY%g"}
         assert (shown.message_model, shown.consume_type) == ("CLUSTERING", "CONSUME_PASSIVELY")
         assert await admin.groups.of_topic("T") == ["g"]
+        with pytest.raises(RouteNotFoundError, match="nowhere"):
+            await admin.groups.of_topic("nowhere")
         clients = [client async for client in admin.groups.clients("broker-a")]
         assert [client.client_id for client in clients] == ["c1", "c2"]
         assert clients[0].consumers[0].topics == ("%RETRY%g", "T")

@@ -39,6 +39,7 @@ class FakeStore:
         self.is_sync = is_sync
         self.settings = StoreSettings(flush="sync" if is_sync else "async")
         self.appended_position = self.flushed_position = self.confirmed_position = 0
+        self.is_dispatching = True
         self.on_flushed = lambda: None
         self.error: Exception | None = None
         self.failure: str | None = None
@@ -55,7 +56,7 @@ class FakeStore:
         self.calls.append({"queue": queue, "elements": elements, **fields})
         start = self.appended_position
         self.appended_position += len(elements)
-        if not self.is_sync:
+        if not self.is_sync and self.is_dispatching:
             self.confirmed_position = self.appended_position
         return FakeAppended(start, self.appended_position, len(self.calls) - 1)
 
@@ -64,7 +65,7 @@ class FakeStore:
         self.on_flushed()
 
     def advance(self) -> int:
-        self.confirmed_position = self.flushed_position
+        self.confirmed_position = self.flushed_position if self.is_sync else self.appended_position
         return self.confirmed_position
 
     def take_dispatched(self) -> list[object]:
@@ -175,6 +176,44 @@ async def test_listeners_run_once_per_turn_after_the_holds_woke(bench: Bench) ->
     bench.append()
     await turn()
     assert told == ["wake ['q']", "confirmed", "confirmed"]
+
+
+async def test_gathered_appends_are_done_at_once_and_dispatched_together(bench: Bench) -> None:
+    settled: list[int] = []
+    bench.intake.add_settled_listener(lambda: settled.append(bench.store.confirmed_position))
+    with bench.intake.gathered():
+        for number in range(3):
+            bench.append()
+            assert len(bench.results) == number + 1
+            assert bench.store.confirmed_position == 0
+    assert settled == [24]
+    bench.append()
+    assert bench.store.confirmed_position == 32
+    assert bench.codes() == [0, 0, 0, 0]
+
+
+async def test_under_group_commit_gathered_appends_wait_for_the_disk(sync_bench: Bench) -> None:
+    with sync_bench.intake.gathered():
+        sync_bench.append()
+    assert sync_bench.results == []
+    sync_bench.store.flush()
+    await turn()
+    assert sync_bench.codes() == [0]
+
+
+async def test_what_could_not_be_dispatched_is_tried_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> int:
+        raise OSError("the disk of the queues")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.store, "advance", refuse)
+        with pytest.raises(OSError, match="of the queues"), bench.intake.gathered():
+            bench.append()
+    assert bench.store.confirmed_position == 0
+    bench.intake.settle()
+    assert bench.store.confirmed_position == 8
 
 
 async def test_group_commit_answers_in_log_order_what_it_covers(sync_bench: Bench) -> None:
