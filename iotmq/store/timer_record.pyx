@@ -58,13 +58,10 @@ def due_time(buffer):
     """(kind, due in ms since 1970) of the record in `buffer`: 0 or the delay level; None when it waits for nothing."""
     cdef Py_buffer view
     cdef RecordParts parts
-    cdef int problem, kind
+    cdef int kind
     cdef int64_t due_ms
-    PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
+    hold_record(buffer, &view, &parts)
     try:
-        problem = parse_record(<const uint8_t*> view.buf, <const uint8_t*> view.buf + view.len, &parts)
-        if problem != FORMAT_OK:
-            raise ValueError(problem_text(problem))
         kind = timer_kind(&parts, &due_ms)
     finally:
         PyBuffer_Release(&view)
@@ -75,12 +72,8 @@ def record_tags_code(buffer):
     """What the queue entry of the record in `buffer` has as tags code."""
     cdef Py_buffer view
     cdef RecordParts parts
-    cdef int problem
-    PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
+    hold_record(buffer, &view, &parts)
     try:
-        problem = parse_record(<const uint8_t*> view.buf, <const uint8_t*> view.buf + view.len, &parts)
-        if problem != FORMAT_OK:
-            raise ValueError(problem_text(problem))
         return entry_tags_code(&parts)
     finally:
         PyBuffer_Release(&view)
@@ -133,15 +126,22 @@ def delivery_of(buffer, bint has_own_time):
     """
     cdef Py_buffer view
     cdef RecordParts parts
-    cdef int problem
-    PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
+    hold_record(buffer, &view, &parts)
     try:
-        problem = parse_record(<const uint8_t*> view.buf, <const uint8_t*> view.buf + view.len, &parts)
-        if problem != FORMAT_OK:
-            raise ValueError(problem_text(problem))
         return make_delivery(&parts, has_own_time)
     finally:
         PyBuffer_Release(&view)
+
+
+cdef int hold_record(buffer, Py_buffer* view, RecordParts* parts) except -1:
+    """The parts of the record in `buffer`, there until the caller releases `view`; ValueError for no record."""
+    cdef int problem
+    PyObject_GetBuffer(buffer, view, PyBUF_SIMPLE)
+    problem = parse_record(<const uint8_t*> view.buf, <const uint8_t*> view.buf + view.len, parts)
+    if problem != FORMAT_OK:
+        PyBuffer_Release(view)
+        raise ValueError(problem_text(problem))
+    return 0
 
 
 cdef Delivery make_delivery(const RecordParts* parts, bint has_own_time):
