@@ -15,16 +15,35 @@ from iotmq.mqtt import packets
 from iotmq.mqtt.connection import ServerConnection
 from iotmq.mqtt.connection_settings import ConnectionSettings
 from iotmq.mqtt.packets import Connect
+from iotmq.mqtt.properties import NO_PROPERTIES, Properties
 from iotmq.mqtt.publish_sink import CountingSink
 
 TOPIC: Final = "devices/4711/telemetry"
 CHUNK_BYTES: Final = 64 * 1024
 PACKETS: Final = 1_000
 
+CONNECT: Final = packets.encode_connect(Connect("bench", True, 0, None, None, None))
+CONNECT_5: Final = packets.encode_connect(Connect("bench", True, 0, None, None, None, 5))
+
+# What comes first, and the PUBLISH that follows again and again.
 STREAMS: Final = {
-    "3.1.1, QoS 0": (
-        packets.encode_connect(Connect("bench", True, 0, None, None, None)),
-        packets.encode_publish(TOPIC, bytes(100)),
+    "3.1.1": (CONNECT, packets.encode_publish(TOPIC, bytes(100))),
+    "5 without properties": (CONNECT_5, packets.encode_publish(TOPIC, bytes(100), properties=NO_PROPERTIES)),
+    "5 with three properties": (
+        CONNECT_5,
+        packets.encode_publish(
+            TOPIC,
+            bytes(100),
+            properties=Properties(
+                message_expiry_s=3_600,
+                content_type="application/json",
+                user_properties=(("site", "north"),),
+            ),
+        ),
+    ),
+    "5 by topic alias": (
+        CONNECT_5 + packets.encode_publish(TOPIC, b"", properties=Properties(topic_alias=1)),
+        packets.encode_publish("", bytes(100), properties=Properties(topic_alias=1)),
     ),
 }
 

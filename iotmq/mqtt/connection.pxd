@@ -39,6 +39,7 @@ cdef class ServerConnection(OutboundHalf):
     cdef int _handle_receipt(self, int packet_type, bytes body) except -1
     cdef int _handle_disconnect(self, bytes body) except -1
     cdef int _begin_qos2(self, Publication* publication, uint16_t packet_id) except -1
+    cdef int _refuse_payload(self, const Publication* publication) except -1
     cdef int _check_receive_max(self) except -1
     cdef bint _are_flags_right(self, int packet_type, int flags) except -1
     cdef int _release(self, uint16_t packet_id) except -1

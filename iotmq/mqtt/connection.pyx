@@ -37,6 +37,7 @@ from iotmq.mqtt.packet_types cimport (
 )
 from iotmq.mqtt.publish_properties cimport PublishProperties, read_publish_properties
 from iotmq.mqtt.publish_sink cimport Publication, PublishSink
+from iotmq.mqtt.text_values cimport is_utf8
 from iotmq.mqtt.topic_aliases cimport InboundAliases, OutboundAliases
 
 from dataclasses import replace
@@ -188,7 +189,16 @@ cdef class ServerConnection(OutboundHalf):
             return 0
         if qos and self._receive_max < 0xFFFF:
             self._check_receive_max()
+        if self.settings.checks_payload_format and publication.properties != NULL and properties.payload_format:
+            if not is_utf8(publication.payload, publication.payload_size, 0):
+                return self._refuse_payload(&publication)
         return self.sink.on_publish(self, &publication)
+
+    cdef int _refuse_payload(self, const Publication* publication) except -1:
+        """The payload is not the UTF-8 that its format indicator promises (section 3.3.2.3.2)."""
+        if publication.qos:
+            return self.refuse_published(publication.sequence, 1, reason_codes.PAYLOAD_FORMAT_INVALID.v5_code)
+        raise MqttProtocolError(reason_codes.PAYLOAD_FORMAT_INVALID, "PUBLISH has a payload that is not UTF-8")
 
     cdef int _begin_qos2(self, Publication* publication, uint16_t packet_id) except -1:
         """Whether a message of QoS 2 is a new one: it is handed on at once, and not again until its PUBREL.

@@ -7,4 +7,5 @@ cdef class ConnectionSettings:
     cdef readonly uint32_t queued_bytes_max
     cdef readonly uint16_t receive_max
     cdef readonly uint16_t topic_aliases_max
+    cdef readonly bint checks_payload_format
     cdef readonly double connect_timeout_s

@@ -10,6 +10,8 @@ class ConnectionSettings:
     @property
     def topic_aliases_max(self) -> int: ...
     @property
+    def checks_payload_format(self) -> bool: ...
+    @property
     def connect_timeout_s(self) -> float: ...
     def __init__(
         self,
@@ -19,5 +21,6 @@ class ConnectionSettings:
         queued_bytes_max: int = ...,
         receive_max: int = ...,
         topic_aliases_max: int = ...,
+        checks_payload_format: bool = ...,
         connect_timeout_s: float = ...,
     ) -> None: ...

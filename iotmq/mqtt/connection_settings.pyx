@@ -11,7 +11,7 @@ cdef class ConnectionSettings:
     `packet_bytes_max` bounds the remaining length of what a device sends; `in_flight_max` (1 to 65,535) the
     messages of QoS 1 and 2 a subscriber may hold unacknowledged; `queued_bytes_max` what waits for a slow subscriber;
     `receive_max` (1 to 65,535) and `topic_aliases_max` are what MQTT 5 devices are told they may send, the latter
-    also what they get.
+    also what they get. With `checks_payload_format` a payload that says it is UTF-8 has to be.
     """
 
     def __init__(
@@ -22,6 +22,7 @@ cdef class ConnectionSettings:
         uint32_t queued_bytes_max=limits.MQTT_QUEUED_BYTES_MAX,
         uint16_t receive_max=limits.MQTT_RECEIVE_MAX,
         uint16_t topic_aliases_max=limits.MQTT_TOPIC_ALIASES_MAX,
+        bint checks_payload_format=False,
         double connect_timeout_s=limits.MQTT_CONNECT_TIMEOUT_S,
     ):
         if not 1 <= in_flight_max <= 65535:
@@ -33,4 +34,5 @@ cdef class ConnectionSettings:
         self.queued_bytes_max = queued_bytes_max
         self.receive_max = receive_max
         self.topic_aliases_max = topic_aliases_max
+        self.checks_payload_format = checks_payload_format
         self.connect_timeout_s = connect_timeout_s

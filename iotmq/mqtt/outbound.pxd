@@ -69,7 +69,6 @@ cdef class OutboundHalf:
     cdef int handle_pubcomp(self, uint16_t packet_id) except -1
 
     cdef uint32_t _properties_size(self, const OutboundMessage* message, const DeliveryOptions* options) noexcept
-    cdef int _put(self, ByteBuffer* buffer, bint is_queued, const OutboundMessage* message, const DeliveryOptions* options, uint16_t packet_id) except -1
     cdef int _need_subscriber(self) except -1
     cdef InFlightSlot* _slot_of(self, uint16_t packet_id) noexcept
     cdef int _end_flight(self, InFlightSlot* slot) except -1

@@ -125,8 +125,8 @@ cdef class OutboundHalf:
             and buffer.size
         ):
             return 0
-        self._put(
-            buffer, is_queued, message, options,
+        _put(
+            self, buffer, is_queued, message, options,
             take_new(&self._subscriber.window, awaited_for(options.qos)) if options.qos and not is_queued else 0,
         )
         return 1
@@ -147,61 +147,6 @@ cdef class OutboundHalf:
         for index in range(options.identifiers_count):
             size += 1 + variable_integer_size(options.identifiers[index])
         return size
-
-    cdef int _put(
-        self,
-        ByteBuffer* buffer,
-        bint is_queued,
-        const OutboundMessage* message,
-        const DeliveryOptions* options,
-        uint16_t packet_id,
-    ) except -1:
-        """Encode a PUBLISH; `packet_id` 0 of one that is queued is put in later."""
-        cdef uint32_t remaining = message.payload_size + (2 if options.qos else 0)
-        cdef uint32_t properties_size = 0
-        cdef uint16_t topic_size = message.topic_size
-        cdef uint16_t alias = 0
-        cdef bint is_known = False
-        cdef bint is_v5 = self.protocol_level == LEVEL_5
-        cdef uint8_t* start
-        cdef uint8_t* target
-        cdef QueuedPacket header
-        if is_v5:
-            if self._aliases is not None and not is_queued:
-                alias = self._aliases.find(message.topic, topic_size, &is_known)
-                if is_known:
-                    topic_size = 0
-            properties_size = self._properties_size(message, options) + (3 if alias else 0)
-            remaining += variable_integer_size(properties_size) + properties_size
-        remaining += 2 + topic_size
-        start = reserve(buffer, <uint64_t>remaining + 5 + sizeof(QueuedPacket))
-        target = start + sizeof(QueuedPacket) if is_queued else start
-        target = put_fixed_header(
-            target,
-            <uint8_t>(PACKET_PUBLISH << 4 | options.is_duplicate << 3 | options.qos << 1 | options.is_retained),
-            remaining,
-        )
-        put_u16(target, topic_size)
-        memcpy(target + 2, message.topic, topic_size)
-        target += 2 + topic_size
-        header.packet_id_at = <uint32_t>(target - start)
-        if options.qos:
-            put_u16(target, packet_id)
-            target += 2
-        header.expiry_at = 0
-        if is_v5:
-            target = put_variable_integer(target, properties_size)
-            header.expiry_at = <uint32_t>(target - start) + 1 if message.has_expiry else 0
-            memcpy(target, message.properties, message.properties_size)
-            target = _put_own(target + message.properties_size, alias, options)
-        memcpy(target, message.payload, message.payload_size)
-        target += message.payload_size
-        if is_queued:
-            header.size = <uint32_t>(target - start)
-            header.expires_s = message.expires_s if message.has_expiry else 0.0
-            memcpy(start, &header, sizeof(QueuedPacket))
-        buffer.size += <uint32_t>(target - start)
-        return 0
 
     cdef bint has_room(self) noexcept:
         """Whether `send_message` takes one more: the window is open, and the device reads."""
@@ -233,7 +178,7 @@ cdef class OutboundHalf:
             else:
                 self.reserve_packet_id(packet_id)
                 self._slot_of(packet_id).awaited = awaited_for(options.qos)
-        self._put(&self.output, False, message, options, packet_id)
+        _put(self, &self.output, False, message, options, packet_id)
         return packet_id
 
     cdef int message_expired(self) except -1:
@@ -366,3 +311,61 @@ cdef class OutboundHalf:
         if self._subscriber == NULL:
             return 0
         return self._subscriber.queued.size - self._subscriber.queued.start
+
+
+cdef int _put(
+    OutboundHalf self,
+    ByteBuffer* buffer,
+    bint is_queued,
+    const OutboundMessage* message,
+    const DeliveryOptions* options,
+    uint16_t packet_id,
+) except -1:
+    """Encode a PUBLISH; `packet_id` 0 of one that is queued is put in later."""
+    cdef uint32_t remaining = message.payload_size + (2 if options.qos else 0)
+    cdef uint32_t properties_size = 0
+    cdef uint16_t topic_size = message.topic_size
+    cdef uint16_t alias = 0
+    cdef bint is_known = False
+    cdef bint is_v5 = self.protocol_level == LEVEL_5
+    cdef uint8_t* start
+    cdef uint8_t* target
+    cdef QueuedPacket header
+    if is_v5:
+        if self._aliases is not None and not is_queued:
+            alias = self._aliases.find(message.topic, topic_size, &is_known)
+            if is_known:
+                topic_size = 0
+        properties_size = self._properties_size(message, options) + (3 if alias else 0)
+        remaining += variable_integer_size(properties_size) + properties_size
+    remaining += 2 + topic_size
+    start = reserve(buffer, <uint64_t>remaining + 5 + sizeof(QueuedPacket))
+    target = start + sizeof(QueuedPacket) if is_queued else start
+    target = put_fixed_header(
+        target,
+        <uint8_t>(PACKET_PUBLISH << 4 | options.is_duplicate << 3 | options.qos << 1 | options.is_retained),
+        remaining,
+    )
+    put_u16(target, topic_size)
+    memcpy(target + 2, message.topic, topic_size)
+    target += 2 + topic_size
+    if is_queued:
+        header.packet_id_at = <uint32_t>(target - start)
+        header.expiry_at = 0
+    if options.qos:
+        put_u16(target, packet_id)
+        target += 2
+    if is_v5:
+        target = put_variable_integer(target, properties_size)
+        if message.has_expiry:
+            header.expiry_at = <uint32_t>(target - start) + 1
+        memcpy(target, message.properties, message.properties_size)
+        target = _put_own(target + message.properties_size, alias, options)
+    memcpy(target, message.payload, message.payload_size)
+    target += message.payload_size
+    if is_queued:
+        header.size = <uint32_t>(target - start)
+        header.expires_s = message.expires_s if message.has_expiry else 0.0
+        memcpy(start, &header, sizeof(QueuedPacket))
+    buffer.size += <uint32_t>(target - start)
+    return 0

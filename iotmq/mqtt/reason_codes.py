@@ -44,6 +44,7 @@ PACKET_TOO_LARGE: Final = Reason("packet_too_large", 0x95)
 RECEIVE_MAXIMUM_EXCEEDED: Final = Reason("receive_maximum_exceeded", 0x93)
 TOPIC_ALIAS_INVALID: Final = Reason("topic_alias_invalid", 0x94)
 QUOTA_EXCEEDED: Final = Reason("quota_exceeded", 0x97)
+PAYLOAD_FORMAT_INVALID: Final = Reason("payload_format_invalid", 0x99)
 UNACKNOWLEDGED_OVERFLOW: Final = Reason("unacknowledged_overflow", 0x93)
 NOT_STORED: Final = Reason("not_stored", 0x80)
 
@@ -57,6 +58,7 @@ PEER_FAULTS: Final = frozenset(
         BAD_AUTHENTICATION_METHOD,
         TOPIC_NAME_INVALID,
         TOPIC_ALIAS_INVALID,
+        PAYLOAD_FORMAT_INVALID,
         PACKET_TOO_LARGE,
         RECEIVE_MAXIMUM_EXCEEDED,
         QUOTA_EXCEEDED,

@@ -1,17 +1,22 @@
-"""UTF-8 of values that become properties of a record (iotmq.mqtt.topics.decode_value for people)."""
+"""UTF-8 of payloads, and of values that become properties of a record (iotmq.mqtt.topics.decode_value for people)."""
 
 from libc.stdint cimport uint8_t
 
 
 cdef inline bint is_text_value(const uint8_t* at, Py_ssize_t size) noexcept nogil:
     """Well-formed UTF-8 [MQTT-1.5.4-1] without NUL [MQTT-1.5.4-2] and the two that separate a record's properties."""
+    return is_utf8(at, size, 3)
+
+
+cdef inline bint is_utf8(const uint8_t* at, Py_ssize_t size, uint8_t lowest) noexcept nogil:
+    """Well-formed UTF-8 whose code points are not below `lowest`, which is at most 0x80."""
     cdef const uint8_t* end = at + size
     cdef uint8_t first
     cdef int more, index
     while at < end:
         first = at[0]
         if first < 0x80:
-            if first < 3:
+            if first < lowest:
                 return False
             at += 1
             continue

@@ -371,9 +371,9 @@ cdef class Device(ServerConnection):
         delivery.is_duplicate = False
         delivery.identifiers = identifiers
         delivery.identifiers_count = identifiers_count if self.protocol_level == LEVEL_5 else 0
-        if self.protocol_level == LEVEL_5:
+        if self.protocol_level == LEVEL_5 and not message.is_encoded:
             message.encode_properties()
-        if not self.fits(&message.view, delivery):
+        if self._sent_bytes_max != 0xFFFFFFFF and not self.fits(&message.view, delivery):
             self.group.too_large += 1
             return False
         return True

@@ -19,7 +19,7 @@ cdef class OutgoingMessage:
     cdef const uint8_t* _raw            # the record's properties
     cdef Py_ssize_t _raw_size
     cdef bint _has_v5                   # there may be some that only MQTT 5 has
-    cdef bint _is_encoded               # `view.properties` is what MQTT 5 wants
+    cdef bint is_encoded                # `view.properties` is what MQTT 5 wants
     cdef ByteBuffer _properties
     cdef bytes _inflated
 

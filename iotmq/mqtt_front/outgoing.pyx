@@ -48,7 +48,7 @@ cdef class OutgoingMessage:
         memset(&self.view, 0, sizeof(self.view))
         # A record without the property comes from a native producer: as reliable as the subscriber asked.
         self.qos = 2
-        self.is_retained = self.is_expired = self._has_v5 = self._is_encoded = False
+        self.is_retained = self.is_expired = self._has_v5 = self.is_encoded = False
         self.publisher_size = 0
         self._raw = at
         self._raw_size = record.properties_size
@@ -100,11 +100,9 @@ cdef class OutgoingMessage:
         return 0
 
     cdef int encode_properties(self) except -1:
-        """Make `view.properties` for devices of MQTT 5; once per record."""
+        """Make `view.properties` for devices of MQTT 5; once per record, until `is_encoded`."""
         cdef uint8_t* target
-        if self._is_encoded:
-            return 0
-        self._is_encoded = True
+        self.is_encoded = True
         self._properties.size = 0
         if self.view.has_expiry:    # the time left, as a whole number of seconds [MQTT-3.3.2-6]
             target = reserve(&self._properties, EXPIRY_PROPERTY_BYTES)

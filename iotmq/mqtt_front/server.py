@@ -87,6 +87,7 @@ class MqttFront:
             queued_bytes_max=settings.queued_bytes_max,
             receive_max=settings.receive_max,
             topic_aliases_max=settings.topic_aliases_max,
+            checks_payload_format=settings.payload_format_checked,
             connect_timeout_s=settings.connect_timeout_s,
         )
         self._connections = 0

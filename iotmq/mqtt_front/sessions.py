@@ -90,13 +90,7 @@ class ConnectedSessions:
             device.keep_alive_s = keep_alive_s_max
         asked_s = asked_expiry_s(connect)
         device.expiry_s = 0 if self._port is None else min(asked_s, self._settings.session_expiry_s_max)
-        told = Properties(
-            session_expiry_s=device.expiry_s if device.expiry_s != asked_s else None,
-            assigned_client_id=client_id if not connect.client_id else None,
-            server_keep_alive_s=device.keep_alive_s if device.keep_alive_s != connect.keep_alive_s else None,
-            is_retain_available=0 if self._port is None else None,
-            is_sharing_available=0 if self._port is None else None,
-        )
+        told = self._told(device, connect, asked_s)
         if self._port is None:
             device.open_session(session_present=False, properties=told)
             self._deadlines.watch(device, self._clock.monotonic_s())
@@ -111,6 +105,21 @@ class ConnectedSessions:
             partial(
                 self._opened, device, client_id, told, is_kept=self._opened_expiry_s(device, connect) > 0
             ),
+        )
+
+    def _told(self, device: Device, connect: packets.Connect, asked_s: int) -> Properties:
+        """What a CONNACK of MQTT 5 says beside the limits of the connection."""
+        assert device.client_id is not None
+        information = None
+        if connect.properties.request_response_information:  # [MQTT-3.1.2-28]
+            information = self._settings.response_information or None
+        return Properties(
+            session_expiry_s=device.expiry_s if device.expiry_s != asked_s else None,
+            assigned_client_id=device.client_id if not connect.client_id else None,
+            server_keep_alive_s=device.keep_alive_s if device.keep_alive_s != connect.keep_alive_s else None,
+            response_information=information,
+            is_retain_available=0 if self._port is None else None,
+            is_sharing_available=0 if self._port is None else None,
         )
 
     def _opened_expiry_s(self, device: Device, connect: packets.Connect) -> int:

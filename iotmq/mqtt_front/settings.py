@@ -169,6 +169,25 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ),
         ),
     ] = limits.MQTT_TOPIC_ALIASES_MAX
+    payload_format_checked: Annotated[
+        bool,
+        Meta(
+            description=(
+                "Refuse (0x99) messages of MQTT 5 whose payload format indicator says UTF-8 while the "
+                "payload is not."
+            )
+        ),
+    ] = False
+    response_information: Annotated[
+        str,
+        Meta(
+            max_length=limits.MQTT_TOPIC_BYTES_MAX // 4,
+            description=(
+                "What a device of MQTT 5 that asks for it is told for making its response topics, such as a "
+                "part of the topic tree. Empty: nothing."
+            ),
+        ),
+    ] = ""
     queued_bytes_max: Annotated[
         int,
         Meta(

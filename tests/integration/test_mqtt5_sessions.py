@@ -160,6 +160,18 @@ async def test_connack_says_what_the_server_decided(site: MqttSite) -> None:
     assert again.told.assigned_client_id is None
 
 
+@pytest.mark.parametrize(("asks", "information"), [(1, "answers/here"), (0, None), (None, None)])
+async def test_response_information_is_for_those_who_ask(
+    site: MqttSite, asks: int | None, information: str | None
+) -> None:
+    """[MQTT-3.1.2-28]"""
+    site.mqtt_settings["response_information"] = "answers/here"
+    await site.start("three")
+    properties = Properties(request_response_information=asks)
+    device = await Device5.connect(site, properties=properties, front="three")
+    assert device.told.response_information == information
+
+
 async def test_a_session_taken_over_says_so(site: MqttSite) -> None:
     """[MQTT-3.1.4-3], from the same front end and from another one."""
     for front in ("one", "two"):

@@ -164,3 +164,71 @@ def test_a_user_name_and_password_are_let_through(gateway: GatewayProcess) -> No
     """There is no access control yet; clients that send credentials are served like the others."""
     publish(gateway, "-t", "login", "-m", "x", "-q", "1", "-u", "someone", "-P", "secret")
     assert stored(gateway, "login") == ["x"]
+
+
+FIVE = ("-V", "mqttv5")
+
+
+def test_mqtt_5_properties(gateway: GatewayProcess, started: list[Subscriber], tmp_path: Path) -> None:
+    subscriber = subscribe(
+        gateway, started, tmp_path / "out", *FIVE, "-t", "five/#", "-q", "1", "-C", "1",
+        "-D", "subscribe", "subscription-identifier", "9",
+        "-F", "%t %p %q %C %D %E %F %R %S %P",
+    )  # fmt: skip
+    publish(
+        gateway, *FIVE, "-t", "five/a", "-m", "hello", "-q", "1",
+        "-D", "publish", "content-type", "text/plain",
+        "-D", "publish", "correlation-data", "c17",
+        "-D", "publish", "message-expiry-interval", "3600",
+        "-D", "publish", "payload-format-indicator", "1",
+        "-D", "publish", "response-topic", "five/answers",
+        "-D", "publish", "user-property", "site", "north",
+    )  # fmt: skip
+    (line,) = subscriber.wait_for(1)
+    topic, payload, qos, content_type, correlation, expiry, *rest = line.split(" ")
+    assert [topic, payload, qos, content_type, correlation] == ["five/a", "hello", "1", "text/plain", "c17"]
+    assert 3_590 <= int(expiry) <= 3_600
+    assert rest == ["1", "five/answers", "9", "site:north"]
+
+
+def test_mqtt_5_options_of_subscriptions(
+    gateway: GatewayProcess, started: list[Subscriber], tmp_path: Path
+) -> None:
+    publish(gateway, *FIVE, "-t", "flags", "-m", "kept", "-r", "-q", "1")
+    words = (*FIVE, "-t", "flags", "-F", "%r %p")
+    kept = subscribe(gateway, started, tmp_path / "kept", *words, "--retain-as-published")
+    plain = subscribe(gateway, started, tmp_path / "plain", *words)
+    publish(gateway, *FIVE, "-t", "flags", "-m", "live", "-r", "-q", "1")
+    assert kept.wait_for(2) == ["1 kept", "1 live"]
+    assert plain.wait_for(2) == ["1 kept", "0 live"]
+
+
+@pytest.mark.skipif(shutil.which("mosquitto_rr") is None, reason="mosquitto_rr is not installed")
+def test_mqtt_5_request_and_response(
+    gateway: GatewayProcess, started: list[Subscriber], tmp_path: Path
+) -> None:
+    responder = subscribe(gateway, started, tmp_path / "out", *FIVE, "-t", "ask", "-F", "%R %D", "-C", "1")
+    with subprocess.Popen(
+        [
+            "mosquitto_rr", "-h", "127.0.0.1", "-p", str(gateway.mqtt_port), *FIVE, "-W", "20",
+            "-t", "ask", "-e", "answer/here", "-m", "how much", "-D", "publish", "correlation-data", "c1",
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as asking:  # fmt: skip
+        (line,) = responder.wait_for(1)
+        response_topic, correlation = line.split(" ")
+        assert (response_topic, correlation) == ("answer/here", "c1")
+        publish(
+            gateway, *FIVE, "-t", response_topic, "-m", "42", "-D", "publish", "correlation-data", correlation
+        )
+        answer, _ = asking.communicate(timeout=30)
+    assert answer.split() == ["42"]
+
+
+@pytest.mark.parametrize("qos", ["0", "1", "2"])
+def test_mqtt_3_1(gateway: GatewayProcess, started: list[Subscriber], tmp_path: Path, qos: str) -> None:
+    words = ("-V", "mqttv31", "-t", f"old/{qos}", "-q", qos)
+    subscriber = subscribe(gateway, started, tmp_path / "out", *words, "-C", "1")
+    publish(gateway, *words, "-m", "still here")
+    assert subscriber.wait_for(1) == ["still here"]

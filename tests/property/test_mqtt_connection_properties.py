@@ -5,6 +5,8 @@ from __future__ import annotations
 from fake_gateway import split_output
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from mqtt5_corpus import CONNECT5
+from mqtt5_corpus import CORPUS as CORPUS5
 from mqtt_corpus import CONNECT, CORPUS
 from mqtt_oracle import Outcome, run_connection, shortened
 
@@ -12,6 +14,7 @@ from iotmq.mqtt import packets
 from iotmq.mqtt.connection import CONNECTED, ServerConnection
 from iotmq.mqtt.connection_settings import ConnectionSettings
 from iotmq.mqtt.packets import Connect
+from iotmq.mqtt.properties import NO_PROPERTIES, Properties
 from iotmq.mqtt.publish_sink import CollectingSink
 
 PACKET_BYTES_MAX = 2_000
@@ -58,11 +61,84 @@ STREAM = st.builds(
     st.lists(st.one_of(LEGAL, LEGAL, LEGAL, ODD), max_size=12),
 )
 
+# The same for MQTT 5.
+VALUE = st.text(st.sampled_from("ab é\n"), max_size=4)
+PROPERTIES = st.builds(
+    Properties,
+    payload_format=st.sampled_from([None, 0, 1]),
+    message_expiry_s=st.sampled_from([None, 0, 7]),
+    content_type=st.one_of(st.none(), VALUE),
+    response_topic=st.sampled_from([None, "a/b"]),
+    correlation_data=st.one_of(st.none(), st.binary(max_size=5)),
+    topic_alias=st.sampled_from([None, None, 1, 2]),
+    user_properties=st.lists(st.tuples(VALUE, VALUE), max_size=2).map(tuple),
+)
+USER_PROPERTIES = st.builds(
+    Properties, user_properties=st.lists(st.tuples(VALUE, VALUE), max_size=2).map(tuple)
+)
+LEGAL5 = st.one_of(
+    st.builds(
+        lambda topic, payload, qos, packet_id, retain, dup, properties: packets.encode_publish(
+            topic,
+            payload,
+            qos=qos,
+            packet_id=packet_id,
+            retain=retain,
+            dup=dup and qos > 0,
+            properties=properties,
+        ),
+        st.one_of(st.text(st.sampled_from("ab/$é"), min_size=1, max_size=6), st.just("")),
+        st.binary(max_size=300),
+        st.integers(0, 2),
+        st.integers(1, 4),
+        st.booleans(),
+        st.booleans(),
+        PROPERTIES,
+    ),
+    st.builds(
+        packets.encode_acknowledgement,
+        st.sampled_from([packets.PUBACK, packets.PUBREC, packets.PUBREL, packets.PUBCOMP]),
+        PACKET_ID,
+        st.sampled_from([0, 0, 0x92, 0x80]),
+    ),
+    st.builds(
+        packets.encode_subscribe,
+        st.integers(1, 65_535),
+        st.lists(
+            st.tuples(st.sampled_from(["a", "a/+", "$share/g/a", "é/#"]), st.integers(0, 0x2E)),
+            min_size=1,
+            max_size=3,
+        ),
+        st.builds(Properties, subscription_identifiers=st.sampled_from([(), (5,), (300,)])),
+    ),
+    st.builds(
+        packets.encode_unsubscribe,
+        st.integers(1, 65_535),
+        st.lists(st.just("a/+"), min_size=1),
+        USER_PROPERTIES,
+    ),
+    st.just(packets.PINGREQ_PACKET),
+)
+ODD5 = st.one_of(
+    st.sampled_from([case.stream for case in CORPUS5]),
+    st.builds(packets.encode_packet, st.integers(0, 15), st.integers(0, 15), st.binary(max_size=20)),
+    st.builds(packets.encode_disconnect, st.sampled_from([0, 4, 0x8E]), USER_PROPERTIES),
+    st.sampled_from(
+        [CONNECT5, packets.encode_publish("a", bytes(PACKET_BYTES_MAX), properties=NO_PROPERTIES)]
+    ),
+)
+STREAM5 = st.builds(
+    lambda parts: CONNECT5 + b"".join(parts),
+    st.lists(st.one_of(LEGAL5, LEGAL5, LEGAL5, ODD5), max_size=12),
+)
+
 
 @st.composite
-def chunked(draw: st.DrawFn, *, is_damaged: bool = False) -> list[bytes]:
+def chunked(
+    draw: st.DrawFn, streams: st.SearchStrategy[bytes] = STREAM, *, is_damaged: bool = False
+) -> list[bytes]:
     """A stream in pieces; a damaged one has a few bytes changed, added or taken away."""
-    stream = bytearray(draw(STREAM))
+    stream = bytearray(draw(streams))
     for _ in range(draw(st.integers(1, 3)) if is_damaged and stream else 0):
         at = draw(st.integers(0, len(stream)))
         change = draw(st.sampled_from(["set", "add", "cut"]))
@@ -139,11 +215,24 @@ def test_damaged_streams_give_what_the_twin_gives(chunks: list[bytes]) -> None:
     check(chunks)
 
 
+@settings(max_examples=300)
+@given(chunked(STREAM5))
+def test_any_chunking_of_mqtt_5_gives_what_the_twin_gives(chunks: list[bytes]) -> None:
+    check(chunks)
+
+
+@settings(max_examples=300)
+@given(chunked(STREAM5, is_damaged=True))
+def test_damaged_streams_of_mqtt_5_give_what_the_twin_gives(chunks: list[bytes]) -> None:
+    check(chunks)
+
+
 @settings(max_examples=200)
 @given(st.lists(st.binary(max_size=50), max_size=8))
 def test_anything_ends_with_a_reason_and_never_with_an_exception(chunks: list[bytes]) -> None:
     check(chunks)
     check([CONNECT, *chunks])
+    check([CONNECT5, *chunks])
 
 
 @settings(max_examples=100)

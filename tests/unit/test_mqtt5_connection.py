@@ -289,6 +289,32 @@ def test_a_message_that_waits_for_the_window_says_what_is_left_of_its_time_or_go
     assert body[-1:] == b"3"
 
 
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_a_payload_that_says_it_is_text_is_checked_when_asked(qos: int) -> None:
+    text, data = Properties(payload_format=1), Properties(payload_format=0)
+    connection, sink = open_connection(checks_payload_format=True)
+
+    def send(payload: bytes, properties: Properties, packet_id: int) -> None:
+        packet = packets.encode_publish("a", payload, qos=qos, packet_id=packet_id, properties=properties)
+        connection.receive_data(packet, 0.0)
+
+    send("\0é\U0010ffff".encode(), text, 1)
+    send(b"\xff", data, 2)
+    send(b"\xff", NO_PROPERTIES, 3)
+    assert len(sink.published) == 3
+    send(b"\xed\xa0\x80", text, 4)
+    assert len(sink.published) == 3
+    if qos:
+        connection.acknowledge_published(0, 3)
+        assert connection.close_reason is None
+        assert answers(connection)[-1] == ((packets.PUBACK if qos == 1 else packets.PUBREC) << 4, b"\0\4\x99")
+    else:
+        assert connection.close_reason == reason_codes.PAYLOAD_FORMAT_INVALID
+    other, sink = open_connection()
+    other.receive_data(packets.encode_publish("a", b"\xff", properties=text), 0.0)
+    assert len(sink.published) == 1, "nobody asked"
+
+
 def test_a_topic_that_comes_again_is_sent_by_its_alias() -> None:
     connection, _ = open_connection(Properties(topic_alias_max=2))
     topic = b"devices/4711/commands"
