@@ -180,6 +180,8 @@ class ConnectedSessions:
         if isinstance(opened, Refused):
             if device.close_reason is None:
                 _log.warning("no session", extra={"client": client_id, "detail": opened.remark})
+                # A will is one only when its CONNECT was accepted [MQTT-3.1.2-8].
+                device.will = None
                 device.refuse(reason_codes.SERVER_UNAVAILABLE)
                 device.finish()
             return

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from command_load import CommandSender, KeptDevice, Watcher, check_received
-from crash_load import SMALL_FILES
 from eventually import eventually
 from gateway_process import GatewayProcess
+from mqtt_roles import mqtt_roles
 
 pytestmark = pytest.mark.crash
 
@@ -20,23 +20,8 @@ MESSAGES = 1_500
 
 @pytest.fixture
 def roles(tmp_path: Path) -> Iterator[dict[str, GatewayProcess]]:
-    registry = GatewayProcess(tmp_path / "registry", role="registry")
-    broker = GatewayProcess(
-        tmp_path / "broker", f"broker.registries={registry.registry}", "broker.registration_interval_s=0.3",
-        *SMALL_FILES, role="broker",
-    )  # fmt: skip
-    fronts = [
-        GatewayProcess(
-            tmp_path / name,
-            f"mqtt.registries={registry.registry}",
-            "mqtt.retry_interval_s=0.1",
-            f"mqtt.name={name}",
-            role="mqtt",
-        )
-        for name in ("one", "two")
-    ]
-    with registry, broker, fronts[0], fronts[1]:
-        yield {"broker": broker, "one": fronts[0], "two": fronts[1]}
+    with mqtt_roles(tmp_path) as started:
+        yield started
 
 
 @pytest.mark.timeout(120)

@@ -134,17 +134,20 @@ async def test_a_device_taken_over_while_its_front_end_was_cut_off_is_sent_away(
     await site.close()
 
 
-async def test_a_device_is_refused_while_its_broker_is_away(tmp_path: Path) -> None:
+async def test_a_device_is_refused_while_its_broker_is_away_and_its_will_with_it(tmp_path: Path) -> None:
     site = await open_site(tmp_path, "one", is_remote=True)
 
     async def down() -> None:
         for clean_session in (False, True):
             client = await RawClient.dial(site.fronts["one"].mqtt.port)
-            client.send(connect_packet("d", clean_session=clean_session))
+            will = Will("t/will", b"never", 1, False)
+            client.send(connect_packet("d", clean_session=clean_session, will=will))
             assert (await client.packet())[1] == b"\x00\x03"
             client.close()
 
     await restart_broker_alone(site, down=down)
+    await soon(lambda: site.number("iotmq_mqtt_connections") == 0, "the refused are gone")
+    assert site.number("iotmq_mqtt_published_total") == 0
     device = SessionDevice("d")
     await device.connect(site.fronts["one"])
     await device.drop()
