@@ -135,8 +135,8 @@ class ShareGroup:
         self._unread_set = set(self._unread)
         self._members: dict[int, _Member] = {}
         self._undone: dict[int, _Message] = {}
-        # Messages not read yet that a member holds, or (None) is done with, since before the start.
-        self._early: dict[int, int | None] = {}
+        # Messages not read yet that members say they hold, or (None) one is done with, from before a start.
+        self._early: dict[int, list[int] | None] = {}
         # Held messages in the order of their hand-out.
         self._held: OrderedDict[int, _Message] = OrderedDict()
         # Without an order: positions, some of which may be done or held meanwhile, and how many do wait.
@@ -190,13 +190,16 @@ class ShareGroup:
         else:
             member.place, member.limit, member.handed = place, limit, 0
             member.is_away = member.is_slow = False
+            self._forget_claims(member_id)
             for position in [position for position in member.held if position not in kept]:
                 self._take_back(self._undone[position])
         for position in held:
             message = self._undone.get(position)
             if message is None:
                 if position >= self.next_position or position in self._unread_set:
-                    self._early[position] = member_id
+                    claims = self._early.setdefault(position, [])
+                    if claims is not None:
+                        claims.append(member_id)
             elif message.member is None:
                 self._take_from_waiting(message)
                 self._give(member, message, now_s)
@@ -210,8 +213,7 @@ class ShareGroup:
             return
         for message in list(member.held.values()):
             self._take_back(message)
-        for position in [position for position, holder in self._early.items() if holder == member_id]:
-            del self._early[position]
+        self._forget_claims(member_id)
         self._free_lanes(member)
         if self._sticky is member:
             self._sticky = None
@@ -250,7 +252,7 @@ class ShareGroup:
             self._members_changed()
         message = self._undone.get(position)
         if message is None:
-            if self._early.get(position) != member_id:
+            if member_id not in (self._early.get(position) or ()):
                 return False
             if position in self._unread_set:
                 self._forget_unread(position)
@@ -289,15 +291,14 @@ class ShareGroup:
         assert position not in self._undone
         if position in self._unread_set:
             self._forget_unread(position, is_done=False)
-        holder_id = self._early.pop(position, -1)
-        if holder_id is None:
+        claims = self._early.pop(position, [])
+        if claims is None:
             # Done before it was read.
             self._is_dirty = True
             return
         message = self._undone[position] = _Message(position, size, key)
-        holder = self._members.get(holder_id)
-        if holder is not None:
-            self._give(holder, message, now_s)
+        if claims:
+            self._give(self._members[claims[0]], message, now_s)
         else:
             self._wait(message)
 
@@ -634,6 +635,14 @@ class ShareGroup:
         if not self.strategy.is_ordered:
             return [message]
         return [held for held in member.held.values() if held.key == message.key]
+
+    def _forget_claims(self, member_id: int) -> None:
+        """A member holds nothing any more of what was not read."""
+        for position, claims in list(self._early.items()):
+            if claims is not None and member_id in claims:
+                claims.remove(member_id)
+                if not claims:
+                    del self._early[position]
 
     def _forget_unread(self, position: int, *, is_done: bool = True) -> None:
         self._unread_set.discard(position)

@@ -33,6 +33,9 @@ class ShareGroupModel(RuleBasedStateMachine):
         self.used: dict[str, int] = {}
         self.away: set[str] = set()
         self.holder: dict[int, str] = {}
+        # What the group has read since it began, and who says to hold what it has not.
+        self.offered: set[int] = set()
+        self.claims: dict[int, list[str]] = {}
         # What each client has, the group's opinion aside: a late acknowledgement names one of these.
         self.has: dict[str, set[int]] = {client: set() for client in CLIENTS}
         self.acknowledged: set[int] = set()
@@ -92,9 +95,26 @@ class ShareGroupModel(RuleBasedStateMachine):
         for position in [place for place, holder in self.holder.items() if holder == client]:
             if position not in held:
                 del self.holder[position]
+        self.forget_claims(client)
         for position in held:
-            if position not in self.acknowledged:
+            if position in self.acknowledged:
+                continue
+            if position in self.offered:
                 self.holder.setdefault(position, client)
+            else:
+                self.claims.setdefault(position, []).append(client)
+
+    def forget_claims(self, client: str) -> None:
+        for claims in self.claims.values():
+            if client in claims:
+                claims.remove(client)
+
+    def offer(self, position: int) -> None:
+        self.group.offer(position, 100, self.key_of(position), now_s=self.now_s)
+        self.offered.add(position)
+        claims = self.claims.pop(position, [])
+        if claims and position not in self.acknowledged:
+            self.holder[position] = claims[0]
 
     @rule(client=st.sampled_from(CLIENTS))
     def leave(self, client: str) -> None:
@@ -102,6 +122,7 @@ class ShareGroupModel(RuleBasedStateMachine):
             self.group.leave(self.joined.pop(client))
             self.away.discard(client)
             self.holder = {place: holder for place, holder in self.holder.items() if holder != client}
+            self.forget_claims(client)
             self.pump()
 
     @rule(client=st.sampled_from(CLIENTS))
@@ -175,6 +196,8 @@ class ShareGroupModel(RuleBasedStateMachine):
         self.acknowledged = set(self.saved_acknowledged)
         self.open()
         self.holder.clear()
+        self.offered.clear()
+        self.claims.clear()
         self.away.clear()
         was_joined = list(self.joined)
         self.joined.clear()
@@ -191,11 +214,11 @@ class ShareGroupModel(RuleBasedStateMachine):
         while wanted := self.group.wanted():
             unread = self.group.unread(wanted)
             for position in unread:
-                self.group.offer(position, 100, self.key_of(position), now_s=self.now_s)
+                self.offer(position)
             if not unread:
                 fresh = [place for place, _ in self.log if place >= self.group.next_position][:wanted]
                 for position in fresh:
-                    self.group.offer(position, 100, self.key_of(position), now_s=self.now_s)
+                    self.offer(position)
                 if fresh:
                     self.group.advance(fresh[-1] + 1)
                 if not self.hand_out() and not fresh:
