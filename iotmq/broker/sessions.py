@@ -20,9 +20,10 @@ from iotmq.broker.queue_limits import QueueLimits
 from iotmq.broker.session_limits import SessionLimits
 from iotmq.broker.session_log import SessionLog
 from iotmq.broker.session_projection import SessionProjection, StoredSession
-from iotmq.broker.session_records import Close, End, Flight, Open, Progress, Subscribe, Unsubscribe, WillSent
+from iotmq.broker.session_records import Close, End, Flight, Open, Progress, Subscribe, Unsubscribe
 from iotmq.broker.shares import ShareOutlet, Shares, ShareSettings
 from iotmq.broker.stored_shares import is_share
+from iotmq.broker.wills import Wills
 from iotmq.client.session_ports import (
     CloseRequest,
     InFlight,
@@ -123,7 +124,7 @@ class Sessions:
         self._clock = clock
         self._log = SessionLog(intake, clock, host=host)
         self.limits = SessionLimits(limits or QueueLimits(), projection, store, self._log, clock)
-        self._publish = publish
+        self._wills = Wills(projection, self._log, publish=publish, do_later=self._do_later, ignore=_ignore)
         self.shares = Shares(
             projection, store, self._log, clock, settings=share_settings, front_end_of=self.owner_of
         )
@@ -143,7 +144,6 @@ class Sessions:
         self._has_failed = False
         self.takeovers_total = 0
         self.expired_total = 0
-        self.wills_total = 0
         self.fenced_total = 0
 
     # Front ends
@@ -467,7 +467,7 @@ class Sessions:
             ("session_records_total", "Changes of sessions stored.", self._log.records_total),
             ("session_takeovers_total", "Sessions taken from another owner.", self.takeovers_total),
             ("sessions_expired_total", "Sessions that expired.", self.expired_total),
-            ("wills_total", "Wills published for vanished clients.", self.wills_total),
+            ("wills_total", "Wills published for vanished clients.", self._wills.sent_total),
             ("fenced_requests_total", "What former owners said too late.", self.fenced_total),
             (
                 "malformed_session_records_total",
@@ -537,6 +537,7 @@ class Sessions:
         wanted, channel = request.wanted, request.channel
         client_id = wanted.client_id
         stored = self._projection.session(client_id)
+        self._wills.client_is_back(client_id, is_clean=wanted.is_clean)
         if wanted.expiry_s == 0:
             if stored is not None:
                 self._end(client_id, stored.epoch)
@@ -635,28 +636,14 @@ class Sessions:
                     change = End(client_id, owner.epoch)
                 self._log.write([change], _ignore)
                 if will is not None and will.delay_s:
-                    self._delay_will(client_id, owner.epoch, will, min(will.delay_s, lasting_s))
+                    self._wills.delay(client_id, owner.epoch, will, min(will.delay_s, lasting_s))
                     will = None
         if will is not None:
-            self._send_will(client_id, owner.epoch, will, is_durable=owner.is_durable)
+            self._wills.send(client_id, owner.epoch, will, is_durable=owner.is_durable)
         request = self._requests.get(client_id)
         if request is not None:
             del self._requests[client_id]
             self._grant(request)
-
-    def _delay_will(self, client_id: str, epoch: int, will: Will, delay_s: float) -> None:
-        self._do_later(delay_s, partial(self._send_will, client_id, epoch, will))
-
-    def _send_will(self, client_id: str, epoch: int, will: Will, *, is_durable: bool = True) -> None:
-        if is_durable:
-            stored = self._projection.session(client_id)
-            if stored is not None and stored.epoch != epoch:
-                # The client came back in time.
-                return
-            if stored is not None:
-                self._log.write([WillSent(client_id, epoch)], _ignore)
-        self.wills_total += 1
-        self._publish(will)
 
     def _end(self, client_id: str, epoch: int) -> None:
         self._ending.add(client_id)
@@ -687,7 +674,7 @@ class Sessions:
             if session.owner:
                 self._log.write([Close(client_id, session.epoch, session.expiry_s, False)], _ignore)
             if session.will is not None:
-                self._delay_will(client_id, session.epoch, session.will, session.will.delay_s)
+                self._wills.delay(client_id, session.epoch, session.will, session.will.delay_s)
         self._unclaimed_after = None
 
 

@@ -213,6 +213,25 @@ async def test_a_will_with_a_delay_waits_and_is_not_for_a_device_that_is_back(si
     assert (await watcher.received()).payload == b"last", "and nothing for the one that is back"
 
 
+@pytest.mark.parametrize("expiry_s", [None, 600])
+@pytest.mark.parametrize("front", ["one", "two"])
+async def test_a_clean_start_ends_the_session_that_a_will_waits_for(
+    site: MqttSite, expiry_s: int | None, front: str
+) -> None:
+    """Section 3.1.3.2.2: the will is published when its delay is over or the session ends."""
+    watcher = await Device5.connect(site, "watcher")
+    await watcher.subscribe(("w", 1))
+    lost = await Device5.connect(site, expiry_s=600, will=will(b"lost", will_delay_s=30))
+    lost.client.abort()
+    await site_sees(site, 1)
+    await Device5.connect(site, expiry_s=expiry_s, front=front)
+    assert (await watcher.received()).payload == b"lost"
+    site.bench.pass_time(31)
+    publisher = await Device5.connect(site, "p")
+    await publisher.publish("w", b"last")
+    assert (await watcher.received()).payload == b"last", "and the will once"
+
+
 async def test_a_will_with_a_delay_comes_at_once_when_the_session_ends_with_the_connection(
     site: MqttSite,
 ) -> None:

@@ -1,0 +1,62 @@
+"""Wills of clients that vanished: published at once, or after a delay unless the client is back by then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from iotmq.broker.session_log import SessionLog
+from iotmq.broker.session_projection import SessionProjection
+from iotmq.broker.session_records import WillSent
+from iotmq.client.session_ports import Refused, Will
+
+
+class Wills:
+    """The wills of one broker's clients. `do_later` calls something after so many seconds."""
+
+    def __init__(
+        self,
+        projection: SessionProjection,
+        log: SessionLog,
+        *,
+        publish: Callable[[Will], None],
+        do_later: Callable[[float, Callable[[], None]], None],
+        ignore: Callable[[int | Refused], None],
+    ) -> None:
+        """`publish` stores, or delivers, a will; `ignore` hears what the log said of its record."""
+        self._projection = projection
+        self._log = log
+        self._publish = publish
+        self._do_later = do_later
+        self._ignore = ignore
+        # Those with a delay, by client id, with the epoch of the session each belongs to.
+        self._waiting: dict[str, tuple[int, Will]] = {}
+        self.sent_total = 0
+
+    def send(self, client_id: str, epoch: int, will: Will, *, is_durable: bool = True) -> None:
+        """Publish a will, unless its session has gone on: the client came back in time."""
+        if is_durable:
+            stored = self._projection.session(client_id)
+            if stored is not None and stored.epoch != epoch:
+                return
+            if stored is not None:
+                self._log.write([WillSent(client_id, epoch)], self._ignore)
+        self.sent_total += 1
+        self._publish(will)
+
+    def delay(self, client_id: str, epoch: int, will: Will, delay_s: float) -> None:
+        """Send a will later."""
+        self._waiting[client_id] = (epoch, will)
+        self._do_later(delay_s, partial(self._send_waiting, client_id, epoch))
+
+    def client_is_back(self, client_id: str, *, is_clean: bool) -> None:
+        """A client gets a session: its will is dropped, or sent, when the session of the will ends by that."""
+        waiting = self._waiting.pop(client_id, None)
+        if waiting is not None and is_clean:
+            self.send(client_id, *waiting)
+
+    def _send_waiting(self, client_id: str, epoch: int) -> None:
+        waiting = self._waiting.get(client_id)
+        if waiting is not None and waiting[0] == epoch:
+            del self._waiting[client_id]
+            self.send(client_id, *waiting)
