@@ -50,7 +50,7 @@ class Wills:
         self._do_later(delay_s, partial(self._send_waiting, client_id, epoch))
 
     def client_is_back(self, client_id: str, *, is_clean: bool) -> None:
-        """A client gets a session: its will is dropped, or sent, when the session of the will ends by that."""
+        """A client gets a session: its will is dropped, or sent when the session of the will ends so."""
         waiting = self._waiting.pop(client_id, None)
         if waiting is not None and is_clean:
             self.send(client_id, *waiting)
