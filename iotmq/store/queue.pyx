@@ -254,16 +254,15 @@ cdef class Queue:
         return first, end
 
     def begin_at(self, int64_t offset):
-        """Go on at `offset`, past the end, as if all before had been there and were deleted; raises OSError.
+        """Go on at `offset`, past the end, as if all between had been there and were deleted; raises OSError.
 
         A queue without entries takes no file for it before its next record.
         """
         if self.has_entries():
             self.skip_to(offset)
         else:
-            self.unfilled_offset = offset
-        self.min_offset = self.max_offset = self.next_offset = offset
-        self.reserved_offset = max(self.reserved_offset, offset)
+            self.min_offset = self.max_offset = self.reserved_offset = self.unfilled_offset = offset
+        self.next_offset = offset
 
     def trim(self, int64_t min_position):
         """Move `min_offset` to the first entry of a record at or past `min_position`; to the end without one."""

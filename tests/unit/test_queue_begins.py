@@ -171,6 +171,26 @@ def test_queues_found_in_order_know_better(trimmed: Keeper) -> None:
     trimmed.store.close()
 
 
+@pytest.mark.damaged_store
+def test_a_log_that_has_lost_its_end_as_well_gives_no_offset_twice(trimmed: Keeper) -> None:
+    begins = BeginsFile(trimmed.directory / BEGINS_NAME).read(1 << 20)
+    assert begins is not None
+    offsets = [
+        (topic, queue_id, 50 if topic == "Busy" else offset) for topic, queue_id, offset in begins.offsets
+    ]
+    BeginsFile(trimmed.directory / BEGINS_NAME).write(begins._replace(offsets=offsets))
+    lose_queue_files(trimmed.directory)
+    (first,) = (offset for topic, _, offset in begins.offsets if topic == "Busy")
+    for end in (50, 51, 52):
+        store = reopened(trimmed)
+        queue = store.queue("Busy", 0)
+        assert (queue.min_offset, queue.max_offset, queue.next_offset) == (first, end, end)
+        # What the log has is read as before.
+        assert store.read(queue, first, records_max=8 - first, bytes_max=1 << 20).count == 8 - first
+        assert put(store, "Busy", 0, b"next").first_offset == end
+        store.close()
+
+
 def test_a_topic_that_was_removed_starts_over_from_0(trimmed: Keeper) -> None:
     store = reopened(trimmed)
     assert store.remove_queues({"Idle"}) == {"Idle"}
