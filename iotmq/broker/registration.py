@@ -79,6 +79,9 @@ class RegistryLink:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        awaiting, self._awaiting = self._awaiting, []
+        for told in awaiting:
+            told()
         connection = self._connection
         if connection is None:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -49,6 +50,27 @@ async def test_a_registry_that_is_gone_holds_nobody_up(cluster: SmallCluster) ->
     for _ in range(2):
         assert (await broker.request(REQUESTS["New"], timeout_s=WAIT_S)).code == 0
     assert cluster.registries[1]._routes.route("New") is not None
+    await broker.close()
+
+
+async def test_a_registry_that_hangs_holds_an_answer_up_for_a_limited_time(
+    cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    registration = cluster.brokers[0]._presence._registration
+    assert registration is not None
+    monkeypatch.setattr(registration.links[0], "_register", hang)
+    monkeypatch.setattr("iotmq.broker.registration._TOLD_S", 0.05)
+    broker = await ClientConnection.connect("127.0.0.1", cluster.brokers[0].port)
+    assert (await broker.request(REQUESTS["New"], timeout_s=WAIT_S)).code == 0
+    # The stop of a broker does not wait for it, and answers.
+    monkeypatch.setattr("iotmq.broker.registration._TOLD_S", 60.0)
+    answer = broker.request(REQUESTS["Made"], timeout_s=WAIT_S)
+    await cluster.until(lambda: cluster.brokers[0].topics.find("Made") is not None)
+    await registration.stop()
+    assert (await answer).code == 0
     await broker.close()
 
 
