@@ -105,7 +105,7 @@ BEFORE_CONNECT = {
     "CONNECT with flags": (b"\x1f" + CONNECT[1:], b""),
     "PUBLISH first": (publish(b"a"), b""),
     "PINGREQ first": (b"\xc0\x00", b""),
-    "a version nobody knows": (b"\x10\x0d\x00\x04MQTT\x09\x02\x00\x3c\x00\x01d", b"\x20\x02\x00\x01"),
+    "a version nobody knows": (b"\x10\x0d\x00\x04MQTT\x02\x02\x00\x3c\x00\x01d", b"\x20\x02\x00\x01"),
     "another protocol's name": (b"\x10\x0d\x00\x04QTTM\x04\x02\x00\x3c\x00\x01d", None),
     "no client id and a session": (b"\x10\x0c\x00\x04MQTT\x04\x00\x00\x3c\x00\x00", b"\x20\x02\x00\x02"),
     "a reserved connect flag": (b"\x10\x0d\x00\x04MQTT\x04\x03\x00\x3c\x00\x01d", None),
@@ -128,6 +128,14 @@ async def test_bad_first_packets_end_the_connection(
         # Table 3.1 of the specification: any refusal there is, but never an acceptance.
         assert received == answer if answer is not None else received[:3] in (b"", b"\x20\x02\x00")
         assert received != CONNACK
+
+
+async def test_a_version_after_5_is_refused_as_5_refuses(gateway: GatewayProcess, witness: None) -> None:
+    with counted(gateway, "iotmq_mqtt_closed_total"), Peer(gateway.mqtt_port) as peer:
+        peer.send(b"\x10\x0d\x00\x04MQTT\x09\x02\x00\x3c\x00\x01d")
+        first, _, flags, code = peer.read_until()[:4]
+        assert peer.is_closed
+        assert (first, flags, code) == (0x20, 0, 0x84)
 
 
 AFTER_CONNECT = {
