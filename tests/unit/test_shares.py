@@ -469,3 +469,24 @@ def test_a_push_carries_each_record_behind_its_handout(monkeypatch: pytest.Monke
     ]
     assert connection.sent[1].body_bytes() == b"\0\0\0\x08\0\0\0\x01" + bytes(records[1])
     assert connection.sent[3].body_bytes() == b"\0\0\0\x07\0\0\0\0\0\0\0\x05"
+
+
+async def test_groups_go_on_after_the_database_was_opened_again(make: MakeBench) -> None:
+    bench = await make()
+    front = FrontEnd(bench, "one")
+    await front.join("a", await transient(front, "a"), SHARE, 1)
+    bench.publish("t/1", b"before")
+    await turns(5)
+    projection = bench.broker.sessions._projection
+    projection.sync()
+    # As after a full disk: what was attached is not any more.
+    projection._load()
+    bench.publish("t/1", b"meanwhile")
+    await turns(5)
+    assert bodies_of(front, 1) == [b"before"]
+    bench.pass_time(1)
+    bench.publish("t/1", b"after")
+    await turns(5)
+    assert bodies_of(front, 1) == [b"before", b"meanwhile", b"after"]
+    front.report(1, *(position for _, position in front.held))
+    assert bench.broker.sessions.shares.view(SHARE).behind == 0
