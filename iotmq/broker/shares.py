@@ -23,6 +23,7 @@ from iotmq.broker.share_group import Handout, ShareGroup, Strategy
 from iotmq.broker.stored_shares import StoredShare, is_share
 from iotmq.client.session_ports import HANDOUT_REPEATED, Refused, ShareJoin, ShareReport
 from iotmq.clock import Clock
+from iotmq.errors import StoreError
 from iotmq.message.properties import MQTT_CLIENT_ID, MQTT_TOPIC
 from iotmq.message.record import decode_record, property_value
 from iotmq.metrics import Metric
@@ -154,6 +155,8 @@ class Shares:
         self._last_member_id = 0
         self._busy: dict[str, _Live] = {}
         self._is_pump_due = False
+        # Groups whose queue could not be read.
+        self._stalled: list[_Live] = []
         self._unsaved: dict[str, _Live] = {}
         self._save_timer: asyncio.TimerHandle | None = None
         self._started_s = clock.monotonic_s()
@@ -392,7 +395,13 @@ class Shares:
         busy, self._busy = self._busy, {}
         for live in busy.values():
             if self._live.get(live.share) is live and live.members and not self._is_stopped:
-                self._serve(live)
+                try:
+                    self._serve(live)
+                except StoreError as error:
+                    # A full disk: `expire` has it looked at again.
+                    if not self._stalled:
+                        logger.warning("shared subscriptions wait for the key-value database: %s", error)
+                    self._stalled.append(live)
 
     def _serve(self, live: _Live) -> None:
         group = live.group
@@ -489,6 +498,9 @@ class Shares:
             self._is_settled = True
             for live in self._live.values():
                 self._wake(live)
+        stalled, self._stalled = self._stalled, []
+        for live in stalled:
+            self._wake(live)
         attached = set(self._light.filter_ids)
         for live in list(self._live.values()):
             self._follow_projection(live, attached)

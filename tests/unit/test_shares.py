@@ -17,7 +17,7 @@ from iotmq.broker.element import encode_element
 from iotmq.broker.share_handler import RemoteMembers, ShareHandler
 from iotmq.broker.stored_shares import StoredShare, StoredShares, is_share
 from iotmq.client.session_ports import HANDOUT_REPEATED, OpenedSession, OpenRequest, Refused, ShareJoin
-from iotmq.errors import RequestError, StoreCorruptError
+from iotmq.errors import RequestError, StoreCorruptError, StoreError
 from iotmq.mqtt.topics import split_shared
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
@@ -490,3 +490,32 @@ async def test_groups_go_on_after_the_database_was_opened_again(make: MakeBench)
     assert bodies_of(front, 1) == [b"before", b"meanwhile", b"after"]
     front.report(1, *(position for _, position in front.held))
     assert bench.broker.sessions.shares.view(SHARE).behind == 0
+
+
+async def test_groups_wait_for_a_database_that_refuses(
+    make: MakeBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = await make()
+    front = FrontEnd(bench, "one")
+    for number, client_id in enumerate("ab"):
+        await front.join(client_id, await transient(front, client_id), f"$share/g/{client_id}", number)
+    projection = bench.broker.sessions._projection
+
+    def refused(*words: Any, **others: Any) -> None:
+        raise StoreError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(projection, "read", refused)
+        # So that the queues have to be read.
+        for live in bench.broker.sessions.shares._live.values():
+            live.is_current = False
+        bench.publish("a", b"0")
+        bench.publish("b", b"1")
+        await turns(5)
+        assert not front.handed
+        assert [record.message for record in caplog.records].count(
+            "shared subscriptions wait for the key-value database: the disk is full"
+        ) == 1
+    bench.pass_time(1)
+    await turns(5)
+    assert sorted(front.handed) == [(0, b"0"), (1, b"1")]
