@@ -48,12 +48,18 @@ async def show(session: Session, options: argparse.Namespace) -> Result:
             "will": detail.will_topic,
         }
         rows += [
-            {**common, "filter": entry.topic_filter, "qos": entry.qos, "behind": entry.behind}
+            {
+                **common,
+                "filter": entry.topic_filter,
+                "qos": entry.qos,
+                "behind": entry.behind,
+                "is_wide": entry.is_wide,
+            }
             for entry in detail.filters
         ] or [common]
     columns = (
-        "broker", "front_end", "is_kept", "filter", "qos", "behind", "in_flight", "dropped", "left_ms",
-        "expires_ms", "will",
+        "broker", "front_end", "is_kept", "filter", "qos", "behind", "is_wide", "in_flight", "dropped",
+        "left_ms", "expires_ms", "will",
     )  # fmt: skip
     return Table(columns, rows)
 

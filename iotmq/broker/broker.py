@@ -180,6 +180,7 @@ class Broker:
             self.topics,
             self.timers,
             self._sending.device_replies,
+            self._consuming.cold_reads,
             clock,
             host=host,
             retained_messages_max=settings.retained_messages_max,
@@ -198,6 +199,8 @@ class Broker:
                 age_s_max=settings.session_queue_age_s_max,
                 policy=settings.session_queue_policy,
             ),
+            wide_percent=settings.wide_filter_percent,
+            wide_window_records=settings.wide_filter_window_records,
         )
         self.delivery = self._mqtt.delivery
         self.sessions = self._mqtt.sessions

@@ -15,6 +15,10 @@ holds when the queue is made again from a log that has lost its beginning.
 Keys and values, big-endian, as session_projection has them in the database:
 0x01 filter id 4                  -> next sequence 8 | first position 8 | subscribers 4 | filter
 0x02 filter id 4 last position 8  -> sequence of the first 8 | entries, the last of them at `last position`
+0x09 filter id 4                  -> scan from 8 | scan until 8
+
+Where a filter is wide its queue counts matches and gets no entries (wide_filters); what is written of such a
+stretch then has a `last position` and a first sequence all the same, so that it is known how many came later.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -23,6 +27,7 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy
 
 from iotmq.broker.push_channel cimport PushChannel, PushChannels
+from iotmq.broker.wide_filters cimport ScanRange, WideFilters
 from iotmq.message.device_topic cimport device_topic
 from iotmq.message.layout cimport QUEUE_ENTRY_SIZE, get_u32, put_u32, put_u64
 from iotmq.message.record cimport RecordParts, tags_code
@@ -34,6 +39,7 @@ from iotmq.errors import StoreCorruptError
 cdef enum:
     TAG_FILTER = 1              # first bytes of the keys
     TAG_ENTRIES = 2
+    TAG_SCAN = 9
     FILTER_HEAD_BYTES = 20
     PUSH_BYTES = 8              # place 4 | filter id 4
 
@@ -48,6 +54,7 @@ cdef struct LightQueue:
     bint is_attached            # some channel wants its records pushed
     bint is_trimmed             # `first_position` has moved since the last write
     bint is_new                 # the database may have entries of another queue that had the number
+    bint has_scan               # the database has a range to scan, of this queue or another with the number
 
 cdef struct Pending:
     int64_t position
@@ -86,6 +93,8 @@ cdef class LightQueues:
     """
 
     cdef readonly FilterIndex filters
+    cdef readonly WideFilters wide
+    cdef int wide_percent, wide_window_records
     cdef bytes own_topic
     cdef object on_own_record
     cdef LightQueue* queues
@@ -98,10 +107,16 @@ cdef class LightQueues:
     cdef PushChannels channels
     cdef readonly uint64_t matched_total
 
-    def __init__(self, str own_topic not None, on_own_record not None):
+    def __init__(
+        self, str own_topic not None, on_own_record not None, *, int wide_percent=0, int wide_window_records=65536
+    ):
+        """A filter is wide that matches `wide_percent` of so many records of the log; 0 for none."""
         self.own_topic = own_topic.encode()
         self.on_own_record = on_own_record
+        self.wide_percent = wide_percent
+        self.wide_window_records = wide_window_records
         self.filters = FilterIndex()
+        self.wide = WideFilters(percent=wide_percent, window_records=wide_window_records)
         self.attached = {}
         self.channels = PushChannels()
 
@@ -139,6 +154,11 @@ cdef class LightQueues:
             queue = &self.queues[filter_id]
             key = _key(TAG_FILTER, filter_id, 0, 5)
             # What was before, of a queue of this number that is gone, or of this one that nobody needs.
+            if self.wide.range_of(filter_id) != NULL:
+                keys.append(_key(TAG_SCAN, filter_id, 0, 5))
+                values.append(self.scan_range_of(filter_id))
+            elif queue.has_scan:
+                removed.append(_key(TAG_SCAN, filter_id, 0, 5))
             is_fresh = queue.is_new or not queue.subscribers
             if is_fresh or queue.is_trimmed:
                 ranges.append((
@@ -150,8 +170,8 @@ cdef class LightQueues:
                 continue
             keys.append(key)
             values.append(self.head_of(filter_id))
-            if queue.pending:
-                keys.append(_key(TAG_ENTRIES, filter_id, self.entries[queue.tail].position, 13))
+            if queue.pending or self.unsaved_of(filter_id):
+                keys.append(_key(TAG_ENTRIES, filter_id, self.last_position_of(filter_id), 13))
                 values.append(self.entries_of(filter_id))
         return keys, values, removed, ranges
 
@@ -159,8 +179,13 @@ cdef class LightQueues:
         """Forget what is not written; the queues stay where they are."""
         cdef uint32_t number
         cdef LightQueue* queue
+        cdef ScanRange* scan_range
         for number in range(self.touched_count):
             queue = &self.queues[self.touched[number]]
+            scan_range = self.wide.range_of(self.touched[number])
+            queue.has_scan = scan_range != NULL
+            if scan_range != NULL:
+                scan_range.unsaved = 0
             queue.is_touched = queue.is_new = queue.is_trimmed = False
             queue.head = queue.tail = -1
             queue.pending = 0
@@ -179,13 +204,14 @@ cdef class LightQueues:
     @property
     def memory_bytes(self):
         """What the filters and the places of their queues take."""
-        return self.filters.memory_bytes + self.queues_size * sizeof(LightQueue)
+        return self.filters.memory_bytes + self.wide.memory_bytes + self.queues_size * sizeof(LightQueue)
 
     def forget_all(self):
         """As if nothing had ever been subscribed; channels stay, attached to nothing."""
         cdef LightChannel channel
         self.clear()
         self.filters = FilterIndex()
+        self.wide = WideFilters(percent=self.wide_percent, window_records=self.wide_window_records)
         free(self.queues)
         self.queues = NULL
         self.queues_size = 0
@@ -209,6 +235,18 @@ cdef class LightQueues:
         self.queues[filter_id].first_position = int.from_bytes(value[8:16], "big")
         self.queues[filter_id].subscribers = get_u32(data + 16)
 
+    def restore_scan(self, bytes key not None, bytes value not None):
+        """The range of a queue that has no entries, as `items` has written it, behind the queues' own keys."""
+        cdef uint32_t filter_id
+        if len(key) != 5 or key[0] != TAG_SCAN or len(value) != 16:
+            raise StoreCorruptError("a light queue's range of the log has an impossible size")
+        filter_id = int.from_bytes(key[1:], "big")
+        try:
+            self.queue_of(filter_id).has_scan = True
+            self.wide.restore(filter_id, int.from_bytes(value[:8], "big"), int.from_bytes(value[8:], "big"))
+        except (KeyError, ValueError) as error:
+            raise StoreCorruptError(f"light queue {filter_id}: {error}") from error
+
     def subscribe(self, str topic_filter not None):
         """One more session subscribes; the id of the queue."""
         cdef bint is_new = topic_filter not in self.filters
@@ -230,6 +268,7 @@ cdef class LightQueues:
             queue.pending = 0
             queue.head = queue.tail = -1
             queue.is_attached = False
+            self.wide.forget(filter_id)
             for channel in self.attached.pop(filter_id, ()):
                 del (<LightChannel>channel).attached[filter_id]
 
@@ -259,6 +298,7 @@ cdef class LightQueues:
         if queue.first_position < position:
             queue.first_position = position
             queue.is_trimmed = True
+            self.wide.pass_over(filter_id, position)
             self.touch(filter_id)
 
     def rewind(self, uint32_t filter_id, int64_t next_sequence):
@@ -267,10 +307,20 @@ cdef class LightQueues:
         queue.next_sequence = next_sequence
         self.touch(filter_id)
 
-    def pending(self, uint32_t filter_id):
-        """What is not written of a queue, as a value of the database. KeyError without such a queue."""
+    def cut_scan(self, uint32_t filter_id, int64_t position):
+        """The log ends at `position` now: what comes there is another record. KeyError without such a queue."""
         self.queue_of(filter_id)
-        return self.entries_of(filter_id)
+        if self.wide.range_of(filter_id) != NULL:
+            self.wide.cut(filter_id, position)
+            self.touch(filter_id)
+
+    def pending(self, uint32_t filter_id):
+        """(last position, value): what is not written of a queue, as the database would have it.
+
+        The position is -1 when there is nothing. KeyError without such a queue.
+        """
+        self.queue_of(filter_id)
+        return self.last_position_of(filter_id), self.entries_of(filter_id)
 
     # Front ends.
 
@@ -328,6 +378,7 @@ cdef class LightQueues:
         cdef uint32_t index
         cdef const uint8_t* start = walk.at
         while next_record(walk, &parts):
+            self.wide.note_record(parts.position)
             if parts.topic_size == own_topic_size and memcmp(parts.topic, own_topic, own_topic_size) == 0:
                 self.on_own_record(parts.body[:parts.body_size], parts.position, parts.store_timestamp_ms)
             elif self.filters.filter_count:
@@ -342,6 +393,16 @@ cdef class LightQueues:
     cdef int add(self, uint32_t filter_id, const RecordParts* parts, Py_ssize_t place) except -1:
         cdef LightQueue* queue = &self.queues[filter_id]
         cdef LightChannel channel
+        self.touch(filter_id)
+        if not self.wide.takes(filter_id, parts.position):
+            self.add_entry(queue, parts)
+        if queue.is_attached:
+            for channel in <list>self.attached[filter_id]:
+                channel.add(<uint32_t>place, filter_id)
+        queue.next_sequence += 1
+        return 0
+
+    cdef int add_entry(self, LightQueue* queue, const RecordParts* parts) except -1:
         cdef Pending* grown
         cdef int32_t room
         if self.entry_count == self.entry_room:
@@ -351,7 +412,6 @@ cdef class LightQueues:
                 raise MemoryError
             self.entries = grown
             self.entry_room = room
-        self.touch(filter_id)
         self.entries[self.entry_count] = Pending(
             parts.position, tags_code(parts.properties, parts.properties_size), parts.size, -1
         )
@@ -362,10 +422,6 @@ cdef class LightQueues:
         queue.tail = self.entry_count
         self.entry_count += 1
         queue.pending += 1
-        if queue.is_attached:
-            for channel in <list>self.attached[filter_id]:
-                channel.add(<uint32_t>place, filter_id)
-        queue.next_sequence += 1
         return 0
 
     cdef LightQueue* queue_of(self, uint32_t filter_id) except NULL:
@@ -376,7 +432,7 @@ cdef class LightQueues:
     cdef int reset_queue(self, uint32_t filter_id) except -1:
         cdef uint32_t size, number
         cdef LightQueue* grown
-        cdef bint is_touched
+        cdef bint is_touched, has_scan
         if filter_id >= self.queues_size:
             size = max(64, max(filter_id + 1, 2 * self.queues_size))
             grown = <LightQueue*>realloc(self.queues, size * sizeof(LightQueue))
@@ -384,10 +440,12 @@ cdef class LightQueues:
                 raise MemoryError
             self.queues = grown
             for number in range(self.queues_size, size):
-                self.queues[number] = LightQueue(0, 0, 0, -1, -1, 0, False, False, False, False)
+                self.queues[number] = LightQueue(0, 0, 0, -1, -1, 0, False, False, False, False, False)
             self.queues_size = size
+            self.wide.reserve(size)
         is_touched = self.queues[filter_id].is_touched
-        self.queues[filter_id] = LightQueue(0, 0, 0, -1, -1, 0, is_touched, False, False, False)
+        has_scan = self.queues[filter_id].has_scan
+        self.queues[filter_id] = LightQueue(0, 0, 0, -1, -1, 0, is_touched, False, False, False, has_scan)
         return 0
 
     cdef int touch(self, uint32_t filter_id) except -1:
@@ -413,7 +471,7 @@ cdef class LightQueues:
         cdef bytes value = PyBytes_FromStringAndSize(NULL, 8 + queue.pending * QUEUE_ENTRY_SIZE)
         cdef uint8_t* target = <uint8_t*>PyBytes_AS_STRING(value)
         cdef int32_t at = queue.head
-        put_u64(target, <uint64_t>(queue.next_sequence - queue.pending))
+        put_u64(target, <uint64_t>(queue.next_sequence - queue.pending - self.unsaved_of(filter_id)))
         target += 8
         while at >= 0:
             put_u64(target, <uint64_t>self.entries[at].position)
@@ -422,6 +480,25 @@ cdef class LightQueues:
             target += QUEUE_ENTRY_SIZE
             at = self.entries[at].following
         return value
+
+    cdef int64_t unsaved_of(self, uint32_t filter_id) noexcept:
+        """Matches without an entry since the last write."""
+        cdef ScanRange* scan_range = self.wide.range_of(filter_id)
+        return 0 if scan_range == NULL else scan_range.unsaved
+
+    cdef int64_t last_position_of(self, uint32_t filter_id) noexcept:
+        """Where the last match since the last write is, -1 without any."""
+        cdef LightQueue* queue = &self.queues[filter_id]
+        cdef int64_t position = self.entries[queue.tail].position if queue.pending else -1
+        if self.unsaved_of(filter_id):
+            position = max(position, self.wide.range_of(filter_id).last_position)
+        return position
+
+    cdef bytes scan_range_of(self, uint32_t filter_id):
+        cdef uint8_t value[16]
+        put_u64(value, <uint64_t>self.wide.range_of(filter_id).scan_from)
+        put_u64(value + 8, <uint64_t>self.wide.range_of(filter_id).scan_until)
+        return value[:16]
 
     cdef bytes head_of(self, uint32_t filter_id):
         cdef LightQueue* queue = &self.queues[filter_id]

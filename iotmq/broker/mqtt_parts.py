@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from iotmq.broker.cold_reads import ColdReads
 from iotmq.broker.delayed_batches import DelayedBatches
 from iotmq.broker.delivery import Delivery
 from iotmq.broker.delivery_catch_up import DeliveryCatchUp
@@ -11,6 +12,7 @@ from iotmq.broker.device_replies import DeviceReplies
 from iotmq.broker.gateway import GatewayHandler, LocalGateway
 from iotmq.broker.intake import Intake
 from iotmq.broker.queue_limits import QueueLimits
+from iotmq.broker.queue_reader import QueueReader
 from iotmq.broker.request_table import Area
 from iotmq.broker.retained import RetainedProjection
 from iotmq.broker.session_gateway import LocalSessions, WillPublisher
@@ -38,6 +40,7 @@ class MqttParts:
         topics: TopicTable,
         timers: Timers,
         device_replies: DeviceReplies,
+        cold_reads: ColdReads,
         clock: Clock,
         *,
         host: bytes,
@@ -46,6 +49,8 @@ class MqttParts:
         is_writable: bool,
         share_settings: ShareSettings,
         session_limits: QueueLimits,
+        wide_percent: int,
+        wide_window_records: int,
     ) -> None:
         """`host` is what records carry as the host they were stored at."""
         self._intake = intake
@@ -61,10 +66,16 @@ class MqttParts:
             store.key_values(), messages_max=retained_messages_max, bytes_max=retained_bytes_max
         )
         store.add_projection(self.retained)
-        session_projection = SessionProjection(store.key_values())
+        session_projection = SessionProjection(
+            store.key_values(),
+            # What waits for a session is counted by entries.
+            wide_percent=0 if session_limits.has_any else wide_percent,
+            wide_window_records=wide_window_records,
+        )
         store.add_projection(session_projection)
         self.sessions = Sessions(
             session_projection,
+            QueueReader(session_projection, store, cold_reads),
             store,
             intake,
             clock,

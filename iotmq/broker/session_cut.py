@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from iotmq.broker.queue_limits import QueueLimits
 from iotmq.broker.session_places import Place
@@ -22,6 +22,12 @@ class Queue(NamedTuple):
     topic_filter: str
     queue_id: int
     place: Place
+
+
+class Backlogs(Protocol):
+    """Who knows how many records a queue has from a position on."""
+
+    def backlog(self, queue_id: int, position: int) -> int: ...
 
 
 class Range(NamedTuple):
@@ -43,15 +49,15 @@ def cut_of(
     return _Cutter(limits, projection, store, queues).cut(now_ms)
 
 
-def waiting_count(projection: SessionProjection, queue: Queue, position: int = 0) -> int:
+def waiting_count(queues: Backlogs, queue: Queue, position: int = 0) -> int:
     """How many messages from `position` on a session was not sent yet."""
     count = 0
     for start, end in queue.place.waiting():
         first = max(start, position)
         if end is None:
-            count += projection.backlog(queue.queue_id, first)
+            count += queues.backlog(queue.queue_id, first)
         elif first < end:
-            count += projection.backlog(queue.queue_id, first) - projection.backlog(queue.queue_id, end)
+            count += queues.backlog(queue.queue_id, first) - queues.backlog(queue.queue_id, end)
     return count
 
 

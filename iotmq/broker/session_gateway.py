@@ -31,11 +31,8 @@ from iotmq.client.session_ports import (
 )
 from iotmq.clock import Clock
 from iotmq.message.errors import MessageFormatError
-from iotmq.remoting.codes import ResponseCode
 
 logger = logging.getLogger(__name__)
-
-_NO_QUEUE = Refused(ResponseCode.QUERY_NOT_FOUND, "nobody subscribes that filter any more")
 
 
 class LocalSessions:
@@ -85,11 +82,7 @@ class LocalSessions:
         self._sessions.close_session(self._open_channel, request)
 
     def read_queue(self, request: QueueRead, done: Callable[[QueueRecords | Refused], None]) -> None:
-        try:
-            found: QueueRecords | Refused = self._sessions.read_queue(request)
-        except KeyError:
-            found = _NO_QUEUE
-        done(found)
+        self._sessions.read_queue(request, done)
 
     def join_shares(
         self, source: int | None, joins: Sequence[ShareJoin], done: Callable[[list[Refused | None]], None]

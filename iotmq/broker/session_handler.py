@@ -25,6 +25,7 @@ from iotmq.client.session_ports import (
     CloseRequest,
     OpenRequest,
     QueueRead,
+    QueueRecords,
     Refused,
     SubscribeRequest,
     UnsubscribeRequest,
@@ -154,9 +155,21 @@ class _Answer:
     def give(self, outcome: Refused | bytes) -> None:
         """Answer with a body, or refuse."""
         if isinstance(outcome, Refused):
-            response = self._request.reply(outcome.code, remark=outcome.remark)
+            self._give(self._request.reply(outcome.code, remark=outcome.remark))
         else:
-            response = self._request.reply(ResponseCode.SUCCESS, body=outcome)
+            self._give(self._request.reply(ResponseCode.SUCCESS, body=outcome))
+
+    def give_records(self, found: QueueRecords) -> None:
+        """Answer a read of a light queue."""
+        self._give(
+            self._request.reply(
+                ResponseCode.SUCCESS,
+                ext={"nextPosition": str(found.next_position), "isEnd": "true" if found.is_end else "false"},
+                body=[memoryview(record) for record in found.records],
+            )
+        )
+
+    def _give(self, response: Command) -> None:
         if self._is_late:
             self._connection.reply(response)
         else:
@@ -339,28 +352,28 @@ class SessionHandler:
 
     # What they have to get
 
-    def _read_queue(self, connection: ServerConnection, request: Command) -> Command:
+    def _read_queue(self, connection: ServerConnection, request: Command) -> Command | None:
         self.channel_of(connection)
         queue_id = request.integer("queueId", minimum=0, maximum=(1 << 32) - 1)
-        try:
-            found = self._sessions.read_queue(
-                QueueRead(
-                    queue_id=queue_id,
-                    position=request.integer("position", minimum=0),
-                    records_max=_records_max(request),
-                    bytes_max=_bytes_max(request),
-                    client_id=request.text("clientId", ""),
-                )
-            )
-        except KeyError:
-            raise RequestError(
-                ResponseCode.QUERY_NOT_FOUND, f"nobody subscribes the filter of queue {queue_id} any more"
-            ) from None
-        return request.reply(
-            ResponseCode.SUCCESS,
-            ext={"nextPosition": str(found.next_position), "isEnd": "true" if found.is_end else "false"},
-            body=[memoryview(record) for record in found.records],
+        answer = _Answer(connection, request)
+
+        def found(result: QueueRecords | Refused) -> None:
+            if isinstance(result, Refused):
+                answer.give(result)
+            else:
+                answer.give_records(result)
+
+        self._sessions.read_queue(
+            QueueRead(
+                queue_id=queue_id,
+                position=request.integer("position", minimum=0),
+                records_max=_records_max(request),
+                bytes_max=_bytes_max(request),
+                client_id=request.text("clientId", ""),
+            ),
+            found,
         )
+        return answer.take()
 
     def _read_retained(self, connection: ServerConnection, request: Command) -> Command:
         self.channel_of(connection)

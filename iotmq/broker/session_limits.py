@@ -17,6 +17,7 @@ from itertools import islice
 from typing import Final
 
 from iotmq.broker.queue_limits import QueueLimits
+from iotmq.broker.queue_reader import QueueReader
 from iotmq.broker.session_cut import Queue, Range, cut_of, waiting_count
 from iotmq.broker.session_log import SessionLog
 from iotmq.broker.session_places import Place
@@ -40,12 +41,14 @@ class SessionLimits:
         self,
         limits: QueueLimits,
         projection: SessionProjection,
+        reader: QueueReader,
         store: Store,
         log: SessionLog,
         clock: Clock,
     ) -> None:
         self._limits = limits
         self._projection = projection
+        self._reader = reader
         self._store = store
         self._log = log
         self._clock = clock
@@ -97,7 +100,7 @@ class SessionLimits:
     def waiting(self, client_id: str, queue_id: int) -> int:
         """How many messages of a queue a session is not done with and still gets."""
         place = self._place(client_id, queue_id)
-        return waiting_count(self._projection, Queue("", queue_id, place._replace(sent=place.cursor)))
+        return waiting_count(self._reader, Queue("", queue_id, place._replace(sent=place.cursor)))
 
     def enforce(self, client_id: str) -> None:
         """Cut off what a client that is away has past its limits; one that is there is held to them by
@@ -141,8 +144,9 @@ class SessionLimits:
             return
         queues = []
         for topic_filter, subscription in session.subscriptions.items():
-            if is_share(topic_filter):
-                # What waits there waits for a group.
+            if is_share(topic_filter) or self._reader.has_scan(subscription.queue_id):
+                # What waits there waits for a group; or it cannot be counted, because the filter was wide
+                # before there were limits.
                 continue
             place = self._projection.place(subscription.queue_id, client_id)
             if reading is not None and subscription.queue_id == reading[0]:

@@ -63,7 +63,8 @@ _TAG_CURSOR: Final = b"\x04"
 _TAG_DUE: Final = b"\x05"
 _COUNT_KEY: Final = b"\x06"
 _TAG_UNSETTLED: Final = b"\x07"
-_TAG_END: Final = b"\x09"
+_TAG_SCAN: Final = b"\x09"
+_TAG_END: Final = b"\x0a"
 
 _QUEUE_KEY: Final = struct.Struct(">cI")
 _ENTRIES_KEY: Final = struct.Struct(">cIQ")
@@ -111,7 +112,7 @@ class StoredSession(msgspec.Struct, array_like=True):
         return self.closed_ms + self.expiry_s * 1000
 
 
-class QueueRead(NamedTuple):
+class QueuePlaces(NamedTuple):
     """A stretch of a light queue: where records stand and how large they are.
 
     Everything before `next_position` is in it or was before; `is_end` when the queue has nothing after it.
@@ -193,8 +194,16 @@ class SessionProjection(KeyValueProjection):
     more is only here: a database that is lost takes the sessions with it whose records retention removed.
     """
 
-    def __init__(self, key_values: KeyValueStore) -> None:
-        self.queues = LightQueues(SESSION_TOPIC, self._apply_record)
+    def __init__(
+        self, key_values: KeyValueStore, *, wide_percent: int = 0, wide_window_records: int = 65_536
+    ) -> None:
+        """A filter is wide that matches `wide_percent` of so many records of the log; 0 for none."""
+        self.queues = LightQueues(
+            SESSION_TOPIC,
+            self._apply_record,
+            wide_percent=wide_percent,
+            wide_window_records=wide_window_records,
+        )
         self._changes = _Changes(self.queues)
         # What the database has, or `_changes`.
         self._recent: dict[str, StoredSession] = {}
@@ -250,30 +259,60 @@ class SessionProjection(KeyValueProjection):
         value = self._space.get(_cursor_key(queue_id, client_id))
         return _NOWHERE if value is None else decode_place(value)
 
-    def read(self, queue_id: int, position: int, *, places_max: int) -> QueueRead:
-        """Places of records of a queue from `position` on. KeyError when there is no such queue."""
-        position = max(position, self.queues.first_position(queue_id), self._min_position)
+    def start_of(self, queue_id: int, position: int) -> int:
+        """Where a read of a queue from `position` on may begin. KeyError when there is no such queue."""
+        return max(position, self.queues.first_position(queue_id), self._min_position)
+
+    def scan_end(self, queue_id: int, position: int) -> int | None:
+        """Up to where the records of a queue from `position` on are to be looked for in the log.
+
+        None where the queue has entries of its own, which `places` gives.
+        """
+        scan = self.queues.wide.scan_range(queue_id)
+        if scan is None or not scan[0] <= position < scan[1]:
+            return None
+        return scan[1]
+
+    def places(self, queue_id: int, position: int, *, places_max: int) -> QueuePlaces:
+        """Places of records of a queue from `position` on, up to where `scan_end` begins to give one.
+
+        `broker.queue_reader` reads both. KeyError when there is no such queue.
+        """
+        position = self.start_of(queue_id, position)
+        scan = self.queues.wide.scan_range(queue_id)
+        # A queue that is wide again may have entries from between.
+        end_position = scan[0] if scan is not None and position < scan[1] else _POSITION_MAX
         places: list[tuple[int, int]] = []
-        for value in self._values_from(queue_id, position):
+        for _, value in self._values_from(queue_id, position):
             for at in range(8, len(value), _ENTRY.size):
                 place, size, _ = _ENTRY.unpack_from(value, at)
+                if place >= end_position:
+                    return QueuePlaces(places, max(position, end_position), False)
                 if place >= position:
                     if len(places) == places_max:
-                        return QueueRead(places, place, False)
+                        return QueuePlaces(places, place, False)
                     places.append((place, size))
-        return QueueRead(places, max(position, self.applied_position), True)
+        if end_position != _POSITION_MAX:
+            return QueuePlaces(places, max(position, end_position), False)
+        return QueuePlaces(places, max(position, self.applied_position), True)
 
     def backlog(self, queue_id: int, position: int) -> int:
-        """How many records a queue has from `position` on. KeyError when there is no such queue."""
-        for value in self._values_from(queue_id, position):
+        """How many records a queue has from `position` on. KeyError when there is no such queue.
+
+        Where it has no entries of its own that is about: at most those too many that came between two writes.
+        """
+        for last_position, value in self._values_from(queue_id, position):
             before = _entries_before(value, position)
-            if 8 + before * _ENTRY.size < len(value):
-                return self.queues.next_sequence(queue_id) - int(_NUMBER.unpack_from(value)[0]) - before
+            if last_position >= position:
+                return int(self.queues.next_sequence(queue_id)) - int(_NUMBER.unpack_from(value)[0]) - before
         return 0
 
     def entries(self, queue_id: int, position: int) -> Iterator[tuple[int, int]]:
-        """(position, size) of a queue's records from `position` on. KeyError when there is no such queue."""
-        for value in self._values_from(queue_id, position):
+        """(position, size) of a queue's records from `position` on; those with entries.
+
+        KeyError when there is no such queue.
+        """
+        for _, value in self._values_from(queue_id, position):
             at = 8 + _entries_before(value, position) * _ENTRY.size
             for place, size, _ in _ENTRY.iter_unpack(value[at:]):
                 yield place, size
@@ -295,7 +334,7 @@ class SessionProjection(KeyValueProjection):
         """The sessions that have an owner, or had one before it crashed, or a will that was not published."""
         self.write_out()
         start = _TAG_UNSETTLED if after is None else _TAG_UNSETTLED + after.encode() + b"\0"
-        for key, _ in self._space.scan(start, _TAG_END):
+        for key, _ in self._space.scan(start, _TAG_SCAN):
             session = self.session(key[1:].decode())
             if session is not None:
                 yield key[1:].decode(), session
@@ -334,18 +373,18 @@ class SessionProjection(KeyValueProjection):
         self.applied_position = self.written_position = self.durable_position = position
         keys, values, removed = [], [], []
         for queue_id in self._queue_ids():
+            self.queues.cut_scan(queue_id, position)
             start, stop = _entries_key(queue_id, position), _entries_key(queue_id, _POSITION_MAX)
-            is_first = True
-            for key, value in self._space.scan(start, stop):
-                removed.append(key)
-                if is_first:
-                    is_first = False
-                    places = [_ENTRY.unpack_from(value, at) for at in range(8, len(value), _ENTRY.size)]
-                    kept = [place for place in places if place[0] < position]
-                    self.queues.rewind(queue_id, _NUMBER.unpack_from(value)[0] + len(kept))
-                    if kept:
-                        keys.append(_entries_key(queue_id, kept[-1][0]))
-                        values.append(value[: 8 + len(kept) * _ENTRY.size])
+            found = list(self._space.scan(start, stop))
+            ending = b"", _NUMBER.pack(self.queues.next_sequence(queue_id))
+            removed += [key for key, _ in found]
+            if found:
+                first, following = (int(_NUMBER.unpack_from(value)[0]) for _, value in (*found, ending)[:2])
+                kept, last_position, count = _cut(found[0][1], following - first, position)
+                self.queues.rewind(queue_id, first + count)
+                if count:
+                    keys.append(_entries_key(queue_id, last_position))
+                    values.append(kept)
         self.shares.rewind(position)
         for key, share in self.shares.changes():
             if share is not None:
@@ -526,8 +565,10 @@ class SessionProjection(KeyValueProjection):
         try:
             for key, value in self._space.scan(_TAG_FILTER, _TAG_ENTRIES):
                 self.queues.restore(key, value)
-            for key, value in self._space.scan(TAG_SHARE, _TAG_END):
+            for key, value in self._space.scan(TAG_SHARE, _TAG_SCAN):
                 self.shares.restore(key, value)
+            for key, value in self._space.scan(_TAG_SCAN, _TAG_END):
+                self.queues.restore_scan(key, value)
             stored = self._space.get(_COUNT_KEY)
         except StoreCorruptError as error:
             logger.warning("projection %s is damaged (%s) and starts over from the log", NAME, error)
@@ -541,10 +582,11 @@ class SessionProjection(KeyValueProjection):
         values += [_NUMBER.pack(self._count), marker]
         self._space.write(keys, values, removed_keys=removed, removed_ranges=ranges)
 
-    def _values_from(self, queue_id: int, position: int) -> Iterator[bytes]:
+    def _values_from(self, queue_id: int, position: int) -> Iterator[tuple[int, bytes]]:
+        """(position of the last record, value) of each write of the queue."""
         start, stop = _entries_key(queue_id, position), _entries_key(queue_id, _POSITION_MAX)
-        for _, value in self._space.scan(start, stop):
-            yield value
+        for key, value in self._space.scan(start, stop):
+            yield _ENTRIES_KEY.unpack(key)[2], value
         yield self.queues.pending(queue_id)
 
     def _lowest_changed(self) -> dict[int, int]:
@@ -585,6 +627,16 @@ def _entries_before(value: bytes, position: int) -> int:
 
 def _position_at(value: bytes, number: int) -> int:
     return int(_NUMBER.unpack_from(value, 8 + number * _ENTRY.size)[0])
+
+
+def _cut(value: bytes, count: int, position: int) -> tuple[bytes, int, int]:
+    """What a write of `count` records keeps when the log ends at `position`: value, last position, count."""
+    places = [_ENTRY.unpack_from(value, at)[0] for at in range(8, len(value), _ENTRY.size)]
+    kept = sum(place < position for place in places)
+    if count == len(places):
+        return value[: 8 + kept * _ENTRY.size], places[kept - 1] if kept else 0, kept
+    # Where those without an entry are is not known: none of them is missed by counting all of them.
+    return value[: 8 + kept * _ENTRY.size], position - 1, count - len(places) + kept
 
 
 def _session_key(client_id: str) -> bytes:

@@ -149,6 +149,7 @@ class SessionViewsHandler:
                     queue_id=subscription.queue_id,
                     cursor=cursor,
                     behind=behind,
+                    is_wide=self._sessions.is_wide(subscription.queue_id),
                 )
             )
         return SessionDetail(

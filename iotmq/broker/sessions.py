@@ -13,10 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
+import msgspec
+
 from iotmq.broker.deadline_timer import DeadlineTimer
 from iotmq.broker.intake import Intake
 from iotmq.broker.light_queues import LightChannel
 from iotmq.broker.queue_limits import QueueLimits
+from iotmq.broker.queue_reader import QueueReader
 from iotmq.broker.session_limits import SessionLimits
 from iotmq.broker.session_log import SessionLog
 from iotmq.broker.session_projection import SessionProjection, StoredSession
@@ -110,6 +113,7 @@ class Sessions:
     def __init__(
         self,
         projection: SessionProjection,
+        reader: QueueReader,
         store: Store,
         intake: Intake,
         clock: Clock,
@@ -120,13 +124,13 @@ class Sessions:
         limits: QueueLimits | None = None,
     ) -> None:
         self._projection = projection
-        self._store = store
+        self._reader = reader
         self._clock = clock
         self._log = SessionLog(intake, clock, host=host)
-        self.limits = SessionLimits(limits or QueueLimits(), projection, store, self._log, clock)
+        self.limits = SessionLimits(limits or QueueLimits(), projection, reader, store, self._log, clock)
         self._wills = Wills(projection, self._log, publish=publish, do_later=self._do_later, ignore=_ignore)
         self.shares = Shares(
-            projection, store, self._log, clock, settings=share_settings, front_end_of=self.owner_of
+            projection, reader, store, self._log, clock, settings=share_settings, front_end_of=self.owner_of
         )
         self._owners: dict[str, _Owner] = {}
         self._requests: dict[str, _Request] = {}
@@ -360,22 +364,10 @@ class Sessions:
         """What members of shared subscriptions are done with."""
         return self.shares.report(channel, reports)
 
-    def read_queue(self, wanted: QueueRead) -> QueueRecords:
-        """Records of a light queue; what the log has lost is left out. KeyError without such a queue."""
+    def read_queue(self, wanted: QueueRead, done: Callable[[QueueRecords | Refused], None]) -> None:
+        """Records of a light queue, at once when they are in memory; what the log has lost is left out."""
         position, skip = self.limits.stretch(wanted.client_id, wanted.queue_id, wanted.position)
-        found = self._projection.read(wanted.queue_id, position, places_max=wanted.records_max)
-        records: list[memoryview] = []
-        size = 0
-        for place, record_size in found.places:
-            if skip is not None and place >= skip[0]:
-                return QueueRecords(records, skip[1], False)
-            if records and size + record_size > wanted.bytes_max:
-                return QueueRecords(records, place, False)
-            record = self._store.read_record(place)
-            if record is not None:
-                records.append(record)
-                size += record_size
-        return QueueRecords(records, found.next_position, found.is_end)
+        self._reader.read(msgspec.structs.replace(wanted, position=position), done, skip=skip)
 
     # Operators
 
@@ -401,6 +393,10 @@ class Sessions:
         """Before which position a session is done with a queue, and how many records are left."""
         cursor, _ = self._projection.cursor(queue_id, client_id)
         return cursor, self.limits.waiting(client_id, queue_id)
+
+    def is_wide(self, queue_id: int) -> bool:
+        """Whether the queue's filter matches so much that it is read from the log."""
+        return self._reader.is_scanned(queue_id)
 
     def kick(self, client_id: str, reason: str = "administrative action") -> bool:
         """Have the client disconnected; False when it is not connected."""
@@ -481,6 +477,7 @@ class Sessions:
             yield Metric(f"iotmq_broker_{name}", "counter", text, value)
         yield from self.shares.metrics()
         yield from self.limits.metrics()
+        yield from self._reader.metrics()
 
     def _progress(self, change: SessionProgress) -> Progress:
         """With filters for queue ids, as records have it."""

@@ -122,6 +122,27 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         int,
         Meta(ge=0, le=1 << 40, description="Bytes of all retained messages together, on the disk."),
     ] = 1 << 30
+    wide_filter_percent: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=100,
+            description="Share of the log's records from which on a filter with durable subscribers is "
+            "wide: it gets no entry for each record any more, sessions read it from the log. At a quarter a "
+            "reader goes through three records it does not want for each it wants, which costs it less than "
+            "a delivery. Under half of it for a whole window the filter has entries again. 0: never; nor "
+            "while session_queue_messages_max, _bytes_max or _age_s_max is set, which count entries.",
+        ),
+    ] = 25
+    wide_filter_window_records: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1 << 30,
+            description="Records of the log over which that share is measured: enough that a burst to one "
+            "filter in a quiet hour is not taken for what it always matches.",
+        ),
+    ] = 65_536
     timers_pending_max: Annotated[
         int,
         Meta(

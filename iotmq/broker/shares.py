@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from typing_extensions import Buffer
 
 from iotmq import limits
+from iotmq.broker.queue_reader import QueueReader
 from iotmq.broker.session_log import SessionLog
 from iotmq.broker.session_projection import SessionProjection
 from iotmq.broker.session_records import EndShare, OpenShare, ProgressShare
@@ -131,6 +132,7 @@ class Shares:
     def __init__(
         self,
         projection: SessionProjection,
+        reader: QueueReader,
         store: Store,
         log: SessionLog,
         clock: Clock,
@@ -139,6 +141,7 @@ class Shares:
         front_end_of: Callable[[str], str | None],
     ) -> None:
         self._projection = projection
+        self._reader = reader
         self._store = store
         self._log = log
         self._clock = clock
@@ -431,7 +434,7 @@ class Shares:
                 group.offer(position, len(record), self._key_of(record), now_s=now_s)
         if unread:
             return True
-        places, next_position = self._next_places(live, wanted)
+        places, next_position, has_more = self._next_places(live, wanted)
         is_keyed = group.strategy not in (Strategy.ROUND_ROBIN, Strategy.STICKY)
         for position, size in places:
             record = self._store.read_record(position) if is_keyed else None
@@ -440,21 +443,28 @@ class Shares:
             else:
                 group.offer(position, size, "" if record is None else self._key_of(record), now_s=now_s)
         group.advance(next_position)
-        return bool(places)
+        return has_more
 
-    def _next_places(self, live: _Live, wanted: int) -> tuple[Sequence[tuple[int, int]], int]:
-        """Where the next messages stand, and the position everything before which has been seen then."""
+    def _next_places(self, live: _Live, wanted: int) -> tuple[Sequence[tuple[int, int]], int, bool]:
+        """Where the next messages stand, and the position everything before which has been seen then.
+
+        And whether there may be more at once: a wide filter's may be far from each other.
+        """
         group = live.group
         if live.is_current:
             taken, live.fresh = live.fresh[:wanted], live.fresh[wanted:]
-            return taken, taken[-1][0] + 1 if taken else group.next_position
+            return taken, taken[-1][0] + 1 if taken else group.next_position, bool(taken)
         try:
-            found = self._projection.read(live.queue_id, group.next_position, places_max=wanted)
+            found = self._reader.places(live.queue_id, group.next_position, places_max=wanted)
         except KeyError:
             # The database was opened again, and `expire` sees to it.
-            return (), group.next_position
+            return (), group.next_position, False
         live.is_current = found.is_end
-        return found.places, max(found.next_position, group.next_position)
+        return (
+            found.places,
+            max(found.next_position, group.next_position),
+            bool(found.places) or not found.is_end,
+        )
 
     def _key_of(self, record: memoryview) -> str:
         strategy = self._settings.strategy
@@ -602,7 +612,7 @@ class Shares:
             kept_count=stored.kept_count,
             in_flight=in_flight,
             undone=len(undone),
-            behind=len(undone) + self._projection.backlog(stored.queue_id, next_position),
+            behind=len(undone) + self._reader.backlog(stored.queue_id, next_position),
             cursor=min(undone, default=next_position),
             members=[] if live is None else list(live.group.members()),
         )

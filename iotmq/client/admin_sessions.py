@@ -39,13 +39,17 @@ class SessionsPage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class SessionFilter(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One filter of a session at one broker; `behind` counts the messages its client is not done with."""
+    """One filter of a session at one broker; `behind` counts the messages its client is not done with.
+
+    `is_wide`: the filter matches so much that it is read from the log, and a long `behind` is an estimate.
+    """
 
     topic_filter: str
     qos: int
     queue_id: int
     cursor: int
     behind: int
+    is_wide: bool = False
 
 
 class SessionDetail(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -201,7 +201,9 @@ class Program:
 @pytest.mark.parametrize("seed", range(SEED, SEED + PROGRAMS))
 @pytest.mark.parametrize("is_remote", [False, True])
 async def test_devices_get_what_they_were_promised(tmp_path: Path, seed: int, is_remote: bool) -> None:
-    site = await open_site(tmp_path, *FRONTS, in_flight_max=3, is_remote=is_remote)
+    """In every second program filters become wide, and narrow again, all the time."""
+    switching = {"wide_filter_percent": 20, "wide_filter_window_records": 10} if seed % 2 else {}
+    site = await open_site(tmp_path, *FRONTS, in_flight_max=3, is_remote=is_remote, broker_settings=switching)
     program = Program(site, seed)
     try:
         await asyncio.wait_for(program.run(), 60)

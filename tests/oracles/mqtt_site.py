@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -118,9 +118,15 @@ class MqttSite:
 
 
 async def open_site(
-    directory: Path, *names: str, in_flight_max: int = 16, is_remote: bool = False, **store_settings: Any
+    directory: Path,
+    *names: str,
+    in_flight_max: int = 16,
+    is_remote: bool = False,
+    broker_settings: Mapping[str, Any] | None = None,
+    **store_settings: Any,
 ) -> MqttSite:
     site = MqttSite(directory, in_flight_max=in_flight_max, is_remote=is_remote)
+    site.bench.settings.update(broker_settings or {})
     site.bench.store_settings.update(store_settings)
     await site.begin()
     await site.start(*(names or ("one",)))

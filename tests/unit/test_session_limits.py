@@ -184,9 +184,7 @@ async def test_what_is_in_flight_is_no_part_of_the_queue(opened: Any, policy: st
     session = await site.open("a")
     site.publish(*bodies(3))
     (queue_id,) = [queue_id for _, queue_id in site.bench.broker.sessions.queues_of("d")]
-    end = site.bench.broker.sessions.read_queue(
-        QueueRead(queue_id=queue_id, position=0, records_max=10, bytes_max=1 << 20)
-    ).next_position
+    end = site.front.read(queue_id, 0, records_max=10).next_position
     # All three were sent, none is acknowledged.
     await site.front.progress(SessionProgress("d", session.epoch, [(queue_id, 0, end)]))
     await site.away()
@@ -203,17 +201,19 @@ async def test_refused_until_there_is_room_and_then_taken_again(opened: Any) -> 
     site.publish(*bodies(5))
     session = await site.open()
     (subscription,) = session.subscriptions
-    first = site.bench.broker.sessions.read_queue(
+    found: list[Any] = []
+    site.bench.broker.sessions.read_queue(
         QueueRead(
             queue_id=subscription.queue_id,
             position=subscription.cursor,
             records_max=1,
             bytes_max=1 << 20,
             client_id="d",
-        )
+        ),
+        found.append,
     )
     await turns()
-    place = first.next_position
+    place = found[0].next_position
     await site.front.progress(SessionProgress("d", session.epoch, [(subscription.queue_id, place, place)]))
     await site.away()
     site.publish(*bodies(5, 5))

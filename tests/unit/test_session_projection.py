@@ -71,7 +71,7 @@ class Broker:
         session = self.projection.session(client_id)
         assert session is not None
         queue_id = session.subscriptions[topic_filter].queue_id
-        read = self.projection.read(
+        read = self.projection.places(
             queue_id, self.projection.cursor(queue_id, client_id)[0], places_max=places_max
         )
         views = [self.store.read_record(position) for position, _ in read.places]
@@ -200,7 +200,7 @@ def test_a_read_goes_on_where_the_one_before_ended(broker: Broker) -> None:
     found: list[bytes] = []
     position = 0
     while True:
-        read = broker.projection.read(queue_id, position, places_max=4)
+        read = broker.projection.places(queue_id, position, places_max=4)
         assert len(read.places) <= 4
         for place, size in read.places:
             view = broker.store.read_record(place)
@@ -212,7 +212,7 @@ def test_a_read_goes_on_where_the_one_before_ended(broker: Broker) -> None:
             break
     assert found == [b"%d.%d" % (number, place) for number in range(7) for place in range(3)]
     assert position == broker.store.confirmed_position
-    assert broker.projection.read(queue_id, position, places_max=4) == ([], position, True)
+    assert broker.projection.places(queue_id, position, places_max=4) == ([], position, True)
 
 
 def test_what_a_former_owner_says_is_not_heard(broker: Broker) -> None:
@@ -356,7 +356,7 @@ def test_after_the_log_lost_its_end_the_queues_have_too(broker: Broker) -> None:
     assert queue_id is not None
     broker.projection.rewind(kept[3], 0)
     assert broker.projection.applied_position == kept[3]
-    read = broker.projection.read(queue_id, 0, places_max=100)
+    read = broker.projection.places(queue_id, 0, places_max=100)
     assert [place for place, _ in read.places][::2] == kept[:3]
     assert broker.projection.queues.next_sequence(queue_id) == 6
     # The log of this test still has what was lost, and is taken in again with the next message.

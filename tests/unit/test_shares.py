@@ -436,7 +436,7 @@ async def test_messages_that_retention_has_deleted_are_done(
     front = FrontEnd(bench, "one")
     opened = await kept(front, "k")
     bench.publish("t/1", b"0", b"1", b"2", b"3")
-    places = bench.broker.sessions._projection.read(opened_queue(bench, "k"), 0, places_max=10).places
+    places = bench.broker.sessions._projection.places(opened_queue(bench, "k"), 0, places_max=10).places
     read_record = bench.store.read_record
     gone = {places[1][0], places[2][0]}
     monkeypatch.setattr(
