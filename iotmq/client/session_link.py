@@ -58,6 +58,11 @@ _WITHDRAWN: Final = struct.Struct(">IQ")
 _fenced = msgspec.msgpack.Decoder(bodies.FencedBody)
 
 
+_queues = msgspec.msgpack.Decoder(dict[str, int])
+# Sessions with more filters have a dictionary of them.
+_ENCODED_QUEUES_MAX: Final = 8
+
+
 class LinkListener(Protocol):
     """Where a link tells what its broker pushes; queue ids are the broker's."""
 
@@ -85,12 +90,23 @@ class LinkListener(Protocol):
 class _Known:
     """What has to be claimed when the connection comes back."""
 
-    __slots__ = ("epoch", "queues", "will")
+    __slots__ = ("_queues", "epoch", "will")
 
     def __init__(self, epoch: int, will: Will | None, queues: dict[str, int]) -> None:
         self.epoch = epoch
         self.will = will
         self.queues = queues
+
+    @property
+    def queues(self) -> dict[str, int]:
+        """The queue ids of its filters; to be set again when it was changed."""
+        kept = self._queues
+        return kept if isinstance(kept, dict) else _queues.decode(kept)
+
+    @queues.setter
+    def queues(self, queues: dict[str, int]) -> None:
+        # A hundred thousand sessions have one or two filters each, which as MessagePack take a third.
+        self._queues = queues if len(queues) > _ENCODED_QUEUES_MAX else msgspec.msgpack.encode(queues)
 
 
 class SessionLink:
@@ -177,7 +193,9 @@ class SessionLink:
             found = decoded(_subscribed, answer)
             known = self._known_as(request.client_id, request.epoch)
             if known is not None and not isinstance(found, Refused):
-                known.queues.update((entry.topic_filter, entry.queue_id) for entry in found)
+                queues = known.queues
+                queues.update((entry.topic_filter, entry.queue_id) for entry in found)
+                known.queues = queues
             done(found)
 
         self._ask(_command(RequestCode.SUBSCRIBE_SESSION, request), answered)
@@ -185,8 +203,10 @@ class SessionLink:
     def unsubscribe(self, request: UnsubscribeRequest, done: Callable[[Refused | None], None]) -> None:
         known = self._known_as(request.client_id, request.epoch)
         if known is not None:
+            queues = known.queues
             for topic_filter in request.filters:
-                known.queues.pop(topic_filter, None)
+                queues.pop(topic_filter, None)
+            known.queues = queues
         self._ask(_command(RequestCode.UNSUBSCRIBE_SESSION, request), partial(tell, done))
 
     def progress(self, changes: Sequence[SessionProgress], done: Callable[[Refused | None], None]) -> None:
