@@ -505,7 +505,7 @@ async def test_groups_wait_for_a_database_that_refuses(
         raise StoreError("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(projection, "read", refused)
+        patch.setattr(projection, "places", refused)
         # So that the queues have to be read.
         for live in bench.broker.sessions.shares._live.values():
             live.is_current = False
