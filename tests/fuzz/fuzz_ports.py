@@ -30,6 +30,8 @@ if __name__ == "__main__":
 from bad_bytes import CONNACK, CONNECT, STRANGERS, TLS_HELLO, Peer, answers_of, request  # noqa: E402
 from certificates import make_certificate, make_root  # noqa: E402
 from gateway_process import GatewayProcess  # noqa: E402
+from mqtt5_corpus import CONNECT5  # noqa: E402
+from mqtt5_corpus import CORPUS as CORPUS5  # noqa: E402
 from mqtt_publisher import remaining_length  # noqa: E402
 
 from iotmq.remoting.codes import RequestCode, ResponseCode  # noqa: E402
@@ -47,7 +49,7 @@ REQUEST_CODES = [
     value for name, value in vars(RequestCode).items() if not name.startswith("_") and isinstance(value, int)
 ]
 # CONNACK, PUBLISH, PUBACK, PUBREC, PUBCOMP, SUBACK, UNSUBACK, PINGRESP.
-MQTT_ANSWERS = {2, 3, 4, 5, 7, 9, 11, 13}
+MQTT_ANSWERS = {2, 3, 4, 5, 6, 7, 9, 11, 13, 14}
 INTERESTING = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 
 
@@ -59,7 +61,11 @@ class Finding(Exception):  # noqa: N818 - what a fuzzer looks for is no error of
 
 
 def mqtt_seed(source: random.Random) -> bytes:
-    """A session of well-formed packets."""
+    """A session of well-formed packets, of 3.1.1 or of 5, where some are broken in a way that has a code."""
+    if source.random() < 0.5:
+        cases = [case for case in CORPUS5 if not case.is_first]
+        first = source.choice([case.stream for case in CORPUS5 if case.is_first] + [CONNECT5] * 30)
+        return first + b"".join(case.stream for case in source.choices(cases, k=source.randrange(6)))
     topic = source.choice(["a", "devices/1/telemetry", "x/" * 30, "ü/€", "$SYS/x"]).encode()
     payload = source.randbytes(source.choice([0, 1, 50, 3_000]))
     packet_id = struct.pack(">H", source.randrange(1, 65_536))
