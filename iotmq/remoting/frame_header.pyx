@@ -206,7 +206,8 @@ cdef bint read_binary(Head* head, TakeField take, void* context, const uint8_t* 
 
 
 cdef inline const uint8_t* skip_space(const uint8_t* at, const uint8_t* end) noexcept:
-    while at < end and (at[0] == c" " or at[0] == c"\n" or at[0] == c"\t" or at[0] == c"\r"):
+    # Mostly there is none.
+    while at < end and at[0] <= c" " and (at[0] == c" " or at[0] == c"\n" or at[0] == c"\t" or at[0] == c"\r"):
         at += 1
     return at
 
