@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from iotmq import limits
-from iotmq.broker.config_files import ConfigFile
+from iotmq.broker.dirty_table import DirtyTable
 from iotmq.broker.heartbeat import SubscriptionData
 from iotmq.broker.property_filter import PropertyFilter
 from iotmq.broker.sql_tree import SQL_EXPRESSION
@@ -50,7 +50,7 @@ class _FilterFile(msgspec.Struct, kw_only=True, rename="camel"):
     filter_data_by_topic: dict[str, TopicFilters] = {}
 
 
-class ConsumerFilters:
+class ConsumerFilters(DirtyTable):
     """Which filters groups registered. `is_dirty` says that the file is behind the table."""
 
     def __init__(
@@ -61,14 +61,13 @@ class ConsumerFilters:
         is_enabled: bool,
         filters_max: int = limits.CONSUMER_FILTERS_MAX,
     ) -> None:
-        self._file = ConfigFile(path)
+        super().__init__(path)
         self._clock = clock
         self._is_enabled = is_enabled
         self._filters_max = filters_max
         # Group -> topic -> filter: what a heartbeat and a pull look for.
         self._by_group: dict[str, dict[str, FilterData]] = {}
         self._count = 0
-        self.is_dirty = False
         self.refused_count = 0
         for data in self._read():
             self._put(data)
@@ -155,17 +154,6 @@ class ConsumerFilters:
                     topics[topic] = TopicFilters(topic=topic, group_filter_data={})
                 topics[topic].group_filter_data[group] = data
         return msgspec.json.encode(document)
-
-    def take_unsaved(self) -> bytes | None:
-        """What to pass to `write`, None when the file is up to date; `is_dirty` is taken back by this."""
-        if not self.is_dirty:
-            return None
-        self.is_dirty = False
-        return self.encode()
-
-    def write(self, data: bytes) -> None:
-        """Write the file; touches nothing but the disk, so that a thread may do it."""
-        self._file.write(data, is_synced=True)
 
     def metrics(self) -> Iterable[Metric]:
         yield Metric(

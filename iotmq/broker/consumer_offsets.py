@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from iotmq import limits
-from iotmq.broker.config_files import ConfigFile
+from iotmq.broker.dirty_table import DirtyTable
 from iotmq.errors import RequestError
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import ResponseCode
@@ -20,14 +20,13 @@ class ConsumerOffsetTable(msgspec.Struct, kw_only=True, rename="camel"):
     offset_table: dict[str, dict[int, int]] = {}
 
 
-class ConsumerOffsets:
+class ConsumerOffsets(DirtyTable):
     """Committed offsets of all groups. `is_dirty` says that the file is behind the table."""
 
     def __init__(self, path: Path, *, pairs_max: int = limits.CONSUMER_OFFSET_PAIRS_MAX) -> None:
-        self._file = ConfigFile(path)
+        super().__init__(path)
         self._pairs_max = pairs_max
         self._offsets = (self._file.read(ConsumerOffsetTable) or ConsumerOffsetTable()).offset_table
-        self.is_dirty = False
 
     def __len__(self) -> int:
         """Number of pairs of topic and group."""
@@ -119,17 +118,6 @@ class ConsumerOffsets:
     def encode(self) -> bytes:
         """The table as the file holds it."""
         return msgspec.json.encode(ConsumerOffsetTable(offset_table=self._offsets))
-
-    def take_unsaved(self) -> bytes | None:
-        """What to pass to `write`, None when the file is up to date; `is_dirty` is taken back by this."""
-        if not self.is_dirty:
-            return None
-        self.is_dirty = False
-        return self.encode()
-
-    def write(self, data: bytes) -> None:
-        """Write the file; touches nothing but the disk, so that a thread may do it."""
-        self._file.write(data, is_synced=True)
 
     def metrics(self) -> Iterable[Metric]:
         yield Metric(

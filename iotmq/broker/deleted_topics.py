@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from iotmq import limits
-from iotmq.broker.config_files import ConfigFile
+from iotmq.broker.dirty_table import DirtyTable
 from iotmq.errors import RequestError
 from iotmq.remoting.codes import ResponseCode
 
@@ -36,14 +36,13 @@ class DeletedTopicTable(msgspec.Struct, kw_only=True, rename="camel"):
     deleted_topics: dict[str, DeletedTopic] = {}
 
 
-class DeletedTopics:
+class DeletedTopics(DirtyTable):
     """The deletions that still matter. `is_dirty` says that the file is behind."""
 
     def __init__(self, path: Path, *, topics_max: int = limits.DELETED_TOPICS_MAX) -> None:
-        self._file = ConfigFile(path)
+        super().__init__(path)
         self._topics_max = topics_max
         self._topics = (self._file.read(DeletedTopicTable) or DeletedTopicTable()).deleted_topics
-        self.is_dirty = False
 
     def __len__(self) -> int:
         return len(self._topics)
@@ -73,13 +72,6 @@ class DeletedTopics:
         if self._topics.pop(name, None) is not None:
             self.is_dirty = True
 
-    def take_unsaved(self) -> bytes | None:
-        """What to pass to `write`, None when the file is up to date; `is_dirty` is taken back by this."""
-        if not self.is_dirty:
-            return None
-        self.is_dirty = False
+    def encode(self) -> bytes:
+        """The table as the file holds it."""
         return msgspec.json.encode(DeletedTopicTable(deleted_topics=self._topics))
-
-    def write(self, data: bytes) -> None:
-        """Write the file and wait for the disk; touches nothing else, so that a thread may do it."""
-        self._file.write(data, is_synced=True)
