@@ -65,10 +65,15 @@ class Front:
 class MqttSite:
     """Use `open_site`."""
 
-    def __init__(self, directory: Path, *, in_flight_max: int, is_remote: bool) -> None:
+    def __init__(self, directory: Path, *, in_flight_max: int, is_remote: bool, brokers: int = 1) -> None:
+        """Several brokers are for front ends that are not in the process of one."""
+        assert is_remote or brokers == 1
         # Front ends that are not in the broker's process find it here.
         self.registry = Registry(RegistrySettings(listen_port=0)) if is_remote else None
-        self.bench = SessionBench(directory)
+        self.benches = [SessionBench(directory)]
+        for number in range(1, brokers):
+            self.benches.append(SessionBench(directory / f"broker-{number}", name=f"broker-{number}"))
+        self.bench = self.benches[0]
         self.in_flight_max = in_flight_max
         # Of front ends that are started from now on.
         self.mqtt_settings: dict[str, Any] = {}
@@ -79,8 +84,13 @@ class MqttSite:
         if self.registry is not None:
             await self.registry.start()
             registry = f"127.0.0.1:{self.registry.port}"
-            self.bench.settings.update(registries=(registry,), registration_interval_s=0.2)
-        await self.bench.start()
+            for bench in self.benches:
+                bench.settings.update(registries=(registry,), registration_interval_s=0.2)
+        for bench in self.benches:
+            await bench.start()
+            if len(self.benches) > 1:
+                # Front ends are to know all of them when they start.
+                await bench.broker.wait_registered(5)
 
     async def start(self, *names: str) -> None:
         for name in names:
@@ -97,13 +107,26 @@ class MqttSite:
         names = list(self.fronts)
         for front in self.fronts.values():
             await front.mqtt.stop()
-        await self.bench.restart()
+        for bench in self.benches:
+            await bench.restart()
         await self.start(*names)
+
+    async def restart_one_broker(self, bench: SessionBench) -> None:
+        """Stop a broker and start it again, at the same address; the front ends, and their devices, stay."""
+        bench.settings["listen_port"] = bench.broker.port
+        await bench.close()
+        ports: list[Any] = [
+            port for front in self.fronts.values() for port in (front.gateway, front.sessions)
+        ]
+        await soon(lambda: all(port.not_ready_reason for port in ports), "front ends notice")
+        await bench.start()
+        await soon(lambda: not any(port.not_ready_reason for port in ports), "front ends are back")
 
     async def close(self) -> None:
         for front in self.fronts.values():
             await front.mqtt.stop()
-        await self.bench.close()
+        for bench in self.benches:
+            await bench.close()
         if self.registry is not None:
             await self.registry.stop()
 
@@ -122,12 +145,14 @@ async def open_site(
     *names: str,
     in_flight_max: int = 16,
     is_remote: bool = False,
+    brokers: int = 1,
     broker_settings: Mapping[str, Any] | None = None,
     **store_settings: Any,
 ) -> MqttSite:
-    site = MqttSite(directory, in_flight_max=in_flight_max, is_remote=is_remote)
-    site.bench.settings.update(broker_settings or {})
-    site.bench.store_settings.update(store_settings)
+    site = MqttSite(directory, in_flight_max=in_flight_max, is_remote=is_remote, brokers=brokers)
+    for bench in site.benches:
+        bench.settings.update(broker_settings or {})
+        bench.store_settings.update(store_settings)
     await site.begin()
     await site.start(*(names or ("one",)))
     return site
