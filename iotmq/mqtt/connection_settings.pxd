@@ -5,6 +5,8 @@ cdef class ConnectionSettings:
     cdef readonly uint32_t packet_bytes_max
     cdef readonly uint32_t in_flight_max
     cdef readonly uint32_t queued_bytes_max
+    cdef readonly uint32_t queued_messages_max
+    cdef readonly bint drops_oldest
     cdef readonly uint16_t receive_max
     cdef readonly uint16_t topic_aliases_max
     cdef readonly bint checks_payload_format

@@ -6,6 +6,10 @@ class ConnectionSettings:
     @property
     def queued_bytes_max(self) -> int: ...
     @property
+    def queued_messages_max(self) -> int: ...
+    @property
+    def drops_oldest(self) -> bool: ...
+    @property
     def receive_max(self) -> int: ...
     @property
     def topic_aliases_max(self) -> int: ...
@@ -19,6 +23,8 @@ class ConnectionSettings:
         packet_bytes_max: int = ...,
         in_flight_max: int = ...,
         queued_bytes_max: int = ...,
+        queued_messages_max: int = ...,
+        drops_oldest: bool = ...,
         receive_max: int = ...,
         topic_aliases_max: int = ...,
         checks_payload_format: bool = ...,

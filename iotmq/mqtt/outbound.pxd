@@ -1,4 +1,4 @@
-from libc.stdint cimport uint8_t, uint16_t, uint32_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from iotmq.mqtt.byte_buffer cimport ByteBuffer
 from iotmq.mqtt.connection_settings cimport ConnectionSettings
@@ -32,6 +32,7 @@ cdef struct Subscriber:
     # QoS 1 and 2 towards a device; made by its first delivery.
     InFlightWindow window
     ByteBuffer queued       # packets that wait for the window: a QueuedPacket each, then its bytes
+    uint32_t queued_count
 
 
 cdef class OutboundHalf:
@@ -54,6 +55,7 @@ cdef class OutboundHalf:
     cdef bint has_output_room(self) noexcept
     cdef uint16_t send_message(self, const OutboundMessage* message, const DeliveryOptions* options, uint16_t packet_id) except? 0
     cdef int message_expired(self) except -1
+    cdef int message_dropped(self) except -1
     # Packet ids
     cdef int reserve_packet_id(self, uint16_t packet_id) except -1
     cdef int free_packet_id(self, uint16_t packet_id) except -1
@@ -72,4 +74,5 @@ cdef class OutboundHalf:
     cdef int _need_subscriber(self) except -1
     cdef InFlightSlot* _slot_of(self, uint16_t packet_id) noexcept
     cdef int _end_flight(self, InFlightSlot* slot) except -1
+    cdef bint _make_room(self, uint64_t size) except -1
     cdef int _release_queued(self) except -1

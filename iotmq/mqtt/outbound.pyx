@@ -50,6 +50,17 @@ cdef inline uint8_t* _put_own(uint8_t* target, uint16_t alias, const DeliveryOpt
     return target
 
 
+cdef inline int _compact(ByteBuffer* queued) except -1:
+    """Give back what was taken out of the queue, when that is much of it."""
+    if queued.start == queued.size:
+        release(queued)
+    elif queued.start > queued.size // 2:
+        memmove(queued.data, queued.data + queued.start, queued.size - queued.start)
+        queued.size -= queued.start
+        queued.start = 0
+    return 0
+
+
 cdef class OutboundHalf:
     """What `ServerConnection` sends. Not used by itself."""
 
@@ -120,9 +131,11 @@ cdef class OutboundHalf:
             )
             if is_queued:
                 buffer = &self._subscriber.queued
-        if (
+        if is_queued:
+            if not self._make_room(<uint64_t>message.topic_size + message.payload_size + 4):
+                return 0
+        elif buffer.size and (
             buffer.size - buffer.start + message.topic_size + message.payload_size + 4 > self.settings.queued_bytes_max
-            and buffer.size
         ):
             return 0
         _put(
@@ -181,6 +194,27 @@ cdef class OutboundHalf:
         _put(self, &self.output, False, message, options, packet_id)
         return packet_id
 
+    cdef int message_dropped(self) except -1:
+        """The oldest message that waited for the window made room for a new one."""
+        return 0
+
+    cdef bint _make_room(self, uint64_t size) except -1:
+        """Whether a packet of about that size may be queued, once the oldest have made room if they are to."""
+        cdef ByteBuffer* queued = &self._subscriber.queued
+        cdef QueuedPacket header
+        while queued.size and (
+            queued.size - queued.start + size > self.settings.queued_bytes_max
+            or 0 < self.settings.queued_messages_max <= self._subscriber.queued_count
+        ):
+            if not self.settings.drops_oldest:
+                return False
+            memcpy(&header, queued.data + queued.start, sizeof(QueuedPacket))
+            queued.start += header.size
+            self._subscriber.queued_count -= 1
+            self.message_dropped()
+            _compact(queued)
+        return True
+
     cdef int message_expired(self) except -1:
         """A message that waited for the window was dropped, because its time was over."""
         return 0
@@ -194,6 +228,7 @@ cdef class OutboundHalf:
             packet = queued.data + queued.start
             memcpy(&header, packet, sizeof(QueuedPacket))
             queued.start += header.size
+            self._subscriber.queued_count -= 1
             if header.expires_s:
                 if header.expires_s <= self.last_received_s:
                     self.message_expired()
@@ -205,12 +240,7 @@ cdef class OutboundHalf:
                 take_new(&self._subscriber.window, awaited_for(packet[sizeof(QueuedPacket)] >> 1 & 3)),
             )
             append(&self.output, packet + sizeof(QueuedPacket), header.size - sizeof(QueuedPacket))
-        if queued.start == queued.size:
-            release(queued)
-        elif queued.start > queued.size // 2:
-            memmove(queued.data, queued.data + queued.start, queued.size - queued.start)
-            queued.size -= queued.start
-            queued.start = 0
+        _compact(queued)
         return 0
 
     # Packet ids
@@ -367,5 +397,6 @@ cdef int _put(
         header.size = <uint32_t>(target - start)
         header.expires_s = message.expires_s if message.has_expiry else 0.0
         memcpy(start, &header, sizeof(QueuedPacket))
+        self._subscriber.queued_count += 1
     buffer.size += <uint32_t>(target - start)
     return 0

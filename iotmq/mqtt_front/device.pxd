@@ -33,6 +33,7 @@ cdef class DeviceGroup:
     cdef bint _is_handling_scheduled
     cdef readonly uint64_t received_bytes
     cdef readonly uint64_t sent_bytes
+    cdef public uint64_t dropped            # the oldest of what waited for a window, for something new
     cdef public uint64_t expired            # messages that nobody got in time
     cdef public uint64_t too_large          # messages that a device does not take, for their size
 

@@ -20,6 +20,7 @@ class DeviceGroup:
     now_s: float
     is_congested: bool
     is_ending: bool
+    dropped: int
     expired: int
     too_large: int
     def __init__(

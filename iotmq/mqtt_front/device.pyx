@@ -378,6 +378,10 @@ cdef class Device(ServerConnection):
             return False
         return True
 
+    cdef int message_dropped(self) except -1:
+        self.group.dropped += 1
+        return 0
+
     cdef int message_expired(self) except -1:
         self.group.expired += 1
         return 0

@@ -57,7 +57,10 @@ def traffic_metrics(ingress: Ingress, egress: Egress, group: DeviceGroup) -> Ite
         "iotmq_mqtt_delivered_total", "counter", "Messages written to subscribers.", egress.delivered
     )
     yield Metric(
-        "iotmq_mqtt_dropped_total", "counter", "Messages dropped for slow subscribers.", egress.dropped
+        "iotmq_mqtt_dropped_total",
+        "counter",
+        "Messages dropped for slow subscribers.",
+        egress.dropped + group.dropped,
     )
     yield Metric(
         "iotmq_mqtt_expired_total", "counter", "Messages whose time was over for a subscriber.", group.expired

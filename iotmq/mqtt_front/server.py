@@ -85,6 +85,8 @@ class MqttFront:
             packet_bytes_max=settings.packet_bytes_max,
             in_flight_max=settings.in_flight_max,
             queued_bytes_max=settings.queued_bytes_max,
+            queued_messages_max=settings.queued_messages_max,
+            drops_oldest=settings.queued_policy == "drop-oldest",
             receive_max=settings.receive_max,
             topic_aliases_max=settings.topic_aliases_max,
             checks_payload_format=settings.payload_format_checked,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -199,6 +199,28 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ),
         ),
     ] = limits.MQTT_QUEUED_BYTES_MAX
+    queued_messages_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=0xFFFF_FFFF,
+            description=(
+                "Messages of QoS 1 and 2 kept in memory behind the window of one subscriber whose session "
+                "ends with its connection; 0 = as many as queued_bytes_max holds. Kept sessions have "
+                "broker.session_queue_messages_max."
+            ),
+        ),
+    ] = 0
+    queued_policy: Annotated[
+        Literal["refuse-new", "drop-oldest"],
+        Meta(
+            description=(
+                "Which message is dropped when what waits behind the window of such a subscriber is past "
+                'queued_bytes_max or queued_messages_max: the new one ("refuse-new"), or the oldest '
+                '("drop-oldest").'
+            )
+        ),
+    ] = "refuse-new"
     replay_messages_per_s: Annotated[
         int,
         Meta(
