@@ -129,3 +129,35 @@ def test_every_message_of_a_group_is_acknowledged_by_somebody(
         mosquitto.wait()
     for worker in workers:
         worker.close()
+
+
+@pytest.mark.timeout(120)
+def test_a_killed_gateway_in_one_process_goes_on_with_its_groups(tmp_path: Path) -> None:
+    """The broker dies with the front end; members and publisher come back by themselves."""
+    with GatewayProcess(tmp_path / "data", *SMALL_FILES) as gateway:
+        workers = [PahoMember(f"kept-{number}", gateway.mqtt_port, clean=False) for number in range(2)]
+        sender = paho.Client(paho.CallbackAPIVersion.VERSION2, "sender", protocol=paho.MQTTv311)
+        sender.max_queued_messages_set(0)
+        sender.reconnect_delay_set(1, 1)
+        stored: set[int] = set()
+        sender.on_publish = lambda client, data, packet_id, *_: stored.add(packet_id)
+        sender.connect("127.0.0.1", gateway.mqtt_port)
+        sender.loop_start()
+        for count in range(600):
+            sender.publish(f"jobs/{count % 7}", b"%d" % count, qos=1)
+            if count in (200, 400):
+                eventually(lambda: any(worker.got for worker in workers), "messages before the kill")
+                gateway.kill()
+                gateway.start()
+        eventually(lambda: len(stored) == 600, "everything is stored", within_s=40)
+        wanted = {b"%d" % count for count in range(600)}
+        eventually(
+            lambda: {body for worker in workers for body in worker.got} >= wanted,
+            "every message at some member",
+            within_s=40,
+        )
+        assert all(worker.got for worker in workers)
+        eventually(lambda: gateway.metric("iotmq_broker_share_in_flight") == 0, "all to be acknowledged")
+        for client in (sender, *(worker.client for worker in workers)):
+            client.disconnect()
+            client.loop_stop()
