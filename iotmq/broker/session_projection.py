@@ -334,7 +334,7 @@ class SessionProjection(KeyValueProjection):
         """The sessions that have an owner, or had one before it crashed, or a will that was not published."""
         self.write_out()
         start = _TAG_UNSETTLED if after is None else _TAG_UNSETTLED + after.encode() + b"\0"
-        for key, _ in self._space.scan(start, _TAG_SCAN):
+        for key, _ in self._space.scan(start, TAG_SHARE):
             session = self.session(key[1:].decode())
             if session is not None:
                 yield key[1:].decode(), session
