@@ -66,7 +66,7 @@ def play(sessions: int, seconds: float) -> Outcome:
     """Start everything, kill the front end after a third of the time, and count."""
     away = sessions // 10
     topics = sessions // SERVICES
-    with peers.front_ends(2) as (_, (first, second)), ExitStack() as stack:
+    with peers.front_ends(2) as (broker, (first, second)), ExitStack() as stack:
 
         def devices(start: int, count: int, return_after_s: float) -> _swarm.Holding:
             return stack.enter_context(
@@ -110,8 +110,10 @@ def play(sessions: int, seconds: float) -> Outcome:
                 break
         # Wills are late, and what comes twice would come now.
         time.sleep(3.0)
+        wills_by_broker = round(broker.metric("iotmq_broker_wills_total"))
         reports = [one.end() for one in groups]
         wills = watcher.end()["counters"]
+        print(f"wills published by the broker: {wills_by_broker:,}")
     oldest = [one["oldest_repeat_at_ns"] for one in reports if one["oldest_repeat_at_ns"]]
     back = reports[0]["latencies"]["reconnection"]
     return Outcome(

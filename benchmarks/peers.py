@@ -216,12 +216,15 @@ def front_ends(
         def run(role: str, name: str, port: int, core: int | None, **assignments: str) -> Server:
             home = directory / name
             home.mkdir()
-            assignments |= {"http.listen_port": str(ports.pop()), "log.level": "warning"}
+            http_port = ports.pop()
+            assignments |= {"http.listen_port": str(http_port), "log.level": "warning"}
             command = [sys.executable, "-m", "iotmq", role]
             command += ["--data", str(data if data is not None and role == "broker" else home / "data")]
             for setting, value in assignments.items():
                 command += ["--set", f"{setting}={value}"]
-            return stack.enter_context(_running(name, command, core, port, home))
+            server = stack.enter_context(_running(name, command, core, port, home))
+            server.http_port = http_port
+            return server
 
         run("registry", "registry", registry_port, pinned[0], **{"registry.listen_port": str(registry_port)})
         broker_port = ports.pop()

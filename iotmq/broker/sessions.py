@@ -142,6 +142,9 @@ class Sessions:
         self._transient_epoch = 0
         self._order = 0
         self._started_s = clock.monotonic_s()
+        # Sessions opened from here on had their owner in this life of the broker, as those that were claimed.
+        self._start_position = store.appended_position
+        self._claimed: set[str] = set()
         # Up to which client id sessions that had an owner at the start were looked at; None when all were.
         self._unclaimed_after: str | None = ""
         # So that a database that refuses is in the log once.
@@ -185,6 +188,8 @@ class Sessions:
             if stored is None or stored.epoch != epoch or stored.owner != channel.name:
                 return False
             owner = self._owners[client_id] = _Owner(channel, epoch, will, is_durable=True)
+            if self._unclaimed_after is not None:
+                self._claimed.add(client_id)
         if owner.is_durable:
             stored = self._projection.session(client_id)
             assert stored is not None
@@ -666,13 +671,16 @@ class Sessions:
             if number == PER_TURN:
                 return
             self._unclaimed_after = client_id
-            if client_id in self._owners:
+            # Who had an owner in this life is looked after when that goes, its will included.
+            was_claimed = client_id in self._owners or client_id in self._claimed
+            if was_claimed or session.epoch >= self._start_position:
                 continue
             if session.owner:
                 self._log.write([Close(client_id, session.epoch, session.expiry_s, False)], _ignore)
             if session.will is not None:
                 self._wills.delay(client_id, session.epoch, session.will, session.will.delay_s)
         self._unclaimed_after = None
+        self._claimed.clear()
 
 
 def _ignore(result: int | Refused) -> None:

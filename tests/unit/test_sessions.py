@@ -303,3 +303,22 @@ async def test_a_database_that_refuses_is_in_the_log_once_and_what_is_due_stays_
     assert bench.broker.sessions.expired_total == 0
     bench.pass_time(1)
     assert bench.broker.sessions.expired_total == 1
+
+
+@pytest.mark.parametrize("is_claimed", [False, True])
+async def test_a_will_is_published_once_while_sessions_of_before_the_start_are_looked_at(
+    bench: SessionBench, is_claimed: bool
+) -> None:
+    front = FrontEnd(bench, "one")
+    opened = await front.open("c", will=will(b"once"))
+    if is_claimed:
+        await bench.restart()
+        front = FrontEnd(bench, "one")
+        assert bench.broker.sessions.claim(front.port._open_channel, "c", opened.epoch, will(b"once"))
+    front.stop()
+    # Published now; that it was is stored in the next turn of the loop, which comes after the look.
+    bench.pass_time(OWNER_GRACE_S + 0.1)
+    assert bench.stored() == [b"once"]
+    bench.pass_time(START_GRACE_S)
+    bench.pass_time(1)
+    assert bench.stored() == [b"once"]
