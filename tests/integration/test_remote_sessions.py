@@ -83,7 +83,7 @@ async def test_a_restart_of_the_broker_leaves_devices_connected_and_loses_nothin
     await leaving.connect(site.fronts["one"])
     assert leaving.is_present
     assert ("t/1", b"after") in await leaving.receives(2)
-    assert site.bench.broker.sessions.wills_total == 0, "they had said good-bye"
+    assert site.bench.broker.sessions._wills.sent_total == 0, "they had said good-bye"
     await device.subscribe(("u", 1))
     site.bench.publish("u", b"more")
     assert (await device.receives(3))[2:] == [("u", b"more")]
