@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_load import CommandSender, KeptDevice, Watcher, check_received
+from command_load import CommandSender, KeptDevice, Watcher, check_exactly_once, check_received
 from crash_load import BACK_S, SMALL_FILES
 from eventually import eventually
 from gateway_process import ROOT, GatewayProcess
@@ -152,6 +152,7 @@ def test_devices_of_a_killed_worker_go_on_at_others_and_it_comes_back(
     for device in silent:
         device.connect(front.mqtt_port)
     check_received(devices, messages=MESSAGES, within_s=BACK_S)
+    check_exactly_once(devices, roles["registry"].registry)
     assert all(device.is_present for device in victims)
     assert all(device.lost_connections == 0 for device in devices if device not in victims)
     assert max(Counter(wills).values(), default=0) <= 1, "once each"
@@ -179,6 +180,7 @@ def test_devices_stay_connected_while_their_broker_is_killed_and_nothing_is_lost
     broker.start(within_s=BACK_S)
     eventually(lambda: len(sender.acknowledged) == MESSAGES, "everything is stored", within_s=BACK_S)
     check_received(devices, messages=MESSAGES, within_s=BACK_S)
+    check_exactly_once(devices, roles["registry"].registry)
     assert [device.lost_connections for device in devices] == [0] * DEVICES
     assert sender.lost_connections == 0
     everything = {b"%d" % count for count in range(MESSAGES)}

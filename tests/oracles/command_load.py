@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import paho.mqtt.client as paho
 from eventually import eventually
+from log_reader import read_topic
 
 
 class KeptDevice:
@@ -125,3 +126,16 @@ def check_received(devices: Sequence[KeptDevice], *, messages: int, within_s: fl
             within_s=within_s,
         )
         assert set(device.got) == wanted
+
+
+def check_exactly_once(devices: Sequence[KeptDevice], registry: str) -> None:
+    """What was published and subscribed with QoS 2 came as often as it is in the log.
+
+    That may be more than once: what was not acknowledged is sent again over the next connection, and with a
+    clean session that is another message.
+    """
+    copies = Counter(record.body for records in read_topic(registry, "mqtt").values() for record in records)
+    for device in devices:
+        if device.number % 2:
+            got = {body: count for body, count in device.got.items() if int(body) % 3}
+            assert got == {body: copies[body] for body in got}, f"device {device.number}"
