@@ -382,6 +382,11 @@ class Sessions:
         return None if owner is None else owner.channel.name
 
     @property
+    def wills_total(self) -> int:
+        """Wills published for vanished clients."""
+        return self._wills.sent_total
+
+    @property
     def count(self) -> int:
         """Sessions that are kept."""
         return self._projection.count
