@@ -251,7 +251,8 @@ class WideMachine(RuleBasedStateMachine):
         assert position >= self.store.confirmed_position
         backlog = self.reader.backlog(self.queue_id(name), self.cursors[name])
         assert backlog >= len(wanted)
-        if name not in self.once_wide:
+        # Of a log that was shortened by hand entries of lost records may count.
+        if name not in self.once_wide and not self.min_position:
             assert backlog == len(wanted)
 
     @rule(
@@ -296,5 +297,5 @@ class WideMachine(RuleBasedStateMachine):
         ]
 
 
-WideMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+WideMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestWideFilters = WideMachine.TestCase
