@@ -450,6 +450,12 @@ class SessionProjection(KeyValueProjection):
                 subscription = session.subscriptions.pop(topic_filter, None)
                 if subscription is not None:
                     self._unsubscribe(change.client_id, topic_filter, subscription)
+            session.in_flight = [
+                Flight(flight.packet_id, "", flight.position, True)
+                if flight.topic_filter in change.filters
+                else flight
+                for flight in session.in_flight
+            ]
         elif isinstance(change, Progress):
             if not self._progress(change, session):
                 return

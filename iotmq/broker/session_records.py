@@ -19,6 +19,7 @@ class Flight(msgspec.Struct, frozen=True, array_like=True):
     """A message that was sent with a packet id and is not done."""
 
     packet_id: int
+    # Empty for one that was unsubscribed: then only the packet id is kept, to be released.
     topic_filter: str
     position: int
     # PUBREC came: PUBREL is what is repeated (QoS 2).

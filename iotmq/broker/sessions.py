@@ -28,6 +28,7 @@ from iotmq.broker.shares import ShareOutlet, Shares, ShareSettings
 from iotmq.broker.stored_shares import is_share
 from iotmq.broker.wills import Wills
 from iotmq.client.session_ports import (
+    NO_QUEUE_ID,
     CloseRequest,
     InFlight,
     OpenedSession,
@@ -496,7 +497,10 @@ class Sessions:
         done = [(filter_of(queue_id), position) for queue_id, position in change.done]
         flights: list[Flight] | None = None
         if change.in_flight is not None:
-            named = [(filter_of(flight.queue_id), flight) for flight in change.in_flight]
+            named = [
+                ("" if flight.queue_id == NO_QUEUE_ID else filter_of(flight.queue_id), flight)
+                for flight in change.in_flight
+            ]
             flights = [
                 Flight(flight.packet_id, topic_filter, flight.position, flight.is_released)
                 for topic_filter, flight in named
@@ -589,12 +593,14 @@ class Sessions:
                     [
                         InFlight(
                             flight.packet_id,
-                            session.subscriptions[flight.topic_filter].queue_id,
+                            session.subscriptions[flight.topic_filter].queue_id
+                            if flight.topic_filter
+                            else NO_QUEUE_ID,
                             flight.position,
                             flight.is_released,
                         )
                         for flight in session.in_flight
-                        if flight.topic_filter in session.subscriptions
+                        if not flight.topic_filter or flight.topic_filter in session.subscriptions
                     ],
                     [
                         (session.subscriptions[topic_filter].queue_id, place)

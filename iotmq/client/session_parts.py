@@ -11,16 +11,21 @@ from typing import Final
 from msgspec.structs import replace
 
 from iotmq.client.session_link import SessionLink
-from iotmq.client.session_ports import InFlight, OpenedSession, SessionProgress, SessionSubscription
+from iotmq.client.session_ports import (
+    QUEUE_ID_BITS,
+    InFlight,
+    OpenedSession,
+    SessionProgress,
+    SessionSubscription,
+)
 
-_ID_BITS: Final = 24
-_ID_MASK: Final = (1 << _ID_BITS) - 1
-BROKERS_MAX: Final = 1 << (32 - _ID_BITS)
+_ID_MASK: Final = (1 << QUEUE_ID_BITS) - 1
+BROKERS_MAX: Final = 1 << (32 - QUEUE_ID_BITS)
 
 
 def broker_number_of(queue_id: int) -> int:
     """Which broker has a queue."""
-    return queue_id >> _ID_BITS
+    return queue_id >> QUEUE_ID_BITS
 
 
 def broker_queue_id(queue_id: int) -> int:
@@ -30,7 +35,7 @@ def broker_queue_id(queue_id: int) -> int:
 
 def own_queue_id(number: int, queue_id: int) -> int:
     """What the front end calls a queue of the broker with that number."""
-    return number << _ID_BITS | queue_id
+    return number << QUEUE_ID_BITS | queue_id
 
 
 def own_subscriptions(link: SessionLink, found: Iterable[SessionSubscription]) -> list[SessionSubscription]:
@@ -116,19 +121,19 @@ class SharedSession:
             cursors = [
                 (queue_id & _ID_MASK, cursor, sent)
                 for queue_id, cursor, sent in change.cursors
-                if queue_id >> _ID_BITS == number
+                if queue_id >> QUEUE_ID_BITS == number
             ]
             in_flight = change.in_flight
             if in_flight is not None:
                 in_flight = [
                     replace(flight, queue_id=flight.queue_id & _ID_MASK)
                     for flight in in_flight
-                    if flight.queue_id >> _ID_BITS == number
+                    if flight.queue_id >> QUEUE_ID_BITS == number
                 ]
             done = [
                 (queue_id & _ID_MASK, position)
                 for queue_id, position in change.done
-                if queue_id >> _ID_BITS == number
+                if queue_id >> QUEUE_ID_BITS == number
             ]
             received = change.received if link is self.home else None
             if cursors or received is not None or in_flight is not None:

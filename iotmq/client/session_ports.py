@@ -9,7 +9,7 @@ broker.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, NamedTuple, Protocol, TypeAlias
+from typing import Annotated, Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -45,8 +45,19 @@ class Will(msgspec.Struct, frozen=True, array_like=True):
     is_delayed: bool = False
 
 
+QUEUE_ID_BITS: Final = 24
+"""Queue ids of one broker have so many; above them a front end has the number it gave the broker."""
+
+NO_QUEUE_ID: Final = (1 << QUEUE_ID_BITS) - 1
+"""Stands for the queue of a filter that is not subscribed any more."""
+
+
 class InFlight(msgspec.Struct, frozen=True, array_like=True):
-    """A message that was sent with a packet id and is not done."""
+    """A message that was sent with a packet id and is not done.
+
+    Of a filter that was unsubscribed meanwhile (NO_QUEUE_ID) only the packet id is kept, to be released: no
+    other message may have it before the client is done with it [MQTT-3.10.4-3].
+    """
 
     packet_id: int
     queue_id: int

@@ -56,6 +56,7 @@ cdef class DurableSession(DeviceSession):
     cdef int offer(self, QueueSubscription subscription, int64_t position, OutgoingMessage message) except -1
     cdef bint send(self, QueueSubscription subscription, int64_t position, OutgoingMessage message) except -1
     cdef int _remove(self, QueueSubscription subscription) except -1
+    cdef int _release_repeated(self, QueueSubscription subscription) except -1
     cdef bint may_replay(self) except -1
     cdef int _caught_up(self, QueueSubscription subscription) except -1
     cdef int forget_repeated(self, QueueSubscription subscription) except -1

@@ -26,7 +26,14 @@ from iotmq.mqtt_front.outgoing cimport OutgoingMessage
 import logging
 from functools import partial
 
-from iotmq.client.session_ports import InFlight, QueueRead, Refused, SessionProgress
+from iotmq.client.session_ports import (
+    NO_QUEUE_ID,
+    InFlight,
+    QueueRead,
+    Refused,
+    SessionProgress,
+    SessionSubscription,
+)
 from iotmq.mqtt.topics import is_shared
 from iotmq.mqtt_front.pace import PaceLimits
 
@@ -70,6 +77,11 @@ cdef bint is_replay(QueueSubscription subscription, int64_t position) noexcept:
     return subscription.live_from < 0 or position < subscription.live_from
 
 
+cdef bint has_no_queue(flight) except -1:
+    """True for a packet id whose filter was unsubscribed."""
+    return (flight.queue_id & NO_QUEUE_ID) == NO_QUEUE_ID
+
+
 cdef class DurableSession(DeviceSession):
     """One connected device with a durable session. Made by `DurableEgress.open`."""
 
@@ -79,7 +91,9 @@ cdef class DurableSession(DeviceSession):
         self.client_id = client_id
         self.epoch = opened.epoch
         self.subscriptions = ()
-        self._repeated = {(flight.queue_id, flight.position): flight for flight in opened.in_flight} or None
+        self._repeated = {
+            (flight.queue_id, flight.position): flight for flight in opened.in_flight if not has_no_queue(flight)
+        } or None
         self._done = set(opened.done) or None
 
     def __dealloc__(self):
@@ -100,6 +114,9 @@ cdef class DurableSession(DeviceSession):
         by_id = self._by_id() if opened.in_flight else {}
         for flight in opened.in_flight:
             subscription = by_id.get(flight.queue_id)
+            if has_no_queue(flight):
+                subscription = QueueSubscription(self, SessionSubscription("", 2, flight.queue_id, 0, 0))
+                subscription.is_ended = True
             if flight.is_released and subscription is not None:
                 # Taken by the device, and passed over when the queue is read.
                 self.add_flight(subscription, flight.position, flight.packet_id, 2, FLIGHT_RELEASED)
@@ -139,6 +156,7 @@ cdef class DurableSession(DeviceSession):
         for subscription in self.subscriptions:
             if subscription.topic_filter in unwanted:
                 self._remove(subscription)
+                self._release_repeated(subscription)
             else:
                 kept.append(subscription)
         self.subscriptions = tuple(kept)
@@ -146,6 +164,19 @@ cdef class DurableSession(DeviceSession):
     cdef int _remove(self, QueueSubscription subscription) except -1:
         subscription.is_ended = True
         return self.egress.discard(subscription)
+
+    cdef int _release_repeated(self, QueueSubscription subscription) except -1:
+        """What of an unsubscribed filter was in flight is not sent again, but the device may have taken it."""
+        for queue_id, position in [place for place in self._repeated or () if place[0] == subscription.queue_id]:
+            repeated = self._repeated.pop((queue_id, position))
+            if not repeated.is_released:
+                self.add_flight(subscription, position, repeated.packet_id, 2, FLIGHT_RELEASED)
+                self.device.send_pubrel(repeated.packet_id)
+                self.egress.group.touch(self.device)
+        self._repeated = self._repeated or None
+        # The broker is told what stays of it: packet ids.
+        self.has_moved_flights = True
+        return self.move(subscription)
 
     def _by_id(self):
         return {(<QueueSubscription>subscription).queue_id: subscription for subscription in self.subscriptions}
@@ -456,18 +487,22 @@ cdef class DurableSession(DeviceSession):
         return lowest
 
     def _in_flight(self, *, int qos_min):
+        cdef QueueSubscription subscription
         cdef list found = []
         cdef uint32_t index
         cdef Flight* flight
         for index in range(self.flights_count):
             flight = &self.flights[(self.flights_first + index) & (self.flights_capacity - 1)]
             if flight.state != FLIGHT_DONE and flight.qos >= qos_min:
-                found.append(InFlight(
-                    flight.packet_id,
-                    (<QueueSubscription>flight.subscription).queue_id,
-                    flight.position,
-                    flight.state == FLIGHT_RELEASED,
-                ))
+                subscription = <QueueSubscription>flight.subscription
+                if not subscription.is_ended:
+                    found.append(InFlight(
+                        flight.packet_id, subscription.queue_id, flight.position, flight.state == FLIGHT_RELEASED
+                    ))
+                elif flight.qos == 2:
+                    found.append(InFlight(
+                        flight.packet_id, subscription.queue_id | NO_QUEUE_ID, flight.position, True
+                    ))
         # Not sent again yet in this connection.
         if self._repeated is not None:
             found += [repeated for repeated in self._repeated.values() if not repeated.is_released]

@@ -97,6 +97,38 @@ async def test_what_was_not_acknowledged_is_sent_again_and_what_was_is_not(site:
     assert (await device.receives(3))[2:] == [("t", b"next")]
 
 
+@pytest.mark.parametrize("ends", ["politely", "with its front end", "with its front end and the broker"])
+async def test_a_packet_id_of_an_unsubscribed_filter_is_released_before_it_means_something_else(
+    site: MqttSite, ends: str
+) -> None:
+    """[MQTT-3.10.4-3]: the device has taken the message, and would drop another one of that packet id."""
+    sender, device = await publisher(site), SessionDevice("d")
+    await device.connect(site.fronts["one"])
+    await device.subscribe(("gone", 2), ("kept", 2))
+    device.is_acknowledging = False
+    for body in bodies(3):
+        await sender.publish("gone", body, 2)
+    await device.receives(3)
+    await device.unsubscribe("gone")
+    if ends == "politely":
+        await device.drop()
+    else:
+        await site.kill_front("one")
+        await device.drop()
+    if ends == "with its front end and the broker":
+        await site.restart_broker()
+        sender = await publisher(site)
+    device.is_acknowledging = True
+    for _ in range(2):
+        await device.connect(site.fronts["two"])
+        assert device.is_present
+        for body in bodies(4):
+            await sender.publish("kept", body, 2)
+        got = await device.receives(7)
+        assert got[3:] == [("kept", body) for body in bodies(4)]
+        del device.got[3:]
+
+
 async def test_what_was_acknowledged_behind_something_that_was_not_is_not_sent_again(site: MqttSite) -> None:
     sender, device = await publisher(site), SessionDevice("d")
     await device.connect(site.fronts["one"])
