@@ -68,10 +68,11 @@ cdef class Device(ServerConnection):
     cdef list _unhandled                # events that wait for the next turn; None while there are none
     cdef uint32_t _turn                 # the turn _turn_bytes counts
     cdef uint32_t _turn_bytes
-    cdef bint _has_acknowledged         # since the last time the session was told
-    cdef bint _is_touched
-    cdef bint _is_waiting               # in the group's queue, because of _unhandled
-    cdef bint _is_paused                # reading stopped, for the rest of the turn or for longer
+    # True or not, in a byte each: there is a device for every connection.
+    cdef uint8_t _has_acknowledged      # since the last time the session was told
+    cdef uint8_t _is_touched
+    cdef uint8_t _is_waiting            # in the group's queue, because of _unhandled
+    cdef uint8_t _is_paused             # reading stopped, for the rest of the turn or for longer
 
     cdef bint is_for_device(self, OutgoingMessage message, DeliveryOptions* delivery, uint8_t options, const uint32_t* identifiers, uint32_t identifiers_count) except -1
     cdef int _after_input(self) except -1

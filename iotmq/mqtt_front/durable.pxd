@@ -16,16 +16,17 @@ cdef class QueueSubscription:
     cdef DurableSession session
     cdef readonly str topic_filter
     cdef readonly uint32_t queue_id
-    cdef public uint64_t options        # as in client.session_ports.SessionSubscription
     cdef uint32_t identifier            # of the subscription; 0 = none
+    cdef public uint64_t options        # as in client.session_ports.SessionSubscription
     cdef int64_t next_position      # records before were sent
     cdef int64_t repeated_before    # records before may have been sent in an earlier connection
     cdef int64_t live_from          # records from here on came while the device was there; -1 = not known yet
     cdef int64_t pushed_position    # the last record that was pushed while the queue is read
-    cdef bint is_behind             # what comes next has to be read
-    cdef bint is_reading
-    cdef bint is_moved              # since the broker was told last
-    cdef bint is_ended
+    # True or not, in a byte each: there is one of these for every subscription of every connected session.
+    cdef uint8_t is_behind          # what comes next has to be read
+    cdef uint8_t is_reading
+    cdef uint8_t is_moved           # since the broker was told last
+    cdef uint8_t is_ended
 
     cdef int change(self, uint64_t options) except -1
 
@@ -38,20 +39,21 @@ cdef class DurableSession(DeviceSession):
     cdef readonly tuple subscriptions   # of QueueSubscription; a filter has one for each broker
     cdef Flight* flights                # ring in the order of sending
     cdef uint32_t flights_first, flights_count, flights_capacity
+    # True or not, in a byte each.
+    cdef uint8_t is_pausing             # until more of what had waited may go
+    cdef uint8_t is_moved               # the broker is to be told of something
+    cdef uint8_t has_moved_flights      # of QoS 2
+    cdef uint8_t had_received           # packet ids of QoS 2, when the broker was told last
+    cdef uint8_t is_scheduled
+    cdef readonly bint is_ended
     # A hundred thousand of these are idle, and a container without content costs more than all of the above: what
     # is empty mostly is None then.
     cdef object _pace                   # of what had waited, once the first of it was sent; None without limits
-    cdef bint is_pausing                # until more of what had waited may go
     cdef list _behind                   # subscriptions that have to read
     cdef set _done                      # (queue id, position) the device was done with in an earlier connection
     cdef dict _repeated                 # (queue id, position) -> InFlight of an earlier connection
     cdef list _held                     # QoS 2 messages that wait until the broker knows their packet ids
     cdef list _to_release               # packet ids whose PUBREL waits for the broker
-    cdef bint is_moved                  # the broker is to be told of something
-    cdef bint has_moved_flights         # of QoS 2
-    cdef bint had_received              # packet ids of QoS 2, when the broker was told last
-    cdef bint is_scheduled
-    cdef readonly bint is_ended
 
     cdef int offer(self, QueueSubscription subscription, int64_t position, OutgoingMessage message) except -1
     cdef bint send(self, QueueSubscription subscription, int64_t position, OutgoingMessage message) except -1
