@@ -65,6 +65,7 @@ def once_connected(send: Any, *words: Any) -> Any:
         except Exception as error:
             if "No route info" not in str(error) or time.monotonic() > deadline_s:
                 raise
+            # The library tells nobody when it has connected; asking again is all there is.
             time.sleep(0.02)
 
 

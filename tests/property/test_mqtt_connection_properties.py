@@ -7,13 +7,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mqtt5_corpus import CONNECT5
 from mqtt5_corpus import CORPUS as CORPUS5
+from mqtt_core import feed
 from mqtt_corpus import CONNECT, CORPUS
 from mqtt_oracle import Outcome, run_connection, shortened
 
 from iotmq.mqtt import packets
-from iotmq.mqtt.connection import CONNECTED, ServerConnection
+from iotmq.mqtt.connection import ServerConnection
 from iotmq.mqtt.connection_settings import ConnectionSettings
-from iotmq.mqtt.packets import Connect
 from iotmq.mqtt.properties import NO_PROPERTIES, Properties
 from iotmq.mqtt.publish_sink import CollectingSink
 
@@ -152,32 +152,9 @@ def chunked(
     return [bytes(stream[start:end]) for start, end in zip([0, *ends], [*ends, len(stream)], strict=True)]
 
 
-def feed(chunks: list[bytes]) -> Outcome:
-    """Run the compiled core as its owner would: sessions open and messages are durable after each chunk."""
-    sink = CollectingSink()
-    connection = ServerConnection(ConnectionSettings(packet_bytes_max=PACKET_BYTES_MAX), sink, 0.0)
-    outcome = Outcome()
-    acknowledged = 0
-    for chunk in chunks:
-        connection.receive_data(chunk, 0.0)
-        while connection.has_events:
-            events = connection.events_received()
-            outcome.events += events
-            if any(isinstance(event, Connect) for event in events):
-                connection.open_session(session_present=False)
-        for one in sink.published[acknowledged:]:
-            if one[2] and connection.state == CONNECTED:
-                connection.acknowledge_published(one[4])
-        acknowledged = len(sink.published)
-    outcome.published = sink.published
-    outcome.output = connection.data_to_send()
-    outcome.close_reason = connection.close_reason
-    return outcome
-
-
 def check(chunks: list[bytes]) -> None:
     expected = run_connection(b"".join(chunks), packet_bytes_max=PACKET_BYTES_MAX)
-    outcome = feed(chunks)
+    outcome = feed(chunks, packet_bytes_max=PACKET_BYTES_MAX)
     assert outcome.close_reason == expected.close_reason
     assert outcome.events == expected.events
     assert outcome.published == expected.published

@@ -4,54 +4,20 @@ from __future__ import annotations
 
 import pytest
 from fake_gateway import split_output
+from mqtt_core import PACKET_BYTES_MAX, feed, new_connection
 from mqtt_corpus import CONNECT, CORPUS, Case
-from mqtt_oracle import Outcome, run_connection, shortened
+from mqtt_oracle import run_connection, shortened
 
 from iotmq.mqtt import packets, reason_codes
 from iotmq.mqtt.connection import (
     AWAITING_CONNECT,
     CLOSED,
-    CONNECTED,
     OPENING,
     ServerConnection,
 )
 from iotmq.mqtt.connection_settings import ConnectionSettings
 from iotmq.mqtt.packets import Connect
 from iotmq.mqtt.publish_sink import CollectingSink
-
-PACKET_BYTES_MAX = 100_000
-
-
-def new_connection(**settings: object) -> tuple[ServerConnection, CollectingSink]:
-    sink = CollectingSink()
-    defaults: dict[str, object] = {"packet_bytes_max": PACKET_BYTES_MAX}
-    return ServerConnection(ConnectionSettings(**(defaults | settings)), sink, 0.0), sink  # type: ignore[arg-type]
-
-
-def feed(chunks: list[bytes]) -> Outcome:
-    """Run the compiled core the way the oracle does: sessions open, messages are durable, at once."""
-    connection, sink = new_connection()
-    outcome = Outcome()
-    acknowledged = 0
-    for chunk in chunks:
-        connection.receive_data(chunk, 0.0)
-        while True:
-            events = connection.events_received()
-            outcome.events += events
-            for event in events:
-                if isinstance(event, Connect):
-                    connection.open_session(session_present=False)
-            waiting = [one for one in sink.published[acknowledged:] if one[2]]
-            acknowledged = len(sink.published)
-            for one in waiting:
-                if connection.state == CONNECTED:
-                    connection.acknowledge_published(one[4])
-            if not connection.has_events:
-                break
-    outcome.published = sink.published
-    outcome.output = connection.data_to_send()
-    outcome.close_reason = connection.close_reason
-    return outcome
 
 
 def whole(case: Case) -> bytes:
