@@ -10,9 +10,13 @@ from typing import TypeVar
 T = TypeVar("T")
 
 STEP_S = 0.02
+# What a condition may take on a busy machine: nobody waits so long for one that holds.
+WITHIN_S = 30.0
 
 
-def eventually(condition: Callable[[], T], what: str, *, within_s: float = 15.0, step_s: float = STEP_S) -> T:
+def eventually(
+    condition: Callable[[], T], what: str, *, within_s: float = WITHIN_S, step_s: float = STEP_S
+) -> T:
     """The first truthy value of `condition`; AssertionError naming `what` after `within_s`.
 
     OSError of a condition counts as "not yet": what is asked may still be starting.
@@ -31,7 +35,9 @@ def eventually(condition: Callable[[], T], what: str, *, within_s: float = 15.0,
         time.sleep(step_s)
 
 
-async def soon(condition: Callable[[], T], what: str, *, within_s: float = 15.0, step_s: float = STEP_S) -> T:
+async def soon(
+    condition: Callable[[], T], what: str, *, within_s: float = WITHIN_S, step_s: float = STEP_S
+) -> T:
     """`eventually` for coroutines."""
     deadline_s = time.monotonic() + within_s
     while True:

@@ -201,13 +201,19 @@ class SessionDevice:
         await self._end(lambda client: client.abort())
 
     async def disconnect(self) -> None:
-        """Say good-bye."""
+        """Say good-bye; what is on its way is not read."""
 
-        def leave(client: RawClient) -> None:
+        def say_good_bye(client: RawClient) -> None:
             client.send(packets.DISCONNECT_PACKET)
             client.close()
 
-        await self._end(leave)
+        await self._end(say_good_bye)
+
+    async def leave(self) -> None:
+        """Say good-bye and read what is on its way."""
+        assert self._client is not None
+        self._client.send(packets.DISCONNECT_PACKET)
+        await soon(lambda: not self.is_connected, f"the server closes the connection of {self.client_id}")
 
     async def subscribe(self, *filters: tuple[str, int]) -> list[int]:
         self._packet_id = self._packet_id % 1000 + 1
