@@ -28,6 +28,7 @@ from iotmq.clock import Clock, SystemClock
 from iotmq.config import Config
 from iotmq.errors import IotmqError, StoreError
 from iotmq.metrics import Metric, MetricSource
+from iotmq.mqtt_front.listener_settings import TCP_NAME
 from iotmq.mqtt_front.server import MqttFront
 from iotmq.mqtt_front.settings import MqttSettings
 from iotmq.mqtt_workers import MqttWorkers
@@ -197,12 +198,12 @@ class Process:
         front = MqttFront(settings, port, sessions=sessions, clock=self._clock, shares_port=self._is_worker)
         await self._start("mqtt", front)
         self._watch("mqtt", front)
-        self._listens("mqtt", settings.listen_host, front.port)
+        self._listens_for_mqtt(front.addresses)
 
     async def _start_mqtt_workers(self, workers: MqttWorkers) -> None:
         self._watch("mqtt", workers)
         await self._start("mqtt", workers)
-        self._listens("mqtt", self._config.mqtt.listen_host, workers.port)
+        self._listens_for_mqtt(workers.addresses)
 
     # Helpers ------------------------------------------------------------------------------------------
 
@@ -251,6 +252,10 @@ class Process:
 
     def _listens(self, name: str, host: str, port: int) -> None:
         self.addresses[name] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def _listens_for_mqtt(self, addresses: Mapping[str, str]) -> None:
+        for name, address in addresses.items():
+            self.addresses["mqtt" if name == TCP_NAME else f"mqtt.{name}"] = address
 
 
 async def run(config: Config, role: RoleName) -> None:

@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, Protocol, get_args, get_origin
 
 import msgspec
 
@@ -17,6 +17,7 @@ from iotmq.broker.settings import BrokerSettings
 from iotmq.console.settings import HttpSettings
 from iotmq.errors import ConfigError
 from iotmq.log_format import LogSettings
+from iotmq.mqtt_front.listener_settings import TCP_NAME, WORKER_PLACE, ListenerSettings
 from iotmq.mqtt_front.settings import MqttSettings
 from iotmq.registry.settings import RegistrySettings
 from iotmq.setting_text import (
@@ -264,12 +265,7 @@ def _at(path: str, origins: Mapping[str, str]) -> str:
 
 def _contradictions(config: Config) -> Iterable[str]:
     """What no single setting shows: combinations that are refused."""
-    if not is_loopback(config.mqtt.listen_host) and not config.mqtt.allow_anonymous_remote:
-        yield (
-            f"mqtt.listen_host = {toml_value(config.mqtt.listen_host)} is refused: anybody who reaches this "
-            "address could publish and subscribe without a name or password\n"
-            "    allowed: a loopback address, or mqtt.allow_anonymous_remote = true where that is meant"
-        )
+    yield from _listener_contradictions(config.mqtt)
     longest = f"{config.mqtt.name}-{config.mqtt.workers}".encode()
     if config.mqtt.workers > 1 and len(longest) > limits.FRONT_END_NAME_BYTES_MAX:
         yield (
@@ -277,12 +273,63 @@ def _contradictions(config: Config) -> Iterable[str]:
             f"than {limits.FRONT_END_NAME_BYTES_MAX} bytes"
         )
     taken: dict[tuple[str, int], str] = {}
-    for section in ("registry", "broker", "mqtt", "http"):
-        settings = getattr(config, section)
-        address = (settings.listen_host, settings.listen_port)
-        if settings.listen_port and address in taken:
+    for place, listener in _mqtt_places(config.mqtt):
+        if listener.is_on_network:
+            yield from _taken_twice(taken, place, listener)
+    for section in ("registry", "broker", "http"):
+        yield from _taken_twice(taken, section, getattr(config, section))
+
+
+class _Listening(Protocol):
+    """Settings of something that listens."""
+
+    @property
+    def listen_host(self) -> str: ...
+
+    @property
+    def listen_port(self) -> int: ...
+
+
+def _taken_twice(taken: dict[tuple[str, int], str], section: str, settings: _Listening) -> Iterable[str]:
+    """A complaint when the section has the address of another one in `taken`, where it stands afterwards."""
+    address = (settings.listen_host, settings.listen_port)
+    if settings.listen_port and address in taken:
+        yield (
+            f"{section}.listen_port = {settings.listen_port} is refused: {taken[address]}.listen_port "
+            "has the same address"
+        )
+    taken.setdefault(address, section)
+
+
+def _mqtt_places(mqtt: MqttSettings) -> Iterable[tuple[str, ListenerSettings]]:
+    """Every listener for devices with the path of its settings."""
+    first = 1 if mqtt.tcp_enabled else 0
+    for index, listener in enumerate(mqtt.all_listeners):
+        yield "mqtt" if index < first else f"mqtt.listeners[{index - first}]", listener
+
+
+def _listener_contradictions(mqtt: MqttSettings) -> Iterable[str]:
+    if not mqtt.tcp_enabled and not mqtt.listeners:
+        yield "mqtt.tcp_enabled = false is refused: without mqtt.listeners no device could connect"
+    names: dict[str, str] = {TCP_NAME: "mqtt.listen_port"}
+    for place, listener in _mqtt_places(mqtt):
+        if (
+            listener.is_on_network
+            and not is_loopback(listener.listen_host)
+            and not mqtt.allow_anonymous_remote
+        ):
             yield (
-                f"{section}.listen_port = {settings.listen_port} is refused: {taken[address]}.listen_port "
-                "has the same address"
+                f"{place}.listen_host = {toml_value(listener.listen_host)} is refused: anybody who reaches "
+                "this address could publish and subscribe without a name or password\n"
+                "    allowed: a loopback address, or mqtt.allow_anonymous_remote = true where that is meant"
             )
-        taken.setdefault(address, section)
+        if place != "mqtt" and listener.name in names:
+            yield (
+                f"{place}.name = {toml_value(listener.name)} is refused: {names[listener.name]} has that name"
+            )
+        names.setdefault(listener.name, place)
+        if mqtt.workers > 1 and not listener.is_on_network and WORKER_PLACE not in listener.socket_path:
+            yield (
+                f"{place}.socket_path = {toml_value(listener.socket_path)} is refused: with mqtt.workers "
+                f"above 1 it has to have {WORKER_PLACE} in it, because each worker has a socket of its own"
+            )

@@ -138,6 +138,11 @@ MQTT_CLIENT_ID_BYTES_MAX: Final = 512
 # A year: how long a message published to $delayed/SECONDS/... may wait.
 MQTT_DELAY_S_MAX: Final = 366 * 24 * 3600
 MQTT_CONNECTIONS_MAX: Final = 1_000_000
+# Listeners beside that of mqtt.listen_port, the name of one, and the path of a Unix socket, which the kernel
+# keeps in 108 bytes with a zero behind it.
+MQTT_LISTENERS_MAX: Final = 64
+MQTT_LISTENER_NAME_BYTES_MAX: Final = 32
+UNIX_SOCKET_PATH_BYTES_MAX: Final = 107
 # Properties of one MQTT 5 packet: those of a message become properties of its record, where they are longer.
 # Topic aliases cost their topic on each connection, one way from the device, one way to it.
 MQTT_PROPERTIES_BYTES_MAX: Final = 12 * 1024

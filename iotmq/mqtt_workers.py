@@ -1,4 +1,4 @@
-"""Several processes that share one MQTT port, and the process that looks after them.
+"""Several processes that share their MQTT ports, and the process that looks after them.
 
 The kernel gives each new connection to one of the workers (SO_REUSEPORT). Nothing else is shared: every
 worker has its own connections to the brokers and its own name there, so what one of them does, or dies of, is
@@ -21,6 +21,9 @@ import msgspec
 from iotmq.client.backoff import Backoff
 from iotmq.config import Config
 from iotmq.metrics import Metric
+from iotmq.mqtt_front.listener_settings import WORKER_PLACE, ListenerSettings
+from iotmq.mqtt_front.listeners import cannot_listen, network_address
+from iotmq.mqtt_front.settings import MqttSettings
 from iotmq.worker_channel import Ask, Begin, Failed, Listening, Status, frame, read_from_worker
 
 logger = logging.getLogger("iotmq.workers")
@@ -43,20 +46,19 @@ class MqttWorkers:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._held_port: socket.socket | None = None
+        self._held_ports: list[socket.socket] = []
         self._workers: list[_Worker] = []
-        self.port = config.mqtt.listen_port
-        """Known once `start` was called."""
+        self.addresses: dict[str, str] = {}
+        """As server.MqttFront.addresses; known once `start` was called."""
 
     async def start(self) -> None:
-        self._held_port = _hold_port(self._config.mqtt.listen_host, self._config.mqtt.listen_port)
-        self.port = int(self._held_port.getsockname()[1])
         mqtt = self._config.mqtt
         base = mqtt.name or f"{socket.gethostname()}:{os.getpid()}"
-        for number in range(1, mqtt.workers + 1):
-            own = msgspec.structs.replace(mqtt, name=f"{base}-{number}", listen_port=self.port)
-            self._workers.append(_Worker(number, msgspec.structs.replace(self._config, mqtt=own)))
         try:
+            mqtt = self._hold_ports(mqtt)
+            for number in range(1, mqtt.workers + 1):
+                own = _of_worker(msgspec.structs.replace(mqtt, name=f"{base}-{number}"), number)
+                self._workers.append(_Worker(number, msgspec.structs.replace(self._config, mqtt=own)))
             await asyncio.gather(*(worker.start() for worker in self._workers))
         except BaseException:
             await self.stop()
@@ -69,8 +71,23 @@ class MqttWorkers:
         finally:
             for worker in self._workers:
                 worker.kill()
-            if self._held_port is not None:
-                self._held_port.close()
+            for held in self._held_ports:
+                held.close()
+            self._held_ports.clear()
+
+    def _hold_ports(self, mqtt: MqttSettings) -> MqttSettings:
+        """The settings with the ports that are held now, where they asked for any free one."""
+        held: list[ListenerSettings] = []
+        for listener in mqtt.all_listeners:
+            if listener.is_on_network:
+                holder = hold_port(listener.listen_host, listener.listen_port)
+                self._held_ports.append(holder)
+                port = int(holder.getsockname()[1])
+                listener = msgspec.structs.replace(listener, listen_port=port)
+            self.addresses[listener.name] = listener.shown_address
+            held.append(listener)
+        first = held.pop(0).listen_port if mqtt.tcp_enabled else mqtt.listen_port
+        return msgspec.structs.replace(mqtt, listen_port=first, listeners=tuple(held))
 
     async def refresh(self) -> None:
         """Ask every worker how it is; one that does not answer within a second is shown as it is."""
@@ -280,20 +297,27 @@ class _Worker:
                 _tell(self._asked.get(message.ask_id))
 
 
+def _of_worker(mqtt: MqttSettings, number: int) -> MqttSettings:
+    """The settings with the sockets that are one worker's own."""
+    listeners = tuple(
+        msgspec.structs.replace(listener, socket_path=listener.socket_path.replace(WORKER_PLACE, str(number)))
+        for listener in mqtt.listeners
+    )
+    return msgspec.structs.replace(mqtt, listeners=listeners)
+
+
 def _tell(asked: asyncio.Future[None] | None) -> None:
     if asked is not None and not asked.done():
         asked.set_result(None)
 
 
-def _hold_port(host: str, port: int) -> socket.socket:
+def hold_port(host: str, port: int) -> socket.socket:
     """A socket that keeps the port for the workers, and takes no connection, because it does not listen.
 
     OSError when somebody else listens there: with SO_REUSEPORT alone that would go unnoticed, and half of
     the devices would be somebody else's.
     """
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
+    family, kind, protocol, address = network_address(host, port)
     held = socket.socket(family, kind, protocol)
     try:
         with socket.socket(family, kind, protocol) as probe:
@@ -304,5 +328,5 @@ def _hold_port(host: str, port: int) -> socket.socket:
         held.bind(address)
     except OSError as error:
         held.close()
-        raise OSError(error.errno, f"cannot listen on {host}:{port} for MQTT: {error.strerror}") from error
+        raise cannot_listen(host, port, error) from error
     return held

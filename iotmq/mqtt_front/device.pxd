@@ -55,6 +55,7 @@ cdef class DeviceSession:
 cdef class Device(ServerConnection):
     cdef readonly DeviceGroup group
     cdef readonly object transport      # None before connection_made and after connection_lost
+    cdef public object peer             # peer.Peer; None in tests that have no listener
     cdef str _client_id
     cdef bytes client_id_utf8           # set with client_id
     cdef public bytes properties        # the record properties of everything it publishes

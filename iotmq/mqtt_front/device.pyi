@@ -10,6 +10,7 @@ from iotmq.mqtt.connection_settings import ConnectionSettings
 from iotmq.mqtt.packets import Event, Will
 from iotmq.mqtt.properties import Properties
 from iotmq.mqtt.publish_sink import PublishSink
+from iotmq.mqtt_front.peer import Peer
 
 class DeviceHandler(Protocol):
     def device_connected(self, device: Device) -> None: ...
@@ -56,7 +57,10 @@ class Device(ServerConnection, asyncio.BufferedProtocol):
     expiry_s: int
     session: DeviceSession | None
     shares: DeviceSession | None
-    def __init__(self, group: DeviceGroup, settings: ConnectionSettings) -> None: ...
+    peer: Peer
+    def __init__(
+        self, group: DeviceGroup, settings: ConnectionSettings, peer: Peer | None = None
+    ) -> None: ...
     @property
     def group(self) -> DeviceGroup: ...
     @property

@@ -216,9 +216,10 @@ cdef class DeviceSession:
 cdef class Device(ServerConnection):
     """One device's connection as an asyncio protocol; sessions are the handler's business."""
 
-    def __init__(self, DeviceGroup group not None, ConnectionSettings settings not None):
+    def __init__(self, DeviceGroup group not None, ConnectionSettings settings not None, peer=None):
         ServerConnection.__init__(self, settings, group.sink, group.now_s)
         self.group = group
+        self.peer = peer
 
     def connection_made(self, transport):
         self.transport = transport

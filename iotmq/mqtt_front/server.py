@@ -1,13 +1,13 @@
-"""The MQTT front end: the listener, its connections, and what is made of their packets."""
+"""The MQTT front end: its listeners, their connections, and what is made of their packets."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from iotmq.client.ports import GatewayPort
 from iotmq.client.session_ports import SessionPort
@@ -21,6 +21,8 @@ from iotmq.mqtt_front.durable import DurableEgress
 from iotmq.mqtt_front.egress import Egress
 from iotmq.mqtt_front.front_metrics import durable_metrics, traffic_metrics
 from iotmq.mqtt_front.ingress import Ingress
+from iotmq.mqtt_front.listener_settings import TCP_NAME
+from iotmq.mqtt_front.listeners import Listeners
 from iotmq.mqtt_front.pace import PaceLimits
 from iotmq.mqtt_front.retained_egress import RetainedEgress
 from iotmq.mqtt_front.routes import Router
@@ -37,7 +39,6 @@ _TICK_S = 1.0
 _DRAIN_TIMEOUT_S = 0.8
 _HANG_UP_TIMEOUT_S = 0.3
 _WILLS_TIMEOUT_S = 0.1
-_BACKLOG = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +54,11 @@ class _Parts:
     subscriptions: Subscriptions
     sessions: ConnectedSessions
     sys_topics: SysTopics | None
+    listeners: Listeners
 
 
 class MqttFront:
-    """One process's MQTT listener over a gateway to the brokers. A role: `start()`, `stop()`, `metrics()`.
+    """One process's MQTT listeners over a gateway to the brokers. A role: `start()`, `stop()`, `metrics()`.
 
     `port` is the gateway (client.ports). `start` raises OSError when the address cannot be listened on, and
     what the gateway raises when its brokers do not answer.
@@ -97,8 +99,8 @@ class MqttFront:
         self._refused_total = 0
         self._closed_total: Counter[str] = Counter()
         self._deadlines = Deadlines(self._clock.monotonic_s())
-        self._server: asyncio.Server | None = None
         self._ticker: asyncio.TimerHandle | None = None
+        self._is_listening = False
         self._is_stopping = False
         self._all_gone: asyncio.Event = asyncio.Event()
         # Made in `start`, which is the first to know the loop.
@@ -114,14 +116,10 @@ class MqttFront:
             await self._gateway.start(self._router.broker_topics, parts.egress, parts.ingress.forget_routes)
             if self._session_port is not None and parts.durable is not None:
                 await self._session_port.start(parts.durable)
-            self._server = await loop.create_server(
-                lambda: Device(parts.group, self._connection_settings),
-                sock=_listen(
-                    self._settings.listen_host, self._settings.listen_port, is_shared=self._shares_port
-                ),
-                backlog=_BACKLOG,
-            )
+            await parts.listeners.open()
+            self._is_listening = True
         except BaseException:  # a start that waits for a broker may be cancelled
+            parts.listeners.close()
             await self._stop_ports()
             raise
         if parts.sys_topics is not None:
@@ -160,13 +158,20 @@ class MqttFront:
         sessions = ConnectedSessions(
             settings, ingress, subscriptions, self._deadlines, self._clock, port=port, durable=durable
         )
-        return _Parts(loop, ingress, group, egress, durable, shared, subscriptions, sessions, sys_topics)
+        listeners = Listeners(
+            settings.all_listeners,
+            partial(Device, group, self._connection_settings),
+            is_shared=self._shares_port,
+        )
+        return _Parts(
+            loop, ingress, group, egress, durable, shared, subscriptions, sessions, sys_topics, listeners
+        )
 
     async def stop(self) -> None:
         """Stop listening, hand over what devices were told to wait for, acknowledge it, and hang up."""
         self._is_stopping = True
-        if self._server is not None:
-            self._server.close()
+        if self._parts is not None:
+            self._parts.listeners.close()
         if self._ticker is not None:
             self._ticker.cancel()
         parts = self._parts
@@ -210,21 +215,26 @@ class MqttFront:
             await asyncio.sleep(0)  # their ends are reported in the next turn
 
     @property
+    def addresses(self) -> Mapping[str, str]:
+        """Name of a listener -> HOST:PORT it listens on, or the path of its socket."""
+        assert self._parts is not None, "start() was not called"
+        return self._parts.listeners.addresses
+
+    @property
     def port(self) -> int:
-        """The port that is listened on."""
-        assert self._server is not None, "start() was not called"
-        return int(self._server.sockets[0].getsockname()[1])
+        """The port of the listener of mqtt.listen_port."""
+        return int(self.address.rpartition(":")[2])
 
     @property
     def address(self) -> str:
-        """host:port that is listened on."""
-        return f"{self._settings.listen_host}:{self.port}"
+        """host:port of that listener."""
+        return self.addresses[TCP_NAME]
 
     @property
     def not_ready_reason(self) -> str | None:
         """None while devices are served, else why not."""
-        if self._server is None or self._is_stopping:
-            return "the MQTT listener is not open"
+        if not self._is_listening or self._is_stopping:
+            return "the MQTT listeners are not open"
         return self._gateway.not_ready_reason
 
     def _tick(self) -> None:
@@ -253,8 +263,10 @@ class MqttFront:
 
     def device_connected(self, device: Device) -> None:
         """A transport was accepted."""
+        assert self._parts is not None, "the listeners are opened by start()"
         self._connections += 1
         self._accepted_total += 1
+        self._parts.listeners.connected(device)
         if self._connections > self._settings.connections_max or self._is_stopping:
             self._refused_total += 1
             device.close(
@@ -262,14 +274,13 @@ class MqttFront:
             )
             device.abort()
             return
-        assert self._parts is not None, "the listener is opened by start()"
         self._parts.sessions.add(device)
         self._deadlines.watch_connecting(device)
 
     def device_events(self, device: Device, events: Sequence[packets.Event]) -> None:
         """CONNECT, SUBSCRIBE, UNSUBSCRIBE or DISCONNECT arrived."""
         parts = self._parts
-        assert parts is not None, "the listener is opened by start()"
+        assert parts is not None, "the listeners are opened by start()"
         for event in events:
             if isinstance(event, packets.Connect):
                 if self._is_stopping:
@@ -295,6 +306,7 @@ class MqttFront:
                 extra={"reason": reason.name, "detail": device.close_detail, "client": device.client_id},
             )
         if self._parts is not None:
+            self._parts.listeners.lost(device)
             self._parts.sessions.lost(device)
         if not self._connections:
             self._all_gone.set()
@@ -353,31 +365,9 @@ class MqttFront:
                 "Subscriptions of connected sessions.",
                 parts.subscriptions.count,
             )
+            yield from parts.listeners.metrics()
             yield from traffic_metrics(parts.ingress, parts.egress, parts.group)
             if parts.durable is not None:
                 yield from durable_metrics(parts.durable)
             if parts.shared is not None:
                 yield from parts.shared.metrics()
-
-
-def _listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
-    """A listening socket whose connections have the kernel look for peers that vanished.
-
-    Connections inherit SO_KEEPALIVE from their listener, which saves a call and an object for each.
-    """
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if is_shared:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        raise OSError(error.errno, f"cannot listen on {host}:{port} for MQTT: {error.strerror}") from error
-    return listener

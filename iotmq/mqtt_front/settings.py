@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from iotmq import limits
+from iotmq.mqtt_front.listener_settings import ListenerSettings, tcp_listener
 
 _ADDRESS_PATTERN = r"^(\[[^\]]+\]|[^:\s]+):\d{1,5}$"
 
@@ -68,6 +69,13 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     listen_port: Annotated[
         int, Meta(ge=0, le=65_535, description="TCP port for MQTT; 0 takes a free one.")
     ] = 1883
+    tcp_enabled: Annotated[
+        bool, Meta(description="False: nobody listens there, only at the places in [[mqtt.listeners]].")
+    ] = True
+    listeners: Annotated[
+        tuple[ListenerSettings, ...],
+        Meta(max_length=limits.MQTT_LISTENERS_MAX, description="Further places where devices connect."),
+    ] = ()
     name: Annotated[
         str,
         Meta(
@@ -350,3 +358,9 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         tuple[RouteSettings, ...],
         Meta(max_length=10_000, description="Routes in order; the first match decides."),
     ] = ()
+
+    @property
+    def all_listeners(self) -> tuple[ListenerSettings, ...]:
+        """Every place where devices connect, the one of listen_port first."""
+        first = (tcp_listener(self.listen_host, self.listen_port),) if self.tcp_enabled else ()
+        return (*first, *self.listeners)

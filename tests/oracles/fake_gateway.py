@@ -330,6 +330,10 @@ class RawClient:
         return cls(*await asyncio.open_connection("127.0.0.1", port, **options))
 
     @classmethod
+    async def dial_unix(cls, path: str) -> RawClient:
+        return cls(*await asyncio.open_unix_connection(path))
+
+    @classmethod
     async def connect(cls, port: int, client_id: str = "", **fields: Any) -> RawClient:
         """With an open session."""
         client = await cls.dial(port)

@@ -13,7 +13,7 @@ from iotmq import limits, mqtt_workers
 from iotmq.config import Config, config_from_table
 from iotmq.errors import ConfigError
 from iotmq.metrics import Metric
-from iotmq.mqtt_workers import MqttWorkers, _hold_port
+from iotmq.mqtt_workers import MqttWorkers, hold_port
 from iotmq.worker_channel import (
     Ask,
     Begin,
@@ -81,7 +81,7 @@ async def test_a_frame_cut_short_is_the_end(size: int) -> None:
 
 
 def test_the_port_is_held_and_takes_no_connection() -> None:
-    with _hold_port("127.0.0.1", 0) as held:
+    with hold_port("127.0.0.1", 0) as held:
         port = held.getsockname()[1]
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), 5)
@@ -92,7 +92,7 @@ def test_the_port_is_held_and_takes_no_connection() -> None:
             for _ in range(20):
                 socket.create_connection(("127.0.0.1", port), 5).close()
             with pytest.raises(OSError, match=rf"cannot listen on 127\.0\.0\.1:{port} for MQTT"):
-                _hold_port("127.0.0.1", port)
+                hold_port("127.0.0.1", port)
 
 
 def test_nothing_is_ready_before_the_start() -> None:
