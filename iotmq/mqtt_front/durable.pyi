@@ -9,30 +9,16 @@ from iotmq.client.session_ports import (
     SessionProgress,
     SessionSubscription,
 )
-from iotmq.mqtt_front.device import Device, DeviceGroup, DeviceSession
+from iotmq.mqtt_front.device import Device, DeviceGroup
+from iotmq.mqtt_front.kept_session import KeptSession, QueueSubscription
 from iotmq.mqtt_front.pace import PaceLimits
-
-PROGRESS_INTERVAL_S: float
-RETRY_S: float
 
 class SessionHandler(Protocol):
     def session_fenced(self, client_id: str, epoch: int, reason: str) -> None: ...
 
-class QueueSubscription:
-    @property
-    def topic_filter(self) -> str: ...
-    @property
-    def queue_id(self) -> int: ...
-
-class DurableSession(DeviceSession):
-    @property
-    def client_id(self) -> str: ...
-    @property
-    def epoch(self) -> int: ...
+class DurableSession(KeptSession):
     @property
     def subscriptions(self) -> tuple[QueueSubscription, ...]: ...
-    @property
-    def is_ended(self) -> bool: ...
     @property
     def behind_count(self) -> int: ...
     def start(self, opened: OpenedSession) -> None: ...

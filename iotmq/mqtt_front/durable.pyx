@@ -11,24 +11,37 @@ QoS 2 goes in two steps, because a packet id must mean the same message on any f
 packet id before the message is sent, and learns of PUBREC before PUBREL is.
 """
 
-from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free
 
 from iotmq.message.layout cimport get_u32
 from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
 from iotmq.mqtt.outbound cimport DeliveryOptions
 from iotmq.mqtt.packet_types cimport STATE_CONNECTED
-from iotmq.mqtt_front.device cimport Device, DeviceGroup, DeviceSession
+from iotmq.mqtt_front.device cimport Device, DeviceGroup
+from iotmq.mqtt_front.flight_ring cimport (
+    FLIGHT_DONE,
+    FLIGHT_RELEASED,
+    FLIGHT_SENT,
+    Flight,
+    add_flight,
+    cursor_of,
+    done_past_cursors,
+    flight_of,
+    free_flights,
+    in_flight,
+    take_done,
+)
 from iotmq.mqtt_front.held_message cimport HeldMessage
+from iotmq.mqtt_front.kept_session cimport KeptSession, QueueSubscription
 from iotmq.mqtt_front.outgoing cimport OutgoingMessage
+from iotmq.mqtt_front.queue_subscriptions cimport QueueSubscriptions
+from iotmq.mqtt_front.session_reports cimport SessionReports
 
 import logging
 from functools import partial
 
 from iotmq.client.session_ports import (
     NO_QUEUE_ID,
-    InFlight,
     QueueRead,
     Refused,
     SessionProgress,
@@ -36,40 +49,13 @@ from iotmq.client.session_ports import (
 )
 from iotmq.mqtt.topics import is_shared
 from iotmq.mqtt_front.pace import PaceLimits
+from iotmq.mqtt_front.session_reports import RETRY_S
 
 _log = logging.getLogger("iotmq.mqtt")
 
-# The broker is told so seldom how far sessions have come: what a crash of the front end repeats at most.
-PROGRESS_INTERVAL_S = 0.2
-# A broker that refuses a read is asked again after so long.
-RETRY_S = 1.0
-
 cdef enum:
-    FLIGHT_SENT = 0
-    FLIGHT_RELEASED = 1
-    FLIGHT_DONE = 2
     READ_RECORDS_MAX = 128
     READ_BYTES_MAX = 256 * 1024
-    TOLD_PER_TURN = 64              # sessions whose progress is told at once: about a millisecond's work
-
-
-cdef class QueueSubscription:
-    """One filter of a session at one broker."""
-
-    def __init__(self, DurableSession session not None, found):
-        self.session = session
-        self.topic_filter = found.topic_filter
-        self.queue_id = found.queue_id
-        self.change(found.options)
-        self.next_position = found.cursor
-        self.repeated_before = found.sent
-        self.pushed_position = -1
-        self.live_from = -1
-
-    cdef int change(self, uint64_t options) except -1:
-        self.options = options
-        self.identifier = <uint32_t>(options >> 8)
-        return 0
 
 
 cdef bint is_replay(QueueSubscription subscription, int64_t position) noexcept:
@@ -82,7 +68,7 @@ cdef bint has_no_queue(flight) except -1:
     return (flight.queue_id & NO_QUEUE_ID) == NO_QUEUE_ID
 
 
-cdef class DurableSession(DeviceSession):
+cdef class DurableSession(KeptSession):
     """One connected device with a durable session. Made by `DurableEgress.open`."""
 
     def __init__(self, DurableEgress egress not None, Device device not None, str client_id not None, opened):
@@ -97,12 +83,7 @@ cdef class DurableSession(DeviceSession):
         self._done = set(opened.done) or None
 
     def __dealloc__(self):
-        cdef uint32_t index
-        cdef Flight* flight
-        for index in range(self.flights_count):
-            flight = &self.flights[(self.flights_first + index) & (self.flights_capacity - 1)]
-            Py_DECREF(<object>flight.subscription)
-        free(self.flights)
+        free_flights(&self._flights)
 
     # From the handler
 
@@ -119,7 +100,7 @@ cdef class DurableSession(DeviceSession):
                 subscription.is_ended = True
             if flight.is_released and subscription is not None:
                 # Taken by the device, and passed over when the queue is read.
-                self.add_flight(subscription, flight.position, flight.packet_id, 2, FLIGHT_RELEASED)
+                self._add_flight(subscription, flight.position, flight.packet_id, 2, FLIGHT_RELEASED)
             if flight.is_released:
                 self.device.send_pubrel(flight.packet_id)
             elif subscription is not None:
@@ -141,7 +122,7 @@ cdef class DurableSession(DeviceSession):
                 continue
             subscription = QueueSubscription(self, entry)
             by_id[entry.queue_id] = subscription
-            self.egress.put(subscription)
+            self.egress.queues.put(subscription)
             # What came between the broker's answer and now was pushed to nobody.
             self.fall_behind(subscription)
         self.subscriptions = tuple(by_id.values())
@@ -163,14 +144,14 @@ cdef class DurableSession(DeviceSession):
 
     cdef int _remove(self, QueueSubscription subscription) except -1:
         subscription.is_ended = True
-        return self.egress.discard(subscription)
+        return self.egress.queues.discard(subscription)
 
     cdef int _release_repeated(self, QueueSubscription subscription) except -1:
         """What of an unsubscribed filter was in flight is not sent again, but the device may have taken it."""
         for queue_id, position in [place for place in self._repeated or () if place[0] == subscription.queue_id]:
             repeated = self._repeated.pop((queue_id, position))
             if not repeated.is_released:
-                self.add_flight(subscription, position, repeated.packet_id, 2, FLIGHT_RELEASED)
+                self._add_flight(subscription, position, repeated.packet_id, 2, FLIGHT_RELEASED)
                 self.device.send_pubrel(repeated.packet_id)
                 self.egress.group.touch(self.device)
         self._repeated = self._repeated or None
@@ -191,7 +172,7 @@ cdef class DurableSession(DeviceSession):
             self.epoch,
             [self._place(subscription) for subscription in self.subscriptions],
             self.device.received_packet_ids,
-            self._in_flight(qos_min=1),
+            self._in_flight(1),
             self._done_past_cursors(),
         )
         for subscription in self.subscriptions:
@@ -209,7 +190,6 @@ cdef class DurableSession(DeviceSession):
     # From the broker
 
     cdef int offer(self, QueueSubscription subscription, int64_t position, OutgoingMessage message) except -1:
-        """A record of a queue that has just come."""
         if subscription.is_behind:
             subscription.pushed_position = position
             if subscription.live_from < 0:
@@ -231,8 +211,8 @@ cdef class DurableSession(DeviceSession):
         if self._done and (subscription.queue_id, position) in self._done:
             self._done.discard((subscription.queue_id, position))
             # Known as long as something older is in flight.
-            self.add_flight(subscription, position, 0, 1, FLIGHT_DONE)
-            self.drop_done()
+            self._add_flight(subscription, position, 0, 1, FLIGHT_DONE)
+            self._drop_done()
             subscription.next_position = position + 1
             self.move(subscription)
             return True
@@ -258,22 +238,21 @@ cdef class DurableSession(DeviceSession):
             if packet_id == 0:
                 packet_id = device.take_packet_id()
             self._held = [(packet_id, HeldMessage.of(message, &delivery, subscription.identifier))]
-            self.add_flight(subscription, position, packet_id, 2, FLIGHT_SENT)
-            self.egress.persist(self)
+            self._add_flight(subscription, position, packet_id, 2, FLIGHT_SENT)
+            self.egress.reports.persist(self)
         else:
             packet_id = device.send_message(&message.view, &delivery, packet_id)
             if delivery.qos:
-                self.add_flight(subscription, position, packet_id, 1, FLIGHT_SENT)
+                self._add_flight(subscription, position, packet_id, 1, FLIGHT_SENT)
             self.egress.group.touch(device)
         self.egress.delivered += 1
         subscription.next_position = position + 1
         self.move(subscription)
         return True
 
-    def missed(self, QueueSubscription subscription not None):
-        """Records of the queue were not pushed."""
+    cdef int missed(self, QueueSubscription subscription) except -1:
         self.fall_behind(subscription)
-        self.egress.schedule(self)
+        return self.egress.schedule(self)
 
     cdef int fall_behind(self, QueueSubscription subscription) except -1:
         if not subscription.is_behind:
@@ -287,15 +266,15 @@ cdef class DurableSession(DeviceSession):
     # From the device
 
     cdef int message_done(self, uint16_t packet_id) except -1:
-        cdef Flight* flight = self.flight_of(packet_id)
+        cdef Flight* flight = flight_of(&self._flights, packet_id)
         if flight != NULL:
             self.has_moved_flights = self.has_moved_flights or flight.qos == 2
             flight.state = FLIGHT_DONE
-            self.drop_done()
+            self._drop_done()
         return 0
 
     cdef int message_received(self, uint16_t packet_id) except -1:
-        cdef Flight* flight = self.flight_of(packet_id)
+        cdef Flight* flight = flight_of(&self._flights, packet_id)
         if flight == NULL:
             return 1
         flight.state = FLIGHT_RELEASED
@@ -303,7 +282,7 @@ cdef class DurableSession(DeviceSession):
             self._to_release = [packet_id]
         else:
             self._to_release.append(packet_id)
-        self.egress.persist(self)
+        self.egress.reports.persist(self)
         return 0
 
     cdef int room_again(self) except -1:
@@ -423,102 +402,29 @@ cdef class DurableSession(DeviceSession):
 
     # What is in flight
 
-    cdef int add_flight(
+    cdef int _add_flight(
         self, QueueSubscription subscription, int64_t position, uint16_t packet_id, uint8_t qos, uint8_t state
     ) except -1:
-        cdef uint32_t capacity, index
-        cdef Flight* grown
-        if self.flights_count == self.flights_capacity:
-            capacity = max(4, 2 * self.flights_capacity)
-            grown = <Flight*>calloc(capacity, sizeof(Flight))
-            if grown == NULL:
-                raise MemoryError
-            for index in range(self.flights_count):
-                grown[index] = self.flights[(self.flights_first + index) & (self.flights_capacity - 1)]
-            free(self.flights)
-            self.flights = grown
-            self.flights_capacity = capacity
-            self.flights_first = 0
-        index = (self.flights_first + self.flights_count) & (self.flights_capacity - 1)
-        self.flights[index] = Flight(<void*>subscription, position, packet_id, qos, state)
-        Py_INCREF(subscription)
-        self.flights_count += 1
         if qos == 2:
             self.has_moved_flights = True
-        return 0
+        return add_flight(&self._flights, subscription, position, packet_id, qos, state)
 
-    cdef Flight* flight_of(self, uint16_t packet_id) noexcept:
-        """Devices acknowledge in order, so it is mostly the first that is not done."""
-        cdef uint32_t index
-        cdef Flight* flight
-        for index in range(self.flights_count):
-            flight = &self.flights[(self.flights_first + index) & (self.flights_capacity - 1)]
-            if flight.packet_id == packet_id and flight.state != FLIGHT_DONE:
-                return flight
-        return NULL
-
-    cdef int drop_done(self) except -1:
-        cdef Flight* flight
-        cdef QueueSubscription subscription
-        while self.flights_count:
-            flight = &self.flights[self.flights_first]
-            if flight.state != FLIGHT_DONE:
-                break
-            subscription = <QueueSubscription>flight.subscription
+    cdef int _drop_done(self) except -1:
+        cdef QueueSubscription subscription = take_done(&self._flights)
+        while subscription is not None:
             self.move(subscription)
-            self.flights_first = (self.flights_first + 1) & (self.flights_capacity - 1)
-            self.flights_count -= 1
-            Py_DECREF(subscription)
-        if self.flights_count == 0 and self.flights_capacity > 16:
-            free(self.flights)
-            self.flights = NULL
-            self.flights_capacity = self.flights_first = 0
+            subscription = take_done(&self._flights)
         return 0
 
-    cdef int64_t cursor_of(self, QueueSubscription subscription) noexcept:
-        """The position before which the device is done with the records of a queue."""
-        cdef int64_t lowest = subscription.next_position
-        cdef uint32_t index
-        cdef Flight* flight
-        for index in range(self.flights_count):
-            flight = &self.flights[(self.flights_first + index) & (self.flights_capacity - 1)]
-            if flight.state != FLIGHT_DONE and flight.subscription == <void*>subscription:
-                lowest = min(lowest, flight.position)
-        return lowest
-
-    def _in_flight(self, *, int qos_min):
-        cdef QueueSubscription subscription
-        cdef list found = []
-        cdef uint32_t index
-        cdef Flight* flight
-        for index in range(self.flights_count):
-            flight = &self.flights[(self.flights_first + index) & (self.flights_capacity - 1)]
-            if flight.state != FLIGHT_DONE and flight.qos >= qos_min:
-                subscription = <QueueSubscription>flight.subscription
-                if not subscription.is_ended:
-                    found.append(InFlight(
-                        flight.packet_id, subscription.queue_id, flight.position, flight.state == FLIGHT_RELEASED
-                    ))
-                elif flight.qos == 2:
-                    found.append(InFlight(
-                        flight.packet_id, subscription.queue_id | NO_QUEUE_ID, flight.position, True
-                    ))
+    cdef list _in_flight(self, int qos_min):
+        cdef list found = in_flight(&self._flights, qos_min)
         # Not sent again yet in this connection.
         if self._repeated is not None:
             found += [repeated for repeated in self._repeated.values() if not repeated.is_released]
         return found
 
-    def _done_past_cursors(self):
-        """Messages that are done while an older one of their queue is not; mostly there are none."""
-        cdef list found = []
-        cdef uint32_t index
-        cdef Flight* flight
-        cdef QueueSubscription subscription
-        for index in range(self.flights_count):
-            flight = &self.flights[(self.flights_first + index) & (self.flights_capacity - 1)]
-            subscription = <QueueSubscription>flight.subscription
-            if flight.state == FLIGHT_DONE and flight.position >= self.cursor_of(subscription):
-                found.append((subscription.queue_id, flight.position))
+    cdef list _done_past_cursors(self):
+        cdef list found = done_past_cursors(&self._flights)
         if self._done is not None:
             found += self._done
         return found
@@ -527,18 +433,17 @@ cdef class DurableSession(DeviceSession):
 
     cdef int move(self, QueueSubscription subscription) except -1:
         subscription.is_moved = True
-        return self.egress.note_moved(self)
+        return self.egress.reports.note_moved(self)
 
     def _place(self, QueueSubscription subscription):
         subscription.is_moved = False
         return (
             subscription.queue_id,
-            self.cursor_of(subscription),
+            cursor_of(&self._flights, subscription),
             max(subscription.next_position, subscription.repeated_before),
         )
 
-    def progress(self):
-        """What has changed since the last call, as a SessionProgress."""
+    cdef object progress(self):
         cdef QueueSubscription subscription
         has_moved_flights, self.has_moved_flights = self.has_moved_flights, False
         received = self.device.received_packet_ids
@@ -549,34 +454,33 @@ cdef class DurableSession(DeviceSession):
             self.epoch,
             [self._place(subscription) for subscription in self.subscriptions if subscription.is_moved],
             received if received or had_received else None,
-            self._in_flight(qos_min=2) if has_moved_flights else None,
+            self._in_flight(2) if has_moved_flights else None,
             self._done_past_cursors(),
         )
 
-    def begin_persisting(self):
-        """What the broker has to know first: (messages that are held, packet ids to release)."""
+    cdef tuple begin_persisting(self):
         to_release, self._to_release = self._to_release, None
         return self._held, to_release or ()
 
-    def not_persisted(self, to_release):
-        """The broker does not know it; the same has to come again."""
+    cdef int not_persisted(self, to_release) except -1:
         self._to_release = [*to_release, *(self._to_release or ())] or None
+        return 0
 
-    def persisted(self, held, to_release):
-        """The broker knows the packet ids of QoS 2: what waited for that may be sent."""
+    cdef int persisted(self, held, to_release) except -1:
+        """What waited for the broker to know its packet id may be sent."""
         if held is None or self._held is not held:
             # Sent when an earlier answer came.
             held = ()
         else:
             self._held = None
         if self.is_ended or self.device.state != STATE_CONNECTED:
-            return
+            return 0
         for packet_id, message in held:
             (<HeldMessage>message).send(self.device, packet_id)
         for packet_id in to_release:
             self.device.send_pubrel(packet_id)
         self.egress.group.touch(self.device)
-        self.room_again()
+        return self.room_again()
 
 
 cdef class DurableEgress:
@@ -592,10 +496,9 @@ cdef class DurableEgress:
         self.replay_records_max = pace.records_at_once(READ_RECORDS_MAX)
         self.port = port
         self._handler = handler
-        self._queues = {}
-        self._moved = []
+        self.queues = QueueSubscriptions()
+        self.reports = SessionReports(group.loop, port)
         self._scheduled = []
-        self._persisting = []
         self._message = OutgoingMessage(group.clock)
 
     def open(self, Device device not None, str client_id not None, opened):
@@ -605,14 +508,21 @@ cdef class DurableEgress:
 
     def stop(self):
         """Tell the broker nothing more by itself."""
-        if self._progress_timer is not None:
-            self._progress_timer.cancel()
-            self._progress_timer = None
+        self.reports.stop()
+
+    def tell_progress(self):
+        """Tell the broker how far sessions have come; a timer does it anyway."""
+        self.reports.tell_progress()
 
     @property
     def queue_count(self):
         """Light queues that local sessions subscribe."""
-        return len(self._queues)
+        return len(self.queues)
+
+    @property
+    def refused_progress(self):
+        """Times a broker refused to know how far sessions have come."""
+        return self.reports.refused
 
     # client.session_ports.SessionReceiver
 
@@ -628,7 +538,7 @@ cdef class DurableEgress:
             self.malformed += 1
         for at in range(0, size - 7, 8):
             place = get_u32(&pushes[0] + at)
-            subscriptions = self.find(get_u32(&pushes[0] + at + 4))
+            subscriptions = self.queues.find(get_u32(&pushes[0] + at + 4))
             if not subscriptions:
                 continue
             if place != last_place:
@@ -646,32 +556,6 @@ cdef class DurableEgress:
                         subscription.session.offer(subscription, record.position, self._message)
                     else:
                         self._pass_on(subscription)
-
-    cdef tuple find(self, queue_id):
-        """The subscriptions of a queue."""
-        found = self._queues.get(queue_id)
-        if found is None:
-            return ()
-        return tuple(found) if isinstance(found, list) else (found,)
-
-    cdef int put(self, QueueSubscription subscription) except -1:
-        found = self._queues.setdefault(subscription.queue_id, subscription)
-        if isinstance(found, list):
-            (<list>found).append(subscription)
-        elif found is not subscription:
-            self._queues[subscription.queue_id] = [found, subscription]
-        return 0
-
-    cdef int discard(self, QueueSubscription subscription) except -1:
-        found = self._queues[subscription.queue_id]
-        if isinstance(found, list):
-            (<list>found).remove(subscription)
-            if len(<list>found) > 1:
-                return 0
-            self._queues[subscription.queue_id] = (<list>found)[0]
-        else:
-            del self._queues[subscription.queue_id]
-        return 0
 
     cdef int _pass_on(self, QueueSubscription subscription) except -1:
         """A message that is stored nowhere: to a device that takes it now, or to nobody."""
@@ -693,14 +577,12 @@ cdef class DurableEgress:
         """Records of these queues were not pushed."""
         cdef QueueSubscription subscription
         for queue_id in queue_ids:
-            for subscription in self.find(queue_id):
+            for subscription in self.queues.find(queue_id):
                 subscription.session.missed(subscription)
 
     def fenced(self, str client_id not None, int64_t epoch, str reason not None):
         """The session belongs to somebody else soon."""
         self._handler.session_fenced(client_id, epoch, reason)
-
-    # Sessions that have something to do
 
     cdef int schedule(self, DurableSession session) except -1:
         """Let the session read on in the next turn of the loop, so that a long backlog leaves room for others."""
@@ -717,69 +599,3 @@ cdef class DurableEgress:
         for session in scheduled:
             session.is_scheduled = False
             session.room_again()
-
-    cdef int note_moved(self, DurableSession session) except -1:
-        if not session.is_moved:
-            session.is_moved = True
-            self._moved.append(session)
-            if self._progress_timer is None:
-                self._progress_timer = self.group.loop.call_later(PROGRESS_INTERVAL_S, self.tell_progress)
-        return 0
-
-    def tell_progress(self):
-        """Tell the broker how far sessions have come; a timer does it anyway."""
-        cdef DurableSession session
-        if self._progress_timer is not None:
-            self._progress_timer.cancel()
-            self._progress_timer = None
-        moved, self._moved = self._moved, []
-        self._tell(moved)
-
-    def _tell(self, moved):
-        """As many as leave the turn room for messages; the rest in the next."""
-        cdef DurableSession session
-        changes = [
-            session.progress() for session in moved[:TOLD_PER_TURN] if not session.is_ended and session.is_moved
-        ]
-        if changes:
-            self.port.progress(changes, self._told)
-        if len(moved) > TOLD_PER_TURN:
-            self.group.loop.call_soon(self._tell, moved[TOLD_PER_TURN:])
-
-    def _told(self, refused):
-        if refused is not None:
-            # They are told again with the next progress of each, or when their device goes.
-            self.refused_progress += 1
-
-    cdef int persist(self, DurableSession session) except -1:
-        if not self._persisting:
-            self.group.loop.call_soon(self._persist)
-        session.has_moved_flights = True
-        if session not in self._persisting:
-            self._persisting.append(session)
-        return 0
-
-    def _persist(self):
-        cdef DurableSession session
-        sessions, self._persisting = self._persisting, []
-        waiting = [(session, *session.begin_persisting()) for session in sessions if not session.is_ended]
-
-        def persisted(refused):
-            if refused is None:
-                for known, held, to_release in waiting:
-                    known.persisted(held, to_release)
-                return
-            # The devices are not told, so nothing is wrong yet.
-            self.refused_progress += 1
-            for known, _, to_release in waiting:
-                known.not_persisted(to_release)
-            self.group.loop.call_later(RETRY_S, self._persist_again, [known for known, _, _ in waiting])
-
-        if waiting:
-            self.port.progress([(<DurableSession>session).progress() for session, _, _ in waiting], persisted)
-
-    def _persist_again(self, sessions):
-        cdef DurableSession session
-        for session in sessions:
-            if not session.is_ended:
-                self.persist(session)

@@ -14,7 +14,7 @@ from mqtt_site import MqttSite, SessionDevice, open_site
 
 from iotmq.broker.sessions import OWNER_GRACE_S
 from iotmq.mqtt.packets import Will
-from iotmq.mqtt_front import durable
+from iotmq.mqtt_front import session_reports
 
 
 @pytest.fixture
@@ -258,7 +258,7 @@ async def test_unsubscribed_filters_are_quiet_and_others_go_on(site: MqttSite) -
 async def test_the_broker_is_told_how_far_a_session_came_without_its_end(
     site: MqttSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(durable, "PROGRESS_INTERVAL_S", 0.01)
+    monkeypatch.setattr(session_reports, "PROGRESS_INTERVAL_S", 0.01)
     sender, device = await publisher(site), SessionDevice("d")
     await device.connect(site.fronts["one"])
     await device.subscribe(("t", 1))
@@ -283,7 +283,7 @@ async def test_the_progress_of_many_sessions_is_told_over_several_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = 150
-    monkeypatch.setattr(durable, "PROGRESS_INTERVAL_S", 3600)
+    monkeypatch.setattr(session_reports, "PROGRESS_INTERVAL_S", 3600)
     site = await open_site(tmp_path, "one")
     sizes: list[int] = []
     progress = site.bench.broker.sessions.progress

@@ -1,0 +1,1 @@
+"""Functions for compiled modules only."""

@@ -1,0 +1,126 @@
+"""What of a session is in flight: sent to its device and not acknowledged, in the order of sending.
+
+Operations: one more per message of QoS 1 or 2, one less per acknowledgement, and, a few times a second, how far
+each queue is done with. Goals: a message in flight costs 24 bytes; a session without any holds no memory here.
+Plan: a ring. Devices acknowledge in order [MQTT-4.6.0-2], so the flight that is looked for is mostly the first.
+"""
+
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t
+from libc.stdlib cimport calloc, free
+
+from iotmq.client.session_ports import NO_QUEUE_ID, InFlight
+
+cdef enum:
+    CAPACITY_MIN = 4
+    KEPT_CAPACITY_MAX = 16      # an empty ring that has grown larger gives its memory back
+
+
+cdef inline Flight* _at(const FlightRing* ring, uint32_t index) noexcept:
+    return &ring.flights[(ring.first + index) & (ring.capacity - 1)]
+
+
+cdef int add_flight(
+    FlightRing* ring, QueueSubscription subscription, int64_t position, uint16_t packet_id, uint8_t qos, uint8_t state
+) except -1:
+    if ring.count == ring.capacity:
+        _grow(ring)
+    ring.count += 1
+    _at(ring, ring.count - 1)[0] = Flight(<void*>subscription, position, packet_id, qos, state)
+    Py_INCREF(subscription)
+    return 0
+
+
+cdef int _grow(FlightRing* ring) except -1:
+    cdef uint32_t capacity = max(<uint32_t>CAPACITY_MIN, 2 * ring.capacity)
+    cdef uint32_t index
+    cdef Flight* grown = <Flight*>calloc(capacity, sizeof(Flight))
+    if grown == NULL:
+        raise MemoryError
+    for index in range(ring.count):
+        grown[index] = _at(ring, index)[0]
+    free(ring.flights)
+    ring.flights = grown
+    ring.capacity = capacity
+    ring.first = 0
+    return 0
+
+
+cdef Flight* flight_of(const FlightRing* ring, uint16_t packet_id) noexcept:
+    """The flight of a packet id; NULL when there is none that is not done."""
+    cdef uint32_t index
+    cdef Flight* flight
+    for index in range(ring.count):
+        flight = _at(ring, index)
+        if flight.packet_id == packet_id and flight.state != FLIGHT_DONE:
+            return flight
+    return NULL
+
+
+cdef QueueSubscription take_done(FlightRing* ring):
+    """Remove the oldest flight when it is done: what it was for, or None when there is nothing to remove."""
+    cdef QueueSubscription subscription
+    if not ring.count or ring.flights[ring.first].state != FLIGHT_DONE:
+        if not ring.count and ring.capacity > KEPT_CAPACITY_MAX:
+            free_flights(ring)
+        return None
+    subscription = <QueueSubscription>ring.flights[ring.first].subscription
+    Py_DECREF(subscription)
+    ring.first = (ring.first + 1) & (ring.capacity - 1)
+    ring.count -= 1
+    return subscription
+
+
+cdef void free_flights(FlightRing* ring) noexcept:
+    """Forget every flight."""
+    cdef uint32_t index
+    for index in range(ring.count):
+        Py_DECREF(<object>_at(ring, index).subscription)
+    free(ring.flights)
+    ring[0] = FlightRing(NULL, 0, 0, 0)
+
+
+cdef int64_t cursor_of(const FlightRing* ring, QueueSubscription subscription) noexcept:
+    """The position before which the device is done with the records of a queue."""
+    cdef int64_t lowest = subscription.next_position
+    cdef uint32_t index
+    cdef Flight* flight
+    for index in range(ring.count):
+        flight = _at(ring, index)
+        if flight.state != FLIGHT_DONE and flight.subscription == <void*>subscription:
+            lowest = min(lowest, flight.position)
+    return lowest
+
+
+cdef list in_flight(const FlightRing* ring, int qos_min):
+    """What is not done, as session_ports.InFlight."""
+    cdef QueueSubscription subscription
+    cdef list found = []
+    cdef uint32_t index
+    cdef Flight* flight
+    for index in range(ring.count):
+        flight = _at(ring, index)
+        if flight.state != FLIGHT_DONE and flight.qos >= qos_min:
+            subscription = <QueueSubscription>flight.subscription
+            if not subscription.is_ended:
+                found.append(InFlight(
+                    flight.packet_id, subscription.queue_id, flight.position, flight.state == FLIGHT_RELEASED
+                ))
+            elif flight.qos == 2:
+                found.append(InFlight(flight.packet_id, subscription.queue_id | NO_QUEUE_ID, flight.position, True))
+    return found
+
+
+cdef list done_past_cursors(const FlightRing* ring):
+    """(queue id, position) that is done while an older one of its queue is not; mostly there are none."""
+    cdef QueueSubscription subscription
+    cdef list found = []
+    cdef uint32_t index
+    cdef Flight* flight
+    for index in range(ring.count):
+        flight = _at(ring, index)
+        if flight.state == FLIGHT_DONE:
+            subscription = <QueueSubscription>flight.subscription
+            if flight.position >= cursor_of(ring, subscription):
+                found.append((subscription.queue_id, flight.position))
+    return found

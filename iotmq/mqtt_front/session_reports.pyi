@@ -1,0 +1,2 @@
+PROGRESS_INTERVAL_S: float
+RETRY_S: float

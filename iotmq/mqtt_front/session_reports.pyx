@@ -1,0 +1,104 @@
+"""What brokers are told of the sessions of a front end: how far each has come, and what QoS 2 waits for.
+
+Progress is told a few times a second, for all sessions at once; what a message of QoS 2 waits for, in the turn
+of the loop in which it began to wait.
+"""
+
+from iotmq.mqtt_front.kept_session cimport KeptSession
+
+# The broker is told so seldom how far sessions have come: what a crash of the front end repeats at most.
+PROGRESS_INTERVAL_S = 0.2
+# A broker that refuses something is asked again after so long.
+RETRY_S = 1.0
+
+cdef enum:
+    TOLD_PER_TURN = 64              # sessions whose progress is told at once: about a millisecond's work
+
+
+cdef class SessionReports:
+
+    def __init__(self, loop not None, port not None):
+        """`port` is a client.session_ports.SessionPort."""
+        self._loop = loop
+        self._port = port
+        self._moved = []
+        self._persisting = []
+
+    def stop(self):
+        """Tell the broker nothing more by itself."""
+        if self._progress_timer is not None:
+            self._progress_timer.cancel()
+            self._progress_timer = None
+
+    cdef int note_moved(self, KeptSession session) except -1:
+        """The session has come further."""
+        if not session.is_moved:
+            session.is_moved = True
+            self._moved.append(session)
+            if self._progress_timer is None:
+                self._progress_timer = self._loop.call_later(PROGRESS_INTERVAL_S, self.tell_progress)
+        return 0
+
+    def tell_progress(self):
+        """Tell the broker how far sessions have come; a timer does it anyway."""
+        self.stop()
+        moved, self._moved = self._moved, []
+        self._tell(moved)
+
+    def _tell(self, moved):
+        """As many as leave the turn room for messages; the rest in the next."""
+        cdef KeptSession session
+        changes = [
+            session.progress() for session in moved[:TOLD_PER_TURN] if not session.is_ended and session.is_moved
+        ]
+        if changes:
+            self._port.progress(changes, self._told)
+        if len(moved) > TOLD_PER_TURN:
+            self._loop.call_soon(self._tell, moved[TOLD_PER_TURN:])
+
+    def _told(self, refused):
+        if refused is not None:
+            # They are told again with the next progress of each, or when their device goes.
+            self.refused += 1
+
+    cdef int persist(self, KeptSession session) except -1:
+        """The session has something that the broker has to know before its device does."""
+        session.has_moved_flights = True
+        if not session.is_persisting:
+            session.is_persisting = True
+            if not self._persisting:
+                self._loop.call_soon(self._persist)
+            self._persisting.append(session)
+        return 0
+
+    def _persist(self):
+        cdef KeptSession session
+        cdef list waiting = []
+        cdef list changes = []
+        sessions, self._persisting = self._persisting, []
+        for session in sessions:
+            session.is_persisting = False
+            if not session.is_ended:
+                waiting.append((session, *session.begin_persisting()))
+                changes.append(session.progress())
+
+        def persisted(refused):
+            cdef KeptSession known
+            for known, held, to_release in waiting:
+                if refused is None:
+                    known.persisted(held, to_release)
+                else:
+                    # The device is not told, so nothing is wrong yet.
+                    known.not_persisted(to_release)
+            if refused is not None:
+                self.refused += 1
+                self._loop.call_later(RETRY_S, self._persist_again, [known for known, _, _ in waiting])
+
+        if waiting:
+            self._port.progress(changes, persisted)
+
+    def _persist_again(self, sessions):
+        cdef KeptSession session
+        for session in sessions:
+            if not session.is_ended:
+                self.persist(session)
