@@ -143,6 +143,8 @@ MQTT_CONNECTIONS_MAX: Final = 1_000_000
 MQTT_LISTENERS_MAX: Final = 64
 MQTT_LISTENER_NAME_BYTES_MAX: Final = 32
 UNIX_SOCKET_PATH_BYTES_MAX: Final = 107
+# Authentication data of one CONNECT or AUTH.
+MQTT_AUTHENTICATION_DATA_BYTES_MAX: Final = 4 * 1024
 # Properties of one MQTT 5 packet: those of a message become properties of its record, where they are longer.
 # Topic aliases cost their topic on each connection, one way from the device, one way to it.
 MQTT_PROPERTIES_BYTES_MAX: Final = 12 * 1024

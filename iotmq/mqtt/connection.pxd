@@ -16,6 +16,7 @@ cdef class ServerConnection(OutboundHalf):
     cdef uint32_t _resumed_count        # of those at most, how many came in an earlier connection
     cdef uint32_t _receive_max          # what the device may have sent without an answer
     cdef InboundAliases _inbound_aliases    # None until the device uses one
+    cdef object _authentication         # of a CONNECT with an authentication method, else None
     cdef list _events                   # None while there are none
     cdef double _connect_deadline_s
     cdef public uint16_t keep_alive_s   # from CONNECT; the owner may shorten it
@@ -38,6 +39,8 @@ cdef class ServerConnection(OutboundHalf):
     cdef int _handle_connect(self, bytes body) except -1
     cdef int _handle_receipt(self, int packet_type, bytes body) except -1
     cdef int _handle_disconnect(self, bytes body) except -1
+    cdef int _handle_auth(self, bytes body) except -1
+    cdef int _receive_waiting(self) except -1
     cdef int _begin_qos2(self, Publication* publication, uint16_t packet_id) except -1
     cdef int _refuse_payload(self, const Publication* publication) except -1
     cdef int _check_receive_max(self) except -1

@@ -10,11 +10,13 @@ the output (`outbound`); buffers exist only while they hold something. Measured 
 States, and what moves a connection between them:
 
     AWAITING_CONNECT --CONNECT-->        OPENING     input is kept until the session is open
+    OPENING          --ask_authentication-->  AUTHENTICATING   AUTH and DISCONNECT are taken, nothing else
+    AUTHENTICATING   --AUTH-->           OPENING
     OPENING          --open_session-->   CONNECTED
     any              --error, DISCONNECT, close--> CLOSED   input is dropped, output may still leave
 
 Verbs: receive_data, receive_eof, events_received, data_to_send, next_deadline; open_session, refuse,
-send_suback, send_unsuback, close. A rule the device breaks never raises out of receive_data: it closes the
+ask_authentication, accept_authentication, send_suback, send_unsuback, close. A rule the device breaks never raises out of receive_data: it closes the
 connection with a reason.
 
 The version is that of the CONNECT. MQTT 5 adds to each packet what the tables of its properties say
@@ -31,9 +33,9 @@ from iotmq.mqtt.connection_settings cimport ConnectionSettings
 from iotmq.mqtt.framing cimport Packet, next_packet, variable_integer_size
 from iotmq.mqtt.outbound cimport OutboundHalf
 from iotmq.mqtt.packet_types cimport (
-    LEVEL_3_1, LEVEL_3_1_1, LEVEL_5, PACKET_CONNECT, PACKET_DISCONNECT, PACKET_PINGREQ, PACKET_PUBACK, PACKET_PUBCOMP, PACKET_PUBLISH, PACKET_PUBREC,
-    PACKET_PUBREL, PACKET_SUBSCRIBE, PACKET_UNSUBSCRIBE, STATE_AWAITING_CONNECT, STATE_CLOSED, STATE_CONNECTED,
-    STATE_OPENING,
+    LEVEL_3_1, LEVEL_3_1_1, LEVEL_5, PACKET_AUTH, PACKET_CONNECT, PACKET_DISCONNECT, PACKET_PINGREQ, PACKET_PUBACK, PACKET_PUBCOMP, PACKET_PUBLISH, PACKET_PUBREC,
+    PACKET_PUBREL, PACKET_SUBSCRIBE, PACKET_UNSUBSCRIBE, STATE_AUTHENTICATING, STATE_AWAITING_CONNECT, STATE_CLOSED,
+    STATE_CONNECTED, STATE_OPENING,
 )
 from iotmq.mqtt.publish_properties cimport PublishProperties, read_publish_properties
 from iotmq.mqtt.publish_sink cimport Publication, PublishSink
@@ -44,6 +46,7 @@ from dataclasses import replace
 from functools import partial
 
 from iotmq.mqtt import packets, reason_codes
+from iotmq.mqtt.enhanced_authentication import EnhancedAuthentication
 from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.properties import NO_PROPERTIES, Properties
 
@@ -54,6 +57,7 @@ AWAITING_CONNECT = STATE_AWAITING_CONNECT
 OPENING = STATE_OPENING
 CONNECTED = STATE_CONNECTED
 CLOSED = STATE_CLOSED
+AUTHENTICATING = STATE_AUTHENTICATING
 
 
 cdef class ServerConnection(OutboundHalf):
@@ -96,10 +100,10 @@ cdef class ServerConnection(OutboundHalf):
         while at < size:
             if self.state == STATE_CLOSED:
                 return 0
+            if self.state != STATE_CONNECTED and not self._input.size:
+                self._check_first_byte(data[at])
             if self.state == STATE_OPENING:
                 return append(&self._input, data + at, size - at)
-            if self.state == STATE_AWAITING_CONNECT and not self._input.size:
-                self._check_first_byte(data[at])
             if not next_packet(&self._input, data, size, &at, self.settings.packet_bytes_max, &packet):
                 return 0
             if self.protocol_level == LEVEL_5 and packet.size + 5 > self.settings.packet_bytes_max:
@@ -124,7 +128,13 @@ cdef class ServerConnection(OutboundHalf):
         return 0
 
     cdef int _check_first_byte(self, uint8_t first) except -1:
-        """Before anything is kept for a peer that speaks HTTP or TLS here."""
+        """Before anything is kept for a peer that speaks HTTP or TLS here, or has not said who it is."""
+        if self.state != STATE_AWAITING_CONNECT:
+            if self._authentication is not None and first >> 4 not in (PACKET_AUTH, PACKET_DISCONNECT):
+                raise MqttProtocolError(    # [MQTT-3.1.2-30]
+                    reason_codes.PROTOCOL_ERROR, f"packet type {first >> 4} while the client is being authenticated"
+                )
+            return 0
         if first >> 4 != PACKET_CONNECT:  # [MQTT-3.1.0-1]
             raise MqttProtocolError(reason_codes.PROTOCOL_ERROR, "the first packet is not CONNECT")
         if first & 0x0F:
@@ -246,8 +256,10 @@ cdef class ServerConnection(OutboundHalf):
             return self.write(packets.PINGRESP_PACKET)
         if packet_type == PACKET_DISCONNECT:
             return self._handle_disconnect(body[:size])
-        # CONNACK, SUBACK, UNSUBACK, PINGRESP are the server's; 0 and 15 are reserved, or 15 is an AUTH nobody asked
-        # for; a PUBACK, PUBREC or PUBCOMP gets here when malformed.
+        if packet_type == PACKET_AUTH and level == LEVEL_5:
+            return self._handle_auth(body[:size])
+        # CONNACK, SUBACK, UNSUBACK, PINGRESP are the server's; 0 is reserved, and 15 before MQTT 5; a PUBACK,
+        # PUBREC or PUBCOMP gets here when malformed.
         raise MqttProtocolError(reason_codes.PROTOCOL_ERROR, f"packet type {packet_type} is not for a server")
 
     cdef bint _are_flags_right(self, int packet_type, int flags) except -1:
@@ -279,11 +291,16 @@ cdef class ServerConnection(OutboundHalf):
             self._sent_bytes_max = properties.packet_bytes_max
         if properties.topic_alias_max:
             self._aliases = OutboundAliases(min(properties.topic_alias_max, self.settings.topic_aliases_max))
-        if properties.authentication_method is not None:
+        if properties.authentication_method is None:
+            return
+        if properties.authentication_method not in self.settings.authentication_methods:    # [MQTT-4.12.0-1]
             raise MqttProtocolError(
                 reason_codes.BAD_AUTHENTICATION_METHOD,
                 f"authentication method {properties.authentication_method[:64]!r} is not supported",
             )
+        self._authentication = EnhancedAuthentication(
+            properties.authentication_method, properties.authentication_data
+        )
 
     cdef int _handle_receipt(self, int packet_type, bytes body) except -1:
         """PUBACK, PUBREC, PUBREL or PUBCOMP that is not just a packet id."""
@@ -322,6 +339,15 @@ cdef class ServerConnection(OutboundHalf):
         self._add_event(disconnect)
         self._fail(reason_codes.NORMAL, "")
         return 0
+
+    cdef int _handle_auth(self, bytes body) except -1:
+        auth = packets.decode_auth(body)
+        if self._authentication is None:    # [MQTT-4.12.0-7]
+            raise MqttProtocolError(reason_codes.PROTOCOL_ERROR, "AUTH after a CONNECT without a method")
+        self._authentication.client_sent(auth)
+        if self.state == STATE_AUTHENTICATING:
+            self.state = STATE_OPENING
+        return self._add_event(auth)
 
     cdef int _check_empty(self, Py_ssize_t size, str name) except -1:
         if size:
@@ -380,7 +406,7 @@ cdef class ServerConnection(OutboundHalf):
         return 0
 
     def events_received(self):
-        """The Connect, Subscribe, Unsubscribe and Disconnect events since the last call, in order."""
+        """The Connect, Auth, Subscribe, Unsubscribe and Disconnect events since the last call, in order."""
         events = self._events
         self._events = None
         return events if events is not None else ()
@@ -395,7 +421,7 @@ cdef class ServerConnection(OutboundHalf):
 
         Bytes that are not yet a CONNECT do not move the first deadline, or they could hold a connection for ever.
         """
-        if self.state == STATE_AWAITING_CONNECT:
+        if self.state == STATE_AWAITING_CONNECT or self.state == STATE_AUTHENTICATING:
             return self._connect_deadline_s
         if self.state == STATE_CLOSED or self.keep_alive_s == 0:
             return None
@@ -408,18 +434,45 @@ cdef class ServerConnection(OutboundHalf):
 
         `properties` are what a device of MQTT 5 is told beside the limits of the connection.
         """
-        cdef ByteBuffer waiting
         if self.state != STATE_OPENING:
             return
         self._write_connack(0, session_present and self.protocol_level != LEVEL_3_1, properties)
         self.state = STATE_CONNECTED
-        waiting = self._input
+        self._receive_waiting()
+
+    cdef int _receive_waiting(self) except -1:
+        """Handle the input that was kept while the connection was opening."""
+        cdef ByteBuffer waiting = self._input
         self._input = ByteBuffer(NULL, 0, 0, 0)
         try:
             if waiting.size:
                 self.receive(waiting.data, waiting.size)
         finally:
             free(waiting.data)
+        return 0
+
+    def ask_authentication(self, data=None):
+        """Go on with the exchange of a device that has an authentication method, after its CONNECT or an AUTH."""
+        if self.state == STATE_CLOSED:
+            return
+        self._send_auth(reason_codes.CONTINUE_AUTHENTICATION, self._authentication.server_asks(data))
+        if self.state == STATE_OPENING:
+            self.state = STATE_AUTHENTICATING
+            self._receive_waiting()
+
+    def accept_authentication(self, data=None):
+        """The exchange proved who the device is: its CONNACK says `data`, or an AUTH when it is connected."""
+        if self.state == STATE_OPENING:
+            self._authentication.final_data = data
+        elif self.state == STATE_CONNECTED:
+            self._send_auth(0, self._authentication.server_accepts(data))
+
+    def _send_auth(self, code, properties):
+        packet = packets.encode_auth(code, properties)
+        if len(packet) > self._sent_bytes_max:
+            self._fail(reason_codes.PACKET_TOO_LARGE, f"an AUTH of {len(packet)} bytes is larger than the client takes")
+        else:
+            self.write(packet)
 
     def _write_connack(self, code, session_present, properties):
         if self.protocol_level != LEVEL_5:
@@ -431,6 +484,13 @@ cdef class ServerConnection(OutboundHalf):
                 packet_bytes_max=self.settings.packet_bytes_max,
                 topic_alias_max=self.settings.topic_aliases_max,
             )
+            if self._authentication is not None:
+                accepted = self._authentication.server_accepts(self._authentication.final_data)
+                properties = replace(
+                    properties,
+                    authentication_method=accepted.authentication_method,
+                    authentication_data=accepted.authentication_data,
+                )
         self.write(packets.encode_connack(code, session_present=session_present, properties=properties))
 
     def refuse(self, reason, str detail=""):

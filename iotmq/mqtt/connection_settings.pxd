@@ -11,3 +11,4 @@ cdef class ConnectionSettings:
     cdef readonly uint16_t topic_aliases_max
     cdef readonly bint checks_payload_format
     cdef readonly double connect_timeout_s
+    cdef readonly frozenset authentication_methods

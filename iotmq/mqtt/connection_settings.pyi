@@ -1,3 +1,5 @@
+from collections.abc import Iterable
+
 class ConnectionSettings:
     @property
     def packet_bytes_max(self) -> int: ...
@@ -17,6 +19,8 @@ class ConnectionSettings:
     def checks_payload_format(self) -> bool: ...
     @property
     def connect_timeout_s(self) -> float: ...
+    @property
+    def authentication_methods(self) -> frozenset[str]: ...
     def __init__(
         self,
         *,
@@ -29,4 +33,5 @@ class ConnectionSettings:
         topic_aliases_max: int = ...,
         checks_payload_format: bool = ...,
         connect_timeout_s: float = ...,
+        authentication_methods: Iterable[str] = ...,
     ) -> None: ...

@@ -13,6 +13,7 @@ cdef class ConnectionSettings:
     `queued_messages_max` how many of QoS 1 and 2 (0 = any number), of which `drops_oldest` takes the oldest for a new one;
     `receive_max` (1 to 65,535) and `topic_aliases_max` are what MQTT 5 devices are told they may send, the latter
     also what they get. With `checks_payload_format` a payload that says it is UTF-8 has to be.
+    `authentication_methods` are those a CONNECT of MQTT 5 may name; others are refused (0x8C).
     """
 
     def __init__(
@@ -27,6 +28,7 @@ cdef class ConnectionSettings:
         uint16_t topic_aliases_max=limits.MQTT_TOPIC_ALIASES_MAX,
         bint checks_payload_format=False,
         double connect_timeout_s=limits.MQTT_CONNECT_TIMEOUT_S,
+        authentication_methods=(),
     ):
         if not 1 <= in_flight_max <= 65535:
             raise ValueError("in_flight_max must be between 1 and 65,535")
@@ -41,3 +43,4 @@ cdef class ConnectionSettings:
         self.topic_aliases_max = topic_aliases_max
         self.checks_payload_format = checks_payload_format
         self.connect_timeout_s = connect_timeout_s
+        self.authentication_methods = frozenset(authentication_methods)

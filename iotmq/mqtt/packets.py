@@ -106,7 +106,15 @@ class Disconnect(NamedTuple):
     session_expiry_s: int | None = None
 
 
-Event = Connect | Subscribe | Unsubscribe | Disconnect
+class Auth(NamedTuple):
+    """An AUTH of a client: it goes on with an exchange (0x18), or begins one on a live connection (0x19)."""
+
+    reason_code: int
+    method: str
+    data: bytes | None = None
+
+
+Event = Connect | Subscribe | Unsubscribe | Disconnect | Auth
 
 
 def decode_connect(body: bytes) -> Connect:
@@ -244,6 +252,7 @@ _NAMES: Final = {
     PUBREL: "PUBREL",
     PUBCOMP: "PUBCOMP",
     DISCONNECT: "DISCONNECT",
+    AUTH: "AUTH",
 }
 
 
@@ -261,6 +270,14 @@ def decode_disconnect(body: bytes) -> Disconnect:
     if properties.server_reference is not None:
         raise MqttProtocolError(PROTOCOL_ERROR, "DISCONNECT of a client has a server reference")
     return Disconnect(code, properties.session_expiry_s)
+
+
+def decode_auth(body: bytes) -> Auth:
+    """An MQTT 5 AUTH from a client; it has a method in any case [section 3.15.2.2.2]."""
+    code, properties = _read_reason(PacketReader(body, "AUTH"), AUTH)
+    if properties.authentication_method is None:
+        raise MqttProtocolError(PROTOCOL_ERROR, "AUTH has no authentication method")
+    return Auth(code, properties.authentication_method, properties.authentication_data)
 
 
 def _read_reason(reader: PacketReader, packet_type: int) -> tuple[int, Properties]:
@@ -351,6 +368,11 @@ def encode_acknowledgement(packet_type: int, packet_id: int, code: int = 0) -> b
     flags = 2 if packet_type == PUBREL else 0
     reason = bytes([code]) if code else b""
     return encode_packet(packet_type, flags, packet_id.to_bytes(2, "big") + reason)
+
+
+def encode_auth(code: int, properties: Properties) -> bytes:
+    """An AUTH, from either side."""
+    return encode_packet(AUTH, 0, bytes([code]) + encode_properties(properties))
 
 
 def encode_subscribe(

@@ -45,6 +45,7 @@ RECEIVE_MAXIMUM_EXCEEDED: Final = Reason("receive_maximum_exceeded", 0x93)
 TOPIC_ALIAS_INVALID: Final = Reason("topic_alias_invalid", 0x94)
 QUOTA_EXCEEDED: Final = Reason("quota_exceeded", 0x97)
 PAYLOAD_FORMAT_INVALID: Final = Reason("payload_format_invalid", 0x99)
+CONNECTION_RATE_EXCEEDED: Final = Reason("connection_rate_exceeded", 0x9F, 3)
 UNACKNOWLEDGED_OVERFLOW: Final = Reason("unacknowledged_overflow", 0x93)
 NOT_STORED: Final = Reason("not_stored", 0x80)
 
@@ -73,6 +74,8 @@ NO_SUBSCRIPTION_EXISTED: Final = 0x11
 DISCONNECT_WITH_WILL: Final = 0x04
 PACKET_ID_NOT_FOUND: Final = 0x92
 TOPIC_FILTER_INVALID: Final = 0x8F
+CONTINUE_AUTHENTICATION: Final = 0x18
+RE_AUTHENTICATE: Final = 0x19
 SHARED_SUBSCRIPTIONS_NOT_SUPPORTED: Final = 0x9E
 
 # What a server may send in a CONNACK and in a DISCONNECT (sections 3.2.2.2, 3.14.2.1).
@@ -85,7 +88,7 @@ SERVER_DISCONNECT_CODES: Final = frozenset(
     | {0x99, 0x9A, 0x9B, 0x9C, 0x9D, 0x9E, 0x9F, 0xA0, 0xA1, 0xA2}
 )
 
-# What a client may send, by packet type (sections 3.4.2.1, 3.5.2.1, 3.6.2.1, 3.7.2.1, 3.14.2.1).
+# What a client may send, by packet type (sections 3.4.2.1, 3.5.2.1, 3.6.2.1, 3.7.2.1, 3.14.2.1, 3.15.2.1).
 _RECEIPT_CODES: Final = frozenset({0x00, 0x10, 0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99})
 CLIENT_CODES: Final = {
     4: _RECEIPT_CODES,
@@ -95,4 +98,5 @@ CLIENT_CODES: Final = {
     14: frozenset(
         {0x00, DISCONNECT_WITH_WILL, 0x80, 0x81, 0x82, 0x83, 0x90, 0x93, 0x94, 0x95, 0x96, 0x97, 0x98, 0x99}
     ),
+    15: frozenset({CONTINUE_AUTHENTICATION, RE_AUTHENTICATE}),
 }

@@ -61,6 +61,7 @@ cdef class Device(ServerConnection):
     cdef public bytes properties        # the record properties of everything it publishes
     cdef public dict subscriptions      # filter -> options with the QoS granted; None while it has none
     cdef public uint32_t expiry_s       # how long its session outlives it; set when the session opens
+    cdef public str user                # who it proved to be; shared between connections, None for anybody
     cdef public object will             # None when there is none, or it was dropped by DISCONNECT
     cdef public bint has_session        # the broker has given it one, in `epoch`, and was not told of its end
     cdef public int64_t epoch

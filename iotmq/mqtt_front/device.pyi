@@ -51,6 +51,7 @@ class Device(ServerConnection, asyncio.BufferedProtocol):
     client_id: str | None
     properties: bytes | None
     subscriptions: dict[str, int] | None
+    user: str | None
     will: Will | None
     has_session: bool
     epoch: int

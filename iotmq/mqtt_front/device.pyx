@@ -18,7 +18,7 @@ from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
 from iotmq.mqtt.connection cimport ServerConnection
 from iotmq.mqtt.connection_settings cimport ConnectionSettings
 from iotmq.mqtt.outbound cimport DeliveryOptions
-from iotmq.mqtt.packet_types cimport LEVEL_5, STATE_CLOSED, STATE_CONNECTED, STATE_OPENING
+from iotmq.mqtt.packet_types cimport LEVEL_5, STATE_AUTHENTICATING, STATE_CLOSED, STATE_CONNECTED, STATE_OPENING
 from iotmq.mqtt.publish_sink cimport PublishSink
 from iotmq.mqtt_front.outgoing cimport OutgoingMessage
 
@@ -312,6 +312,13 @@ cdef class Device(ServerConnection):
         """Accept the CONNECT, and read what came behind it."""
         self.open_session(session_present=session_present, properties=properties)
         if not self.group.is_congested:
+            self.group._paused.discard(self)
+            self._resume()
+
+    def ask_authentication(self, data=None):
+        """Go on with the exchange, and read the answer."""
+        ServerConnection.ask_authentication(self, data)
+        if self.state == STATE_AUTHENTICATING:
             self.group._paused.discard(self)
             self._resume()
 

@@ -291,7 +291,7 @@ class MqttFront:
                 parts.subscriptions.subscribe(device, event)
             elif isinstance(event, packets.Unsubscribe):
                 parts.subscriptions.unsubscribe(device, event)
-            else:
+            elif isinstance(event, packets.Disconnect):
                 parts.sessions.disconnected(device, event)
 
     def device_lost(self, device: Device) -> None:

@@ -144,6 +144,8 @@ class _Server:
                 self.outcome.events.append(packets.Disconnect())
                 self.outcome.close_reason = reason_codes.NORMAL
         else:
+            if kind == packets.AUTH and self.level == 5:
+                packets.decode_auth(body)  # it may be malformed
             raise MqttProtocolError(reason_codes.PROTOCOL_ERROR, "not for a server")
 
     def connect(self, body: bytes) -> None:
