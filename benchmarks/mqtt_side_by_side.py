@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 # Scenarios
 
 
-def acknowledged(window: int) -> Callable[[peers.Server, Effort], Round]:
+def acknowledged(window: int, *more: str) -> Callable[[peers.Server, Effort], Round]:
     """QoS 1 from 100 connections, each with this many messages on the way."""
 
     def measure(server: peers.Server, effort: Effort) -> Round:
@@ -119,6 +119,7 @@ def acknowledged(window: int) -> Callable[[peers.Server, Effort], Round]:
             str(window),
             "--qos",
             "1",
+            *more,
         )
         return {"messages_per_s": report["acknowledged_per_s"]} | _costs(report, "acknowledged")
 
@@ -144,7 +145,7 @@ def delivered(lead_max: int) -> Callable[[peers.Server, Effort], Round]:
     return measure
 
 
-def fan_out(lead_max: int) -> Callable[[peers.Server, Effort], Round]:
+def fan_out(lead_max: int, *more: str) -> Callable[[peers.Server, Effort], Round]:
     """QoS 0 from one publisher, so many messages ahead, to 1,000 subscribers of one topic."""
 
     def measure(server: peers.Server, effort: Effort) -> Round:
@@ -154,6 +155,7 @@ def fan_out(lead_max: int) -> Callable[[peers.Server, Effort], Round]:
             effort.warmup_s,
             *("--publishers", "1", "--subscribers", str(FAN_OUT), "--qos", "0", "--lead", str(lead_max)),
             *("--topic", "news", "--filter", "news", "--deliveries-per-message", str(FAN_OUT)),
+            *more,
         )
         due = report["counters"]["published"] * FAN_OUT
         return {
@@ -162,6 +164,9 @@ def fan_out(lead_max: int) -> Callable[[peers.Server, Effort], Round]:
         } | _costs(report, "delivered")
 
     return measure
+
+
+V5: Final = ("--mqtt5", "--three-properties")
 
 
 def durable(server: peers.Server, effort: Effort) -> Round:
@@ -244,6 +249,22 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         stores_much=True,
     ),
     "qos1_window1": Scenario("the same with window 1", acknowledged(1), "messages_per_s", True, ">= 1x"),
+    "qos1_window100_v5": Scenario(
+        "QoS 1, window 100, MQTT 5: acknowledged/s",
+        acknowledged(100, "--mqtt5"),
+        "messages_per_s",
+        True,
+        ">= 5x",
+        stores_much=True,
+    ),
+    "qos1_window100_v5_properties": Scenario(
+        "the same with three properties",
+        acknowledged(100, *V5),
+        "messages_per_s",
+        True,
+        "",
+        stores_much=True,
+    ),
     "qos0_fan_in": Scenario(
         "QoS 0, 100 publishers flood 1 subscriber: delivered/s",
         delivered(0),
@@ -268,6 +289,13 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         ">= 3x",
     ),
     "fan_out_single": Scenario("the same, 1 message under way", fan_out(1), "deliveries_per_s", True, ""),
+    "fan_out_v5": Scenario(
+        "the same 50 under way, MQTT 5 with three properties",
+        fan_out(50, *V5),
+        "deliveries_per_s",
+        True,
+        ">= 3x",
+    ),
     "durable": Scenario(
         "QoS 1, 100 publishers to 100 kept sessions, a topic each: in + out/s",
         durable,

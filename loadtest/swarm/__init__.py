@@ -1,4 +1,4 @@
-"""The connection swarm: thousands of MQTT 3.1.1 clients in one process, at the speed of the sockets.
+"""The connection swarm: thousands of MQTT clients (3.1.1 or 5) in one process, at the speed of the sockets.
 
 A ``Plan`` says who connects and what they send; a ``Swarm`` carries it out in phases (connect, publish,
 hold, close) and returns a ``Report``. Everything is bounded by time and by count. The command line is
@@ -36,6 +36,9 @@ __all__ = [
 SPARE_FILES: Final = 32
 MESSAGES_UNLIMITED: Final = 2**62
 
+# Session Expiry Interval with its length before it [MQTT 5, 3.1.2.11.2].
+_SESSION_NEVER_EXPIRES: Final = b"\x05\x11\xff\xff\xff\xff"
+
 # Counters that stay 0 with a correct server.
 VIOLATIONS: Final = (
     "acks_unknown",
@@ -71,6 +74,10 @@ class Plan:
     username: str | None = None
     password: str | None = None
     keep_alive_s: int = 60
+    is_v5: bool = False
+    """MQTT 5; else 3.1.1."""
+    publish_properties: bytes = b""
+    """Encoded properties of every message of MQTT 5 [MQTT 5, 3.3.2.3]."""
     qos: int = 1
     filter_qos: int | None = None
     """QoS asked for by subscribers; that of the publishers when None."""
@@ -156,12 +163,14 @@ class Swarm:
             fallback_ports=plan.fallback_ports,
             return_after_s=plan.return_after_s,
             source_addresses=plan.source_addresses,
+            publish_properties=plan.publish_properties if plan.is_v5 else None,
         )
         filter_qos = plan.qos if plan.filter_qos is None else plan.filter_qos
         # Subscribers first: they are opened in this order and miss nothing.
         for n, connect in self._numbered("sub", plan.subscribers):
             self.engine.add_subscriber(
-                connect, subscribe_packet(plan.filter.format(n=_in_topic(plan, n)), filter_qos)
+                connect,
+                subscribe_packet(plan.filter.format(n=_in_topic(plan, n)), filter_qos, is_v5=plan.is_v5),
             )
         number_at = len(plan.topic.partition("{n}")[0].encode())
         for n, connect in self._numbered("pub", plan.publishers):
@@ -276,6 +285,7 @@ class Swarm:
                     password=plan.password,
                     is_clean=not (is_subscriber and plan.keeps_sessions),
                     will=will,
+                    is_v5=plan.is_v5,
                 ),
             )
 
@@ -311,26 +321,34 @@ def connect_packet(
     password: str | None = None,
     is_clean: bool = True,
     will: tuple[str, bytes] | None = None,
+    is_v5: bool = False,
 ) -> bytes:
-    """An MQTT 3.1.1 CONNECT [MQTT 3.1]; `will` is topic and payload of one with QoS 1."""
+    """A CONNECT of MQTT 3.1.1 or 5 [MQTT 3.1]; `will` is topic and payload of one with QoS 1.
+
+    With MQTT 5 a session that is not clean is kept for as long as the server likes.
+    """
     flags = (
         (0x02 if is_clean else 0)
         | (0x0C if will is not None else 0)
         | (0x80 if username is not None else 0)
         | (0x40 if password is not None else 0)
     )
-    body = _text("MQTT") + bytes([4, flags]) + keep_alive_s.to_bytes(2, "big") + _text(client_id)
+    body = _text("MQTT") + bytes([5 if is_v5 else 4, flags]) + keep_alive_s.to_bytes(2, "big")
+    if is_v5:
+        body += b"\0" if is_clean else _SESSION_NEVER_EXPIRES
+    body += _text(client_id)
     if will is not None:
-        body += _text(will[0]) + len(will[1]).to_bytes(2, "big") + will[1]
+        body += (b"\0" if is_v5 else b"") + _text(will[0]) + len(will[1]).to_bytes(2, "big") + will[1]
     for credential in (username, password):
         if credential is not None:
             body += _text(credential)
     return b"\x10" + _length(len(body)) + body
 
 
-def subscribe_packet(topic_filter: str, qos: int, *, packet_id: int = 1) -> bytes:
-    """An MQTT 3.1.1 SUBSCRIBE with one filter [MQTT 3.8]."""
-    body = packet_id.to_bytes(2, "big") + _text(topic_filter) + bytes([qos])
+def subscribe_packet(topic_filter: str, qos: int, *, packet_id: int = 1, is_v5: bool = False) -> bytes:
+    """A SUBSCRIBE of MQTT 3.1.1 or 5 with one filter [MQTT 3.8]."""
+    properties = b"\0" if is_v5 else b""
+    body = packet_id.to_bytes(2, "big") + properties + _text(topic_filter) + bytes([qos])
     return b"\x82" + _length(len(body)) + body
 
 

@@ -17,6 +17,9 @@ from typing import Any
 
 from loadtest.swarm import MESSAGES_UNLIMITED, Plan, Report, Sink, Swarm, SwarmError
 
+# Content type, message expiry of an hour, and a user property [MQTT 5, 3.3.2.3].
+THREE_PROPERTIES = b"\x03\x00\x10application/json\x02\x00\x00\x0e\x10\x26\x00\x04site\x00\x08north-12"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; 0 when it ended well, 1 when the server failed the swarm, 2 for bad usage."""
@@ -152,6 +155,8 @@ def _plan(options: argparse.Namespace, **kinds: int) -> Plan:
         username=options.username,
         password=options.password,
         keep_alive_s=options.keep_alive,
+        is_v5=options.mqtt5,
+        publish_properties=THREE_PROPERTIES if options.three_properties else b"",
         qos=options.qos,
         filter_qos=options.filter_qos,
         window=options.window,
@@ -213,6 +218,12 @@ def _parser() -> argparse.ArgumentParser:
     load.add_argument("--client-id", default="swarm-{kind}-{n}")
     load.add_argument("--username")
     load.add_argument("--password")
+    load.add_argument("--mqtt5", action="store_true", help="MQTT 5 in the place of 3.1.1")
+    load.add_argument(
+        "--three-properties",
+        action="store_true",
+        help="messages with a content type, a message expiry and a user property (MQTT 5)",
+    )
     load.add_argument("--keep-alive", type=int, default=60, metavar="SECONDS")
     load.add_argument("--qos", type=int, choices=(0, 1), default=1)
     load.add_argument(

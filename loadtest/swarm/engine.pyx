@@ -1,4 +1,4 @@
-"""MQTT 3.1.1 load engine: many client connections in one epoll loop, no Python per message.
+"""MQTT load engine for 3.1.1 and 5: many client connections in one epoll loop, no Python per message.
 
 One ``Engine`` owns an array of connections of three kinds: publishers, subscribers and idle ones.
 It knows nothing of options and reports; ``loadtest.swarm`` builds the packets, drives the phases and
@@ -352,6 +352,30 @@ cdef inline Py_ssize_t packet_length(const uint8_t* data, Py_ssize_t size, Py_ss
     return at + remaining
 
 
+cdef inline Py_ssize_t past_properties(const uint8_t* packet, Py_ssize_t at, Py_ssize_t length) noexcept nogil:
+    """Where the properties that begin at `at` end [MQTT 5, 2.2.2]; past the packet when they do not."""
+    cdef Py_ssize_t size = 0
+    cdef int shift = 0
+    while at < length and shift <= 21:
+        size |= <Py_ssize_t>(packet[at] & 0x7F) << shift
+        at += 1
+        if packet[at - 1] < 0x80:
+            return at + size
+        shift += 7
+    return length + 1
+
+
+def _with_length(bytes properties):
+    """Encoded properties behind their length."""
+    cdef bytearray encoded = bytearray()
+    cdef Py_ssize_t left = len(properties)
+    while True:
+        encoded.append(left % 128 | (0x80 if left >= 128 else 0))
+        left //= 128
+        if left == 0:
+            return bytes(encoded) + properties
+
+
 cdef bint keep(uint8_t** target, uint32_t* capacity, uint32_t* size, const uint8_t* data,
                Py_ssize_t count) noexcept nogil:
     """Replaces the bytes a connection keeps; False without memory. ``data`` may lie inside the target."""
@@ -400,6 +424,8 @@ cdef class Engine:
     cdef uint32_t capacity
     cdef list packets                  # keeps the memory behind greeting and subscribe alive
     cdef bytes payload
+    cdef bytes publish_properties      # with their length; empty for 3.1.1
+    cdef bint is_v5
     cdef uint32_t host
     cdef uint16_t[8] ports             # in network order: the first, and those to fall back to
     cdef uint32_t port_count
@@ -474,7 +500,8 @@ cdef class Engine:
 
     def __init__(self, host, port, *, qos=1, window=100, payload=b"\x00" * 100, keep_alive_s=60.0,
                  lead_max=0, measures_acks=False, number_base=0, publishers_tracked=0, topics_per_publisher=1,
-                 fallback_ports=(), return_after_s=0.0, source_addresses=()):
+                 fallback_ports=(), return_after_s=0.0, source_addresses=(), publish_properties=None):
+        """`publish_properties` are the encoded ones of every message of MQTT 5; None for 3.1.1."""
         if self.epoll >= 0:
             raise RuntimeError("an engine is initialised once")
         if qos not in (0, 1):
@@ -506,6 +533,8 @@ cdef class Engine:
         for i, address in enumerate(self.source_addresses):
             packed = _socket.inet_pton(_socket.AF_INET, address)
             memcpy(&self.sources[<int>i], <const uint8_t*>packed, 4)
+        self.is_v5 = publish_properties is not None
+        self.publish_properties = _with_length(publish_properties) if self.is_v5 else b""
         self.qos = qos
         self.window = window
         self.payload = bytes(payload)
@@ -596,7 +625,9 @@ cdef class Engine:
         With several topics to a publisher `number_at` says where in the topic the seven digits are that
         are replaced by the number of each.
         """
-        cdef Py_ssize_t remaining = 2 + len(topic) + (2 if self.qos else 0) + len(self.payload)
+        cdef Py_ssize_t remaining = (
+            2 + len(topic) + (2 if self.qos else 0) + len(self.publish_properties) + len(self.payload)
+        )
         cdef bytearray packet = bytearray([0x30 | self.qos << 1])
         cdef Py_ssize_t left = remaining
         if not 1 <= len(topic) <= 65_535:
@@ -614,6 +645,7 @@ cdef class Engine:
         if self.qos:
             id_at = len(packet)
             packet += b"\0\0"
+        packet += self.publish_properties
         payload_at = len(packet)
         packet += self.payload
         cdef uint32_t number = self.number_base + self.publisher_count
@@ -1205,7 +1237,7 @@ cdef class Engine:
             if data[at] >> 4 == 3:
                 if not self._on_publish(c, data + at, length, header, clock):
                     return -1
-            elif not self._on_packet(c, data + at, length):
+            elif not self._on_packet(c, data + at, length, header):
                 return -1
             if c.fd < 0:
                 return at
@@ -1275,29 +1307,33 @@ cdef class Engine:
                 return True
             c.early[slot] = 0
 
-    cdef bint _on_packet(self, Connection* c, const uint8_t* packet, Py_ssize_t length) noexcept nogil:
+    cdef bint _on_packet(self, Connection* c, const uint8_t* packet, Py_ssize_t length,
+                         Py_ssize_t header) noexcept nogil:
         """Anything but PUBLISH; False for what a server may not send here."""
         cdef int first = packet[0]
-        if first == 0x40 and length == 4 and c.state == READY:
-            return self._on_ack(c, get_u16(packet + 2))
+        if first == 0x40 and c.state == READY and (length == 4 or self.is_v5 and length > 4):
+            if length > 4 and packet[header + 2] >= 0x80:
+                self.counters.refused += 1
+                self.last_refusal = packet[header + 2]
+            return self._on_ack(c, get_u16(packet + header))
         if first == 0xD0 and length == 2:
             return True
-        if first == 0x20 and length == 4 and c.state == GREETED:
-            if packet[3]:
+        if first == 0x20 and (length >= header + 3 if self.is_v5 else length == 4) and c.state == GREETED:
+            if packet[header + 1]:
                 self.counters.refused += 1
-                self.last_refusal = packet[3]
+                self.last_refusal = packet[header + 1]
                 self._drop(c, 0)
-            elif c.kind == SUBSCRIBER and not packet[2] & 1:
+            elif c.kind == SUBSCRIBER and not packet[header] & 1:
                 c.state = SUBSCRIBING
                 self._send_control(c, c.subscribe, c.subscribe_size)
             else:
-                self.counters.resumed += packet[2] & 1
+                self.counters.resumed += packet[header] & 1
                 self._on_ready(c)
             return True
         if first == 0x90 and length >= 5 and c.state == SUBSCRIBING:
-            if packet[length - 1] == 0x80:
+            if packet[length - 1] >= 0x80:
                 self.counters.refused += 1
-                self.last_refusal = 0x80
+                self.last_refusal = packet[length - 1]
                 self._drop(c, 0)
             else:
                 self._on_ready(c)
@@ -1337,6 +1373,10 @@ cdef class Engine:
             memcpy(self.acks + self.acks_size + 2, packet + payload_at - 2, 2)
             self.acks_size += 4
             self.counters.deliveries_acknowledged += 1
+        if self.is_v5:
+            payload_at = past_properties(packet, payload_at, length)
+            if payload_at > length:
+                return False
         self.counters.delivered += 1
         self.counters.delivered_payload_bytes += length - payload_at
         payload = packet + payload_at

@@ -832,6 +832,91 @@ def test_packets_follow_the_specification() -> None:
     assert subscribe_packet("x" * 200, 0)[:3] == b"\x82\xcd\x01"
 
 
+def test_packets_of_mqtt_5_have_their_properties() -> None:
+    assert connect_packet("ab", keep_alive_s=10, is_v5=True) == (
+        b"\x10\x0f\x00\x04MQTT\x05\x02\x00\x0a\x00\x00\x02ab"
+    )
+    assert connect_packet("ab", keep_alive_s=10, is_clean=False, will=("w", b"x"), is_v5=True) == (
+        b"\x10\x1b\x00\x04MQTT\x05\x0c\x00\x0a\x05\x11\xff\xff\xff\xff\x00\x02ab\x00\x00\x01w\x00\x01x"
+    )
+    assert subscribe_packet("a/#", 1, is_v5=True) == b"\x82\x09\x00\x01\x00\x00\x03a/#\x01"
+
+
+CONNACK_5 = b"\x20\x06\x00\x00\x03\x21\x04\x00"  # with a receive maximum
+
+
+def test_a_publisher_of_mqtt_5_sends_properties_and_takes_reason_codes() -> None:
+    seen: list[bytes] = []
+
+    def script(peer: Peer) -> None:
+        assert peer.packet()[7:10] == b"T\x05\x02"
+        peer.send(CONNACK_5)
+        seen.extend(peer.packet() for _ in range(4))
+        # Nobody subscribes; success with an empty list of properties; success; refused.
+        peer.send(
+            b"\x40\x03\x00\x01\x10" + b"\x40\x04\x00\x02\x00\x00" + _puback(3) + b"\x40\x03\x00\x04\x97"
+        )
+        peer.packet()
+
+    properties = b"\x01\x01"
+    plan = Plan(publishers=1, window=4, messages_max=4, topic="t", is_v5=True, publish_properties=properties)
+    with scripted(script) as port:
+        counters = _run(replace(plan, port=port))
+    assert counters["acknowledged"] == 4
+    assert counters["refused"] == 1
+    assert counters["protocol_errors"] == counters["acks_unknown"] == 0
+    for number, packet in enumerate(seen):
+        assert packet[:10] == b"\x32\x6c\x00\x01t\x00" + bytes([number + 1]) + b"\x02" + properties
+        stamp = read_stamp(packet[10:])
+        assert stamp is not None
+        assert stamp[1] == number
+
+
+@pytest.mark.parametrize("properties", [b"", b"\x01\x01", b"\x26\x00\x01a\x00\xc8" + b"v" * 200])
+def test_a_subscriber_of_mqtt_5_finds_the_payload_behind_properties(properties: bytes) -> None:
+    size = len(properties)
+    length = bytes([size]) if size < 128 else bytes([size % 128 | 0x80, size // 128])
+
+    def script(peer: Peer) -> None:
+        peer.packet()
+        peer.send(CONNACK_5)
+        assert peer.packet()[:5] == b"\x82\x19\x00\x01\x00"
+        peer.send(b"\x90\x04\x00\x01\x00\x01")
+        for number in range(3):
+            peer.send(_publish(length + properties + _stamped(0, number, 1), qos=1, packet_id=number + 1))
+        for number in range(3):
+            assert peer.packet() == _puback(number + 1)
+        peer.send(b"\x30\x05\x00\x01t\x7f\x00")  # properties that end behind the packet
+        peer.packet()
+
+    plan = Plan(subscribers=1, publishers_tracked=1, filter="devices/+/telemetry", is_v5=True)
+    with scripted(script) as port, Swarm(replace(plan, port=port)) as swarm:
+        swarm.connect()
+        while swarm.engine.counters_now()["ready"]:
+            swarm.engine.run(0.01)
+        counters = swarm.engine.counters_now()
+    assert counters["delivered"] == 3
+    assert counters["delivered_unstamped"] == counters["sequence_gaps"] == counters["sequence_repeats"] == 0
+    assert counters["protocol_errors"] == 1
+
+
+def test_a_subscription_of_mqtt_5_is_refused_with_any_code_that_is_an_error() -> None:
+    def script(peer: Peer) -> None:
+        peer.packet()
+        peer.send(CONNACK_5)
+        peer.packet()
+        peer.send(b"\x90\x04\x00\x01\x00\x97")
+        peer.packet()
+
+    plan = Plan(subscribers=1, is_v5=True)
+    with (
+        scripted(script) as port,
+        Swarm(replace(plan, port=port)) as swarm,
+        pytest.raises(SwarmError, match="last code: 151"),
+    ):
+        swarm.connect()
+
+
 # The command line
 
 
