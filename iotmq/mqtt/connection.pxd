@@ -29,6 +29,7 @@ cdef class ServerConnection(OutboundHalf):
     cdef int refuse_published(self, uint32_t sequence, uint32_t count, uint8_t code) except -1
 
     cdef int _receive_packets(self, const uint8_t* data, Py_ssize_t size) except -1
+    cdef int _check_length_form(self, const Packet* packet) except -1
     cdef int _check_whole_size(self, Py_ssize_t size) except -1
     cdef int _check_first_byte(self, uint8_t first) except -1
     cdef int _check_empty(self, Py_ssize_t size, str name) except -1

@@ -117,6 +117,18 @@ cdef class ServerConnection(OutboundHalf):
                 free(packet.memory)
         return 0
 
+    cdef int _check_length_form(self, const Packet* packet) except -1:
+        """MQTT 5 has variable byte integers in their shortest form only [MQTT-1.5.5-1]; 3.1.1 does not say."""
+        cdef int level = self.protocol_level
+        if self.state == STATE_AWAITING_CONNECT:
+            level = packets.answer_level(packet.body[:packet.size])
+        if level == LEVEL_5:
+            self.protocol_level = LEVEL_5
+            raise MqttProtocolError(
+                reason_codes.MALFORMED_PACKET, "a packet has a remaining length that is not in its shortest form"
+            )
+        return 0
+
     cdef int _check_whole_size(self, Py_ssize_t size) except -1:
         """What a device of MQTT 5 was told counts the fixed header, too [MQTT-3.2.2-15]."""
         if 1 + variable_integer_size(<uint32_t>size) + size > self.settings.packet_bytes_max:
@@ -143,6 +155,8 @@ cdef class ServerConnection(OutboundHalf):
 
     cdef int _handle_packet(self, const Packet* packet) except -1:
         cdef int packet_type = packet.first >> 4
+        if packet.is_length_padded:
+            self._check_length_form(packet)
         if packet_type == PACKET_PUBLISH:
             return self._handle_publish(packet.first, packet.body, packet.size)
         if packet.first & 0x0F == 0 and packet.size == 2:

@@ -8,6 +8,7 @@ cdef struct Packet:
     const uint8_t* body         # what follows the fixed header
     Py_ssize_t size
     uint8_t* memory             # the caller's to free when the packet was put together, else NULL
+    bint is_length_padded       # the remaining length is not in its shortest form
 
 
 # The next whole packet of `data` from `at[0]` on, which moves behind it; 0 when there is none yet, with the

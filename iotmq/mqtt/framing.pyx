@@ -42,6 +42,7 @@ cdef int next_packet(
     packet.body = data + header_end
     packet.size = <Py_ssize_t>remaining
     packet.memory = NULL
+    packet.is_length_padded = header_end - begin > 2 and not data[header_end - 1]
     at[0] = header_end + packet.size
     return 1
 
@@ -80,6 +81,7 @@ cdef int _complete(
     packet.size = <Py_ssize_t>remaining
     # Whoever handles it may begin a new one.
     packet.memory = unfinished.data
+    packet.is_length_padded = header_size > 2 and not unfinished.data[header_size - 1]
     unfinished[0] = ByteBuffer(NULL, 0, 0, 0)
     return 1
 

@@ -193,6 +193,8 @@ def _decode_client_id(raw: bytes, level: int, *, is_clean: bool) -> str:
     try:
         client_id = topics.decode_text(raw, what="client id")
     except MqttProtocolError as error:
+        if level == PROTOCOL_LEVEL_5:  # [MQTT-3.1.3-4]: no text is malformed, wherever it is
+            raise
         raise MqttProtocolError(CLIENT_ID_NOT_VALID, str(error)) from None
     if not client_id and level == PROTOCOL_LEVEL_3_1:
         raise MqttProtocolError(CLIENT_ID_NOT_VALID, "MQTT 3.1 has no empty client id")

@@ -29,6 +29,7 @@ def feed(chunks: Sequence[bytes], **settings: Any) -> Outcome:
     acknowledged = 0
     for chunk in chunks:
         connection.receive_data(chunk, 0.0)
+        outcome.chunks_taken += connection.close_reason is None
         while connection.has_events:
             events = connection.events_received()
             outcome.events += events

@@ -22,11 +22,16 @@ class Outcome:
     published: list[tuple[str, bytes, int, bool, int]] = field(default_factory=list)
     output: bytes = b""
     close_reason: Reason | None = None
+    # Before the one that ended the connection; the compiled core only.
+    chunks_taken: int = 0
 
 
-def split_packets(stream: bytes, *, packet_bytes_max: int) -> list[tuple[int, bytes]]:
-    """(first byte, body) of every whole packet; an MqttProtocolError is last where the stream is broken."""
-    found: list = []
+def split_packets(stream: bytes, *, packet_bytes_max: int) -> list[Any]:
+    """(first byte, body, whether its length is longer than it need be) of every whole packet.
+
+    An MqttProtocolError is last where the stream is broken.
+    """
+    found: list[Any] = []
     at = 0
     while at < len(stream):
         remaining = 0
@@ -46,7 +51,8 @@ def split_packets(stream: bytes, *, packet_bytes_max: int) -> list[tuple[int, by
         start = at + 2 + place
         if start + remaining > len(stream):
             return found
-        found.append((stream[at], stream[start : start + remaining]))
+        is_padded = place > 0 and stream[start - 1] == 0
+        found.append((stream[at], stream[start : start + remaining], is_padded))
         at = start + remaining
     return found
 
@@ -66,9 +72,11 @@ def run_connection(stream: bytes, *, packet_bytes_max: int) -> Outcome:
         try:
             if isinstance(packet, MqttProtocolError):
                 raise packet
-            first, body = packet
+            first, body, is_padded = packet
             if server.level == 5 and 2 + len(body) + (len(body) > 127) > packet_bytes_max:
                 raise MqttProtocolError(reason_codes.PACKET_TOO_LARGE, "too large")
+            if is_padded:
+                server.check_length_form(body)
             server.handle(first, body)
         except MqttProtocolError as error:
             server.fail(error.reason)
@@ -108,6 +116,15 @@ class _Server:
                 )
         elif not self.is_open and reason.connack_code is not None:
             self.outcome.output += packets.encode_connack(reason.connack_code, session_present=False)
+
+    def check_length_form(self, body: bytes) -> None:
+        if self.is_open:
+            is_v5 = self.level == 5
+        else:
+            is_v5 = body[:6] == b"\0\4MQTT" and len(body) > 6 and body[6] >= 5
+        if is_v5:
+            self.level = 5
+            raise MqttProtocolError(reason_codes.MALFORMED_PACKET, "length")
 
     def handle(self, first: int, body: bytes) -> None:
         kind, flags = first >> 4, first & 15

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from fake_gateway import split_output
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mqtt5_corpus import CONNECT5
 from mqtt5_corpus import CORPUS as CORPUS5
-from mqtt_core import feed
+from mqtt_comparison import check_against_twin
 from mqtt_corpus import CONNECT, CORPUS
-from mqtt_oracle import Outcome, run_connection, shortened
 
 from iotmq.mqtt import packets
 from iotmq.mqtt.connection import ServerConnection
@@ -153,29 +151,7 @@ def chunked(
 
 
 def check(chunks: list[bytes]) -> None:
-    expected = run_connection(b"".join(chunks), packet_bytes_max=PACKET_BYTES_MAX)
-    outcome = feed(chunks, packet_bytes_max=PACKET_BYTES_MAX)
-    assert outcome.close_reason == expected.close_reason
-    assert outcome.events == expected.events
-    assert outcome.published == expected.published
-    # Acknowledgements come at the end of a chunk here and packet by packet there.
-    assert by_kind(outcome.output, expected) == by_kind(expected.output, expected)
-
-
-def by_kind(output: bytes, expected: Outcome) -> dict[int, list[bytes]]:
-    """The answers, sorted by packet type; PUBACK and PUBREC together, whose order is that of the messages.
-
-    Those to messages of the last chunk are not sent when the chunk ends the connection.
-    """
-    found: dict[int, list[bytes]] = {}
-    for first, body in split_output(output):
-        kind = first >> 4
-        is_acknowledgement = kind in (packets.PUBACK, packets.PUBREC)
-        if not (is_acknowledgement and expected.close_reason is not None):
-            found.setdefault(packets.PUBACK if is_acknowledgement else kind, []).append(
-                shortened(first, body)
-            )
-    return found
+    check_against_twin(chunks, packet_bytes_max=PACKET_BYTES_MAX)
 
 
 @settings(max_examples=300)
