@@ -134,6 +134,11 @@ SHARE_REPORT_POSITIONS_MAX: Final = 65_536
 MQTT_PACKET_BYTES_MAX: Final = 1024 * 1024
 MQTT_TOPIC_BYTES_MAX: Final = 4_096
 MQTT_TOPIC_LEVELS_MAX: Final = 128
+# A topic that is rewritten, because its size to some power is what a regular expression takes; and those.
+MQTT_REWRITE_TOPIC_BYTES_MAX: Final = 256
+MQTT_REWRITE_PATTERN_CHARACTERS_MAX: Final = 1_024
+MQTT_REWRITES_MAX: Final = 256
+MQTT_AUTO_SUBSCRIPTIONS_MAX: Final = 64
 MQTT_CLIENT_ID_BYTES_MAX: Final = 512
 # A year: how long a message published to $delayed/SECONDS/... may wait.
 MQTT_DELAY_S_MAX: Final = 366 * 24 * 3600

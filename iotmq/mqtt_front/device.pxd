@@ -58,6 +58,7 @@ cdef class Device(ServerConnection):
     cdef public object peer             # peer.Peer; None in tests that have no listener
     cdef str _client_id
     cdef bytes client_id_utf8           # set with client_id
+    cdef public bytes names             # device_names.DeviceNames.key(); None unless some setting asks for it
     cdef public bytes properties        # the record properties of everything it publishes
     cdef public dict subscriptions      # filter -> options with the QoS granted; None while it has none
     cdef public uint32_t expiry_s       # how long its session outlives it; set when the session opens

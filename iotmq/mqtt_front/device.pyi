@@ -49,6 +49,7 @@ class DeviceSession: ...
 
 class Device(ServerConnection, asyncio.BufferedProtocol):
     client_id: str | None
+    names: bytes | None
     properties: bytes | None
     subscriptions: dict[str, int] | None
     user: str | None

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from iotmq.metrics import Metric
+from iotmq.mqtt_front.auto_subscriptions import AutoSubscriptions
 from iotmq.mqtt_front.device import DeviceGroup
 from iotmq.mqtt_front.durable import DurableEgress
 from iotmq.mqtt_front.egress import Egress
 from iotmq.mqtt_front.ingress import Ingress
+from iotmq.mqtt_front.subscriptions import Subscriptions
+from iotmq.mqtt_front.topic_rewrite import TopicRewrites
 
 
 def traffic_metrics(ingress: Ingress, egress: Egress, group: DeviceGroup) -> Iterable[Metric]:
@@ -76,6 +79,24 @@ def traffic_metrics(ingress: Ingress, egress: Egress, group: DeviceGroup) -> Ite
         "counter",
         "Pushed records that could not be read.",
         egress.malformed,
+    )
+
+
+def topic_metrics(
+    ingress: Ingress, subscriptions: Subscriptions, rewrites: TopicRewrites, automatic: AutoSubscriptions
+) -> Iterable[Metric]:
+    """What could not be made of the topics and filters that settings name."""
+    yield Metric(
+        "iotmq_mqtt_rewrites_refused_total",
+        "counter",
+        "Messages, wills and filters whose name after mqtt.rewrites is none.",
+        ingress.rewrites_refused + rewrites.filters_refused,
+    )
+    yield Metric(
+        "iotmq_mqtt_auto_subscriptions_refused_total",
+        "counter",
+        "Subscriptions of mqtt.auto_subscriptions that a session did not get.",
+        automatic.refused + subscriptions.auto_refused,
     )
 
 

@@ -6,8 +6,15 @@ from iotmq.mqtt.topic_table cimport TopicTable
 from iotmq.mqtt_front.device cimport Device, DeviceGroup
 
 
+cdef enum TargetKind:
+    TARGET_RESOLVED = 0
+    TARGET_PERSONAL = 1         # depends on the device: there is another for its names and the topic
+    TARGET_REFUSED = 2          # its new name (`[[mqtt.rewrites]]`) is none
+
+
 cdef struct Target:
-    # What one MQTT topic resolved to; value of the topic table.
+    # What one MQTT topic resolved to; value of the topic table. The rest says nothing unless TARGET_RESOLVED.
+    TargetKind kind
     uint8_t* properties         # MQTT_TOPIC, KEYS and TAGS of its records, owned
     uint32_t properties_size
     uint32_t lane               # place in Ingress._lanes
@@ -54,6 +61,7 @@ cdef class Lane:
 
 cdef class Ingress(PublishSink):
     cdef object _router
+    cdef object _rewrites
     cdef object _port
     cdef object _loop
     cdef public DeviceGroup group       # set once, by the front end that owns both
@@ -62,6 +70,7 @@ cdef class Ingress(PublishSink):
     cdef dict _lane_of                  # (broker topic, queue id, is stored, is delayed) -> place in _lanes
     cdef list _active                   # lanes with something to send at the end of the turn
     cdef list _spare                    # empty batches with their memory
+    cdef ByteBuffer _personal_topic     # a device's names and the topic that is looked for
     cdef ByteBuffer _own_properties     # of the message that is being added: what only MQTT 5 has
     cdef Py_ssize_t _batch_bytes_max
     cdef Py_ssize_t _pending_bytes_max
@@ -75,10 +84,17 @@ cdef class Ingress(PublishSink):
     cdef readonly uint64_t retries
     cdef readonly uint64_t replies      # answers to requests of native clients
     cdef readonly uint64_t not_stored   # messages the broker refused for good
+    cdef readonly uint64_t rewrites_refused     # messages whose topic has no name after rewriting
 
     cdef int _reply(self, Device device, const Publication* publication) except -1
     cdef int _take_will_properties(self, object will) except -1
+    cdef Target* _will_target(self, Device device, bytes topic) except NULL
+    cdef Target* _target_of(self, Device device, const uint8_t* topic, Py_ssize_t size) except NULL
     cdef Target* _resolve(self, const uint8_t* topic, Py_ssize_t size) except NULL
+    cdef Target* _resolve_personal(self, Device device, const uint8_t* topic, Py_ssize_t size) except NULL
+    cdef Target* _resolve_name(self, const uint8_t* key, Py_ssize_t size, object delay_s, str name, object names) except NULL
+    cdef Target* _remember(self, const uint8_t* key, Py_ssize_t size, TargetKind kind, bytes properties, uint32_t lane) except NULL
+    cdef int _refuse_rewritten(self, Device device, const Publication* publication) except -1
     cdef int add(self, Target* target, Device device, const uint8_t* payload, Py_ssize_t payload_size, int qos, bint retain, bint is_waiting, uint32_t sequence) except -1
     cdef Batch _take_batch(self, Lane lane)
     cdef int _batch_done(self, Batch batch, int code, str remark) except -1

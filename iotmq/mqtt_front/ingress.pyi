@@ -6,6 +6,7 @@ from iotmq.mqtt.packets import Will
 from iotmq.mqtt.publish_sink import PublishSink
 from iotmq.mqtt_front.device import Device, DeviceGroup
 from iotmq.mqtt_front.routes import Router
+from iotmq.mqtt_front.topic_rewrite import TopicRewrites
 
 class Ingress(PublishSink):
     group: DeviceGroup
@@ -15,6 +16,7 @@ class Ingress(PublishSink):
         port: GatewayPort,
         loop: asyncio.AbstractEventLoop,
         *,
+        rewrites: TopicRewrites | None = None,
         batch_bytes_max: int,
         pending_bytes_max: int,
         retry_interval_s: float,
@@ -31,6 +33,8 @@ class Ingress(PublishSink):
     def replies(self) -> int: ...
     @property
     def not_stored(self) -> int: ...
+    @property
+    def rewrites_refused(self) -> int: ...
     @property
     def pending_bytes(self) -> int: ...
     @property

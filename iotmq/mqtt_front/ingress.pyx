@@ -16,6 +16,7 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy
 
 from iotmq.message.layout cimport ELEMENT_FIXED_BYTES, RECORD_FIXED_BYTES, put_u16, put_u32
+from iotmq.mqtt.byte_buffer cimport append
 from iotmq.mqtt.packet_types cimport LEVEL_5
 from iotmq.mqtt.publish_properties cimport PublishProperties, read_publish_properties
 from iotmq.mqtt.publish_sink cimport Publication, PublishSink
@@ -36,6 +37,8 @@ from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.properties import encode_message_properties
 from iotmq.mqtt.reason_codes import NOT_AUTHORIZED, NOT_STORED, PACKET_TOO_LARGE, QUOTA_EXCEEDED, TOPIC_NAME_INVALID
 from iotmq.mqtt.topics import SYS_PREFIX, decode_topic_name
+from iotmq.mqtt_front.device_names import names_of_key
+from iotmq.mqtt_front.topic_rewrite import TopicRewrites
 from iotmq.remoting.codes import ResponseCode
 
 _log = logging.getLogger("iotmq.mqtt")
@@ -78,6 +81,15 @@ cdef Py_ssize_t _flag_properties_size[6]
 for _index in range(6):
     _flag_properties[_index] = <const uint8_t*><bytes>_FLAG_PROPERTIES[_index]
     _flag_properties_size[_index] = len(_FLAG_PROPERTIES[_index])
+
+
+def _check_publishable(str name):
+    """Raise MqttProtocolError for a topic that is no device's."""
+    if name.startswith(SYS_PREFIX):
+        raise MqttProtocolError(TOPIC_NAME_INVALID, "what is below $SYS/ is published by the server alone")
+    if name.startswith(REPLY_PREFIX):
+        # Of a will, or behind a delay or another name: who asked would not wait for it.
+        raise MqttProtocolError(TOPIC_NAME_INVALID, "an answer to a request is published at once")
 
 
 cdef class Batch:
@@ -193,7 +205,11 @@ cdef class Lane:
 
 
 cdef class Ingress(PublishSink):
-    """The sink of all devices of a front end. `router` resolves topics, `port` is the way to the brokers."""
+    """The sink of all devices of a front end. `router` resolves topics, `port` is the way to the brokers.
+
+    Topics that `rewrites` (TopicRewrites) has other names for are known by the device's own, so that a message
+    costs no more than any other.
+    """
 
     def __init__(
         self,
@@ -201,11 +217,13 @@ cdef class Ingress(PublishSink):
         port not None,
         loop not None,
         *,
+        rewrites=None,
         Py_ssize_t batch_bytes_max,
         Py_ssize_t pending_bytes_max,
         double retry_interval_s,
     ):
         self._router = router
+        self._rewrites = TopicRewrites() if rewrites is None else rewrites
         self._port = port
         self._loop = loop
         self._targets = TopicTable(CACHED_TOPICS_MAX)
@@ -222,6 +240,7 @@ cdef class Ingress(PublishSink):
         if self._targets is not None:
             self._drop_targets()
         free(self._own_properties.data)
+        free(self._personal_topic.data)
 
     @property
     def pending_bytes(self):
@@ -249,6 +268,10 @@ cdef class Ingress(PublishSink):
             ):
                 return self._reply(<Device>connection, publication)
             target = self._resolve(publication.topic, publication.topic_size)
+        if target.kind != TARGET_RESOLVED:
+            target = self._target_of(<Device>connection, publication.topic, publication.topic_size)
+            if target.kind == TARGET_REFUSED:
+                return self._refuse_rewritten(<Device>connection, publication)
         self._own_properties.size = 0
         if publication.properties != NULL:
             append_record_properties(&self._own_properties, publication.properties)
@@ -266,14 +289,21 @@ cdef class Ingress(PublishSink):
         read_publish_properties(data, len(encoded), &found)
         return append_record_properties(&self._own_properties, &found)
 
+    cdef Target* _will_target(self, Device device, bytes topic) except NULL:
+        """MqttProtocolError when what is published there has nowhere to go."""
+        cdef Target* target = self._target_of(device, topic, len(topic))
+        if target.kind == TARGET_REFUSED:
+            self.rewrites_refused += 1
+            raise MqttProtocolError(TOPIC_NAME_INVALID, "the topic of the will cannot be rewritten")
+        return target
+
     def publish_will(self, Device device not None, will not None):
         """Store a device's will; nobody waits for it. A will that is past a limit is dropped and counted."""
         cdef bytes topic = will.topic.encode()
         cdef bytes payload = will.payload
-        cdef Target* target = <Target*>self._targets.find(topic, len(topic))
+        cdef Target* target
         try:
-            if target == NULL:
-                target = self._resolve(topic, len(topic))
+            target = self._will_target(device, topic)
             self._take_will_properties(will)
             self.add(target, device, payload, len(payload), will.qos, will.retain, False, 0)
         except MqttProtocolError as error:
@@ -286,9 +316,7 @@ cdef class Ingress(PublishSink):
         Raises MqttProtocolError for one that could not be stored.
         """
         cdef bytes topic = will.topic.encode()
-        cdef Target* target = <Target*>self._targets.find(topic, len(topic))
-        if target == NULL:
-            target = self._resolve(topic, len(topic))
+        cdef Target* target = self._will_target(device, topic)
         cdef Lane lane = <Lane>self._lanes[target.lane]
         cdef bytes properties = (
             target.properties[:target.properties_size]
@@ -397,15 +425,62 @@ cdef class Ingress(PublishSink):
             device.acknowledge(publication.sequence, 1)
         return 0
 
+    cdef int _refuse_rewritten(self, Device device, const Publication* publication) except -1:
+        """The topic's new name is none, which is not the device's fault."""
+        self.rewrites_refused += 1
+        if not publication.qos:
+            return 0
+        if device.protocol_level != LEVEL_5:
+            raise MqttProtocolError(TOPIC_NAME_INVALID, "the topic cannot be rewritten; see mqtt.rewrites")
+        return device.refuse_published(publication.sequence, 1, TOPIC_NAME_INVALID.v5_code)
+
+    cdef Target* _target_of(self, Device device, const uint8_t* topic, Py_ssize_t size) except NULL:
+        """Where what the device publishes to a topic goes; TARGET_RESOLVED or TARGET_REFUSED."""
+        cdef Target* target = <Target*>self._targets.find(topic, size)
+        if target == NULL:
+            target = self._resolve(topic, size)
+        if target.kind == TARGET_PERSONAL:
+            return self._resolve_personal(device, topic, size)
+        return target
+
+    cdef Target* _resolve_personal(self, Device device, const uint8_t* topic, Py_ssize_t size) except NULL:
+        cdef bytes names = device.names
+        cdef Target* target
+        # No topic begins with what ends in NUL.
+        self._personal_topic.size = 0
+        append(&self._personal_topic, <const uint8_t*>names, len(names))
+        append(&self._personal_topic, topic, size)
+        target = <Target*>self._targets.find(self._personal_topic.data, self._personal_topic.size)
+        if target != NULL:
+            return target
+        delay_s, name = split_delayed(topic[:size].decode())
+        return self._resolve_name(
+            self._personal_topic.data, self._personal_topic.size, delay_s, name, names_of_key(names)
+        )
+
     cdef Target* _resolve(self, const uint8_t* topic, Py_ssize_t size) except NULL:
         """Validate a topic that is new here, and remember what it maps to."""
         cdef bytes raw = topic[:size]
         delay_s, name = split_delayed(decode_topic_name(raw))
-        if name.startswith(SYS_PREFIX):
-            raise MqttProtocolError(TOPIC_NAME_INVALID, "what is below $SYS/ is published by the server alone")
-        if name.startswith(REPLY_PREFIX):
-            # Of a will, or behind a delay: who asked would not wait for it.
-            raise MqttProtocolError(TOPIC_NAME_INVALID, "an answer to a request is published at once")
+        _check_publishable(name)
+        if self._rewrites.is_personal(name):
+            return self._remember(topic, size, TARGET_PERSONAL, b"", 0)
+        return self._resolve_name(topic, size, delay_s, name, None)
+
+    cdef Target* _resolve_name(
+        self, const uint8_t* key, Py_ssize_t size, object delay_s, str name, object names
+    ) except NULL:
+        """Remember under `key` where what is published to a valid topic goes."""
+        try:
+            own = self._rewrites.published(name, names)
+            if own != name:
+                if not delay_s:
+                    delay_s, own = split_delayed(own)
+                _check_publishable(own)
+                name = own
+        except MqttProtocolError as error:
+            _log.debug("topic not rewritten", extra={"topic": name, "detail": str(error)})
+            return self._remember(key, size, TARGET_REFUSED, b"", 0)
         cdef bint is_delayed = delay_s > 0
         route = self._router.resolve(name)
         queue_id = queue_of_key(route.key, self._port.queue_count(route.topic))
@@ -426,19 +501,25 @@ cdef class Ingress(PublishSink):
         cdef bytes properties = encode_properties(named)
         if len(properties) + 1024 > PROPERTIES_BYTES_MAX:
             raise MqttProtocolError(TOPIC_NAME_INVALID, "the topic makes properties that are too long for a record")
+        return self._remember(key, size, TARGET_RESOLVED, properties, place)
+
+    cdef Target* _remember(
+        self, const uint8_t* key, Py_ssize_t size, TargetKind kind, bytes properties, uint32_t lane
+    ) except NULL:
         if self._targets.count == self._targets.count_max:
             self._drop_targets()
         cdef Target* target = <Target*>malloc(sizeof(Target))
         if target == NULL:
             raise MemoryError
-        target.properties = <uint8_t*>malloc(len(properties))
+        target.kind = kind
+        target.properties = <uint8_t*>malloc(len(properties) or 1)
         if target.properties == NULL:
             free(target)
             raise MemoryError
         memcpy(target.properties, <const uint8_t*>properties, len(properties))
         target.properties_size = <uint32_t>len(properties)
-        target.lane = place
-        self._targets.insert(topic, size, target)
+        target.lane = lane
+        self._targets.insert(key, size, target)
         return target
 
     cdef void _drop_targets(self) noexcept:

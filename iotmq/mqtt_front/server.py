@@ -15,11 +15,12 @@ from iotmq.clock import Clock, SystemClock
 from iotmq.metrics import Metric
 from iotmq.mqtt import packets, reason_codes
 from iotmq.mqtt.connection_settings import ConnectionSettings
+from iotmq.mqtt_front.auto_subscriptions import AutoSubscriptions
 from iotmq.mqtt_front.deadlines import Deadlines
 from iotmq.mqtt_front.device import Device, DeviceGroup
 from iotmq.mqtt_front.durable import DurableEgress
 from iotmq.mqtt_front.egress import Egress
-from iotmq.mqtt_front.front_metrics import durable_metrics, traffic_metrics
+from iotmq.mqtt_front.front_metrics import durable_metrics, topic_metrics, traffic_metrics
 from iotmq.mqtt_front.ingress import Ingress
 from iotmq.mqtt_front.listener_settings import TCP_NAME
 from iotmq.mqtt_front.listeners import Listeners
@@ -31,6 +32,7 @@ from iotmq.mqtt_front.settings import MqttSettings
 from iotmq.mqtt_front.shared_subscriptions import SharedSubscriptions
 from iotmq.mqtt_front.subscriptions import Subscriptions
 from iotmq.mqtt_front.sys_topics import FrontEndTotals, SysTopics
+from iotmq.mqtt_front.topic_rewrite import TopicRewrites
 
 _log = logging.getLogger("iotmq.mqtt")
 
@@ -83,6 +85,8 @@ class MqttFront:
         self._session_port = sessions
         self._clock = clock if clock is not None else SystemClock()
         self._router = Router(settings.routes, default_topic=settings.default_topic)
+        self._rewrites = TopicRewrites(settings.rewrites)
+        self._auto_subscriptions = AutoSubscriptions(settings.auto_subscriptions)
         self._connection_settings = ConnectionSettings(
             packet_bytes_max=settings.packet_bytes_max,
             in_flight_max=settings.in_flight_max,
@@ -132,6 +136,7 @@ class MqttFront:
             self._router,
             self._gateway,
             loop,
+            rewrites=self._rewrites,
             batch_bytes_max=settings.batch_bytes_max,
             pending_bytes_max=settings.pending_bytes_max,
             retry_interval_s=settings.retry_interval_s,
@@ -154,9 +159,18 @@ class MqttFront:
             retained=None if port is None else RetainedEgress(port, loop, pace=pace),
             sys_topics=sys_topics,
             shared=shared,
+            rewrites=self._rewrites,
         )
         sessions = ConnectedSessions(
-            settings, ingress, subscriptions, self._deadlines, self._clock, port=port, durable=durable
+            settings,
+            ingress,
+            subscriptions,
+            self._deadlines,
+            self._clock,
+            port=port,
+            durable=durable,
+            auto_subscriptions=self._auto_subscriptions,
+            keeps_names=self._rewrites.has_names or self._auto_subscriptions.has_names,
         )
         listeners = Listeners(
             settings.all_listeners,
@@ -367,6 +381,9 @@ class MqttFront:
             )
             yield from parts.listeners.metrics()
             yield from traffic_metrics(parts.ingress, parts.egress, parts.group)
+            yield from topic_metrics(
+                parts.ingress, parts.subscriptions, self._rewrites, self._auto_subscriptions
+            )
             if parts.durable is not None:
                 yield from durable_metrics(parts.durable)
             if parts.shared is not None:

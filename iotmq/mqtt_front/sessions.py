@@ -22,8 +22,10 @@ from iotmq.message.properties import MQTT_CLIENT_ID, encode_properties
 from iotmq.mqtt import packets, reason_codes
 from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.properties import Properties
+from iotmq.mqtt_front.auto_subscriptions import AutoSubscriptions
 from iotmq.mqtt_front.deadlines import Deadlines
 from iotmq.mqtt_front.device import Device
+from iotmq.mqtt_front.device_names import DeviceNames, names_of
 from iotmq.mqtt_front.durable import DurableEgress, DurableSession
 from iotmq.mqtt_front.ingress import Ingress
 from iotmq.mqtt_front.settings import MqttSettings
@@ -48,9 +50,14 @@ class ConnectedSessions:
         *,
         port: SessionPort | None,
         durable: DurableEgress | None,
+        auto_subscriptions: AutoSubscriptions,
+        keeps_names: bool,
     ) -> None:
-        """`port` and `durable` are there together; without them sessions end with their connections, and are
-        known to this process only."""
+        """`keeps_names`: templates of topics ask for the names of devices (device_names).
+
+        `port` and `durable` are there together; without them sessions end with their connections, and are
+        known to this process only.
+        """
         self._settings = settings
         self._ingress = ingress
         self._subscriptions = subscriptions
@@ -58,6 +65,8 @@ class ConnectedSessions:
         self._clock = clock
         self._port = port
         self._durable = durable
+        self._auto_subscriptions = auto_subscriptions
+        self._keeps_names = keeps_names
         self._devices: dict[str, Device] = {}
         # Connections that have not opened a session yet, or lost theirs to another connection.
         self._without_session: set[Device] = set()
@@ -84,6 +93,8 @@ class ConnectedSessions:
         self._devices[client_id] = device
         device.client_id = client_id
         device.properties = encode_properties({MQTT_CLIENT_ID: client_id})
+        if self._keeps_names:
+            device.names = DeviceNames(client_id, connect.user_name).key()
         device.will = connect.will
         keep_alive_s_max = self._settings.keep_alive_s_max
         if keep_alive_s_max and not 0 < connect.keep_alive_s <= keep_alive_s_max:
@@ -94,6 +105,7 @@ class ConnectedSessions:
         if self._port is None:
             device.open_session(session_present=False, properties=told)
             self._deadlines.watch(device, self._clock.monotonic_s())
+            self._subscribe_automatically(device)
             return
         self._port.open_session(
             OpenRequest(
@@ -205,7 +217,12 @@ class ConnectedSessions:
         if session is not None:
             session.start(opened)
             self._subscriptions.resume_shared(device, opened.subscriptions)
+        self._subscribe_automatically(device)
         device.after_answer()
+
+    def _subscribe_automatically(self, device: Device) -> None:
+        if self._auto_subscriptions and device.close_reason is None:
+            self._subscriptions.subscribe_automatically(device, self._auto_subscriptions.of(names_of(device)))
 
     def _leave(self, device: Device) -> None:
         """Tell the broker, once, that the device has gone and how far it came.

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from iotmq import limits
 from iotmq.mqtt_front.listener_settings import ListenerSettings, tcp_listener
+from iotmq.mqtt_front.topic_settings import AutoSubscriptionSettings, RewriteSettings
 
 _ADDRESS_PATTERN = r"^(\[[^\]]+\]|[^:\s]+):\d{1,5}$"
 
@@ -357,6 +358,20 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     routes: Annotated[
         tuple[RouteSettings, ...],
         Meta(max_length=10_000, description="Routes in order; the first match decides."),
+    ] = ()
+    rewrites: Annotated[
+        tuple[RewriteSettings, ...],
+        Meta(
+            max_length=limits.MQTT_REWRITES_MAX,
+            description="Other names for topics and filters; the last rule whose filter matches decides.",
+        ),
+    ] = ()
+    auto_subscriptions: Annotated[
+        tuple[AutoSubscriptionSettings, ...],
+        Meta(
+            max_length=limits.MQTT_AUTO_SUBSCRIPTIONS_MAX,
+            description="Subscriptions that every session has from its opening on.",
+        ),
     ] = ()
 
     @property

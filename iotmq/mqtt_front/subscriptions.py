@@ -18,15 +18,19 @@ from iotmq.client.session_ports import (
 from iotmq.mqtt import packets, reason_codes
 from iotmq.mqtt.topics import is_shared
 from iotmq.mqtt_front.device import Device
+from iotmq.mqtt_front.device_names import names_of
 from iotmq.mqtt_front.durable import DurableSession
 from iotmq.mqtt_front.egress import Egress
 from iotmq.mqtt_front.retained_egress import RetainedEgress
 from iotmq.mqtt_front.shared_subscriptions import SharedSubscriptions
 from iotmq.mqtt_front.sys_topics import SysTopics
+from iotmq.mqtt_front.topic_rewrite import REFUSED_FILTER, TopicRewrites
 
 _log: Final = logging.getLogger("iotmq.mqtt")
 
 _GRANTED_QOS_MAX: Final = 2
+# In place of the packet id, which is never 0, in a SUBSCRIBE that the device has not sent.
+_UNASKED: Final = 0
 
 
 class Subscriptions:
@@ -42,6 +46,7 @@ class Subscriptions:
         retained: RetainedEgress | None,
         sys_topics: SysTopics | None,
         shared: SharedSubscriptions | None,
+        rewrites: TopicRewrites,
     ) -> None:
         """`port`, `retained` and `shared` are there together, and not without sessions that are kept."""
         self._egress = egress
@@ -51,11 +56,34 @@ class Subscriptions:
         self._retained = retained
         self._sys_topics = sys_topics
         self._shared = shared
+        self._rewrites = rewrites
+        self.auto_refused = 0
+        """Subscriptions nobody asked for, and that were refused."""
         self.count = 0
         """Subscriptions of connected sessions."""
 
     def subscribe(self, device: Device, event: packets.Subscribe) -> None:
         """Answer a SUBSCRIBE: at once, or when a broker has taken what is new."""
+        named = self._rewrites.subscriptions(event.subscriptions, names_of(device))
+        self._subscribe(device, event._replace(subscriptions=named))
+
+    def subscribe_automatically(self, device: Device, wanted: Sequence[tuple[str, int]]) -> None:
+        """Give an open session subscriptions that it has not asked for, and does not have yet."""
+        known = device.subscriptions or {}
+        new = []
+        retained = {}
+        for topic_filter, asked in wanted:
+            options = _stored_options(asked, 0)
+            if known.get(topic_filter) != options:
+                new.append((topic_filter, asked))
+            elif _wants_retained(asked, is_known=True) and not is_shared(topic_filter):
+                retained[topic_filter] = options
+        if retained:
+            self._begin(device, _Granted([], {}, retained))
+        if new:
+            self._subscribe(device, packets.Subscribe(_UNASKED, tuple(new)))
+
+    def _subscribe(self, device: Device, event: packets.Subscribe) -> None:
         if device.subscriptions is None:
             device.subscriptions = {}
         wanted = {
@@ -79,6 +107,8 @@ class Subscriptions:
         """Go on with the filters that are not shared, and answer for all; `shared` has the others' codes."""
         if device.subscriptions is None or device.close_reason is not None:
             return
+        if any(name == REFUSED_FILTER for name, _ in event.subscriptions):
+            shared = {**shared, REFUSED_FILTER: reason_codes.TOPIC_FILTER_INVALID}
         granted_shares = {name: code for name, code in shared.items() if code < reason_codes.SUBACK_FAILURE}
         self.count += len(granted_shares.keys() - device.subscriptions.keys())
         device.subscriptions.update(granted_shares)
@@ -94,7 +124,7 @@ class Subscriptions:
             self.count += topic_filter not in device.subscriptions
             device.subscriptions[topic_filter] = options
         if not new_filters:
-            device.send_suback(event.packet_id, granted.codes)
+            self._answer(device, event, granted.codes)
             self._begin(device, granted)
             if shared:
                 device.after_answer()
@@ -105,7 +135,7 @@ class Subscriptions:
                 refused = {topic_filter for _, topic_filter in new_filters}
                 self._drop(device, tuple(refused & (device.subscriptions or {}).keys()))
                 granted.take_back(event, refused)
-            device.send_suback(event.packet_id, granted.codes)
+            self._answer(device, event, granted.codes)
             self._begin(device, granted)
             device.after_answer()
 
@@ -132,8 +162,16 @@ class Subscriptions:
                 granted.retained[topic_filter] = options
         return granted
 
+    def _answer(self, device: Device, event: packets.Subscribe, codes: Sequence[int]) -> None:
+        if event.packet_id != _UNASKED:
+            device.send_suback(event.packet_id, codes)
+            return
+        self.auto_refused += sum(code >= reason_codes.SUBACK_FAILURE for code in codes)
+
     def unsubscribe(self, device: Device, event: packets.Unsubscribe) -> None:
         """Answer an UNSUBSCRIBE, as `subscribe` does."""
+        named = self._rewrites.unsubscriptions(event.filters, names_of(device), device.subscriptions or {})
+        event = event._replace(filters=named)
         if self._shared is not None:
             self._shared.unsubscribe(device, event.filters)
         if isinstance(device.session, DurableSession):
@@ -214,9 +252,9 @@ class Subscriptions:
             if isinstance(found, Refused):
                 _log.warning("no subscription", extra={"client": device.client_id, "detail": found.remark})
                 granted.take_back(event, tuple(granted.filters))
-                device.send_suback(event.packet_id, granted.codes)
+                self._answer(device, event, granted.codes)
             else:
-                device.send_suback(event.packet_id, granted.codes)
+                self._answer(device, event, granted.codes)
                 if not session.is_ended:
                     self.count += len(granted.filters.keys() - known.keys())
                     # Under the text that the session has already: there are many of these.
@@ -236,7 +274,7 @@ class Subscriptions:
             )
             self._port.subscribe(request, subscribed)
         else:
-            device.send_suback(event.packet_id, granted.codes)
+            self._answer(device, event, granted.codes)
             if shared:
                 device.after_answer()
 
