@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.record import check_record, decode_record
+from iotmq.store.damage import is_blank
 from iotmq.store.marker import lost_offsets
 from iotmq.store.queue import FILLER_SIZE
 from iotmq.store.timer_record import record_tags_code
@@ -115,7 +116,7 @@ class _Check:
             self._say(f"a record ends at {position}, past the end of the log {self._log.appended_position}")
         if end_position == segment.end_position:
             self._say(f"{segment.path} has no blank at its end")
-        if any(view[position - segment.start_position :]):
+        if not is_blank(view[position - segment.start_position :]):
             self._say(f"there are bytes behind the end of the log at {position}")
 
     def _check_record(self, view: memoryview, at: int, position: int, segment_end: int) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 CHECKED_PIECE_BYTES = 8 << 20
 # Compared with zeros at a time.
 PIECE_BYTES = 65_536
+_ZEROS = bytes(PIECE_BYTES)
 # Of one range; of the whole directory; and how many ranges are written down one by one.
 KEPT_BYTES_MAX = 16 << 20
 KEPT_BYTES_TOTAL_MAX = 256 << 20
@@ -294,8 +295,8 @@ def read_reports(directory: Path) -> list[Damage]:
 
 def is_blank(data: memoryview) -> bool:
     """Whether there are only zeros."""
-    pieces = (bytes(data[at : at + PIECE_BYTES]) for at in range(0, len(data), PIECE_BYTES))
-    return all(piece.count(0) == len(piece) for piece in pieces)
+    pieces = (data[at : at + PIECE_BYTES].tobytes() for at in range(0, len(data), PIECE_BYTES))
+    return all(piece == _ZEROS[: len(piece)] for piece in pieces)
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -15,6 +15,7 @@ from iotmq.store.marker import lost_offsets
 
 _HEADER = struct.Struct(">qqqqii")
 _ENTRY = struct.Struct(">iqii")
+_SLOT = struct.Struct(">i")
 _INT32_MAX = 0x7FFFFFFF
 PROBLEMS_MAX = 100
 _TRANSACTION_MASK = 12
@@ -197,7 +198,17 @@ def _check_file(file: CheckedFile, wanted: _WantedEntries, min_position: int) ->
         yield f"{file.path} ends at {last_ms} ms, its header says {end_ms}"
     if used_slots != len(newest):
         yield f"{file.path} has {len(newest)} slots in use, its header says {used_slots}"
+    if view[_HEADER.size : entries_at].tobytes() == _slots_of(newest, file.slots):
+        return
     slots = struct.unpack_from(f">{file.slots}i", view, _HEADER.size)
     for slot, number in enumerate(slots):
         if number != newest.get(slot, 0):
             yield f"{file.path} slot {slot} leads to entry {number} instead of {newest.get(slot, 0)}"
+
+
+def _slots_of(newest: dict[int, int], count: int) -> bytes:
+    """The slots of a file, from the newest entry of those in use."""
+    slots = bytearray(4 * count)
+    for slot, number in newest.items():
+        _SLOT.pack_into(slots, 4 * slot, number)
+    return bytes(slots)
