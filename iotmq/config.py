@@ -317,6 +317,7 @@ def _listener_contradictions(mqtt: MqttSettings) -> Iterable[str]:
             listener.is_on_network
             and not is_loopback(listener.listen_host)
             and not mqtt.allow_anonymous_remote
+            and not listener.needs_client_certificate
         ):
             yield (
                 f"{place}.listen_host = {toml_value(listener.listen_host)} is refused: anybody who reaches "

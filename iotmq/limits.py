@@ -150,6 +150,18 @@ MQTT_LISTENER_NAME_BYTES_MAX: Final = 32
 UNIX_SOCKET_PATH_BYTES_MAX: Final = 107
 # Authentication data of one CONNECT or AUTH.
 MQTT_AUTHENTICATION_DATA_BYTES_MAX: Final = 4 * 1024
+# Files of one listener that encrypts, the length of a file's name (PATH_MAX of Linux with its zero), how many
+# handshakes begin in one turn of the loop (half a millisecond each), and how long a device may take to say
+# goodbye.
+MQTT_LISTENER_CERTIFICATES_MAX: Final = 256
+MQTT_LISTENER_CRL_FILES_MAX: Final = 64
+FILE_NAME_BYTES_MAX: Final = 4_095
+TLS_HANDSHAKES_PER_TURN: Final = 4
+TLS_SHUTDOWN_S: Final = 3.0
+# Bytes for a device that TLS holds back before writing pauses, as a TCP transport does.
+TLS_WRITE_BUFFER_BYTES: Final = 64 * 1024
+# The first record of a handshake: its header and what it may have [RFC 8446 section 5.1].
+TLS_HELLO_BYTES_MAX: Final = 5 + 16_384
 # Properties of one MQTT 5 packet: those of a message become properties of its record, where they are longer.
 # Topic aliases cost their topic on each connection, one way from the device, one way to it.
 MQTT_PROPERTIES_BYTES_MAX: Final = 12 * 1024

@@ -15,6 +15,30 @@ WORKER_PLACE: Final = "{worker}"
 """Stands in a socket's path for the number of the worker, because no two processes can listen on one."""
 
 
+ENCRYPTED_TRANSPORTS: Final = ("tls", "wss")
+"""Those that need a certificate."""
+
+
+class CertificateSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A certificate and its key."""
+
+    certificate_file: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=limits.FILE_NAME_BYTES_MAX,
+            description="PEM file with the certificate and those between it and its root.",
+        ),
+    ]
+    key_file: Annotated[
+        str,
+        Meta(
+            max_length=limits.FILE_NAME_BYTES_MAX,
+            description="PEM file with the key; empty when the certificate's file has it.",
+        ),
+    ] = ""
+
+
 class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One more place where devices connect.
 
@@ -30,9 +54,10 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         ),
     ]
     transport: Annotated[
-        Literal["tcp", "unix"],
+        Literal["tcp", "tls", "unix"],
         Meta(
-            description='How MQTT is carried: by TCP, or by a Unix socket for this machine only ("unix").'
+            description="How MQTT is carried: by TCP, by TLS (usually at port 8883), or by a Unix socket for "
+            'this machine only ("unix").'
         ),
     ]
     listen_host: Annotated[
@@ -56,10 +81,106 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             description="Permissions of that socket in octal digits: who may write to it may connect.",
         ),
     ] = "0660"
+    certificates: Annotated[
+        tuple[CertificateSettings, ...],
+        Meta(
+            max_length=limits.MQTT_LISTENER_CERTIFICATES_MAX,
+            description="What an encrypted listener shows: the certificate with the name that a device asks "
+            "for (SNI), else the first. These files, and those about clients, are read again when they "
+            "change, and open connections stay.",
+        ),
+    ] = ()
+    tls_version_min: Annotated[
+        Literal["1.2", "1.3"], Meta(description="The oldest version of TLS a device may speak.")
+    ] = "1.2"
+    tls_ciphers: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=1_024,
+            description="Ciphers of TLS 1.2 in the words of OpenSSL; those of 1.3 are all good.",
+        ),
+    ] = "ECDHE+AESGCM:ECDHE+CHACHA20"
+    client_ca_file: Annotated[
+        str,
+        Meta(
+            max_length=limits.FILE_NAME_BYTES_MAX,
+            description="PEM file with the roots of client certificates; empty: devices are not asked for "
+            "one.",
+        ),
+    ] = ""
+    client_certificates: Annotated[
+        Literal["required", "optional"],
+        Meta(
+            description="Whether a device without a certificate may connect where client_ca_file is set. One "
+            "that is no good never may."
+        ),
+    ] = "required"
+    client_crl_files: Annotated[
+        tuple[str, ...],
+        Meta(
+            max_length=limits.MQTT_LISTENER_CRL_FILES_MAX,
+            description="PEM files with lists of revoked client certificates, one of every root that signs "
+            "them: where one is missing or out of date nobody gets in.",
+        ),
+    ] = ()
+    client_crl_depth: Annotated[
+        Literal["device", "chain"],
+        Meta(
+            description="Whether only a device's certificate is looked up in client_crl_files, or all "
+            "between it and its root too."
+        ),
+    ] = "device"
+    client_identity: Annotated[
+        Literal["", "cn", "san-dns", "san-uri", "san-email"],
+        Meta(
+            description="What of a client certificate says who the device is: its common name, or the first "
+            "alternative name of a kind. A device whose certificate has none is refused."
+        ),
+    ] = ""
+    client_identity_is_user: Annotated[
+        bool,
+        Meta(description="Whether that is the device's user name, whom nobody asks for a password then."),
+    ] = False
+    handshake_timeout_s: Annotated[
+        float,
+        Meta(
+            ge=0.1,
+            le=600.0,
+            description="Seconds a device has for what comes before MQTT: the handshake of TLS.",
+        ),
+    ] = limits.TLS_HANDSHAKE_S
+    handshakes_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=100_000,
+            description="Handshakes at one time; more connections are closed at once. A handshake costs "
+            "about half a millisecond of a core.",
+        ),
+    ] = limits.TLS_HANDSHAKES_MAX
 
     def __post_init__(self) -> None:
         if (self.transport == "unix") != bool(self.socket_path):
             raise ValueError('socket_path is for transport = "unix", which has to have one')
+        if self.is_encrypted != bool(self.certificates):
+            raise ValueError('certificates are for transport = "tls" or "wss", which have to have one')
+        if self.client_ca_file and not self.is_encrypted:
+            raise ValueError('client_ca_file is for transport = "tls" or "wss"')
+        for name in ("client_crl_files", "client_identity"):
+            if getattr(self, name) and not self.client_ca_file:
+                raise ValueError(f"{name} means nothing without client_ca_file")
+        if self.client_identity_is_user and not self.client_identity:
+            raise ValueError("client_identity_is_user needs a client_identity")
+
+    @property
+    def is_encrypted(self) -> bool:
+        return self.transport in ENCRYPTED_TRANSPORTS
+
+    @property
+    def needs_client_certificate(self) -> bool:
+        """Whether nobody gets in without a certificate that was verified."""
+        return bool(self.client_ca_file) and self.client_certificates == "required"
 
     @property
     def is_on_network(self) -> bool:

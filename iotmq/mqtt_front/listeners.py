@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import msgspec
+import uvloop
 
+from iotmq.errors import ConfigError
 from iotmq.metrics import Metric
+from iotmq.mqtt_front.arrivals import Arrivals
 from iotmq.mqtt_front.device import Device
 from iotmq.mqtt_front.listener_settings import ListenerSettings
 from iotmq.mqtt_front.peer import Peer
@@ -28,13 +31,24 @@ class Listeners:
     """The listeners of one front end. Every connection gets a device of its own, made by `make_device`."""
 
     def __init__(
-        self, settings: Iterable[ListenerSettings], make_device: MakeDevice, *, is_shared: bool = False
+        self,
+        settings: Iterable[ListenerSettings],
+        make_device: MakeDevice,
+        *,
+        is_shared: bool = False,
+        has_room: Callable[[int], bool] = lambda _: True,
     ) -> None:
-        """With `is_shared` other processes may listen on the same ports."""
+        """With `is_shared` other processes may listen on the same ports.
+
+        `has_room` says whether so many connections that are not MQTT yet may be open beside the devices.
+        """
         self._settings = tuple(settings)
         self._make_device = make_device
         self._is_shared = is_shared
+        self._has_room = has_room
         self._servers: list[asyncio.AbstractServer] = []
+        # Of those where something comes before MQTT, by the listener's name.
+        self._arrivals: dict[str, Arrivals] = {}
         # Sockets in the file system that are ours to remove.
         self._socket_paths: list[Path] = []
         self._connections: Counter[str] = Counter()
@@ -42,39 +56,54 @@ class Listeners:
         """Name of a listener that is open -> HOST:PORT, or the path of its socket; in their order."""
 
     async def open(self) -> None:
-        """Listen everywhere. OSError says where that cannot be done; what is open then is left to `close`."""
+        """Listen everywhere. OSError says where that cannot be done, ConfigError what stands against it.
+
+        What is open then is left to `close`.
+        """
         loop = asyncio.get_running_loop()
         for settings in self._settings:
             listener = self._listening_socket(settings)
             peer = Peer(settings.name)
             try:
-                server = await self._serve(loop, settings, listener, peer)
+                await self._serve(loop, settings, listener, peer)
             except BaseException:
                 listener.close()
                 raise
-            self._servers.append(server)
             if settings.is_on_network:
                 settings = msgspec.structs.replace(settings, listen_port=int(listener.getsockname()[1]))
             self.addresses[settings.name] = settings.shown_address
 
     async def _serve(
         self, loop: asyncio.AbstractEventLoop, settings: ListenerSettings, listener: socket.socket, peer: Peer
-    ) -> asyncio.AbstractServer:
+    ) -> None:
         def make() -> Device:
             return self._make_device(peer)
 
-        if settings.transport == "unix":
-            return await loop.create_unix_server(make, sock=listener, backlog=_BACKLOG)
-        return await loop.create_server(make, sock=listener, backlog=_BACKLOG)
+        if settings.is_encrypted:
+            _refuse_slow_loop(loop, settings)
+            self._arrivals[settings.name] = Arrivals(
+                settings, listener, self._make_device, has_room=self._has_room_for_one
+            )
+        elif settings.transport == "unix":
+            self._servers.append(await loop.create_unix_server(make, sock=listener, backlog=_BACKLOG))
+        else:
+            self._servers.append(await loop.create_server(make, sock=listener, backlog=_BACKLOG))
 
     def close(self) -> None:
         """Take no more connections; those that are open stay."""
         for server in self._servers:
             server.close()
         self._servers.clear()
+        for arrivals in self._arrivals.values():
+            arrivals.close()
         for path in self._socket_paths:
             path.unlink(missing_ok=True)
         self._socket_paths.clear()
+
+    @property
+    def arriving_count(self) -> int:
+        """Connections that are open and no devices yet."""
+        return sum(arrivals.count for arrivals in self._arrivals.values())
 
     def connected(self, device: Device) -> None:
         """A connection of one of the listeners is open."""
@@ -85,15 +114,21 @@ class Listeners:
         self._connections[device.peer.listener] -= 1
 
     def metrics(self) -> Iterable[Metric]:
-        """Open connections by listener."""
+        """Open connections by listener, and what comes before them."""
         for settings in self._settings:
+            labels = (("listener", settings.name),)
             yield Metric(
                 "iotmq_mqtt_listener_connections",
                 "gauge",
                 "Open MQTT connections of a listener.",
                 self._connections[settings.name],
-                (("listener", settings.name),),
+                labels,
             )
+            if settings.name in self._arrivals:
+                yield from self._arrivals[settings.name].metrics(labels)
+
+    def _has_room_for_one(self) -> bool:
+        return self._has_room(self.arriving_count + 1)
 
     def _listening_socket(self, settings: ListenerSettings) -> socket.socket:
         if settings.transport == "unix":
@@ -102,6 +137,15 @@ class Listeners:
             self._socket_paths.append(path)
             return listener
         return _listen_tcp(settings.listen_host, settings.listen_port, is_shared=self._is_shared)
+
+
+def _refuse_slow_loop(loop: asyncio.AbstractEventLoop, settings: ListenerSettings) -> None:
+    if not isinstance(loop, uvloop.Loop):
+        # A connection takes 24 KB under uvloop and 278 KB under asyncio.
+        raise ConfigError(
+            f"listener {settings.name}: transport {settings.transport!r} needs the event loop of uvloop, not "
+            f"{type(loop).__module__}.{type(loop).__name__}; iotmq's own commands use it"
+        )
 
 
 def network_address(

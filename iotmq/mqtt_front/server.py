@@ -176,6 +176,7 @@ class MqttFront:
             settings.all_listeners,
             partial(Device, group, self._connection_settings),
             is_shared=self._shares_port,
+            has_room=self._has_room_beside,
         )
         return _Parts(
             loop, ingress, group, egress, durable, shared, subscriptions, sessions, sys_topics, listeners
@@ -281,7 +282,7 @@ class MqttFront:
         self._connections += 1
         self._accepted_total += 1
         self._parts.listeners.connected(device)
-        if self._connections > self._settings.connections_max or self._is_stopping:
+        if not self._has_room_beside(self._parts.listeners.arriving_count) or self._is_stopping:
             self._refused_total += 1
             device.close(
                 reason_codes.SERVER_BUSY, f"mqtt.connections_max is {self._settings.connections_max}"
@@ -290,6 +291,9 @@ class MqttFront:
             return
         self._parts.sessions.add(device)
         self._deadlines.watch_connecting(device)
+
+    def _has_room_beside(self, arriving_count: int) -> bool:
+        return self._connections + arriving_count <= self._settings.connections_max
 
     def device_events(self, device: Device, events: Sequence[packets.Event]) -> None:
         """CONNECT, SUBSCRIBE, UNSUBSCRIBE or DISCONNECT arrived."""

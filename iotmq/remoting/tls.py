@@ -1,4 +1,4 @@
-"""TLS for native connections: contexts from files, renewed while a server runs.
+"""TLS for connections: contexts from files, renewed while a server runs.
 
 Certificates are read again when their files change; connections that are open keep what they began with.
 """
@@ -18,6 +18,13 @@ from msgspec import Meta
 from iotmq import limits
 from iotmq.errors import ConfigError
 from iotmq.metrics import Metric
+from iotmq.remoting.tls_context import (
+    CertificateFiles,
+    ContextSettings,
+    certificate_facts,
+    no_password,
+    server_context,
+)
 
 logger = logging.getLogger("iotmq.remoting")
 
@@ -70,9 +77,6 @@ TlsHandshakesMax: TypeAlias = Annotated[
 TLS_HANDSHAKE_S: Final = limits.TLS_HANDSHAKE_S
 _RELOAD_INTERVAL_S: Final = 5.0
 _EXPIRES_SOON_S: Final = 14 * 86_400.0
-_HANDSHAKE_TURNS_MAX: Final = 8
-# X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL.
-_HAS_EXPIRED: Final = 10
 
 
 class ServerTls:
@@ -80,29 +84,24 @@ class ServerTls:
 
     def __init__(
         self,
+        settings: ContextSettings,
         *,
-        certificate_file: str,
-        key_file: str = "",
-        client_ca_file: str = "",
         is_enforced: bool = False,
         handshake_timeout_s: float = TLS_HANDSHAKE_S,
         handshakes_max: int = limits.TLS_HANDSHAKES_MAX,
     ) -> None:
         """ConfigError naming the file that cannot be used."""
-        self._certificate_file = certificate_file
-        self._key_file = key_file
-        self._client_ca_file = client_ca_file
+        self._settings = settings
         self.is_enforced = is_enforced
         self.handshake_timeout_s = handshake_timeout_s
         self.handshakes_max = handshakes_max
         try:
-            self.context = self._load()
+            self.context = server_context(settings)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"the certificate in {certificate_file} cannot be used: {error}") from error
+            raise ConfigError(f"the certificate cannot be used: {error}") from error
         self._seen = self._identity()
-        # Seconds since 1970; None when it cannot be told.
-        self.expires_s = _expires_s(certificate_file, key_file)
-        self._warn_of_expiry()
+        # Seconds since 1970 when the first of the certificates expires; None when it cannot be told.
+        self.expires_s = self._look_at_expiry()
         self.reloads_count = 0
         self.failed_reloads_count = 0
 
@@ -119,59 +118,50 @@ class ServerTls:
             return
         self._seen = seen
         try:
-            self.context = await asyncio.to_thread(self._load)
+            self.context = await asyncio.to_thread(server_context, self._settings)
         except (OSError, ValueError) as error:
             # A certificate and its key are two files: they may be half changed. The next look sees the rest.
             self.failed_reloads_count += 1
-            logger.error(
-                "the changed certificate is not used",
-                extra={"file": self._certificate_file, "detail": str(error)},
-            )
+            logger.error("the changed certificate is not used", extra={"detail": str(error)})
             return
-        self.expires_s = await asyncio.to_thread(_expires_s, self._certificate_file, self._key_file)
+        self.expires_s = await asyncio.to_thread(self._look_at_expiry)
         self.reloads_count += 1
-        logger.info("certificate read", extra={"file": self._certificate_file})
-        self._warn_of_expiry()
+        logger.info("certificates read", extra={"files": ", ".join(self._settings.files)})
 
-    def metrics(self, labels: tuple[tuple[str, str], ...]) -> Iterable[Metric]:
+    def metrics(
+        self, labels: tuple[tuple[str, str], ...], *, prefix: str = "iotmq_remoting_tls"
+    ) -> Iterable[Metric]:
         if self.expires_s is not None:
             yield Metric(
-                "iotmq_remoting_tls_certificate_expires_seconds", "gauge",
+                f"{prefix}_certificate_expires_seconds", "gauge",
                 "When the certificate expires, in seconds since 1970.", self.expires_s, labels,
             )  # fmt: skip
         yield Metric(
-            "iotmq_remoting_tls_reloads_total", "counter", "Times a changed certificate was read.",
+            f"{prefix}_reloads_total", "counter", "Times a changed certificate was read.",
             self.reloads_count, labels,
         )  # fmt: skip
         yield Metric(
-            "iotmq_remoting_tls_failed_reloads_total", "counter", "Times a changed certificate was no use.",
+            f"{prefix}_failed_reloads_total", "counter", "Times a changed certificate was no use.",
             self.failed_reloads_count, labels,
         )  # fmt: skip
 
-    def _warn_of_expiry(self) -> None:
-        if self.expires_s is not None and self.expires_s - time.time() < _EXPIRES_SOON_S:
-            logger.warning(
-                "the certificate expires soon, or has expired",
-                extra={
-                    "file": self._certificate_file,
-                    "days": round((self.expires_s - time.time()) / 86_400, 1),
-                },
-            )
-
-    def _load(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        # A key with a password would ask for it at the terminal.
-        context.load_cert_chain(self._certificate_file, self._key_file or None, password=_no_password)
-        if self._client_ca_file:
-            context.load_verify_locations(self._client_ca_file)
-            context.verify_mode = ssl.CERT_REQUIRED
-        return context
+    def _look_at_expiry(self) -> float | None:
+        expires: list[float] = []
+        for certificate in self._settings.certificates:
+            facts = certificate_facts(certificate)
+            if facts is None:
+                continue
+            expires.append(facts.expires_s)
+            if facts.expires_s - time.time() < _EXPIRES_SOON_S:
+                days = round((facts.expires_s - time.time()) / 86_400, 1)
+                logger.warning(
+                    "the certificate expires soon, or has expired",
+                    extra={"file": certificate.certificate_file, "days": days},
+                )
+        return min(expires, default=None)
 
     def _identity(self) -> list[tuple[int, int, int] | None]:
-        return [
-            _identity(Path(name)) for name in (self._certificate_file, self._key_file, self._client_ca_file)
-        ]
+        return [_identity(Path(name)) for name in self._settings.files]
 
 
 class TlsSettings(Protocol):
@@ -208,9 +198,10 @@ def server_tls(settings: TlsSettings) -> ServerTls | None:
             raise ConfigError("tls_mode is enforcing and tls_certificate_file is empty: nobody could connect")
         return None
     return ServerTls(
-        certificate_file=settings.tls_certificate_file,
-        key_file=settings.tls_key_file,
-        client_ca_file=settings.tls_client_ca_file,
+        ContextSettings(
+            certificates=(CertificateFiles(settings.tls_certificate_file, settings.tls_key_file),),
+            client_ca_file=settings.tls_client_ca_file,
+        ),
         is_enforced=settings.tls_mode == "enforcing",
         handshake_timeout_s=settings.tls_handshake_timeout_s,
         handshakes_max=settings.tls_handshakes_max,
@@ -228,52 +219,11 @@ def client_tls(
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         if certificate_file:
-            context.load_cert_chain(certificate_file, key_file or None, password=_no_password)
+            context.load_cert_chain(certificate_file, key_file or None, password=no_password)
     except (OSError, ValueError) as error:
         files = ", ".join(name for name in (ca_file, certificate_file, key_file) if name)
         raise ConfigError(f"the TLS files {files or 'of this machine'} cannot be used: {error}") from error
     return context
-
-
-def _expires_s(certificate_file: str, key_file: str) -> float | None:
-    """When a certificate expires, in seconds since 1970; None when it cannot be told.
-
-    The standard library shows a certificate only to a client it was shown to: here to one in memory.
-    """
-    try:
-        found = _shown_in_memory(certificate_file, key_file)
-    except ssl.SSLCertVerificationError as error:
-        # One that has expired is told by its refusal.
-        return 0.0 if error.verify_code == _HAS_EXPIRED else None
-    except (OSError, ValueError):
-        return None
-    return float(ssl.cert_time_to_seconds(str(found["notAfter"]))) if found else None
-
-
-def _shown_in_memory(certificate_file: str, key_file: str) -> dict[str, object]:
-    """What a client that trusts the certificate itself sees of it; empty when the two do not agree."""
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(certificate_file, key_file or None, password=_no_password)
-    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client.check_hostname = False
-    client.load_verify_locations(certificate_file)
-    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    shown = client.wrap_bio(to_client, to_server)
-    showing = server.wrap_bio(to_server, to_client, server_side=True)
-    for _ in range(_HANDSHAKE_TURNS_MAX):
-        for end in (shown, showing):
-            try:
-                end.do_handshake()
-            except ssl.SSLWantReadError:
-                continue
-        if shown.version() is not None and (found := shown.getpeercert()):
-            return dict(found)
-    return {}
-
-
-def _no_password() -> str:
-    raise ValueError("the key has a password; store it without one, readable for its owner only")
 
 
 def _identity(path: Path) -> tuple[int, int, int] | None:
