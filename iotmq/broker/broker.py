@@ -338,7 +338,7 @@ class Broker:
         """Do everything whose time has come by the clock; timers do it anyway, tests move the clock."""
         self._consuming.pulls.expire()
         self._sending.expire()
-        self.sessions.expire()
+        self._mqtt.expire()
         self.intake.expire()
         self._expire()
 
@@ -375,7 +375,7 @@ class Broker:
             repeat(_EXPIRY_SCAN_S, self._expire),
             repeat(SAMPLE_INTERVAL_S, self.sample),
             repeat(_RETENTION_SCAN_S, self._store.retain),
-            repeat(_SESSION_SCAN_S, self.sessions.expire),
+            repeat(_SESSION_SCAN_S, self._mqtt.expire),
             repeat(_RETENTION_SCAN_S, self._sending.delays.roll),
         ]
         if self.access is not None:

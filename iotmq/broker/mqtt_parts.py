@@ -63,7 +63,10 @@ class MqttParts:
         self.delivery = Delivery(applied_position=store.confirmed_position)
         store.add_projection(self.delivery)
         self.retained = RetainedProjection(
-            store.key_values(), messages_max=retained_messages_max, bytes_max=retained_bytes_max
+            store.key_values(),
+            clock,
+            messages_max=retained_messages_max,
+            bytes_max=retained_bytes_max,
         )
         store.add_projection(self.retained)
         session_projection = SessionProjection(
@@ -127,6 +130,11 @@ class MqttParts:
     def finish(self) -> None:
         """The log is about to take nothing more: it is told what only memory knows."""
         self.sessions.shares.finish()
+
+    def expire(self) -> None:
+        """Do what is due; called about once a second."""
+        self.sessions.expire()
+        self.retained.sweep()
 
     def stop(self) -> None:
         """Nothing more is done by itself."""

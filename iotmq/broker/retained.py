@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from iotmq.broker.retained_collector import collect_retained
+from iotmq.broker.retained_expiry import Sweep, is_expired
+from iotmq.clock import Clock
 from iotmq.errors import StoreCorruptError
 from iotmq.metrics import Metric
 from iotmq.mqtt.topics import is_valid_filter, matches
@@ -68,10 +70,13 @@ class RetainedProjection(KeyValueProjection):
     """The projection. For the store's thread alone.
 
     Past `messages_max` or `bytes_max` no further topic gets a retained message; those that have one still get
-    the next. `refused_total` counts what was not kept.
+    the next. `refused_total` counts what was not kept. Those whose time is over are not found, and leave.
     """
 
-    def __init__(self, key_values: KeyValueStore, *, messages_max: int, bytes_max: int) -> None:
+    def __init__(self, key_values: KeyValueStore, clock: Clock, *, messages_max: int, bytes_max: int) -> None:
+        self._clock = clock
+        self._sweep = Sweep()
+        self.expired_total = 0
         self._changes = _Changes(self)
         self._messages_max = messages_max
         self._bytes_max = bytes_max
@@ -81,7 +86,7 @@ class RetainedProjection(KeyValueProjection):
         super().__init__(key_values, NAME, format_version=FORMAT_VERSION, collector=self._changes)
 
     def get(self, mqtt_topic: str) -> bytes | None:
-        """The retained record of a topic."""
+        """The retained record of a topic, also when its time is over and nobody has noticed."""
         return self._get(_raw(mqtt_topic))
 
     def find(
@@ -89,20 +94,45 @@ class RetainedProjection(KeyValueProjection):
     ) -> RetainedPage:
         """Retained records that match a filter, in the order of their topics' UTF-8, from behind `after` on.
 
-        ValueError for what is not a filter. At least one record comes when there is one.
+        ValueError for what is not a filter. A page may be empty when there are more.
         """
         if not is_valid_filter(topic_filter):
             raise ValueError(f"{topic_filter!r} is not a topic filter")
         records: list[bytes] = []
         size = 0
         last: str | None = None
+        now_ms = self._clock.now_ms()
+        expired_count = 0
         for topic, record in self._matching(topic_filter, after):
+            if is_expired(record, now_ms):
+                if expired_count == records_max:
+                    return RetainedPage(records, last)
+                expired_count += 1
+                last = topic
+                self._expire(_raw(topic))
+                continue
             if records and (len(records) == records_max or size + len(record) > bytes_max):
                 return RetainedPage(records, last)
             records.append(record)
             size += len(record)
             last = topic
         return RetainedPage(records, None)
+
+    def sweep(self) -> None:
+        """Look at some retained messages, and take those away whose time is over; called every second."""
+        now_s, now_ms = self._clock.monotonic_s(), self._clock.now_ms()
+        if not self._sweep.is_due(now_s):
+            return
+        start = _TAG if self._sweep.after is None else _TAG + self._sweep.after + b"\0"
+        found = ((key[1:], record) for key, record in self._space.scan(start, _TAG_END))
+        for topic, stored in self._sweep.step(found, now_s):
+            record = self._changes.records.get(topic, stored)
+            if record is not None and is_expired(record, now_ms):
+                self._expire(topic)
+
+    def _expire(self, topic: bytes) -> None:
+        self.expired_total += 1
+        self.put(topic, None)
 
     def put(self, topic: bytes, record: bytes | None) -> None:
         """What the log says next of a topic."""
@@ -130,6 +160,14 @@ class RetainedProjection(KeyValueProjection):
             self._load()
             raise
 
+    def write_out(self) -> None:
+        """Write what has been collected, and what has left by itself, for which there is no position."""
+        self._follow_generation()
+        if self.applied_position == self.written_position and self._changes.count:
+            self._write(self._marker())
+            self._changes.clear()
+        super().write_out()
+
     def rewind(self, position: int, min_position: int) -> None:
         """Keep what there is: a message whose record was lost was retained all the same."""
         if position < self.applied_position:
@@ -152,6 +190,12 @@ class RetainedProjection(KeyValueProjection):
             "counter",
             "Messages not retained because of broker.retained_messages_max or retained_bytes_max.",
             self.refused_total,
+        )
+        yield Metric(
+            "iotmq_broker_retained_expired_total",
+            "counter",
+            "Retained messages taken away because their time was over.",
+            self.expired_total,
         )
 
     def _get(self, topic: bytes) -> bytes | None:

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from store_model import BORN_HOST, open_small
 
 from iotmq.broker.retained import RetainedProjection
+from iotmq.broker.retained_expiry import SWEEP_PAUSE_S, SWEEP_RECORDS_MAX
+from iotmq.clock import ManualClock
 from iotmq.message.record import decode_record, encode_batch
 from iotmq.mqtt.topics import matches
 from iotmq.store.store import Store
@@ -19,23 +21,35 @@ from iotmq.store.store import Store
 class Broker:
     def __init__(self, directory: Path, *, messages_max: int = 1000, bytes_max: int = 1 << 20) -> None:
         self.directory = directory
+        self.clock = ManualClock()
         self.limits = {"messages_max": messages_max, "bytes_max": bytes_max}
         self.start()
 
     def start(self) -> None:
         self.store: Store = open_small(
-            self.directory, segment_bytes=1 << 20, allocation_step_bytes=1 << 18, queue_file_entries=5000
+            self.directory,
+            clock=self.clock,
+            segment_bytes=1 << 20,
+            allocation_step_bytes=1 << 18,
+            queue_file_entries=5000,
         )
-        self.projection = RetainedProjection(self.store.key_values(), **self.limits)
+        self.projection = RetainedProjection(self.store.key_values(), self.clock, **self.limits)
         self.store.add_projection(self.projection)
 
     def restart(self) -> None:
         self.store.close()
         self.start()
 
-    def publish(self, *messages: tuple[str, bytes], topic: str = "mqtt", flag: bytes = b"1") -> None:
+    def publish(
+        self,
+        *messages: tuple[str, bytes],
+        topic: str = "mqtt",
+        flag: bytes = b"1",
+        time_to_live_ms: str | None = None,
+    ) -> None:
+        limit = b"" if time_to_live_ms is None else b"MSG_TTL_MS\x01%s\x02" % time_to_live_ms.encode()
         elements = [
-            (body, b"MQTT_TOPIC\x01%s\x02MQTT_RETAIN\x01%s\x02" % (name.encode(), flag), 0)
+            (body, b"MQTT_TOPIC\x01%s\x02MQTT_RETAIN\x01%s\x02" % (name.encode(), flag) + limit, 0)
             for name, body in messages
         ]
         self.store.append(
@@ -168,3 +182,67 @@ def test_looking_up_finds_what_matching_one_by_one_finds(
     for topic_filter in filters:
         expected = sorted(topic.encode() for topic in topics if matches(topic_filter, topic))
         assert broker.find(topic_filter, records_max=records_max) == expected, topic_filter
+
+
+# Messages with an end
+
+
+def test_a_message_whose_time_is_over_is_not_found_and_leaves(broker: Broker) -> None:
+    broker.publish(("a/1", b"x"), ("a/2", b"x"), time_to_live_ms="5000")
+    broker.publish(("a/3", b"stays"))
+    assert broker.find("a/#") == [b"x", b"x", b"stays"]
+    broker.clock.advance(4.999)
+    assert len(broker.find("a/#")) == 3
+    broker.clock.advance(0.001)
+    assert broker.find("a/1") == []
+    assert (broker.projection.count, broker.projection.expired_total) == (2, 1)
+    assert broker.find("a/+") == [b"stays"]
+    assert (broker.projection.count, broker.projection.expired_total) == (1, 2)
+    assert broker.projection.size_bytes == len("a/3") + len(broker.projection.get("a/3") or b"")
+    broker.restart()
+    assert (broker.body("a/1"), broker.body("a/3")) == (None, b"stays")
+
+
+@pytest.mark.parametrize("time_to_live_ms", ["", "-1", "x", "9" * 19, "1e3"])
+def test_what_is_no_time_is_none(broker: Broker, time_to_live_ms: str) -> None:
+    broker.publish(("a", b"MSG_TTL_MS\x011\x02"), time_to_live_ms=time_to_live_ms)
+    broker.clock.advance(1e9)
+    assert broker.find("a") == [b"MSG_TTL_MS\x011\x02"]
+
+
+def test_a_page_passes_over_no_more_of_them_than_it_may_have(broker: Broker) -> None:
+    broker.publish(*((f"a/{number:02}", b"x") for number in range(20)), time_to_live_ms="1")
+    broker.publish(("a/99", b"stays"))
+    broker.clock.advance(1)
+    page = broker.projection.find("a/#", records_max=8, bytes_max=1 << 20)
+    assert (page.records, page.after) == ([], "a/07")
+    assert broker.projection.expired_total == 8
+    assert broker.find("a/#", records_max=8) == [b"stays"]
+    assert broker.projection.expired_total == 20
+
+
+def test_the_sweep_comes_to_all_of_them_some_at_a_time(broker: Broker) -> None:
+    count = SWEEP_RECORDS_MAX + 44
+    broker.publish(*((f"gone/{number:04}", b"x") for number in range(count)), time_to_live_ms="5000")
+    broker.publish(("stays", b"x"))
+    broker.projection.write_out()
+    broker.projection.sweep()
+    broker.projection.sweep()
+    assert broker.projection.count == count + 1
+    broker.clock.advance(SWEEP_PAUSE_S - 1)
+    broker.projection.sweep()
+    assert broker.projection.count == count + 1, "a round is over, and the next has not begun"
+    broker.clock.advance(1)
+    broker.projection.sweep()
+    assert broker.projection.count == count + 1 - SWEEP_RECORDS_MAX
+    broker.projection.sweep()
+    assert (broker.projection.count, broker.projection.expired_total) == (1, count)
+
+
+def test_the_sweep_leaves_what_was_published_since(broker: Broker) -> None:
+    broker.publish(("a", b"old"), ("b", b"old"), time_to_live_ms="1000")
+    broker.projection.write_out()
+    broker.clock.advance(2)
+    broker.publish(("a", b"new"), ("b", b""))
+    broker.projection.sweep()
+    assert (broker.body("a"), broker.body("b"), broker.projection.expired_total) == (b"new", None, 0)
