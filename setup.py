@@ -3,7 +3,9 @@
 ``IOTMQ_BUILD_ONLY`` (module names separated by commas) limits a build to those modules.
 """
 
+import importlib.util
 import os
+import sys
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -66,6 +68,7 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.broker.latencies", ".pyx", []),
     ("iotmq.mqtt.filters", ".pyx", []),
     ("iotmq.mqtt_front.device", ".pyx", []),
+    ("iotmq.mqtt_front.websocket", ".pyx", []),
     ("iotmq.mqtt_front.ingress", ".pyx", []),
     ("iotmq.mqtt_front.message_properties", ".pyx", []),
     ("iotmq.mqtt_front.outgoing", ".pyx", []),
@@ -79,6 +82,18 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.mqtt_front.shared", ".pyx", []),
     ("loadtest.swarm.engine", ".pyx", []),
 ]
+
+# Modules that are built against the classes of a library, which may not be installed yet.
+BUILT_AGAINST: dict[str, str] = {"iotmq.mqtt_front.websocket": "picows"}
+
+
+def can_be_built(name: str) -> bool:
+    """False, and a word about it, when the library is missing that a module is built against."""
+    library = BUILT_AGAINST.get(name)
+    if library is None or importlib.util.find_spec(library) is not None:
+        return True
+    print(f"{name} is left out, because {library} is not installed", file=sys.stderr)
+    return False
 
 
 def extensions() -> list[Extension]:
@@ -97,7 +112,7 @@ def extensions() -> list[Extension]:
             extra_compile_args=["-O3", "-fno-strict-aliasing", "-Wno-unused-function"],
         )
         for name, source, libraries in sources
-        if Path(source).exists()
+        if Path(source).exists() and can_be_built(name)
     ]
 
 

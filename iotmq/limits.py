@@ -162,6 +162,12 @@ TLS_SHUTDOWN_S: Final = 3.0
 TLS_WRITE_BUFFER_BYTES: Final = 64 * 1024
 # The first record of a handshake: its header and what it may have [RFC 8446 section 5.1].
 TLS_HELLO_BYTES_MAX: Final = 5 + 16_384
+# Request line and headers that ask for a WebSocket, its path, and the origins of pages that may open one,
+# with the name of each.
+MQTT_WEBSOCKET_REQUEST_BYTES_MAX: Final = 8 * 1024
+MQTT_WEBSOCKET_PATH_BYTES_MAX: Final = 255
+MQTT_WEBSOCKET_ORIGINS_MAX: Final = 256
+MQTT_WEBSOCKET_ORIGIN_BYTES_MAX: Final = 512
 # Properties of one MQTT 5 packet: those of a message become properties of its record, where they are longer.
 # Topic aliases cost their topic on each connection, one way from the device, one way to it.
 MQTT_PROPERTIES_BYTES_MAX: Final = 12 * 1024

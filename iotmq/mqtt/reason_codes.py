@@ -48,6 +48,9 @@ PAYLOAD_FORMAT_INVALID: Final = Reason("payload_format_invalid", 0x99)
 CONNECTION_RATE_EXCEEDED: Final = Reason("connection_rate_exceeded", 0x9F, 3)
 UNACKNOWLEDGED_OVERFLOW: Final = Reason("unacknowledged_overflow", 0x93)
 NOT_STORED: Final = Reason("not_stored", 0x80)
+# Of a connection that was to carry MQTT in a WebSocket: its request, or a rule of RFC 6455 or section 6.
+WEBSOCKET_REFUSED: Final = Reason("websocket_refused", 0x82)
+WEBSOCKET_ERROR: Final = Reason("websocket_error", 0x82)
 
 PEER_FAULTS: Final = frozenset(
     {
@@ -63,6 +66,8 @@ PEER_FAULTS: Final = frozenset(
         PACKET_TOO_LARGE,
         RECEIVE_MAXIMUM_EXCEEDED,
         QUOTA_EXCEEDED,
+        WEBSOCKET_REFUSED,
+        WEBSOCKET_ERROR,
     }
 )
 

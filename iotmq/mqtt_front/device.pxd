@@ -54,7 +54,7 @@ cdef class DeviceSession:
 
 cdef class Device(ServerConnection):
     cdef readonly DeviceGroup group
-    cdef readonly object transport      # None before connection_made and after connection_lost
+    cdef readonly object transport      # asyncio's or a WebSocketLink; None before connection_made and after connection_lost
     cdef public object peer             # peer.Peer; None in tests that have no listener
     cdef str _client_id
     cdef bytes client_id_utf8           # set with client_id
@@ -78,6 +78,8 @@ cdef class Device(ServerConnection):
     cdef uint8_t _is_paused             # reading stopped, for the rest of the turn or for longer
 
     cdef bint is_for_device(self, OutgoingMessage message, DeliveryOptions* delivery, uint8_t options, const uint32_t* identifiers, uint32_t identifiers_count) except -1
+    cdef int count_input(self, uint32_t size) except -1
+    cdef int after_read(self) except -1
     cdef int _after_input(self) except -1
     cdef int _room_again(self) except -1
     cdef int _resume(self) except -1

@@ -229,21 +229,31 @@ cdef class Device(ServerConnection):
         return self.group._view
 
     def buffer_updated(self, uint32_t size):
+        self.count_input(size)
+        self.last_received_s = self.group.now_s
+        self.receive(self.group._input_data, size)
+        self.after_read()
+
+    cdef int count_input(self, uint32_t size) except -1:
+        """Bytes have come; they count for the device's share of the turn."""
         cdef DeviceGroup group = self.group
         group.received_bytes += size
-        self.last_received_s = group.now_s
         if self._turn != group._turn or not self._turn_bytes:
             self._turn = group._turn
             self._turn_bytes = 0
             group._active_count += 1
             group.schedule_turn()
         self._turn_bytes += size
-        self.receive(group._input_data, size)
+        return 0
+
+    cdef int after_read(self) except -1:
+        """What came was received: handle what it asked for, and read no more in this turn past the share."""
         self._after_input()
-        if self._turn_bytes >= group._read_bytes and not self._is_paused and self.state != STATE_CLOSED:
+        if self._turn_bytes >= self.group._read_bytes and not self._is_paused and self.state != STATE_CLOSED:
             self._is_paused = True
             self.transport.pause_reading()
-            group._yielding.append(self)
+            self.group._yielding.append(self)
+        return 0
 
     cdef int _after_input(self) except -1:
         if self._events is not None or self._unhandled is not None:

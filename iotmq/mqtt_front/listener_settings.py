@@ -17,6 +17,7 @@ WORKER_PLACE: Final = "{worker}"
 
 ENCRYPTED_TRANSPORTS: Final = ("tls", "wss")
 """Those that need a certificate."""
+WEBSOCKET_TRANSPORTS: Final = ("ws", "wss")
 
 
 class CertificateSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,10 +55,11 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         ),
     ]
     transport: Annotated[
-        Literal["tcp", "tls", "unix"],
+        Literal["tcp", "tls", "unix", "ws", "wss"],
         Meta(
-            description="How MQTT is carried: by TCP, by TLS (usually at port 8883), or by a Unix socket for "
-            'this machine only ("unix").'
+            description="How MQTT is carried: by TCP, by TLS (usually at port 8883), by a Unix socket for "
+            'this machine only ("unix"), in WebSockets ("ws", usually at port 8083), or in WebSockets by TLS '
+            '("wss", 8084).'
         ),
     ]
     listen_host: Annotated[
@@ -159,6 +161,34 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             "about half a millisecond of a core.",
         ),
     ] = limits.TLS_HANDSHAKES_MAX
+    websocket_path: Annotated[
+        str,
+        Meta(
+            pattern=r"^/[!->@-~]*$",
+            max_length=limits.MQTT_WEBSOCKET_PATH_BYTES_MAX,
+            description='Where a "ws" or "wss" listener has MQTT; every other path is answered with 404.',
+        ),
+    ] = "/mqtt"
+    websocket_subprotocol_required: Annotated[
+        bool,
+        Meta(
+            description=(
+                "False: a WebSocket client that names no subprotocol is let in, too. MQTT has them name "
+                '"mqtt".'
+            )
+        ),
+    ] = True
+    allowed_origins: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=limits.MQTT_WEBSOCKET_ORIGIN_BYTES_MAX)], ...],
+        Meta(
+            max_length=limits.MQTT_WEBSOCKET_ORIGINS_MAX,
+            description=(
+                "Origins of the web pages whose browsers a WebSocket listener lets in, such as "
+                "https://console.example.com; others are answered with 403. Empty: all. Clients that are no "
+                "browsers name none."
+            ),
+        ),
+    ] = ()
 
     def __post_init__(self) -> None:
         if (self.transport == "unix") != bool(self.socket_path):
@@ -181,6 +211,11 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def needs_client_certificate(self) -> bool:
         """Whether nobody gets in without a certificate that was verified."""
         return bool(self.client_ca_file) and self.client_certificates == "required"
+
+    @property
+    def is_websocket(self) -> bool:
+        """Whether MQTT is in WebSocket frames."""
+        return self.transport in WEBSOCKET_TRANSPORTS
 
     @property
     def is_on_network(self) -> bool:

@@ -10,7 +10,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 import uvloop
@@ -22,7 +22,11 @@ from iotmq.mqtt_front.device import Device
 from iotmq.mqtt_front.listener_settings import ListenerSettings
 from iotmq.mqtt_front.peer import Peer
 
+if TYPE_CHECKING:
+    from iotmq.mqtt_front.websocket_listener import WebSocketListener
+
 MakeDevice: TypeAlias = Callable[[Peer], Device]
+MakeProtocol: TypeAlias = Callable[[Peer], asyncio.BaseProtocol]
 
 _BACKLOG: Final = 4096
 
@@ -52,6 +56,7 @@ class Listeners:
         # Sockets in the file system that are ours to remove.
         self._socket_paths: list[Path] = []
         self._connections: Counter[str] = Counter()
+        self._websockets: list[WebSocketListener] = []
         self.addresses: dict[str, str] = {}
         """Name of a listener that is open -> HOST:PORT, or the path of its socket; in their order."""
 
@@ -76,18 +81,30 @@ class Listeners:
     async def _serve(
         self, loop: asyncio.AbstractEventLoop, settings: ListenerSettings, listener: socket.socket, peer: Peer
     ) -> None:
-        def make() -> Device:
-            return self._make_device(peer)
+        protocol_for = self._protocol_maker(settings)
+
+        def make() -> asyncio.BaseProtocol:
+            return protocol_for(peer)
 
         if settings.is_encrypted:
             _refuse_slow_loop(loop, settings)
             self._arrivals[settings.name] = Arrivals(
-                settings, listener, self._make_device, has_room=self._has_room_for_one
+                settings, listener, protocol_for, has_room=self._has_room_for_one
             )
         elif settings.transport == "unix":
             self._servers.append(await loop.create_unix_server(make, sock=listener, backlog=_BACKLOG))
         else:
             self._servers.append(await loop.create_server(make, sock=listener, backlog=_BACKLOG))
+
+    def _protocol_maker(self, settings: ListenerSettings) -> MakeProtocol:
+        if not settings.is_websocket:
+            return self._make_device
+        # Nobody else needs its libraries.
+        from iotmq.mqtt_front.websocket_listener import WebSocketListener
+
+        listener = WebSocketListener(settings, self._make_device)
+        self._websockets.append(listener)
+        return listener.protocol
 
     def close(self) -> None:
         """Take no more connections; those that are open stay."""
@@ -126,6 +143,8 @@ class Listeners:
             )
             if settings.name in self._arrivals:
                 yield from self._arrivals[settings.name].metrics(labels)
+        for websocket in self._websockets:
+            yield from websocket.metrics()
 
     def _has_room_for_one(self) -> bool:
         return self._has_room(self.arriving_count + 1)
