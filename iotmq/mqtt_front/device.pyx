@@ -200,6 +200,12 @@ cdef class DeviceGroup:
 cdef class DeviceSession:
     """What a session that outlives the connection is told by its device; durable.DurableSession is one."""
 
+    cdef bint send_beside_queues(
+        self, OutgoingMessage message, const DeliveryOptions* delivery, uint32_t identifier
+    ) except -1:
+        """Send a message of QoS 2 that comes from no queue of the session; False when there is no room now."""
+        raise NotImplementedError("a DeviceSession overrides send_beside_queues")
+
     cdef int message_done(self, uint16_t packet_id) except -1:
         """PUBACK or PUBCOMP came."""
         raise NotImplementedError("a DeviceSession overrides message_done")
@@ -363,6 +369,8 @@ cdef class Device(ServerConnection):
             return None
         if is_retained:
             delivery.is_retained = True     # section 3.3.1.3
+        if delivery.qos == 2 and self.session is not None:
+            return self.session.send_beside_queues(message, &delivery, identifier)
         self.send_message(&message.view, &delivery, 0)
         self.group.touch(self)
         return True

@@ -2,6 +2,7 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from iotmq.mqtt_front.device cimport DeviceGroup
 from iotmq.mqtt_front.flight_ring cimport FlightRing
+from iotmq.mqtt_front.held_message cimport HeldMessage
 from iotmq.mqtt_front.kept_session cimport KeptSession, QueueSubscription
 from iotmq.mqtt_front.outgoing cimport OutgoingMessage
 from iotmq.mqtt_front.queue_subscriptions cimport QueueSubscriptions
@@ -25,6 +26,8 @@ cdef class DurableSession(KeptSession):
     cdef list _to_release               # packet ids whose PUBREL waits for the broker
 
     cdef bint send(self, QueueSubscription subscription, int64_t position, OutgoingMessage message) except -1
+    cdef int _hold(self, QueueSubscription subscription, int64_t position, uint16_t packet_id, HeldMessage held) except -1
+    cdef QueueSubscription _without_queue(self, uint32_t queue_id)
     cdef int _remove(self, QueueSubscription subscription) except -1
     cdef int _release_repeated(self, QueueSubscription subscription) except -1
     cdef bint may_replay(self) except -1

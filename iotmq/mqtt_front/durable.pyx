@@ -96,8 +96,7 @@ cdef class DurableSession(KeptSession):
         for flight in opened.in_flight:
             subscription = by_id.get(flight.queue_id)
             if has_no_queue(flight):
-                subscription = QueueSubscription(self, SessionSubscription("", 2, flight.queue_id, 0, 0))
-                subscription.is_ended = True
+                subscription = self._without_queue(flight.queue_id)
             if flight.is_released and subscription is not None:
                 # Taken by the device, and passed over when the queue is read.
                 self._add_flight(subscription, flight.position, flight.packet_id, 2, FLIGHT_RELEASED)
@@ -237,9 +236,7 @@ cdef class DurableSession(KeptSession):
         if delivery.qos == 2:
             if packet_id == 0:
                 packet_id = device.take_packet_id()
-            self._held = [(packet_id, HeldMessage.of(message, &delivery, subscription.identifier))]
-            self._add_flight(subscription, position, packet_id, 2, FLIGHT_SENT)
-            self.egress.reports.persist(self)
+            self._hold(subscription, position, packet_id, HeldMessage.of(message, &delivery, subscription.identifier))
         else:
             packet_id = device.send_message(&message.view, &delivery, packet_id)
             if delivery.qos:
@@ -249,6 +246,33 @@ cdef class DurableSession(KeptSession):
         subscription.next_position = position + 1
         self.move(subscription)
         return True
+
+    cdef int _hold(self, QueueSubscription subscription, int64_t position, uint16_t packet_id, HeldMessage held) except -1:
+        """Send a message of QoS 2 once the broker knows its packet id."""
+        # Another list, because the broker is being told of those in the one before.
+        self._held = [*(self._held or ()), (packet_id, held)]
+        self._add_flight(subscription, position, packet_id, 2, FLIGHT_SENT)
+        return self.egress.reports.persist(self)
+
+    cdef bint send_beside_queues(
+        self, OutgoingMessage message, const DeliveryOptions* delivery, uint32_t identifier
+    ) except -1:
+        """As of DeviceSession; of what is not acknowledged when the connection ends, the packet id is kept."""
+        if not self.subscriptions:
+            return True     # unsubscribed meanwhile
+        self._hold(
+            self._without_queue((<QueueSubscription>self.subscriptions[0]).queue_id),
+            0,
+            self.device.take_packet_id(),
+            HeldMessage.of(message, delivery, identifier),
+        )
+        return True
+
+    cdef QueueSubscription _without_queue(self, uint32_t queue_id):
+        """What packet ids belong to that are only to be released; the broker of the queue remembers them."""
+        cdef QueueSubscription subscription = QueueSubscription(self, SessionSubscription("", 2, queue_id, 0, 0))
+        subscription.is_ended = True
+        return subscription
 
     cdef int missed(self, QueueSubscription subscription) except -1:
         self.fall_behind(subscription)

@@ -362,6 +362,54 @@ async def test_retained_messages_come_with_the_flag_to_who_subscribes_later(
     assert late.retained == 1
 
 
+@pytest.mark.parametrize("end", ["one", "two"])
+async def test_the_packet_id_of_a_retained_message_is_given_to_no_other_before_its_release(
+    site: MqttSite, end: str
+) -> None:
+    """A device that has seen a packet id of QoS 2 takes the next message with it for the same one."""
+    sender, device = await publisher(site), SessionDevice("d")
+    await sender.publish("state", b"retained", 2, is_retained=True)
+    await device.connect(site.fronts["one"])
+    device.is_acknowledging = False
+    assert await device.subscribe(("state", 2), ("live", 2)) == [2, 2]
+    assert await device.receives(1) == [("state", b"retained")]
+    await device.drop()
+    await sender.publish("live", b"1", 2)
+    device.is_acknowledging = True
+    await device.connect(site.fronts[end])
+    await sender.publish("live", b"2", 2)
+    assert (await device.receives(3))[1:] == [("live", b"1"), ("live", b"2")]
+    await device.drop()
+
+
+async def test_many_retained_messages_of_qos_2_come_to_a_kept_session(site: MqttSite) -> None:
+    sender, device = await publisher(site), SessionDevice("d")
+    for number in range(50):
+        await sender.publish(f"r/{number}", b"%d" % number, is_retained=True, qos=2)
+    await device.connect(site.fronts["one"])
+    assert await device.subscribe(("r/#", 2)) == [2]
+    got = await device.receives(50)
+    assert sorted(got) == sorted((f"r/{number}", b"%d" % number) for number in range(50))
+    assert device.retained == 50
+    await device.disconnect()
+
+
+async def test_a_front_end_dies_with_a_retained_message_in_flight(site: MqttSite) -> None:
+    sender, device = SessionDevice("sender"), SessionDevice("d")
+    await sender.connect(site.fronts["two"])
+    await sender.publish("state", b"retained", 2, is_retained=True)
+    await device.connect(site.fronts["one"])
+    device.is_acknowledging = False
+    await device.subscribe(("state", 2), ("live", 2))
+    await device.receives(1)
+    await site.fronts["one"].kill()
+    await sender.publish("live", b"1", 2)
+    device.is_acknowledging = True
+    await device.connect(site.fronts["two"])
+    assert (await device.receives(2))[1:] == [("live", b"1")]
+    await device.drop()
+
+
 async def test_a_wide_filter_over_retained_messages_waits_for_a_slow_device(site: MqttSite) -> None:
     sender, device = await publisher(site), SessionDevice("d")
     for number in range(150):
