@@ -26,6 +26,7 @@ from iotmq.remoting.command import Command
 from iotmq.remoting.server import RequestHandler, ServerConnection
 from iotmq.remoting.signature import ACCESS_KEY, is_signed_with
 from iotmq.store.store import Store
+from iotmq.watched_file import WatchedFiles
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class AccessControl:
         """ConfigError when the file is missing or breaks a rule: nobody would be let in, or the wrong."""
         self.path = path
         self._topic_at = topic_at
+        self._watched = WatchedFiles(path)
         try:
             self._accounts = acl_file.read_accounts(path)
         except FileNotFoundError:
@@ -63,7 +65,6 @@ class AccessControl:
             ) from None
         except (OSError, AclFileError) as error:
             raise ConfigError(f"the accounts in {path} cannot be used: {error}") from error
-        self._seen = _identity(path)
         self._warn_when_open()
         self.refused = dict.fromkeys(_REASONS, 0)
         self.reloads_count = 0
@@ -100,7 +101,7 @@ class AccessControl:
     def use(self, accounts: Accounts) -> None:
         """Put accounts in force that were written by this process just now."""
         self._accounts = accounts
-        self._seen = _identity(self.path)
+        self._watched.remember()
 
     async def reload_repeatedly(self, interval_s: float) -> None:
         """Read the file again whenever it changed. One that breaks a rule changes nothing and is said."""
@@ -110,10 +111,8 @@ class AccessControl:
 
     async def reload(self) -> None:
         """Look at the file once, off the loop."""
-        seen = await asyncio.to_thread(_identity, self.path)
-        if seen == self._seen:
+        if not await self._watched.have_changed():
             return
-        self._seen = seen
         try:
             self._accounts = await asyncio.to_thread(acl_file.read_accounts, self.path)
         except (OSError, AclFileError) as error:
@@ -204,12 +203,3 @@ def _is_permitted(account: Account, need: Need) -> bool:
     if owned & DENY:
         return False
     return bool(owned & (PUB | SUB if need.permission == ANY else need.permission))
-
-
-def _identity(path: Path) -> tuple[int, int, int] | None:
-    """What changes when a file is written anew; None when there is none."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -16,7 +16,6 @@ Keys that are not known here are kept when the broker writes the file; comments 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +27,6 @@ from iotmq.broker.acl_addresses import AddressPattern, parse_address_pattern
 from iotmq.broker.acl_rules import DENY, PUB, SUB
 from iotmq.broker.topics import SCHEDULE_TOPIC
 from iotmq.errors import IotmqError
-from iotmq.store.segment import sync_directory
 
 WHITE_ADDRESSES: Final = "globalWhiteRemoteAddresses"
 ACCOUNTS: Final = "accounts"
@@ -212,26 +210,6 @@ def without_account(data: bytes, access_key: str, *, now_ms: int) -> bytes:
     if len(left) == len(entries):
         raise AclFileError(f"there is no account {access_key[:64]!a}")
     return changed(data, {ACCOUNTS: left}, now_ms=now_ms)
-
-
-def write_private(path: Path, data: bytes) -> None:
-    """Replace the file, readable for its owner only; the former content becomes `.bak`. Raises OSError."""
-    fresh = path.with_name(path.name + ".tmp")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        # One that was left behind keeps the mode it had.
-        os.fchmod(descriptor, 0o600)
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    backup = path.with_name(path.name + ".bak")
-    try:
-        backup.unlink(missing_ok=True)
-        os.link(path, backup)
-    except FileNotFoundError:
-        pass
-    os.replace(fresh, path)
-    sync_directory(str(path.parent))
 
 
 def _entries(data: bytes) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from iotmq.errors import RequestError
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
+from iotmq.store.private_file import write_private
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +150,7 @@ class AclHandler:
         def write() -> acl_file.Accounts:
             data = change(acl_file.read_bytes(access.path))
             accounts = acl_file.parse_accounts(data)
-            acl_file.write_private(access.path, data)
+            write_private(access.path, data)
             return accounts
 
         try:

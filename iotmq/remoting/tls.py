@@ -25,6 +25,7 @@ from iotmq.remoting.tls_context import (
     no_password,
     server_context,
 )
+from iotmq.watched_file import WatchedFiles
 
 logger = logging.getLogger("iotmq.remoting")
 
@@ -95,11 +96,11 @@ class ServerTls:
         self.is_enforced = is_enforced
         self.handshake_timeout_s = handshake_timeout_s
         self.handshakes_max = handshakes_max
+        self._watched = WatchedFiles(*map(Path, settings.files))
         try:
             self.context = server_context(settings)
         except (OSError, ValueError) as error:
             raise ConfigError(f"the certificate cannot be used: {error}") from error
-        self._seen = self._identity()
         # Seconds since 1970 when the first of the certificates expires; None when it cannot be told.
         self.expires_s = self._look_at_expiry()
         self.reloads_count = 0
@@ -113,10 +114,8 @@ class ServerTls:
 
     async def reload(self) -> None:
         """Look at the files once, off the loop."""
-        seen = await asyncio.to_thread(self._identity)
-        if seen == self._seen:
+        if not await self._watched.have_changed():
             return
-        self._seen = seen
         try:
             self.context = await asyncio.to_thread(server_context, self._settings)
         except (OSError, ValueError) as error:
@@ -159,9 +158,6 @@ class ServerTls:
                     extra={"file": certificate.certificate_file, "days": days},
                 )
         return min(expires, default=None)
-
-    def _identity(self) -> list[tuple[int, int, int] | None]:
-        return [_identity(Path(name)) for name in self._settings.files]
 
 
 class TlsSettings(Protocol):
@@ -224,11 +220,3 @@ def client_tls(
         files = ", ".join(name for name in (ca_file, certificate_file, key_file) if name)
         raise ConfigError(f"the TLS files {files or 'of this machine'} cannot be used: {error}") from error
     return context
-
-
-def _identity(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from iotmq import limits
-from iotmq.broker import acl_file
+from iotmq.broker import acl_file, acl_handler
 from iotmq.broker.acl import AccessControl, Guard
 from iotmq.broker.acl_file import AclFileError
 from iotmq.broker.acl_handler import AclHandler
@@ -26,6 +26,7 @@ from iotmq.message.hosts import encode_host
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.signature import Credentials, sign
+from iotmq.store.private_file import write_private
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 
@@ -550,7 +551,7 @@ async def test_a_disk_that_refuses_is_said_and_nothing_changes(
     def full(path: Path, data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(acl_file, "write_private", full)
+    monkeypatch.setattr(acl_handler, "write_private", full)
     response = await Changes(access).ask(51, accessKey="device1")
     assert response.code == 210
     assert "No space left" in str(response.remark)
@@ -568,6 +569,6 @@ def test_a_file_left_behind_by_a_crash_does_not_open_the_next_one_to_others(path
     left = path.with_name(path.name + ".tmp")
     left.write_text("half")
     left.chmod(0o644)
-    acl_file.write_private(path, b"accounts: []")
+    write_private(path, b"accounts: []")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert path.with_name(path.name + ".bak").read_text() == FILE
