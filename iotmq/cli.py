@@ -15,6 +15,7 @@ import iotmq
 from iotmq.admin_command.command import add_admin_command
 from iotmq.errors import ConfigError, IotmqError, StoreError
 from iotmq.sessions_command import add_sessions_command
+from iotmq.users_command import add_users_command
 
 if TYPE_CHECKING:
     from iotmq.assembly import RoleName
@@ -81,6 +82,7 @@ def parser() -> argparse.ArgumentParser:
     _add_consume_command(commands)
     add_admin_command(commands, add_registry_option=_add_registry_option, run=_run_admin)
     add_sessions_command(commands, add_registry_option=_add_registry_option, run=_run_admin)
+    add_users_command(commands, add_config_options=_add_config_options, load=_load)
     return top
 
 

@@ -318,11 +318,14 @@ def _listener_contradictions(mqtt: MqttSettings) -> Iterable[str]:
             and not is_loopback(listener.listen_host)
             and not mqtt.allow_anonymous_remote
             and not listener.needs_client_certificate
+            and not mqtt.authentication.has_to_be_proved
         ):
             yield (
                 f"{place}.listen_host = {toml_value(listener.listen_host)} is refused: anybody who reaches "
                 "this address could publish and subscribe without a name or password\n"
-                "    allowed: a loopback address, or mqtt.allow_anonymous_remote = true where that is meant"
+                "    allowed: a loopback address; mqtt.authentication.users_file without allow_anonymous, so "
+                "that devices have to prove who they are; or mqtt.allow_anonymous_remote = true where that "
+                "is meant"
             )
         if place != "mqtt" and listener.name in names:
             yield (

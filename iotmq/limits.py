@@ -148,8 +148,18 @@ MQTT_CONNECTIONS_MAX: Final = 1_000_000
 MQTT_LISTENERS_MAX: Final = 64
 MQTT_LISTENER_NAME_BYTES_MAX: Final = 32
 UNIX_SOCKET_PATH_BYTES_MAX: Final = 107
-# Authentication data of one CONNECT or AUTH.
+# Authentication of devices: the data of one CONNECT or AUTH, a user's name and password, the file of users,
+# the work one guess at a password may be (RFC 7677 section 4 has the least; the most is a third of a second
+# of a core), its salt, and addresses whose failures are counted.
 MQTT_AUTHENTICATION_DATA_BYTES_MAX: Final = 4 * 1024
+MQTT_USER_NAME_BYTES_MAX: Final = 512
+MQTT_PASSWORD_BYTES_MAX: Final = 8 * 1024
+MQTT_USERS_FILE_BYTES_MAX: Final = 128 * 1024 * 1024
+MQTT_USERS_MAX: Final = 500_000
+SCRAM_ITERATIONS_MIN: Final = 4_096
+SCRAM_ITERATIONS_MAX: Final = 1_000_000
+SCRAM_SALT_BYTES_MAX: Final = 64
+MQTT_FAILING_ADDRESSES_MAX: Final = 16_384
 # Files of one listener that encrypts, the length of a file's name (PATH_MAX of Linux with its zero), how many
 # handshakes begin in one turn of the loop (half a millisecond each), and how long a device may take to say
 # goodbye.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import socket
 import sys
 from collections.abc import Iterable, Mapping
@@ -52,7 +53,7 @@ class MqttWorkers:
         """As server.MqttFront.addresses; known once `start` was called."""
 
     async def start(self) -> None:
-        mqtt = self._config.mqtt
+        mqtt = _with_secret(self._config.mqtt)
         base = mqtt.name or f"{socket.gethostname()}:{os.getpid()}"
         try:
             mqtt = self._hold_ports(mqtt)
@@ -304,6 +305,14 @@ def _of_worker(mqtt: MqttSettings, number: int) -> MqttSettings:
         for listener in mqtt.listeners
     )
     return msgspec.structs.replace(mqtt, listeners=listeners)
+
+
+def _with_secret(mqtt: MqttSettings) -> MqttSettings:
+    """Workers pretend the same salts for names without a user; a device may ask one after the other."""
+    if mqtt.authentication.unknown_users_secret:
+        return mqtt
+    own = msgspec.structs.replace(mqtt.authentication, unknown_users_secret=secrets.token_hex(32))
+    return msgspec.structs.replace(mqtt, authentication=own)
 
 
 def _tell(asked: asyncio.Future[None] | None) -> None:

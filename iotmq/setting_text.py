@@ -102,14 +102,18 @@ def toml_document(config: msgspec.Struct) -> str:
             sections.append((setting.key, value))
         elif value is not None:
             lines.append(f"{setting.key} = {toml_value(value)}")
-    for name, section in sections:
+    while sections:
+        name, section = sections.pop(0)
         lines += ["", f"[{name}]"]
         lists: list[str] = []
+        inside: list[tuple[str, msgspec.Struct]] = []
         for setting in settings_of(type(section)):
             value = getattr(section, setting.key)
             if value is None:
                 continue
-            if element_struct_of(setting.type) and value:
+            if isinstance(value, msgspec.Struct):
+                inside.append((f"{name}.{setting.key}", value))
+            elif element_struct_of(setting.type) and value:
                 for element in value:
                     lists += ["", f"[[{name}.{setting.key}]]"]
                     lists += [
@@ -120,23 +124,35 @@ def toml_document(config: msgspec.Struct) -> str:
             else:
                 lines.append(f"{setting.key} = {toml_value(value)}")
         lines += lists
+        sections = inside + sections
     return "\n".join(lines) + "\n"
 
 
 def reference(config_struct: type[msgspec.Struct]) -> str:
     """Every setting with its allowed values, default and meaning, as Markdown."""
     lines: list[str] = []
-    top = [setting for setting in settings_of(config_struct) if struct_of(setting.type) is None]
-    lines += _table(top)
+    lines += _table(_values_of(config_struct))
     for setting in settings_of(config_struct):
         if struct := struct_of(setting.type):
-            lines += ["", f"### [{setting.key}]", "", setting.description, ""]
-            lines += _table(list(settings_of(struct)))
-            for inner in settings_of(struct):
-                if element := element_struct_of(inner.type):
-                    lines += ["", f"### [[{setting.key}.{inner.key}]]", "", inner.description, ""]
-                    lines += _table(list(settings_of(element)))
+            lines += _section(setting.key, setting.description, struct)
     return "\n".join(lines) + "\n"
+
+
+def _section(name: str, description: str, struct: type[msgspec.Struct]) -> list[str]:
+    """The table of one section, and behind it those of the sections in it."""
+    lines = ["", f"### [{name}]", "", description, "", *_table(_values_of(struct))]
+    for inner in settings_of(struct):
+        if section := struct_of(inner.type):
+            lines += _section(f"{name}.{inner.key}", inner.description, section)
+        elif element := element_struct_of(inner.type):
+            lines += ["", f"### [[{name}.{inner.key}]]", "", inner.description, ""]
+            lines += _table(list(settings_of(element)))
+    return lines
+
+
+def _values_of(struct: type[msgspec.Struct]) -> list[Setting]:
+    """The settings of a section that are not sections themselves."""
+    return [setting for setting in settings_of(struct) if struct_of(setting.type) is None]
 
 
 def _table(settings: list[Setting]) -> list[str]:

@@ -15,11 +15,13 @@ from iotmq.clock import Clock, SystemClock
 from iotmq.metrics import Metric
 from iotmq.mqtt import packets, reason_codes
 from iotmq.mqtt.connection_settings import ConnectionSettings
+from iotmq.mqtt_front.authentication import Authentication, open_authentication
 from iotmq.mqtt_front.auto_subscriptions import AutoSubscriptions
 from iotmq.mqtt_front.deadlines import Deadlines
 from iotmq.mqtt_front.device import Device, DeviceGroup
 from iotmq.mqtt_front.durable import DurableEgress
 from iotmq.mqtt_front.egress import Egress
+from iotmq.mqtt_front.file_authenticator import FileAuthenticator
 from iotmq.mqtt_front.front_metrics import durable_metrics, topic_metrics, traffic_metrics
 from iotmq.mqtt_front.ingress import Ingress
 from iotmq.mqtt_front.listener_settings import TCP_NAME
@@ -55,6 +57,7 @@ class _Parts:
     shared: SharedSubscriptions | None
     subscriptions: Subscriptions
     sessions: ConnectedSessions
+    authentication: Authentication
     sys_topics: SysTopics | None
     listeners: Listeners
 
@@ -97,6 +100,7 @@ class MqttFront:
             topic_aliases_max=settings.topic_aliases_max,
             checks_payload_format=settings.payload_format_checked,
             connect_timeout_s=settings.connect_timeout_s,
+            authentication_methods=FileAuthenticator.methods if settings.authentication.users_file else (),
         )
         self._connections = 0
         self._accepted_total = 0
@@ -120,10 +124,12 @@ class MqttFront:
             await self._gateway.start(self._router.broker_topics, parts.egress, parts.ingress.forget_routes)
             if self._session_port is not None and parts.durable is not None:
                 await self._session_port.start(parts.durable)
+            parts.authentication.start()
             await parts.listeners.open()
             self._is_listening = True
         except BaseException:  # a start that waits for a broker may be cancelled
             parts.listeners.close()
+            parts.authentication.stop()
             await self._stop_ports()
             raise
         if parts.sys_topics is not None:
@@ -178,8 +184,19 @@ class MqttFront:
             is_shared=self._shares_port,
             has_room=self._has_room_beside,
         )
+        authentication = open_authentication(settings, loop, sessions.open, self._clock)
         return _Parts(
-            loop, ingress, group, egress, durable, shared, subscriptions, sessions, sys_topics, listeners
+            loop,
+            ingress,
+            group,
+            egress,
+            durable,
+            shared,
+            subscriptions,
+            sessions,
+            authentication,
+            sys_topics,
+            listeners,
         )
 
     async def stop(self) -> None:
@@ -187,6 +204,7 @@ class MqttFront:
         self._is_stopping = True
         if self._parts is not None:
             self._parts.listeners.close()
+            self._parts.authentication.stop()
         if self._ticker is not None:
             self._ticker.cancel()
         parts = self._parts
@@ -270,6 +288,8 @@ class MqttFront:
             device.close(reason_codes.KEEP_ALIVE_TIMEOUT if is_open else reason_codes.CONNECT_TIMEOUT)
             device.finish()
             self._deadlines.watch(device, now_s)
+        if not is_late:
+            parts.authentication.tick(now_s)
         if parts.sys_topics is not None:
             parts.sys_topics.tick(now_s)
         self._ticker = parts.loop.call_later(_TICK_S, self._tick)
@@ -296,7 +316,7 @@ class MqttFront:
         return self._connections + arriving_count <= self._settings.connections_max
 
     def device_events(self, device: Device, events: Sequence[packets.Event]) -> None:
-        """CONNECT, SUBSCRIBE, UNSUBSCRIBE or DISCONNECT arrived."""
+        """CONNECT, AUTH, SUBSCRIBE, UNSUBSCRIBE or DISCONNECT arrived."""
         parts = self._parts
         assert parts is not None, "the listeners are opened by start()"
         for event in events:
@@ -304,12 +324,14 @@ class MqttFront:
                 if self._is_stopping:
                     device.refuse(reason_codes.SERVER_UNAVAILABLE)
                 else:
-                    parts.sessions.open(device, event)
+                    parts.authentication.connect(device, event)
             elif isinstance(event, packets.Subscribe):
                 parts.subscriptions.subscribe(device, event)
             elif isinstance(event, packets.Unsubscribe):
                 parts.subscriptions.unsubscribe(device, event)
-            elif isinstance(event, packets.Disconnect):
+            elif isinstance(event, packets.Auth):
+                parts.authentication.received(device, event)
+            else:
                 parts.sessions.disconnected(device, event)
 
     def device_lost(self, device: Device) -> None:
@@ -325,6 +347,7 @@ class MqttFront:
             )
         if self._parts is not None:
             self._parts.listeners.lost(device)
+            self._parts.authentication.lost(device)
             self._parts.sessions.lost(device)
         if not self._connections:
             self._all_gone.set()
@@ -384,6 +407,7 @@ class MqttFront:
                 parts.subscriptions.count,
             )
             yield from parts.listeners.metrics()
+            yield from parts.authentication.metrics()
             yield from traffic_metrics(parts.ingress, parts.egress, parts.group)
             yield from topic_metrics(
                 parts.ingress, parts.subscriptions, self._rewrites, self._auto_subscriptions

@@ -94,7 +94,7 @@ class ConnectedSessions:
         device.client_id = client_id
         device.properties = encode_properties({MQTT_CLIENT_ID: client_id})
         if self._keeps_names:
-            device.names = DeviceNames(client_id, connect.user_name).key()
+            device.names = DeviceNames(client_id, device.user or connect.user_name).key()
         device.will = connect.will
         keep_alive_s_max = self._settings.keep_alive_s_max
         if keep_alive_s_max and not 0 < connect.keep_alive_s <= keep_alive_s_max:
@@ -103,7 +103,7 @@ class ConnectedSessions:
         device.expiry_s = 0 if self._port is None else min(asked_s, self._settings.session_expiry_s_max)
         told = self._told(device, connect, asked_s)
         if self._port is None:
-            device.open_session(session_present=False, properties=told)
+            device.open(session_present=False, properties=told)
             self._deadlines.watch(device, self._clock.monotonic_s())
             self._subscribe_automatically(device)
             return

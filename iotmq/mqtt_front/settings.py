@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from iotmq import limits
+from iotmq.mqtt_front.authentication_settings import AuthenticationSettings
 from iotmq.mqtt_front.listener_settings import ListenerSettings, tcp_listener
 from iotmq.mqtt_front.topic_settings import AutoSubscriptionSettings, RewriteSettings
 
@@ -103,11 +104,15 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         bool,
         Meta(
             description=(
-                "Must be true when listen_host is not loopback, because any host that reaches the port may "
-                "then publish and subscribe."
+                "Must be true when listen_host is not loopback and devices do not have to prove who they are "
+                "(mqtt.authentication): any host that reaches the port may then publish and subscribe."
             ),
         ),
     ] = False
+    authentication: Annotated[
+        AuthenticationSettings,
+        Meta(description="Which devices may connect, and how they prove who they are."),
+    ] = AuthenticationSettings()
     connections_max: Annotated[
         int,
         Meta(

@@ -23,7 +23,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"worker_channel"}),
     frozenset({"mqtt_workers"}),
     frozenset({"assembly", "by_hand", "store_tools", "admin_command"}),
-    frozenset({"sessions_command", "mqtt_worker"}),
+    frozenset({"sessions_command", "users_command", "mqtt_worker"}),
     frozenset({"cli"}),
     frozenset({"__main__"}),
 )

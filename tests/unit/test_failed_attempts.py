@@ -1,0 +1,58 @@
+"""Failures by address: a minute, networks, and how many addresses are remembered."""
+
+from __future__ import annotations
+
+import pytest
+
+from iotmq import limits
+from iotmq.mqtt_front.failed_attempts import FailedAttempts
+
+
+def test_a_minute_begins_with_the_first_failure() -> None:
+    failures = FailedAttempts(2)
+    failures.add("192.0.2.1", 10.0)
+    assert not failures.is_exceeded("192.0.2.1", 10.0)
+    failures.add("192.0.2.1", 69.0)
+    assert failures.is_exceeded("192.0.2.1", 69.9)
+    assert not failures.is_exceeded("192.0.2.2", 69.9)
+    assert not failures.is_exceeded("192.0.2.1", 70.0)
+    failures.add("192.0.2.1", 70.0)
+    assert not failures.is_exceeded("192.0.2.1", 70.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("2001:db8::1", "2001:db8::ffff:1", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("fe80::1%eth0", "fe80::2%eth1", True),
+        ("::ffff:192.0.2.1", "192.0.2.1", True),
+        ("not:an:address", "not:an:address", True),
+    ],
+)
+def test_of_ipv6_a_network_counts(one: str, other: str, is_same: bool) -> None:
+    failures = FailedAttempts(1)
+    failures.add(one, 0.0)
+    assert failures.is_exceeded(other, 0.0) is is_same
+
+
+def test_addresses_are_bounded_and_the_oldest_goes() -> None:
+    failures = FailedAttempts(1)
+    for number in range(limits.MQTT_FAILING_ADDRESSES_MAX):
+        failures.add(f"a{number}", 0.0)
+    assert failures.is_exceeded("a0", 0.0)
+    assert len(failures) == limits.MQTT_FAILING_ADDRESSES_MAX
+    failures.add("one more", 0.0)
+    assert len(failures) == limits.MQTT_FAILING_ADDRESSES_MAX
+    assert not failures.is_exceeded("a0", 0.0)
+    assert failures.is_exceeded("a1", 0.0)
+
+
+def test_nothing_is_counted_without_a_limit_or_an_address() -> None:
+    failures = FailedAttempts(0)
+    failures.add("192.0.2.1", 0.0)
+    assert not failures.is_exceeded("192.0.2.1", 0.0)
+    failures = FailedAttempts(1)
+    failures.add(None, 0.0)
+    assert not failures.is_exceeded(None, 0.0)
+    assert len(failures) == 0

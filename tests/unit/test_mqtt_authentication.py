@@ -1,0 +1,730 @@
+"""Who may connect: passwords, exchanges of AUTH packets, certificates and nobody, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from eventually import soon
+from fake_gateway import RawClient, ScriptedGateway, connect_packet
+from mqtt5_oracle import read_properties
+from scram_client import ScramClient
+
+from iotmq import limits
+from iotmq.clock import ManualClock
+from iotmq.config import config_from_table
+from iotmq.errors import ConfigError
+from iotmq.mqtt import packets
+from iotmq.mqtt.packets import Will
+from iotmq.mqtt.properties import NO_PROPERTIES, Properties
+from iotmq.mqtt_front import password_checks, server
+from iotmq.mqtt_front.device import Device
+from iotmq.mqtt_front.file_authenticator import FileAuthenticator
+from iotmq.mqtt_front.peer import Peer
+from iotmq.mqtt_front.scram import make_verifier
+from iotmq.mqtt_front.server import MqttFront
+from iotmq.mqtt_front.users_file import write_users
+
+METHOD = "SCRAM-SHA-256"
+WAY = "iotmq_mqtt_authenticated_total"
+REFUSED = "iotmq_mqtt_authentication_refused_total"
+AGAIN = 0x19
+
+
+@pytest.fixture
+def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
+    return uvloop.EventLoopPolicy()
+
+
+@pytest.fixture(autouse=True)
+def quick_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests move the clock; the tick only has to come soon after."""
+    monkeypatch.setattr(server, "_TICK_S", 0.01)
+
+
+@pytest.fixture(scope="module")
+def lines() -> dict[str, str]:
+    """A line for each user whose password is the name backwards."""
+    return {name: f"{name}:{make_verifier(name[::-1].encode(), iterations=4_096)}\n" for name in USERS}
+
+
+USERS = ("pump", "valve", "größe", "c,d=e")
+
+
+class Site:
+    """A front end with a file of users."""
+
+    def __init__(self, path: Path, settings: dict[str, Any], mqtt: dict[str, Any]) -> None:
+        self.path = path
+        self.clock = ManualClock()
+        self.gateway = ScriptedGateway()
+        table = {"listen_port": 0, **mqtt, "authentication": {"users_file": str(path), **settings}}
+        self.front = MqttFront(config_from_table({"mqtt": table}).mqtt, self.gateway, clock=self.clock)
+
+    async def dial(self) -> RawClient:
+        return await RawClient.dial(self.front.port)
+
+    async def answer(self, packet: bytes) -> tuple[int, bytes]:
+        """What a CONNECT is answered first."""
+        client = await self.dial()
+        client.send(packet)
+        return await client.packet()
+
+    async def code(self, user: str | None = None, password: bytes | None = None, **fields: Any) -> int:
+        """The code of the CONNACK; after a refusal the connection ends."""
+        client = await self.dial()
+        client.send(connect_packet("", user_name=user, password=password, **fields))
+        first, body = await client.packet()
+        assert first == packets.CONNACK << 4
+        if body[1]:
+            assert await client.rest() == b""
+        client.close()
+        return body[1]
+
+    def number(self, name: str, **labels: str) -> float:
+        return sum(
+            metric.value
+            for metric in self.front.metrics()
+            if metric.name == name and dict(metric.labels).items() >= labels.items()
+        )
+
+    @property
+    def devices(self) -> list[Device]:
+        assert self.front._parts is not None
+        return list(self.front._parts.sessions.devices())
+
+    @property
+    def authenticator(self) -> FileAuthenticator:
+        assert self.front._parts is not None
+        found = self.front._parts.authentication._authenticator
+        assert isinstance(found, FileAuthenticator)
+        return found
+
+
+@asynccontextmanager
+async def running(path: Path, mqtt: dict[str, Any] | None = None, **settings: Any) -> AsyncIterator[Site]:
+    site = Site(path, settings, mqtt or {})
+    await site.front.start()
+    try:
+        yield site
+    finally:
+        await site.front.stop()
+
+
+@pytest.fixture
+def path(tmp_path: Path, lines: dict[str, str]) -> Path:
+    path = tmp_path / "users"
+    write_users(path, "".join(lines.values()).encode())
+    return path
+
+
+@pytest.fixture
+async def site(path: Path) -> AsyncIterator[Site]:
+    async with running(path) as site:
+        yield site
+
+
+class Gate:
+    """Holds every comparison of passwords until it is opened."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.count = 0
+
+    def __call__(self, *args: Any) -> bool:
+        self.count += 1
+        self.opened.wait(20)
+        return original(*args)
+
+
+original = password_checks.is_password_of
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate()
+    monkeypatch.setattr(password_checks, "is_password_of", gate)
+    yield gate
+    gate.opened.set()
+
+
+LEVELS = [{"protocol_level": 3}, {"protocol_level": 4}, {"protocol_level": 5}]
+
+
+# Passwords
+
+
+@pytest.mark.parametrize("fields", LEVELS)
+async def test_the_right_password_opens_a_session_and_it_is_known_whose(
+    site: Site, fields: dict[str, int]
+) -> None:
+    client = await site.dial()
+    client.send(connect_packet("d", user_name="pump", password=b"pmup", **fields) + packets.PINGREQ_PACKET)
+    assert (await client.packet())[1][:2] == b"\0\0"
+    assert await client.packet() == (packets.PINGRESP << 4, b"")
+    (device,) = site.devices
+    assert device.user == "pump"
+    (name,) = (name for name in site.authenticator._users if name == "pump")
+    assert device.user is name, "one text for all connections of a user"
+    assert site.number(WAY, how="password") == 1
+
+
+@pytest.mark.parametrize(
+    ("user", "password", "cause", "code"),
+    [
+        ("pump", b"pump", "password", 4),
+        ("pump", b"", "credentials", 4),
+        ("pump", b"pmup\0", "credentials", 4),
+        ("pump", b"\xff\xfe", "password", 4),
+        ("Pump", b"pmup", "user", 4),
+        ("nobody", b"pmup", "user", 4),
+        ("", b"pmup", "credentials", 4),
+        ("pump", None, "credentials", 4),
+        ("n" * limits.MQTT_USER_NAME_BYTES_MAX, b"x", "user", 4),
+        ("n" * (limits.MQTT_USER_NAME_BYTES_MAX + 1), b"x", "credentials", 4),
+        ("pump", b"p" * limits.MQTT_PASSWORD_BYTES_MAX, "password", 4),
+        ("pump", b"p" * (limits.MQTT_PASSWORD_BYTES_MAX + 1), "credentials", 4),
+        ("\u0627a", b"x", "credentials", 4),
+        (None, None, "anonymous", 5),
+    ],
+)
+async def test_refusals_by_cause(
+    site: Site, user: str | None, password: bytes | None, cause: str, code: int
+) -> None:
+    assert await site.code(user, password) == code
+    v5_code = {4: 0x86, 5: 0x87}[code]
+    assert await site.code(user, password, protocol_level=5) == v5_code
+    assert site.number(REFUSED, cause=cause) == site.number(REFUSED) == 2
+    assert site.number("iotmq_mqtt_sessions") == 0
+
+
+async def test_mqtt_5_has_passwords_without_a_user_name_and_they_are_nobody_s(site: Site) -> None:
+    assert await site.code(None, b"pmup", protocol_level=5) == 0x86
+    assert site.number(REFUSED, cause="credentials") == 1
+
+
+async def test_names_and_passwords_are_compared_in_their_saslprep_form(site: Site) -> None:
+    assert await site.code("gr\N{SOFT HYPHEN}o\N{COMBINING DIAERESIS}ße", "eßörg".encode()) == 0
+    assert await site.code("c,d=e", b"e=d,c") == 0
+
+
+async def test_a_password_that_was_right_is_not_hashed_again(site: Site) -> None:
+    for _ in range(3):
+        assert await site.code("pump", b"pmup") == 0
+    assert await site.code("pump", b"pump") == 4
+    assert await site.code("pump", b"pmup") == 0
+    assert site.number("iotmq_mqtt_password_checks_total") == 2
+    assert site.number(WAY, how="remembered") == 3
+    assert site.number("iotmq_mqtt_passwords_remembered") == 1
+
+
+async def test_as_many_are_remembered_as_the_settings_say(path: Path) -> None:
+    async with running(path, verified_max=1) as site:
+        for user, password in (
+            ("pump", b"pmup"),
+            ("valve", b"evlav"),
+            ("valve", b"evlav"),
+            ("pump", b"pmup"),
+        ):
+            assert await site.code(user, password) == 0
+        assert site.number("iotmq_mqtt_password_checks_total") == 3
+    async with running(path, verified_max=0) as site:
+        for _ in range(2):
+            assert await site.code("pump", b"pmup") == 0
+        assert site.number("iotmq_mqtt_password_checks_total") == 2
+
+
+async def test_anonymous_devices_where_they_are_allowed(path: Path) -> None:
+    async with running(path, allow_anonymous=True) as site:
+        assert await site.code() == 0
+        assert await site.code("pump", b"wrong") == 4
+        assert await site.code("nobody", None) == 4
+        assert site.number(WAY, how="anonymous") == 1
+
+
+async def test_without_a_file_names_and_passwords_mean_nothing() -> None:
+    front = MqttFront(config_from_table({"mqtt": {"listen_port": 0}}).mqtt, ScriptedGateway())
+    await front.start()
+    client = await RawClient.connect(front.port, "d", user_name="root", password=b"x")
+    assert front._parts is not None
+    (device,) = front._parts.sessions.devices()
+    assert device.user is None, "nobody has proved it"
+    client.close()
+    await front.stop()
+
+
+async def test_what_is_refused_is_logged_without_the_password(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    assert await site.code("pump", b"secret-of-mine") == 4
+    (record,) = (record for record in caplog.records if record.message == "a device may not connect")
+    assert (record.cause, record.user, record.address) == ("password", "pump", "127.0.0.1")
+    assert "secret" not in str(vars(record))
+
+
+# Overload
+
+
+async def test_what_waits_for_a_thread_is_bounded_and_not_read(path: Path, gate: Gate) -> None:
+    async with running(path, threads=1, waiting_max=2) as site:
+        clients = [await site.dial() for _ in range(5)]
+        for number, client in enumerate(clients):
+            client.send(
+                connect_packet(f"d{number}", user_name="pump", password=b"pmup") + packets.PINGREQ_PACKET
+            )
+            if number < 3:
+                waiting = max(0, number)
+                await soon(
+                    lambda waiting=waiting: (
+                        site.number("iotmq_mqtt_password_checks_waiting") == waiting and gate.count
+                    ),
+                    "it waits",
+                )
+        assert (await clients[3].packet())[1] == b"\0\3"
+        assert (await clients[4].packet())[1] == b"\0\3"
+        assert await site.code("pump", b"pmup", protocol_level=5) == 0x89
+        assert site.number(REFUSED, cause="busy") == 3
+        gate.opened.set()
+        for client in clients[:3]:
+            assert await client.packet() == (packets.CONNACK << 4, b"\0\0")
+            assert await client.packet() == (packets.PINGRESP << 4, b"")
+
+
+async def test_a_connection_that_has_gone_is_not_looked_at(path: Path, gate: Gate) -> None:
+    async with running(path, threads=1) as site:
+        clients = [await site.dial() for _ in range(3)]
+        for number, client in enumerate(clients):
+            client.send(connect_packet(f"d{number}", user_name="pump", password=b"wrong"))
+        await soon(lambda: site.number("iotmq_mqtt_password_checks_waiting") == 2, "they wait")
+        for client in clients:
+            client.abort()
+        await soon(lambda: site.number("iotmq_mqtt_connections") <= 3, "the front end knows")
+        # A connection that is not read is known to be gone when it is written to, or by its time.
+        site.clock.advance(limits.MQTT_CONNECT_TIMEOUT_S + 1)
+        await soon(lambda: site.number("iotmq_mqtt_connections") == 0, "they are gone")
+        gate.opened.set()
+        await soon(lambda: site.number("iotmq_mqtt_password_checks_waiting") == 0, "nobody waits")
+        assert await site.code("valve", b"evlav") == 0
+        assert gate.count == 2
+        assert site.number(REFUSED) == 0
+
+
+async def test_a_password_has_the_time_of_a_connect(path: Path, gate: Gate) -> None:
+    async with running(path) as site:
+        client = await site.dial()
+        client.send(connect_packet("d", user_name="pump", password=b"pmup", protocol_level=5))
+        await soon(lambda: gate.count, "it is looked at")
+        site.clock.advance(limits.MQTT_CONNECT_TIMEOUT_S + 1)
+        assert (await client.packet())[1][1] == 0x80
+        gate.opened.set()
+        await soon(lambda: site.number("iotmq_mqtt_password_checks_total") == 1, "it was looked at")
+        assert site.number("iotmq_mqtt_sessions") == 0
+        assert site.number("iotmq_mqtt_closed_total", reason="connect_timeout") == 1
+
+
+async def test_a_front_end_that_stops_waits_for_no_password(path: Path, gate: Gate) -> None:
+    async with running(path) as site:
+        client = await site.dial()
+        client.send(connect_packet("d", user_name="pump", password=b"pmup"))
+        await soon(lambda: gate.count, "it is looked at")
+    assert await client.rest() in (b"", packets.encode_connack(3, session_present=False))
+
+
+async def test_other_devices_are_served_while_passwords_are_looked_at(path: Path, gate: Gate) -> None:
+    gate.opened.set()
+    async with running(path, threads=1) as site:
+        other = await RawClient.connect(site.front.port, "other", user_name="valve", password=b"evlav")
+        gate.opened.clear()
+        clients = [await site.dial() for _ in range(8)]
+        for number, client in enumerate(clients):
+            client.send(connect_packet(f"d{number}", user_name="pump", password=b"pmup"))
+        await soon(lambda: site.number("iotmq_mqtt_password_checks_waiting") == 7, "they wait")
+        await other.ping()
+        gate.opened.set()
+        for client in clients:
+            assert await client.packet() == (packets.CONNACK << 4, b"\0\0")
+
+
+async def test_an_address_that_fails_too_often_has_to_wait(path: Path) -> None:
+    async with running(path, failures_per_minute_max=2) as site:
+        assert await site.code("valve", b"evlav") == 0
+        for _ in range(2):
+            assert await site.code("pump", b"wrong") == 4
+        assert await site.code("pump", b"pmup") == 3
+        assert await site.code("pump", b"pmup", protocol_level=5) == 0x9F
+        assert (await site.answer(scram_connect(ScramClient("pump", "pmup"))))[1][1] == 0x9F
+        assert await site.code("valve", b"evlav") == 0, "remembered"
+        assert site.number(REFUSED, cause="address") == 3
+        site.clock.advance(60)
+        assert await site.code("pump", b"pmup") == 0
+
+
+# The file
+
+
+async def test_changes_of_the_file_count_at_once_and_connections_stay(
+    site: Site, path: Path, lines: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    client = await RawClient.connect(site.front.port, "d", user_name="pump", password=b"pmup")
+    other = make_verifier(b"other", iterations=4_096)
+    write_users(path, f"pump:{other}\n".encode())
+    await site.authenticator.reload()
+    assert await site.code("pump", b"pmup") == 4
+    assert await site.code("pump", b"other") == 0
+    assert await site.code("valve", b"evlav") == 4
+    await client.ping()
+    assert site.number("iotmq_mqtt_users") == 1
+    assert site.number("iotmq_mqtt_users_reloads_total") == 1
+    write_users(path, f"{lines['valve']}pump:broken\n".encode())
+    await site.authenticator.reload()
+    assert await site.code("pump", b"other") == 0
+    assert site.number("iotmq_mqtt_users_failed_reloads_total") == 1
+    assert any("line 2" in str(vars(record)) for record in caplog.records)
+    await asyncio.to_thread(path.unlink)
+    await site.authenticator.reload()
+    assert await site.code("pump", b"other") == 0
+    assert site.number("iotmq_mqtt_users_failed_reloads_total") == 2
+    write_users(path, lines["valve"].encode())
+    await site.authenticator.reload()
+    assert await site.code("valve", b"evlav") == 0
+    assert await site.code("pump", b"other") == 4
+
+
+async def test_the_file_is_looked_at_by_itself_while_devices_connect(
+    path: Path, lines: dict[str, str]
+) -> None:
+    async with running(path, reload_interval_s=0.01) as site:
+        for number in range(5):
+            write_users(
+                path, (lines["pump"] + f"new{number}:{make_verifier(b'x', iterations=4_096)}\n").encode()
+            )
+            await soon(
+                lambda number=number: site.number("iotmq_mqtt_users_reloads_total") == number + 1,
+                "it is read",
+                step_s=0.001,
+            )
+            assert await site.code("pump", b"pmup") == 0
+            assert await site.code(f"new{number}", b"x") == 0
+            assert await site.code("valve", b"evlav") == 4
+
+
+async def test_a_user_who_is_removed_while_the_password_is_looked_at_is_none(
+    path: Path, gate: Gate, lines: dict[str, str]
+) -> None:
+    async with running(path) as site:
+        client = await site.dial()
+        client.send(connect_packet("d", user_name="pump", password=b"pmup"))
+        await soon(lambda: gate.count, "it is looked at")
+        write_users(path, lines["valve"].encode())
+        await site.authenticator.reload()
+        gate.opened.set()
+        assert (await client.packet())[1] == b"\0\4"
+
+
+@pytest.mark.parametrize(
+    ("content", "what"), [(None, "iotmq users add NAME --file"), ("user:x\n", "line 1: it is not name")]
+)
+async def test_a_front_end_does_not_start_without_users_it_can_read(
+    tmp_path: Path, content: str | None, what: str
+) -> None:
+    if content is not None:
+        (tmp_path / "users").write_text(content)
+    with pytest.raises(ConfigError, match=what):
+        async with running(tmp_path / "users"):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("authentication", "is_taken"),
+    [
+        ({}, False),
+        ({"allow_anonymous": True}, False),
+        ({"users_file": "users"}, True),
+        ({"users_file": "users", "allow_anonymous": True}, False),
+    ],
+)
+def test_beyond_loopback_devices_have_to_prove_who_they_are(
+    authentication: dict[str, Any], is_taken: bool
+) -> None:
+    table = {"mqtt": {"listen_host": "0.0.0.0", "authentication": authentication}}
+    if is_taken:
+        assert config_from_table(table).mqtt.authentication.has_to_be_proved
+    else:
+        with pytest.raises(ConfigError, match=r"mqtt\.authentication\.users_file without allow_anonymous"):
+            config_from_table(table)
+
+
+# Certificates
+
+
+_device_connected = MqttFront.device_connected
+
+
+def as_peer(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> None:
+    """Every connection has this of its listener."""
+    real = _device_connected
+
+    def connected(self: MqttFront, device: Device) -> None:
+        device.peer = Peer(device.peer.listener, **fields)
+        real(self, device)
+
+    monkeypatch.setattr(MqttFront, "device_connected", connected)
+
+
+async def test_the_name_of_a_certificate_is_the_user_where_the_listener_says_so(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_peer(monkeypatch, certificate_identity="meter-7", is_certificate_user=True)
+    assert await site.code() == 0
+    client = await RawClient.connect(site.front.port, "d", user_name="pump", password=b"wrong")
+    assert [device.user for device in site.devices] == ["meter-7"]
+    assert site.number(WAY, how="certificate") == 2
+    client.close()
+
+
+async def test_else_a_certificate_proves_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_peer(monkeypatch, certificate_identity="meter-7")
+    assert await site.code() == 5
+    assert await site.code("pump", b"pmup") == 0
+    as_peer(monkeypatch, is_certificate_user=True)
+    assert await site.code() == 5
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "a\nb", "n" * (limits.MQTT_USER_NAME_BYTES_MAX + 1)])
+async def test_names_of_certificates_that_are_none_for_a_user(
+    site: Site, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    as_peer(monkeypatch, certificate_identity=name, is_certificate_user=True)
+    assert await site.code() == 5
+    assert site.number(REFUSED, cause="certificate") == 1
+
+
+async def test_the_address_a_proxy_says_is_the_one_that_counts(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(path, failures_per_minute_max=1) as site:
+        as_peer(monkeypatch, address="192.0.2.1")
+        assert await site.code("pump", b"wrong") == 4
+        assert await site.code("pump", b"wrong") == 3
+        as_peer(monkeypatch, address="192.0.2.2")
+        assert await site.code("pump", b"wrong") == 4
+
+
+# Exchanges
+
+
+def scram_connect(client: ScramClient | None, client_id: str = "d", **fields: Any) -> bytes:
+    properties = Properties(
+        authentication_method=METHOD, authentication_data=None if client is None else client.first()
+    )
+    return connect_packet(client_id, protocol_level=5, properties=properties, **fields)
+
+
+def auth(data: bytes | None, code: int = 0x18, method: str = METHOD) -> bytes:
+    return packets.encode_auth(code, Properties(authentication_method=method, authentication_data=data))
+
+
+async def read(client: RawClient) -> tuple[int, int, dict[str, Any]]:
+    """(packet type, reason code, properties) of the next packet."""
+    first, body = await client.packet()
+    kind = first >> 4
+    at = 2 if kind == packets.CONNACK else 1
+    return kind, body[at - 1], read_properties(body[at:], kind)[1]
+
+
+async def answered(client: RawClient, scram: ScramClient) -> tuple[int, int, dict[str, Any]]:
+    """Answer the server's question, and what it says to that."""
+    kind, code, properties = await read(client)
+    assert (kind, code) == (packets.AUTH, 0x18)
+    assert properties["authentication_method"] == METHOD
+    client.send(auth(scram.final(properties["authentication_data"])))
+    return await read(client)
+
+
+async def connected(site: Site, user: str = "pump") -> tuple[RawClient, ScramClient]:
+    client, scram = await site.dial(), ScramClient(user, user[::-1])
+    client.send(scram_connect(scram))
+    kind, code, properties = await answered(client, scram)
+    assert (kind, code) == (packets.CONNACK, 0)
+    assert scram.is_server(properties["authentication_data"])
+    return client, scram
+
+
+@pytest.mark.parametrize("user", USERS)
+async def test_an_exchange_by_scram(site: Site, user: str) -> None:
+    client, _ = await connected(site, user)
+    await client.ping()
+    assert [device.user for device in site.devices] == [user]
+    assert site.number(WAY, how="exchange") == 1
+    assert site.number("iotmq_mqtt_password_checks_total") == 0, "nothing is hashed"
+
+
+async def test_a_connect_without_data_is_asked_for_it(site: Site) -> None:
+    client, scram = await site.dial(), ScramClient("pump", "pmup")
+    client.send(scram_connect(None))
+    assert await read(client) == (packets.AUTH, 0x18, {"authentication_method": METHOD})
+    client.send(auth(scram.first()))
+    assert (await answered(client, scram))[:2] == (packets.CONNACK, 0)
+    client = await site.dial()
+    client.send(scram_connect(None))
+    await read(client)
+    client.send(auth(None))
+    assert (await read(client))[:2] == (packets.CONNACK, 0x87)
+
+
+@pytest.mark.parametrize(("user", "password"), [("pump", "pump"), ("nobody", "pmup"), ("pump", "")])
+async def test_an_exchange_that_proves_nothing_is_refused_after_its_last_step(
+    site: Site, user: str, password: str
+) -> None:
+    client, scram = await site.dial(), ScramClient(user, password)
+    client.send(scram_connect(scram))
+    assert (await answered(client, scram))[:2] == (packets.CONNACK, 0x87)
+    assert await client.rest() == b""
+    assert site.number(REFUSED, cause="exchange") == 1
+    assert site.number("iotmq_mqtt_sessions") == 0
+
+
+@pytest.mark.parametrize("flag", ["p=tls-unique,,", "n,a=other,"])
+async def test_what_scram_offers_and_we_do_not_is_refused_at_once(site: Site, flag: str) -> None:
+    scram = ScramClient("pump", "pmup", flag=flag)
+    kind, body = await site.answer(scram_connect(scram))
+    assert (kind >> 4, body[1]) == (packets.CONNACK, 0x87)
+
+
+async def test_methods_that_are_not_there(site: Site) -> None:
+    properties = Properties(authentication_method="SCRAM-SHA-1", authentication_data=b"n,,n=pump,r=x")
+    _, body = await site.answer(connect_packet("d", protocol_level=5, properties=properties))
+    assert body[1] == 0x8C
+
+
+async def test_a_will_of_a_device_that_proves_nothing_is_none(path: Path) -> None:
+    async with running(path) as site:
+        will = Will("gone", b"", 0, False)
+        client, scram = await site.dial(), ScramClient("pump", "wrong")
+        client.send(scram_connect(scram, will=will._replace(properties=NO_PROPERTIES)))
+        assert (await answered(client, scram))[:2] == (packets.CONNACK, 0x87)
+        assert await client.rest() == b""
+        assert await site.code("pump", b"wrong", will=will) == 4
+        client = await RawClient.connect(site.front.port, "e", user_name="pump", password=b"pmup", will=will)
+        client.abort()
+        await soon(lambda: site.gateway.handed, "the will of one who may")
+        assert sum(len(handed.messages) for handed in site.gateway.handed) == 1
+
+
+async def test_a_client_that_does_not_answer_has_the_time_of_a_connect(site: Site) -> None:
+    client = await site.dial()
+    client.send(scram_connect(ScramClient("pump", "pmup")))
+    await client.packet()
+    site.clock.advance(limits.MQTT_CONNECT_TIMEOUT_S + 1)
+    assert (await read(client))[:2] == (packets.CONNACK, 0x80)
+    await soon(lambda: site.number("iotmq_mqtt_closed_total", reason="connect_timeout") == 1, "closed")
+    assert site.front._parts is not None
+    assert not site.front._parts.authentication._running
+
+
+async def test_what_is_no_auth_ends_the_exchange(site: Site) -> None:
+    client = await site.dial()
+    client.send(scram_connect(ScramClient("pump", "pmup")))
+    await client.packet()
+    client.send(packets.PINGREQ_PACKET)
+    assert (await read(client))[:2] == (packets.CONNACK, 0x82)
+    assert await client.rest() == b""
+    assert site.front._parts is not None
+    await soon(lambda: site.number("iotmq_mqtt_connections") == 0, "gone")
+    assert not site.front._parts.authentication._running
+
+
+async def test_re_authentication_with_traffic_between_its_packets(site: Site) -> None:
+    client, _ = await connected(site)
+    for _ in range(3):
+        scram = ScramClient("pump", "pmup")
+        client.send(auth(scram.first(), AGAIN) + packets.PINGREQ_PACKET)
+        assert await client.packet() == (packets.PINGRESP << 4, b"")
+        kind, code, properties = await read(client)
+        assert (kind, code) == (packets.AUTH, 0x18)
+        client.send(packets.PINGREQ_PACKET + auth(scram.final(properties["authentication_data"])))
+        assert await client.packet() == (packets.PINGRESP << 4, b"")
+        kind, code, properties = await read(client)
+        assert (kind, code) == (packets.AUTH, 0)
+        assert scram.is_server(properties["authentication_data"])
+    assert site.number(WAY, how="again") == 3
+
+
+@pytest.mark.parametrize(("user", "password"), [("pump", "wrong"), ("nobody", "x"), ("valve", "evlav")])
+async def test_re_authentication_that_fails_or_is_another_user_s(
+    site: Site, user: str, password: str
+) -> None:
+    client, _ = await connected(site)
+    scram = ScramClient(user, password)
+    client.send(auth(scram.first(), AGAIN))
+    assert (await answered(client, scram))[:2] == (packets.DISCONNECT, 0x87)
+    assert await client.rest() == b""
+
+
+@pytest.mark.parametrize(
+    ("packet", "code"),
+    [
+        (auth(b"x"), 0x82),
+        (auth(b"x", AGAIN, "SCRAM-SHA-1"), 0x82),
+        (auth(b"x", AGAIN), 0x87),
+        (auth(b"x" * (limits.MQTT_AUTHENTICATION_DATA_BYTES_MAX + 1), AGAIN), 0x97),
+    ],
+)
+async def test_auth_on_a_live_connection_that_is_wrong(site: Site, packet: bytes, code: int) -> None:
+    client, _ = await connected(site)
+    client.send(packet)
+    assert (await read(client))[:2] == (packets.DISCONNECT, code)
+
+
+async def test_re_authentication_may_not_take_longer_than_a_connect(site: Site) -> None:
+    client, _ = await connected(site)
+    client.send(auth(ScramClient("pump", "pmup").first(), AGAIN))
+    await client.packet()
+    await client.ping()
+    site.clock.advance(limits.MQTT_CONNECT_TIMEOUT_S + 1)
+    assert (await read(client))[:2] == (packets.DISCONNECT, 0x87)
+    assert site.number(REFUSED, cause="timeout") == 1
+
+
+async def test_a_user_who_was_removed_cannot_authenticate_again(
+    site: Site, path: Path, lines: dict[str, str]
+) -> None:
+    client, _ = await connected(site)
+    scram = ScramClient("pump", "pmup")
+    client.send(auth(scram.first(), AGAIN))
+    kind, _, properties = await read(client)
+    assert kind == packets.AUTH
+    write_users(path, lines["valve"].encode())
+    await site.authenticator.reload()
+    client.send(auth(scram.final(properties["authentication_data"])))
+    assert (await read(client))[:2] == (packets.DISCONNECT, 0x87)
+
+
+async def test_names_without_a_user_are_asked_what_users_are_asked(path: Path, lines: dict[str, str]) -> None:
+    """The same salt each time, also at another front end with the same secret, and iterations as usual."""
+    write_users(path, "".join(line.replace("$4096:", "$5000:") for line in lines.values()).encode())
+
+    async def asked(site: Site, user: str) -> str:
+        client, scram = await site.dial(), ScramClient(user, "x")
+        client.send(scram_connect(scram))
+        properties = (await read(client))[2]
+        return properties["authentication_data"].decode().partition(",")[2]
+
+    questions = []
+    for _ in range(2):
+        async with running(path, unknown_users_secret="of the fleet") as site:
+            questions += [await asked(site, "nobody"), await asked(site, "nobody")]
+            known = await asked(site, "pump")
+            assert await asked(site, "someone") not in questions
+    assert len(set(questions)) == 1
+    assert len(questions[0]) == len(known)
+    assert questions[0].endswith(",i=5000")
+    assert known.endswith(",i=5000")
