@@ -170,6 +170,9 @@ TLS_HANDSHAKES_PER_TURN: Final = 4
 TLS_SHUTDOWN_S: Final = 3.0
 # Bytes for a device that TLS holds back before writing pauses, as a TCP transport does.
 TLS_WRITE_BUFFER_BYTES: Final = 64 * 1024
+# A header of the PROXY protocol, networks that may send one.
+PROXY_HEADER_BYTES_MAX: Final = 4_096
+PROXY_NETWORKS_MAX: Final = 256
 # The first record of a handshake: its header and what it may have [RFC 8446 section 5.1].
 TLS_HELLO_BYTES_MAX: Final = 5 + 16_384
 # Request line and headers that ask for a WebSocket, its path, and the origins of pages that may open one,

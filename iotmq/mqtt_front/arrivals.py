@@ -1,10 +1,11 @@
-"""Connections on their way in: what comes before MQTT, which is a handshake of TLS.
+"""Connections on their way in: what comes before MQTT, which is a header of a proxy or a handshake of TLS.
 
-Operations: accept, wait for a ClientHello, shake hands. Goals: a connection that says nothing, or half of
-something, costs a socket and a timer, no transport and no buffer; a flood of handshakes costs the devices
-that are connected at most a few milliseconds in a turn of the loop. Plan: bytes are peeked at in the kernel
-until they are what a handshake begins with, in whole; then so many of these begin in a turn, and so many are
-under way at a time. What is peeked at stays, so the transport starts with an untouched socket.
+Operations: accept, read a header, wait for a ClientHello, shake hands. Goals: a connection that says nothing,
+or half of something, costs a socket and a timer, no transport and no buffer; a flood of handshakes costs the
+devices that are connected at most a few milliseconds in a turn of the loop. Plan: bytes are peeked at in the
+kernel until they are what a handshake begins with, in whole; then so many of these begin in a turn, and so
+many are under way at a time. Of what is peeked at only a header is read, so the transport starts with an
+untouched socket: it has no way to be handed bytes that were read already.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import socket
 import ssl
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from ipaddress import IPv6Address, ip_address
 from typing import Any, Final, TypeAlias, cast
 
 from iotmq import limits
@@ -22,6 +24,7 @@ from iotmq.metrics import Metric
 from iotmq.mqtt_front.listener_settings import ListenerSettings
 from iotmq.mqtt_front.listener_tls import certificate_identity, listener_tls
 from iotmq.mqtt_front.peer import Peer
+from iotmq.mqtt_front.proxy_header import NO_HEADER, ProxyHeaderError, ProxyHeaderReader
 from iotmq.remoting.accepting import Acceptor, Starting
 
 _log = logging.getLogger("iotmq.mqtt")
@@ -32,7 +35,17 @@ _TLS_HANDSHAKE: Final = 0x16
 _RECORD_HEADER_BYTES: Final = 5
 _PEEK_BYTES: Final = 2_048
 #: Why connections end before they are MQTT, as metrics call it.
-REASONS: Final = ("room", "not_tls", "timeout", "handshakes", "handshake", "certificate", "identity")
+REASONS: Final = (
+    "room",
+    "untrusted_proxy",
+    "proxy_header",
+    "not_tls",
+    "timeout",
+    "handshakes",
+    "handshake",
+    "certificate",
+    "identity",
+)
 
 
 class Arrivals:
@@ -52,7 +65,10 @@ class Arrivals:
         """
         self._settings = settings
         self._make = make
+        # Of those of whom nothing is known.
+        self._peer = Peer(settings.name)
         self._has_room = has_room
+        self._trusted = settings.trusted_networks
         self._loop = asyncio.get_running_loop()
         self._tls = listener_tls(settings)
         self._reloads = None if self._tls is None else self._loop.create_task(self._tls.reload_repeatedly())
@@ -115,6 +131,11 @@ class Arrivals:
         if not self._has_room():
             self._refuse(arrival, "room", "mqtt.connections_max are open")
             return
+        if self._settings.proxy_protocol:
+            if not self._is_trusted(address):
+                self._refuse(arrival, "untrusted_proxy", "it is not in proxy_trusted of the listener")
+                return
+            arrival.reader = ProxyHeaderReader()
         arrival.timer = self._loop.call_later(self._settings.handshake_timeout_s, self._overdue, arrival)
         self._waiting.add(arrival)
         self._loop.add_reader(connection.fileno(), self._look, arrival)
@@ -132,10 +153,29 @@ class Arrivals:
         if not seen:
             self._forget(arrival)
             arrival.connection.close()
+        elif arrival.reader is not None:
+            self._read_header(arrival, arrival.reader, seen)
         elif seen[0] != _TLS_HANDSHAKE:
             self._refuse(arrival, "not_tls", "this port takes encrypted connections only")
         else:
             self._look_at_hello(arrival, seen)
+
+    def _read_header(self, arrival: _Arrival, reader: ProxyHeaderReader, seen: bytes) -> None:
+        """Take the header of a proxy out of the kernel, and leave there what comes behind it."""
+        try:
+            size = reader.receive_data(seen)
+        except ProxyHeaderError as error:
+            self._refuse(arrival, "proxy_header", str(error))
+            return
+        arrival.connection.recv(size)
+        if reader.header is None:
+            return
+        arrival.header, arrival.reader = reader.header, None
+        if self._tls is None:
+            self._forget(arrival)
+            self._start(arrival)
+        else:
+            self._look(arrival)
 
     def _look_at_hello(self, arrival: _Arrival, seen: bytes) -> None:
         """Begin the handshake when the first record is whole; else have the kernel say when it is.
@@ -155,7 +195,9 @@ class Arrivals:
             arrival.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
 
     def _overdue(self, arrival: _Arrival) -> None:
-        self._refuse(arrival, "timeout", f"no handshake within {self._settings.handshake_timeout_s} s")
+        self._refuse(
+            arrival, "timeout", f"no handshake or header within {self._settings.handshake_timeout_s} s"
+        )
 
     def _refuse(self, arrival: _Arrival, reason: str, detail: str) -> None:
         self._forget(arrival)
@@ -177,11 +219,21 @@ class Arrivals:
             "connection closed before MQTT",
             extra={
                 "listener": self._settings.name,
-                "peer": arrival.shown_address,
+                "peer": arrival.header.address or _host_of(arrival.address),
                 "reason": reason,
                 "detail": detail,
             },
         )
+
+    def _is_trusted(self, address: Any) -> bool:
+        """Whether a header from there counts."""
+        host = _host_of(address)
+        if not host:
+            return True  # whoever may write to the socket
+        proxy = ip_address(host.partition("%")[0])
+        if isinstance(proxy, IPv6Address) and proxy.ipv4_mapped is not None:
+            proxy = proxy.ipv4_mapped
+        return any(proxy in network for network in self._trusted)
 
     # Starting
 
@@ -223,25 +275,30 @@ class Arrivals:
 
     def _hand_over(self, arrival: _Arrival, transport: asyncio.Transport) -> None:
         """There is a transport that is ready for MQTT."""
-        peer = Peer(self._settings.name)
+        settings, header = self._settings, arrival.header
+        identity = header.certificate_name if settings.proxy_identity_trusted else None
         if self._tls is not None:
             encrypted: ssl.SSLObject = transport.get_extra_info("ssl_object")
             self._handshakes[bool(encrypted.session_reused)] += 1
             transport.set_write_buffer_limits(high=limits.TLS_WRITE_BUFFER_BYTES)
             certificate = transport.get_extra_info("peercert")
-            if self._settings.client_identity and certificate:
-                identity = certificate_identity(certificate, self._settings.client_identity)
+            if settings.client_identity and certificate:
+                identity = certificate_identity(certificate, settings.client_identity)
                 if identity is None:
-                    self._count_end(
-                        arrival, "identity", f"its certificate has no {self._settings.client_identity}"
-                    )
+                    self._count_end(arrival, "identity", f"its certificate has no {settings.client_identity}")
                     transport.abort()
                     return
-                peer = Peer(
-                    self._settings.name,
-                    certificate_identity=identity,
-                    is_certificate_user=self._settings.client_identity_is_user,
-                )
+        if header is NO_HEADER and identity is None:
+            peer = self._peer
+        else:
+            peer = Peer(
+                settings.name,
+                address=header.address,
+                certificate_identity=identity,
+                is_certificate_user=settings.client_identity_is_user and identity is not None,
+                server_name=header.server_name,
+                proxy_id=header.shown_id,
+            )
         protocol = self._make(peer)
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
@@ -250,20 +307,17 @@ class Arrivals:
 class _Arrival:
     """A connection that is waited for."""
 
-    __slots__ = ("address", "awaited_bytes", "connection", "timer")
+    __slots__ = ("address", "awaited_bytes", "connection", "header", "reader", "timer")
 
     def __init__(self, connection: socket.socket, address: Any) -> None:
         self.connection = connection
         self.address = address
         self.timer: asyncio.TimerHandle | None = None
+        self.reader: ProxyHeaderReader | None = None
+        """Set while a header is read."""
+        self.header = NO_HEADER
         self.awaited_bytes = 0
         """With how many bytes the kernel is to speak up; 0 for any."""
-
-    @property
-    def shown_address(self) -> str:
-        if isinstance(self.address, tuple):
-            return f"{self.address[0]}:{self.address[1]}"
-        return ""
 
 
 class _Entrance(asyncio.Protocol):
@@ -277,6 +331,11 @@ class _Entrance(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # That of uvloop's TLS is none by its class.
         self._entered(cast(asyncio.Transport, transport))
+
+
+def _host_of(address: Any) -> str:
+    """Of what accept() returned; empty for a Unix socket."""
+    return str(address[0]) if isinstance(address, tuple) else ""
 
 
 def _reason_of(error: Exception | None) -> str:

@@ -26,6 +26,7 @@ from collections import deque
 
 from iotmq.clock import SystemClock
 from iotmq.mqtt.properties import NO_PROPERTIES
+from iotmq.mqtt_front.peer import with_address
 
 cdef enum:
     NO_LOCAL = 4                    # of the options of a subscription [section 3.8.3.1]
@@ -294,6 +295,8 @@ cdef class Device(ServerConnection):
     def finish(self):
         """Write what is left and close the transport, when the core is closed."""
         if self.transport is not None and not self.transport.is_closing():
+            if self.peer is not None and self.close_reason is not None and self.close_reason.is_peer_fault:
+                self.peer = with_address(self)  # for the log; a closed socket does not know it any more
             self.write_output()
             self.transport.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -149,7 +150,8 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         Meta(
             ge=0.1,
             le=600.0,
-            description="Seconds a device has for what comes before MQTT: the handshake of TLS.",
+            description="Seconds a device has for what comes before MQTT: a header of the PROXY protocol, "
+            "then the handshake of TLS.",
         ),
     ] = limits.TLS_HANDSHAKE_S
     handshakes_max: Annotated[
@@ -189,6 +191,29 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             ),
         ),
     ] = ()
+    proxy_protocol: Annotated[
+        bool,
+        Meta(
+            description="Whether every connection begins with a header of the PROXY protocol, version 1 or "
+            "2, in which a load balancer says whose it is. One without is closed."
+        ),
+    ] = False
+    proxy_trusted: Annotated[
+        tuple[str, ...],
+        Meta(
+            min_length=1,
+            max_length=limits.PROXY_NETWORKS_MAX,
+            description="Networks of those load balancers; connections from elsewhere are closed. Whoever "
+            'connects to a "unix" listener is trusted.',
+        ),
+    ] = ("127.0.0.0/8", "::1/128")
+    proxy_identity_trusted: Annotated[
+        bool,
+        Meta(
+            description="Whether the common name of a client certificate that the load balancer has verified "
+            "says who the device is, as client_identity does for our own."
+        ),
+    ] = False
 
     def __post_init__(self) -> None:
         if (self.transport == "unix") != bool(self.socket_path):
@@ -200,8 +225,19 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         for name in ("client_crl_files", "client_identity"):
             if getattr(self, name) and not self.client_ca_file:
                 raise ValueError(f"{name} means nothing without client_ca_file")
-        if self.client_identity_is_user and not self.client_identity:
-            raise ValueError("client_identity_is_user needs a client_identity")
+        if self.client_identity_is_user and not (self.client_identity or self.proxy_identity_trusted):
+            raise ValueError("client_identity_is_user needs a client_identity or proxy_identity_trusted")
+        if self.proxy_identity_trusted and not self.proxy_protocol:
+            raise ValueError("proxy_identity_trusted means nothing without proxy_protocol")
+        _ = self.trusted_networks
+
+    @property
+    def trusted_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        """Those of proxy_trusted."""
+        try:
+            return tuple(ip_network(network) for network in self.proxy_trusted)
+        except ValueError as error:
+            raise ValueError(f"proxy_trusted: {error}") from error
 
     @property
     def is_encrypted(self) -> bool:

@@ -88,6 +88,7 @@ class Listeners:
 
         if settings.is_encrypted:
             _refuse_slow_loop(loop, settings)
+        if settings.is_encrypted or settings.proxy_protocol:
             self._arrivals[settings.name] = Arrivals(
                 settings, listener, protocol_for, has_room=self._has_room_for_one
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,21 @@ class Peer:
     """The name in a client certificate that was verified."""
     is_certificate_user: bool = False
     """Whether that name is the connection's user, who is then not asked for a password."""
+    server_name: str | None = None
+    """The host that the device asked a proxy for."""
+    proxy_id: str | None = None
+    """What the proxy calls the connection in its own log."""
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """What is known, as fields of a log line."""
+        known = {
+            "peer": self.address,
+            "identity": self.certificate_identity,
+            "server_name": self.server_name,
+            "proxy_id": self.proxy_id,
+        }
+        return {"listener": self.listener} | {name: value for name, value in known.items() if value}
 
 
 def address_of(device: Device) -> str | None:
@@ -31,3 +47,9 @@ def address_of(device: Device) -> str | None:
         return None
     name = device.transport.get_extra_info("peername")
     return str(name[0]) if isinstance(name, tuple) and name else None
+
+
+def with_address(device: Device) -> Peer:
+    """The device's peer with the address as `address_of` has it."""
+    address = address_of(device)
+    return device.peer if address is None else dataclasses.replace(device.peer, address=address)

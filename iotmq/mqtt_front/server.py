@@ -343,7 +343,12 @@ class MqttFront:
         if reason.is_peer_fault:
             _log.warning(
                 "connection closed for bad input",
-                extra={"reason": reason.name, "detail": device.close_detail, "client": device.client_id},
+                extra={
+                    "reason": reason.name,
+                    "detail": device.close_detail,
+                    "client": device.client_id,
+                    **device.peer.shown,
+                },
             )
         if self._parts is not None:
             self._parts.listeners.lost(device)
