@@ -205,6 +205,8 @@ cdef class DurableSession(KeptSession):
         cdef uint16_t packet_id = 0
         cdef DeliveryOptions delivery
         cdef bint is_duplicate = position < subscription.repeated_before
+        cdef bint is_expired = message.is_expired
+        cdef bint is_for_device
         if self._held is not None or not device.has_output_room():
             return False
         if self._done and (subscription.queue_id, position) in self._done:
@@ -215,9 +217,13 @@ cdef class DurableSession(KeptSession):
             subscription.next_position = position + 1
             self.move(subscription)
             return True
-        if not device.is_for_device(
+        # What went out once goes out again however old it is [MQTT-4.3.3-7], [MQTT-4.4.0-1].
+        message.is_expired = is_expired and not is_duplicate
+        is_for_device = device.is_for_device(
             message, &delivery, <uint8_t>subscription.options, &subscription.identifier, subscription.identifier != 0
-        ):
+        )
+        message.is_expired = is_expired
+        if not is_for_device or is_duplicate and not delivery.qos:     # at most once, section 4.3.1
             subscription.next_position = position + 1
             self.move(subscription)
             return True

@@ -107,7 +107,7 @@ cdef class OutgoingMessage:
         if self.view.has_expiry:    # the time left, as a whole number of seconds [MQTT-3.3.2-6]
             target = reserve(&self._properties, EXPIRY_PROPERTY_BYTES)
             target[0] = MESSAGE_EXPIRY
-            put_u32(target + 1, <uint32_t>min(self._left_s + 0.999, 4294967295.0))
+            put_u32(target + 1, <uint32_t>max(1.0, min(self._left_s + 0.999, 4294967295.0)))
             self._properties.size = EXPIRY_PROPERTY_BYTES
         if self._has_v5:
             append_publish_properties(&self._properties, self._raw, self._raw_size)

@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 import uvloop
-from fake_gateway import RawClient, connect_packet
-from mqtt5_reading import Received, read_publish5
+from mqtt5_device import Device5
 from mqtt_site import MqttSite, open_site
 
 from iotmq.mqtt import packets
-from iotmq.mqtt.packet_reader import PacketReader
 from iotmq.mqtt.packets import Will
-from iotmq.mqtt.properties import NO_PROPERTIES, Properties, read_properties
+from iotmq.mqtt.properties import NO_PROPERTIES, Properties
 
 EXPIRY_S_MAX = 7 * 24 * 3600  # mqtt.session_expiry_s_max, by default
 NO_LOCAL, RETAIN_AS_PUBLISHED, IF_NEW, NEVER = 0x04, 0x08, 0x10, 0x20
@@ -32,72 +30,6 @@ async def site(tmp_path: Path) -> AsyncIterator[MqttSite]:
     site = await open_site(tmp_path / "one", "one", "two")
     yield site
     await site.close()
-
-
-class Device5:
-    """A device of MQTT 5 over one connection."""
-
-    def __init__(self, client: RawClient, connack: bytes) -> None:
-        self.client = client
-        self.is_present = bool(connack[0] & 1)
-        self.told = read_properties(PacketReader(connack[2:], "CONNACK"), packets.CONNACK)
-        self._packet_id = 0
-
-    @classmethod
-    async def connect(
-        cls,
-        site: MqttSite,
-        client_id: str = "d",
-        *,
-        is_clean: bool = True,
-        front: str = "one",
-        expiry_s: int | None = None,
-        **fields: Any,
-    ) -> Device5:
-        client = await RawClient.dial(site.fronts[front].mqtt.port)
-        fields.setdefault("properties", Properties(session_expiry_s=expiry_s))
-        client.send(connect_packet(client_id, protocol_level=5, clean_session=is_clean, **fields))
-        first, body = await client.packet()
-        assert first == packets.CONNACK << 4
-        assert body[1] == 0, body
-        return cls(client, body)
-
-    async def subscribe(self, *filters: tuple[str, int], identifier: int = 0) -> list[int]:
-        self._packet_id += 1
-        properties = Properties(subscription_identifiers=(identifier,) if identifier else ())
-        self.client.send(packets.encode_subscribe(self._packet_id, filters, properties))
-        first, body = await self.client.packet()
-        assert (first, body[:2]) == (packets.SUBACK << 4, self._packet_id.to_bytes(2, "big"))
-        assert body[2] == 0
-        return list(body[3:])
-
-    async def publish(self, topic: str, payload: bytes, *, is_retained: bool = False, **fields: Any) -> None:
-        """Returns when the broker has it; nothing else may come before."""
-        self._packet_id += 1
-        self.client.send(
-            packets.encode_publish(
-                topic,
-                payload,
-                qos=1,
-                packet_id=self._packet_id,
-                retain=is_retained,
-                properties=Properties(**fields),
-            )
-        )
-        first, body = await self.client.packet()
-        assert (first, body) == (packets.PUBACK << 4, self._packet_id.to_bytes(2, "big"))
-
-    async def received(self) -> Received:
-        """The next packet, a PUBLISH, which is acknowledged."""
-        message = read_publish5(await self.client.packet())
-        if message.qos == 1:
-            self.client.send(packets.encode_acknowledgement(packets.PUBACK, message.packet_id))
-        return message
-
-    async def end(self, code: int = 0, **fields: Any) -> None:
-        """Say good-bye; returns when the server has closed the connection."""
-        self.client.send(packets.encode_disconnect(code, Properties(**fields)))
-        assert await self.client.rest() == b""
 
 
 async def test_a_session_is_kept_when_its_device_asked_for_it(site: MqttSite) -> None:

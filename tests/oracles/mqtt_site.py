@@ -16,6 +16,7 @@ from iotmq.client.gateway import RemoteGateway
 from iotmq.client.ports import GatewayPort
 from iotmq.client.session_gateway import RemoteSessions
 from iotmq.client.session_ports import SessionPort
+from iotmq.clock import Clock
 from iotmq.mqtt import packets
 from iotmq.mqtt.packets import Will
 from iotmq.mqtt_front.server import MqttFront
@@ -41,7 +42,7 @@ class Front:
         settings = MqttSettings(
             listen_port=0, default_topic="T", in_flight_max=site.in_flight_max, **site.mqtt_settings
         )
-        self.mqtt = MqttFront(settings, self.gateway, sessions=self.sessions)
+        self.mqtt = MqttFront(settings, self.gateway, sessions=self.sessions, clock=site.clock)
 
     async def start(self) -> None:
         await self.mqtt.start()
@@ -77,6 +78,7 @@ class MqttSite:
         self.in_flight_max = in_flight_max
         # Of front ends that are started from now on.
         self.mqtt_settings: dict[str, Any] = {}
+        self.clock: Clock | None = None
         self.fronts: dict[str, Front] = {}
 
     async def begin(self) -> None:
