@@ -49,6 +49,7 @@ crash:  ## Kills under load and power cuts (CRASH_ROUNDS=50, CRASH_STATES=3000);
 fuzz:  ## Mutated traffic on every port, every request and the MQTT core (FUZZ_SECONDS=60 each), then the property tests for long
 	@tools/setup.sh dev
 	@$(PYTHON_ENV) tests/fuzz/fuzz_mqtt.py --seconds $(FUZZ_SECONDS)
+	@IOTMQ_MQTT_CORPUS=all $(PYTHON_ENV) -m pytest tests/integration/test_mqtt_corpus_sockets.py
 	@$(PYTHON_ENV) tests/fuzz/fuzz_ports.py --seconds $(FUZZ_SECONDS)
 	@$(PYTHON_ENV) tests/fuzz/fuzz_native.py --seconds $(FUZZ_SECONDS)
 	@$(PYTHON_ENV) -m pytest tests/property --hypothesis-profile=fuzz --timeout=3600 $(ARGS)

@@ -2,24 +2,66 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from certificates import Certificate, make_certificate, make_root
 from fake_gateway import RawClient
+from websocket_peer import WebSocketPeer
 
+from iotmq.mqtt_front.listener_settings import ENCRYPTED_TRANSPORTS, CertificateSettings, ListenerSettings
 from iotmq.mqtt_front.server import MqttFront
 
 
-@dataclass(frozen=True)
-class Transport:
-    """A kind of listener: the settings that open one, and how a client gets to it."""
+class Files(NamedTuple):
+    """What encrypted listeners show, and what clients trust."""
+
+    server: Certificate
+    context: ssl.SSLContext
+
+
+def make_files(directory: Path) -> Files:
+    """By the openssl command."""
+    root = make_root(directory)
+    return Files(make_certificate(directory, root), ssl.create_default_context(cafile=root.certificate))
+
+
+class Transport(NamedTuple):
+    """A kind of listener, and how a client gets through it."""
 
     name: str
-    dial: Callable[[MqttFront], Awaitable[RawClient]]
-    # Settings of the front end, given a directory for files.
-    settings: Callable[[Path], dict[str, Any]] = field(default=lambda _directory: {})
+    dial: Callable[[int, Any], Awaitable[RawClient]]
+
+    @property
+    def is_encrypted(self) -> bool:
+        return self.name in ENCRYPTED_TRANSPORTS
+
+    def settings(self, files: Files | None) -> dict[str, Any]:
+        """Those of the front end that open it."""
+        if self.name == "tcp":
+            return {}
+        certificates: tuple[CertificateSettings, ...] = ()
+        if self.is_encrypted:
+            assert files is not None
+            shown = files.server
+            certificates = (CertificateSettings(certificate_file=shown.certificate, key_file=shown.key),)
+        listener = ListenerSettings(name="other", transport=self.name, certificates=certificates)  # type: ignore[arg-type]
+        return {"listeners": (listener,)}
+
+    def port(self, front: MqttFront) -> int:
+        """Where it listens."""
+        return front.port if self.name == "tcp" else int(front.addresses["other"].rpartition(":")[2])
 
 
-TRANSPORTS = (Transport("tcp", lambda front: RawClient.dial(front.port)),)
+async def _websocket(port: int, tls: ssl.SSLContext | None = None) -> RawClient:
+    return (await WebSocketPeer.connect(port, tls=tls)).mqtt()
+
+
+TRANSPORTS = (
+    Transport("tcp", lambda port, _: RawClient.dial(port)),
+    Transport("tls", lambda port, files: RawClient.dial(port, ssl=files.context)),
+    Transport("ws", lambda port, _: _websocket(port)),
+    Transport("wss", lambda port, files: _websocket(port, files.context)),
+)
