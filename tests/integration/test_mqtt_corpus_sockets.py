@@ -177,9 +177,7 @@ async def test_a_stream_that_breaks_off_anywhere_is_a_lost_connection(
             whole = case.stream if case.is_first else first + case.stream
             whole = whole.replace(b"device-1", b"%08d" % number)
             begin = 0 if case.is_first else len(first)
-            for end in range(
-                begin, len(whole), max(1, len(whole) // (100 if transport.name == "tcp" else 10))
-            ):
+            for end in range(begin, len(whole), max(1, len(whole) // ends_max)):
                 group.create_task(break_off(whole[:end]))
     witness = await dial()
     witness.send(first)
