@@ -128,6 +128,8 @@ SHARE_CREDIT_MAX: Final = 1_024
 SHARE_MEMBER_BYTES_MAX: Final = 4 * 1024 * 1024
 SHARE_REPORT_MEMBERS_MAX: Final = 1_024
 SHARE_REPORT_POSITIONS_MAX: Final = 65_536
+# Filters that sessions have to themselves, at one broker.
+EXCLUSIVE_SUBSCRIPTIONS_MAX: Final = 100_000
 
 # MQTT. A topic is at most 65,535 bytes in the protocol; ours is shorter because it is stored as a
 # property of every record.

@@ -234,6 +234,7 @@ RULES: Final[dict[int, Rule]] = {
     RequestCode.CLAIM_SESSIONS: _ADMIN,
     RequestCode.JOIN_SHARES: _ADMIN,
     RequestCode.REPORT_SHARES: _ADMIN,
+    RequestCode.CLAIM_EXCLUSIVE: _ADMIN,
     RequestCode.LIST_SESSIONS: _ADMIN,
     RequestCode.GET_SESSION: _ADMIN,
     RequestCode.KICK_SESSION: _ADMIN,

@@ -193,6 +193,7 @@ class Broker:
                 members_max=settings.shared_members_max,
                 in_flight_max=settings.shared_in_flight_max,
             ),
+            exclusives_max=settings.exclusive_subscriptions_max,
             session_limits=QueueLimits(
                 messages_max=settings.session_queue_messages_max,
                 bytes_max=settings.session_queue_bytes_max,

@@ -9,6 +9,7 @@ from iotmq.broker.delayed_batches import DelayedBatches
 from iotmq.broker.delivery import Delivery
 from iotmq.broker.delivery_catch_up import DeliveryCatchUp
 from iotmq.broker.device_replies import DeviceReplies
+from iotmq.broker.exclusive_handler import ExclusiveHandler
 from iotmq.broker.gateway import GatewayHandler, LocalGateway
 from iotmq.broker.intake import Intake
 from iotmq.broker.queue_limits import QueueLimits
@@ -49,6 +50,7 @@ class MqttParts:
         is_writable: bool,
         share_settings: ShareSettings,
         session_limits: QueueLimits,
+        exclusives_max: int,
         wide_percent: int,
         wide_window_records: int,
     ) -> None:
@@ -86,6 +88,7 @@ class MqttParts:
             publish=WillPublisher(intake, self._delayed_batches, self.delivery, clock, host=host).publish,
             share_settings=share_settings,
             limits=session_limits,
+            exclusives_max=exclusives_max,
         )
         self._gateway = GatewayHandler(
             intake,
@@ -103,6 +106,7 @@ class MqttParts:
             self.session_requests,
             SessionViewsHandler(self.sessions),
             ShareHandler(self.sessions, self.session_requests.channel_of),
+            ExclusiveHandler(self.sessions, self.session_requests.channel_of),
         ]
 
     def local_gateway(self) -> LocalGateway:

@@ -12,6 +12,7 @@ from iotmq.broker.retained import RetainedProjection
 from iotmq.broker.sessions import SessionChannel, Sessions
 from iotmq.client.session_ports import (
     CloseRequest,
+    ExclusiveClaim,
     OpenedSession,
     OpenRequest,
     QueueRead,
@@ -74,6 +75,9 @@ class LocalSessions:
 
     def unsubscribe(self, request: UnsubscribeRequest, done: Callable[[Refused | None], None]) -> None:
         self._sessions.unsubscribe(self._open_channel, request, done)
+
+    def claim_exclusive(self, request: ExclusiveClaim, done: Callable[[list[Refused | None]], None]) -> None:
+        self._sessions.claim_exclusive(self._open_channel, request, done)
 
     def progress(self, changes: Sequence[SessionProgress], done: Callable[[Refused | None], None]) -> None:
         self._sessions.progress(self._open_channel, changes, done)

@@ -7,6 +7,7 @@ In the column family `sessions` (numbers big-endian), besides the keys of light_
 0x06                              -> how many sessions there are 8
 0x07 client id                    -> nothing: sessions that have an owner, or a will that was not published
 0x08 $share/group/filter          -> a shared subscription (stored_shares)
+0x0a filter                       -> who has it exclusively (stored_exclusives)
 
 A session costs memory only while something of it changes; where its queues stand is in LightQueues.
 """
@@ -30,6 +31,8 @@ from iotmq.broker.session_records import (
     End,
     EndShare,
     Flight,
+    FreeExclusive,
+    HoldExclusive,
     Open,
     OpenShare,
     Progress,
@@ -40,6 +43,7 @@ from iotmq.broker.session_records import (
     WillSent,
     decode_changes,
 )
+from iotmq.broker.stored_exclusives import TAG_EXCLUSIVE, StoredExclusives
 from iotmq.broker.stored_shares import TAG_SHARE, StoredShares, is_share
 from iotmq.broker.topics import SESSION_TOPIC
 from iotmq.client.session_ports import NEVER_EXPIRES_S, Will
@@ -64,7 +68,7 @@ _TAG_DUE: Final = b"\x05"
 _COUNT_KEY: Final = b"\x06"
 _TAG_UNSETTLED: Final = b"\x07"
 _TAG_SCAN: Final = b"\x09"
-_TAG_END: Final = b"\x0a"
+_TAG_END: Final = b"\x0b"
 
 _QUEUE_KEY: Final = struct.Struct(">cI")
 _ENTRIES_KEY: Final = struct.Struct(">cIQ")
@@ -134,11 +138,12 @@ class _Changes:
         # Keys without a value, and whether they are there.
         self.marks: dict[bytes, bool] = {}
         self.shares = StoredShares(queues, self._set_cursor)
+        self.exclusives = StoredExclusives()
 
     @property
     def count(self) -> int:
         changed = len(self.sessions) + len(self.cursors) + len(self.marks)
-        return self.queues.count + changed + self.shares.changed_count
+        return self.queues.count + changed + self.shares.changed_count + self.exclusives.changed_count
 
     def _set_cursor(self, queue_id: int, client_id: str, cursor: tuple[int, int] | None) -> None:
         self.cursors[queue_id, client_id] = None if cursor is None else Place(*cursor)
@@ -171,12 +176,12 @@ class _Changes:
                 values.append(b"")
             else:
                 removed.append(key)
-        for key, share in self.shares.changes():
-            if share is None:
+        for key, value in (*self.shares.changes(), *self.exclusives.changes()):
+            if value is None:
                 removed.append(key)
             else:
                 keys.append(key)
-                values.append(share)
+                values.append(value)
         return keys, values, removed, ranges
 
     def clear(self) -> None:
@@ -185,6 +190,7 @@ class _Changes:
         self.cursors.clear()
         self.marks.clear()
         self.shares.clear_changes()
+        self.exclusives.clear_changes()
 
 
 class SessionProjection(KeyValueProjection):
@@ -208,6 +214,7 @@ class SessionProjection(KeyValueProjection):
         # What the database has, or `_changes`.
         self._recent: dict[str, StoredSession] = {}
         self.shares = self._changes.shares
+        self.exclusives = self._changes.exclusives
         self._count = 0
         self.malformed_records = 0
         # Queues whose sessions have come further, and what is left to look at behind a trimmed log.
@@ -402,6 +409,7 @@ class SessionProjection(KeyValueProjection):
         self.queues.forget_all()
         self._recent.clear()
         self.shares.forget_all()
+        self.exclusives.forget_all()
         super().clear(position)
         self._count = 0
 
@@ -432,6 +440,9 @@ class SessionProjection(KeyValueProjection):
             self.shares.apply(change, position)
             if stored is not None:
                 self._moved_queues.add(stored.queue_id)
+            return
+        if isinstance(change, HoldExclusive | FreeExclusive):
+            self.exclusives.apply(change)
             return
         session = self.session(change.client_id)
         if isinstance(change, Open):
@@ -498,6 +509,7 @@ class SessionProjection(KeyValueProjection):
         self._put(change.client_id, session)
 
     def _end(self, client_id: str, session: StoredSession) -> None:
+        self.exclusives.end(client_id)
         for topic_filter, subscription in session.subscriptions.items():
             self._unsubscribe(client_id, topic_filter, subscription)
         self._set_due(client_id, session.due_ms, is_there=False)
@@ -567,14 +579,17 @@ class SessionProjection(KeyValueProjection):
         self.queues.forget_all()
         self._recent.clear()
         self.shares.forget_all()
+        self.exclusives.forget_all()
         self._moved_queues.clear()
         try:
             for key, value in self._space.scan(_TAG_FILTER, _TAG_ENTRIES):
                 self.queues.restore(key, value)
             for key, value in self._space.scan(TAG_SHARE, _TAG_SCAN):
                 self.shares.restore(key, value)
-            for key, value in self._space.scan(_TAG_SCAN, _TAG_END):
+            for key, value in self._space.scan(_TAG_SCAN, TAG_EXCLUSIVE):
                 self.queues.restore_scan(key, value)
+            for key, value in self._space.scan(TAG_EXCLUSIVE, _TAG_END):
+                self.exclusives.restore(key, value)
             stored = self._space.get(_COUNT_KEY)
         except StoreCorruptError as error:
             logger.warning("projection %s is damaged (%s) and starts over from the log", NAME, error)

@@ -135,8 +135,24 @@ class EndShare(msgspec.Struct, frozen=True, array_like=True, tag="end_share"):
     since: int
 
 
+class HoldExclusive(msgspec.Struct, frozen=True, array_like=True, tag="hold_exclusive"):
+    """A client wants filters to itself; it gets those that nobody has."""
+
+    client_id: str
+    filters: list[str]
+
+
+class FreeExclusive(msgspec.Struct, frozen=True, array_like=True, tag="free_exclusive"):
+    """A client gives filters back; as does the end of its session."""
+
+    client_id: str
+    filters: list[str]
+
+
+ExclusiveChange: TypeAlias = HoldExclusive | FreeExclusive
 ShareChange: TypeAlias = OpenShare | ProgressShare | EndShare
-Change: TypeAlias = Open | Subscribe | Unsubscribe | Progress | Close | End | WillSent | Skip | ShareChange
+SessionChange: TypeAlias = Open | Subscribe | Unsubscribe | Progress | Close | End | WillSent | Skip
+Change: TypeAlias = SessionChange | ShareChange | ExclusiveChange
 
 _decoder = msgspec.msgpack.Decoder(list[Change])
 _encoder = msgspec.msgpack.Encoder()

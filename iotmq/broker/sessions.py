@@ -16,20 +16,23 @@ from typing import Final
 import msgspec
 
 from iotmq.broker.deadline_timer import DeadlineTimer
+from iotmq.broker.exclusives import Exclusives
 from iotmq.broker.intake import Intake
 from iotmq.broker.light_queues import LightChannel
+from iotmq.broker.progress_records import progress_record
 from iotmq.broker.queue_limits import QueueLimits
 from iotmq.broker.queue_reader import QueueReader
 from iotmq.broker.session_limits import SessionLimits
 from iotmq.broker.session_log import SessionLog
 from iotmq.broker.session_projection import SessionProjection, StoredSession
-from iotmq.broker.session_records import Close, End, Flight, Open, Progress, Subscribe, Unsubscribe
+from iotmq.broker.session_records import Close, End, Open, Subscribe, Unsubscribe
 from iotmq.broker.shares import ShareOutlet, Shares, ShareSettings
 from iotmq.broker.stored_shares import is_share
 from iotmq.broker.wills import Wills
 from iotmq.client.session_ports import (
     NO_QUEUE_ID,
     CloseRequest,
+    ExclusiveClaim,
     InFlight,
     OpenedSession,
     OpenRequest,
@@ -47,6 +50,7 @@ from iotmq.client.session_ports import (
 )
 from iotmq.clock import Clock
 from iotmq.errors import StoreError
+from iotmq.limits import EXCLUSIVE_SUBSCRIPTIONS_MAX
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import ResponseCode
 from iotmq.store.store import Store
@@ -123,6 +127,7 @@ class Sessions:
         publish: Callable[[Will], None],
         share_settings: ShareSettings,
         limits: QueueLimits | None = None,
+        exclusives_max: int = EXCLUSIVE_SUBSCRIPTIONS_MAX,
     ) -> None:
         self._projection = projection
         self._reader = reader
@@ -134,6 +139,9 @@ class Sessions:
             projection, reader, store, self._log, clock, settings=share_settings, front_end_of=self.owner_of
         )
         self._owners: dict[str, _Owner] = {}
+        self.exclusives = Exclusives(
+            projection, self._log, clock, count_max=exclusives_max, is_connected=self._owners.__contains__
+        )
         self._requests: dict[str, _Request] = {}
         # (due in monotonic seconds, order, what to do) of what waits for a time.
         self._later: list[tuple[float, int, Callable[[], None]]] = []
@@ -286,6 +294,7 @@ class Sessions:
             done(_LOST)
             return
         self.shares.leave(client_id, unwanted.filters)
+        self.exclusives.release(client_id, unwanted.filters)
         if session is None:
             # A session that is not kept has nothing else here.
             done(None)
@@ -312,7 +321,7 @@ class Sessions:
             done(None)
             return
         self._log.write(
-            [self._progress(change) for change in heard],
+            [progress_record(change, self._projection.queues.filter_of) for change in heard],
             lambda position: done(position if isinstance(position, Refused) else None),
         )
 
@@ -322,6 +331,19 @@ class Sessions:
             self._close(gone.client_id, expiry_s=gone.expiry_s, drops_will=gone.drops_will)
         else:
             self.fenced_total += 1
+
+    def claim_exclusive(
+        self,
+        channel: SessionChannel,
+        wanted: ExclusiveClaim,
+        done: Callable[[list[Refused | None]], None],
+    ) -> None:
+        """A client wants filters to itself, before it subscribes them; an outcome for each."""
+        is_there = partial(self._owns, channel, wanted.client_id, wanted.epoch)
+        if is_there():
+            self.exclusives.claim(wanted.client_id, wanted.filters, is_there=is_there, done=done)
+        else:
+            done([_LOST] * len(wanted.filters))
 
     def join_shares(
         self,
@@ -441,6 +463,7 @@ class Sessions:
         self._do_due()
         self.shares.expire()
         try:
+            self.exclusives.expire()
             self._look_after_sessions()
             self._has_failed = False
         except StoreError as error:
@@ -487,37 +510,9 @@ class Sessions:
         for name, text, value in counters:
             yield Metric(f"iotmq_broker_{name}", "counter", text, value)
         yield from self.shares.metrics()
+        yield from self.exclusives.metrics()
         yield from self.limits.metrics()
         yield from self._reader.metrics()
-
-    def _progress(self, change: SessionProgress) -> Progress:
-        """With filters for queue ids, as records have it."""
-        filter_of = self._projection.queues.filter_of
-        cursors = [(filter_of(queue_id), cursor, sent) for queue_id, cursor, sent in change.cursors]
-        done = [(filter_of(queue_id), position) for queue_id, position in change.done]
-        flights: list[Flight] | None = None
-        if change.in_flight is not None:
-            named = [
-                ("" if flight.queue_id == NO_QUEUE_ID else filter_of(flight.queue_id), flight)
-                for flight in change.in_flight
-            ]
-            flights = [
-                Flight(flight.packet_id, topic_filter, flight.position, flight.is_released)
-                for topic_filter, flight in named
-                if topic_filter is not None
-            ]
-        return Progress(
-            change.client_id,
-            change.epoch,
-            [
-                (topic_filter, cursor, sent)
-                for topic_filter, cursor, sent in cursors
-                if topic_filter is not None
-            ],
-            change.received,
-            flights,
-            [(name, place) for name, place in done if name is not None],
-        )
 
     def _owns(self, channel: SessionChannel, client_id: str, epoch: int) -> bool:
         owner = self._owners.get(client_id)
@@ -651,6 +646,8 @@ class Sessions:
                 if will is not None and will.delay_s:
                     self._wills.delay(client_id, owner.epoch, will, min(will.delay_s, lasting_s))
                     will = None
+        else:
+            self.exclusives.release(client_id)
         if will is not None:
             self._wills.send(client_id, owner.epoch, will, is_durable=owner.is_durable)
         request = self._requests.get(client_id)

@@ -303,6 +303,15 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             description="Groups of shared subscriptions, one for each name and filter; more are refused.",
         ),
     ] = limits.SHARE_GROUPS_MAX
+    exclusive_subscriptions_max: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10_000_000,
+            description="Exclusive subscriptions ($exclusive/FILTER) that one broker decides about; more are "
+            "refused.",
+        ),
+    ] = limits.EXCLUSIVE_SUBSCRIPTIONS_MAX
     shared_members_max: Annotated[
         int,
         Meta(ge=1, le=100_000, description="Connected members of one group; more are refused."),

@@ -82,10 +82,17 @@ class SessionBrokers:
 
     def home_of(self, client_id: str) -> SessionLink | None:
         """The broker that decides about a session: the one whose name and the client id hash highest."""
+        return self._highest(client_id)
+
+    def arbiter_of(self, topic_filter: str) -> SessionLink | None:
+        """The broker that decides who has a filter exclusively, found as the home of a session is."""
+        return self._highest(topic_filter)
+
+    def _highest(self, name: str) -> SessionLink | None:
         links = self.links
         if len(links) < 2:
             return links[0] if links else None
-        return max(links, key=partial(_weight, client_id))
+        return max(links, key=partial(_weight, name))
 
     @property
     def not_ready_reason(self) -> str | None:
@@ -171,6 +178,6 @@ class SessionBrokers:
         self._forgotten(link)
 
 
-def _weight(client_id: str, link: SessionLink) -> bytes:
-    name = f"{link.broker_name}\0{client_id}".encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(name, digest_size=8).digest()
+def _weight(name: str, link: SessionLink) -> bytes:
+    both = f"{link.broker_name}\0{name}".encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(both, digest_size=8).digest()

@@ -16,6 +16,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from iotmq import limits
+from iotmq.client.exclusive_claims import claim_exclusive
 from iotmq.client.gateway import RemoteGateway
 from iotmq.client.session_answers import gather
 from iotmq.client.session_brokers import SessionBrokers
@@ -30,6 +31,7 @@ from iotmq.client.session_parts import (
 )
 from iotmq.client.session_ports import (
     CloseRequest,
+    ExclusiveClaim,
     OpenedSession,
     OpenRequest,
     QueueRead,
@@ -170,6 +172,13 @@ class RemoteSessions:
             ],
             lambda answers: done(next((answer for answer in answers if answer is not None), None)),
         )
+
+    def claim_exclusive(self, request: ExclusiveClaim, done: Callable[[list[Refused | None]], None]) -> None:
+        session = self._session(request.client_id, request.epoch)
+        if session is None:
+            done([_LOST] * len(request.filters))
+        else:
+            claim_exclusive(request, session.parts, self._brokers.arbiter_of, done)
 
     def progress(self, changes: Sequence[SessionProgress], done: Callable[[Refused | None], None]) -> None:
         by_link: dict[SessionLink, list[SessionProgress]] = {}

@@ -20,6 +20,7 @@ from iotmq.client.request_turns import RequestTurns
 from iotmq.client.session_answers import decoded, outcome_of, records_of, split_records, tell
 from iotmq.client.session_ports import (
     CloseRequest,
+    ExclusiveClaim,
     OpenedSession,
     OpenRequest,
     QueueRead,
@@ -268,6 +269,11 @@ class SessionLink:
     def report_shares(self, reports: Sequence[ShareReport], done: Callable[[Refused | None], None]) -> None:
         """At most SHARE_REPORT_MEMBERS_MAX."""
         self._ask(_command(RequestCode.REPORT_SHARES, list(reports)), partial(tell, done))
+
+    def claim_exclusive(
+        self, request: ExclusiveClaim, done: Callable[[list[Refused | None] | Refused], None]
+    ) -> None:
+        self._ask(_command(RequestCode.CLAIM_EXCLUSIVE, request), partial(_tell_outcomes, done))
 
     # Asking
 

@@ -164,6 +164,18 @@ class ShareJoin(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     held: Annotated[list[Position], Meta(max_length=limits.SHARE_REPORT_POSITIONS_MAX)]
 
 
+class ExclusiveClaim(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Filters that a session is about to subscribe exclusively, or has so."""
+
+    client_id: ClientId
+    epoch: Epoch
+    filters: Annotated[list[Filter], Meta(max_length=limits.MQTT_SUBSCRIPTIONS_PER_PACKET_MAX)]
+
+
+EXCLUSIVE: Final = 0x40
+"""Of the options of a subscription: the session has its filter to itself. Nothing in SUBSCRIBE is there."""
+
+
 class ShareReport(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """What a member of a group is done with, and how many messages in all it takes since it joined."""
 
@@ -293,6 +305,12 @@ class SessionPort(SharePort, Protocol):
 
     def unsubscribe(self, request: UnsubscribeRequest, done: Callable[[Refused | None], None]) -> None:
         """Take filters back."""
+
+    def claim_exclusive(self, request: ExclusiveClaim, done: Callable[[list[Refused | None]], None]) -> None:
+        """Have filters for a session alone, before it subscribes them; an outcome for each.
+
+        They are given back by `unsubscribe`, for sessions that are not kept as well, or with the session.
+        """
 
     def progress(self, changes: Sequence[SessionProgress], done: Callable[[Refused | None], None]) -> None:
         """Say how far sessions have come. What is said in a former epoch is not heard."""

@@ -16,6 +16,7 @@ SYS_PREFIX: Final = "$SYS/"
 _CONTROLS: Final = frozenset(chr(code) for code in (*range(0x20), 0x7F))
 
 _SHARE: Final = "$share/"
+_EXCLUSIVE: Final = "$exclusive/"
 
 
 def decode_text(raw: bytes, *, what: str) -> str:
@@ -105,6 +106,19 @@ def split_shared(topic_filter: str) -> tuple[str, str]:
     if not shared or not is_valid_filter(shared) or is_shared(shared):
         raise ValueError("a group shares a topic filter")
     return group, shared
+
+
+def is_exclusive(topic_filter: str) -> bool:
+    """True for `$exclusive/FILTER`, well formed or not: one session at a time has such a filter."""
+    return topic_filter.startswith(_EXCLUSIVE)
+
+
+def split_exclusive(topic_filter: str) -> str:
+    """The filter of `$exclusive/FILTER`; ValueError when there is none, or one that several may have."""
+    plain = topic_filter.removeprefix(_EXCLUSIVE)
+    if not plain or is_shared(plain) or is_exclusive(plain) or not is_valid_filter(plain):
+        raise ValueError("an exclusive subscription is $exclusive/FILTER, and that filter is a plain one")
+    return plain
 
 
 def matches(topic_filter: str, topic: str) -> bool:

@@ -98,6 +98,7 @@ def topic_metrics(
         "Subscriptions of mqtt.auto_subscriptions that a session did not get.",
         automatic.refused + subscriptions.auto_refused,
     )
+    yield from subscriptions.exclusive.metrics()
 
 
 def durable_metrics(durable: DurableEgress) -> Iterable[Metric]:

@@ -21,6 +21,7 @@ from iotmq.mqtt_front.deadlines import Deadlines
 from iotmq.mqtt_front.device import Device, DeviceGroup
 from iotmq.mqtt_front.durable import DurableEgress
 from iotmq.mqtt_front.egress import Egress
+from iotmq.mqtt_front.exclusive_subscriptions import ExclusiveSubscriptions
 from iotmq.mqtt_front.file_authenticator import FileAuthenticator
 from iotmq.mqtt_front.front_metrics import durable_metrics, topic_metrics, traffic_metrics
 from iotmq.mqtt_front.ingress import Ingress
@@ -157,6 +158,7 @@ class MqttFront:
             now_s = self._clock.monotonic_s()
             sys_topics = SysTopics(self._totals, interval_s=settings.sys_interval_s, now_s=now_s)
         shared = None if port is None else SharedSubscriptions(group, port, credit=settings.shared_credit)
+        exclusive = ExclusiveSubscriptions(port, is_enabled=settings.exclusive_subscriptions)
         subscriptions = Subscriptions(
             egress,
             self._gateway,
@@ -166,6 +168,7 @@ class MqttFront:
             sys_topics=sys_topics,
             shared=shared,
             rewrites=self._rewrites,
+            exclusive=exclusive,
         )
         sessions = ConnectedSessions(
             settings,

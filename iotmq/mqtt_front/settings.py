@@ -264,6 +264,15 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             description="Filters one session may hold; further ones are refused in the SUBACK.",
         ),
     ] = limits.MQTT_SUBSCRIPTIONS_PER_SESSION_MAX
+    exclusive_subscriptions: Annotated[
+        bool,
+        Meta(
+            description=(
+                "Take $exclusive/FILTER, which one session at a time may subscribe; false refuses it in the "
+                "SUBACK."
+            )
+        ),
+    ] = True
     session_expiry_s_max: Annotated[
         int,
         Meta(

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from iotmq.client.ports import GatewayPort
 from iotmq.client.session_ports import (
+    EXCLUSIVE,
     Refused,
     SessionPort,
     SessionSubscription,
@@ -16,15 +17,17 @@ from iotmq.client.session_ports import (
     UnsubscribeRequest,
 )
 from iotmq.mqtt import packets, reason_codes
-from iotmq.mqtt.topics import is_shared
+from iotmq.mqtt.topics import is_exclusive, is_shared
 from iotmq.mqtt_front.device import Device
 from iotmq.mqtt_front.device_names import names_of
 from iotmq.mqtt_front.durable import DurableSession
 from iotmq.mqtt_front.egress import Egress
+from iotmq.mqtt_front.exclusive_subscriptions import ExclusiveSubscriptions, plain_filters
+from iotmq.mqtt_front.refused_filters import refusals, refused_filter
 from iotmq.mqtt_front.retained_egress import RetainedEgress
 from iotmq.mqtt_front.shared_subscriptions import SharedSubscriptions
 from iotmq.mqtt_front.sys_topics import SysTopics
-from iotmq.mqtt_front.topic_rewrite import REFUSED_FILTER, TopicRewrites
+from iotmq.mqtt_front.topic_rewrite import TopicRewrites
 
 _log: Final = logging.getLogger("iotmq.mqtt")
 
@@ -47,6 +50,7 @@ class Subscriptions:
         sys_topics: SysTopics | None,
         shared: SharedSubscriptions | None,
         rewrites: TopicRewrites,
+        exclusive: ExclusiveSubscriptions,
     ) -> None:
         """`port`, `retained` and `shared` are there together, and not without sessions that are kept."""
         self._egress = egress
@@ -57,6 +61,7 @@ class Subscriptions:
         self._sys_topics = sys_topics
         self._shared = shared
         self._rewrites = rewrites
+        self.exclusive = exclusive
         self.auto_refused = 0
         """Subscriptions nobody asked for, and that were refused."""
         self.count = 0
@@ -65,7 +70,7 @@ class Subscriptions:
     def subscribe(self, device: Device, event: packets.Subscribe) -> None:
         """Answer a SUBSCRIBE: at once, or when a broker has taken what is new."""
         named = self._rewrites.subscriptions(event.subscriptions, names_of(device))
-        self._subscribe(device, event._replace(subscriptions=named))
+        self._decide(device, event._replace(subscriptions=named))
 
     def subscribe_automatically(self, device: Device, wanted: Sequence[tuple[str, int]]) -> None:
         """Give an open session subscriptions that it has not asked for, and does not have yet."""
@@ -81,7 +86,26 @@ class Subscriptions:
         if retained:
             self._begin(device, _Granted([], {}, retained))
         if new:
-            self._subscribe(device, packets.Subscribe(_UNASKED, tuple(new)))
+            self._decide(device, packets.Subscribe(_UNASKED, tuple(new)))
+
+    def _decide(self, device: Device, event: packets.Subscribe) -> None:
+        if not any(is_exclusive(name) for name, _ in event.subscriptions):
+            self._subscribe(device, event)
+            return
+        known = device.subscriptions or {}
+        if len({name for name, _ in event.subscriptions} - known.keys()) + len(known) > self._per_session_max:
+            # Before somebody is asked for what there is no room for.
+            refused = refused_filter(reason_codes.QUOTA_EXCEEDED.v5_code)
+            kept = [(refused if is_exclusive(name) else name, asked) for name, asked in event.subscriptions]
+            self._subscribe(device, event._replace(subscriptions=tuple(kept)))
+            return
+        self.exclusive.claim(device, event, partial(self._claimed, device))
+
+    def _claimed(self, device: Device, event: packets.Subscribe) -> None:
+        """A broker has said which filters the device may have alone."""
+        if device.close_reason is None:
+            self._subscribe(device, event)
+            device.after_answer()
 
     def _subscribe(self, device: Device, event: packets.Subscribe) -> None:
         if device.subscriptions is None:
@@ -107,8 +131,7 @@ class Subscriptions:
         """Go on with the filters that are not shared, and answer for all; `shared` has the others' codes."""
         if device.subscriptions is None or device.close_reason is not None:
             return
-        if any(name == REFUSED_FILTER for name, _ in event.subscriptions):
-            shared = {**shared, REFUSED_FILTER: reason_codes.TOPIC_FILTER_INVALID}
+        shared = shared | refusals(event.subscriptions)
         granted_shares = {name: code for name, code in shared.items() if code < reason_codes.SUBACK_FAILURE}
         self.count += len(granted_shares.keys() - device.subscriptions.keys())
         device.subscriptions.update(granted_shares)
@@ -135,6 +158,7 @@ class Subscriptions:
                 refused = {topic_filter for _, topic_filter in new_filters}
                 self._drop(device, tuple(refused & (device.subscriptions or {}).keys()))
                 granted.take_back(event, refused)
+                self.exclusive.release(device, _exclusive_of(event, refused))
             self._answer(device, event, granted.codes)
             self._begin(device, granted)
             device.after_answer()
@@ -155,7 +179,7 @@ class Subscriptions:
                 granted.codes.append(reason_codes.QUOTA_EXCEEDED.v5_code)
                 continue
             count += not is_known
-            options = _stored_options(asked, event.identifier)
+            options = _stored_options(asked, event.identifier) | known.get(topic_filter, 0) & EXCLUSIVE
             granted.codes.append(options & 3)
             granted.filters[topic_filter] = options
             if _wants_retained(asked, is_known=is_known):
@@ -171,13 +195,15 @@ class Subscriptions:
     def unsubscribe(self, device: Device, event: packets.Unsubscribe) -> None:
         """Answer an UNSUBSCRIBE, as `subscribe` does."""
         named = self._rewrites.unsubscriptions(event.filters, names_of(device), device.subscriptions or {})
-        event = event._replace(filters=named)
+        event = event._replace(filters=plain_filters(named, device.subscriptions or {}))
         if self._shared is not None:
             self._shared.unsubscribe(device, event.filters)
         if isinstance(device.session, DurableSession):
             self._unsubscribe_durably(device, device.session, event)
             return
         codes = _unsuback_codes(device, event.filters)
+        known = device.subscriptions or {}
+        self.exclusive.release(device, [name for name in event.filters if known.get(name, 0) & EXCLUSIVE])
         self._drop(device, [name for name in event.filters if name in (device.subscriptions or {})])
         if self._sys_topics is not None:
             self._sys_topics.unsubscribe(device, event.filters)
@@ -192,8 +218,15 @@ class Subscriptions:
 
     def resume_shared(self, device: Device, found: Iterable[SessionSubscription]) -> None:
         """The CONNECT of such a device is answered: it takes part in its groups again."""
+        found = list(found)
         if self._shared is not None:
             self._shared.resume(device, found)
+        self.exclusive.resume(device, found, self._lost)
+
+    def _lost(self, device: Device, filters: list[str]) -> None:
+        """Another session has these of a kept one's filters to itself."""
+        if isinstance(device.session, DurableSession):
+            self._unsubscribe_durably(device, device.session, packets.Unsubscribe(_UNASKED, tuple(filters)))
 
     def leave_shared(self, device: Device) -> None:
         """A device is about to leave its session: brokers hear first what it has done."""
@@ -251,6 +284,7 @@ class Subscriptions:
         def subscribed(found: list[SessionSubscription] | Refused) -> None:
             if isinstance(found, Refused):
                 _log.warning("no subscription", extra={"client": device.client_id, "detail": found.remark})
+                self.exclusive.release(device, _exclusive_of(event, granted.filters))
                 granted.take_back(event, tuple(granted.filters))
                 self._answer(device, event, granted.codes)
             else:
@@ -292,6 +326,8 @@ class Subscriptions:
             self._sys_topics.unsubscribe(device, event.filters)
 
         def unsubscribed(refused: Refused | None) -> None:
+            if refused is None and event.packet_id == _UNASKED:
+                return
             if refused is None:
                 device.send_unsuback(event.packet_id, codes)
             else:
@@ -325,12 +361,17 @@ class _Granted(NamedTuple):
 
 def _stored_options(asked: int, identifier: int) -> int:
     """What is kept of a subscription: QoS, no-local, retain-as-published, and above them its identifier."""
-    return asked & 0x0C | min(asked & 3, _GRANTED_QOS_MAX) | identifier << 8
+    return asked & (0x0C | EXCLUSIVE) | min(asked & 3, _GRANTED_QOS_MAX) | identifier << 8
+
+
+def _exclusive_of(event: packets.Subscribe, filters: Collection[str]) -> list[str]:
+    """Those of some filters that a SUBSCRIBE has as exclusive ones."""
+    return [name for name, asked in event.subscriptions if asked & EXCLUSIVE and name in filters]
 
 
 def _wants_retained(asked: int, *, is_known: bool) -> bool:
     """What retain handling says [MQTT-3.3.1-9] to [MQTT-3.3.1-11]; 0 is what there is before MQTT 5."""
-    handling = asked >> 4
+    handling = asked >> 4 & 3
     return handling == 0 or (handling == 1 and not is_known)
 
 

@@ -15,14 +15,14 @@ from iotmq import limits
 from iotmq.errors import ConfigError
 from iotmq.mqtt import topics
 from iotmq.mqtt.errors import MqttProtocolError
-from iotmq.mqtt.reason_codes import TOPIC_NAME_INVALID
+from iotmq.mqtt.reason_codes import TOPIC_FILTER_INVALID, TOPIC_NAME_INVALID
 from iotmq.mqtt_front.device_names import DeviceNames, has_names, with_names
+from iotmq.mqtt_front.refused_filters import refused_filter
 from iotmq.mqtt_front.regular_expressions import compile_pattern
 from iotmq.mqtt_front.topic_settings import RewriteSettings
 
 _GROUP: Final = re.compile(r"\$(\d{1,2})")
-# Stands for a filter whose new name is none, in a SUBSCRIBE whose other filters are.
-REFUSED_FILTER: Final = "\0"
+_REFUSED: Final = refused_filter(TOPIC_FILTER_INVALID)
 
 
 class _Rule(NamedTuple):
@@ -90,7 +90,7 @@ class TopicRewrites:
         return topic if name is None else topics.decode_topic_name(name.encode())
 
     def subscribed(self, topic_filter: str, names: DeviceNames | None) -> str | None:
-        """The filter that is meant by `topic_filter`, with `$share/GROUP/` left alone; None for none."""
+        """The filter that is meant by `topic_filter`, with prefixes left alone; None for none."""
         if not self._subscribe:
             return topic_filter
         prefix, plain = _split_prefix(topic_filter)
@@ -107,10 +107,10 @@ class TopicRewrites:
     def subscriptions(
         self, wanted: Iterable[tuple[str, int]], names: DeviceNames | None
     ) -> tuple[tuple[str, int], ...]:
-        """Filters and options of a SUBSCRIBE under their new names, REFUSED_FILTER for none."""
+        """Filters and options of a SUBSCRIBE under their new names; those that have none are refused."""
         if not self._subscribe:
             return tuple(wanted)
-        return tuple((self.subscribed(name, names) or REFUSED_FILTER, options) for name, options in wanted)
+        return tuple((self.subscribed(name, names) or _REFUSED, options) for name, options in wanted)
 
     def unsubscriptions(
         self, filters: Iterable[str], names: DeviceNames | None, known: Mapping[str, int]
@@ -130,7 +130,10 @@ def _chosen(rules: Iterable[_Rule], topic: str) -> _Rule | None:
 
 
 def _split_prefix(topic_filter: str) -> tuple[str, str]:
-    """What stands before the filter that a shared subscription is for, and that filter."""
+    """What stands before the filter that a shared or exclusive subscription is for, and that filter."""
+    if topics.is_exclusive(topic_filter):
+        plain = topic_filter.partition("/")[2]
+        return topic_filter.removesuffix(plain), plain
     if topics.is_shared(topic_filter):
         try:
             _, plain = topics.split_shared(topic_filter)

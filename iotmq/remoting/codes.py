@@ -136,6 +136,7 @@ class RequestCode:
     FENCE_SESSION: Final = 30_061
     JOIN_SHARES: Final = 30_062
     REPORT_SHARES: Final = 30_063
+    CLAIM_EXCLUSIVE: Final = 30_066
     HAND_OUT_SHARES: Final = 30_064
     WITHDRAW_SHARES: Final = 30_065
     LIST_SESSIONS: Final = 30_070

@@ -279,6 +279,7 @@ FIELDS: dict[int, dict[str, list[str]]] = {
     RequestCode.CLAIM_SESSIONS: {},
     RequestCode.JOIN_SHARES: {},
     RequestCode.REPORT_SHARES: {},
+    RequestCode.CLAIM_EXCLUSIVE: {},
     RequestCode.LIST_SHARES: {"after": ["", "$share/g/a", *NAMES], "maxNums": ["7", *NUMBERS]},
     RequestCode.LIST_SESSIONS: {"after": NAMES, "prefix": NAMES, "maxNums": ["7", *NUMBERS]},
     RequestCode.GET_SESSION: {"clientId": ["c", *NAMES]},

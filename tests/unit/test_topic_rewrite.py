@@ -11,8 +11,9 @@ from iotmq import limits
 from iotmq.errors import ConfigError
 from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt_front.device_names import DeviceNames, names_of_key
+from iotmq.mqtt_front.refused_filters import refusals
 from iotmq.mqtt_front.regular_expressions import REPETITIONS_MAX, compile_pattern
-from iotmq.mqtt_front.topic_rewrite import REFUSED_FILTER, TopicRewrites
+from iotmq.mqtt_front.topic_rewrite import TopicRewrites
 from iotmq.mqtt_front.topic_settings import RewriteSettings
 
 NAMES = DeviceNames("device-7", "ann")
@@ -66,6 +67,8 @@ def test_of_a_shared_subscription_what_is_shared_is_rewritten() -> None:
     assert PAGE.subscribed("$share/g/x/y/2", None) == "$share/g/z/y/2"
     assert PAGE.subscribed("$share/x/y", None) == "$share/x/y", "the group is not part of the topic"
     assert PAGE.subscribed("$share/", None) == "$share/", "and refused later"
+    assert PAGE.subscribed("$exclusive/x/y/2", None) == "$exclusive/z/y/2"
+    assert PAGE.subscribed("$exclusive/", None) == "$exclusive/"
 
 
 def test_filters_with_wildcards_are_rewritten_as_they_stand() -> None:
@@ -96,7 +99,9 @@ def test_a_client_id_that_would_choose_more_than_its_level_is_refused(names: Dev
     rules = rewrites(("up/#", "^up", "in/%c"))
     with pytest.raises(MqttProtocolError, match="client id"):
         rules.published("up/x", names)
-    assert rules.subscriptions((("up/x", 1), ("other", 2)), names) == ((REFUSED_FILTER, 1), ("other", 2))
+    found = rules.subscriptions((("up/x", 1), ("other", 2)), names)
+    assert found[1] == ("other", 2)
+    assert refusals(found) == {found[0][0]: 0x8F}
     assert rules.filters_refused == 1
 
 

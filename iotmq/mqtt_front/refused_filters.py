@@ -1,0 +1,18 @@
+"""Filters of a SUBSCRIBE that are refused before anybody else looks at it.
+
+They keep their places in it under a name that no filter has, which says with which code they are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def refused_filter(code: int) -> str:
+    """Stands for a filter that is refused with this code."""
+    return f"\0{code:02x}"
+
+
+def refusals(filters: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Of filters and options those that are refused already, and the codes they are refused with."""
+    return {name: int(name[1:], 16) for name, _ in filters if name[0] == "\0"}
