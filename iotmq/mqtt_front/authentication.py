@@ -31,7 +31,7 @@ from iotmq.mqtt_front.authenticator import Accepted, Authenticator, Credentials,
 from iotmq.mqtt_front.device import Device
 from iotmq.mqtt_front.failed_attempts import FailedAttempts
 from iotmq.mqtt_front.file_authenticator import FileAuthenticator
-from iotmq.mqtt_front.peer import address_of
+from iotmq.mqtt_front.peer import address_of, with_address
 from iotmq.mqtt_front.settings import MqttSettings
 
 _log: Final = logging.getLogger("iotmq.mqtt")
@@ -258,8 +258,7 @@ class Authentication:
                 "detail": refused.detail,
                 "client": asked.client_id,
                 "user": asked.user_name,
-                "address": asked.address,
-                "listener": asked.listener,
+                **with_address(device).shown,
             },
         )
         device.refuse(refused.reason)

@@ -266,7 +266,7 @@ async def test_what_is_refused_is_logged_without_the_password(
     caplog.set_level(logging.WARNING)
     assert await site.code("pump", b"secret-of-mine") == 4
     (record,) = (record for record in caplog.records if record.message == "a device may not connect")
-    assert (record.cause, record.user, record.address) == ("password", "pump", "127.0.0.1")
+    assert (record.cause, record.user, record.peer) == ("password", "pump", "127.0.0.1")
     assert "secret" not in str(vars(record))
 
 
