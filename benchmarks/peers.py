@@ -111,8 +111,11 @@ class Server:
 
 
 @contextlib.contextmanager
-def mosquitto(*, core: int, has_tcp_nodelay: bool = False) -> Iterator[Server]:
-    """Mosquitto at its fastest: nothing on disk or logged, no bounds on queues and in-flight messages."""
+def mosquitto(*, core: int, has_tcp_nodelay: bool = False, more: Sequence[str] = ()) -> Iterator[Server]:
+    """Mosquitto at its fastest: nothing on disk or logged, no bounds on queues and in-flight messages.
+
+    ``more`` are further lines of its configuration.
+    """
     program = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
     if program is None:
         raise PeerError("mosquitto is not installed (Debian: apt install mosquitto)")
@@ -125,6 +128,7 @@ def mosquitto(*, core: int, has_tcp_nodelay: bool = False) -> Iterator[Server]:
         "max_inflight_messages 0",
         "log_type none",
         f"set_tcp_nodelay {'true' if has_tcp_nodelay else 'false'}",
+        *more,
     ]
     with tempfile.TemporaryDirectory(prefix="benchmark-mosquitto-") as directory:
         file = Path(directory, "mosquitto.conf")

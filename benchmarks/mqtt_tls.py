@@ -1,0 +1,197 @@
+"""What TLS costs: processor time of a connection that is made, memory of one that stays; beside Mosquitto.
+
+    .venv/bin/python -m benchmarks.mqtt_tls [--connections 3000] [--rounds 1] [--quick]
+
+A connection is a TCP connection, a handshake with a certificate of P-256 (TLS 1.3, X25519), and CONNECT with
+its CONNACK; counted is the processor time of the server process. The same without TLS is subtracted for what
+the handshake costs. All of them stay open, idle, and memory is looked at when it has settled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import socket
+import ssl
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Final, NamedTuple
+
+from benchmarks import machine, peers
+from iotmq.mqtt import packets
+
+GOAL_BYTES: Final = 30 * 1024
+GOAL_PER_S: Final = 1_000
+_BASE_CONNECTIONS: Final = 100
+_AT_A_TIME: Final = 16
+_TIMEOUT_S: Final = 30.0
+
+Connect = Callable[[int, str], int]
+
+
+class Files(NamedTuple):
+    certificate: str
+    key: str
+
+
+class Cost(NamedTuple):
+    """Of one connection."""
+
+    cpu_us: float
+    memory_bytes: float
+    wall_us: float
+
+
+def make_certificate(directory: Path) -> Files:
+    """One for localhost that is its own root."""
+    files = Files(str(directory / "server.pem"), str(directory / "server.key"))
+    command = [
+        "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+        "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost",
+        "-keyout", files.key, "-out", files.certificate,
+    ]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True)
+    return files
+
+
+@contextmanager
+def iotmq(core: int, files: Files) -> Iterator[tuple[peers.Server, int]]:
+    """A gateway and its port for TLS."""
+    (port,) = peers.free_ports(1)
+    listener = (
+        f'[{{name = "safe", transport = "tls", listen_port = {port}, certificates = '
+        f'[{{certificate_file = "{files.certificate}", key_file = "{files.key}"}}]}}]'
+    )
+    with peers.iotmq(core=core, settings={"mqtt.listeners": listener}) as server:
+        yield server, port
+
+
+@contextmanager
+def mosquitto(core: int, files: Files) -> Iterator[tuple[peers.Server, int]]:
+    """Mosquitto and its port for TLS."""
+    (port,) = peers.free_ports(1)
+    more = [
+        # As another user it could not read the key.
+        f"user {getpass.getuser()}",
+        f"listener {port} 127.0.0.1",
+        f"certfile {files.certificate}",
+        f"keyfile {files.key}",
+    ]
+    with peers.mosquitto(core=core, more=more) as server:
+        yield server, port
+
+
+def connect_plain(port: int, client_id: str) -> int:
+    """The descriptor of a connection with an open session."""
+    with socket.create_connection(("127.0.0.1", port), _TIMEOUT_S) as raw:
+        _open_session(raw, client_id)
+        return raw.detach()
+
+
+def connect_by_tls(context: ssl.SSLContext, port: int, client_id: str) -> int:
+    """The same by TLS, without what the client's end of TLS would go on to cost."""
+    with socket.create_connection(("127.0.0.1", port), _TIMEOUT_S) as raw:
+        encrypted = context.wrap_socket(raw, server_hostname="localhost", suppress_ragged_eofs=False)
+        _open_session(encrypted, client_id)
+        return encrypted.detach()
+
+
+def connect_again(context: ssl.SSLContext, sessions: list[ssl.SSLSession], port: int, client_id: str) -> int:
+    """The same with a session to resume, each time the newest."""
+    with socket.create_connection(("127.0.0.1", port), _TIMEOUT_S) as raw:
+        encrypted = context.wrap_socket(
+            raw, server_hostname="localhost", session=sessions.pop() if sessions else None
+        )
+        _open_session(encrypted, client_id)
+        if encrypted.session is not None:
+            sessions.append(encrypted.session)
+        return encrypted.detach()
+
+
+def _open_session(connection: socket.socket, client_id: str) -> None:
+    connection.sendall(packets.encode_connect(packets.Connect(client_id, True, 0, None, None, None)))
+    if connection.recv(100)[:1] != bytes([packets.CONNACK << 4]):
+        raise RuntimeError("no CONNACK")
+
+
+def cost(server: peers.Server, port: int, connect: Connect, connections: int, *, name: str) -> Cost:
+    """What each of so many connections costs the server; all of them are closed afterwards."""
+
+    def opened(first: int, count: int) -> list[int]:
+        with ThreadPoolExecutor(_AT_A_TIME) as threads:
+            return list(
+                threads.map(lambda number: connect(port, f"{name}-{number}"), range(first, first + count))
+            )
+
+    held = opened(0, _BASE_CONNECTIONS)
+    try:
+        before, cpu_s = server.settled_memory_bytes()["rss"], server.exact_cpu_s()
+        began_s = time.monotonic()
+        held += opened(_BASE_CONNECTIONS, connections)
+        wall_s, cpu_s = time.monotonic() - began_s, server.exact_cpu_s() - cpu_s
+        grown = server.settled_memory_bytes()["rss"] - before
+    finally:
+        for descriptor in held:
+            socket.close(descriptor)
+    return Cost(cpu_s / connections * 1e6, grown / connections, wall_s / connections * 1e6)
+
+
+def measure(
+    start: Callable[[int, Files], object], core: int, files: Files, connections: int
+) -> dict[str, Cost]:
+    """Each kind of connection on a fresh server, so that none has memory another left."""
+    found = {}
+    for name in ("plain", "full", "resumed"):
+        context = ssl.create_default_context(cafile=files.certificate)
+        with start(core, files) as (server, port):  # type: ignore[attr-defined]
+            connect: Connect
+            if name == "plain":
+                port, connect = server.port, connect_plain
+            elif name == "full":
+                connect = partial(connect_by_tls, context)
+            else:
+                connect = partial(connect_again, context, [])
+            found[name] = cost(server, port, connect, connections, name=name)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--connections", type=int, default=3_000)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="1,000 connections, for a look")
+    options = parser.parse_args()
+    connections = 1_000 if options.quick else options.connections
+    core, _ = machine.cores()
+    print(", ".join(f"{name} {value}" for name, value in machine.description().items()))
+    results: dict[str, object] = {"machine": machine.description()}
+    with tempfile.TemporaryDirectory(prefix="benchmark-tls-") as directory:
+        files = make_certificate(Path(directory))
+        rounds: dict[str, list[dict[str, Cost]]] = {"iotmq": [], "mosquitto": []}
+        for _ in range(options.rounds):
+            rounds["iotmq"].append(measure(iotmq, core, files, connections))
+            rounds["mosquitto"].append(measure(mosquitto, core, files, connections))
+    for name, found in rounds.items():
+        for kind in ("plain", "full", "resumed"):
+            cpu_us = median(one[kind].cpu_us for one in found)
+            handshake_us = cpu_us - median(one["plain"].cpu_us for one in found)
+            memory = median(one[kind].memory_bytes for one in found)
+            results[f"{name} {kind}"] = {"cpu_us": cpu_us, "memory_bytes": memory}
+            of_it = "" if kind == "plain" else f", of it the handshake {handshake_us:,.0f} us"
+            print(
+                f"{name}, {kind}: {cpu_us:,.0f} us a connection{of_it}: {1e6 / cpu_us:,.0f} connections/s "
+                f"and core; {memory / 1024:,.1f} KB each"
+            )
+    print(f"goals by TLS: {GOAL_PER_S:,} full handshakes/s and core, {GOAL_BYTES / 1024:.0f} KB")
+    machine.save("mqtt_tls", results)
+
+
+if __name__ == "__main__":
+    main()
