@@ -14,6 +14,7 @@ import asyncio
 import logging
 import socket
 import ssl
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from ipaddress import IPv6Address, ip_address
@@ -22,7 +23,7 @@ from typing import Any, Final, TypeAlias, cast
 from iotmq import limits
 from iotmq.metrics import Metric
 from iotmq.mqtt_front.listener_settings import ListenerSettings
-from iotmq.mqtt_front.listener_tls import certificate_identity, listener_tls
+from iotmq.mqtt_front.listener_tls import certificate_identity, has_expired, listener_tls
 from iotmq.mqtt_front.peer import Peer
 from iotmq.mqtt_front.proxy_header import NO_HEADER, ProxyHeaderError, ProxyHeaderReader
 from iotmq.remoting.accepting import Acceptor, Starting
@@ -282,6 +283,10 @@ class Arrivals:
             self._handshakes[bool(encrypted.session_reused)] += 1
             transport.set_write_buffer_limits(high=limits.TLS_WRITE_BUFFER_BYTES)
             certificate = transport.get_extra_info("peercert")
+            if encrypted.session_reused and certificate and has_expired(certificate, time.time()):
+                self._count_end(arrival, "certificate", "its certificate has expired since its session began")
+                transport.abort()
+                return
             if settings.client_identity and certificate:
                 identity = certificate_identity(certificate, settings.client_identity)
                 if identity is None:

@@ -40,6 +40,14 @@ def listener_tls(settings: ListenerSettings) -> ServerTls | None:
     )
 
 
+def has_expired(certificate: Mapping[str, Any], now_s: float) -> bool:
+    """Whether a client certificate, as ssl.SSLSocket.getpeercert() gives it, does not count any more.
+
+    A session that is resumed has the certificate it began with, and OpenSSL does not look at it again.
+    """
+    return ssl.cert_time_to_seconds(certificate["notAfter"]) < now_s
+
+
 def certificate_identity(certificate: Mapping[str, Any], kind: str) -> str | None:
     """Who a device is, by what `client_identity` names of its certificate; None when that is not in there.
 

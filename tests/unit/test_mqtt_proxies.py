@@ -237,6 +237,29 @@ async def test_before_tls(certificates: tuple[Certificate, Certificate], way: st
         assert await asyncio.to_thread(talk) == b"\x20\x02\0\0"
 
 
+async def test_before_a_websocket() -> None:
+    request = (
+        b"GET /mqtt HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
+        b"Sec-WebSocket-Protocol: mqtt\r\n\r\n"
+    )
+    connect = connect_packet("d")
+    frame = bytes([0x82, 0x80 | len(connect)]) + bytes(4) + connect
+    async with running(listener("ws")) as front:
+        raw = await raw_connection(front)
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(raw, LINE + request)
+        found = b""
+        async with asyncio.timeout(10):
+            while b"\r\n\r\n" not in found:
+                found += await loop.sock_recv(raw, 1_000)
+            assert found.startswith(b"HTTP/1.1 101 ")
+            await loop.sock_sendall(raw, frame)
+            assert (await loop.sock_recv(raw, 100)).endswith(b"\x20\x02\0\0")
+        assert device_of(front).peer.address == "192.0.2.1"
+        raw.close()
+
+
 async def test_what_a_proxy_knows_is_known_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     header = block(IPV4, tlv(2, b"mqtt.example.org"), tlv(5, b"C0FFEE-1"), VERIFIED)
     async with running(listener(proxy_identity_trusted=True, client_identity_is_user=True)) as front:

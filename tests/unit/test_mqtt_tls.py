@@ -6,10 +6,12 @@ import asyncio
 import shutil
 import socket
 import ssl
+import time
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,9 +24,11 @@ from iotmq import limits
 from iotmq.config import Config, config_from_table
 from iotmq.errors import ConfigError
 from iotmq.mqtt import packets
+from iotmq.mqtt_front import arrivals
 from iotmq.mqtt_front.arrivals import Arrivals
 from iotmq.mqtt_front.device import Device
 from iotmq.mqtt_front.listener_settings import ListenerSettings
+from iotmq.mqtt_front.listener_tls import listener_tls
 from iotmq.mqtt_front.server import MqttFront
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command is not there")
@@ -365,6 +369,56 @@ async def test_a_session_is_resumed(
         await soon(lambda: value(front, "handshakes_total", resumed="true") == 1, "it is counted")
 
 
+async def test_a_resumed_session_has_the_identity_of_its_certificate_while_that_counts(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking = listener(
+        files.server,
+        client_ca_file=files.root.certificate,
+        client_crl_files=[files.revocations],
+        client_identity="cn",
+    )
+    async with running(asking) as front:
+        context = client_context(files, files.device)
+        sessions: list[ssl.SSLSession | None] = [None]
+        identities: list[str | None] = []
+
+        async def look() -> None:
+            identities.extend(device.peer.certificate_identity for device in devices_of(front))
+
+        def visit() -> bytes:
+            with (
+                socket.create_connection(("127.0.0.1", port_of(front)), 10) as raw,
+                context.wrap_socket(raw, server_hostname="localhost", session=sessions[-1]) as encrypted,
+            ):
+                encrypted.sendall(connect_packet("d"))
+                try:
+                    found = encrypted.recv(100)
+                except ConnectionError:
+                    found = b""
+                sessions.append(encrypted.session)
+                asyncio.run_coroutine_threadsafe(look(), loop).result(10)
+                return found
+
+        loop = asyncio.get_running_loop()
+        assert await asyncio.to_thread(visit)
+        assert await asyncio.to_thread(visit)
+        assert value(front, "handshakes_total", resumed="true") == 1
+        assert set(identities) == {"device-7"}
+        tomorrow_s = time.time() + 60 * 86_400
+        monkeypatch.setattr(arrivals, "time", SimpleNamespace(time=lambda: tomorrow_s))
+        assert await asyncio.to_thread(visit) == b""
+        assert not_arrived(front, "certificate") == 1
+        # A new revocation list ends all sessions, so the revoked cannot come back by theirs.
+        tls = arrivals_of(front)._tls
+        assert tls is not None
+        make_revocation_list(files.directory, files.root, files.revoked)
+        await tls.reload()
+        monkeypatch.setattr(arrivals, "time", time)
+        assert await asyncio.to_thread(visit)
+        assert value(front, "handshakes_total", resumed="true") == 2
+
+
 async def test_required_client_certificates(files: Files, caplog: pytest.LogCaptureFixture) -> None:
     demanding = listener(
         files.server, client_ca_file=files.root.certificate, client_crl_files=[files.revocations]
@@ -635,8 +689,6 @@ def _dropped(front: MqttFront) -> float:
 
 
 def test_the_transports_that_encrypt_have_a_context(files: Files) -> None:
-    from iotmq.mqtt_front.listener_tls import listener_tls
-
     made = listener_tls(config(listener(files.server)).mqtt.listeners[0])
     assert made is not None
     assert isinstance(made.context, ssl.SSLContext)
