@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from eventually import soon
+from eventually import WITHIN_S, soon
 from fake_gateway import RawClient, connect_packet
 from session_bench import SessionBench
 
@@ -149,9 +149,11 @@ async def open_site(
     is_remote: bool = False,
     brokers: int = 1,
     broker_settings: Mapping[str, Any] | None = None,
+    mqtt_settings: Mapping[str, Any] | None = None,
     **store_settings: Any,
 ) -> MqttSite:
     site = MqttSite(directory, in_flight_max=in_flight_max, is_remote=is_remote, brokers=brokers)
+    site.mqtt_settings.update(mqtt_settings or {})
     for bench in site.benches:
         bench.settings.update(broker_settings or {})
         bench.store_settings.update(store_settings)
@@ -180,11 +182,25 @@ class SessionDevice:
         self._client: RawClient | None = None
         self._reading: asyncio.Task[None] | None = None
         self._answers: list[tuple[int, bytes]] = []
+        self._has_answer = asyncio.Event()
         self._packet_id = 0
 
     async def connect(self, front: Front, *, clean_session: bool = False, will: Will | None = None) -> None:
         """Open the session, on whichever front end."""
         await self.drop()
+        await self._open(front, clean_session=clean_session, will=will)
+
+    async def take_over(self, front: Front) -> None:
+        """Open the session while it has a connection, from which nothing more is read; the server ends it."""
+        assert self._client is not None
+        old = self._client
+        await self._stop_reading()
+        await self._open(front, clean_session=False, will=None)
+        old.wait_s = WITHIN_S
+        await old.rest()
+        old.abort()
+
+    async def _open(self, front: Front, *, clean_session: bool, will: Will | None) -> None:
         client = self._client = await RawClient.dial(front.mqtt.port)
         client.send(connect_packet(self.client_id, clean_session=clean_session, will=will))
         first, body = await client.packet()
@@ -266,6 +282,9 @@ class SessionDevice:
         else:
             # The server ended it.
             client.abort()
+        await self._stop_reading()
+
+    async def _stop_reading(self) -> None:
         assert self._reading is not None
         self._reading.cancel()
         with suppress(asyncio.CancelledError):
@@ -279,8 +298,13 @@ class SessionDevice:
                     return answer
             return None
 
-        answer = await soon(found, f"an answer of type {kind} to {packet_id}", step_s=0.001)
-        assert answer is not None
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                while (answer := found()) is None:
+                    self._has_answer.clear()
+                    await self._has_answer.wait()
+        except TimeoutError:
+            raise AssertionError(f"no answer of type {kind} to {packet_id} in {WITHIN_S} s") from None
         self._answers.remove(answer)
         return answer[1]
 
@@ -297,6 +321,7 @@ class SessionDevice:
                     client.send(packets.encode_acknowledgement(packets.PUBCOMP, int.from_bytes(body, "big")))
                 else:
                     self._answers.append((first, body))
+                    self._has_answer.set()
         except (asyncio.IncompleteReadError, ConnectionError):
             self.is_connected = False
 

@@ -213,11 +213,14 @@ class SessionBench:
 
     def stored(self, topic: str = "T") -> list[bytes]:
         """The bodies of all records of a topic."""
+        return [record.body for record in self.stored_records(topic)]
+
+    def stored_records(self, topic: str = "T") -> list[Any]:
         queue = self.store.find_queue(topic, 0)
         if queue is None:
             return []
         read = self.store.read(queue, queue.min_offset, records_max=10_000, bytes_max=1 << 24)
-        return [record.body for view in read.views for record in _records(view)]
+        return [record for view in read.views for record in _records(view)]
 
     def pass_time(self, seconds: float) -> None:
         """Let time pass, and everything happen whose time has come."""
