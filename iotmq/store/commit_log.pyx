@@ -51,8 +51,6 @@ cdef enum:
     TRUSTED_BYTES = 268435456
     # Records that cannot be read and are remembered one by one.
     UNREADABLE_MAX = 10000
-    # More pages are mapped ahead of the writer when there are fewer.
-    TOUCHED_BYTES_LOW = 2097152
 
 cdef int32_t BATCH_COUNT_MAX = BATCH_RECORDS_MAX
 cdef bint HAS_FAIL_POINTS = fail_points.IS_ON
@@ -321,17 +319,17 @@ cdef class CommitLog(LogSegments):
             if count == BATCH_COUNT_MAX:
                 raise MessageFormatError(f"batch of more than {BATCH_COUNT_MAX} elements", at - elements)
             if position + size + BLANK_BYTES > end_position:
-                self.make_room(index, position + BLANK_BYTES)
+                self.make_ready(index, position + BLANK_BYTES)
                 index += 1
                 position = end_position
-                self.make_room(index, position + size + BLANK_BYTES)
+                self.make_ready(index, position + size + BLANK_BYTES)
                 end_position = (<Segment> self.segments[index]).end_position
             position += size
             at += element.size
             count += 1
         if count == 0:
             raise MessageFormatError("batch without elements")
-        self.make_room(index, position + BLANK_BYTES)
+        self.make_ready(index, position + BLANK_BYTES)
         return count
 
     cdef int64_t write(self, const uint8_t* at, const uint8_t* end, int32_t count, const RecordShared* shared,
@@ -399,9 +397,8 @@ cdef class CommitLog(LogSegments):
         self.active_index = index
         self.active = segment
         self.appended_position = position
-        if self.is_touching and position + TOUCHED_BYTES_LOW > self.touched_position or (
-            position + self.allocation_step_bytes > segment.start_position + segment.allocated_bytes
-            and (segment.allocated_bytes < segment.size_bytes or index + 1 == len(self.segments))
+        if position + self.allocation_step_bytes > segment.start_position + segment.allocated_bytes and (
+            segment.allocated_bytes < segment.size_bytes or index + 1 == len(self.segments)
         ):
             self.is_room_low = True
         return first_position

@@ -29,8 +29,10 @@ cdef class IndexFile:
     cdef uint8_t* slots_at
     cdef uint8_t* entries_at
     cdef int32_t writable_count              # entries below it have disk blocks
+    cdef int32_t ready_count                 # those below it can be written
 
     cdef int put(self, int32_t hash, int64_t position, int64_t timestamp_ms) except -1
+    cdef int make_ready(self) except -1
     cdef int reserve(self) except -1
     cdef void write_header(self) noexcept
     cdef int64_t entries_below(self, int64_t position) noexcept

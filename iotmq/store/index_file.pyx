@@ -29,6 +29,8 @@ from iotmq.store.segment import sync_directory
 cdef enum:
     # Blocks for entries are taken in steps of this many bytes.
     ALLOCATION_STEP_BYTES = 1048576
+    # And pages in steps of this many.
+    READY_STEP_BYTES = 32768
     PAGE_BYTES = 4096
 
 NAME_DIGITS = 17
@@ -101,6 +103,8 @@ cdef class IndexFile:
         self.count = 1
         self.used_slots = 0
         self.is_new = True
+        # Slots are written here and there; those of a file with a past would rather be read in runs.
+        self.segment.page_singly(0)
         self.write_header()
 
     def cut(self, int32_t count, timestamp_at=None):
@@ -138,6 +142,7 @@ cdef class IndexFile:
         self.count = count
         if kept_bytes < self.segment.allocated_bytes:
             self.segment.truncate(kept_bytes)
+        self.ready_count = 0
         self.count_writable()
         self.write_header()
 
@@ -171,8 +176,8 @@ cdef class IndexFile:
         cdef uint8_t* slot
         cdef uint8_t* entry
         cdef int64_t seconds = 0
-        if self.count >= self.writable_count:
-            self.reserve()
+        if self.count >= self.ready_count:
+            self.make_ready()
         if self.count == 1:
             self.begin_timestamp_ms = timestamp_ms
             self.begin_position = position
@@ -190,6 +195,19 @@ cdef class IndexFile:
         self.count += 1
         self.end_timestamp_ms = timestamp_ms
         self.end_position = position
+        return 0
+
+    cdef int make_ready(self) except -1:
+        """Have disk blocks for one entry more, and in a file that began empty pages for some."""
+        cdef int64_t entries_bytes = self.entries_at - self.segment.data
+        cdef int64_t start_bytes = entries_bytes + <int64_t> self.count * INDEX_ENTRY_BYTES
+        cdef int64_t end_bytes = whole_steps(start_bytes + INDEX_ENTRY_BYTES, READY_STEP_BYTES)
+        if self.count >= self.writable_count:
+            self.reserve()
+        self.ready_count = self.writable_count
+        if self.segment.is_paged_singly:
+            self.segment.write_zeros(start_bytes, end_bytes)
+            self.ready_count = min(self.ready_count, <int32_t> ((end_bytes - entries_bytes) // INDEX_ENTRY_BYTES))
         return 0
 
     cdef int reserve(self) except -1:

@@ -113,10 +113,10 @@ cdef int check(CommitLog log, ConsumeQueue queues, const uint8_t* at, const uint
                 break
             if not is_zero(at + BLANK_BYTES, size - BLANK_BYTES):
                 raise StoreCorruptError(f"position {position}: a blank that is not blank")
-            log.make_room(index, position + BLANK_BYTES)
+            log.make_ready(index, position + BLANK_BYTES)
             index += 1
             # The log now ends where the next file starts, so that one has to be there.
-            log.make_room(index, segment_end + 1)
+            log.make_ready(index, segment_end + 1)
             position = segment_end
             segment_end = (<Segment> log.segments[index]).end_position
             at += size
@@ -147,7 +147,7 @@ cdef int check(CommitLog log, ConsumeQueue queues, const uint8_t* at, const uint
             elif parts.queue_offset != next_offsets[queue]:
                 gapless.discard(queue)
             next_offsets[queue] = max(parts.queue_offset + 1, next_offsets.get(queue, 0))
-        log.make_room(index, position + size + BLANK_BYTES)
+        log.make_ready(index, position + size + BLANK_BYTES)
         chunk.records += 1
         chunk.timestamp_ms = parts.store_timestamp_ms
         at += size
@@ -209,5 +209,5 @@ def start_at(CommitLog log not None, int64_t position):
         log.segments[:] = [segment]
         log.active_index = 0
         log.active = segment
-        log.touched_position = 0
-        log.appended_position = position
+        segment.page_singly(0)
+        log.appended_position = log.ready_position = position

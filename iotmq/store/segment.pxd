@@ -20,9 +20,11 @@ cdef class Segment:
     cdef uint8_t* data
     cdef int descriptor                      # -1 unless held open
     cdef bint is_descriptor_kept
+    cdef readonly bint is_paged_singly       # from somewhere on
 
     cpdef int allocate(self, int64_t end_bytes) except -1
-    cpdef int touch(self, int64_t start_bytes, int64_t end_bytes) except -1
+    cdef int write_zeros(self, int64_t start_bytes, int64_t end_bytes) except -1
+    cdef void bring_in(self, int64_t start_bytes, int64_t end_bytes) noexcept
     cpdef object view(self, int64_t start_position, int64_t end_position)
     cdef int open_descriptor(self) except -1
     cdef int done_with(self, int descriptor) except -1

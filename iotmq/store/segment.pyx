@@ -22,22 +22,17 @@ cdef extern from "<sys/mman.h>" nogil:
     int PROT_WRITE
     int MAP_SHARED
     int MADV_DONTNEED
+    int MADV_NORMAL
     int MADV_RANDOM
+    int MADV_WILLNEED
     void* MAP_FAILED
-
-cdef extern from * nogil:
-    """
-    #ifndef MADV_POPULATE_READ
-    #define MADV_POPULATE_READ 22
-    #endif
-    """
-    int MADV_POPULATE_READ
 
 cdef extern from "<fcntl.h>" nogil:
     int posix_fallocate(int descriptor, int64_t offset, int64_t size)
 
 cdef extern from "<unistd.h>" nogil:
     int64_t lseek(int descriptor, int64_t offset, int whence)
+    int64_t pwrite(int descriptor, const void* buffer, size_t size, int64_t offset)
     int close(int descriptor)
     # Defined by <unistd.h> under _GNU_SOURCE, which Python.h sets.
     int SEEK_DATA
@@ -45,6 +40,9 @@ cdef extern from "<unistd.h>" nogil:
 
 cdef enum:
     PAGE_BYTES = 4096
+    ZEROS_BYTES = 32768
+
+cdef uint8_t[ZEROS_BYTES] _zeros
 
 NAME_DIGITS = 20
 
@@ -72,8 +70,7 @@ cdef class Segment:
         What the file already holds counts as allocated, up to the end of its last block of data; holes
         before that are filled. Raises OSError (a full disk when holes need filling included).
 
-        `is_small` is for one file of very many with little in it: the kernel then brings in a page when one is
-        touched. Otherwise it reads and zeroes megabytes of holes around it, 2 ms each time.
+        `is_small` is for one file of very many with little in it: `page_singly` for all of it.
         """
         cdef void* data
         cdef int descriptor
@@ -93,7 +90,7 @@ cdef class Segment:
             raise OSError(errno, strerror(errno).decode(), path)
         self.data = <uint8_t*> data
         if is_small:
-            madvise(data, <size_t> size_bytes, MADV_RANDOM)
+            self.page_singly(0)
         self.allocated_bytes = self.claim_data(descriptor)
         self.done_with(descriptor)
 
@@ -132,18 +129,50 @@ cdef class Segment:
         self.allocated_bytes = end_bytes
         return 0
 
-    cpdef int touch(self, int64_t start_bytes, int64_t end_bytes) except -1:
-        """Have the pages of [start_bytes, end_bytes) zeroed and mapped by now, as far as they have blocks.
+    cdef int write_zeros(self, int64_t start_bytes, int64_t end_bytes) except -1:
+        """Have the whole pages of [start_bytes, end_bytes) in memory, zeroed, dirty, and in large pieces.
 
-        Takes the larger part of a page fault off the writer. Not dirtied: nothing extra goes to the disk.
+        For the writer, of bytes it has not come to yet: half of what the page faults would cost. When it fails
+        those come.
+        """
+        cdef int descriptor
+        cdef int64_t at = whole_steps(start_bytes, PAGE_BYTES)
+        cdef int64_t end = min(end_bytes, self.allocated_bytes)
+        cdef int64_t written
+        try:
+            descriptor = self.open_descriptor()
+        except OSError:
+            return 0
+        while at < end:
+            written = pwrite(descriptor, _zeros, <size_t> min(end - at, <int64_t> ZEROS_BYTES), at)
+            if written <= 0:
+                break
+            at += written
+        self.done_with(descriptor)
+        return 0
+
+    cdef void bring_in(self, int64_t start_bytes, int64_t end_bytes) noexcept:
+        """As `write_zeros`, not dirty and page by page: waits for nobody who has the file in hand."""
+        cdef int64_t at = start_bytes & ~<int64_t> (PAGE_BYTES - 1)
+        cdef int64_t end = min(end_bytes, self.allocated_bytes)
+        if at < end:
+            madvise(self.data + at, <size_t> (end - at), MADV_WILLNEED)
+
+    def page_singly(self, int64_t start_bytes):
+        """Have the kernel bring in one page, from `start_bytes` on, when one is touched.
+
+        Otherwise it reads and zeroes all around it that its read-ahead allows. Where that is 8 MiB the thread
+        that wrote the first byte of a page stood still for 2 ms, and for 25 where a hypervisor gave the memory.
         """
         cdef int64_t start = start_bytes & ~<int64_t> (PAGE_BYTES - 1)
-        cdef int64_t end = min(end_bytes, self.allocated_bytes)
-        if start < end:
-            with nogil:
-                # Kernels before 5.14 refuse, which only costs speed.
-                madvise(self.data + start, <size_t> (end - start), MADV_POPULATE_READ)
-        return 0
+        if start < self.size_bytes:
+            self.is_paged_singly = True
+            madvise(self.data + start, <size_t> (self.size_bytes - start), MADV_RANDOM)
+
+    def page_in_runs(self):
+        """The kernel's own way again, for a file that is only read from now on."""
+        self.is_paged_singly = False
+        madvise(self.data, <size_t> self.size_bytes, MADV_NORMAL)
 
     def forget_pages(self):
         """Take its pages out of this process; they stay in the page cache, and come back when touched."""

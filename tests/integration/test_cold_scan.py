@@ -59,7 +59,9 @@ def log_out(store: Store) -> None:
         with Path(segment.path).open("rb") as file:
             os.fdatasync(file.fileno())
         end = min(segment.allocated_bytes, store.confirmed_position - HOT_BYTES - segment.start_position)
-        end -= end % 4096
+        end -= (
+            end % 32768
+        )  # pieces in which the log has its pages made: the kernel lets go of whole ones alone
         if end > 0:
             window = Window(segment, 0, end)
             window.drop()

@@ -17,6 +17,7 @@ from iotmq.limits import BATCH_RECORDS_MAX, PROPERTIES_BYTES_MAX, RECORD_BYTES_M
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.record import encode_batch, encode_record
 from iotmq.store.damage import Loss
+from iotmq.store.residency import Window
 from iotmq.store.segment import segment_name
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
@@ -289,6 +290,28 @@ def test_first_segment_is_allocated_step_by_step(tmp_path: Path) -> None:
     blocks = os.stat(tmp_path / "commitlog" / segment_name(0)).st_blocks * 512
     assert 1 << 20 <= blocks <= 3 << 20
     store.close()
+
+
+def test_an_append_has_a_few_pages_made_and_not_the_kernels_read_ahead(tmp_path: Path) -> None:
+    """Where read-ahead is 8 MiB its first byte in a page took 2 to 25 ms."""
+    store = Store.open(tmp_path, StoreSettings(segment_bytes=64 << 20), store_host=HOST)
+    for number in range(1, 4):
+        put(store, "T", 0, bytes(30_000))
+        (segment,) = store._log.segments_between(0, 1)
+        made = segment.allocated_bytes // 4096 - Window(segment, 0, segment.allocated_bytes).absent_pages()
+        assert number * 30_000 // 4096 < made <= number * 30_000 // 4096 + 2 * 8
+    assert store.check() == []
+    store.close()
+
+
+def test_a_file_the_writer_is_done_with_is_read_in_the_kernels_own_way(store: Store) -> None:
+    while len(store._log.segment_list()) < 4:
+        put(store, "T", 0, bytes(1000))
+    store._log.make_room_ahead()
+    done = store._log.segments_between(0, store.appended_position)[:-1]
+    assert done
+    assert not any(segment.is_paged_singly for segment in done)
+    assert all(segment.is_paged_singly for segment in store._log.segment_list()[len(done) :])
 
 
 def test_segment_made_ahead_is_removed_on_close(tmp_path: Path) -> None:

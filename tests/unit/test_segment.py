@@ -108,14 +108,6 @@ def test_sync_gets_a_descriptor_of_the_file(path: str, keep: bool) -> None:
     segment.allocate(4096)
 
 
-def test_touching_pages_needs_blocks(path: str) -> None:
-    segment = Segment(path, 0, 1 << 20)
-    segment.touch(0, 1 << 20)
-    segment.allocate(8192)
-    segment.touch(100, 1 << 20)
-    assert segment.allocated_bytes == 8192
-
-
 @pytest.mark.parametrize(("start", "size"), [(-1, 4096), (0, 0), (0, -1)])
 def test_impossible_sizes_are_refused(path: str, start: int, size: int) -> None:
     with pytest.raises(ValueError, match="segment of"):
