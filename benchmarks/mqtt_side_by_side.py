@@ -63,6 +63,7 @@ class Scenario:
     is_more_better: bool
     goal: str
     is_idle: bool = False
+    is_websocket: bool = False
     stores_much: bool = False
     """Fills memory with a log as fast as it can, which wants memory that the machine really has."""
 
@@ -215,17 +216,17 @@ def _latency(server: peers.Server, effort: Effort, *who: str) -> Round:
     }
 
 
-def idle(kind: str) -> Callable[[peers.Server, Effort], Round]:
+def idle(kind: str, *more: str) -> Callable[[peers.Server, Effort], Round]:
     """Connections that do nothing: what each adds to the memory of a server that has some already."""
 
     def measure(server: peers.Server, effort: Effort) -> Round:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_holding(server, kind, BASE_CONNECTIONS, 0))
+            stack.enter_context(_holding(server, kind, BASE_CONNECTIONS, 0, *more))
             before = server.settled_memory_bytes()
             opened, step = BASE_CONNECTIONS, 5_000
             while opened < effort.idle_connections + BASE_CONNECTIONS:
                 count = min(step, effort.idle_connections + BASE_CONNECTIONS - opened)
-                stack.enter_context(_holding(server, kind, count, opened))
+                stack.enter_context(_holding(server, kind, count, opened, *more))
                 opened += count
             after = server.settled_memory_bytes()
         added = opened - BASE_CONNECTIONS
@@ -264,6 +265,32 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         True,
         "",
         stores_much=True,
+    ),
+    "qos1_window100_websocket": Scenario(
+        "QoS 1, window 100, in WebSockets, a frame for each message: acknowledged/s",
+        acknowledged(100, "--websocket"),
+        "messages_per_s",
+        True,
+        ">= 3x",
+        is_websocket=True,
+        stores_much=True,
+    ),
+    "qos1_window1_websocket": Scenario(
+        "the same with window 1",
+        acknowledged(1, "--websocket"),
+        "messages_per_s",
+        True,
+        "",
+        is_websocket=True,
+    ),
+    "idle_websocket": Scenario(
+        "idle WebSocket: bytes of process memory",
+        idle("--idle", "--websocket"),
+        "bytes_per_connection",
+        False,
+        "",
+        is_idle=True,
+        is_websocket=True,
     ),
     "qos0_fan_in": Scenario(
         "QoS 0, 100 publishers flood 1 subscriber: delivered/s",
@@ -342,7 +369,7 @@ def _play(name: str, sides: list[str], effort: Effort, options: argparse.Namespa
         for side in sides:
             if side == "iotmq" and scenario.stores_much:
                 _warm(effort, options)
-            with _started(side, options) as server:
+            with _started(side, scenario, options) as server:
                 values = scenario.measure(server, effort)
             rounds[side].append(values)
             told = ", ".join(f"{key} {_number(value)}" for key, value in values.items())
@@ -350,12 +377,18 @@ def _play(name: str, sides: list[str], effort: Effort, options: argparse.Namespa
     return rounds
 
 
-def _started(side: str, options: argparse.Namespace) -> contextlib.AbstractContextManager[peers.Server]:
+def _started(
+    side: str, scenario: Scenario, options: argparse.Namespace
+) -> contextlib.AbstractContextManager[peers.Server]:
     core = machine.cores()[0]
     if side == "mosquitto":
-        return peers.mosquitto(core=core, has_tcp_nodelay=options.mosquitto_nodelay)
+        return peers.mosquitto(
+            core=core, has_tcp_nodelay=options.mosquitto_nodelay, is_websocket=scenario.is_websocket
+        )
     settings = dict(one.split("=", 1) for one in options.set)
-    return peers.iotmq(core=core, settings=settings, data_parent=options.data)
+    return peers.iotmq(
+        core=core, settings=settings, data_parent=options.data, is_websocket=scenario.is_websocket
+    )
 
 
 def _warm(effort: Effort, options: argparse.Namespace) -> None:
@@ -393,12 +426,12 @@ def _costs(report: dict[str, Any], counter: str) -> Round:
 
 
 @contextlib.contextmanager
-def _holding(server: peers.Server, kind: str, count: int, number_base: int) -> Iterator[None]:
+def _holding(server: peers.Server, kind: str, count: int, number_base: int, *more: str) -> Iterator[None]:
     """A process with this many connections, all of them in."""
     with _swarm.holding(
         server.port,
         *(kind, str(count), "--number-base", str(number_base), "--filter", "devices/{n}/commands"),
-        *("--connect-rate", "5000"),
+        *("--connect-rate", "5000", *more),
         core=machine.cores()[1],
     ) as held:
         held.ready()

@@ -18,6 +18,12 @@ from typing import Final
 from benchmarks.machine import RESULTS, ROOT
 
 START_TIMEOUT_S: Final = 20.0
+_WEBSOCKET_LISTENER: Final = """
+[[mqtt.listeners]]
+name = "web"
+transport = "ws"
+listen_port = {}
+"""
 STOP_TIMEOUT_S: Final = 10.0
 CLOCK_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
@@ -111,17 +117,22 @@ class Server:
 
 
 @contextlib.contextmanager
-def mosquitto(*, core: int, has_tcp_nodelay: bool = False, more: Sequence[str] = ()) -> Iterator[Server]:
+def mosquitto(
+    *, core: int, has_tcp_nodelay: bool = False, is_websocket: bool = False, more: Sequence[str] = ()
+) -> Iterator[Server]:
     """Mosquitto at its fastest: nothing on disk or logged, no bounds on queues and in-flight messages.
 
-    ``more`` are further lines of its configuration.
+    With `is_websocket` MQTT is in WebSockets at its port. ``more`` are further lines of its configuration.
     """
     program = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
     if program is None:
         raise PeerError("mosquitto is not installed (Debian: apt install mosquitto)")
-    (port,) = free_ports(1)
+    port, spare_port = free_ports(2)
+    # Version 2.0.11 (Debian 12) does not start with a listener for WebSockets alone.
+    websocket = ["protocol websockets", f"listener {spare_port} 127.0.0.1"] if is_websocket else []
     config = [
         f"listener {port} 127.0.0.1",
+        *websocket,
         "allow_anonymous true",
         "persistence false",
         "max_queued_messages 0",
@@ -144,12 +155,13 @@ def iotmq(
     settings: Mapping[str, str] | None = None,
     data_parent: Path | None = None,
     data: Path | None = None,
+    is_websocket: bool = False,
 ) -> Iterator[Server]:
     """The all-in-one gateway with a durable log (async flush), in a data directory that goes with it.
 
     ``settings`` are further ``--set`` assignments, ``section.key`` to value. The directory lies in
     ``data_parent``, by default ``build/benchmarks``: a real disk, as a gateway has. ``data`` is a directory
-    that is there already, and stays.
+    that is there already, and stays. With `is_websocket` MQTT is in WebSockets at its port.
     """
     mqtt_port, broker_port, registry_port, http_port = free_ports(4)
     parent = data_parent or RESULTS
@@ -171,11 +183,12 @@ registries = ["127.0.0.1:{registry_port}"]
 listen_port = {http_port}
 [mqtt]
 listen_port = {mqtt_port}
+tcp_enabled = {"false" if is_websocket else "true"}
 [[mqtt.routes]]
 filter = "devices/+/telemetry"
 topic = "telemetry"
 key = "{{1}}"
-"""
+{_WEBSOCKET_LISTENER.format(mqtt_port) if is_websocket else ""}"""
         )
         command = [
             sys.executable,

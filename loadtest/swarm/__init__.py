@@ -78,6 +78,8 @@ class Plan:
     """MQTT 5; else 3.1.1."""
     publish_properties: bytes = b""
     """Encoded properties of every message of MQTT 5 [MQTT 5, 3.3.2.3]."""
+    websocket_path: str = ""
+    """Where MQTT is in WebSockets, a frame for each packet or run of acknowledgements; empty: bare TCP."""
     qos: int = 1
     filter_qos: int | None = None
     """QoS asked for by subscribers; that of the publishers when None."""
@@ -141,6 +143,15 @@ class Report:
         return asdict(self)
 
 
+def _upgrade_request(plan: Plan) -> bytes:
+    """The request for a WebSocket; its key is anybody's [RFC 6455 section 1.3]."""
+    return (
+        f"GET {plan.websocket_path} HTTP/1.1\r\nHost: {plan.host}:{plan.port}\r\n"
+        "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Protocol: mqtt\r\n\r\n"
+    ).encode()
+
+
 class Swarm:
     """The connections of one plan. Usable as a context manager, which closes them."""
 
@@ -164,6 +175,7 @@ class Swarm:
             return_after_s=plan.return_after_s,
             source_addresses=plan.source_addresses,
             publish_properties=plan.publish_properties if plan.is_v5 else None,
+            upgrade=_upgrade_request(plan) if plan.websocket_path else b"",
         )
         filter_qos = plan.qos if plan.filter_qos is None else plan.filter_qos
         # Subscribers first: they are opened in this order and miss nothing.

@@ -157,6 +157,7 @@ def _plan(options: argparse.Namespace, **kinds: int) -> Plan:
         keep_alive_s=options.keep_alive,
         is_v5=options.mqtt5,
         publish_properties=THREE_PROPERTIES if options.three_properties else b"",
+        websocket_path=options.websocket,
         qos=options.qos,
         filter_qos=options.filter_qos,
         window=options.window,
@@ -223,6 +224,14 @@ def _parser() -> argparse.ArgumentParser:
         "--three-properties",
         action="store_true",
         help="messages with a content type, a message expiry and a user property (MQTT 5)",
+    )
+    load.add_argument(
+        "--websocket",
+        nargs="?",
+        const="/mqtt",
+        default="",
+        metavar="PATH",
+        help="in WebSockets; without PATH at /mqtt",
     )
     load.add_argument("--keep-alive", type=int, default=60, metavar="SECONDS")
     load.add_argument("--qos", type=int, choices=(0, 1), default=1)

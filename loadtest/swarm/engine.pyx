@@ -19,7 +19,7 @@ sent, so a stalled server is charged for everything that had to wait.
 from libc.errno cimport EAGAIN, EINPROGRESS, EINTR, errno
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcpy, memmove, memset
+from libc.string cimport memcmp, memcpy, memmove, memset
 
 from cpython.exc cimport PyErr_CheckSignals
 
@@ -179,13 +179,16 @@ cdef enum:
     TOPIC_DIGITS_C = 7
     TOPICS_PER_PUBLISHER_LARGEST = 1_000_000
     PORTS_LARGEST = 8
+    FRAME_HEADER_BYTES = 14     # of a frame to the server; those from it have no mask
+    HEADERS_BYTES_LARGEST = 8 * 1024
 
 cdef enum:
     IDLE, PUBLISHER, SUBSCRIBER
 
-# NEW -> OPENING (TCP) -> GREETED (CONNECT sent) -> SUBSCRIBING (subscribers only) -> READY -> GONE
+# NEW -> OPENING (TCP) -> UPGRADING (WebSockets only) -> GREETED (CONNECT sent) -> SUBSCRIBING (subscribers only)
+# -> READY -> GONE
 cdef enum:
-    NEW, OPENING, GREETED, SUBSCRIBING, READY, GONE
+    NEW, OPENING, UPGRADING, GREETED, SUBSCRIBING, READY, GONE
 
 cdef enum:
     GOAL_TIME, GOAL_CONNECTED, GOAL_SENT, GOAL_DELIVERED
@@ -222,6 +225,11 @@ cdef struct Connection:
     uint8_t* partial
     uint32_t partial_size
     uint32_t partial_capacity
+    # WebSocket: what of the server's frame has not come, and the beginning of its header.
+    uint64_t frame_left
+    uint8_t[10] frame_header
+    uint8_t frame_header_size
+    uint8_t frame_opcode
     # Publisher: messages are numbered from 0; acked <= written <= created <= acked + slots.
     uint8_t* ring
     uint8_t* early             # one flag a slot: acknowledged before its turn; made on first need
@@ -365,6 +373,27 @@ cdef inline Py_ssize_t past_properties(const uint8_t* packet, Py_ssize_t at, Py_
     return length + 1
 
 
+cdef uint32_t put_frame_header(uint8_t* target, uint64_t size) noexcept nogil:
+    """The header of a binary frame to the server, with a mask that changes nothing [RFC 6455 section 5.2].
+
+    Any server unmasks with it as with another. Returns its length.
+    """
+    cdef uint32_t at = 2
+    target[0] = 0x82
+    if size < 126:
+        target[1] = 0x80 | <uint8_t>size
+    elif size < 1 << 16:
+        target[1] = 0x80 | 126
+        put_u16(target + 2, <uint16_t>size)
+        at = 4
+    else:
+        target[1] = 0x80 | 127
+        put_u64(target + 2, size)
+        at = 10
+    memset(target + at, 0, 4)
+    return at + 4
+
+
 def _with_length(bytes properties):
     """Encoded properties behind their length."""
     cdef bytearray encoded = bytearray()
@@ -426,6 +455,11 @@ cdef class Engine:
     cdef bytes payload
     cdef bytes publish_properties      # with their length; empty for 3.1.1
     cdef bint is_v5
+    cdef bytes upgrade                 # the request for a WebSocket; empty for TCP
+    cdef bint is_websocket
+    cdef const uint8_t* upgrade_data
+    cdef Py_ssize_t upgrade_size
+    cdef uint8_t* framed               # a frame that is sent at once
     cdef uint32_t host
     cdef uint16_t[8] ports             # in network order: the first, and those to fall back to
     cdef uint32_t port_count
@@ -500,8 +534,12 @@ cdef class Engine:
 
     def __init__(self, host, port, *, qos=1, window=100, payload=b"\x00" * 100, keep_alive_s=60.0,
                  lead_max=0, measures_acks=False, number_base=0, publishers_tracked=0, topics_per_publisher=1,
-                 fallback_ports=(), return_after_s=0.0, source_addresses=(), publish_properties=None):
-        """`publish_properties` are the encoded ones of every message of MQTT 5; None for 3.1.1."""
+                 fallback_ports=(), return_after_s=0.0, source_addresses=(), publish_properties=None,
+                 bytes upgrade=b""):
+        """`publish_properties` are the encoded ones of every message of MQTT 5; None for 3.1.1.
+
+        `upgrade` is the HTTP request for a WebSocket, each packet or run of acknowledgements then being a frame.
+        """
         if self.epoll >= 0:
             raise RuntimeError("an engine is initialised once")
         if qos not in (0, 1):
@@ -533,6 +571,10 @@ cdef class Engine:
         for i, address in enumerate(self.source_addresses):
             packed = _socket.inet_pton(_socket.AF_INET, address)
             memcpy(&self.sources[<int>i], <const uint8_t*>packed, 4)
+        self.upgrade = upgrade
+        self.is_websocket = len(upgrade) > 0
+        self.upgrade_data = <const uint8_t*>self.upgrade
+        self.upgrade_size = len(upgrade)
         self.is_v5 = publish_properties is not None
         self.publish_properties = _with_length(publish_properties) if self.is_v5 else b""
         self.qos = qos
@@ -548,7 +590,8 @@ cdef class Engine:
         self.open_rate_per_s = 2_000.0
         self.buffer = <uint8_t*>malloc(PACKET_BYTES_LARGEST + READ_BYTES)
         self.acks = <uint8_t*>malloc(PACKET_BYTES_LARGEST + READ_BYTES)
-        if self.buffer == NULL or self.acks == NULL:
+        self.framed = <uint8_t*>malloc(FRAME_HEADER_BYTES + PACKET_BYTES_LARGEST + READ_BYTES)
+        if self.buffer == NULL or self.acks == NULL or self.framed == NULL:
             raise MemoryError
         self.epoll = epoll_create1(EPOLL_CLOEXEC)
         self.timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC)
@@ -579,6 +622,7 @@ cdef class Engine:
         free(self.sources)
         free(self.buffer)
         free(self.acks)
+        free(self.framed)
         for fd in (self.epoll, self.timer, self.wakeup):
             if fd >= 0:
                 close(fd)
@@ -648,6 +692,14 @@ cdef class Engine:
         packet += self.publish_properties
         payload_at = len(packet)
         packet += self.payload
+        cdef uint8_t[FRAME_HEADER_BYTES] header
+        cdef uint32_t header_size = 0
+        if self.is_websocket:
+            header_size = put_frame_header(header, len(packet))
+            packet[:0] = header[:header_size]
+            id_at += header_size if id_at else 0
+            digits_at += header_size
+            payload_at += header_size
         cdef uint32_t number = self.number_base + self.publisher_count
         if (<uint64_t>number + 1) * self.topics_per_publisher > 10 ** TOPIC_DIGITS_C and self.topics_per_publisher > 1:
             raise ValueError(f"the numbers of topics have {TOPIC_DIGITS_C} digits")
@@ -743,13 +795,15 @@ cdef class Engine:
         """Says DISCONNECT where possible and closes every connection."""
         cdef uint32_t i
         cdef Connection* c
-        cdef const uint8_t* disconnect = b"\xe0\x00"
+        cdef bytes packet = b"\x82\x82\0\0\0\0\xe0\x00" if self.is_websocket else b"\xe0\x00"
+        cdef const uint8_t* disconnect = packet
+        cdef size_t disconnect_size = len(packet)
         for i in range(self.count):
             c = &self.connections[i]
             if c.fd < 0:
                 continue
             if c.state == READY and c.pending_size == 0 and c.written_bytes % max(1, c.packet_size) == 0:
-                send(c.fd, disconnect, 2, MSG_NOSIGNAL)
+                send(c.fd, disconnect, disconnect_size, MSG_NOSIGNAL)
             if c.state == READY:
                 self.ready -= 1
             elif c.state != GONE:
@@ -920,6 +974,7 @@ cdef class Engine:
         c.reading = 1
         c.events_out = 0
         c.pending_size = c.partial_size = 0
+        c.frame_left = c.frame_header_size = 0
         if not c.lost_at_ns:
             c.lost_at_ns = self.now
         self.unsettled += 1
@@ -985,6 +1040,10 @@ cdef class Engine:
                 return
             if not events & EPOLLOUT:
                 return
+            if self.is_websocket:
+                c.state = UPGRADING
+                self._send_bytes(c, self.upgrade_data, self.upgrade_size)
+                return
             c.state = GREETED
             self._send_control(c, c.greeting, c.greeting_size)
             return
@@ -1004,7 +1063,15 @@ cdef class Engine:
     # Sending
 
     cdef bint _send_control(self, Connection* c, const uint8_t* data, Py_ssize_t size) noexcept nogil:
-        """Sends what is kept, or else this; keeps the rest and stops reading until it is gone."""
+        """Sends what is kept, or else this packet or these; keeps the rest and stops reading until it is gone."""
+        cdef uint32_t header_size
+        if data != NULL and self.is_websocket:
+            header_size = put_frame_header(self.framed, size)
+            memcpy(self.framed + header_size, data, size)
+            return self._send_bytes(c, self.framed, header_size + size)
+        return self._send_bytes(c, data, size)
+
+    cdef bint _send_bytes(self, Connection* c, const uint8_t* data, Py_ssize_t size) noexcept nogil:
         cdef Py_ssize_t sent
         if data == NULL:
             data = c.pending
@@ -1198,7 +1265,11 @@ cdef class Engine:
             self.counters.bytes_received += got
             self.acks_size = 0
             size = held + got
-            used = self._parse(c, size)
+            if self.is_websocket:
+                size = self._unframe(c, held, size)
+                if c.fd < 0 or size == 0 and c.state == UPGRADING:
+                    return
+            used = self._parse(c, size) if size >= 0 else -1
             if c.fd < 0:
                 return
             if used < 0:
@@ -1218,6 +1289,61 @@ cdef class Engine:
                 self._move_on()
             if got < READ_BYTES:
                 return
+
+    cdef Py_ssize_t _unframe(self, Connection* c, Py_ssize_t at, Py_ssize_t size) noexcept nogil:
+        """Leaves packets without frames in the buffer, from `at` on, and returns where they end; -1 for no WebSocket."""
+        cdef uint8_t* data = self.buffer
+        cdef Py_ssize_t end = at, part
+        cdef uint32_t needed
+        if c.state == UPGRADING:
+            at = self._past_upgrade(data, size)
+            if at <= 0:
+                # The whole answer is needed; none of it is packets.
+                return -1 if at < 0 or not keep(
+                    &c.partial, &c.partial_capacity, &c.partial_size, data, size) else 0
+            end = 0
+            c.partial_size = 0
+            c.state = GREETED
+            self._send_control(c, c.greeting, c.greeting_size)
+            if c.fd < 0:
+                return 0
+        while at < size:
+            if c.frame_left:
+                part = min(size - at, <Py_ssize_t>c.frame_left)
+                if c.frame_opcode <= 2:
+                    memmove(data + end, data + at, part)
+                    end += part
+                at += part
+                c.frame_left -= part
+                continue
+            c.frame_header[c.frame_header_size] = data[at]
+            c.frame_header_size += 1
+            at += 1
+            if c.frame_header_size < 2:
+                continue
+            needed = 4 if c.frame_header[1] == 126 else 10 if c.frame_header[1] == 127 else 2
+            if c.frame_header_size < needed:
+                continue
+            c.frame_header_size = 0
+            c.frame_opcode = c.frame_header[0] & 0x0F
+            if c.frame_header[1] & 0x80 or c.frame_opcode not in (0, 2, 9, 10):
+                return -1
+            c.frame_left = (
+                get_u16(c.frame_header + 2) if needed == 4
+                else get_u64(c.frame_header + 2) if needed == 10
+                else c.frame_header[1]
+            )
+        return end
+
+    cdef Py_ssize_t _past_upgrade(self, const uint8_t* data, Py_ssize_t size) noexcept nogil:
+        """Where the answer that grants a WebSocket ends; 0 when it is not all there, -1 when it is another answer."""
+        cdef Py_ssize_t at
+        if size >= 12 and memcmp(data, b"HTTP/1.1 101", 12):
+            return -1
+        for at in range(0, size - 3):
+            if get_u32(data + at) == 0x0D0A0D0A:
+                return at + 4
+        return -1 if size > HEADERS_BYTES_LARGEST else 0
 
     cdef Py_ssize_t _parse(self, Connection* c, Py_ssize_t size) noexcept nogil:
         """Handles the whole packets in the buffer; returns the bytes they took, -1 for what is no MQTT."""
