@@ -54,18 +54,21 @@ packages_for() {
         apt-get:zlib) echo zlib1g-dev ;;
         apt-get:mosquitto) echo mosquitto mosquitto-clients ;;
         apt-get:redis) echo redis-server ;;
+        apt-get:chromium) echo chromium-headless-shell ;;
         dnf:python) echo python3 python3-devel ;;
         dnf:headers) echo python3-devel ;;
         dnf:compiler) echo gcc glibc-devel ;;
         dnf:zlib) echo zlib-devel ;;
         dnf:mosquitto) echo mosquitto ;;
         dnf:redis) echo redis ;;
+        dnf:chromium) echo chromium-headless ;;
         apk:python) echo python3 python3-dev ;;
         apk:headers) echo python3-dev ;;
         apk:compiler) echo gcc musl-dev ;;
         apk:zlib) echo zlib-dev ;;
         apk:mosquitto) echo mosquitto mosquitto-clients ;;
         apk:redis) echo redis ;;
+        apk:chromium) echo chromium ;;
     esac
 }
 
@@ -162,6 +165,17 @@ ensure_redis() {
     fi
 }
 
+# Chromium shows the page of tests/interop/test_browser.py.
+ensure_chromium() {
+    local name
+    for name in chromium-headless-shell chromium chromium-browser google-chrome; do
+        if command -v "$name" >/dev/null; then
+            return
+        fi
+    done
+    install_packages chromium || warn "without Chromium the test with a page in a browser is skipped"
+}
+
 # --------------------------------------------------------------------------------- Python packages
 
 pip_install() {
@@ -224,6 +238,7 @@ install_extra() {
     if [ "$extra" = dev ]; then
         ensure_mosquitto
         ensure_redis
+        ensure_chromium
         install_node_client
         install_java_client
     fi
