@@ -184,7 +184,8 @@ cdef class DeviceGroup:
         return 0
 
     def resume_all(self):
-        """Read again from the devices that were paused, except those that leave their answers unread."""
+        """Read again from the devices that were paused, except those that leave their answers unread or that wait
+        for their session: what they send is kept meanwhile."""
         cdef Device device
         if self.is_ending:
             return
@@ -192,7 +193,7 @@ cdef class DeviceGroup:
         waiting = self._paused
         self._paused = set()
         for device in waiting:
-            if device.is_write_paused:
+            if device.is_write_paused or device.state == STATE_OPENING:
                 self._paused.add(device)
             else:
                 device._resume()
@@ -323,6 +324,8 @@ cdef class Device(ServerConnection):
         self.is_write_paused = False
         self.write_output()
         self._room_again()
+        if self.state == STATE_OPENING:
+            return
         if self in self.group._paused and not self.group.is_congested and not self.is_write_paused:
             self.group._paused.discard(self)
             self._resume()

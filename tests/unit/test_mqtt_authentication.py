@@ -728,3 +728,25 @@ async def test_names_without_a_user_are_asked_what_users_are_asked(path: Path, l
     assert len(questions[0]) == len(known)
     assert questions[0].endswith(",i=5000")
     assert known.endswith(",i=5000")
+
+
+async def test_a_device_is_not_read_while_its_password_is_looked_at_whatever_happens_to_others(
+    path: Path, gate: Gate
+) -> None:
+    async with running(path) as site:
+        client = await site.dial()
+        client.send(connect_packet("d", user_name="pump", password=b"pmup"))
+        await soon(lambda: gate.count, "it is looked at")
+        (device,) = site.devices
+        assert device.transport is not None
+        assert not device.transport.is_reading()
+        # The brokers had been behind, and are not any more; the device takes what it is sent again.
+        device.group.is_congested = True
+        device.group.resume_all()
+        device.resume_writing()
+        assert not device.transport.is_reading()
+        client.send(packets.PINGREQ_PACKET)
+        gate.opened.set()
+        assert await client.packet() == (packets.CONNACK << 4, b"\0\0")
+        assert await client.packet() == (packets.PINGRESP << 4, b"")
+        assert device.transport.is_reading()

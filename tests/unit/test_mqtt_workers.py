@@ -146,3 +146,13 @@ async def test_a_worker_that_keeps_ending_is_started_again_ever_less_often(
 
 def number(workers: MqttWorkers, name: str) -> float:
     return sum(metric.value for metric in workers.metrics() if metric.name == name)
+
+
+def test_workers_share_what_names_without_a_user_are_asked_with() -> None:
+    """A device may reach one worker after the other; see mqtt_front.scram.UnknownUsers."""
+    mqtt = config_from_table(table()).mqtt
+    secrets = {mqtt_workers._with_secret(mqtt).authentication.unknown_users_secret for _ in range(2)}
+    assert len(secrets) == 2
+    assert "" not in secrets
+    given = config_from_table(table(authentication={"unknown_users_secret": "ours"})).mqtt
+    assert mqtt_workers._with_secret(given) is given
