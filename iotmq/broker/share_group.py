@@ -57,8 +57,8 @@ class Handout(NamedTuple):
 
 class _Member:
     __slots__ = (
-        "blocked", "client_id", "handed", "held", "held_bytes", "is_away", "is_slow", "limit", "member_id",
-        "place",
+        "blocked", "claimed", "client_id", "handed", "held", "held_bytes", "is_away", "is_slow", "limit",
+        "member_id", "place",
     )  # fmt: skip
 
     def __init__(self, member_id: int, client_id: str, place: str, limit: int) -> None:
@@ -71,6 +71,8 @@ class _Member:
         self.handed = 0
         self.held: dict[int, _Message] = {}
         self.held_bytes = 0
+        # Positions it said it holds, and that were not read then.
+        self.claimed: list[int] = []
         # It let a message's time pass, and has acknowledged nothing since.
         self.is_slow = False
         # Its front end is not connected now.
@@ -190,7 +192,7 @@ class ShareGroup:
         else:
             member.place, member.limit, member.handed = place, limit, 0
             member.is_away = member.is_slow = False
-            self._forget_claims(member_id)
+            self._forget_claims(member)
             for position in [position for position in member.held if position not in kept]:
                 self._take_back(self._undone[position])
         for position in held:
@@ -200,6 +202,7 @@ class ShareGroup:
                     claims = self._early.setdefault(position, [])
                     if claims is not None:
                         claims.append(member_id)
+                        member.claimed.append(position)
             elif message.member is None:
                 self._take_from_waiting(message)
                 self._give(member, message, now_s)
@@ -213,7 +216,7 @@ class ShareGroup:
             return
         for message in list(member.held.values()):
             self._take_back(message)
-        self._forget_claims(member_id)
+        self._forget_claims(member)
         self._free_lanes(member)
         if self._sticky is member:
             self._sticky = None
@@ -636,13 +639,15 @@ class ShareGroup:
             return [message]
         return [held for held in member.held.values() if held.key == message.key]
 
-    def _forget_claims(self, member_id: int) -> None:
+    def _forget_claims(self, member: _Member) -> None:
         """A member holds nothing any more of what was not read."""
-        for position, claims in list(self._early.items()):
-            if claims is not None and member_id in claims:
-                claims.remove(member_id)
+        for position in member.claimed:
+            claims = self._early.get(position)
+            if claims is not None and member.member_id in claims:
+                claims.remove(member.member_id)
                 if not claims:
                     del self._early[position]
+        member.claimed.clear()
 
     def _forget_unread(self, position: int, *, is_done: bool = True) -> None:
         self._unread_set.discard(position)
