@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from fake_gateway import split_output
@@ -60,7 +60,7 @@ def test_corpus_gives_what_the_oracle_gives_whole_and_byte_by_byte(case: Case) -
 def test_every_packet_cut_short_is_malformed_unless_the_rest_may_be_left_out(case: Case) -> None:
     """The remaining length says what is there: a packet that ends in the middle of a field."""
     for first, body in split_output(case.stream)[:1]:
-        for end in range(len(body)):
+        for end in cuts(len(body)):
             cut = packets.encode_packet(first >> 4, first & 15, body[:end])
             stream = cut if case.is_first else CONNECT5 + cut
             expected = run_connection(stream, packet_bytes_max=PACKET_BYTES_MAX)
@@ -78,6 +78,11 @@ def test_every_packet_cut_short_is_malformed_unless_the_rest_may_be_left_out(cas
                     reason_codes.PROTOCOL_ERROR,
                     None,
                 )
+
+
+def cuts(size: int) -> Iterator[int]:
+    """Everywhere, but of a long packet only some places in the middle."""
+    yield from (end for end in range(size) if end < 300 or end >= size - 300 or end % 97 == 0)
 
 
 @pytest.mark.parametrize("case", [case for case in CORPUS if case.reason is None], ids=lambda case: case.name)
