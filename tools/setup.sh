@@ -55,6 +55,7 @@ packages_for() {
         apt-get:mosquitto) echo mosquitto mosquitto-clients ;;
         apt-get:redis) echo redis-server ;;
         apt-get:chromium) echo chromium-headless-shell ;;
+        apt-get:paho) echo paho.mqtt.c-examples ;;
         dnf:python) echo python3 python3-devel ;;
         dnf:headers) echo python3-devel ;;
         dnf:compiler) echo gcc glibc-devel ;;
@@ -62,6 +63,7 @@ packages_for() {
         dnf:mosquitto) echo mosquitto ;;
         dnf:redis) echo redis ;;
         dnf:chromium) echo chromium-headless ;;
+        dnf:paho) echo paho-c ;;
         apk:python) echo python3 python3-dev ;;
         apk:headers) echo python3-dev ;;
         apk:compiler) echo gcc musl-dev ;;
@@ -176,6 +178,14 @@ ensure_chromium() {
     install_packages chromium || warn "without Chromium the test with a page in a browser is skipped"
 }
 
+# The samples of Eclipse Paho's C library, foreign clients in the tests.
+ensure_paho_samples() {
+    if command -v paho_c_sub >/dev/null && command -v paho_cs_sub >/dev/null; then
+        return
+    fi
+    install_packages paho || warn "without the samples of Paho C their interop tests are skipped"
+}
+
 # --------------------------------------------------------------------------------- Python packages
 
 pip_install() {
@@ -239,24 +249,25 @@ install_extra() {
         ensure_mosquitto
         ensure_redis
         ensure_chromium
-        install_node_client
+        ensure_paho_samples
+        install_node_clients
         install_java_client
     fi
     fingerprint >"$stamps/$extra"
 }
 
-# ali-ons, a foreign client of the native protocol; its tests are skipped where there is no npm.
-install_node_client() {
+# ali-ons, a foreign client of the native protocol, and MQTT.js; their tests are skipped where there is no npm.
+install_node_clients() {
     local directory=build/interop/node
     if ! command -v npm >/dev/null; then
-        warn "npm is not installed: the ali-ons interop tests will be skipped"
+        warn "npm is not installed: the interop tests with ali-ons and MQTT.js will be skipped"
         return
     fi
-    say "installing the Node.js client for the interop tests into $directory"
+    say "installing the Node.js clients for the interop tests into $directory"
     mkdir -p "$directory"
     cp tests/interop/node/package.json tests/interop/node/package-lock.json "$directory/"
     (cd "$directory" && npm ci --ignore-scripts --no-audit --no-fund) >>"$log" 2>&1 ||
-        warn "npm could not install it (details in $log): the ali-ons interop tests will be skipped"
+        warn "npm could not install them (details in $log): the interop tests with ali-ons and MQTT.js will be skipped"
 }
 
 # rocketmq-client, the Java client of the native protocol; its tests are skipped where there is no Maven.

@@ -14,10 +14,25 @@ import pytest
 from eventually import eventually
 from gateway_process import GatewayProcess
 from log_reader import read_bodies, read_topic
+from mqtt_roles import TwoFrontEnds, mqtt_roles
 
 pytestmark = pytest.mark.interop
 
 PACKET_BYTES_MAX = 1024 * 1024  # mqtt.packet_bytes_max, by default
+
+
+@pytest.fixture(scope="module", params=["one process", "two front ends"])
+def gateway(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayProcess | TwoFrontEnds]:
+    """The whole gateway in one process; or a broker and two front ends, and clients at both in turn."""
+    directory = tmp_path_factory.mktemp("gateway")
+    if request.param == "one process":
+        with GatewayProcess(directory / "data") as running:
+            yield running
+    else:
+        with mqtt_roles(directory, broker_settings=()) as roles:
+            yield TwoFrontEnds(roles)
 
 
 class Device:

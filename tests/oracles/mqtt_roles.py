@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,12 +12,14 @@ from gateway_process import GatewayProcess
 
 
 @contextmanager
-def mqtt_roles(directory: Path) -> Iterator[dict[str, GatewayProcess]]:
-    """`broker`, and the front ends `one` and `two`; each can be killed and started again."""
+def mqtt_roles(
+    directory: Path, *, broker_settings: Sequence[str] = SMALL_FILES
+) -> Iterator[dict[str, GatewayProcess]]:
+    """`registry`, `broker`, and the front ends `one` and `two`; each can be killed and started again."""
     registry = GatewayProcess(directory / "registry", role="registry")
     broker = GatewayProcess(
         directory / "broker", f"broker.registries={registry.registry}", "broker.registration_interval_s=0.3",
-        *SMALL_FILES, role="broker",
+        *broker_settings, role="broker",
     )  # fmt: skip
     one, two = (
         GatewayProcess(
@@ -29,4 +32,30 @@ def mqtt_roles(directory: Path) -> Iterator[dict[str, GatewayProcess]]:
         for name in ("one", "two")
     )
     with registry, broker, one, two:
-        yield {"broker": broker, "one": one, "two": two}
+        yield {"registry": registry, "broker": broker, "one": one, "two": two}
+
+
+class TwoFrontEnds:
+    """What tests need of a gateway, where clients connect to the one front end and the other in turn."""
+
+    def __init__(self, roles: dict[str, GatewayProcess]) -> None:
+        self._roles = roles
+        self._doors = itertools.cycle([roles["one"].mqtt_port, roles["two"].mqtt_port])
+
+    @property
+    def mqtt_port(self) -> int:
+        """Another one each time."""
+        return next(self._doors)
+
+    @property
+    def registry(self) -> str:
+        return self._roles["registry"].registry
+
+    def kill(self) -> None:
+        """The broker and both front ends."""
+        for name in ("one", "two", "broker"):
+            self._roles[name].kill()
+
+    def start(self) -> None:
+        for name in ("broker", "one", "two"):
+            self._roles[name].start()
