@@ -170,8 +170,8 @@ MQTT_LISTENER_CRL_FILES_MAX: Final = 64
 FILE_NAME_BYTES_MAX: Final = 4_095
 TLS_HANDSHAKES_PER_TURN: Final = 4
 TLS_SHUTDOWN_S: Final = 3.0
-# Bytes for a device that TLS holds back before writing pauses, as a TCP transport does.
-TLS_WRITE_BUFFER_BYTES: Final = 64 * 1024
+# Bytes that TLS holds each way before writing pauses, as a TCP transport does, or reading.
+TLS_BUFFER_BYTES: Final = 64 * 1024
 # A header of the PROXY protocol, networks that may send one.
 PROXY_HEADER_BYTES_MAX: Final = 4_096
 PROXY_NETWORKS_MAX: Final = 256

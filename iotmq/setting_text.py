@@ -138,15 +138,17 @@ def reference(config_struct: type[msgspec.Struct]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _section(name: str, description: str, struct: type[msgspec.Struct]) -> list[str]:
+def _section(
+    name: str, description: str, struct: type[msgspec.Struct], *, is_list: bool = False
+) -> list[str]:
     """The table of one section, and behind it those of the sections in it."""
-    lines = ["", f"### [{name}]", "", description, "", *_table(_values_of(struct))]
+    heading = f"[[{name}]]" if is_list else f"[{name}]"
+    lines = ["", f"### {heading}", "", description, "", *_table(_values_of(struct))]
     for inner in settings_of(struct):
         if section := struct_of(inner.type):
             lines += _section(f"{name}.{inner.key}", inner.description, section)
         elif element := element_struct_of(inner.type):
-            lines += ["", f"### [[{name}.{inner.key}]]", "", inner.description, ""]
-            lines += _table(list(settings_of(element)))
+            lines += _section(f"{name}.{inner.key}", inner.description, element, is_list=True)
     return lines
 
 

@@ -281,7 +281,9 @@ class Arrivals:
         if self._tls is not None:
             encrypted: ssl.SSLObject = transport.get_extra_info("ssl_object")
             self._handshakes[bool(encrypted.session_reused)] += 1
-            transport.set_write_buffer_limits(high=limits.TLS_WRITE_BUFFER_BYTES)
+            transport.set_write_buffer_limits(high=limits.TLS_BUFFER_BYTES)
+            # Of uvloop's own: what comes from a device that is not read, before the kernel keeps it.
+            transport.set_read_buffer_limits(high=limits.TLS_BUFFER_BYTES)  # type: ignore[attr-defined]
             certificate = transport.get_extra_info("peercert")
             if encrypted.session_reused and certificate and has_expired(certificate, time.time()):
                 self._count_end(arrival, "certificate", "its certificate has expired since its session began")

@@ -677,11 +677,29 @@ async def test_a_slow_reader_by_tls_costs_bounded_memory(files: Files) -> None:
         await soon(is_full, "messages are dropped for it")
         transport = device.transport
         assert transport is not None
-        assert transport.get_write_buffer_size() < limits.TLS_WRITE_BUFFER_BYTES + 300_000
+        assert transport.get_write_buffer_size() < limits.TLS_BUFFER_BYTES + 300_000
         assert device.queued_bytes <= 200_000 + len(payload)
         await fast.ping()
         slow._writer.transport.resume_reading()  # type: ignore[attr-defined]
         assert (await slow.publish_received())[1] == payload
+
+
+async def test_a_device_that_is_not_read_costs_bounded_memory_and_loses_nothing(files: Files) -> None:
+    async with running(listener(files.server), pending_bytes_max=1_048_576, batch_bytes_max=65_536) as front:
+        client = await connected(front, files)
+        (device,) = devices_of(front)
+        packet = packets.encode_publish("a", bytes(10_000), qos=0)
+        client.send(packet * 600)
+        transport = device.transport
+        assert transport is not None
+        await soon(lambda: transport.get_read_buffer_size() >= limits.TLS_BUFFER_BYTES, "it has to wait")
+        # uvloop reads at most 256 KiB at a time.
+        assert transport.get_read_buffer_size() < limits.TLS_BUFFER_BYTES + 256 * 1024
+        gateway_of(front).automatic = 0
+        for handed in list(gateway_of(front).handed):
+            handed.answer(0, "")
+        await soon(lambda: len(payloads(front)) == 600, "all of it arrives")
+        await client.ping()
 
 
 def _dropped(front: MqttFront) -> float:
