@@ -1,8 +1,10 @@
-"""Foreign clients that give a user name and a password, and a session kept for one that uses SCRAM."""
+"""Foreign clients that give a user name and a password or use SCRAM, and a session kept for one that does."""
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import shutil
 import subprocess
 import threading
@@ -16,7 +18,7 @@ from amqtt.client import MQTTClient
 from amqtt.errors import ConnectError
 from eventually import eventually
 from fake_gateway import RawClient, connect_packet
-from gateway_process import GatewayProcess
+from gateway_process import ROOT, GatewayProcess
 from mqtt5_oracle import read_properties
 from mqtt5_reading import read_publish5
 from scram_client import ScramClient
@@ -108,6 +110,34 @@ async def test_amqtt(gateway: GatewayProcess) -> None:
     other = MQTTClient(client_id="b", config={"auto_reconnect": False})
     with pytest.raises(ConnectError):
         await other.connect(f"mqtt://pump:wrong@127.0.0.1:{gateway.mqtt_port}/", cleansession=True)
+
+
+MODULES = ROOT / "build" / "interop" / "node" / "node_modules"
+SCRIPT = Path(__file__).parent / "node" / "mqtt_js_scram_client.js"
+
+
+def mqtt_js(gateway: GatewayProcess, password: str) -> list[dict[str, Any]]:
+    """What MQTT.js says while it proves who it is, publishes, and proves it again."""
+    done = subprocess.run(
+        ["node", str(SCRIPT), str(gateway.mqtt_port), "pump", password],
+        env={**os.environ, "NODE_PATH": str(MODULES)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.skipif(
+    shutil.which("node") is None or not (MODULES / "mqtt").is_dir(),
+    reason="MQTT.js is not installed (tools/setup.sh dev, with npm)",
+)
+def test_mqtt_js_by_scram(gateway: GatewayProcess) -> None:
+    assert mqtt_js(gateway, "s3cr€t") == [
+        {"event": "connect", "method": METHOD, "isServer": True},
+        {"event": "message", "topic": "scram/x", "payload": "hello"},
+        {"event": "again", "isServer": True},
+    ]
+    assert mqtt_js(gateway, "secret") == [{"event": "error", "code": 0x87}]
 
 
 class ScramDevice:
