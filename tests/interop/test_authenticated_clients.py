@@ -17,19 +17,17 @@ import pytest
 from amqtt.client import MQTTClient
 from amqtt.errors import ConnectError
 from eventually import eventually
-from fake_gateway import RawClient, connect_packet
+from fake_gateway import RawClient
 from gateway_process import ROOT, GatewayProcess
 from mqtt5_oracle import read_properties
 from mqtt5_reading import read_publish5
-from scram_client import ScramClient
+from scram_client import CONTINUE, METHOD, ScramClient, answer, auth, scram_connect
 
 from iotmq.cli import main
 from iotmq.mqtt import packets
-from iotmq.mqtt.properties import NO_PROPERTIES, Properties
+from iotmq.mqtt.properties import NO_PROPERTIES
 
 pytestmark = pytest.mark.interop
-
-METHOD = "SCRAM-SHA-256"
 
 
 def add_user(file: Path, secrets: Path, name: str, password: str) -> None:
@@ -140,52 +138,34 @@ def test_mqtt_js_by_scram(gateway: GatewayProcess) -> None:
     assert mqtt_js(gateway, "secret") == [{"event": "error", "code": 0x87}]
 
 
-class ScramDevice:
-    """A device of MQTT 5 whose session is kept."""
-
-    def __init__(self, client: RawClient) -> None:
-        self.client = client
-        self.is_present = False
-
-    @classmethod
-    async def connect(cls, gateway: GatewayProcess, *, clean_session: bool = False) -> ScramDevice:
-        client, scram = await RawClient.dial(gateway.mqtt_port), ScramClient("pump", "s3cr€t")
-        device = cls(client)
-        properties = Properties(
-            authentication_method=METHOD, authentication_data=scram.first(), session_expiry_s=600
-        )
-        client.send(
-            connect_packet(
-                "kept-by-scram", protocol_level=5, clean_session=clean_session, properties=properties
-            )
-        )
-        _, body = await client.packet()
-        answer = scram.final(read_properties(body[1:], packets.AUTH)[1]["authentication_data"])
-        client.send(
-            packets.encode_auth(0x18, Properties(authentication_method=METHOD, authentication_data=answer))
-        )
-        first, body = await client.packet()
-        assert (first >> 4, body[1]) == (packets.CONNACK, 0)
-        device.is_present = bool(body[0])
-        told: dict[str, Any] = read_properties(body[2:], packets.CONNACK)[1]
-        assert told["authentication_method"] == METHOD
-        assert scram.is_server(told["authentication_data"])
-        return device
+async def connected_by_scram(gateway: GatewayProcess, *, clean_session: bool) -> tuple[RawClient, bool]:
+    """A device of MQTT 5 whose session is kept, and whether it was there."""
+    client, scram = await RawClient.dial(gateway.mqtt_port), ScramClient("pump", "s3cr€t")
+    client.send(scram_connect(scram, "kept-by-scram", clean_session=clean_session, session_expiry_s=600))
+    kind, code, asked = await answer(client)
+    assert (kind, code) == (packets.AUTH, CONTINUE)
+    client.send(auth(scram.final(asked["authentication_data"])))
+    first, body = await client.packet()
+    assert (first >> 4, body[1]) == (packets.CONNACK, 0)
+    told: dict[str, Any] = read_properties(body[2:], packets.CONNACK)[1]
+    assert told["authentication_method"] == METHOD
+    assert scram.is_server(told["authentication_data"])
+    return client, bool(body[0])
 
 
 async def test_a_session_kept_for_a_device_that_uses_scram(gateway: GatewayProcess) -> None:
-    device = await ScramDevice.connect(gateway, clean_session=True)
-    device.client.send(packets.encode_subscribe(1, [("kept/#", 1)], NO_PROPERTIES))
-    assert (await device.client.packet())[0] == packets.SUBACK << 4
-    device.client.abort()
+    client, _ = await connected_by_scram(gateway, clean_session=True)
+    client.send(packets.encode_subscribe(1, [("kept/#", 1)], NO_PROPERTIES))
+    assert (await client.packet())[0] == packets.SUBACK << 4
+    client.abort()
     publisher = await RawClient.connect(gateway.mqtt_port, "p", user_name="pump", password="s3cr€t".encode())
     publisher.send(packets.encode_publish("kept/1", b"while away", qos=1, packet_id=1))
     assert await publisher.puback() == 1
     publisher.close()
-    device = await ScramDevice.connect(gateway)
-    assert device.is_present
-    assert read_publish5(await device.client.packet()).payload == b"while away"
-    device.client.close()
+    client, is_present = await connected_by_scram(gateway, clean_session=False)
+    assert is_present
+    assert read_publish5(await client.packet()).payload == b"while away"
+    client.close()
 
 
 def test_users_come_and_go_under_traffic(gateway: GatewayProcess, users: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The client's side of SCRAM-SHA-256, by RFC 5802 section 3, for tests of the server's."""
+"""The client's side of SCRAM-SHA-256, by RFC 5802 section 3, and of its packets."""
 
 from __future__ import annotations
 
@@ -6,6 +6,16 @@ import base64
 import hashlib
 import hmac
 import secrets
+from typing import Any
+
+from fake_gateway import RawClient, connect_packet
+from mqtt5_oracle import read_properties
+
+from iotmq.mqtt import packets
+from iotmq.mqtt.properties import Properties
+
+METHOD = "SCRAM-SHA-256"
+CONTINUE, AGAIN = 0x18, 0x19
 
 
 class ScramClient:
@@ -40,3 +50,35 @@ class ScramClient:
     def is_server(self, server_final: bytes) -> bool:
         """Whether the server knows what is kept of the password."""
         return server_final == b"v=" + self.signature
+
+
+def scram_connect(client: ScramClient | None, client_id: str = "d", **fields: Any) -> bytes:
+    """A CONNECT of MQTT 5 that begins an exchange, with the client's first message if there is one."""
+    properties = Properties(
+        authentication_method=METHOD,
+        authentication_data=None if client is None else client.first(),
+        session_expiry_s=fields.pop("session_expiry_s", None),
+    )
+    return connect_packet(client_id, protocol_level=5, properties=properties, **fields)
+
+
+def auth(data: bytes | None, code: int = CONTINUE, method: str | None = METHOD) -> bytes:
+    """An AUTH."""
+    return packets.encode_auth(code, Properties(authentication_method=method, authentication_data=data))
+
+
+async def answer(client: RawClient) -> tuple[int, int, dict[str, Any]]:
+    """(packet type, reason code, properties) of the next packet: AUTH, CONNACK or DISCONNECT."""
+    first, body = await client.packet()
+    kind = first >> 4
+    at = 2 if kind == packets.CONNACK else 1
+    return kind, body[at - 1], read_properties(body[at:], kind)[1]
+
+
+async def prove(client: RawClient, scram: ScramClient) -> tuple[int, int, dict[str, Any]]:
+    """Answer the server's question; what it says to that."""
+    kind, code, properties = await answer(client)
+    assert (kind, code) == (packets.AUTH, CONTINUE)
+    assert properties["authentication_method"] == METHOD
+    client.send(auth(scram.final(properties["authentication_data"])))
+    return await answer(client)

@@ -14,8 +14,7 @@ import pytest
 import uvloop
 from eventually import soon
 from fake_gateway import RawClient, ScriptedGateway, connect_packet
-from mqtt5_oracle import read_properties
-from scram_client import ScramClient
+from scram_client import AGAIN, METHOD, ScramClient, answer, auth, prove, scram_connect
 
 from iotmq import limits
 from iotmq.clock import ManualClock
@@ -32,10 +31,8 @@ from iotmq.mqtt_front.scram import make_verifier
 from iotmq.mqtt_front.server import MqttFront
 from iotmq.mqtt_front.users_file import write_users
 
-METHOD = "SCRAM-SHA-256"
 WAY = "iotmq_mqtt_authenticated_total"
 REFUSED = "iotmq_mqtt_authentication_refused_total"
-AGAIN = 0x19
 
 
 @pytest.fixture
@@ -521,38 +518,10 @@ async def test_the_address_a_proxy_says_is_the_one_that_counts(
 # Exchanges
 
 
-def scram_connect(client: ScramClient | None, client_id: str = "d", **fields: Any) -> bytes:
-    properties = Properties(
-        authentication_method=METHOD, authentication_data=None if client is None else client.first()
-    )
-    return connect_packet(client_id, protocol_level=5, properties=properties, **fields)
-
-
-def auth(data: bytes | None, code: int = 0x18, method: str = METHOD) -> bytes:
-    return packets.encode_auth(code, Properties(authentication_method=method, authentication_data=data))
-
-
-async def read(client: RawClient) -> tuple[int, int, dict[str, Any]]:
-    """(packet type, reason code, properties) of the next packet."""
-    first, body = await client.packet()
-    kind = first >> 4
-    at = 2 if kind == packets.CONNACK else 1
-    return kind, body[at - 1], read_properties(body[at:], kind)[1]
-
-
-async def answered(client: RawClient, scram: ScramClient) -> tuple[int, int, dict[str, Any]]:
-    """Answer the server's question, and what it says to that."""
-    kind, code, properties = await read(client)
-    assert (kind, code) == (packets.AUTH, 0x18)
-    assert properties["authentication_method"] == METHOD
-    client.send(auth(scram.final(properties["authentication_data"])))
-    return await read(client)
-
-
 async def connected(site: Site, user: str = "pump") -> tuple[RawClient, ScramClient]:
     client, scram = await site.dial(), ScramClient(user, user[::-1])
     client.send(scram_connect(scram))
-    kind, code, properties = await answered(client, scram)
+    kind, code, properties = await prove(client, scram)
     assert (kind, code) == (packets.CONNACK, 0)
     assert scram.is_server(properties["authentication_data"])
     return client, scram
@@ -570,14 +539,14 @@ async def test_an_exchange_by_scram(site: Site, user: str) -> None:
 async def test_a_connect_without_data_is_asked_for_it(site: Site) -> None:
     client, scram = await site.dial(), ScramClient("pump", "pmup")
     client.send(scram_connect(None))
-    assert await read(client) == (packets.AUTH, 0x18, {"authentication_method": METHOD})
+    assert await answer(client) == (packets.AUTH, 0x18, {"authentication_method": METHOD})
     client.send(auth(scram.first()))
-    assert (await answered(client, scram))[:2] == (packets.CONNACK, 0)
+    assert (await prove(client, scram))[:2] == (packets.CONNACK, 0)
     client = await site.dial()
     client.send(scram_connect(None))
-    await read(client)
+    await answer(client)
     client.send(auth(None))
-    assert (await read(client))[:2] == (packets.CONNACK, 0x87)
+    assert (await answer(client))[:2] == (packets.CONNACK, 0x87)
 
 
 @pytest.mark.parametrize(("user", "password"), [("pump", "pump"), ("nobody", "pmup"), ("pump", "")])
@@ -586,7 +555,7 @@ async def test_an_exchange_that_proves_nothing_is_refused_after_its_last_step(
 ) -> None:
     client, scram = await site.dial(), ScramClient(user, password)
     client.send(scram_connect(scram))
-    assert (await answered(client, scram))[:2] == (packets.CONNACK, 0x87)
+    assert (await prove(client, scram))[:2] == (packets.CONNACK, 0x87)
     assert await client.rest() == b""
     assert site.number(REFUSED, cause="exchange") == 1
     assert site.number("iotmq_mqtt_sessions") == 0
@@ -607,10 +576,11 @@ async def test_methods_that_are_not_there(site: Site) -> None:
 
 async def test_a_will_of_a_device_that_proves_nothing_is_none(path: Path) -> None:
     async with running(path) as site:
+        site.gateway.automatic = 0
         will = Will("gone", b"", 0, False)
         client, scram = await site.dial(), ScramClient("pump", "wrong")
         client.send(scram_connect(scram, will=will._replace(properties=NO_PROPERTIES)))
-        assert (await answered(client, scram))[:2] == (packets.CONNACK, 0x87)
+        assert (await prove(client, scram))[:2] == (packets.CONNACK, 0x87)
         assert await client.rest() == b""
         assert await site.code("pump", b"wrong", will=will) == 4
         client = await RawClient.connect(site.front.port, "e", user_name="pump", password=b"pmup", will=will)
@@ -624,7 +594,7 @@ async def test_a_client_that_does_not_answer_has_the_time_of_a_connect(site: Sit
     client.send(scram_connect(ScramClient("pump", "pmup")))
     await client.packet()
     site.clock.advance(limits.MQTT_CONNECT_TIMEOUT_S + 1)
-    assert (await read(client))[:2] == (packets.CONNACK, 0x80)
+    assert (await answer(client))[:2] == (packets.CONNACK, 0x80)
     await soon(lambda: site.number("iotmq_mqtt_closed_total", reason="connect_timeout") == 1, "closed")
     assert site.front._parts is not None
     assert not site.front._parts.authentication._running
@@ -635,7 +605,7 @@ async def test_what_is_no_auth_ends_the_exchange(site: Site) -> None:
     client.send(scram_connect(ScramClient("pump", "pmup")))
     await client.packet()
     client.send(packets.PINGREQ_PACKET)
-    assert (await read(client))[:2] == (packets.CONNACK, 0x82)
+    assert (await answer(client))[:2] == (packets.CONNACK, 0x82)
     assert await client.rest() == b""
     assert site.front._parts is not None
     await soon(lambda: site.number("iotmq_mqtt_connections") == 0, "gone")
@@ -648,11 +618,11 @@ async def test_re_authentication_with_traffic_between_its_packets(site: Site) ->
         scram = ScramClient("pump", "pmup")
         client.send(auth(scram.first(), AGAIN) + packets.PINGREQ_PACKET)
         assert await client.packet() == (packets.PINGRESP << 4, b"")
-        kind, code, properties = await read(client)
+        kind, code, properties = await answer(client)
         assert (kind, code) == (packets.AUTH, 0x18)
         client.send(packets.PINGREQ_PACKET + auth(scram.final(properties["authentication_data"])))
         assert await client.packet() == (packets.PINGRESP << 4, b"")
-        kind, code, properties = await read(client)
+        kind, code, properties = await answer(client)
         assert (kind, code) == (packets.AUTH, 0)
         assert scram.is_server(properties["authentication_data"])
     assert site.number(WAY, how="again") == 3
@@ -665,7 +635,7 @@ async def test_re_authentication_that_fails_or_is_another_user_s(
     client, _ = await connected(site)
     scram = ScramClient(user, password)
     client.send(auth(scram.first(), AGAIN))
-    assert (await answered(client, scram))[:2] == (packets.DISCONNECT, 0x87)
+    assert (await prove(client, scram))[:2] == (packets.DISCONNECT, 0x87)
     assert await client.rest() == b""
 
 
@@ -681,7 +651,7 @@ async def test_re_authentication_that_fails_or_is_another_user_s(
 async def test_auth_on_a_live_connection_that_is_wrong(site: Site, packet: bytes, code: int) -> None:
     client, _ = await connected(site)
     client.send(packet)
-    assert (await read(client))[:2] == (packets.DISCONNECT, code)
+    assert (await answer(client))[:2] == (packets.DISCONNECT, code)
 
 
 async def test_re_authentication_may_not_take_longer_than_a_connect(site: Site) -> None:
@@ -690,7 +660,7 @@ async def test_re_authentication_may_not_take_longer_than_a_connect(site: Site) 
     await client.packet()
     await client.ping()
     site.clock.advance(limits.MQTT_CONNECT_TIMEOUT_S + 1)
-    assert (await read(client))[:2] == (packets.DISCONNECT, 0x87)
+    assert (await answer(client))[:2] == (packets.DISCONNECT, 0x87)
     assert site.number(REFUSED, cause="timeout") == 1
 
 
@@ -700,12 +670,12 @@ async def test_a_user_who_was_removed_cannot_authenticate_again(
     client, _ = await connected(site)
     scram = ScramClient("pump", "pmup")
     client.send(auth(scram.first(), AGAIN))
-    kind, _, properties = await read(client)
+    kind, _, properties = await answer(client)
     assert kind == packets.AUTH
     write_users(path, lines["valve"].encode())
     await site.authenticator.reload()
     client.send(auth(scram.final(properties["authentication_data"])))
-    assert (await read(client))[:2] == (packets.DISCONNECT, 0x87)
+    assert (await answer(client))[:2] == (packets.DISCONNECT, 0x87)
 
 
 async def test_names_without_a_user_are_asked_what_users_are_asked(path: Path, lines: dict[str, str]) -> None:
@@ -715,7 +685,7 @@ async def test_names_without_a_user_are_asked_what_users_are_asked(path: Path, l
     async def asked(site: Site, user: str) -> str:
         client, scram = await site.dial(), ScramClient(user, "x")
         client.send(scram_connect(scram))
-        properties = (await read(client))[2]
+        properties = (await answer(client))[2]
         return properties["authentication_data"].decode().partition(",")[2]
 
     questions = []
