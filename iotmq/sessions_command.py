@@ -10,6 +10,8 @@ from iotmq.admin_command import arguments
 from iotmq.admin_command.command import add_connection_options
 
 _ACTIONS: Final = {
+    "front-ends": ("list_front_ends", "the MQTT front ends that brokers know, and how many clients each has"),
+    "drain": ("drain", "have front ends take no devices and let go of those they have, some a second"),
     "list": ("list_sessions", "the sessions that brokers keep, by client id"),
     "show": ("show", "one client's filters, and how far behind it is"),
     "kick": ("kick", "disconnect a client; its session is kept, and it may come back"),
@@ -43,8 +45,37 @@ def add_sessions_command(
                 metavar="N",
                 help="how many at most (100)",
             )
-        elif name != "shared":
+        elif name == "drain":
+            _add_drain_options(action)
+        elif name not in ("shared", "front-ends"):
             action.add_argument("client_id", metavar="CLIENT_ID")
         add_connection_options(action)
         add_registry_option(action)
-        action.set_defaults(command=run, admin_action=f"mqtt_sessions:{function}")
+        module = "front_ends" if name in ("drain", "front-ends") else "mqtt_sessions"
+        action.set_defaults(command=run, admin_action=f"{module}:{function}")
+
+
+def _add_drain_options(action: argparse.ArgumentParser) -> None:
+    action.add_argument(
+        "front_ends", nargs="+", metavar="FRONT_END", help="names, as `iotmq sessions front-ends` has them"
+    )
+    action.add_argument(
+        "--per-second",
+        type=arguments.positive,
+        default=100,
+        metavar="N",
+        help="devices told to go in a second, at each front end (100)",
+    )
+    action.add_argument(
+        "--reference",
+        default="",
+        metavar="TEXT",
+        help="the server reference devices of MQTT 5 are told (mqtt.server_reference)",
+    )
+    action.add_argument(
+        "--moved",
+        action="store_true",
+        help="for good: 0x9D, server moved, instead of 0x9C, use another server",
+    )
+    action.add_argument("--undo", action="store_true", help="take devices again")
+    action.add_argument("--no-wait", action="store_true", help="return at once")

@@ -235,6 +235,8 @@ RULES: Final[dict[int, Rule]] = {
     RequestCode.JOIN_SHARES: _ADMIN,
     RequestCode.REPORT_SHARES: _ADMIN,
     RequestCode.CLAIM_EXCLUSIVE: _ADMIN,
+    RequestCode.LIST_FRONT_ENDS: _ADMIN,
+    RequestCode.DRAIN_FRONT_END: _ADMIN,
     RequestCode.LIST_SESSIONS: _ADMIN,
     RequestCode.GET_SESSION: _ADMIN,
     RequestCode.KICK_SESSION: _ADMIN,

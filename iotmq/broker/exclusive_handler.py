@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from iotmq.broker.request_table import Handler
-from iotmq.broker.sessions import SessionChannel, Sessions
+from iotmq.broker.session_channel import SessionChannel
+from iotmq.broker.sessions import Sessions
 from iotmq.client import session_bodies as bodies
 from iotmq.client.session_ports import ExclusiveClaim, Refused
 from iotmq.errors import RequestError

@@ -10,6 +10,7 @@ from iotmq.broker.delivery import Delivery
 from iotmq.broker.delivery_catch_up import DeliveryCatchUp
 from iotmq.broker.device_replies import DeviceReplies
 from iotmq.broker.exclusive_handler import ExclusiveHandler
+from iotmq.broker.front_end_handler import FrontEndHandler
 from iotmq.broker.gateway import GatewayHandler, LocalGateway
 from iotmq.broker.intake import Intake
 from iotmq.broker.queue_limits import QueueLimits
@@ -106,6 +107,7 @@ class MqttParts:
             self.session_requests,
             SessionViewsHandler(self.sessions),
             ShareHandler(self.sessions, self.session_requests.channel_of),
+            FrontEndHandler(self.sessions),
             ExclusiveHandler(self.sessions, self.session_requests.channel_of),
         ]
 

@@ -9,7 +9,8 @@ from iotmq.broker.delayed_batches import DelayedBatches
 from iotmq.broker.delivery import Delivery
 from iotmq.broker.intake import Intake, IntakeError, StoredBatch
 from iotmq.broker.retained import RetainedProjection
-from iotmq.broker.sessions import SessionChannel, Sessions
+from iotmq.broker.session_channel import SessionChannel
+from iotmq.broker.sessions import Sessions
 from iotmq.client.session_ports import (
     CloseRequest,
     ExclusiveClaim,
@@ -78,6 +79,9 @@ class LocalSessions:
 
     def claim_exclusive(self, request: ExclusiveClaim, done: Callable[[list[Refused | None]], None]) -> None:
         self._sessions.claim_exclusive(self._open_channel, request, done)
+
+    def report_draining(self, *, is_draining: bool) -> None:
+        self._open_channel.is_draining = is_draining
 
     def progress(self, changes: Sequence[SessionProgress], done: Callable[[Refused | None], None]) -> None:
         self._sessions.progress(self._open_channel, changes, done)

@@ -17,12 +17,14 @@ from iotmq.broker.intake import Intake
 from iotmq.broker.queued_push import gather_queued
 from iotmq.broker.request_table import Handler
 from iotmq.broker.retained import RetainedProjection
-from iotmq.broker.sessions import SessionChannel, Sessions
+from iotmq.broker.session_channel import SessionChannel
+from iotmq.broker.sessions import Sessions
 from iotmq.broker.share_handler import RemoteMembers
 from iotmq.broker.stored_shares import is_share
 from iotmq.client import session_bodies as bodies
 from iotmq.client.session_ports import (
     CloseRequest,
+    DrainOrder,
     OpenRequest,
     QueueRead,
     QueueRecords,
@@ -103,6 +105,10 @@ class _FrontEnd:
     def fenced(self, client_id: str, epoch: int, reason: str) -> None:
         body = bodies.encode(bodies.FencedBody(client_id, epoch, reason))
         self.connection.send_oneway(Command.request(RequestCode.FENCE_SESSION, body=body, oneway=True))
+
+    def drain(self, order: DrainOrder) -> None:
+        body = bodies.encode(order)
+        self.connection.send_oneway(Command.request(RequestCode.ORDER_DRAIN, body=body, oneway=True))
 
     def _remember(self, pushes: Buffer) -> None:
         self._handler.missed_pushes += 1
@@ -250,12 +256,15 @@ class SessionHandler:
                     ResponseCode.SYSTEM_ERROR,
                     f"the field {field} must have 1 to {limits.FRONT_END_NAME_BYTES_MAX} bytes",
                 )
+        is_draining = request.boolean("isDraining", False)
         known = self._front_ends.get(connection)
         if known is not None:
             if (known.name, known.token) != (name, token):
                 raise RequestError(
                     ResponseCode.SYSTEM_ERROR, f"this connection is the front end {known.name} already"
                 )
+            assert known.channel is not None
+            known.channel.is_draining = is_draining
             return request.reply(ResponseCode.SUCCESS)
         former = self._by_name.get(name)
         if former is not None:
@@ -271,6 +280,7 @@ class SessionHandler:
             former.connection.abort("replaced")
         front_end = _FrontEnd(connection, self, name, token)
         front_end.channel = self._sessions.open_channel(name, front_end, front_end.members)
+        front_end.channel.is_draining = is_draining
         self._front_ends[connection] = self._by_name[name] = front_end
         return request.reply(ResponseCode.SUCCESS)
 

@@ -17,11 +17,12 @@ import msgspec
 
 from iotmq.broker.deadline_timer import DeadlineTimer
 from iotmq.broker.exclusives import Exclusives
+from iotmq.broker.front_ends import FrontEnds, FrontEndView
 from iotmq.broker.intake import Intake
-from iotmq.broker.light_queues import LightChannel
 from iotmq.broker.progress_records import progress_record
 from iotmq.broker.queue_limits import QueueLimits
 from iotmq.broker.queue_reader import QueueReader
+from iotmq.broker.session_channel import SessionChannel
 from iotmq.broker.session_limits import SessionLimits
 from iotmq.broker.session_log import SessionLog
 from iotmq.broker.session_projection import SessionProjection, StoredSession
@@ -70,20 +71,6 @@ _NOT_READY: Final = Refused(
     "sessions are behind the log, see the broker's log; kv/ may have met a full disk",
 )
 _LOST: Final = Refused(ResponseCode.SESSION_LOST, "the session belongs to somebody else now")
-
-
-class SessionChannel:
-    """One front end. `name` tells it from others, also when it comes back."""
-
-    def __init__(
-        self, name: str, receiver: SessionReceiver, light: LightChannel, shares: ShareOutlet
-    ) -> None:
-        self.name = name
-        self.receiver = receiver
-        self.light = light
-        # Where the messages of shared subscriptions go.
-        self.shares = shares
-        self.is_open = True
 
 
 class _Owner:
@@ -138,6 +125,7 @@ class Sessions:
         self.shares = Shares(
             projection, reader, store, self._log, clock, settings=share_settings, front_end_of=self.owner_of
         )
+        self.front_ends = FrontEnds()
         self._owners: dict[str, _Owner] = {}
         self.exclusives = Exclusives(
             projection, self._log, clock, count_max=exclusives_max, is_connected=self._owners.__contains__
@@ -167,11 +155,14 @@ class Sessions:
     def open_channel(self, name: str, receiver: SessionReceiver, shares: ShareOutlet) -> SessionChannel:
         """A channel for a front end that has no sessions here yet."""
         light = self._projection.queues.open_channel(receiver.deliver_queued)
-        return SessionChannel(name, receiver, light, shares)
+        channel = SessionChannel(name, receiver, light, shares)
+        self.front_ends.add(channel)
+        return channel
 
     def close_channel(self, channel: SessionChannel) -> None:
         """The front end is gone: its clients count as gone when it is not back in OWNER_GRACE_S."""
         channel.is_open = False
+        self.front_ends.remove(channel)
         self._projection.queues.close_channel(channel.light)
         self.shares.channel_closed(channel)
         orphans = [client_id for client_id, owner in self._owners.items() if owner.channel is channel]
@@ -403,6 +394,10 @@ class Sessions:
         """The front end a client is connected to."""
         owner = self._owners.get(client_id)
         return None if owner is None else owner.channel.name
+
+    def front_end_views(self) -> list[FrontEndView]:
+        """Front ends that are connected, and how many clients each has."""
+        return self.front_ends.views(owner.channel.name for owner in self._owners.values())
 
     @property
     def wills_total(self) -> int:

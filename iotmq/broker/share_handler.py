@@ -12,7 +12,8 @@ from msgspec import Meta
 
 from iotmq import limits
 from iotmq.broker.request_table import Handler
-from iotmq.broker.sessions import SessionChannel, Sessions
+from iotmq.broker.session_channel import SessionChannel
+from iotmq.broker.sessions import Sessions
 from iotmq.broker.stored_shares import is_share
 from iotmq.client import session_bodies as bodies
 from iotmq.client.session_ports import Refused, ShareJoin, ShareReport

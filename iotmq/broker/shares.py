@@ -32,7 +32,7 @@ from iotmq.remoting.codes import ResponseCode
 from iotmq.store.store import Store
 
 if TYPE_CHECKING:
-    from iotmq.broker.sessions import SessionChannel
+    from iotmq.broker.session_channel import SessionChannel
 
 logger = logging.getLogger(__name__)
 

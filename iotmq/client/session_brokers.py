@@ -44,7 +44,14 @@ class SessionBrokers:
         # By number; None for those that were forgotten.
         self._links: list[SessionLink | None] = []
         self._unnamed: dict[SessionLink, asyncio.TimerHandle] = {}
+        self._is_draining = False
         self._is_stopped = False
+
+    def report_draining(self, *, is_draining: bool) -> None:
+        """All brokers are told, and those that come."""
+        self._is_draining = is_draining
+        for link in self.links:
+            link.report_draining(is_draining=is_draining)
 
     def follow(self) -> None:
         """Have a link to every broker of the front end's topics, now and whenever they change."""
@@ -168,6 +175,7 @@ class SessionBrokers:
                 tls=settings.tls_context(),
             )
         )
+        self.links[-1].report_draining(is_draining=self._is_draining)
 
     def _forget(self, link: SessionLink) -> None:
         del self._unnamed[link]

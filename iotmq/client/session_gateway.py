@@ -31,6 +31,7 @@ from iotmq.client.session_parts import (
 )
 from iotmq.client.session_ports import (
     CloseRequest,
+    DrainOrder,
     ExclusiveClaim,
     OpenedSession,
     OpenRequest,
@@ -179,6 +180,9 @@ class RemoteSessions:
             done([_LOST] * len(request.filters))
         else:
             claim_exclusive(request, session.parts, self._brokers.arbiter_of, done)
+
+    def report_draining(self, *, is_draining: bool) -> None:
+        self._brokers.report_draining(is_draining=is_draining)
 
     def progress(self, changes: Sequence[SessionProgress], done: Callable[[Refused | None], None]) -> None:
         by_link: dict[SessionLink, list[SessionProgress]] = {}
@@ -399,6 +403,10 @@ class RemoteSessions:
         session = self._sessions.get(client_id)
         if session is not None and session.parts.get(link) == epoch:
             self._fence(session, reason)
+
+    def link_drain_ordered(self, order: DrainOrder) -> None:
+        if self._receiver is not None and not self._is_stopped:
+            self._receiver.drain(order)
 
     def _fence(self, session: SharedSession, reason: str) -> None:
         if session.is_opening:

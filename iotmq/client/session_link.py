@@ -20,6 +20,7 @@ from iotmq.client.request_turns import RequestTurns
 from iotmq.client.session_answers import decoded, outcome_of, records_of, split_records, tell
 from iotmq.client.session_ports import (
     CloseRequest,
+    DrainOrder,
     ExclusiveClaim,
     OpenedSession,
     OpenRequest,
@@ -56,6 +57,7 @@ _lost_claims = msgspec.msgpack.Decoder(list[str])
 _joined: msgspec.msgpack.Decoder[list[Refused | None]] = msgspec.msgpack.Decoder(list[Refused | None])
 _HANDOUT: Final = struct.Struct(">II")
 _WITHDRAWN: Final = struct.Struct(">IQ")
+_drain = msgspec.msgpack.Decoder(DrainOrder)
 _fenced = msgspec.msgpack.Decoder(bodies.FencedBody)
 
 
@@ -86,6 +88,9 @@ class LinkListener(Protocol):
 
     def link_fenced(self, link: SessionLink, client_id: str, epoch: int, reason: str) -> None:
         """A session belongs to somebody else soon, or already."""
+
+    def link_drain_ordered(self, order: DrainOrder) -> None:
+        """An operator wants devices to be sent elsewhere, or not any more."""
 
 
 class _Known:
@@ -164,6 +169,10 @@ class SessionLink:
     def session_count(self) -> int:
         """Sessions this front end has at the broker."""
         return len(self._known)
+
+    def report_draining(self, *, is_draining: bool) -> None:
+        """Said with each sign of life."""
+        self._introduction["isDraining"] = "true" if is_draining else "false"
 
     async def stop(self) -> None:
         """Give the sessions up that were not closed."""
@@ -481,6 +490,9 @@ class SessionLink:
             raise RequestError(ResponseCode.SYSTEM_ERROR, "what is withdrawn ends in the middle")
         self._listener.link_withdrew(self, list(_WITHDRAWN.iter_unpack(body)))
 
+    def _take_drain(self, request: Command) -> None:
+        self._listener.link_drain_ordered(_drain.decode(request.body_bytes()))
+
     def _take_fence(self, request: Command) -> None:
         body = _fenced.decode(request.body_bytes())
         self._listener.link_fenced(self, body.client_id, body.epoch, body.reason)
@@ -490,6 +502,7 @@ _PUSHES: Final[dict[int, Callable[[SessionLink, Command], None]]] = {
     RequestCode.DELIVER_QUEUED: SessionLink._take_records,
     RequestCode.MISSED_QUEUES: SessionLink._take_missed,
     RequestCode.FENCE_SESSION: SessionLink._take_fence,
+    RequestCode.ORDER_DRAIN: SessionLink._take_drain,
     RequestCode.HAND_OUT_SHARES: SessionLink._take_handouts,
     RequestCode.WITHDRAW_SHARES: SessionLink._take_withdrawn,
 }

@@ -184,6 +184,19 @@ class ShareReport(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     done: Annotated[list[Position], Meta(max_length=limits.SHARE_REPORT_POSITIONS_MAX)]
 
 
+class DrainOrder(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Whether a front end takes no devices, and lets go of those it has, so many a second.
+
+    `server_reference` says where they are sent, empty for what the front end's settings say, `has_moved` that
+    it is for good.
+    """
+
+    is_draining: bool
+    per_second: Annotated[int, Meta(ge=1, le=limits.DRAINED_PER_SECOND_MAX)] = 1
+    server_reference: Annotated[str, Meta(max_length=limits.MQTT_SERVER_REFERENCE_CHARACTERS_MAX)] = ""
+    has_moved: bool = False
+
+
 class Refused(NamedTuple):
     """Why a request about a session was not done. `code` is a response code of the native protocol."""
 
@@ -240,6 +253,9 @@ class SessionReceiver(Protocol):
 
     def fenced(self, client_id: str, epoch: int, reason: str) -> None:
         """The session belongs to somebody else, or nobody, soon: hang up, and close it with what is known."""
+
+    def drain(self, order: DrainOrder) -> None:
+        """An operator wants devices to be sent elsewhere, or not any more; each broker may say so."""
 
 
 class ShareReceiver(Protocol):
@@ -311,6 +327,9 @@ class SessionPort(SharePort, Protocol):
 
         They are given back by `unsubscribe`, for sessions that are not kept as well, or with the session.
         """
+
+    def report_draining(self, *, is_draining: bool) -> None:
+        """Say whether devices are sent elsewhere, for operators who ask brokers."""
 
     def progress(self, changes: Sequence[SessionProgress], done: Callable[[Refused | None], None]) -> None:
         """Say how far sessions have come. What is said in a former epoch is not heard."""

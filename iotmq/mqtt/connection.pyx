@@ -548,6 +548,8 @@ cdef class ServerConnection(OutboundHalf):
             return
         code = reason.v5_code
         told = Properties(reason_string=detail[:REASON_CHARACTERS_MAX]) if detail else NO_PROPERTIES
+        if reason.server_reference is not None:
+            told = replace(told, server_reference=reason.server_reference)
         if self.state != STATE_CONNECTED:
             code = code if code in reason_codes.CONNACK_CODES else reason_codes.UNSPECIFIED_ERROR.v5_code
             encode = partial(packets.encode_connack, code, session_present=False)

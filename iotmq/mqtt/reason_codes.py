@@ -11,11 +11,15 @@ from typing import Final, NamedTuple
 
 
 class Reason(NamedTuple):
-    """A reason to end a connection. `v5_code` is the reason code MQTT 5 gives the same event."""
+    """A reason to end a connection. `v5_code` is the reason code MQTT 5 gives the same event.
+
+    `server_reference` is where a device of MQTT 5 is sent, with the two reasons that say so (section 4.11).
+    """
 
     name: str
     v5_code: int
     connack_code: int | None = None
+    server_reference: str | None = None
 
     @property
     def is_peer_fault(self) -> bool:
@@ -46,6 +50,8 @@ TOPIC_ALIAS_INVALID: Final = Reason("topic_alias_invalid", 0x94)
 QUOTA_EXCEEDED: Final = Reason("quota_exceeded", 0x97)
 PAYLOAD_FORMAT_INVALID: Final = Reason("payload_format_invalid", 0x99)
 CONNECTION_RATE_EXCEEDED: Final = Reason("connection_rate_exceeded", 0x9F, 3)
+USE_ANOTHER_SERVER: Final = Reason("use_another_server", 0x9C, 3)
+SERVER_MOVED: Final = Reason("server_moved", 0x9D, 3)
 UNACKNOWLEDGED_OVERFLOW: Final = Reason("unacknowledged_overflow", 0x93)
 NOT_STORED: Final = Reason("not_stored", 0x80)
 # Of a connection that was to carry MQTT in a WebSocket: its request, or a rule of RFC 6455 or section 6.

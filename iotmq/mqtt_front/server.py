@@ -15,10 +15,12 @@ from iotmq.clock import Clock, SystemClock
 from iotmq.metrics import Metric
 from iotmq.mqtt import packets, reason_codes
 from iotmq.mqtt.connection_settings import ConnectionSettings
+from iotmq.mqtt_front.admission import Admission
 from iotmq.mqtt_front.authentication import Authentication, open_authentication
 from iotmq.mqtt_front.auto_subscriptions import AutoSubscriptions
 from iotmq.mqtt_front.deadlines import Deadlines
 from iotmq.mqtt_front.device import Device, DeviceGroup
+from iotmq.mqtt_front.drain import Drain
 from iotmq.mqtt_front.durable import DurableEgress
 from iotmq.mqtt_front.egress import Egress
 from iotmq.mqtt_front.exclusive_subscriptions import ExclusiveSubscriptions
@@ -30,6 +32,7 @@ from iotmq.mqtt_front.listeners import Listeners
 from iotmq.mqtt_front.pace import PaceLimits
 from iotmq.mqtt_front.retained_egress import RetainedEgress
 from iotmq.mqtt_front.routes import Router
+from iotmq.mqtt_front.session_events import SessionEvents
 from iotmq.mqtt_front.sessions import ConnectedSessions
 from iotmq.mqtt_front.settings import MqttSettings
 from iotmq.mqtt_front.shared_subscriptions import SharedSubscriptions
@@ -61,6 +64,8 @@ class _Parts:
     authentication: Authentication
     sys_topics: SysTopics | None
     listeners: Listeners
+    drain: Drain
+    admission: Admission
 
 
 class MqttFront:
@@ -124,7 +129,7 @@ class MqttFront:
         try:
             await self._gateway.start(self._router.broker_topics, parts.egress, parts.ingress.forget_routes)
             if self._session_port is not None and parts.durable is not None:
-                await self._session_port.start(parts.durable)
+                await self._session_port.start(SessionEvents(parts.durable, parts.drain))
             parts.authentication.start()
             await parts.listeners.open()
             self._is_listening = True
@@ -187,6 +192,10 @@ class MqttFront:
             is_shared=self._shares_port,
             has_room=self._has_room_beside,
         )
+        drain = Drain(loop, sessions.devices, self._drain_changed, server_reference=settings.server_reference)
+        admission = Admission(
+            drain, connections_max=settings.connections_max, server_reference=settings.server_reference
+        )
         authentication = open_authentication(settings, loop, sessions.open, self._clock)
         return _Parts(
             loop,
@@ -200,7 +209,13 @@ class MqttFront:
             authentication,
             sys_topics,
             listeners,
+            drain,
+            admission,
         )
+
+    def _drain_changed(self, is_draining: bool) -> None:
+        if self._session_port is not None:
+            self._session_port.report_draining(is_draining=is_draining)
 
     async def stop(self) -> None:
         """Stop listening, hand over what devices were told to wait for, acknowledge it, and hang up."""
@@ -208,6 +223,8 @@ class MqttFront:
         if self._parts is not None:
             self._parts.listeners.close()
             self._parts.authentication.stop()
+            self._parts.drain.stop()
+            self._parts.admission.is_stopping = True
         if self._ticker is not None:
             self._ticker.cancel()
         parts = self._parts
@@ -216,7 +233,7 @@ class MqttFront:
             parts.group.is_congested = parts.group.is_ending = True
             await self._drain(parts.ingress, _DRAIN_TIMEOUT_S)
             if self._connections:
-                await self._hang_up(parts.sessions)
+                await self._hang_up(parts.sessions, parts.admission.stop_reason)
                 await self._drain(parts.ingress, _WILLS_TIMEOUT_S)
             parts.ingress.close()
         await self._stop_ports()
@@ -237,10 +254,10 @@ class MqttFront:
                 return
             await asyncio.sleep(0.01)
 
-    async def _hang_up(self, sessions: ConnectedSessions) -> None:
+    async def _hang_up(self, sessions: ConnectedSessions, reason: reason_codes.Reason) -> None:
         self._all_gone.clear()
         for device in sessions.devices():
-            device.close(reason_codes.SERVER_SHUTTING_DOWN)
+            device.close(reason)
             device.finish()
         try:
             async with asyncio.timeout(_HANG_UP_TIMEOUT_S):
@@ -271,6 +288,8 @@ class MqttFront:
         """None while devices are served, else why not."""
         if not self._is_listening or self._is_stopping:
             return "the MQTT listeners are not open"
+        if self._parts is not None and self._parts.drain.reason is not None:
+            return "the front end is being drained"
         return self._gateway.not_ready_reason
 
     def _tick(self) -> None:
@@ -307,11 +326,12 @@ class MqttFront:
         self._parts.listeners.connected(device)
         if not self._has_room_beside(self._parts.listeners.arriving_count) or self._is_stopping:
             self._refused_total += 1
-            device.close(
-                reason_codes.SERVER_BUSY, f"mqtt.connections_max is {self._settings.connections_max}"
-            )
-            device.abort()
-            return
+            if not self._parts.admission.keep_past(device):
+                device.close(
+                    reason_codes.SERVER_BUSY, f"mqtt.connections_max is {self._settings.connections_max}"
+                )
+                device.abort()
+                return
         self._parts.sessions.add(device)
         self._deadlines.watch_connecting(device)
 
@@ -324,8 +344,9 @@ class MqttFront:
         assert parts is not None, "the listeners are opened by start()"
         for event in events:
             if isinstance(event, packets.Connect):
-                if self._is_stopping:
-                    device.refuse(reason_codes.SERVER_UNAVAILABLE)
+                refusal = parts.admission.refusal(device)
+                if refusal is not None:
+                    device.refuse(*refusal)
                 else:
                     parts.authentication.connect(device, event)
             elif isinstance(event, packets.Subscribe):
@@ -356,6 +377,7 @@ class MqttFront:
         if self._parts is not None:
             self._parts.listeners.lost(device)
             self._parts.authentication.lost(device)
+            self._parts.admission.lost(device)
             self._parts.sessions.lost(device)
         if not self._connections:
             self._all_gone.set()
@@ -415,6 +437,7 @@ class MqttFront:
                 parts.subscriptions.count,
             )
             yield from parts.listeners.metrics()
+            yield from parts.drain.metrics()
             yield from parts.authentication.metrics()
             yield from traffic_metrics(parts.ingress, parts.egress, parts.group)
             yield from topic_metrics(

@@ -264,6 +264,18 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             description="Filters one session may hold; further ones are refused in the SUBACK.",
         ),
     ] = limits.MQTT_SUBSCRIPTIONS_PER_SESSION_MAX
+    server_reference: Annotated[
+        str,
+        Meta(
+            max_length=limits.MQTT_SERVER_REFERENCE_CHARACTERS_MAX,
+            pattern=r"^[^\x00-\x1f\x7f]*$",
+            description=(
+                "Where devices of MQTT 5 are sent (0x9C) that this front end does not take, such as "
+                "other:1883: past connections_max, when it stops, and when it is drained. Empty: they are "
+                "not told where."
+            ),
+        ),
+    ] = ""
     exclusive_subscriptions: Annotated[
         bool,
         Meta(

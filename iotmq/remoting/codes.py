@@ -137,6 +137,9 @@ class RequestCode:
     JOIN_SHARES: Final = 30_062
     REPORT_SHARES: Final = 30_063
     CLAIM_EXCLUSIVE: Final = 30_066
+    LIST_FRONT_ENDS: Final = 30_067
+    DRAIN_FRONT_END: Final = 30_068
+    ORDER_DRAIN: Final = 30_069
     HAND_OUT_SHARES: Final = 30_064
     WITHDRAW_SHARES: Final = 30_065
     LIST_SESSIONS: Final = 30_070

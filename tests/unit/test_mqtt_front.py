@@ -486,6 +486,8 @@ async def test_connections_at_their_limit_and_past_it() -> None:
     async with running(connections_max=2) as site:
         one, two = await site.connect("one"), await site.connect("two")
         past = await site.dial()
+        past.send(connect_packet("past"))
+        assert await past.packet() == (packets.CONNACK << 4, b"\0\3")
         assert await past.rest() == b""
         await site.gone("server_busy")
         assert site.number("iotmq_mqtt_refused_total") == 1

@@ -593,7 +593,8 @@ async def test_silent_connections_count_among_the_connections(files: Files) -> N
             assert await end_of(more) == b""
         assert not_arrived(front, "room") == 1
         plain = await RawClient.dial(front.port)
-        assert await plain.rest() == b"", "the room is everybody's"
+        plain.send(connect_packet("plain"))
+        assert await plain.packet() == (packets.CONNACK << 4, b"\0\3"), "the room is everybody's"
         silent.pop().close()
         await soon(lambda: value(front, "arriving") == 1, "its end is seen")
         assert await connected(front, files, client_id="second")

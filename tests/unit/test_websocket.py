@@ -221,8 +221,10 @@ async def test_the_time_for_the_request_and_connect(site: Site, sent: bytes) -> 
 async def test_connections_past_the_limit_are_closed() -> None:
     async with running(listeners=listening(), connections_max=1) as site:
         first = await connected(site)
-        past = await WebSocketPeer.dial(port(site))
-        await past.end()
+        past = await WebSocketPeer.connect(port(site))
+        past.send(frame(CONNECT))
+        assert await past.frame() == (BINARY, bytes([packets.CONNACK << 4, 2, 0, 3]))
+        await past.closed()
         first.send(frame(packets.PINGREQ_PACKET))
         assert await first.frame() == (BINARY, PINGRESP)
         assert site.number("iotmq_mqtt_refused_total") == 1
