@@ -4,7 +4,8 @@
 
 A connection is a TCP connection, a handshake with a certificate of P-256 (TLS 1.3, X25519), and CONNECT with
 its CONNACK; counted is the processor time of the server process. The same without TLS is subtracted for what
-the handshake costs. All of them stay open, idle, and memory is looked at when it has settled.
+the handshake costs. All of them stay open, idle, and memory is looked at when it has settled. At last a
+device by TCP asks for a PINGRESP every two milliseconds while others shake hands without end.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import getpass
 import socket
 import ssl
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +34,8 @@ GOAL_PER_S: Final = 1_000
 _BASE_CONNECTIONS: Final = 100
 _AT_A_TIME: Final = 16
 _TIMEOUT_S: Final = 30.0
+_PING_INTERVAL_S: Final = 0.002
+_FLOOD_S: Final = 4.0
 
 Connect = Callable[[int, str], int]
 
@@ -162,6 +166,46 @@ def measure(
     return found
 
 
+def round_trips_ms(connection: socket.socket, seconds: float) -> list[float]:
+    """Of PINGREQ and its answer, in order of size."""
+    found = []
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        began_s = time.perf_counter()
+        connection.sendall(packets.PINGREQ_PACKET)
+        connection.recv(100)
+        found.append((time.perf_counter() - began_s) * 1e3)
+        time.sleep(_PING_INTERVAL_S)
+    return sorted(found)
+
+
+def beside_a_flood(core: int, load_core: int, files: Files) -> dict[str, dict[str, float]]:
+    """Kind of flood -> how many handshakes a second, and round trips of the device beside it."""
+    found: dict[str, dict[str, float]] = {}
+    with iotmq(core, files) as (server, port):
+        device = socket.socket(fileno=connect_plain(server.port, "beside"))
+        device.settimeout(_TIMEOUT_S)
+        for kind in ("none", "full", "hello"):
+            flood = None
+            if kind != "none":
+                words = [str(port), files.certificate, kind, str(_FLOOD_S)]
+                flood = subprocess.Popen(
+                    ["taskset", "-c", str(load_core), sys.executable, "-m", "benchmarks._tls_flood", *words],
+                    cwd=machine.ROOT, stdout=subprocess.PIPE, text=True,
+                )  # fmt: skip
+                time.sleep(1.0)  # it begins
+            times = round_trips_ms(device, _FLOOD_S - 1.5)
+            begun = 0 if flood is None else int(flood.communicate()[0])
+            found[kind] = {
+                "handshakes_per_s": begun / _FLOOD_S,
+                "median_ms": median(times),
+                "p99_ms": times[int(len(times) * 0.99)],
+                "longest_ms": times[-1],
+            }
+        device.close()
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--connections", type=int, default=3_000)
@@ -169,7 +213,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="1,000 connections, for a look")
     options = parser.parse_args()
     connections = 1_000 if options.quick else options.connections
-    core, _ = machine.cores()
+    core, load_core = machine.cores()
     print(", ".join(f"{name} {value}" for name, value in machine.description().items()))
     results: dict[str, object] = {"machine": machine.description()}
     with tempfile.TemporaryDirectory(prefix="benchmark-tls-") as directory:
@@ -178,6 +222,7 @@ def main() -> None:
         for _ in range(options.rounds):
             rounds["iotmq"].append(measure(iotmq, core, files, connections))
             rounds["mosquitto"].append(measure(mosquitto, core, files, connections))
+        floods = beside_a_flood(core, load_core, files)
     for name, found in rounds.items():
         for kind in ("plain", "full", "resumed"):
             cpu_us = median(one[kind].cpu_us for one in found)
@@ -190,7 +235,9 @@ def main() -> None:
                 f"and core; {memory / 1024:,.1f} KB each"
             )
     print(f"goals by TLS: {GOAL_PER_S:,} full handshakes/s and core, {GOAL_BYTES / 1024:.0f} KB")
-    machine.save("mqtt_tls", results)
+    for kind, numbers in floods.items():
+        print(f"flood {kind}: " + ", ".join(f"{name} {value:,.2f}" for name, value in numbers.items()))
+    machine.save("mqtt_tls", results | {"floods": floods})
 
 
 if __name__ == "__main__":
