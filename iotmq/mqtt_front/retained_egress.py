@@ -25,17 +25,22 @@ _UNLIMITED: Final = PaceLimits()
 
 
 class _Job:
-    """What a device still has to get: filters, and what was read of the first."""
+    """What a device still has to get: of one filter what was read, and the filters behind it."""
 
-    __slots__ = ("after", "filters", "is_last_page", "is_reading", "pace", "records")
+    __slots__ = ("after", "current", "is_dropped", "is_last_page", "is_reading", "pace", "records", "waiting")
 
     def __init__(self, pace: Pace | None) -> None:
         self.pace = pace
-        self.filters: deque[tuple[str, int]] = deque()
+        self.current: tuple[str, int] | None = None
+        # Each once, however often it was subscribed meanwhile: a device that subscribes and acknowledges
+        # nothing would make it ever longer.
+        self.waiting: dict[str, int] = {}
         self.records: deque[object] = deque()
         self.after: str | None = None
         self.is_last_page = False
         self.is_reading = False
+        # The filter was unsubscribed meanwhile.
+        self.is_dropped = False
 
 
 class RetainedEgress:
@@ -58,10 +63,21 @@ class RetainedEgress:
         job = self._jobs.get(device)
         if job is None:
             job = self._jobs[device] = _Job(self._pace.begin())
-            job.filters.extend(wanted)
+            job.waiting.update(wanted)
             self._go_on(device, job)
         else:
-            job.filters.extend(wanted)
+            job.waiting.update(wanted)
+
+    def unsubscribe(self, device: Device, filters: Iterable[str]) -> None:
+        """Nothing more comes for these filters [MQTT-3.10.4-2]."""
+        job = self._jobs.get(device)
+        if job is None:
+            return
+        for topic_filter in filters:
+            job.waiting.pop(topic_filter, None)
+            if job.current is not None and job.current[0] == topic_filter:
+                job.records.clear()
+                job.is_dropped = True
 
     def forget(self, device: Device) -> None:
         """The device is gone."""
@@ -71,8 +87,11 @@ class RetainedEgress:
         if self._jobs.get(device) is not job or device.close_reason is not None:
             self._jobs.pop(device, None)
             return
-        while job.filters:
-            topic_filter, options = job.filters[0]
+        while job.current is not None or job.waiting:
+            if job.current is None:
+                name = next(iter(job.waiting))
+                job.current = (name, job.waiting.pop(name))
+            topic_filter, options = job.current
             while job.records:
                 pause_s = 0.0 if job.pace is None else job.pace.pause_s(self._loop.time())
                 if pause_s > 0:
@@ -86,9 +105,9 @@ class RetainedEgress:
                 record = job.records.popleft()
                 if is_sent and job.pace is not None:
                     job.pace.count(len(memoryview(record)), self._loop.time())  # type: ignore[arg-type]
-            if job.is_last_page:
-                job.filters.popleft()
-                job.after, job.is_last_page = None, False
+            if job.is_last_page or (job.is_dropped and not job.is_reading):
+                job.current, job.after = None, None
+                job.is_last_page = job.is_dropped = False
                 continue
             if not job.is_reading:
                 job.is_reading = True
@@ -111,7 +130,7 @@ class RetainedEgress:
                 "retained messages cannot be read", extra={"client": device.client_id, "detail": found.remark}
             )
             job.is_last_page = True
-        else:
+        elif not job.is_dropped:
             job.records.extend(found.records)
             job.after = found.after
             job.is_last_page = found.after is None

@@ -436,6 +436,12 @@ class MqttFront:
                 "Subscriptions of connected sessions.",
                 parts.subscriptions.count,
             )
+            yield Metric(
+                "iotmq_mqtt_retained_sent_total",
+                "counter",
+                "Retained messages sent to new subscriptions.",
+                parts.subscriptions.retained_sent,
+            )
             yield from parts.listeners.metrics()
             yield from parts.drain.metrics()
             yield from parts.authentication.metrics()

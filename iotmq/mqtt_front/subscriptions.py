@@ -192,12 +192,19 @@ class Subscriptions:
             return
         self.auto_refused += sum(code >= reason_codes.SUBACK_FAILURE for code in codes)
 
+    @property
+    def retained_sent(self) -> int:
+        """Retained messages that were sent to new subscriptions."""
+        return 0 if self._retained is None else self._retained.delivered
+
     def unsubscribe(self, device: Device, event: packets.Unsubscribe) -> None:
         """Answer an UNSUBSCRIBE, as `subscribe` does."""
         named = self._rewrites.unsubscriptions(event.filters, names_of(device), device.subscriptions or {})
         event = event._replace(filters=plain_filters(named, device.subscriptions or {}))
         if self._shared is not None:
             self._shared.unsubscribe(device, event.filters)
+        if self._retained is not None:
+            self._retained.unsubscribe(device, event.filters)
         if isinstance(device.session, DurableSession):
             self._unsubscribe_durably(device, device.session, event)
             return
