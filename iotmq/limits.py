@@ -155,7 +155,8 @@ MQTT_LISTENER_NAME_BYTES_MAX: Final = 32
 UNIX_SOCKET_PATH_BYTES_MAX: Final = 107
 # Authentication of devices: the data of one CONNECT or AUTH, a user's name and password, the file of users,
 # the work one guess at a password may be (RFC 7677 section 4 has the least; the most is a third of a second
-# of a core), its salt, and addresses whose failures are counted.
+# of a core), its salt, addresses whose failures are counted, and what about all CONNECTs hold whose devices
+# are not known yet.
 MQTT_AUTHENTICATION_DATA_BYTES_MAX: Final = 4 * 1024
 MQTT_USER_NAME_BYTES_MAX: Final = 512
 MQTT_PASSWORD_BYTES_MAX: Final = 8 * 1024
@@ -165,6 +166,7 @@ SCRAM_ITERATIONS_MIN: Final = 4_096
 SCRAM_ITERATIONS_MAX: Final = 1_000_000
 SCRAM_SALT_BYTES_MAX: Final = 64
 MQTT_FAILING_ADDRESSES_MAX: Final = 16_384
+MQTT_UNDECIDED_BYTES_MAX: Final = 64 * 1024 * 1024
 # Files of one listener that encrypts, and the length of a file's name (PATH_MAX without its zero).
 # How many handshakes begin in one turn of the loop, half a millisecond each: with 4 the p99 of a device
 # beside a flood is 5 ms, with 2 it is 2, and no fewer are done. How long a device may take to say goodbye.

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import Final
 
 from iotmq import limits
@@ -25,6 +26,7 @@ from iotmq.mqtt.reason_codes import (
     CONNECT_TIMEOUT,
     CONNECTION_RATE_EXCEEDED,
     NOT_AUTHORIZED,
+    SERVER_BUSY,
     SERVER_UNAVAILABLE,
 )
 from iotmq.mqtt_front.authenticator import Accepted, Authenticator, Credentials, Exchange, Question, Refused
@@ -33,6 +35,7 @@ from iotmq.mqtt_front.failed_attempts import FailedAttempts
 from iotmq.mqtt_front.file_authenticator import FileAuthenticator
 from iotmq.mqtt_front.peer import address_of, with_address
 from iotmq.mqtt_front.settings import MqttSettings
+from iotmq.mqtt_front.undecided import Undecided
 
 _log: Final = logging.getLogger("iotmq.mqtt")
 
@@ -88,6 +91,7 @@ class Authentication:
         self._is_stopping = False
         # In the order in which they began, which is that of their deadlines.
         self._running: dict[Device, _Running] = {}
+        self._undecided = Undecided()
         self._accepted: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
 
@@ -109,7 +113,7 @@ class Authentication:
         if method is not None:
             assert authenticator is not None, "the connection core takes no method that there is not"
             asked = _credentials(device, connect)
-            if not self._refuse_exceeded(device, asked):
+            if self._may_ask(device, connect, asked):
                 running = self._begin(authenticator, method, connect, asked)
                 self._step(device, running, connect.properties.authentication_data)
         elif device.peer.is_certificate_user and device.peer.certificate_identity is not None:
@@ -122,10 +126,12 @@ class Authentication:
     def received(self, device: Device, auth: Auth) -> None:
         """An AUTH came; the connection core has seen to it that it is one that may come."""
         assert self._authenticator is not None, "the connection core takes no AUTH without a method"
+        if device.close_reason is not None:
+            return
         running = self._running.get(device)
         if running is None:
             asked = _credentials(device, None)
-            if self._refuse_exceeded(device, asked):
+            if not self._may_ask(device, None, asked):
                 return
             running = self._begin(self._authenticator, auth.method, None, asked)
         self._step(device, running, auth.data)
@@ -133,13 +139,14 @@ class Authentication:
     def lost(self, device: Device) -> None:
         """The connection is over."""
         self._running.pop(device, None)
+        self._undecided.remove(device)
 
     def tick(self, now_s: float) -> None:
         """End connections whose exchange takes too long."""
-        for device, running in list(self._running.items()):
-            if running.deadline_s > now_s:
-                return
+        late = takewhile(lambda entry: entry[1].deadline_s <= now_s, self._running.items())
+        for device, running in tuple(late):
             del self._running[device]
+            self._undecided.remove(device)
             self._refused["timeout"] += 1
             is_connecting = running.connect is not None
             device.close(CONNECT_TIMEOUT if is_connecting else NOT_AUTHORIZED, "AUTH takes too long")
@@ -148,6 +155,12 @@ class Authentication:
     def metrics(self) -> Iterable[Metric]:
         if self._authenticator is not None:
             yield from self._authenticator.metrics()
+            yield Metric(
+                "iotmq_mqtt_undecided_connections",
+                "gauge",
+                "Devices that are being asked who they are, or wait to be.",
+                len(self._undecided),
+            )
         for how, count in sorted(self._accepted.items()):
             yield Metric(
                 "iotmq_mqtt_authenticated_total",
@@ -190,7 +203,7 @@ class Authentication:
         known = authenticator.known(asked)
         if known is not None:
             self._accept(device, connect, "remembered", known.user)
-        elif not self._refuse_exceeded(device, asked):
+        elif self._may_ask(device, connect, asked):
             authenticator.authenticate(
                 asked,
                 is_wanted=lambda: device.close_reason is None,
@@ -201,6 +214,7 @@ class Authentication:
         self, device: Device, connect: Connect, asked: Credentials, verdict: Accepted | Refused
     ) -> None:
         """The authenticator has answered, maybe long after."""
+        self._undecided.remove(device)
         if device.close_reason is not None:
             return
         if isinstance(verdict, Accepted):
@@ -224,6 +238,7 @@ class Authentication:
             device.ask_authentication(verdict.data)
             return
         self._running.pop(device, None)
+        self._undecided.remove(device)
         if isinstance(verdict, Refused):
             self._refuse(device, running.asked, verdict)
         elif running.connect is not None:
@@ -263,11 +278,18 @@ class Authentication:
         )
         device.refuse(refused.reason)
 
-    def _refuse_exceeded(self, device: Device, asked: Credentials) -> bool:
-        if not self._failures.is_exceeded(asked.address, self._clock.monotonic_s()):
+    def _may_ask(self, device: Device, connect: Connect | None, asked: Credentials) -> bool:
+        """Whether there is room for the question who it is; a device that goes without is refused."""
+        if device.close_reason is not None:
             return False
-        self._refuse(device, asked, Refused(CONNECTION_RATE_EXCEEDED, "address", "it has failed too often"))
-        return True
+        if self._failures.is_exceeded(asked.address, self._clock.monotonic_s()):
+            refused = Refused(CONNECTION_RATE_EXCEEDED, "address", "it has failed too often")
+        elif not self._undecided.add(device, connect):
+            refused = Refused(SERVER_BUSY, "busy", "too many devices are being asked who they are")
+        else:
+            return True
+        self._refuse(device, asked, refused)
+        return False
 
 
 def _credentials(device: Device, connect: Connect | None) -> Credentials:

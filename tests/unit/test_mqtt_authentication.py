@@ -364,6 +364,45 @@ async def test_an_address_that_fails_too_often_has_to_wait(path: Path) -> None:
         assert await site.code("pump", b"pmup") == 0
 
 
+async def test_what_is_kept_of_devices_nobody_knows_yet_is_bounded(
+    path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wills and the like of devices that may never prove anything, waiting for a thread or in an exchange."""
+    async with running(path, threads=1) as site:
+        assert site.front._parts is not None
+        undecided = site.front._parts.authentication._undecided
+        will = Will("t", b"x" * 50_000, 0, False)
+        client, scram = await site.dial(), ScramClient("pump", "pmup")
+        client.send(scram_connect(scram, will=will._replace(properties=NO_PROPERTIES)))
+        question = await answer(client)
+        waiting = await site.dial()
+        waiting.send(connect_packet("w", user_name="pump", password=b"pmup", will=will))
+        await soon(lambda: gate.count, "it is looked at")
+        assert site.number("iotmq_mqtt_undecided_connections") == 2
+        assert 100_000 < undecided.size < 120_000
+        monkeypatch.setattr(limits, "MQTT_UNDECIDED_BYTES_MAX", undecided.size + 60_000)
+        third = await site.dial()
+        third.send(
+            scram_connect(ScramClient("pump", "pmup"), "c", will=will._replace(properties=NO_PROPERTIES))
+        )
+        assert (await answer(third))[:2] == (packets.AUTH, 0x18)
+        monkeypatch.setattr(limits, "MQTT_UNDECIDED_BYTES_MAX", undecided.size + 2_000)
+        assert await site.code("pump", b"pmup") == 3
+        busy = await site.dial()
+        busy.send(scram_connect(ScramClient("pump", "pmup"), "e"))
+        assert (await answer(busy))[:2] == (packets.CONNACK, 0x89)
+        assert site.number(REFUSED, cause="busy") == 2
+        # Whoever is known, or goes, makes room.
+        client.send(auth(scram.final(question[2]["authentication_data"])))
+        assert (await answer(client))[:2] == (packets.CONNACK, 0)
+        gate.opened.set()
+        assert (await waiting.packet())[1] == b"\0\0"
+        third.abort()
+        await soon(lambda: not len(undecided), "nobody is in question")
+        assert undecided.size == 0
+        assert await site.code("pump", b"pmup") == 0
+
+
 # The file
 
 
