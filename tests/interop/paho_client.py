@@ -1,8 +1,9 @@
-"""paho-mqtt behind a pipe (tests/oracles/foreign_mqtt.py): MQTT 3.1.1 and 5."""
+"""paho-mqtt behind a pipe (tests/oracles/foreign_mqtt.py): MQTT 3.1.1 and 5; in WebSockets with that word."""
 
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 from typing import Any
 
@@ -21,7 +22,11 @@ class One:
         words: dict[str, Any] = {} if version == 5 else {"clean_session": clean}
         protocol = paho.MQTTv5 if version == 5 else paho.MQTTv311
         self.client = paho.Client(
-            paho.CallbackAPIVersion.VERSION2, client_id=client_id, protocol=protocol, **words
+            paho.CallbackAPIVersion.VERSION2,
+            client_id=client_id,
+            protocol=protocol,
+            transport="websockets" if "websocket" in sys.argv else "tcp",
+            **words,
         )
         self.answers: dict[Any, Any] = {}
         self.changed = threading.Condition()
@@ -88,7 +93,8 @@ class Client:
         connection = client.socket()
         client.loop_stop()
         assert connection is not None
-        connection.shutdown(socket.SHUT_RDWR)
+        # That of a WebSocket is wrapped.
+        getattr(connection, "_socket", connection).shutdown(socket.SHUT_RDWR)
 
     def disconnect(self, name: str) -> None:
         client = self.clients.pop(name).client

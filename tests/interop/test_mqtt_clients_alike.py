@@ -32,6 +32,7 @@ SCRIPTS = {
     "amqtt": [sys.executable, str(HERE / "asyncio_clients.py"), "amqtt"],
     "MQTT.js": ["node", str(HERE / "node" / "mqtt_js_client.js")],
 }
+SCRIPTS |= {f"{name}-websocket": [*SCRIPTS[name], "websocket"] for name in ("paho", "MQTT.js")}
 
 
 def read_mosquitto(line: str) -> Message:
@@ -69,6 +70,9 @@ TOOLS = {
 }
 KINDS = [*(f"{name} {version}" for name in SCRIPTS for version in ("3.1.1", "5")), *TOOLS]
 KINDS.remove("amqtt 5")  # it has no MQTT 5
+# What carries MQTT asks for no version.
+KINDS.remove("paho-websocket 5")
+KINDS.remove("MQTT.js-websocket 3.1.1")
 LIBRARIES = [kind for kind in KINDS if kind not in TOOLS]
 KEEPING = [kind for kind in KINDS if kind not in TOOLS or TOOLS[kind].kept_words is not None]
 
@@ -87,19 +91,22 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Gateway
 
 
 def over(kinds: list[str]) -> list[Any]:
-    """Each kind over one front end and over two; commands, whose processes take long, over two alone."""
+    """Each kind over one front end and over two.
+
+    Commands, whose processes take long, and what differs in the transport alone, over two only.
+    """
     return [
         pytest.param(kind, count, id=f"{kind} over {count}")
         for kind in kinds
         for count in (1, 2)
-        if count == 2 or kind not in TOOLS
+        if count == 2 or not (kind in TOOLS or "websocket" in kind)
     ]
 
 
 @pytest.fixture
-def doors(fronts: int, site: dict[str, GatewayProcess]) -> Doors:
+def doors(kind: str, fronts: int, site: dict[str, GatewayProcess]) -> Doors:
     names = ("one", "one" if fronts == 1 else "two")
-    return Doors(*(site[name].ports["mqtt"] for name in names))
+    return Doors(*(site[name].ports["websocket" if "websocket" in kind else "mqtt"] for name in names))
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +133,7 @@ def clients(
     """Those of one kind; a test names them as it likes, and no two tests alike."""
     if kind not in TOOLS:
         name, _, version = kind.partition(" ")
-        if name == "MQTT.js" and not (shutil.which("node") and (MODULES / "mqtt").is_dir()):
+        if name.startswith("MQTT.js") and not (shutil.which("node") and (MODULES / "mqtt").is_dir()):
             pytest.skip("MQTT.js is not installed (tools/setup.sh dev, with npm)")
         yield Library(pipes(name), 5 if version == "5" else 4)
         return

@@ -8,31 +8,42 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from crash_load import SMALL_FILES
-from gateway_process import GatewayProcess
+from gateway_process import GatewayProcess, free_port
+
+from iotmq.setting_text import toml_value
 
 
 @contextmanager
 def mqtt_roles(
     directory: Path, *, broker_settings: Sequence[str] = SMALL_FILES
 ) -> Iterator[dict[str, GatewayProcess]]:
-    """`registry`, `broker`, and the front ends `one` and `two`; each can be killed and started again."""
+    """`registry`, `broker`, and the front ends `one` and `two`; each can be killed and started again.
+
+    Front ends have MQTT in WebSockets, too, at their port `websocket`.
+    """
     registry = GatewayProcess(directory / "registry", role="registry")
     broker = GatewayProcess(
         directory / "broker", f"broker.registries={registry.registry}", "broker.registration_interval_s=0.3",
         *broker_settings, role="broker",
     )  # fmt: skip
-    one, two = (
-        GatewayProcess(
-            directory / name,
-            f"mqtt.registries={registry.registry}",
-            "mqtt.retry_interval_s=0.1",
-            f"mqtt.name={name}",
-            role="mqtt",
-        )
-        for name in ("one", "two")
-    )
+    one, two = (_front_end(directory / name, name, registry.registry) for name in ("one", "two"))
     with registry, broker, one, two:
         yield {"registry": registry, "broker": broker, "one": one, "two": two}
+
+
+def _front_end(directory: Path, name: str, registry: str) -> GatewayProcess:
+    port = free_port()
+    listener = {"name": "web", "transport": "ws", "listen_port": port}
+    front_end = GatewayProcess(
+        directory,
+        f"mqtt.registries={registry}",
+        "mqtt.retry_interval_s=0.1",
+        f"mqtt.name={name}",
+        f"mqtt.listeners={toml_value([listener])}",
+        role="mqtt",
+    )
+    front_end.ports["websocket"] = port
+    return front_end
 
 
 class TwoFrontEnds:

@@ -1,10 +1,12 @@
 'use strict';
 // MQTT.js behind a pipe (tests/oracles/foreign_mqtt.py): MQTT 3.1.1 and 5. The package is found by NODE_PATH.
+// With the word "websocket" MQTT is in WebSockets.
 
 const readline = require('readline');
 const mqtt = require('mqtt');
 
 const clients = new Map();
+const place = port => process.argv[2] === 'websocket' ? `ws://127.0.0.1:${port}/mqtt` : `mqtt://127.0.0.1:${port}`;
 
 function say(line) {
   process.stdout.write(`\n@@${JSON.stringify(line)}\n`);
@@ -16,7 +18,7 @@ const commands = {
       clientId: client_id, clean, protocolVersion: version, reconnectPeriod: 0, connectTimeout: 20000, will: will || undefined,
     };
     if (version === 5 && !clean) options.properties = { sessionExpiryInterval: 600 };
-    const client = mqtt.connect(`mqtt://127.0.0.1:${port}`, options);
+    const client = mqtt.connect(place(port), options);
     clients.set(name, client);
     client.on('message', (topic, payload, packet) => say({
       kind: 'message', client: name, topic, payload: payload.toString(), qos: packet.qos, retain: packet.retain,
