@@ -37,7 +37,8 @@ def frame(
     first = is_final << 7 | reserved << 4 | opcode
     if mask is None:
         return bytes([first]) + length + payload
-    masked = bytes(byte ^ mask[index % 4] for index, byte in enumerate(payload))
+    key = (mask * (len(payload) // 4 + 1))[: len(payload)]
+    masked = (int.from_bytes(payload) ^ int.from_bytes(key)).to_bytes(len(payload))
     return bytes([first, length[0] | 0x80]) + length[1:] + mask + masked
 
 

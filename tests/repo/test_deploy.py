@@ -26,5 +26,7 @@ def test_a_unit_runs_a_command_that_there_is(unit: Path) -> None:
 
 def test_the_listeners_of_the_example_are_good_ones() -> None:
     config = load_config(DEPLOY / "mqtt-listeners.toml", assignments=["mqtt.workers=4"])
-    assert [listener.transport for listener in config.mqtt.listeners] == ["tls", "tls", "tcp", "unix"]
-    assert [len(listener.certificates) for listener in config.mqtt.listeners] == [2, 1, 0, 0]
+    assert [listener.transport for listener in config.mqtt.listeners] == [
+        *("tls", "tls", "tcp", "wss", "ws", "unix")
+    ]
+    assert [len(listener.certificates) for listener in config.mqtt.listeners] == [2, 1, 0, 1, 0, 0]

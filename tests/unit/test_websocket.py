@@ -505,3 +505,64 @@ async def test_who_sends_without_pause_has_its_share_of_a_turn_only(site: Site) 
         assert await quiet.frame() == (BINARY, PINGRESP)
     is_going_on = False
     await sending
+
+
+# Anything
+
+
+async def test_damaged_traffic_harms_its_own_connection_only(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bytes changed, lost and repeated anywhere in a request and the frames behind it."""
+    witness = await connected(site, connect_packet("witness"))
+    choose = random.Random(11)
+    room = asyncio.Semaphore(32)
+
+    async def play(stream: bytes) -> None:
+        async with room:
+            peer = await WebSocketPeer.dial(port(site))
+            peer.send(stream)
+            if choose.random() < 0.5:
+                peer.writer.transport.abort()
+            else:
+                peer.writer.write_eof()
+                try:
+                    await asyncio.wait_for(peer.reader.read(), 20)
+                except ConnectionError:
+                    pass
+                peer.writer.close()
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(300):
+            frames = [
+                frame(connect_packet(f"d{number}")),
+                frame(publish(1) + publish(2), is_final=False),
+                frame(b"ping", opcode=PING),
+                frame(publish(3, b"m" * choose.choice((10, 200, 70_000))), opcode=CONTINUATION),
+                frame((1000).to_bytes(2) + b"bye", opcode=CLOSE),
+            ]
+            opening = request() if choose.random() < 0.8 else damaged(request(), choose)
+            group.create_task(play(opening + damaged(b"".join(frames), choose)))
+    witness.send(frame(packets.PINGREQ_PACKET))
+    assert await witness.frame() == (BINARY, PINGRESP)
+    await soon(lambda: site.number("iotmq_mqtt_connections") == 1, "all others are gone")
+    assert site.number("iotmq_mqtt_closed_total", reason="unspecified_error") == 0
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def damaged(data: bytes, choose: random.Random) -> bytes:
+    changed = bytearray(data)
+    for _ in range(choose.choice((0, 1, 1, 2, 8))):
+        at = choose.randrange(len(changed))
+        # Near the beginnings of frames more often than in the middle of a large payload.
+        at = at if choose.random() < 0.5 else min(at, choose.randrange(300))
+        kind = choose.randrange(4)
+        if kind == 0:
+            changed[at] ^= 1 << choose.randrange(8)
+        elif kind == 1:
+            del changed[at : at + choose.randrange(1, 20)]
+        elif kind == 2:
+            changed[at:at] = changed[at : at + choose.randrange(1, 20)]
+        else:
+            changed[at:at] = choose.randbytes(choose.randrange(1, 20))
+    return bytes(changed)
