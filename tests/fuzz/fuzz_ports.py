@@ -29,12 +29,13 @@ if __name__ == "__main__":
 
 from bad_bytes import CONNACK, CONNECT, STRANGERS, TLS_HELLO, Peer, answers_of, request  # noqa: E402
 from certificates import make_certificate, make_root  # noqa: E402
-from gateway_process import GatewayProcess  # noqa: E402
+from gateway_process import GatewayProcess, free_port  # noqa: E402
 from mqtt5_corpus import CONNECT5  # noqa: E402
 from mqtt5_corpus import CORPUS as CORPUS5  # noqa: E402
 from mqtt_publisher import remaining_length  # noqa: E402
 
 from iotmq.remoting.codes import RequestCode, ResponseCode  # noqa: E402
+from iotmq.setting_text import toml_value  # noqa: E402
 
 ANSWER_S = 10.0
 GROWTH_BYTES_MAX = 100 << 20
@@ -97,6 +98,30 @@ def tls_seed(source: random.Random) -> bytes:
     with contextlib.suppress(ssl.SSLWantReadError):
         client.do_handshake()
     return sent.read() + source.randbytes(source.choice([0, 0, 5, 500]))
+
+
+def proxied_seed(source: random.Random) -> bytes:
+    """A header of the PROXY protocol with some TLVs, before a session."""
+    line = source.choice([b"TCP4 192.0.2.1 192.0.2.2 1 2", b"TCP6 ::1 ::2 65535 0", b"UNKNOWN", b"UNKNOWN x"])
+    sizes = {0x00: 0, 0x10: 12, 0x11: 12, 0x21: 36, 0x31: 216}
+    kind = source.choice(list(sizes))
+    values = [
+        struct.pack(">BH", tlv, len(value)) + value
+        for tlv, value in (
+            (
+                source.choice([1, 2, 3, 4, 5, 0x20, 0x30, 0xEE]),
+                source.choice([b"", b"x" * 4, b"host.example.org"]),
+            ),
+            (0x20, struct.pack(">BIBH", 7, 0, 0x22, 6) + b"device"),
+        )
+    ]
+    rest = source.randbytes(sizes[kind]) + b"".join(source.choices(values, k=source.randrange(3)))
+    block = (
+        b"\r\n\r\n\0\r\nQUIT\n"
+        + struct.pack(">BBH", source.choice([0x20, 0x21, 0x21]), kind, len(rest))
+        + rest
+    )
+    return source.choice([b"PROXY " + line + b"\r\n", block]) + mqtt_seed(source)
 
 
 def http_seed(source: random.Random) -> bytes:
@@ -260,7 +285,10 @@ TARGETS: dict[str, tuple[Callable[[random.Random], bytes], Callable[[bytes], str
     "registry": (native_seed, check_native),
     "tls": (tls_seed, check_tls),
     "http": (http_seed, check_http),
+    "mqtt by tls": (tls_seed, check_tls),
+    "mqtt behind a proxy": (proxied_seed, check_mqtt),
 }
+WEIGHTS = (4, 4, 2, 1, 1, 1, 2)
 
 
 # Which listener a target without one of its own speaks to.
@@ -323,7 +351,7 @@ def fuzz(
         while (inputs_max is None or count < inputs_max) and (
             seconds is None or time.monotonic() - began_s < seconds
         ):
-            port = source.choices(list(TARGETS), weights=(4, 4, 2, 1, 1))[0]
+            port = source.choices(list(TARGETS), weights=WEIGHTS)[0]
             data = mutate(source, TARGETS[port][0](source))
             recent.append((port, data))
             outcomes[f"{port} {play(gateway, port, data, source.choice([1, 1, 2, 7]))}"] += 1
@@ -373,6 +401,8 @@ def fuzzed_gateway(directory: Path) -> GatewayProcess:
     Its devices' topic has a name of its own: a request may well forbid writing to one it can name.
     """
     tls = []
+    behind = {"name": "behind", "transport": "tcp", "listen_port": free_port(), "proxy_protocol": True}
+    listeners: list[dict[str, object]] = [behind]
     if shutil.which("openssl") is not None:
         made = make_certificate(directory, make_root(directory))
         tls = [
@@ -382,11 +412,19 @@ def fuzzed_gateway(directory: Path) -> GatewayProcess:
                 f"certificate_file={made.certificate}", f"key_file={made.key}", "handshake_timeout_s=2"
             )
         ]  # fmt: skip
-    return GatewayProcess(
+        shown = [{"certificate_file": made.certificate, "key_file": made.key}]
+        listeners.append(
+            {"name": "safe", "transport": "tls", "listen_port": free_port(), "certificates": shown}
+        )
+    gateway = GatewayProcess(
         directory / "data", "broker.idle_s=5", "registry.idle_timeout_s=5",
         "broker.registration_interval_s=1", "mqtt.connect_timeout_s=2",
-        "mqtt.default_topic=FuzzedDevices", *tls,
+        "mqtt.default_topic=FuzzedDevices", f"mqtt.listeners={toml_value(listeners)}", *tls,
     )  # fmt: skip
+    gateway.ports["mqtt behind a proxy"] = behind["listen_port"]
+    # Without openssl there is no certificate to make, and no such listener.
+    gateway.ports["mqtt by tls"] = listeners[-1]["listen_port"]
+    return gateway
 
 
 if __name__ == "__main__":
