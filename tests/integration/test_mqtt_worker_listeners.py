@@ -1,4 +1,4 @@
-"""Workers with listeners beside the port they share: a Unix socket of each, and one port by TLS for all."""
+"""Workers with listeners beside the port they share: a Unix socket of each, a port by TLS, one for pages."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from crash_load import SMALL_FILES
 from eventually import eventually
 from fake_gateway import connect_packet
 from gateway_process import GatewayProcess, free_port
+from websocket_peer import frame, request
 
 from iotmq.setting_text import toml_value
 
@@ -37,19 +38,24 @@ def talk(connection: socket.socket, client_id: str) -> None:
     assert connection.recv(100) == CONNACK
 
 
+def talk_in_frames(connection: ssl.SSLSocket, client_id: str) -> None:
+    connection.settimeout(20)
+    connection.sendall(request())
+    assert connection.recv(1_000).startswith(b"HTTP/1.1 101 ")
+    connection.sendall(frame(connect_packet(client_id)))
+    assert connection.recv(100) == b"\x82\x04" + CONNACK
+
+
 def test_each_worker_has_its_sockets(tmp_path: Path, short: Path) -> None:
     root = make_root(tmp_path)
     shown = make_certificate(tmp_path, root)
-    tls_port = free_port()
+    tls_port, web_port = free_port(), free_port()
+    certificates = [{"certificate_file": shown.certificate, "key_file": shown.key}]
     listeners = toml_value(
         [
             {"name": "local", "transport": "unix", "socket_path": str(short / "{worker}")},
-            {
-                "name": "safe",
-                "transport": "tls",
-                "listen_port": tls_port,
-                "certificates": [{"certificate_file": shown.certificate, "key_file": shown.key}],
-            },
+            {"name": "safe", "transport": "tls", "listen_port": tls_port, "certificates": certificates},
+            {"name": "web", "transport": "wss", "listen_port": web_port, "certificates": certificates},
         ]
     )
     registry = GatewayProcess(tmp_path / "registry", role="registry")
@@ -75,6 +81,10 @@ def test_each_worker_has_its_sockets(tmp_path: Path, short: Path) -> None:
             encrypted = context.wrap_socket(raw, server_hostname="localhost")
             held.append(encrypted)
             talk(encrypted, f"safe-{number}")
+            raw = socket.create_connection(("127.0.0.1", web_port), 20)
+            encrypted = context.wrap_socket(raw, server_hostname="localhost")
+            held.append(encrypted)
+            talk_in_frames(encrypted, f"web-{number}")
 
         def connections(listener: str) -> list[float]:
             return [
@@ -84,6 +94,7 @@ def test_each_worker_has_its_sockets(tmp_path: Path, short: Path) -> None:
             ]
 
         eventually(lambda: sum(connections("safe")) == 8, "the page of the supervisor has them")
+        eventually(lambda: sum(connections("web")) == 8, "web pages are on it, too")
         assert connections("local") == [1, 1]
         assert front.terminate() < 5
         assert not list(short.iterdir()), "the sockets go with their workers"

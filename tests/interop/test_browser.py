@@ -15,11 +15,12 @@ from typing import Any
 
 import paho.mqtt.client as paho
 import pytest
-from gateway_process import GatewayProcess, free_port
+from gateway_process import ROOT, GatewayProcess, free_port
 from log_reader import read_bodies
 
 PAGES = Path(__file__).parent / "browser"
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+LIBRARY = ROOT / "build" / "interop" / "node" / "node_modules" / "mqtt" / "dist" / "mqtt.min.js"
 BROWSER = next((found for name in NAMES if (found := shutil.which(name))), None)
 
 pytestmark = [
@@ -55,10 +56,15 @@ class PageServer:
                 if path == "/finished.png":
                     page_server.is_reported.wait(30)
                     self._answer(PICTURE, "image/png")
+                elif path == "/mqtt.min.js":
+                    self._answer(LIBRARY.read_bytes(), "text/javascript")
                 elif path == "/page.js":
                     self._answer((PAGES / "page.js").read_bytes(), "text/javascript")
+                elif path in ("/", "/library.html"):
+                    name = path.removeprefix("/") or "page.html"
+                    self._answer((PAGES / name).read_bytes(), "text/html")
                 else:
-                    self._answer((PAGES / "page.html").read_bytes(), "text/html")
+                    self.send_error(404)
 
             def do_POST(self) -> None:
                 page_server.report = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -150,6 +156,19 @@ def test_a_page_publishes_and_subscribes(tmp_path: Path) -> None:
             _, metrics = gateway.http("/metrics")
             assert re.search(r'^iotmq_mqtt_websocket_errors_total\{.*code="1003".*\} 1', metrics, re.M)
             assert re.search(r'^iotmq_mqtt_websocket_refused_total\{.*status="400".*\} 1', metrics, re.M)
+
+
+@pytest.mark.skipif(not LIBRARY.is_file(), reason="MQTT.js is not installed (tools/setup.sh dev, with npm)")
+def test_a_page_with_mqtt_js(tmp_path: Path) -> None:
+    pages, web_port = PageServer(), free_port()
+    listener = f'[{{name = "web", transport = "ws", listen_port = {web_port}}}]'
+    with pages.running(), GatewayProcess(tmp_path / "data", f"mqtt.listeners={listener}"):
+        browse(f"{pages.origin}/library.html?mqtt=ws://127.0.0.1:{web_port}/mqtt", tmp_path / "profile")
+    assert pages.report == {
+        "connected": 0,
+        "granted": [2],
+        "messages": [["library/0", 2, 0], ["library/1", 200, 1], ["library/2", 70_000, 2]],
+    }
 
 
 def test_a_page_of_another_origin_is_kept_out(tmp_path: Path) -> None:
