@@ -1,4 +1,4 @@
-"""Who may connect: passwords, exchanges of AUTH packets, certificates and nobody, over real sockets."""
+"""Who may connect: passwords, certificates and nobody, over real sockets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +13,21 @@ import pytest
 import uvloop
 from eventually import soon
 from fake_gateway import RawClient, ScriptedGateway, connect_packet
-from scram_client import AGAIN, METHOD, ScramClient, answer, auth, prove, scram_connect
+from scram_client import ScramClient, answer, auth, scram_connect
+from users_site import REFUSED, WAY, Site, line_of, running, write_all
 
 from iotmq import limits
-from iotmq.clock import ManualClock
 from iotmq.config import config_from_table
 from iotmq.errors import ConfigError
 from iotmq.mqtt import packets
 from iotmq.mqtt.packets import Will
-from iotmq.mqtt.properties import NO_PROPERTIES, Properties
+from iotmq.mqtt.properties import NO_PROPERTIES
 from iotmq.mqtt_front import password_checks, server
 from iotmq.mqtt_front.device import Device
-from iotmq.mqtt_front.file_authenticator import FileAuthenticator
 from iotmq.mqtt_front.peer import Peer
 from iotmq.mqtt_front.scram import make_verifier
 from iotmq.mqtt_front.server import MqttFront
 from iotmq.mqtt_front.users_file import write_users
-
-WAY = "iotmq_mqtt_authenticated_total"
-REFUSED = "iotmq_mqtt_authentication_refused_total"
 
 
 @pytest.fixture
@@ -46,80 +41,10 @@ def quick_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_TICK_S", 0.01)
 
 
-@pytest.fixture(scope="module")
-def lines() -> dict[str, str]:
-    """A line for each user whose password is the name backwards."""
-    return {name: f"{name}:{make_verifier(name[::-1].encode(), iterations=4_096)}\n" for name in USERS}
-
-
-USERS = ("pump", "valve", "größe", "c,d=e")
-
-
-class Site:
-    """A front end with a file of users."""
-
-    def __init__(self, path: Path, settings: dict[str, Any], mqtt: dict[str, Any]) -> None:
-        self.path = path
-        self.clock = ManualClock()
-        self.gateway = ScriptedGateway()
-        table = {"listen_port": 0, **mqtt, "authentication": {"users_file": str(path), **settings}}
-        self.front = MqttFront(config_from_table({"mqtt": table}).mqtt, self.gateway, clock=self.clock)
-
-    async def dial(self) -> RawClient:
-        return await RawClient.dial(self.front.port)
-
-    async def answer(self, packet: bytes) -> tuple[int, bytes]:
-        """What a CONNECT is answered first."""
-        client = await self.dial()
-        client.send(packet)
-        return await client.packet()
-
-    async def code(self, user: str | None = None, password: bytes | None = None, **fields: Any) -> int:
-        """The code of the CONNACK; after a refusal the connection ends."""
-        client = await self.dial()
-        client.send(connect_packet("", user_name=user, password=password, **fields))
-        first, body = await client.packet()
-        assert first == packets.CONNACK << 4
-        if body[1]:
-            assert await client.rest() == b""
-        client.close()
-        return body[1]
-
-    def number(self, name: str, **labels: str) -> float:
-        return sum(
-            metric.value
-            for metric in self.front.metrics()
-            if metric.name == name and dict(metric.labels).items() >= labels.items()
-        )
-
-    @property
-    def devices(self) -> list[Device]:
-        assert self.front._parts is not None
-        return list(self.front._parts.sessions.devices())
-
-    @property
-    def authenticator(self) -> FileAuthenticator:
-        assert self.front._parts is not None
-        found = self.front._parts.authentication._authenticator
-        assert isinstance(found, FileAuthenticator)
-        return found
-
-
-@asynccontextmanager
-async def running(path: Path, mqtt: dict[str, Any] | None = None, **settings: Any) -> AsyncIterator[Site]:
-    site = Site(path, settings, mqtt or {})
-    await site.front.start()
-    try:
-        yield site
-    finally:
-        await site.front.stop()
-
-
 @pytest.fixture
-def path(tmp_path: Path, lines: dict[str, str]) -> Path:
-    path = tmp_path / "users"
-    write_users(path, "".join(lines.values()).encode())
-    return path
+def path(tmp_path: Path) -> Path:
+    write_all(tmp_path / "users")
+    return tmp_path / "users"
 
 
 @pytest.fixture
@@ -407,7 +332,7 @@ async def test_what_is_kept_of_devices_nobody_knows_yet_is_bounded(
 
 
 async def test_changes_of_the_file_count_at_once_and_connections_stay(
-    site: Site, path: Path, lines: dict[str, str], caplog: pytest.LogCaptureFixture
+    site: Site, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = await RawClient.connect(site.front.port, "d", user_name="pump", password=b"pmup")
     other = make_verifier(b"other", iterations=4_096)
@@ -419,7 +344,7 @@ async def test_changes_of_the_file_count_at_once_and_connections_stay(
     await client.ping()
     assert site.number("iotmq_mqtt_users") == 1
     assert site.number("iotmq_mqtt_users_reloads_total") == 1
-    write_users(path, f"{lines['valve']}pump:broken\n".encode())
+    write_users(path, f"{line_of('valve')}pump:broken\n".encode())
     await site.authenticator.reload()
     assert await site.code("pump", b"other") == 0
     assert site.number("iotmq_mqtt_users_failed_reloads_total") == 1
@@ -428,19 +353,17 @@ async def test_changes_of_the_file_count_at_once_and_connections_stay(
     await site.authenticator.reload()
     assert await site.code("pump", b"other") == 0
     assert site.number("iotmq_mqtt_users_failed_reloads_total") == 2
-    write_users(path, lines["valve"].encode())
+    write_users(path, line_of("valve").encode())
     await site.authenticator.reload()
     assert await site.code("valve", b"evlav") == 0
     assert await site.code("pump", b"other") == 4
 
 
-async def test_the_file_is_looked_at_by_itself_while_devices_connect(
-    path: Path, lines: dict[str, str]
-) -> None:
+async def test_the_file_is_looked_at_by_itself_while_devices_connect(path: Path) -> None:
     async with running(path, reload_interval_s=0.01) as site:
         for number in range(5):
             write_users(
-                path, (lines["pump"] + f"new{number}:{make_verifier(b'x', iterations=4_096)}\n").encode()
+                path, (line_of("pump") + f"new{number}:{make_verifier(b'x', iterations=4_096)}\n").encode()
             )
             await soon(
                 lambda number=number: site.number("iotmq_mqtt_users_reloads_total") == number + 1,
@@ -452,14 +375,12 @@ async def test_the_file_is_looked_at_by_itself_while_devices_connect(
             assert await site.code("valve", b"evlav") == 4
 
 
-async def test_a_user_who_is_removed_while_the_password_is_looked_at_is_none(
-    path: Path, gate: Gate, lines: dict[str, str]
-) -> None:
+async def test_a_user_who_is_removed_while_the_password_is_looked_at_is_none(path: Path, gate: Gate) -> None:
     async with running(path) as site:
         client = await site.dial()
         client.send(connect_packet("d", user_name="pump", password=b"pmup"))
         await soon(lambda: gate.count, "it is looked at")
-        write_users(path, lines["valve"].encode())
+        write_users(path, line_of("valve").encode())
         await site.authenticator.reload()
         gate.opened.set()
         assert (await client.packet())[1] == b"\0\4"
@@ -552,191 +473,6 @@ async def test_the_address_a_proxy_says_is_the_one_that_counts(
         assert await site.code("pump", b"wrong") == 3
         as_peer(monkeypatch, address="192.0.2.2")
         assert await site.code("pump", b"wrong") == 4
-
-
-# Exchanges
-
-
-async def connected(site: Site, user: str = "pump") -> tuple[RawClient, ScramClient]:
-    client, scram = await site.dial(), ScramClient(user, user[::-1])
-    client.send(scram_connect(scram))
-    kind, code, properties = await prove(client, scram)
-    assert (kind, code) == (packets.CONNACK, 0)
-    assert scram.is_server(properties["authentication_data"])
-    return client, scram
-
-
-@pytest.mark.parametrize("user", USERS)
-async def test_an_exchange_by_scram(site: Site, user: str) -> None:
-    client, _ = await connected(site, user)
-    await client.ping()
-    assert [device.user for device in site.devices] == [user]
-    assert site.number(WAY, how="exchange") == 1
-    assert site.number("iotmq_mqtt_password_checks_total") == 0, "nothing is hashed"
-
-
-async def test_a_connect_without_data_is_asked_for_it(site: Site) -> None:
-    client, scram = await site.dial(), ScramClient("pump", "pmup")
-    client.send(scram_connect(None))
-    assert await answer(client) == (packets.AUTH, 0x18, {"authentication_method": METHOD})
-    client.send(auth(scram.first()))
-    assert (await prove(client, scram))[:2] == (packets.CONNACK, 0)
-    client = await site.dial()
-    client.send(scram_connect(None))
-    await answer(client)
-    client.send(auth(None))
-    assert (await answer(client))[:2] == (packets.CONNACK, 0x87)
-
-
-@pytest.mark.parametrize(("user", "password"), [("pump", "pump"), ("nobody", "pmup"), ("pump", "")])
-async def test_an_exchange_that_proves_nothing_is_refused_after_its_last_step(
-    site: Site, user: str, password: str
-) -> None:
-    client, scram = await site.dial(), ScramClient(user, password)
-    client.send(scram_connect(scram))
-    assert (await prove(client, scram))[:2] == (packets.CONNACK, 0x87)
-    assert await client.rest() == b""
-    assert site.number(REFUSED, cause="exchange") == 1
-    assert site.number("iotmq_mqtt_sessions") == 0
-
-
-@pytest.mark.parametrize("flag", ["p=tls-unique,,", "n,a=other,"])
-async def test_what_scram_offers_and_we_do_not_is_refused_at_once(site: Site, flag: str) -> None:
-    scram = ScramClient("pump", "pmup", flag=flag)
-    kind, body = await site.answer(scram_connect(scram))
-    assert (kind >> 4, body[1]) == (packets.CONNACK, 0x87)
-
-
-async def test_methods_that_are_not_there(site: Site) -> None:
-    properties = Properties(authentication_method="SCRAM-SHA-1", authentication_data=b"n,,n=pump,r=x")
-    _, body = await site.answer(connect_packet("d", protocol_level=5, properties=properties))
-    assert body[1] == 0x8C
-
-
-async def test_a_will_of_a_device_that_proves_nothing_is_none(path: Path) -> None:
-    async with running(path) as site:
-        site.gateway.automatic = 0
-        will = Will("gone", b"", 0, False)
-        client, scram = await site.dial(), ScramClient("pump", "wrong")
-        client.send(scram_connect(scram, will=will._replace(properties=NO_PROPERTIES)))
-        assert (await prove(client, scram))[:2] == (packets.CONNACK, 0x87)
-        assert await client.rest() == b""
-        assert await site.code("pump", b"wrong", will=will) == 4
-        client = await RawClient.connect(site.front.port, "e", user_name="pump", password=b"pmup", will=will)
-        client.abort()
-        await soon(lambda: site.gateway.handed, "the will of one who may")
-        assert sum(len(handed.messages) for handed in site.gateway.handed) == 1
-
-
-async def test_a_client_that_does_not_answer_has_the_time_of_a_connect(site: Site) -> None:
-    client = await site.dial()
-    client.send(scram_connect(ScramClient("pump", "pmup")))
-    await client.packet()
-    site.clock.advance(limits.MQTT_CONNECT_TIMEOUT_S + 1)
-    assert (await answer(client))[:2] == (packets.CONNACK, 0x80)
-    await soon(lambda: site.number("iotmq_mqtt_closed_total", reason="connect_timeout") == 1, "closed")
-    assert site.front._parts is not None
-    assert not site.front._parts.authentication._running
-
-
-async def test_what_is_no_auth_ends_the_exchange(site: Site) -> None:
-    client = await site.dial()
-    client.send(scram_connect(ScramClient("pump", "pmup")))
-    await client.packet()
-    client.send(packets.PINGREQ_PACKET)
-    assert (await answer(client))[:2] == (packets.CONNACK, 0x82)
-    assert await client.rest() == b""
-    assert site.front._parts is not None
-    await soon(lambda: site.number("iotmq_mqtt_connections") == 0, "gone")
-    assert not site.front._parts.authentication._running
-
-
-async def test_re_authentication_with_traffic_between_its_packets(site: Site) -> None:
-    client, _ = await connected(site)
-    for _ in range(3):
-        scram = ScramClient("pump", "pmup")
-        client.send(auth(scram.first(), AGAIN) + packets.PINGREQ_PACKET)
-        assert await client.packet() == (packets.PINGRESP << 4, b"")
-        kind, code, properties = await answer(client)
-        assert (kind, code) == (packets.AUTH, 0x18)
-        client.send(packets.PINGREQ_PACKET + auth(scram.final(properties["authentication_data"])))
-        assert await client.packet() == (packets.PINGRESP << 4, b"")
-        kind, code, properties = await answer(client)
-        assert (kind, code) == (packets.AUTH, 0)
-        assert scram.is_server(properties["authentication_data"])
-    assert site.number(WAY, how="again") == 3
-
-
-@pytest.mark.parametrize(("user", "password"), [("pump", "wrong"), ("nobody", "x"), ("valve", "evlav")])
-async def test_re_authentication_that_fails_or_is_another_user_s(
-    site: Site, user: str, password: str
-) -> None:
-    client, _ = await connected(site)
-    scram = ScramClient(user, password)
-    client.send(auth(scram.first(), AGAIN))
-    assert (await prove(client, scram))[:2] == (packets.DISCONNECT, 0x87)
-    assert await client.rest() == b""
-
-
-@pytest.mark.parametrize(
-    ("packet", "code"),
-    [
-        (auth(b"x"), 0x82),
-        (auth(b"x", AGAIN, "SCRAM-SHA-1"), 0x82),
-        (auth(b"x", AGAIN), 0x87),
-        (auth(b"x" * (limits.MQTT_AUTHENTICATION_DATA_BYTES_MAX + 1), AGAIN), 0x97),
-    ],
-)
-async def test_auth_on_a_live_connection_that_is_wrong(site: Site, packet: bytes, code: int) -> None:
-    client, _ = await connected(site)
-    client.send(packet)
-    assert (await answer(client))[:2] == (packets.DISCONNECT, code)
-
-
-async def test_re_authentication_may_not_take_longer_than_a_connect(site: Site) -> None:
-    client, _ = await connected(site)
-    client.send(auth(ScramClient("pump", "pmup").first(), AGAIN))
-    await client.packet()
-    await client.ping()
-    site.clock.advance(limits.MQTT_CONNECT_TIMEOUT_S + 1)
-    assert (await answer(client))[:2] == (packets.DISCONNECT, 0x87)
-    assert site.number(REFUSED, cause="timeout") == 1
-
-
-async def test_a_user_who_was_removed_cannot_authenticate_again(
-    site: Site, path: Path, lines: dict[str, str]
-) -> None:
-    client, _ = await connected(site)
-    scram = ScramClient("pump", "pmup")
-    client.send(auth(scram.first(), AGAIN))
-    kind, _, properties = await answer(client)
-    assert kind == packets.AUTH
-    write_users(path, lines["valve"].encode())
-    await site.authenticator.reload()
-    client.send(auth(scram.final(properties["authentication_data"])))
-    assert (await answer(client))[:2] == (packets.DISCONNECT, 0x87)
-
-
-async def test_names_without_a_user_are_asked_what_users_are_asked(path: Path, lines: dict[str, str]) -> None:
-    """The same salt each time, also at another front end with the same secret, and iterations as usual."""
-    write_users(path, "".join(line.replace("$4096:", "$5000:") for line in lines.values()).encode())
-
-    async def asked(site: Site, user: str) -> str:
-        client, scram = await site.dial(), ScramClient(user, "x")
-        client.send(scram_connect(scram))
-        properties = (await answer(client))[2]
-        return properties["authentication_data"].decode().partition(",")[2]
-
-    questions = []
-    for _ in range(2):
-        async with running(path, unknown_users_secret="of the fleet") as site:
-            questions += [await asked(site, "nobody"), await asked(site, "nobody")]
-            known = await asked(site, "pump")
-            assert await asked(site, "someone") not in questions
-    assert len(set(questions)) == 1
-    assert len(questions[0]) == len(known)
-    assert questions[0].endswith(",i=5000")
-    assert known.endswith(",i=5000")
 
 
 async def test_a_device_is_not_read_while_its_password_is_looked_at_whatever_happens_to_others(
