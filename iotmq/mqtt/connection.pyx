@@ -446,13 +446,17 @@ cdef class ServerConnection(OutboundHalf):
     def open_session(self, *, bint session_present, properties=NO_PROPERTIES):
         """Accept the CONNECT; input that came behind it is handled now.
 
-        `properties` are what a device of MQTT 5 is told beside the limits of the connection.
+        `properties` are what a device of MQTT 5 is told beside the limits of the connection. False when the device
+        takes no CONNACK of that size: its connection has ended, and was never open.
         """
         if self.state != STATE_OPENING:
-            return
-        self._write_connack(0, session_present and self.protocol_level != LEVEL_3_1, properties)
+            return False
+        if not self._write_connack(0, session_present and self.protocol_level != LEVEL_3_1, properties):
+            self._fail(reason_codes.PACKET_TOO_LARGE, "the CONNACK is larger than the client takes")
+            return False
         self.state = STATE_CONNECTED
         self._receive_waiting()
+        return True
 
     cdef int _receive_waiting(self) except -1:
         """Handle the input that was kept while the connection was opening."""
@@ -505,7 +509,11 @@ cdef class ServerConnection(OutboundHalf):
                     authentication_method=accepted.authentication_method,
                     authentication_data=accepted.authentication_data,
                 )
-        self.write(packets.encode_connack(code, session_present=session_present, properties=properties))
+        packet = packets.encode_connack(code, session_present=session_present, properties=properties)
+        if len(packet) > self._sent_bytes_max:
+            return False
+        self.write(packet)
+        return True
 
     def refuse(self, reason, str detail=""):
         """End the connection; before it is open, with the CONNACK code the specification has for it."""

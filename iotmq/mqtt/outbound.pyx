@@ -72,7 +72,7 @@ cdef class OutboundHalf:
             free(self._subscriber)
 
     cdef int write(self, bytes data) except -1:
-        if self.state == STATE_CLOSED:
+        if self.state == STATE_CLOSED or PyBytes_GET_SIZE(data) > self._sent_bytes_max:     # [MQTT-3.1.2-25]
             return 0
         return append(&self.output, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
 

@@ -332,7 +332,9 @@ cdef class Device(ServerConnection):
 
     def open(self, *, bint session_present, properties=NO_PROPERTIES):
         """Accept the CONNECT, and read what came behind it."""
-        self.open_session(session_present=session_present, properties=properties)
+        if not self.open_session(session_present=session_present, properties=properties):
+            # A will is one only when its CONNECT was accepted [MQTT-3.1.2-8].
+            self.will = None
         if not self.group.is_congested:
             self.group._paused.discard(self)
             self._resume()

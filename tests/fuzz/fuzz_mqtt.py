@@ -370,8 +370,7 @@ class Program:
         if self.said and self.said[-1][0] >> 4 == packets.DISCONNECT:
             raise Finding(f"type {kind} behind DISCONNECT")
         size = 2 + len(body) + (len(body) > 127)
-        is_cut_to_size = kind in (packets.PUBLISH, packets.DISCONNECT)
-        if is_cut_to_size and self.sent_bytes_max is not None and size > self.sent_bytes_max:
+        if self.sent_bytes_max is not None and size > self.sent_bytes_max:
             raise Finding(f"{size} bytes to a device that takes {self.sent_bytes_max}")
         if kind == packets.PUBLISH:
             self._read_publish(first, body)

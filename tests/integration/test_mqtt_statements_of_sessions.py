@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import uvloop
 from eventually import soon
+from fake_gateway import RawClient, connect_packet
 from mqtt5_device import Device5
 from mqtt5_reading import read_publish5
 from mqtt_site import MqttSite, SessionDevice, open_site
@@ -49,6 +50,21 @@ async def test_a_will_is_retained_when_it_says_so(site: MqttSite, is_retained: b
         message = await later.received()
         assert (message.payload, message.is_retained) == (b"gone", True)
     await later.client.ping()
+
+
+async def test_a_device_that_cannot_be_told_of_its_session_has_no_will(site: MqttSite) -> None:
+    """[MQTT-3.1.2-8]: a will is one only when its CONNECT was accepted."""
+    watcher = await Device5.connect(site, "watcher")
+    await watcher.subscribe(("w", 1))
+    for expiry_s in (0, 600):
+        client = await RawClient.dial(site.fronts["one"].mqtt.port)
+        told = Properties(packet_bytes_max=15, session_expiry_s=expiry_s)
+        will = Will("w", b"never", 1, False)
+        client.send(connect_packet("small", protocol_level=5, will=will, properties=told))
+        assert await client.rest() == b"\x20\3\0\x95\0"
+    publisher = await Device5.connect(site, "p")
+    await publisher.publish("w", b"live")
+    assert (await watcher.received()).payload == b"live"
 
 
 async def test_a_session_lasts_as_long_as_its_connection_and_its_expiry_begins_then(site: MqttSite) -> None:

@@ -95,6 +95,29 @@ def test_a_connack_is_no_larger_than_the_device_takes(bytes_max: int, is_told_wh
     assert sum(2 + len(body) for _, body in told) <= bytes_max
 
 
+@pytest.mark.parametrize(("bytes_max", "code"), [(16, 0), (15, 0x95), (5, 0x95), (4, None)])
+def test_a_device_that_takes_no_connack_of_acceptance_is_refused(bytes_max: int, code: int | None) -> None:
+    """[MQTT-3.1.2-24]: a session that its device cannot be told of is none."""
+    connection, _ = new_connection()
+    connection.receive_data(connect_with(Properties(packet_bytes_max=bytes_max)), 0.0)
+    connection.events_received()
+    assert connection.open_session(session_present=False) is (code == 0)
+    told = answers(connection)
+    assert [body[1] for _, body in told] == ([] if code is None else [code])
+    assert sum(2 + len(body) for _, body in told) <= bytes_max
+    assert (connection.state == CLOSED) is (code != 0)
+
+
+def test_answers_larger_than_the_device_takes_are_not_sent() -> None:
+    """[MQTT-3.1.2-24], [MQTT-3.1.2-25]: as if they had been."""
+    connection, _ = opened(properties=Properties(packet_bytes_max=30))
+    connection.send_suback(1, [0] * 26)
+    connection.send_unsuback(2, [0] * 26)
+    connection.send_suback(3, [0] * 25)
+    connection.send_unsuback(4, [0] * 25)
+    assert answers(connection) == [(0x90, b"\0\3\0" + bytes(25)), (0xB0, b"\0\4\0" + bytes(25))]
+
+
 @pytest.mark.parametrize("wanted", [None, 0, 1])
 def test_answers_have_neither_reason_strings_nor_user_properties(wanted: int | None) -> None:
     """Only CONNACK and DISCONNECT have a reason string here: none is unwanted, or makes an answer too large.
@@ -262,8 +285,8 @@ def test_before_mqtt_5_the_server_ends_without_a_word(level: int) -> None:
 
 def test_what_the_server_says_at_the_end_has_no_session_expiry_and_no_user_properties() -> None:
     """[MQTT-3.14.2-2], [MQTT-3.14.2-4], [MQTT-3.14.4-1]"""
-    connection, _ = opened(properties=Properties(session_expiry_s=60, packet_bytes_max=4))
-    connection.close(reason_codes.SERVER_BUSY, "why")
+    connection, _ = opened(properties=Properties(session_expiry_s=60, packet_bytes_max=20))
+    connection.close(reason_codes.SERVER_BUSY, "why" * 10)
     assert connection.data_to_send() == b"\xe0\x02\x89\0"
     connection.receive_data(packets.PINGREQ_PACKET, 0.0)
     assert not connection.deliver_message(b"t", b"x", 0)
