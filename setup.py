@@ -50,6 +50,7 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.mqtt.in_flight", ".pyx", []),
     ("iotmq.mqtt.outbound", ".pyx", []),
     ("iotmq.mqtt.connection", ".pyx", []),
+    ("iotmq.mqtt.client_input", ".pyx", []),
     ("iotmq.broker.push_channel", ".pyx", []),
     ("iotmq.broker.delivery", ".pyx", []),
     ("iotmq.broker.wide_filters", ".pyx", []),

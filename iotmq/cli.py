@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import iotmq
 from iotmq.admin_command.command import add_admin_command
 from iotmq.errors import ConfigError, IotmqError, StoreError
+from iotmq.mqtt_command.command import add_mqtt_commands
 from iotmq.sessions_command import add_sessions_command
 from iotmq.users_command import add_users_command
 
@@ -80,6 +81,7 @@ def parser() -> argparse.ArgumentParser:
     _add_store_command(commands)
     _add_produce_command(commands)
     _add_consume_command(commands)
+    add_mqtt_commands(commands)
     add_admin_command(commands, add_registry_option=_add_registry_option, run=_run_admin)
     add_sessions_command(commands, add_registry_option=_add_registry_option, run=_run_admin)
     add_users_command(commands, add_config_options=_add_config_options, load=_load)

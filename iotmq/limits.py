@@ -200,3 +200,11 @@ MQTT_SUBSCRIPTIONS_PER_SESSION_MAX: Final = 10_000
 MQTT_CONNECT_TIMEOUT_S: Final = 10.0
 MQTT_IN_FLIGHT_MAX: Final = 1_024
 MQTT_QUEUED_BYTES_MAX: Final = 4 * 1024 * 1024
+# Clients of ours: what they have in flight when the server does not say less, and when it cannot say (before
+# MQTT 5 some servers mix up what is more); what they take in a packet and in flight from a server; and what
+# waits for a program that does not take it before a connection is not read.
+MQTT_CLIENT_IN_FLIGHT_MAX: Final = 256
+MQTT_CLIENT_IN_FLIGHT_UNTOLD_MAX: Final = 20
+MQTT_CLIENT_PACKET_BYTES_MAX: Final = 256 * 1024 * 1024
+MQTT_CLIENT_RECEIVE_MAX: Final = 1_024
+MQTT_CLIENT_UNREAD_BYTES_MAX: Final = 4 * 1024 * 1024

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from typing import ClassVar, Self
+
+from iotmq import limits
 from iotmq.mqtt import topics
 from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.reason_codes import MALFORMED_PACKET, PROTOCOL_ERROR
 
 
 class PacketReader:
-    """Reads fields one after the other; reading past the end is a malformed packet."""
+    """Reads fields one after the other; reading past the end is a malformed packet.
+
+    What a device may send is limited by what a record can hold; a reader of what servers send has limits of
+    its own.
+    """
+
+    properties_bytes_max: ClassVar[int] = limits.MQTT_PROPERTIES_BYTES_MAX
+    user_properties_max: ClassVar[int] = limits.MQTT_USER_PROPERTIES_MAX
 
     __slots__ = ("_at", "_body", "_end", "packet")
 
@@ -30,6 +40,10 @@ class PacketReader:
         piece = self._body[self._at : end]
         self._at = end
         return piece
+
+    def rest(self) -> bytes:
+        """All that is left."""
+        return self.take(self._end - self._at)
 
     def u8(self) -> int:
         return self.take(1)[0]
@@ -60,12 +74,16 @@ class PacketReader:
     def text(self, what: str) -> str:
         return topics.decode_text(self.binary(), what=what)
 
+    def value(self, what: str) -> str:
+        """Text that is a value for somebody else."""
+        return topics.decode_value(self.binary(), what=what)
+
     def packet_id(self) -> int:
         packet_id = self.u16()
         if packet_id == 0:  # [MQTT-2.3.1-1], MQTT 5 [MQTT-2.2.1-3]
             raise MqttProtocolError(PROTOCOL_ERROR, f"{self.packet} has packet id 0")
         return packet_id
 
-    def part(self, size: int, packet: str) -> PacketReader:
+    def part(self, size: int, packet: str) -> Self:
         """A reader of the next `size` bytes alone."""
-        return PacketReader(self.take(size), packet)
+        return type(self)(self.take(size), packet)

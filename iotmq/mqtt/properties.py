@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Final, NamedTuple
 
-from iotmq import limits
-from iotmq.mqtt import topics
 from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.packet_reader import PacketReader
 from iotmq.mqtt.reason_codes import MALFORMED_PACKET, PROTOCOL_ERROR, QUOTA_EXCEEDED
@@ -101,13 +99,10 @@ _BYTE: Final = _Kind(lambda reader, _: reader.u8(), lambda value: bytes([value])
 _U16: Final = _Kind(lambda reader, _: reader.u16(), lambda value: value.to_bytes(2, "big"))
 _U32: Final = _Kind(lambda reader, _: reader.u32(), lambda value: value.to_bytes(4, "big"))
 _VARIABLE: Final = _Kind(lambda reader, _: reader.variable_integer(), write_variable_integer)
-_TEXT: Final = _Kind(lambda reader, what: topics.decode_value(reader.binary(), what=what), write_text)
+_TEXT: Final = _Kind(lambda reader, what: reader.value(what), write_text)
 _BINARY: Final = _Kind(lambda reader, _: reader.binary(), write_binary)
 _PAIR: Final = _Kind(
-    lambda reader, what: (
-        topics.decode_value(reader.binary(), what=what),
-        topics.decode_value(reader.binary(), what=what),
-    ),
+    lambda reader, what: (reader.value(what), reader.value(what)),
     lambda pair: write_text(pair[0]) + write_text(pair[1]),
 )
 
@@ -172,10 +167,10 @@ def read_properties(reader: PacketReader, packet_type: int) -> Properties:
     if size == 0:
         return NO_PROPERTIES
     part = reader.part(size, reader.packet)
-    if size > limits.MQTT_PROPERTIES_BYTES_MAX:
+    if size > reader.properties_bytes_max:
         raise MqttProtocolError(
             QUOTA_EXCEEDED,
-            f"{reader.packet} has {size} bytes of properties, at most {limits.MQTT_PROPERTIES_BYTES_MAX}"
+            f"{reader.packet} has {size} bytes of properties, at most {reader.properties_bytes_max}"
             " are allowed",
         )
     found: dict[str, Any] = {}
@@ -188,7 +183,7 @@ def read_properties(reader: PacketReader, packet_type: int) -> Properties:
         if isinstance(value, int) and not row.least <= value <= row.most:
             raise MqttProtocolError(PROTOCOL_ERROR, f"{reader.packet} has {row.field} {value}")
         if row.is_repeatable:
-            _add_repeated(repeated.setdefault(row.field, []), value, row, reader.packet, packet_type)
+            _add_repeated(repeated.setdefault(row.field, []), value, row, reader, packet_type)
         elif row.field in found:
             raise MqttProtocolError(PROTOCOL_ERROR, f"{reader.packet} has {row.field} twice")
         else:
@@ -206,14 +201,17 @@ def check_response_topic(topic: str, packet: str) -> None:
         raise MqttProtocolError(PROTOCOL_ERROR, f"{packet} has a response topic that is no topic name")
 
 
-def _add_repeated(values: list[Any], value: Any, row: _Property, packet: str, packet_type: int) -> None:
+def _add_repeated(
+    values: list[Any], value: Any, row: _Property, reader: PacketReader, packet_type: int
+) -> None:
+    packet = reader.packet
     values.append(value)
     if row.field == "subscription_identifiers":
         if len(values) > 1 and packet_type == _SUBSCRIBE:
             raise MqttProtocolError(PROTOCOL_ERROR, f"{packet} has two subscription identifiers")
-    elif len(values) > limits.MQTT_USER_PROPERTIES_MAX:
+    elif len(values) > reader.user_properties_max:
         raise MqttProtocolError(
-            QUOTA_EXCEEDED, f"{packet} has more than {limits.MQTT_USER_PROPERTIES_MAX} user properties"
+            QUOTA_EXCEEDED, f"{packet} has more than {reader.user_properties_max} user properties"
         )
 
 

@@ -1,0 +1,1 @@
+"""An MQTT client for asyncio: `MqttClient` with `MqttClientSettings` (docs/mqtt-client.md)."""

@@ -1,0 +1,33 @@
+"""What goes wrong between a client and its server."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from iotmq.errors import ConnectionClosedError, IotmqError
+from iotmq.mqtt.client_events import Ending
+
+# What another try cannot cure: the server refuses who we are or what we said, or another took our place.
+_FINAL_CODES: Final = frozenset(
+    {0x81, 0x82, 0x84, 0x85, 0x86, 0x87, 0x8A, 0x8C, 0x8E, 0x90, 0x95, 0x99, 0x9A, 0x9B}
+)
+
+
+class ServerRefusedError(IotmqError):
+    """The server refuses the connection or a message; `code` is the reason code of MQTT 5 for it."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def is_final(ending: Ending) -> bool:
+    """Whether connecting again would end the same way."""
+    return ending.is_by_server and ending.code in _FINAL_CODES
+
+
+def error_of(ending: Ending) -> IotmqError:
+    """The exception for a connection that ended so."""
+    if ending.is_by_server:
+        return ServerRefusedError(ending.code, ending.text)
+    return ConnectionClosedError(ending.text)

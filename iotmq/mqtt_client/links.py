@@ -1,0 +1,45 @@
+"""Byte streams to a server: TCP, TLS, Unix socket or WebSocket, all used as one asyncio transport is."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from typing import Protocol
+
+from iotmq.errors import ClientError
+from iotmq.mqtt_client.address import Address
+
+# Whoever reads the bytes: an asyncio protocol.
+ReceiverFactory = Callable[[], asyncio.Protocol]
+
+
+class Link(Protocol):
+    """The part of an asyncio transport that a client uses."""
+
+    def write(self, data: bytes) -> None: ...
+    def get_write_buffer_size(self) -> int: ...
+    def close(self) -> None: ...
+    def abort(self) -> None: ...
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+
+
+async def open_link(address: Address, receiver: asyncio.Protocol, context: ssl.SSLContext | None) -> Link:
+    """Connect; `receiver` is told what comes, from `connection_made` on. OSError when nobody is there."""
+    loop = asyncio.get_running_loop()
+    if address.scheme in ("ws", "wss"):
+        # Only now: the library takes a moment to import.
+        from iotmq.mqtt_client.websocket_link import open_websocket
+
+        return await open_websocket(address, receiver, context)
+    if address.scheme == "unix":
+        transport, _ = await loop.create_unix_connection(lambda: receiver, address.path)
+        return transport
+    try:
+        transport, _ = await loop.create_connection(
+            lambda: receiver, address.host, address.port, ssl=context if address.is_secure else None
+        )
+    except ssl.SSLCertVerificationError as error:
+        raise ClientError(f"{address}: its certificate is not trusted: {error.verify_message}") from None
+    return transport

@@ -1,0 +1,46 @@
+"""TLS of a client: whom it trusts, and who it says it is."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+
+from iotmq.errors import ClientError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsOptions:
+    """Files are PEM. Without `ca_file` the machine's certificates are, with `is_unverified` anybody is."""
+
+    ca_file: str | None = None
+    ca_directory: str | None = None
+    certificate_file: str | None = None
+    key_file: str | None = None
+    is_unverified: bool = False
+    alpn: tuple[str, ...] = ()
+    minimum: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2
+
+
+def tls_context(options: TlsOptions) -> ssl.SSLContext:
+    """ClientError names the file that cannot be used."""
+    try:
+        context = ssl.create_default_context(cafile=options.ca_file, capath=options.ca_directory)
+    except (OSError, ssl.SSLError) as error:
+        raise ClientError(
+            f"{options.ca_file or options.ca_directory}: no certificates to trust: {error}"
+        ) from None
+    context.minimum_version = options.minimum
+    if options.is_unverified:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if options.certificate_file is not None:
+        try:
+            context.load_cert_chain(options.certificate_file, options.key_file)
+        except (OSError, ssl.SSLError) as error:
+            files = " and ".join(filter(None, (options.certificate_file, options.key_file)))
+            raise ClientError(f"{files}: no certificate with its key: {error}") from None
+    elif options.key_file is not None:
+        raise ClientError(f"{options.key_file}: a key needs its certificate")
+    if options.alpn:
+        context.set_alpn_protocols(list(options.alpn))
+    return context

@@ -1,0 +1,1 @@
+"""`iotmq pub`, `iotmq sub` and `iotmq rr`: what people type to try a broker out."""
