@@ -143,7 +143,7 @@ MQTT_REWRITES_MAX: Final = 256
 MQTT_AUTO_SUBSCRIPTIONS_MAX: Final = 64
 # Where devices are sent, as text, and how many a second when a front end is drained.
 MQTT_SERVER_REFERENCE_CHARACTERS_MAX: Final = 1_024
-DRAINED_PER_SECOND_MAX: Final = 100_000
+DRAINED_PER_SECOND_MAX: Final = 10_000
 MQTT_CLIENT_ID_BYTES_MAX: Final = 512
 # A year: how long a message published to $delayed/SECONDS/... may wait.
 MQTT_DELAY_S_MAX: Final = 366 * 24 * 3600

@@ -54,11 +54,13 @@ async def show(session: Session, options: argparse.Namespace) -> Result:
                 "qos": entry.qos,
                 "behind": entry.behind,
                 "is_wide": entry.is_wide,
+                "is_exclusive": entry.is_exclusive,
             }
             for entry in detail.filters
         ] or [common]
     columns = (
-        "broker", "front_end", "is_kept", "filter", "qos", "behind", "is_wide", "in_flight", "dropped",
+        "broker", "front_end", "is_kept", "filter", "qos", "behind", "is_wide", "is_exclusive",
+        "in_flight", "dropped",
         "left_ms", "expires_ms", "will",
     )  # fmt: skip
     return Table(columns, rows)

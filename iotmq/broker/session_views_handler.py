@@ -21,7 +21,7 @@ from iotmq.client.admin_sessions import (
     SharesPage,
     ShareSummary,
 )
-from iotmq.client.session_ports import Refused
+from iotmq.client.session_ports import EXCLUSIVE, Refused
 from iotmq.errors import RequestError
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
@@ -150,6 +150,7 @@ class SessionViewsHandler:
                     cursor=cursor,
                     behind=behind,
                     is_wide=self._sessions.is_wide(subscription.queue_id),
+                    is_exclusive=bool(subscription.options & EXCLUSIVE),
                 )
             )
         return SessionDetail(

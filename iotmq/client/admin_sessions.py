@@ -50,6 +50,8 @@ class SessionFilter(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     cursor: int
     behind: int
     is_wide: bool = False
+    # No other session may have it exclusively.
+    is_exclusive: bool = False
 
 
 class SessionDetail(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -142,6 +142,28 @@ async def test_a_kept_session_has_it_while_its_device_is_away_and_after_a_restar
     await two.disconnect()
 
 
+async def test_a_session_that_has_lost_its_filter_is_unsubscribed_it(site: MqttSite) -> None:
+    """As when another broker decides about it from now on, and has given it to somebody else."""
+    one = await connected(site, "one", "one", is_kept=True)
+    assert await one.subscribe(("$exclusive/a/#", 1), ("$exclusive/b", 1), ("c", 1)) == [1, 1, 1]
+    await one.drop()
+    for bench in site.benches:
+        bench.broker.sessions.exclusives.release("one", ["a/#"])
+    two = await connected(site, "two", "two")
+    await gets(two, [1])
+    await one.connect(site.fronts["two"])
+    assert one.is_present
+    await soon(lambda: site.number("iotmq_mqtt_exclusive_lost_total") == 1, "it is told")
+    await soon(lambda: site.number("iotmq_mqtt_subscriptions") == 3, "and has two filters left")
+    await two.publish("a/x", b"not for it")
+    await two.publish("c", b"for it")
+    assert await one.receives(1) == [("c", b"for it")]
+    assert await two.receives(1) == [("a/x", b"not for it")]
+    assert await two.subscribe(("$exclusive/b", 1)) == TAKEN
+    await one.disconnect()
+    await two.disconnect()
+
+
 async def test_an_expired_session_and_a_purged_one_give_it_back(site: MqttSite) -> None:
     two = await connected(site, "two", "two")
     for name in ("expired", "purged"):
