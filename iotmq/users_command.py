@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import argparse
 import getpass
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +19,7 @@ from iotmq.errors import ConfigError
 
 if TYPE_CHECKING:
     from iotmq.config import Config
+    from iotmq.mqtt_front.scram import Verifier
     from iotmq.mqtt_front.users_file import Users
 
 _OK: Final = 0
@@ -36,18 +40,24 @@ def add_users_command(
     )
     actions = users.add_subparsers(title="actions", metavar="ACTION", required=True)
     add = actions.add_parser("add", help="add a user, or give one another password")
-    add.add_argument(
-        "--iterations",
-        type=int,
-        metavar="N",
-        help="how much work a guess at the password is (the setting `mqtt.authentication.scram_iterations`)",
+    bulk = actions.add_parser("import", help="add many users, or give them other passwords, all or none")
+    bulk.add_argument(
+        "passwords", metavar="PASSWORDS", help="file with a line NAME:PASSWORD each, - for standard input"
     )
+    for action in (add, bulk):
+        action.add_argument(
+            "--iterations",
+            type=int,
+            metavar="N",
+            help="how much work a guess at a password is (`mqtt.authentication.scram_iterations`)",
+        )
     remove = actions.add_parser("remove", help="remove a user; connections that are open stay")
     listing = actions.add_parser("list", help="print the names, one a line")
     check = actions.add_parser(
         "check", help="say what is wrong with the file, or whether a password is right"
     )
-    for action, function in ((add, _add), (remove, _remove), (listing, _list), (check, _check)):
+    functions = ((add, _add), (bulk, _import), (remove, _remove), (listing, _list), (check, _check))
+    for action, function in functions:
         if action in (add, remove):
             action.add_argument("name", metavar="NAME")
         if action is check:
@@ -87,26 +97,53 @@ def _command(
 
 
 def _add(options: argparse.Namespace, path: Path, config: Config) -> int:
-    from iotmq import limits
-    from iotmq.mqtt_front import scram, users_file
+    from iotmq.mqtt_front import scram
 
-    least, most = limits.SCRAM_ITERATIONS_MIN, limits.SCRAM_ITERATIONS_MAX
-    iterations = config.mqtt.authentication.scram_iterations
-    if options.iterations is not None:
-        iterations = options.iterations
-    if not least <= iterations <= most:
-        raise ConfigError(f"--iterations {iterations} is refused; {least} to {most} are allowed")
+    iterations = _iterations(options, config)
     name = _prepared_name(options.name)
     password = _password(options, is_new=True)
-    verifier = scram.make_verifier(password, iterations=iterations)
+    added = _put(path, {name: scram.make_verifier(password, iterations=iterations)})
+    print(f"{name}: {'added' if added else 'has another password now'}", file=sys.stderr)
+    return _OK
+
+
+def _import(options: argparse.Namespace, path: Path, config: Config) -> int:
+    from iotmq.mqtt_front import scram
+
+    iterations = _iterations(options, config)
+    passwords = _passwords(options.passwords)
+    # Hashing lets other threads run.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        made = pool.map(partial(scram.make_verifier, iterations=iterations), passwords.values())
+        verifiers = dict(zip(passwords, made, strict=True))
+    added = _put(path, verifiers)
+    print(f"{added} users added, {len(verifiers) - added} have another password now", file=sys.stderr)
+    return _OK
+
+
+def _put(path: Path, verifiers: Mapping[str, Verifier]) -> int:
+    """Write users into the file; how many of them are new."""
+    from iotmq.mqtt_front import users_file
+
     with users_file.changing(path):
         data = users_file.read_bytes(path) if path.exists() else b""
-        is_there = users_file.parse_users(data).kept(name) is not None
-        changed = users_file.with_user(data, name, verifier)
+        users = users_file.parse_users(data)
+        changed = users_file.with_users(data, verifiers)
+        # What is written has to be read again.
         users_file.parse_users(changed)
         users_file.write_users(path, changed)
-    print(f"{name}: {'has another password now' if is_there else 'added'}", file=sys.stderr)
-    return _OK
+    return sum(users.kept(name) is None for name in verifiers)
+
+
+def _iterations(options: argparse.Namespace, config: Config) -> int:
+    from iotmq import limits
+
+    least, most = limits.SCRAM_ITERATIONS_MIN, limits.SCRAM_ITERATIONS_MAX
+    if options.iterations is None:
+        return config.mqtt.authentication.scram_iterations
+    if not least <= options.iterations <= most:
+        raise ConfigError(f"--iterations {options.iterations} is refused; {least} to {most} are allowed")
+    return int(options.iterations)
 
 
 def _remove(options: argparse.Namespace, path: Path, _config: Config) -> int:
@@ -181,6 +218,35 @@ def _password(options: argparse.Namespace, *, is_new: bool) -> bytes:
     if not can_be_password(password):
         raise ConfigError(f"a password has 1 to {limits.MQTT_PASSWORD_BYTES_MAX} bytes, none of them NUL")
     return password
+
+
+def _passwords(file: str) -> dict[str, bytes]:
+    """Name -> password of a file of lines; ConfigError names a line that is wrong, and no password."""
+    from iotmq import limits
+    from iotmq.mqtt_front.scram import can_be_password
+
+    with sys.stdin.buffer if file == "-" else Path(file).open("rb") as stream:
+        data = stream.read(limits.MQTT_USERS_FILE_BYTES_MAX + 1)
+    if len(data) > limits.MQTT_USERS_FILE_BYTES_MAX:
+        raise ConfigError(f"{file} has more than {limits.MQTT_USERS_FILE_BYTES_MAX:,} bytes")
+    passwords: dict[str, bytes] = {}
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        raw_name, colon, password = line.removesuffix(b"\r").partition(b":")
+        if not colon and not raw_name:
+            continue
+        if not colon or not can_be_password(password):
+            raise ConfigError(
+                f"{file} line {number}: it is not NAME:PASSWORD with 1 to {limits.MQTT_PASSWORD_BYTES_MAX} "
+                "bytes of password, none of them NUL"
+            )
+        try:
+            name = _prepared_name(raw_name.decode())
+        except (UnicodeDecodeError, ConfigError) as error:
+            raise ConfigError(f"{file} line {number}: {error}") from None
+        if name in passwords:
+            raise ConfigError(f"{file} line {number}: user {name[:64]!a} is there twice")
+        passwords[name] = password
+    return passwords
 
 
 def _first_line(line: bytes) -> bytes:

@@ -17,7 +17,7 @@ import stat
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -131,21 +131,27 @@ def checked_name(name: str) -> str:
     return name
 
 
-def with_user(data: bytes, name: str, verifier: Verifier) -> bytes:
-    """The bytes of the file with this user, in the place of one of that name or at the end."""
-    line = f"{checked_name(name)}:{verifier}\n".encode()
-    before, found, after = _around(data, name)
-    if found is None and before and not before.endswith(b"\n"):
-        before += b"\n"
-    return before + line + after
+def with_users(data: bytes, verifiers: Mapping[str, Verifier]) -> bytes:
+    """The bytes of the file with these users, each in the place of one of its name or at the end."""
+    left = {checked_name(name): verifier for name, verifier in verifiers.items()}
+    lines = data.splitlines(keepends=True)
+    for at, line in enumerate(lines):
+        name = _name_of(line)
+        if name in left:
+            lines[at] = f"{name}:{left.pop(name)}\n".encode()
+    if lines and left and not lines[-1].endswith(b"\n"):
+        lines.append(b"\n")
+    lines += (f"{name}:{verifier}\n".encode() for name, verifier in left.items())
+    return b"".join(lines)
 
 
 def without_user(data: bytes, name: str) -> bytes:
     """The bytes of the file without this user; UsersFileError when it is not there."""
-    before, found, after = _around(data, name)
-    if found is None:
+    lines = data.splitlines(keepends=True)
+    kept = [line for line in lines if _name_of(line) != name]
+    if len(kept) == len(lines):
         raise UsersFileError(f"there is no user {name[:64]!a}")
-    return before + after
+    return b"".join(kept)
 
 
 @contextlib.contextmanager
@@ -180,15 +186,10 @@ def warn_when_open(path: Path) -> str | None:
     return text
 
 
-def _around(data: bytes, name: str) -> tuple[bytes, bytes | None, bytes]:
-    """What is before the user's line, the line, and what is behind it; without the user all is before it."""
-    begin = f"{name}{_MARK}".encode()
-    at = 0
-    for line in data.splitlines(keepends=True):
-        if line.startswith(begin):
-            return data[:at], line, data[at + len(line) :]
-        at += len(line)
-    return data, None, b""
+def _name_of(line: bytes) -> str | None:
+    """The user of a line; None for a comment and for a line without one."""
+    name, mark, _ = line.rpartition(_MARK.encode())
+    return None if not mark or line.startswith(b"#") else name.decode(errors="replace")
 
 
 def _parts(line: str) -> tuple[str, str]:

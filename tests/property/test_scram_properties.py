@@ -8,7 +8,7 @@ from scram_client import ScramClient
 
 from iotmq.mqtt_front.saslprep import saslprep
 from iotmq.mqtt_front.scram import ScramError, ScramExchange, make_verifier, parse_verifier
-from iotmq.mqtt_front.users_file import UsersFileError, parse_users, with_user, without_user
+from iotmq.mqtt_front.users_file import UsersFileError, parse_users, with_users, without_user
 
 VERIFIER = make_verifier(b"pencil", iterations=4_096)
 
@@ -72,7 +72,7 @@ def test_a_file_is_users_or_an_error_that_says_where(data: bytes) -> None:
         return
     for name in users:
         assert users.verifier(name) == parse_verifier(str(users.kept(name)))
-    changed = with_user(data, "a new one", VERIFIER)
+    changed = with_users(data, {"a new one": VERIFIER})
     assert list(parse_users(changed)) == [*users, "a new one"]
     assert list(parse_users(without_user(changed, "a new one"))) == list(users)
     for name in users:

@@ -125,6 +125,8 @@ async def test_refusals_by_cause(
     assert await site.code(user, password, protocol_level=5) == v5_code
     assert site.number(REFUSED, cause=cause) == site.number(REFUSED) == 2
     assert site.number("iotmq_mqtt_sessions") == 0
+    # A name without a user takes as long as one with another password.
+    assert site.number("iotmq_mqtt_password_checks_total") == (2 if cause in ("password", "user") else 0)
 
 
 async def test_mqtt_5_has_passwords_without_a_user_name_and_they_are_nobody_s(site: Site) -> None:

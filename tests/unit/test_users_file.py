@@ -16,7 +16,7 @@ from iotmq import limits
 from iotmq.cli import main
 from iotmq.mqtt_front import users_file
 from iotmq.mqtt_front.scram import is_password_of, make_verifier
-from iotmq.mqtt_front.users_file import UsersFileError, parse_users, read_users, with_user, without_user
+from iotmq.mqtt_front.users_file import UsersFileError, parse_users, read_users, with_users, without_user
 
 VERIFIER = make_verifier(b"pencil", iterations=4_096)
 LINE = f"user:{VERIFIER}"
@@ -120,10 +120,15 @@ def test_reading_again_looks_at_what_changed_alone() -> None:
 def test_changes_leave_the_rest_as_it_is() -> None:
     data = f"# head\r\na:{VERIFIER}\n\nb:{VERIFIER}\n# tail".encode()
     other = make_verifier(b"other", iterations=4_096)
-    assert with_user(data, "a", other) == data.replace(f"a:{VERIFIER}".encode(), f"a:{other}".encode())
-    assert with_user(data, "c", other) == data + f"\nc:{other}\n".encode()
-    assert with_user(b"", "c", other) == f"c:{other}\n".encode()
+    assert with_users(data, {"a": other}) == data.replace(f"a:{VERIFIER}".encode(), f"a:{other}".encode())
+    assert with_users(data, {"c": other}) == data + f"\nc:{other}\n".encode()
+    assert with_users(b"", {"c": other}) == f"c:{other}\n".encode()
     assert without_user(data, "a") == f"# head\r\n\nb:{VERIFIER}\n# tail".encode()
+    assert with_users(data, {"c": other, "b": other, "d": VERIFIER}) == (
+        data.replace(f"b:{VERIFIER}".encode(), f"b:{other}".encode())
+        + f"\nc:{other}\nd:{VERIFIER}\n".encode()
+    )
+    assert with_users(data, {}) == data
     with pytest.raises(UsersFileError, match="no user 'c'"):
         without_user(data, "c")
 
@@ -184,6 +189,66 @@ def test_the_file_and_the_iterations_may_be_those_of_the_config(
     words = ("add", "one", "--password-file", "-", "--config", str(config))
     assert run(*words, stdin=b"p", monkeypatch=monkeypatch) == 0
     assert read_users(path).usual_iterations == 6_000
+
+
+def test_many_users_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "users"
+    path.write_text(f"# ours\nb:{VERIFIER}\n")
+    path.chmod(0o600)
+    given = "a:one\nb:tw:o\r\n\ngr\N{SOFT HYPHEN}öße: three \n".encode()
+    assert run("import", "-", "--file", str(path), stdin=given, monkeypatch=monkeypatch) == 0
+    assert "2 users added, 1 have another password now" in capsys.readouterr().err
+    users = read_users(path)
+    assert list(users) == ["b", "a", "größe"]
+    for name, password in (("a", b"one"), ("b", b"tw:o"), ("größe", b" three ")):
+        verifier = users.verifier(name)
+        assert verifier is not None
+        assert is_password_of(verifier, password)
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        (b"secret", "line 2: it is not NAME:PASSWORD"),
+        (b"b:", "line 2: it is not NAME:PASSWORD"),
+        (b"b:x\0", "none of them NUL"),
+        (b"b:" + b"x" * (limits.MQTT_PASSWORD_BYTES_MAX + 1), "1 to 8192 bytes"),
+        (b":secret", "line 2: user name '' is refused"),
+        (b"#b:secret", "does not begin with #"),
+        (b"\xff:secret", "line 2: "),
+        (b"a:secret", "line 2: user 'a' is there twice"),
+    ],
+)
+def test_an_import_with_a_wrong_line_changes_nothing_and_shows_no_password(
+    line: bytes,
+    what: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = tmp_path / "given"
+    given.write_bytes(b"a:one\n" + line + b"\n")
+    path = tmp_path / "users"
+    assert run("import", str(given), "--file", str(path), monkeypatch=monkeypatch) == 2
+    said = capsys.readouterr().err
+    assert what in said
+    assert "secret" not in said
+    assert not path.exists()
+
+
+def test_an_import_past_the_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "users"
+    words = ("import", "-", "--file", str(path))
+    monkeypatch.setattr(limits, "MQTT_USERS_MAX", 1)
+    assert run(*words, stdin=b"a:x\nb:x\n", monkeypatch=monkeypatch) == 1
+    assert "more than 1 users" in capsys.readouterr().err
+    monkeypatch.setattr(limits, "MQTT_USERS_FILE_BYTES_MAX", 7)
+    assert run(*words, stdin=b"a:x\nb:x\n", monkeypatch=monkeypatch) == 2
+    assert not path.exists()
 
 
 @pytest.mark.parametrize(
@@ -257,7 +322,7 @@ def test_no_change_is_lost_between_two_who_change_the_file(tmp_path: Path) -> No
         for number in range(20):
             with users_file.changing(path):
                 data = users_file.read_bytes(path)
-                users_file.write_users(path, with_user(data, f"{prefix}{number}", VERIFIER))
+                users_file.write_users(path, with_users(data, {f"{prefix}{number}": VERIFIER}))
 
     threads = [threading.Thread(target=add, args=(prefix,)) for prefix in "ab"]
     for thread in threads:
