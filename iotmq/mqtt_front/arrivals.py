@@ -25,7 +25,7 @@ from iotmq.metrics import Metric
 from iotmq.mqtt_front.listener_settings import ListenerSettings
 from iotmq.mqtt_front.listener_tls import certificate_identity, has_expired, listener_tls
 from iotmq.mqtt_front.peer import Peer
-from iotmq.mqtt_front.proxy_header import NO_HEADER, ProxyHeaderError, ProxyHeaderReader
+from iotmq.mqtt_front.proxy_header import NO_HEADER, ProxyHeader, ProxyHeaderError, ProxyHeaderReader
 from iotmq.remoting.accepting import Acceptor, Starting
 
 _log = logging.getLogger("iotmq.mqtt")
@@ -280,35 +280,49 @@ class Arrivals:
         identity = header.certificate_name if settings.proxy_identity_trusted else None
         if self._tls is not None:
             encrypted: ssl.SSLObject = transport.get_extra_info("ssl_object")
-            self._handshakes[bool(encrypted.session_reused)] += 1
+            certificate: dict[str, Any] = transport.get_extra_info("peercert") or {}
+            is_resumed = bool(encrypted.session_reused)
+            self._handshakes[is_resumed] += 1
+            refusal = self._refusal_of(certificate, is_resumed=is_resumed)
+            if refusal is not None:
+                self._count_end(arrival, *refusal)
+                transport.abort()
+                return
+            identity = self._identity_of(certificate) or identity
+            # Nobody asks for more of it, and the transport would keep it as long as the connection.
+            certificate.clear()
             transport.set_write_buffer_limits(high=limits.TLS_BUFFER_BYTES)
             # Of uvloop's own: what comes from a device that is not read, before the kernel keeps it.
             transport.set_read_buffer_limits(high=limits.TLS_BUFFER_BYTES)  # type: ignore[attr-defined]
-            certificate = transport.get_extra_info("peercert")
-            if encrypted.session_reused and certificate and has_expired(certificate, time.time()):
-                self._count_end(arrival, "certificate", "its certificate has expired since its session began")
-                transport.abort()
-                return
-            if settings.client_identity and certificate:
-                identity = certificate_identity(certificate, settings.client_identity)
-                if identity is None:
-                    self._count_end(arrival, "identity", f"its certificate has no {settings.client_identity}")
-                    transport.abort()
-                    return
-        if header is NO_HEADER and identity is None:
-            peer = self._peer
-        else:
-            peer = Peer(
-                settings.name,
-                address=header.address,
-                certificate_identity=identity,
-                is_certificate_user=settings.client_identity_is_user and identity is not None,
-                server_name=header.server_name,
-                proxy_id=header.shown_id,
-            )
-        protocol = self._make(peer)
+        protocol = self._make(self._peer_of(header, identity))
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
+
+    def _refusal_of(self, certificate: dict[str, Any], *, is_resumed: bool) -> tuple[str, str] | None:
+        """Why a device does not get in although OpenSSL let its certificate pass: reason and detail."""
+        if not certificate:
+            return None
+        if is_resumed and has_expired(certificate, time.time()):
+            return "certificate", "its certificate has expired since its session began"
+        if self._settings.client_identity and self._identity_of(certificate) is None:
+            return "identity", f"its certificate has no {self._settings.client_identity}"
+        return None
+
+    def _identity_of(self, certificate: dict[str, Any]) -> str | None:
+        kind = self._settings.client_identity
+        return certificate_identity(certificate, kind) if kind and certificate else None
+
+    def _peer_of(self, header: ProxyHeader, identity: str | None) -> Peer:
+        if header is NO_HEADER and identity is None:
+            return self._peer
+        return Peer(
+            self._settings.name,
+            address=header.address,
+            certificate_identity=identity,
+            is_certificate_user=self._settings.client_identity_is_user and identity is not None,
+            server_name=header.server_name,
+            proxy_id=header.shown_id,
+        )
 
 
 class _Arrival:
