@@ -193,7 +193,9 @@ def _decode_client_id(raw: bytes, level: int, *, is_clean: bool) -> str:
     try:
         client_id = topics.decode_text(raw, what="client id")
     except MqttProtocolError as error:
-        if level == PROTOCOL_LEVEL_5:  # [MQTT-3.1.3-4]: no text is malformed, wherever it is
+        # What is no text is malformed wherever it is [MQTT-3.1.3-4], and before MQTT 5 gets no CONNACK
+        # [MQTT-3.1.4-1]; what is text, but not to our taste, is refused.
+        if level == PROTOCOL_LEVEL_5 or not topics.is_text(raw):
             raise
         raise MqttProtocolError(CLIENT_ID_NOT_VALID, str(error)) from None
     if not client_id and level == PROTOCOL_LEVEL_3_1:

@@ -33,6 +33,14 @@ def decode_text(raw: bytes, *, what: str) -> str:
     return text
 
 
+def is_text(raw: bytes) -> bool:
+    """True for what the specification calls text, control characters included [MQTT-1.5.3-1, -2]."""
+    try:
+        return "\0" not in raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+
+
 # What separates the properties of a stored record can be in none of its values.
 _FORBIDDEN_IN_VALUES: Final = frozenset("\0\x01\x02")
 

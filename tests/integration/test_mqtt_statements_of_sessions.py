@@ -52,6 +52,27 @@ async def test_a_will_is_retained_when_it_says_so(site: MqttSite, is_retained: b
     await later.client.ping()
 
 
+@pytest.mark.parametrize("front", ["one", "two"])
+@pytest.mark.parametrize("expiry_s", [0, 600])
+async def test_the_will_of_a_connection_that_was_taken_over(
+    site: MqttSite, expiry_s: int, front: str
+) -> None:
+    """[MQTT-3.1.2-8], [MQTT-3.1.3-9]: it is published, but not when it waits and the session goes on."""
+    watcher = await Device5.connect(site, "watcher")
+    await watcher.subscribe(("w/+", 1))
+    for name, delay_s in (("now", 0), ("later", 30)):
+        will = Will(f"w/{name}", b"gone", 1, False, Properties(will_delay_s=delay_s))
+        await Device5.connect(site, name, expiry_s=expiry_s, will=will)
+        await Device5.connect(site, name, is_clean=False, expiry_s=expiry_s, front=front)
+    site.bench.pass_time(60)
+    publisher = await Device5.connect(site, "p")
+    wanted = {"w/now"} if expiry_s else {"w/now", "w/later"}
+    found = {(await watcher.received()).topic for _ in wanted}
+    assert found == wanted
+    await publisher.publish("w/last", b"")
+    assert (await watcher.received()).topic == "w/last"
+
+
 async def test_a_device_that_cannot_be_told_of_its_session_has_no_will(site: MqttSite) -> None:
     """[MQTT-3.1.2-8]: a will is one only when its CONNECT was accepted."""
     watcher = await Device5.connect(site, "watcher")
@@ -240,6 +261,22 @@ async def test_a_subscription_that_is_replaced_misses_nothing(site: MqttSite, cl
     await soon(lambda: b"29" in {body for _, body in device.got}, "the last message")
     assert [body for _, body in device.got if body != b"kept"] == [b"%d" % number for number in range(30)]
     await soon(lambda: device.retained == 4, "what is retained, once for each SUBSCRIBE")
+
+
+@pytest.mark.parametrize("expiry_s", [None, 600])
+async def test_a_filter_that_stands_twice_in_a_subscribe_is_subscribed_by_the_last(
+    site: MqttSite, expiry_s: int | None
+) -> None:
+    """[MQTT-3.8.4-5], [MQTT-3.10.4-6]: as if each had come in a packet of its own, but one answer."""
+    device, publisher = await Device5.connect(site, expiry_s=expiry_s), await Device5.connect(site, "p")
+    assert await device.subscribe(("a", 0), ("b", 2), ("a", 1), ("b", 0)) == [0, 2, 1, 0]
+    await publisher.publish("a", b"1")
+    await publisher.publish("b", b"2")
+    assert [(await device.received()).qos for _ in range(2)] == [1, 0]
+    device.client.send(packets.encode_unsubscribe(9, ["a", "a", "b"], NO_PROPERTIES))
+    assert await device.client.packet() == (packets.UNSUBACK << 4, b"\0\x09\0\0\x11\0")
+    await publisher.publish("a", b"3")
+    await device.client.ping()
 
 
 async def test_retained_messages_outlive_the_session_of_their_publisher(site: MqttSite) -> None:

@@ -47,8 +47,14 @@ CORPUS: list[Case] = [
         reason_codes.CLIENT_ID_NOT_VALID,
         is_first=True,
     ),
-    Case("client id not UTF-8", _connect(2, _text(b"\xff")), reason_codes.CLIENT_ID_NOT_VALID, is_first=True),
-    Case("client id with NUL", _connect(2, _text(b"a\0")), reason_codes.CLIENT_ID_NOT_VALID, is_first=True),
+    Case("client id not UTF-8", _connect(2, _text(b"\xff")), MALFORMED, is_first=True),
+    Case("client id with NUL", _connect(2, _text(b"a\0")), MALFORMED, is_first=True),
+    Case(
+        "client id with a control character",
+        _connect(2, _text(b"a\n")),
+        reason_codes.CLIENT_ID_NOT_VALID,
+        is_first=True,
+    ),
     Case(
         "protocol level 6",
         _connect(2, _text(b"d"), level=6),

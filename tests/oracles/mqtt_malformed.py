@@ -157,9 +157,7 @@ def of_codes() -> Iterator[Case]:
 def of_texts(level: int) -> Iterator[Case]:
     """Text outside of properties: topics, filters, client id, will topic, user name."""
     none = b"\0" if level == 5 else b""
-    head = b"\0\4MQTT" + bytes([level])
-    # MQTT 3.1.1 has a return code for a client id, none for what is malformed.
-    client_id_reason = MALFORMED if level == 5 else reason_codes.CLIENT_ID_NOT_VALID
+    head = write_text("MQIsdp" if level == 3 else "MQTT") + bytes([level])
     for what, raw in NO_TEXT.items():
         text = write_binary(raw)
         yield Case(f"{what} in a topic", packet(3, 0, text, none, b"x"), MALFORMED)
@@ -169,7 +167,7 @@ def of_texts(level: int) -> Iterator[Case]:
         )
         yield Case(f"{what} in a filter to leave", packet(10, 2, b"\0\1", none, text), MALFORMED)
         client_id = packet(1, 0, head, b"\2\0\x3c", none, text)
-        yield Case(f"{what} in a client id", client_id, client_id_reason, True)
+        yield Case(f"{what} in a client id", client_id, MALFORMED, True)
         user = packet(1, 0, head, b"\x82\0\x3c", none, b"\0\1d", text)
         yield Case(f"{what} in a user name", user, MALFORMED, True)
         will = packet(1, 0, head, b"\6\0\x3c", none, b"\0\1d", none, text, b"\0\0")
@@ -249,6 +247,19 @@ def of_lengths() -> Iterator[Case]:
     yield Case("a length of five bytes", b"\x30\x80\x80\x80\x80\1", MALFORMED)
 
 
+def of_old_flags() -> Iterator[Case]:
+    """MQTT 3.1 has DUP in PUBREL, SUBSCRIBE and UNSUBSCRIBE; 15 types have no flags at all."""
+    for case in of_flags():
+        kind, flags = case.stream[0] >> 4, case.stream[0] & 15
+        if not (kind in (6, 8, 10) and flags == 10):
+            yield case
+
+
+MALFORMED_31: dict[str, list[Case]] = {
+    "flags": list(of_old_flags()),
+    "texts": list(of_texts(3)),
+    "options": list(of_old_options()),
+}
 MALFORMED_5: dict[str, list[Case]] = {
     "flags": [case for case in of_flags() if not case.name.startswith("type 15")],
     "properties": list(of_properties()),

@@ -9,7 +9,7 @@ from fake_gateway import split_output
 from mqtt5_corpus import CONNECT5
 from mqtt_core import PACKET_BYTES_MAX, feed
 from mqtt_corpus import CONNECT, CORPUS, Case
-from mqtt_malformed import MALFORMED_5, MALFORMED_311
+from mqtt_malformed import MALFORMED_5, MALFORMED_31, MALFORMED_311
 from mqtt_oracle import run_connection
 
 from iotmq.mqtt import packets
@@ -43,6 +43,13 @@ def check_end(case: Case, first: bytes, *, is_v5: bool) -> None:
 def test_malformed_packets_of_mqtt_5_end_with_the_code_the_specification_has(group: str) -> None:
     for case in MALFORMED_5[group]:
         check_end(case, CONNECT5, is_v5=case.name != "CONNECT of 3.1.1, padded length")
+
+
+@pytest.mark.parametrize("group", MALFORMED_31)
+def test_malformed_packets_of_mqtt_3_1_end_the_connection(group: str) -> None:
+    connect = packets.encode_connect(Connect("device-1", True, 60, None, None, None, 3))
+    for case in MALFORMED_31[group]:
+        check_end(case, connect, is_v5=False)
 
 
 @pytest.mark.parametrize("group", MALFORMED_311)
