@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "oracles")]
 
+import websocket_peer  # noqa: E402
 from bad_bytes import CONNACK, CONNECT, STRANGERS, TLS_HELLO, Peer, answers_of, request  # noqa: E402
 from certificates import make_certificate, make_root  # noqa: E402
 from gateway_process import GatewayProcess, free_port  # noqa: E402
@@ -122,6 +123,28 @@ def proxied_seed(source: random.Random) -> bytes:
         + rest
     )
     return source.choice([b"PROXY " + line + b"\r\n", block]) + mqtt_seed(source)
+
+
+def websocket_seed(source: random.Random) -> bytes:
+    """A session in frames of any size, some of them wrong, behind the request for a WebSocket."""
+    packets, framed, is_open = mqtt_seed(source), bytearray(), False
+    while packets:
+        size = source.choice([1, 5, 125, 126, 3_000, 70_000])
+        opcode = websocket_peer.CONTINUATION if is_open else websocket_peer.BINARY
+        is_open = source.random() < 0.2
+        framed += websocket_peer.frame(
+            packets[:size], opcode=opcode, is_final=not is_open, mask=source.randbytes(4)
+        )
+        packets = packets[size:]
+        if source.random() < 0.1:
+            framed += websocket_peer.frame(
+                source.randbytes(source.choice([0, 2, 125, 126])),
+                opcode=source.choice([0, 1, 2, 3, 8, 9, 9, 9, 10, 15]),
+                is_final=source.random() < 0.9,
+                reserved=source.choice([0, 0, 0, 0, 1, 4]),
+                mask=source.choice([b"mask", b"mask", b"mask", None]),
+            )
+    return websocket_peer.request() + bytes(framed)
 
 
 def http_seed(source: random.Random) -> bytes:
@@ -263,6 +286,30 @@ def check_tls(received: bytes) -> str:
     return "answered" if received else "closed"
 
 
+def check_websocket(received: bytes) -> str:
+    """A refusal; or whole frames of a server with whole packets in them, a close frame as the last."""
+    if not received:
+        return "closed"
+    head, _, rest = received.partition(b"\r\n\r\n")
+    status = re.match(rb"HTTP/1.1 (\d{3}) ", head)
+    if status is None or status[1] not in (b"101", b"400", b"404", b"408", b"426", b"431"):
+        raise Finding(f"answer to a request for a WebSocket: {received[:60]!r}")
+    packets = b""
+    while rest and status[1] == b"101":
+        size, at = rest[1] if len(rest) > 1 else 0, 2
+        if size > 125:
+            at = 4 if size == 126 else 10
+            size = int.from_bytes(rest[2:at])
+        if rest[0] not in (0x82, 0x88, 0x8A) or len(rest) < at + size:
+            raise Finding(f"no frame of a server: {rest[:40].hex()}")
+        if rest[0] == 0x82:
+            packets += rest[at : at + size]
+        elif rest[0] == 0x88 and len(rest) > at + size:
+            raise Finding(f"more behind a close frame: {rest[:40].hex()}")
+        rest = rest[at + size :]
+    return check_mqtt(packets) if status[1] == b"101" else status[1].decode()
+
+
 def check_http(received: bytes) -> str:
     if not received:
         return "closed"
@@ -287,8 +334,9 @@ TARGETS: dict[str, tuple[Callable[[random.Random], bytes], Callable[[bytes], str
     "http": (http_seed, check_http),
     "mqtt by tls": (tls_seed, check_tls),
     "mqtt behind a proxy": (proxied_seed, check_mqtt),
+    "mqtt in frames": (websocket_seed, check_websocket),
 }
-WEIGHTS = (4, 4, 2, 1, 1, 1, 2)
+WEIGHTS = (4, 4, 2, 1, 1, 1, 2, 3)
 
 
 # Which listener a target without one of its own speaks to.
@@ -402,7 +450,8 @@ def fuzzed_gateway(directory: Path) -> GatewayProcess:
     """
     tls = []
     behind = {"name": "behind", "transport": "tcp", "listen_port": free_port(), "proxy_protocol": True}
-    listeners: list[dict[str, object]] = [behind]
+    web = {"name": "web", "transport": "ws", "listen_port": free_port()}
+    listeners: list[dict[str, object]] = [web, behind]
     if shutil.which("openssl") is not None:
         made = make_certificate(directory, make_root(directory))
         tls = [
@@ -422,6 +471,7 @@ def fuzzed_gateway(directory: Path) -> GatewayProcess:
         "mqtt.default_topic=FuzzedDevices", f"mqtt.listeners={toml_value(listeners)}", *tls,
     )  # fmt: skip
     gateway.ports["mqtt behind a proxy"] = behind["listen_port"]
+    gateway.ports["mqtt in frames"] = web["listen_port"]
     # Without openssl there is no certificate to make, and no such listener.
     gateway.ports["mqtt by tls"] = listeners[-1]["listen_port"]
     return gateway
