@@ -372,6 +372,23 @@ async def test_a_peer_that_never_reads_fills_no_memory_with_pongs(site: Site) ->
     assert 0 < pongs < 200_000
 
 
+async def test_a_subscriber_that_never_reads_has_bounded_memory_and_stops_nobody(site: Site) -> None:
+    peer, other = await connected(site), (await connected(site, connect_packet("other"))).mqtt()
+    assert await peer.mqtt().subscribe(("t", 0)) == [0]
+    assert await other.subscribe(("t", 0)) == [0]
+    peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    for _ in range(300):
+        site.gateway.push("t", b"m" * 90_000, "t", qos=0)
+        assert await other.publish_received() == ("t", b"m" * 90_000, 0)
+    dropped = int(site.number("iotmq_mqtt_dropped_total"))
+    assert 0 < dropped < 300
+    peer.writer.transport.resume_reading()  # type: ignore[attr-defined]
+    client = peer.mqtt()
+    for _ in range(300 - dropped):
+        assert await client.publish_received() == ("t", b"m" * 90_000, 0)
+    await client.ping()
+
+
 # What breaks a rule
 
 
