@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import gc
 import logging
 import os
@@ -45,6 +46,8 @@ _CONNECTIONS_STOP_S: Final = 1.5
 # Workers do that in processes of their own, which then have to be gone.
 _WORKERS_STOP_S: Final = 1.8
 _ROLE_STOP_S_MIN: Final = 0.05
+# Half a megabyte of the kernel's memory.
+_OPEN_FILES_AT_ONCE: Final = 65_536
 _OWN_REGISTRY_S: Final = 5.0
 # How long a log may take to open before the HTTP port opens beside it.
 _OPEN_AT_ONCE_S: Final = 0.1
@@ -310,13 +313,24 @@ async def run_process(
 
 
 def allow_open_files() -> None:
-    """Raise the soft limit on open files to the hard one: every connection is one."""
+    """Raise the soft limit on open files to the hard one: every connection is one.
+
+    The kernel's table of them is made as large as it may soon have to be. Each time it doubles in a process
+    with threads, `accept` waits for a grace period of RCU, 5 to 15 ms, and with it all devices.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError) as error:
             logger.debug("the limit of %d open files stays: %s", soft, error)
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with open(os.devnull, "rb") as file:
+        count = _OPEN_FILES_AT_ONCE if soft == resource.RLIM_INFINITY else min(soft, _OPEN_FILES_AT_ONCE)
+        try:
+            os.close(fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, count - 1))
+        except OSError as error:
+            logger.debug("the table of open files grows when it has to: %s", error)
 
 
 def _ready_fields(config: Config, role: RoleName) -> dict[str, str]:

@@ -10,7 +10,7 @@ from iotmq.mqtt.topic_aliases cimport InboundAliases
 
 cdef class ServerConnection(OutboundHalf):
     cdef PublishSink sink
-    cdef ByteBuffer _input              # a packet that has begun; all input while the session opens
+    cdef ByteBuffer _input              # a packet that has begun; all input while the session opens, or events wait
     cdef AcknowledgementRing _acks      # what the device waits for
     cdef set _qos2_received             # packet ids between PUBLISH and PUBREL; None until the first
     cdef uint32_t _resumed_count        # of those at most, how many came in an earlier connection
@@ -20,6 +20,8 @@ cdef class ServerConnection(OutboundHalf):
     cdef list _events                   # None while there are none
     cdef double _connect_deadline_s
     cdef public uint16_t keep_alive_s   # from CONNECT; the owner may shorten it
+    cdef uint8_t _events_max            # packets are left alone while so many events wait; 0: never
+    cdef uint8_t _is_waiting_for_events # that is so now
     cdef public uint32_t session_expiry_s   # of a device of MQTT 5, from CONNECT; the owner may shorten it
     cdef readonly object close_reason   # None until the connection is to end
     cdef readonly str close_detail
@@ -42,6 +44,7 @@ cdef class ServerConnection(OutboundHalf):
     cdef int _handle_disconnect(self, bytes body) except -1
     cdef int _handle_auth(self, bytes body) except -1
     cdef int _receive_waiting(self) except -1
+    cdef int _receive_behind_events(self) except -1
     cdef int _begin_qos2(self, Publication* publication, uint16_t packet_id) except -1
     cdef int _refuse_payload(self, const Publication* publication) except -1
     cdef int _check_receive_max(self) except -1

@@ -104,6 +104,10 @@ cdef class ServerConnection(OutboundHalf):
                 self._check_first_byte(data[at])
             if self.state == STATE_OPENING:
                 return append(&self._input, data + at, size - at)
+            if self._events_max and self._events is not None and len(self._events) >= self._events_max:
+                self._is_waiting_for_events = True
+            if self._is_waiting_for_events:
+                return append(&self._input, data + at, size - at)
             if not next_packet(&self._input, data, size, &at, self.settings.packet_bytes_max, &packet):
                 return 0
             if self.protocol_level == LEVEL_5 and packet.size + 5 > self.settings.packet_bytes_max:
@@ -370,6 +374,8 @@ cdef class ServerConnection(OutboundHalf):
 
     def receive_eof(self):
         """The device closed its side; a will is due unless DISCONNECT came first."""
+        self._events_max = 0
+        self._receive_behind_events()
         if self.state != STATE_CLOSED:
             self._fail(reason_codes.CONNECTION_LOST, "")
 
@@ -420,10 +426,21 @@ cdef class ServerConnection(OutboundHalf):
         return 0
 
     def events_received(self):
-        """The Connect, Auth, Subscribe, Unsubscribe and Disconnect events since the last call, in order."""
+        """The Connect, Auth, Subscribe, Unsubscribe and Disconnect events since the last call, in order.
+
+        More may be there behind them, when their number had a maximum.
+        """
         events = self._events
         self._events = None
+        self._receive_behind_events()
         return events if events is not None else ()
+
+    cdef int _receive_behind_events(self) except -1:
+        """Handle the input that was kept while events waited."""
+        if self._is_waiting_for_events:
+            self._is_waiting_for_events = False
+            self._receive_waiting()
+        return 0
 
     @property
     def has_events(self):
@@ -459,7 +476,7 @@ cdef class ServerConnection(OutboundHalf):
         return True
 
     cdef int _receive_waiting(self) except -1:
-        """Handle the input that was kept while the connection was opening."""
+        """Handle the input that was kept for a while."""
         cdef ByteBuffer waiting = self._input
         self._input = ByteBuffer(NULL, 0, 0, 0)
         try:

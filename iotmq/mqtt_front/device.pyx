@@ -6,9 +6,10 @@ others, or the subscribers, waiting. Plan: buffered asyncio protocols on uvloop 
 because the core uses up what it gets before it returns. A turn has a number of bytes to give: each device may
 take its share, and one that has used it up is read again in the next turn, so that what was published can
 leave before more comes. CONNECT, SUBSCRIBE and the like, which cost a hundred times as much, have a number of
-their own per turn; a device with more of them is not read until they are done. The number of bytes shrinks while subscribers that still have room take less than they are
-sent, and grows again when they keep up; one whose room is used up is not waited for. Reading stops for longer
-while the group is congested, or while the device does not take its own answers.
+their own per turn; a device with more of them is not read until they are done, nor is more of what was read
+decoded. The number of bytes shrinks while subscribers that still have room take less than they are sent, and
+grows again when they keep up; one whose room is used up is not waited for. Reading stops for longer while the
+group is congested, or while the device does not take its own answers.
 """
 
 from cpython.bytearray cimport PyByteArray_AS_STRING
@@ -35,7 +36,8 @@ cdef enum:
     READ_BYTES_MIN = 1024
     READ_SIZES = 9                  # 1 KiB to 256 KiB
     TURN_BYTES_MIN = 64 * 1024
-    EVENTS_PER_TURN = 32            # a few milliseconds of CONNECT and SUBSCRIBE
+    EVENTS_PER_TURN = 2             # CONNECT and SUBSCRIBE, some 30 us each: a message takes three turns
+    EVENTS_MAX = 8                  # of a device that are decoded and wait
     TURN_BYTES_MAX = 1024 * 1024
 
 
@@ -115,10 +117,10 @@ cdef class DeviceGroup:
         cdef list events
         cdef Py_ssize_t left
         while device._events is not None or device._unhandled is not None:  # opening a session may release input
-            events = device._unhandled or []
+            events = device._unhandled
             device._unhandled = None
-            if device._events is not None:
-                events += device.events_received()
+            if events is None:
+                events = device.events_received()
             left = self._events_left
             if device.state != STATE_CLOSED and len(events) > left:
                 device._unhandled = events[left:]
@@ -226,6 +228,7 @@ cdef class Device(ServerConnection):
 
     def __init__(self, DeviceGroup group not None, ConnectionSettings settings not None, peer=None):
         ServerConnection.__init__(self, settings, group.sink, group.now_s)
+        self._events_max = EVENTS_MAX
         self.group = group
         self.peer = peer
 

@@ -174,6 +174,7 @@ class MqttFront:
             shared=shared,
             rewrites=self._rewrites,
             exclusive=exclusive,
+            loop=loop,
         )
         sessions = ConnectedSessions(
             settings,

@@ -58,6 +58,9 @@ cdef class IndexFile:
         self.slots = slots
         self.entries = entries
         self.segment = Segment(path, 0, size_bytes)
+        if self.segment.allocated_bytes == 0:
+            # Slots are written here and there; those of a file with a past would rather be read in runs.
+            self.segment.page_singly(0)
         self.segment.allocate(INDEX_HEADER_BYTES + <int64_t> slots * INDEX_SLOT_BYTES)
         self.slots_at = self.segment.data + INDEX_HEADER_BYTES
         self.entries_at = self.slots_at + <int64_t> slots * INDEX_SLOT_BYTES
@@ -103,8 +106,6 @@ cdef class IndexFile:
         self.count = 1
         self.used_slots = 0
         self.is_new = True
-        # Slots are written here and there; those of a file with a past would rather be read in runs.
-        self.segment.page_singly(0)
         self.write_header()
 
     def cut(self, int32_t count, timestamp_at=None):

@@ -214,6 +214,23 @@ async def test_a_signal_stops_it_within_two_seconds_with_nothing_lost(
         assert await stored(again.addresses["registry"], "mqtt") == 1
 
 
+def proc_number(process: asyncio.subprocess.Process, file: str, begins: str) -> int:
+    """The first number of a line of the kernel's about a process."""
+    lines = Path(f"/proc/{process.pid}/{file}").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith(begins)]
+    return int(line.removeprefix(begins).split()[0])
+
+
+async def test_connections_do_not_wait_for_the_kernels_table_of_open_files(tmp_path: Path) -> None:
+    """It has room for 65,536 of them from the start, or for as many as there may be."""
+    process, _ = await serve_process(tmp_path)
+    size = proc_number(process, "status", "FDSize:")
+    allowed = proc_number(process, "limits", "Max open files")
+    process.terminate()
+    await process.wait()
+    assert size >= min(allowed, 65_536)
+
+
 async def test_after_kill_9_the_next_start_needs_no_hand(tmp_path: Path) -> None:
     process, addresses = await serve_process(tmp_path)
     for _ in range(5):
