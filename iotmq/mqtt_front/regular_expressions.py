@@ -2,28 +2,30 @@
 
 The engine tries every way in which a pattern can match. With a repetition of what can itself match in several
 ways, such as (a+)+ or (a|ab)*, these are so many that forty characters of a device would keep it busy for
-good. Each other repetition can multiply the work by the length of the text, but for one that ends with its
-level of a topic, such as [^/]+ before a slash. Patterns with too many of either are refused; whoever asks
-bounds the text.
+good. Each other repetition multiplies them by the length of the text, each choice by what there is to choose;
+only one that ends with its level of a topic, such as [^/]+ before a slash, or with the pattern, such as .+ at
+its end, is done in one way. Patterns with too many ways are refused; whoever asks bounds the text.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Final, NamedTuple
 
-# Repetitions without an end that go over more than a level; not to begin with ^ counts as one.
-REPETITIONS_MAX: Final = 3
-# {n,m} up to here is no more than writing the same some times.
-_SMALL_COUNT: Final = 8
+# Ways to match a text, of which the engine tries some tens of millions a second.
+WAYS_MAX: Final = 1 << 18
+
 _COUNT: Final = re.compile(r"\{(\d*)(,?)(\d*)\}")
 # What is repeated within a level, and what stands behind it.
 _IN_LEVEL: Final = re.compile(r"(\[\^/\]|\\d|\\w)$")
 _LEVEL_ENDS: Final = re.compile(r"\)*(/|\$|$)")
+# The same of what takes all that is left.
+_ANYTHING: Final = re.compile(r"(?<!\\)\.$")
+_PATTERN_ENDS: Final = re.compile(r"\)*\$?$")
 
 
-def compile_pattern(pattern: str) -> re.Pattern[str]:
-    """A pattern that takes a bounded time; ValueError says what is wrong with others."""
+def compile_pattern(pattern: str, *, text_characters_max: int) -> re.Pattern[str]:
+    """A pattern that takes a bounded time for texts so long; ValueError says what is wrong with others."""
     try:
         compiled = re.compile(pattern)
     except re.error as error:
@@ -32,13 +34,25 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
         raise ValueError(f"not a regular expression: {error or type(error).__name__}") from None
     if re.search(r"\\[1-9]|\(\?P=", pattern):
         raise ValueError("references to groups within the pattern are not supported")
-    _check_repetitions(pattern)
+    if _ways(pattern, text_characters_max) > WAYS_MAX:
+        raise ValueError(
+            "it can match in too many ways: it may have two repetitions such as (.+), and one at its end, "
+            "but only one when it does not begin with ^, and few choices; of ([^/]+), for a level, any number"
+        )
     return compiled
 
 
-def _check_repetitions(pattern: str) -> None:
-    """Of a pattern that compiles: no repetition of something that can match in several ways, few others."""
-    count = 0 if pattern.startswith("^") else 1
+class _Repetition(NamedTuple):
+    least: int
+    # None: without an end.
+    most: int | None
+    size: int
+
+
+def _ways(pattern: str, text_characters_max: int) -> int:
+    """In how many ways a pattern that compiles can match a text, at most; ValueError for more than that."""
+    is_anchored = pattern.startswith("^")
+    ways = 1
     # Of each group around the place: it can match in several ways.
     ambiguous = [False]
     # What the next repetition repeats.
@@ -48,19 +62,21 @@ def _check_repetitions(pattern: str) -> None:
         char = pattern[at]
         repetition = _repetition(pattern, at)
         if repetition is not None:
-            is_endless, is_open, size = repetition
-            is_in_level = _IN_LEVEL.search(pattern, 0, at) is not None
-            at += size
+            start, at = at, at + repetition.size
             is_possessive = pattern[at : at + 1] == "+"
             at += pattern[at : at + 1] in ("+", "?")
-            if is_endless and is_ambiguous and not is_possessive:
+            if repetition.most != 1 and is_ambiguous and not is_possessive:
                 raise ValueError(
                     "a repetition of something that can match in several ways, such as (a+)+ or (a|ab)*, may "
                     "take for ever; make the inner repetition possessive, as in (?:[^/]++/)+, or do without"
                 )
-            is_in_level = is_in_level and _LEVEL_ENDS.match(pattern, at) is not None
-            count += is_endless and not is_in_level and not is_possessive
-            is_ambiguous = (is_open or is_ambiguous) and not is_possessive
+            most = (
+                text_characters_max if repetition.most is None else min(repetition.most, text_characters_max)
+            )
+            choices = 1 + max(0, most - repetition.least)
+            if not is_possessive and not _is_done_in_one_way(pattern, start, at):
+                ways *= choices
+            is_ambiguous = (choices > 1 or is_ambiguous) and not is_possessive
             ambiguous[-1] |= is_ambiguous
             continue
         is_ambiguous = False
@@ -76,24 +92,29 @@ def _check_repetitions(pattern: str) -> None:
             is_ambiguous = ambiguous.pop()
             ambiguous[-1] |= is_ambiguous
         elif char == "|":
+            is_anchored = is_anchored and len(ambiguous) > 1
             ambiguous[-1] = True
+            ways *= 2
         at += 1
-    if count > REPETITIONS_MAX:
-        raise ValueError(
-            f"more than {REPETITIONS_MAX} repetitions such as (.+), of which not to begin with ^ counts as "
-            "one; those within a level, such as ([^/]+), may be any number"
-        )
+    return ways if is_anchored else ways * text_characters_max
 
 
-def _repetition(pattern: str, at: int) -> tuple[bool, bool, int] | None:
-    """Of the repetition at a place: whether it is long, whether its count is open, and its size."""
+def _is_done_in_one_way(pattern: str, start: int, end: int) -> bool:
+    """Whether the repetition that stands between two places never has to be tried with another count."""
+    if _IN_LEVEL.search(pattern, 0, start):
+        return _LEVEL_ENDS.match(pattern, end) is not None
+    return _ANYTHING.search(pattern, 0, start) is not None and _PATTERN_ENDS.match(pattern, end) is not None
+
+
+def _repetition(pattern: str, at: int) -> _Repetition | None:
+    """The repetition that stands at a place."""
     if pattern[at] in "*+?":
-        return pattern[at] != "?", True, 1
+        return _Repetition(int(pattern[at] == "+"), 1 if pattern[at] == "?" else None, 1)
     found = _COUNT.match(pattern, at)
     if found is None or not (found[1] or found[2]):
         return None
-    least, most = found[1] or "0", found[3] if found[2] else found[1]
-    return not most or int(most) > _SMALL_COUNT, least != most, len(found[0])
+    most = found[3] if found[2] else found[1]
+    return _Repetition(int(found[1] or 0), int(most) if most else None, len(found[0]))
 
 
 def _end_of_class(pattern: str, at: int) -> int:

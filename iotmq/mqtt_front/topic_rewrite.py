@@ -150,7 +150,7 @@ def _compiled(settings: RewriteSettings, where: str) -> _Rule:
             f"{where}.filter = {settings.filter!r}: not an MQTT topic filter (+ and # stand alone, # last)"
         )
     try:
-        pattern = compile_pattern(settings.pattern)
+        pattern = compile_pattern(settings.pattern, text_characters_max=limits.MQTT_REWRITE_TOPIC_BYTES_MAX)
     except ValueError as error:
         raise ConfigError(f"{where}.pattern = {settings.pattern!r}: {error}") from None
     for number in _GROUP.findall(settings.template):

@@ -122,6 +122,25 @@ async def test_a_session_that_comes_back_has_them_once(site: MqttSite) -> None:
     await other.disconnect()
 
 
+async def test_retained_messages_come_as_retain_handling_says(site: MqttSite) -> None:
+    device, other = SessionDevice("d"), SessionDevice("other")
+    await other.connect(site.fronts["plain"], clean_session=True)
+    await other.publish("commands/d/state", b"wanted", is_retained=True)
+    await other.publish("news", b"old", is_retained=True)
+    await device.connect(site.fronts["one"])
+    assert sorted(await device.receives(2)) == [("commands/d/state", b"wanted"), ("news", b"old")]
+    for front in ("two", "one"):
+        await device.drop()
+        device.got.clear()
+        await device.connect(site.fronts[front])
+        assert device.is_present
+        await device.receives(1)
+        await other.publish("news", b"new")
+        assert await device.receives(2) == [("commands/d/state", b"wanted"), ("news", b"new")]
+    await device.disconnect()
+    await other.disconnect()
+
+
 async def test_they_count_as_subscriptions_of_the_session(site: MqttSite) -> None:
     device = SessionDevice("d")
     await device.connect(site.fronts["one"])
