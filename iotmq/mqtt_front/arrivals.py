@@ -152,8 +152,7 @@ class Arrivals:
         except OSError:
             seen = b""
         if not seen:
-            self._forget(arrival)
-            arrival.connection.close()
+            self._left(arrival)
         elif arrival.reader is not None:
             self._read_header(arrival, arrival.reader, seen)
         elif seen[0] != _TLS_HANDSHAKE:
@@ -168,7 +167,11 @@ class Arrivals:
         except ProxyHeaderError as error:
             self._refuse(arrival, "proxy_header", str(error))
             return
-        arrival.connection.recv(size)
+        try:
+            arrival.connection.recv(size)
+        except OSError:  # a reset since the look took it away
+            self._left(arrival)
+            return
         if reader.header is None:
             return
         arrival.header, arrival.reader = reader.header, None
@@ -194,6 +197,11 @@ class Arrivals:
         else:
             arrival.awaited_bytes = size
             arrival.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
+
+    def _left(self, arrival: _Arrival) -> None:
+        """The peer has gone by itself, which is no fault: balancers see like that whether we listen."""
+        self._forget(arrival)
+        arrival.connection.close()
 
     def _overdue(self, arrival: _Arrival) -> None:
         self._refuse(

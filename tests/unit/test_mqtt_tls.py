@@ -8,6 +8,7 @@ import socket
 import ssl
 import time
 import warnings
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -582,6 +583,41 @@ async def test_a_flood_of_handshakes_is_bounded_and_harms_nobody(files: Files) -
             raw.close()
         await soon(lambda: value(front, "handshakes") == 0, "they are over")
         assert await connected(front, files, client_id="new")
+
+
+async def test_a_few_handshakes_begin_in_a_turn_of_the_loop(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(listener(files.server)) as front:
+        loop = asyncio.get_running_loop()
+        turns, is_over = 0, False
+        begun: Counter[int] = Counter()
+
+        def turn() -> None:
+            nonlocal turns
+            turns += 1
+            if not is_over:
+                loop.call_soon(turn)
+
+        starting = arrivals_of(front)._starting
+        start = starting.start
+
+        def counted(*arguments: Any) -> None:
+            begun[turns] += 1
+            start(*arguments)
+
+        monkeypatch.setattr(starting, "start", counted)
+        hello = client_hello()
+        connections = [await raw_connection(front) for _ in range(9)]
+        await soon(lambda: value(front, "arriving") == 9, "they are accepted")
+        for raw in connections:
+            raw.send(hello)
+        turn()
+        await soon(lambda: begun.total() == 9, "all of them have begun")
+        is_over = True
+        assert max(begun.values()) == limits.TLS_HANDSHAKES_PER_TURN
+        for raw in connections:
+            raw.close()
 
 
 async def test_silent_connections_count_among_the_connections(files: Files) -> None:
