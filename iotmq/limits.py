@@ -188,6 +188,8 @@ MQTT_WEBSOCKET_REQUEST_BYTES_MAX: Final = 8 * 1024
 MQTT_WEBSOCKET_PATH_BYTES_MAX: Final = 255
 MQTT_WEBSOCKET_ORIGINS_MAX: Final = 256
 MQTT_WEBSOCKET_ORIGIN_BYTES_MAX: Final = 512
+# Pings that are answered one by one of what was read at once; of more only the last one is.
+MQTT_WEBSOCKET_PONGS_PER_READ_MAX: Final = 16
 # Properties of one MQTT 5 packet: those of a message become properties of its record, where they are longer.
 # Topic aliases cost their topic on each connection, one way from the device, one way to it.
 MQTT_PROPERTIES_BYTES_MAX: Final = 12 * 1024

@@ -47,6 +47,7 @@ cdef enum:
     CODE_INTERNAL_ERROR = 1011
 
 CLOSE_TIMEOUT_S = 1.0
+cdef uint16_t _PONGS_PER_READ_MAX = limits.MQTT_WEBSOCKET_PONGS_PER_READ_MAX
 _READ_BUFFER_BYTES_FIRST = 2048         # picows takes no less
 
 
@@ -102,6 +103,8 @@ cdef class WebSocketLink(WSListener):
     cdef WSTransport _websocket         # picows' around it
     cdef object _close_timer            # None unless the peer's close frame is waited for
     cdef Py_ssize_t _unparsed_bytes     # in picows' buffer: an unfinished frame, or a request
+    cdef bytes _late_ping               # payload of a ping that is answered when all of the read was looked at
+    cdef uint16_t _pongs_left           # pings of this read that are answered at once
     cdef uint16_t _error_code           # the close code for what the peer did wrong; 0 while it did nothing
     cdef uint8_t _is_open               # the request was granted
     cdef uint8_t _is_closing
@@ -143,6 +146,7 @@ cdef class WebSocketLink(WSListener):
     cdef int before_read(self, uint32_t size) except -1:
         self._unparsed_bytes += size
         self._has_data = self._has_control = False
+        self._pongs_left = _PONGS_PER_READ_MAX
         self._device.count_input(size)
         return 0
 
@@ -153,6 +157,9 @@ cdef class WebSocketLink(WSListener):
         # Control frames are no sign of life of the device: MQTT has its own.
         if self._has_data or not self._has_control:
             self._device.last_received_s = self._device.group.now_s
+        if self._late_ping is not None:
+            self._pong(self._late_ping)
+            self._late_ping = None
         if not self._is_open:
             self._check_request()
         elif self._websocket.is_close_frame_sent and not self._is_closing:
@@ -227,9 +234,26 @@ cdef class WebSocketLink(WSListener):
             self._fail(CODE_UNSUPPORTED_DATA, "a text frame")
         else:
             self._has_control = True
-            # The latest ping is the one to be answered [RFC 6455 section 5.5.3]; who does not read gets none.
-            if kind == WSMsgType.PING and not self._device.is_write_paused and not self._transport.is_closing():
-                transport.send_pong(frame.get_payload_as_bytes())
+            if kind == WSMsgType.PING:
+                self._answer_ping(frame)
+
+    cdef int _answer_ping(self, WSFrame frame) except -1:
+        """A pong each for some pings of a read; of more for the last one alone, as RFC 6455 section 5.5.3 allows.
+
+        Each is a system call, and a peer may send thousands at once.
+        """
+        if self._pongs_left:
+            self._pongs_left -= 1
+            self._pong(frame.get_payload_as_bytes())
+        else:
+            self._late_ping = frame.get_payload_as_bytes()
+        return 0
+
+    cdef int _pong(self, bytes payload) except -1:
+        # Who does not read gets none.
+        if not self._device.is_write_paused and not self.is_closing():
+            self._websocket.send_pong(payload)
+        return 0
 
     cdef int _peer_closes(self, WSFrame frame) except -1:
         cdef int code = frame.get_close_code()

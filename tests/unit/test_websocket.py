@@ -342,6 +342,19 @@ async def test_pings_are_answered(site: Site) -> None:
     assert await peer.frame() == (PONG, b"p" * 125)
 
 
+async def test_many_pings_at_once_cost_few_answers(site: Site) -> None:
+    """Each answer is a system call; the last ping is always answered."""
+    peer = await connected(site)
+    most = limits.MQTT_WEBSOCKET_PONGS_PER_READ_MAX
+    for count, answered in ((most, most), (most + 1, most + 1), (150, most + 1)):
+        # Small enough for one read.
+        peer.send(b"".join(frame(b"%d" % number, opcode=PING) for number in range(count)))
+        pongs = [await peer.frame() for _ in range(answered)]
+        assert pongs == [(PONG, b"%d" % number) for number in [*range(answered - 1), count - 1]]
+    peer.send(frame(packets.PINGREQ_PACKET))
+    assert await peer.frame() == (BINARY, PINGRESP)
+
+
 async def test_pings_are_no_sign_of_life_of_the_device(site: Site) -> None:
     peer = await connected(site, connect_packet("d", keep_alive_s=10))
     for _ in range(4):
