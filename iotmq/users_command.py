@@ -189,7 +189,7 @@ def _read(path: Path) -> Users:
 
 def _prepared_name(name: str) -> str:
     """As the file has it."""
-    from iotmq.mqtt_front.saslprep import saslprep
+    from iotmq.mqtt.saslprep import saslprep
     from iotmq.mqtt_front.users_file import checked_name
 
     try:

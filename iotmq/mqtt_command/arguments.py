@@ -110,6 +110,11 @@ def _add_session_options(command: argparse.ArgumentParser) -> None:
 def _add_account_options(command: argparse.ArgumentParser) -> None:
     account = command.add_argument_group("account")
     account.add_argument("-u", "--username", metavar="NAME")
+    account.add_argument(
+        "--auth-method",
+        choices=("SCRAM-SHA-256",),
+        help="prove the password without sending it, and have the server prove that it knows it",
+    )
     secret = account.add_mutually_exclusive_group()
     secret.add_argument("-P", "--pw", "--password", dest="password", help="others can see it: prefer a file")
     secret.add_argument("--password-file", metavar="FILE", help="its first line is the password; - is stdin")

@@ -7,7 +7,9 @@ import getpass
 import os
 import ssl
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -15,7 +17,8 @@ from iotmq.errors import ClientError, ConfigError
 from iotmq.mqtt.packets import PROTOCOL_LEVEL_5, Will
 from iotmq.mqtt.properties import NO_PROPERTIES, Properties
 from iotmq.mqtt_client.address import DEFAULT_PORTS, Address, ParsedUrl, parse_url
-from iotmq.mqtt_client.settings import MqttClientSettings, new_client_id
+from iotmq.mqtt_client.scram import ScramAuthenticator
+from iotmq.mqtt_client.settings import Authenticator, MqttClientSettings, new_client_id
 from iotmq.mqtt_client.tls import TlsOptions
 from iotmq.mqtt_command.arguments import NEVER
 from iotmq.mqtt_command.property_options import read_properties
@@ -46,7 +49,7 @@ def read_shared_options(options: argparse.Namespace) -> SharedOptions:
     server = _server(options)
     session = _session(options, properties.get("connect", NO_PROPERTIES))
     connect = properties.get("connect", NO_PROPERTIES)
-    user_name = options.username if options.username is not None else server.user_name
+    account = _account(options, server)
     try:
         settings = MqttClientSettings(
             address=server.address,
@@ -56,8 +59,9 @@ def read_shared_options(options: argparse.Namespace) -> SharedOptions:
             session_expiry_s=session.expiry_s,
             ends_session=session.is_ended,
             keep_alive_s=options.keepalive,
-            user_name=user_name,
-            password=_password(options, server.password),
+            user_name=account.user_name,
+            password=account.password,
+            authenticator=account.authenticator,
             will=_will(options, properties.get("will", NO_PROPERTIES)),
             connect_properties=Properties(
                 user_properties=connect.user_properties,
@@ -152,6 +156,29 @@ def _client_id(options: argparse.Namespace) -> str:
     if options.is_kept:
         raise ConfigError("-c keeps the session of an id: name it with -i")
     return new_client_id()
+
+
+class _Account(NamedTuple):
+    user_name: str | None
+    password: bytes | None
+    authenticator: Callable[[], Authenticator] | None = None
+
+
+def _account(options: argparse.Namespace, server: ParsedUrl) -> _Account:
+    """With an authentication method CONNECT has neither name nor password: the exchange has."""
+    user_name = options.username if options.username is not None else server.user_name
+    password = _password(options, server.password)
+    if options.auth_method is None:
+        return _Account(user_name, password)
+    if user_name is None or password is None:
+        raise ConfigError("--auth-method needs -u and a password: -P or --password-file")
+    if options.level != PROTOCOL_LEVEL_5:
+        raise ConfigError("--auth-method is there with MQTT 5: leave -V away")
+    try:
+        ScramAuthenticator(user_name, password)
+    except ClientError as error:
+        raise ConfigError(f"-u {user_name}: {error}") from None
+    return _Account(None, None, partial(ScramAuthenticator, user_name, password))
 
 
 def _password(options: argparse.Namespace, of_url: bytes | None) -> bytes | None:

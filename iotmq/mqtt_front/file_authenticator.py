@@ -14,11 +14,11 @@ from iotmq import limits
 from iotmq.errors import ConfigError
 from iotmq.metrics import Metric
 from iotmq.mqtt.reason_codes import BAD_USER_NAME_OR_PASSWORD, NOT_AUTHORIZED, SERVER_BUSY
+from iotmq.mqtt.saslprep import saslprep
 from iotmq.mqtt_front import scram, users_file
 from iotmq.mqtt_front.authentication_settings import AuthenticationSettings
 from iotmq.mqtt_front.authenticator import Accepted, Credentials, Question, Refused
 from iotmq.mqtt_front.password_checks import PasswordChecks
-from iotmq.mqtt_front.saslprep import saslprep
 from iotmq.mqtt_front.users_file import UsersFileError
 from iotmq.watched_file import WatchedFiles
 

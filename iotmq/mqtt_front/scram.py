@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from iotmq import limits
-from iotmq.mqtt_front.saslprep import saslprep
+from iotmq.mqtt.saslprep import saslprep
 
 METHOD: Final = "SCRAM-SHA-256"
 SALT_BYTES: Final = 16

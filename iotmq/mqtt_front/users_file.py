@@ -23,7 +23,7 @@ from typing import Final
 
 from iotmq import limits
 from iotmq.errors import IotmqError
-from iotmq.mqtt_front.saslprep import saslprep
+from iotmq.mqtt.saslprep import saslprep
 from iotmq.mqtt_front.scram import METHOD, Verifier, parse_verifier
 from iotmq.store.private_file import write_private
 

@@ -10,12 +10,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from certificates import make_certificate, make_root
 from cutting_proxy import CuttingProxy
 from eventually import eventually
-from gateway_process import ROOT, GatewayProcess
+from gateway_process import ROOT, GatewayProcess, free_port
 from mosquitto_broker import PROGRAM, MosquittoBroker
+
+from iotmq.setting_text import toml_value
 
 pytestmark = [
     pytest.mark.interop,
@@ -360,3 +364,62 @@ def test_accounts_of_mosquitto(tmp_path: Path) -> None:
             done = subprocess.run(wrong, capture_output=True, cwd=ROOT, timeout=60, check=False)
             assert done.returncode == 1
             assert b"-u and -P" in done.stderr
+
+
+# Transports of our gateway ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def own_listeners(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[str, ...]]]:
+    """What to say to reach a gateway, by transport; ann has to prove her password there."""
+    directory = tmp_path_factory.mktemp("listeners")
+    (directory / "secret").write_text("s\u00e4cret\n")
+    users = str(directory / "users")
+    run("users", "add", "ann", "--password-file", str(directory / "secret"), "--file", users)
+    root = make_root(directory)
+    server = make_certificate(directory, root)
+    files = [{"certificate_file": server.certificate, "key_file": server.key}]
+    ports = {name: free_port() for name in ("tls", "ws", "wss")}
+    listeners: list[dict[str, Any]] = [
+        {"name": name, "transport": name, "listen_port": number} for name, number in ports.items()
+    ]
+    for listener in listeners:
+        if listener["name"] != "ws":
+            listener["certificates"] = files
+    socket_path = str(directory / "mqtt.sock")
+    listeners.append({"name": "unix", "transport": "unix", "socket_path": socket_path})
+    settings = (f"mqtt.listeners={toml_value(listeners)}", f"mqtt.authentication.users_file={users}")
+    trust = ("--cafile", root.certificate)
+    account = ("-u", "ann", "--password-file", str(directory / "secret"))
+    with GatewayProcess(directory / "data", *settings) as gateway:
+        yield {
+            "tcp": ("-p", str(gateway.mqtt_port), *account),
+            "tls": ("-p", str(ports["tls"]), *trust, *account),
+            "ws": ("-L", f"ws://127.0.0.1:{ports['ws']}/mqtt", *account),
+            "wss": ("-L", f"wss://localhost:{ports['wss']}/mqtt", *trust, *account),
+            "unix": ("--unix", socket_path, *account),
+        }
+
+
+@pytest.mark.parametrize("transport", ["tcp", "tls", "ws", "wss", "unix"])
+def test_every_transport_of_the_gateway_with_scram(
+    own_listeners: dict[str, tuple[str, ...]], transport: str
+) -> None:
+    words = (*own_listeners[transport], "--auth-method", "SCRAM-SHA-256")
+    payload = b"x" * 100_000
+    run("pub", *words, "-t", f"via/{transport}", "-r", "-q", "2", "-s", data=payload)
+    assert run("sub", *words, "-t", f"via/{transport}", "-q", "2", "-C", "1", "-W", "30") == payload + b"\n"
+
+
+@pytest.mark.parametrize("method", [(), ("--auth-method", "SCRAM-SHA-256")])
+def test_a_wrong_password_is_refused(
+    own_listeners: dict[str, tuple[str, ...]], method: tuple[str, ...]
+) -> None:
+    where = own_listeners["tcp"][:2]
+    run("pub", *own_listeners["tcp"], *method, "-t", "t", "-m", "x", "-q", "1")
+    done = subprocess.run(
+        [*IOTMQ, "pub", *where, *method, "-u", "ann", "-P", "wrong", "-t", "t", "-m", "x"],
+        capture_output=True, cwd=ROOT, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert b"-u and -P" in done.stderr

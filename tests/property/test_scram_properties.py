@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scram_client import ScramClient
 
-from iotmq.mqtt_front.saslprep import saslprep
+from iotmq.mqtt.saslprep import saslprep
 from iotmq.mqtt_front.scram import ScramError, ScramExchange, make_verifier, parse_verifier
 from iotmq.mqtt_front.users_file import UsersFileError, parse_users, with_users, without_user
 

@@ -159,6 +159,8 @@ def test_the_window_is_what_servers_are_known_to_take() -> None:
         (("pub", "-n", "-t", "a", "-D", "publish", "message-expiry-interval", "x"), "message-expiry"),
         (("pub", "-n", "-t", "a", "-D", "publish", "payload-format-indicator", "2"), "between 0 and 1"),
         (("pub", "-n", "-t", "a", *("-D", "publish", "content-type", "x") * 2), "once"),
+        (("pub", "-n", "-t", "a", "--auth-method", "SCRAM-SHA-256"), "-u"),
+        (("pub", "-n", "-t", "a", "--auth-method", "SCRAM-SHA-256", "-u", "x", "-P", "y", "-V", "311"), "-V"),
         (("sub",), "-t"),
         (("sub", "-t", "a/#/b"), "-t a/#/b"),
         (("sub", "-t", "a", "-T", "a+"), "-T a+"),

@@ -9,7 +9,7 @@ import pytest
 from scram_client import ScramClient
 
 from iotmq import limits
-from iotmq.mqtt_front.saslprep import saslprep
+from iotmq.mqtt.saslprep import saslprep
 from iotmq.mqtt_front.scram import (
     ScramError,
     ScramExchange,
