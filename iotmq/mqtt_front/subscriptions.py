@@ -185,7 +185,8 @@ class Subscriptions:
                 granted.codes.append(reason_codes.QUOTA_EXCEEDED.v5_code)
                 continue
             count += not is_known
-            options = _stored_options(asked, event.identifier) | known.get(topic_filter, 0) & EXCLUSIVE
+            former = granted.filters.get(topic_filter, known.get(topic_filter, 0))
+            options = _stored_options(asked, event.identifier) | former & EXCLUSIVE
             granted.codes.append(options & 3)
             granted.filters[topic_filter] = options
             if _wants_retained(asked, is_known=is_known):

@@ -80,6 +80,17 @@ async def test_one_session_at_a_time_has_a_filter_and_gives_it_back(site: MqttSi
     await two.disconnect()
 
 
+async def test_a_filter_asked_for_twice_is_given_back_once(site: MqttSite) -> None:
+    one, two = await connected(site, "one", "one"), await connected(site, "two", "two")
+    assert await one.subscribe(("$exclusive/a/#", 1), ("a/#", 0)) == [1, 0]
+    assert await one.subscribe(("a/#", 1)) == [1], "other options, and its own still"
+    assert await two.subscribe(("$exclusive/a/#", 1)) == TAKEN
+    await one.unsubscribe("a/#")
+    await gets(two, [1])
+    await one.disconnect()
+    await two.disconnect()
+
+
 async def test_mqtt_5_is_told_that_a_quota_is_exceeded(site: MqttSite) -> None:
     one = await connected(site, "one", "one")
     assert await one.subscribe(("$exclusive/a", 0)) == [0]
