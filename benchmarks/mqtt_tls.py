@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -34,6 +34,8 @@ GOAL_PER_S: Final = 1_000
 _BASE_CONNECTIONS: Final = 100
 _AT_A_TIME: Final = 16
 _TIMEOUT_S: Final = 30.0
+#: Without TLS, with a full handshake, with one that resumes, with one where the device has a certificate.
+KINDS: Final = ("plain", "full", "resumed", "client")
 _PING_INTERVAL_S: Final = 0.002
 _FLOOD_S: Final = 4.0
 
@@ -66,20 +68,21 @@ def make_certificate(directory: Path) -> Files:
 
 
 @contextmanager
-def iotmq(core: int, files: Files) -> Iterator[tuple[peers.Server, int]]:
-    """A gateway and its port for TLS."""
+def iotmq(core: int, files: Files, *, asks: bool = False) -> Iterator[tuple[peers.Server, int]]:
+    """A gateway and its port for TLS; with `asks` for devices that have a certificate, too."""
     (port,) = peers.free_ports(1)
+    client = f', client_ca_file = "{files.certificate}", client_identity = "cn"' if asks else ""
     listener = (
         f'[{{name = "safe", transport = "tls", listen_port = {port}, certificates = '
-        f'[{{certificate_file = "{files.certificate}", key_file = "{files.key}"}}]}}]'
+        f'[{{certificate_file = "{files.certificate}", key_file = "{files.key}"}}]{client}}}]'
     )
     with peers.iotmq(core=core, settings={"mqtt.listeners": listener}) as server:
         yield server, port
 
 
 @contextmanager
-def mosquitto(core: int, files: Files) -> Iterator[tuple[peers.Server, int]]:
-    """Mosquitto and its port for TLS."""
+def mosquitto(core: int, files: Files, *, asks: bool = False) -> Iterator[tuple[peers.Server, int]]:
+    """Mosquitto and its port for TLS, likewise."""
     (port,) = peers.free_ports(1)
     more = [
         # As another user it could not read the key.
@@ -88,6 +91,8 @@ def mosquitto(core: int, files: Files) -> Iterator[tuple[peers.Server, int]]:
         f"certfile {files.certificate}",
         f"keyfile {files.key}",
     ]
+    if asks:
+        more += [f"cafile {files.certificate}", "require_certificate true", "use_identity_as_username true"]
     with peers.mosquitto(core=core, more=more) as server:
         yield server, port
 
@@ -148,17 +153,21 @@ def cost(server: peers.Server, port: int, connect: Connect, connections: int, *,
 
 
 def measure(
-    start: Callable[[int, Files], object], core: int, files: Files, connections: int
+    start: Callable[..., AbstractContextManager[tuple[peers.Server, int]]],
+    core: int,
+    files: Files,
+    connections: int,
 ) -> dict[str, Cost]:
     """Each kind of connection on a fresh server, so that none has memory another left."""
     found = {}
-    for name in ("plain", "full", "resumed"):
+    for name in KINDS:
         context = ssl.create_default_context(cafile=files.certificate)
-        with start(core, files) as (server, port):  # type: ignore[attr-defined]
+        context.load_cert_chain(*files)
+        with start(core, files, asks=name == "client") as (server, port):
             connect: Connect
             if name == "plain":
                 port, connect = server.port, connect_plain
-            elif name == "full":
+            elif name in ("full", "client"):
                 connect = partial(connect_by_tls, context)
             else:
                 connect = partial(connect_again, context, [])
@@ -224,7 +233,7 @@ def main() -> None:
             rounds["mosquitto"].append(measure(mosquitto, core, files, connections))
         floods = beside_a_flood(core, load_core, files)
     for name, found in rounds.items():
-        for kind in ("plain", "full", "resumed"):
+        for kind in KINDS:
             cpu_us = median(one[kind].cpu_us for one in found)
             handshake_us = cpu_us - median(one["plain"].cpu_us for one in found)
             memory = median(one[kind].memory_bytes for one in found)
