@@ -69,6 +69,8 @@ def _check(topic_filter: str, options: int, where: str) -> None:
             topics.split_shared(plain)
             if options & 4:
                 raise ValueError("no_local is not for shared subscriptions")
+        if topics.is_exclusive(plain):
+            topics.split_exclusive(plain)
         if not topics.is_valid_filter(plain) or not plain.isprintable():
             raise ValueError("not an MQTT topic filter (+ and # stand alone, # last)")
         if plain.count("/") >= limits.MQTT_TOPIC_LEVELS_MAX:

@@ -268,7 +268,7 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str,
         Meta(
             max_length=limits.MQTT_SERVER_REFERENCE_CHARACTERS_MAX,
-            pattern=r"^[^\x00-\x1f\x7f]*$",
+            pattern=r"^[^\x00-\x1f\x7f]*\Z",
             description=(
                 "Where devices of MQTT 5 are sent (0x9C) that this front end does not take, such as "
                 "other:1883: past connections_max, when it stops, and when it is drained. Empty: they are "
