@@ -16,9 +16,9 @@ def event_loop_policy() -> uvloop.EventLoopPolicy:
     return uvloop.EventLoopPolicy()
 
 
-@pytest.mark.parametrize("is_remote", [False, True])
-@pytest.mark.parametrize("is_kept", [False, True])
-@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize(
+    ("is_remote", "is_kept", "qos"), [(False, False, 1), (True, True, 1), (False, True, 2), (True, False, 2)]
+)
 async def test_a_device_of_3_1_1_holds_no_more_than_the_window(
     tmp_path: Path, is_remote: bool, is_kept: bool, qos: int
 ) -> None:
