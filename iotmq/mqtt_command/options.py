@@ -24,6 +24,7 @@ from iotmq.mqtt_command.arguments import NEVER
 from iotmq.mqtt_command.property_options import read_properties
 
 _TLS_VERSIONS: Final = {"tlsv1.2": ssl.TLSVersion.TLSv1_2, "tlsv1.3": ssl.TLSVersion.TLSv1_3}
+_TEXT_BYTES_MAX: Final = 65_535
 # How long a server keeps the session of a command that has lost its connection, for what is in flight.
 _OUTAGE_S: Final = 60
 
@@ -43,6 +44,7 @@ class SharedOptions:
 
 def read_shared_options(options: argparse.Namespace) -> SharedOptions:
     """ConfigError names the option that is wrong, and what to do about it."""
+    _check_texts(options)
     properties = read_properties(options.properties)
     if properties and options.level != PROTOCOL_LEVEL_5:
         raise ConfigError("-D: properties are there with MQTT 5: leave -V away")
@@ -80,6 +82,29 @@ def read_shared_options(options: argparse.Namespace) -> SharedOptions:
     except ClientError as error:
         raise ConfigError(str(error)) from None
     return SharedOptions(settings, properties, server.topic)
+
+
+def _check_texts(options: argparse.Namespace) -> None:
+    """Texts of MQTT are UTF-8 and have 65,535 bytes at most; payloads and passwords are bytes."""
+    for name, value in vars(options).items():
+        if name in ("message", "password", "will_payload", "file"):
+            continue
+        words = _words(value)
+        for word in words:
+            try:
+                size = len(word.encode())
+            except UnicodeEncodeError:
+                raise ConfigError(f"{word[:64]!a} is not UTF-8, which texts of MQTT are") from None
+            if size > _TEXT_BYTES_MAX:
+                raise ConfigError(
+                    f"{word[:64]}... has {size} bytes; texts of MQTT have {_TEXT_BYTES_MAX} at most"
+                )
+
+
+def _words(value: object) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    return [word for one in value for word in _words(one)] if isinstance(value, list) else []
 
 
 def _given(**fields: int | None) -> dict[str, Any]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 from mqtt_core import new_connection
 
+from iotmq.mqtt import packets
 from iotmq.mqtt.client_connection import CONNECTED, ClientConnection
 from iotmq.mqtt.client_events import Acknowledged
 from iotmq.mqtt.client_input import ReceivedMessage
@@ -173,3 +176,62 @@ def test_every_message_arrives_whatever_happens_to_connections(
     first_times = list(dict.fromkeys(pair.stored))
     assert [one for one in first_times if one in dict(kept)] == [payload for payload, _ in kept]
     assert pair.received == pair.delivered
+
+
+# Whatever a server sends -------------------------------------------------------------------------------
+
+_FROM_SERVER = [
+    packets.encode_publish("a/b", b"payload", properties=Properties(user_properties=(("a", "b"),))),
+    packets.encode_publish("a/b", b"payload", qos=1, packet_id=3, properties=Properties(topic_alias=1)),
+    packets.encode_publish("", b"payload", qos=2, packet_id=4, properties=Properties(topic_alias=1)),
+    packets.encode_acknowledgement(packets.PUBACK, 1),
+    packets.encode_acknowledgement(packets.PUBREC, 2),
+    packets.encode_acknowledgement(packets.PUBCOMP, 2, 0x92),
+    packets.encode_acknowledgement(packets.PUBREL, 4),
+    packets.encode_suback(3, [1, 0x80], Properties(reason_string="why")),
+    packets.encode_unsuback(4, [0], NO_PROPERTIES),
+    packets.encode_auth(0x18, Properties(authentication_method="M", authentication_data=b"x")),
+    packets.encode_disconnect(0x8B, Properties(server_reference="other")),
+    packets.PINGRESP_PACKET,
+    packets.encode_connack(0, session_present=False, properties=Properties(receive_max=1)),
+]
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> bytes:
+    """Packets of a server, some with a few other bytes in them, or just bytes."""
+    data = bytearray(
+        b"".join(draw(st.lists(st.sampled_from(_FROM_SERVER) | st.binary(max_size=8), max_size=6)))
+    )
+    for _ in range(draw(st.integers(0, 3)) if data else 0):
+        data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
+    return bytes(data)
+
+
+def _client(level: int) -> ClientConnection:
+    """Connected, with messages and questions under way."""
+    method = Properties(authentication_method="M", topic_alias_max=2, packet_bytes_max=1_000)
+    connect = Connect("c", True, 0, None, None, None, level, method if level == 5 else NO_PROPERTIES)
+    client = ClientConnection(ClientSession(), connect, 0.0)
+    told = NO_PROPERTIES if level == 5 else None
+    client.receive_data(packets.encode_connack(0, session_present=False, properties=told), 0.0)
+    for qos in (1, 2):
+        client.publish(OutgoingMessage(_TOPIC, b"", qos=qos))
+    client.subscribe([("a", 1), ("b", 1)])
+    client.unsubscribe(["a"])
+    return client
+
+
+@given(level=st.sampled_from([3, 4, 5]), data=streams(), cuts=st.lists(st.integers(0, 100), max_size=4))
+def test_no_bytes_of_a_server_are_more_than_an_ending(level: int, data: bytes, cuts: list[int]) -> None:
+    """Nothing raises, and pieces mean what the whole means."""
+    whole, pieces = _client(level), _client(level)
+    whole.receive_data(data, 0.0)
+    edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    for begin, end in itertools.pairwise(edges):
+        pieces.receive_data(data[begin:end], 0.0)
+    assert whole.ending == pieces.ending
+    assert list(map(repr, whole.events_received())) == list(map(repr, pieces.events_received()))
+    assert whole.data_to_send(0.0) == pieces.data_to_send(0.0)
+    if whole.ending is not None and not whole.ending.is_by_server:
+        assert whole.ending.code in (0x81, 0x82, 0x94, 0x95)

@@ -108,6 +108,13 @@ def test_a_will_with_its_properties() -> None:
     assert found.settings.will == Will("w", b"gone", 2, True, properties)
 
 
+def test_payloads_and_passwords_are_bytes() -> None:
+    found = shared("-u", "x", "-P", "\udcff", "--will-topic", "w", "--will-payload", "\udcfe")
+    assert found.settings.password == b"\xff"
+    assert found.settings.will is not None
+    assert found.settings.will.payload == b"\xfe"
+
+
 def test_properties_go_where_they_belong() -> None:
     found = shared(
         "-D", "connect", "receive-maximum", "7", "-D", "connect", "user-property", "a", "1",
@@ -161,6 +168,10 @@ def test_the_window_is_what_servers_are_known_to_take() -> None:
         (("pub", "-n", "-t", "a", *("-D", "publish", "content-type", "x") * 2), "once"),
         (("pub", "-n", "-t", "a", "--auth-method", "SCRAM-SHA-256"), "-u"),
         (("pub", "-n", "-t", "a", "--auth-method", "SCRAM-SHA-256", "-u", "x", "-P", "y", "-V", "311"), "-V"),
+        (("pub", "-n", "-t", "a\udcff"), "UTF-8"),
+        (("pub", "-n", "-t", "a" * 65_536), "65535"),
+        (("pub", "-n", "-t", "a", "--will-topic", "\u00e4" * 32_768), "65536 bytes"),
+        (("pub", "-n", "-t", "a", "-D", "publish", "content-type", "\udcff"), "UTF-8"),
         (("sub",), "-t"),
         (("sub", "-t", "a/#/b"), "-t a/#/b"),
         (("sub", "-t", "a", "-T", "a+"), "-T a+"),
