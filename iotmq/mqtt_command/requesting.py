@@ -63,7 +63,6 @@ async def _request(
 ) -> int:
     payload = await given_payload(options)
     token = secrets.token_hex(8)
-    output = OutputWriter(sys.stdout.buffer)
     async with MqttClient(shared.settings, on_change=say) as client:
         response_topic = options.response_topic
         if response_topic is None:
@@ -82,7 +81,8 @@ async def _request(
             properties=properties,
         )
         answer = await _answer(client, properties.correlation_data, has_no_retained=options.has_no_retained)
-        await output.write(write(answer))
+        with OutputWriter(sys.stdout.buffer) as output:
+            await output.write(write(answer))
         client.acknowledge()
     return EXIT_OK
 

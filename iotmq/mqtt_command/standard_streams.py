@@ -10,7 +10,7 @@ import os
 import queue
 import threading
 from collections.abc import AsyncIterator
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, Self
 
 from iotmq.errors import MessageRefusedError
 from iotmq.mqtt.packets import REMAINING_LENGTH_MAX
@@ -85,13 +85,21 @@ async def all_of(stream: BinaryIO) -> bytes:
 
 
 class OutputWriter:
-    """Writes to a stream in a thread of its own."""
+    """Writes to a stream in a thread of its own, from `with` on to its end."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self._loop = asyncio.get_running_loop()
-        self._pieces: queue.SimpleQueue[tuple[bytes, asyncio.Future[None]]] = queue.SimpleQueue()
+        # None is the end.
+        self._pieces: queue.SimpleQueue[tuple[bytes, asyncio.Future[None]] | None] = queue.SimpleQueue()
+
+    def __enter__(self) -> Self:
+        # A daemon, as the reader of standard input: a write may never return.
         threading.Thread(target=self._write_all, name="standard output", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pieces.put(None)
 
     async def write(self, data: bytes) -> None:
         """Returns when it was taken; raises OSError, BrokenPipeError among them."""
@@ -100,8 +108,8 @@ class OutputWriter:
         await done
 
     def _write_all(self) -> None:
-        while True:
-            data, done = self._pieces.get()
+        while (piece := self._pieces.get()) is not None:
+            data, done = piece
             error: OSError | None = None
             try:
                 self._stream.write(data)

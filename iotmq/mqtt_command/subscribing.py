@@ -69,7 +69,6 @@ async def _subscribe(
     say: Callable[[str], None],
 ) -> int:
     selection = Selection(options)
-    output = OutputWriter(sys.stdout.buffer)
     async with MqttClient(shared.settings, on_change=say) as client:
         if options.unsubscribed:
             unsubscribe = shared.properties_of("unsubscribe")
@@ -78,12 +77,13 @@ async def _subscribe(
             await client.subscribe(*filters, properties=shared.properties_of("subscribe"))
         if options.is_ended_after_subscribe or not filters or options.count == 0:
             return EXIT_OK
-        while not selection.is_over:
-            wanted = selection.select(await client.next_batch(selection.missing))
-            if wanted:
-                await output.write(b"".join(map(write, wanted)))
-            if options.remove_retained:
-                await _remove_retained(client, wanted)
+        with OutputWriter(sys.stdout.buffer) as output:
+            while not selection.is_over:
+                wanted = selection.select(await client.next_batch(selection.missing))
+                if wanted:
+                    await output.write(b"".join(map(write, wanted)))
+                if options.remove_retained:
+                    await _remove_retained(client, wanted)
         # What was written is not to come again.
         client.acknowledge()
     return EXIT_OK

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -9,8 +10,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from certificates import make_certificate, make_root
@@ -19,6 +23,7 @@ from eventually import eventually
 from gateway_process import ROOT, GatewayProcess, free_port
 from mosquitto_broker import PROGRAM, MosquittoBroker
 
+from iotmq import cli
 from iotmq.setting_text import toml_value
 
 pytestmark = [
@@ -51,13 +56,25 @@ def port(request: pytest.FixtureRequest) -> int:
     return gateway.mqtt_port
 
 
-def run(*words: str, data: bytes | None = None, expected: int = 0, within_s: float = 60) -> bytes:
-    """A command of ours; its output."""
-    done = subprocess.run(
-        [*IOTMQ, *words], input=data, capture_output=True, cwd=ROOT, timeout=within_s, check=False
-    )
-    assert done.returncode == expected, done.stderr.decode()
-    return done.stdout
+def run(*words: str, data: bytes = b"", expected: int = 0) -> bytes:
+    """A command of ours, in this process; its output."""
+    with (
+        TemporaryFile() as given,
+        TemporaryFile() as output,
+        TemporaryFile() as errors,
+        ExitStack() as streams,
+    ):
+        given.write(data)
+        given.seek(0)
+        for name, file in (("stdin", given), ("stdout", output), ("stderr", errors)):
+            stream = io.TextIOWrapper(file, "utf-8", write_through=True)
+            streams.callback(stream.detach)
+            streams.enter_context(patch.object(sys, name, stream))
+        code = cli.main(words)
+        for file in (output, errors):
+            file.seek(0)
+        assert code == expected, errors.read().decode()
+        return output.read()
 
 
 def run_theirs(*words: str, data: bytes | None = None) -> None:
