@@ -33,6 +33,8 @@ async def chunks_of(stream: BinaryIO) -> AsyncIterator[bytes]:
                 piece = os.read(stream.fileno(), _CHUNK_BYTES)
             except OSError as error:
                 piece = error
+            except ValueError:
+                piece = b""  # closed under our hands: nobody wants more
             try:
                 loop.call_soon_threadsafe(chunks.put_nowait, piece)
             except RuntimeError:
