@@ -85,6 +85,9 @@ class MqttClientSettings:
             raise ClientError("enhanced authentication needs MQTT 5")
         if not self.client_id and self.protocol_level == PROTOCOL_LEVEL_3_1:
             raise ClientError("MQTT 3.1 has no empty client id")
+        is_v5 = self.protocol_level == PROTOCOL_LEVEL_5
+        if not self.client_id and not self.clean_session and not is_v5:  # [MQTT-3.1.3-7]
+            raise ClientError("an empty client id needs a clean session before MQTT 5")
 
     @property
     def window(self) -> int:

@@ -415,6 +415,7 @@ async def test_enhanced_authentication(
         lambda: MqttClientSettings(keep_alive_s=65_536),
         lambda: MqttClientSettings(protocol_level=4, password=b"x"),
         lambda: MqttClientSettings(protocol_level=3, client_id=""),
+        lambda: MqttClientSettings(protocol_level=4, client_id="", clean_session=False),
         lambda: MqttClientSettings(protocol_level=4, authenticator=lambda: Password(b"")),
     ],
 )

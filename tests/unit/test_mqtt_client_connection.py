@@ -188,6 +188,23 @@ def test_the_window_is_the_smaller_of_ours_and_the_servers(receive_max: int | No
     ]
 
 
+@pytest.mark.parametrize("level", [4, 5])
+def test_other_packets_do_not_wait_for_the_window(level: int) -> None:
+    """[MQTT-3.3.4-8]"""
+    bench = opened(level, in_flight_max=1)
+    bench.publish(b"1")
+    bench.publish(b"2")
+    assert bench.types_sent() == [packets.PUBLISH]
+    bench.core.subscribe([("a", 1)])
+    (message,) = bench.receive(encode_publish("a", b"x", qos=1, packet_id=9, properties=bench.of_v5))
+    bench.core.acknowledge(message)
+    bench.core.unsubscribe(["a"])
+    bench.publish(b"3", 0)
+    assert sorted(bench.types_sent()) == sorted(
+        [packets.SUBSCRIBE, PUBACK, packets.UNSUBSCRIBE, packets.PUBLISH]
+    )
+
+
 def test_an_unknown_pubrec_is_answered_so_that_the_server_is_done() -> None:
     bench = opened()
     bench.receive(encode_acknowledgement(PUBREC, 7))
