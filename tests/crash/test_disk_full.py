@@ -136,7 +136,7 @@ def send(gateway: GatewayProcess, body: bytes) -> Command:
         "a": "disk-producer", "b": "Disk", "c": "TBW102", "d": "4", "e": "0", "f": "0",
         "g": "1700000000000", "h": "0", "i": "",
     }  # fmt: skip
-    with BlockingConnection("127.0.0.1", gateway.ports["broker"], timeout_s=10) as connection:
+    with BlockingConnection("127.0.0.1", gateway.ports["broker"], timeout_s=30) as connection:
         return connection.request(Command.request(RequestCode.SEND_MESSAGE_V2, fields, body))
 
 
@@ -159,7 +159,7 @@ async def goes_on(publisher: Publisher) -> None:
 async def pings(gateway: GatewayProcess) -> None:
     """A device that connects now is served, though what it publishes would wait."""
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.mqtt_port)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         writer.write(b"\x10\x0d\x00\x04MQTT\x04\x02\x00\x3c\x00\x01p" + b"\xc0\x00")
         assert await reader.readexactly(6) == b"\x20\x02\x00\x00\xd0\x00"
     writer.close()

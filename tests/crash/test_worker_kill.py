@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from command_load import CommandSender, KeptDevice, Watcher, check_exactly_once, check_received
 from crash_load import BACK_S, SMALL_FILES
-from eventually import eventually
+from eventually import STOP_S, eventually
 from gateway_process import ROOT, GatewayProcess
 
 from iotmq.client import ClientSettings, SyncClient
@@ -213,7 +213,7 @@ def test_workers_do_not_outlive_a_supervisor_that_is_killed(roles: Roles) -> Non
 def test_sigterm_ends_all_of_them_in_time(roles: Roles, devices: list[KeptDevice]) -> None:
     front = roles["front"]
     pids = worker_pids(front)
-    assert front.terminate() < 2.0
+    assert front.terminate() < STOP_S
     assert not any(is_there(pid) for pid in pids.values())
     front.start()
     eventually(lambda: all(device.client.is_connected() for device in devices), "devices are back")

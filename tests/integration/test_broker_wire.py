@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from eventually import STOP_S
 
 from iotmq import limits
 from iotmq.broker.broker import Broker
@@ -27,7 +28,7 @@ from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 
 HOST = encode_host("127.0.0.1", 10911)
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 SEND = {
     "a": "pg",
@@ -239,7 +240,7 @@ async def test_a_stop_finishes_what_was_taken(tmp_path: Path) -> None:
     client = await site.connect()
     taken = [asyncio.ensure_future(send(client, b"%d" % number)) for number in range(20)]
     await until(lambda: site.broker.intake.records_count == 20)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(STOP_S):
         await site.broker.stop()
     assert [(await answer).ext["queueOffset"] for answer in taken] == [str(number) for number in range(20)]
     assert site.store.flushed_position == site.store.appended_position

@@ -183,7 +183,7 @@ async def test_what_became_of_a_message(cluster: Cluster, admin: Admin) -> None:
             "some": TrackState.FILTERED,
             "gone": TrackState.OFFLINE,
         }
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while await states() != wanted:  # noqa: ASYNC110 - offsets are committed now and then
                 await asyncio.sleep(0.02)
     # Offline, and past it.

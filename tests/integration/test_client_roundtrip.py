@@ -57,13 +57,13 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     await cluster.stop()
 
 
-async def until(condition, timeout_s: float = 10.0) -> None:
+async def until(condition, timeout_s: float = 30.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - what is waited for has no event here
             await asyncio.sleep(0.005)
 
 
-async def until_async(ask, timeout_s: float = 10.0) -> None:
+async def until_async(ask, timeout_s: float = 30.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not await ask():  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.005)
@@ -110,7 +110,7 @@ async def read_all(client: IotmqClient, topic: str) -> list[bytes]:
     async with PullConsumer(client) as consumer:
         await consumer.assign(ends)
         await consumer.assign(dict.fromkeys(ends, 0))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while any(consumer.position(queue) < end for queue, end in ends.items()):
                 bodies += [message.body for message in await consumer.poll(timeout_ms=100)]
     return bodies

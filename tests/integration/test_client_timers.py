@@ -71,7 +71,7 @@ async def test_a_message_comes_at_its_time(running: Running) -> None:
         await producer.send(Message("T", b"past", deliver_at_ms=1))
         assert at.recall_handle
         received = []
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(30):
             while len(received) < 3:
                 received += [(message.body, message) for message in await consumer.poll()]
     assert [body for body, _ in received] == [b"past", b"at", b"after"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from eventually import soon
+from eventually import STOP_S, WITHIN_S, soon
 from fake_gateway import RawClient
 
 from iotmq.broker.broker import Broker
@@ -95,14 +95,14 @@ class Site:
     async def start_front(self) -> MqttFront:
         front = MqttFront(MqttSettings(**self.mqtt), self.gateway())
         self.fronts.append(front)
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(WITHIN_S):
             await front.start()
         await soon(lambda: front.not_ready_reason is None, "front end is ready")
         return front
 
     async def stop(self) -> None:
         for front in self.fronts:
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(STOP_S):
                 await front.stop()
         await self.stop_broker()
         await self.registry.stop()
@@ -117,7 +117,7 @@ class Site:
         found: list[ReceivedMessage] = []
         async with self.client() as client, PullConsumer(client) as consumer:
             await consumer.assign(await consumer.queues(topic, timeout_ms=10_000))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(WITHIN_S):
                 while len(found) < count:
                     found += await consumer.poll(timeout_ms=1_000)
         assert len(found) == count
@@ -413,7 +413,7 @@ async def stored_at_least(site: Site, topic: str, payloads: list[bytes]) -> list
     found: list[ReceivedMessage] = []
     async with site.client() as client, PullConsumer(client) as consumer:
         await consumer.assign(await consumer.queues(topic, timeout_ms=10_000))
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(WITHIN_S):
             while not {message.body for message in found} >= set(payloads):
                 found += await consumer.poll(timeout_ms=1_000)
     return found
@@ -469,7 +469,7 @@ async def test_a_stop_of_the_front_end_leaves_the_broker_without_its_filters(tmp
         assert await client.subscribe(("a", 0), ("b/#", 1)) == [0, 1]
         assert site.broker.delivery.filter_count == 2
         site.fronts.clear()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(STOP_S):
             await front.stop()
         await soon(lambda: site.broker.delivery.channel_count == 0, "the channel is closed")
         assert site.broker.delivery.filter_count == 0

@@ -17,7 +17,7 @@ from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 
 HOST = encode_host("127.0.0.1", 10911)
-WAIT_S = 10.0
+WAIT_S = 30.0
 SEND = {"a": "pg", "b": "T", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1", "h": "0", "i": ""}
 PULL = {
     "consumerGroup": "g", "topic": "T", "queueId": "0", "queueOffset": "0", "maxMsgNums": "32",

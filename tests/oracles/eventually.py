@@ -12,6 +12,8 @@ T = TypeVar("T")
 STEP_S = 0.02
 # What a condition may take on a busy machine: nobody waits so long for one that holds.
 WITHIN_S = 30.0
+# What a stop may take there: its own limits add up to less than two seconds.
+STOP_S = 10.0
 
 
 def eventually(

@@ -321,7 +321,7 @@ class RawClient:
     """An MQTT client of bare packets on a real socket; every read has a time limit."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.wait_s = 10.0
+        self.wait_s = 30.0
         self._reader = reader
         self._writer = writer
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from eventually import eventually
+from eventually import WITHIN_S, eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -120,7 +120,7 @@ class GatewayProcess:
         process.wait()
         self.process = None
 
-    def terminate(self, *, within_s: float = 5.0) -> float:
+    def terminate(self, *, within_s: float = WITHIN_S) -> float:
         """SIGTERM; returns the seconds until it was gone. Fails when it ends with an error."""
         process = self._running()
         began_s = time.monotonic()

@@ -37,7 +37,7 @@ def read_topic(registry: str, topic: str) -> dict[int, list[StoredMessage]]:
     queues: dict[int, list[StoredMessage]] = {}
     for address, count in _route(registry, topic):
         host, _, port = address.rpartition(":")
-        with BlockingConnection(host, int(port), timeout_s=10) as broker:
+        with BlockingConnection(host, int(port), timeout_s=30) as broker:
             for queue_id in range(count):
                 queues[queue_id] = _read_queue(broker, topic, queue_id)
     return queues
@@ -50,7 +50,7 @@ def read_bodies(registry: str, topic: str) -> list[bytes]:
 
 def _route(registry: str, topic: str) -> list[tuple[str, int]]:
     host, _, port = registry.rpartition(":")
-    with BlockingConnection(host, int(port), timeout_s=10) as connection:
+    with BlockingConnection(host, int(port), timeout_s=30) as connection:
         answer = connection.request(Command.request(RequestCode.GET_ROUTE_INFO_BY_TOPIC, {"topic": topic}))
     if answer.code == ResponseCode.TOPIC_NOT_EXIST:
         return []

@@ -99,7 +99,7 @@ class FrontEnd:
             held=list(held),
         )
         self.port.join_shares(None, [wanted], future.set_result)
-        (outcome,) = await asyncio.wait_for(future, 5)
+        (outcome,) = await asyncio.wait_for(future, 30)
         return outcome
 
     def report(self, member: int, *done: int, limit: int = 0) -> None:
@@ -116,7 +116,7 @@ class FrontEnd:
         return future
 
     async def open(self, client_id: str, **words: Any) -> OpenedSession:
-        opened = await asyncio.wait_for(self.begin_open(client_id, **words), 5)
+        opened = await asyncio.wait_for(self.begin_open(client_id, **words), 30)
         assert isinstance(opened, OpenedSession), opened
         return opened
 
@@ -130,19 +130,19 @@ class FrontEnd:
             SubscribeRequest(client_id=client_id, epoch=epoch, subscriptions=[(name, 1) for name in filters]),
             future.set_result,
         )
-        return await asyncio.wait_for(future, 5)
+        return await asyncio.wait_for(future, 30)
 
     async def unsubscribe(self, client_id: str, epoch: int, *filters: str) -> Refused | None:
         future: asyncio.Future[Refused | None] = asyncio.get_running_loop().create_future()
         self.port.unsubscribe(
             UnsubscribeRequest(client_id=client_id, epoch=epoch, filters=list(filters)), future.set_result
         )
-        return await asyncio.wait_for(future, 5)
+        return await asyncio.wait_for(future, 30)
 
     async def progress(self, *changes: SessionProgress) -> Refused | None:
         future: asyncio.Future[Refused | None] = asyncio.get_running_loop().create_future()
         self.port.progress(changes, future.set_result)
-        return await asyncio.wait_for(future, 5)
+        return await asyncio.wait_for(future, 30)
 
     def close(self, client_id: str, epoch: int, *, expiry_s: int = 60, drops_will: bool = True) -> None:
         self.port.close_session(

@@ -20,7 +20,7 @@ from iotmq.registry.settings import RegistrySettings
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 
-WAIT_S = 15.0
+WAIT_S = 30.0
 
 
 class SmallCluster:

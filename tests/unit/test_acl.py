@@ -453,7 +453,7 @@ class Changes:
         except RequestError as error:
             return request.reply(error.code, remark=str(error))
         if response is None:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 response = await self.connection.replies.get()
         return response
 

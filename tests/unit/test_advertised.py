@@ -21,7 +21,7 @@ from iotmq.store.store import Store
 
 # Addresses for documents (RFC 5737): no machine has them.
 FOREIGN = "192.0.2.1"
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 @pytest.fixture(autouse=True)

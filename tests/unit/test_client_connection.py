@@ -17,7 +17,7 @@ from iotmq.remoting.connection import ClientConnection
 from iotmq.remoting.server import RemotingServer, ServerConnection
 from iotmq.remoting.traffic import Traffic
 
-WAIT_S = 5.0
+WAIT_S = 30.0
 ECHO, HOLD, CLOSE, SINK = 1, 2, 3, 4
 
 

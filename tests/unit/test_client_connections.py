@@ -57,7 +57,7 @@ async def started(*roles):
             await role.stop()
 
 
-async def until(condition, timeout_s: float = 5.0) -> None:
+async def until(condition, timeout_s: float = 30.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - conditions of a fake have no event to wait for
             await asyncio.sleep(0.002)

@@ -68,7 +68,7 @@ async def consumer_of(*brokers: FakeBroker, **settings):
 
 async def bodies_until(consumer: PullConsumer, count: int, **options) -> list[bytes]:
     bodies: list[bytes] = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while len(bodies) < count:
             bodies += [message.body for message in await consumer.poll(**options)]
     return bodies

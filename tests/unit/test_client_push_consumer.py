@@ -6,6 +6,7 @@ import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
+from eventually import STOP_S
 from fake_broker import CLOSE, FakeBroker, FakeRegistry
 
 from iotmq.client.client import IotmqClient
@@ -68,7 +69,7 @@ async def running(*brokers: FakeBroker):
             await role.stop()
 
 
-async def until(condition, timeout_s: float = 5.0) -> None:
+async def until(condition, timeout_s: float = 30.0) -> None:
     """Wait for something another task does; fails the test instead of hanging it."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - conditions of a fake have no event to wait for
@@ -515,7 +516,7 @@ async def test_stopping_does_not_wait_forever() -> None:
     async with running(broker) as cluster:
         consumer = await cluster.consumer(listen, stop_timeout_ms=20)
         await began.wait()
-        await asyncio.wait_for(consumer.stop(), 2)
+        await asyncio.wait_for(consumer.stop(), STOP_S)
     assert broker.offsets.get(("cg", "T", 0), 0) == 0
 
 

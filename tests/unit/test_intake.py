@@ -263,7 +263,7 @@ async def test_flushes_reported_from_a_thread_reach_the_loop(sync_bench: Bench) 
     sync_bench.intake.add_confirmed_listener(finished.set)
     sync_bench.append()
     await asyncio.to_thread(sync_bench.store.flush)
-    await asyncio.wait_for(finished.wait(), 5)
+    await asyncio.wait_for(finished.wait(), 30)
     assert sync_bench.codes() == [0]
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import uvloop
-from eventually import soon
+from eventually import STOP_S, soon
 from fake_gateway import RawClient, connect_packet, split_output
 from front_site import Site, running
 
@@ -586,7 +586,7 @@ async def test_a_port_that_is_taken_is_an_error_and_leaves_no_gateway_behind(sit
 
 
 async def stop_in_time(site: Site) -> None:
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(STOP_S):
         await site.stop()
 
 

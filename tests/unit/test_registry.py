@@ -21,7 +21,7 @@ from iotmq.remoting.codes import RequestCode, ResponseCode, Serialize
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
 
-WAIT_S = 5.0
+WAIT_S = 30.0
 SETTINGS = RegistrySettings(listen_port=0)
 ADDRESS = "10.0.0.1:10911"
 

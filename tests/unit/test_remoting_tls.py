@@ -31,7 +31,7 @@ from iotmq.remoting.tls_context import CertificateFiles, ContextSettings
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command is not there")
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 LARGE_BYTES = 3 * 1024 * 1024
 
 

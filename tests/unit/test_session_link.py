@@ -97,7 +97,7 @@ class Site:
         self.link.open_session(
             OpenRequest(client_id=client_id, is_clean=False, expiry_s=9, will=None), future.set_result
         )
-        return await asyncio.wait_for(future, 5)
+        return await asyncio.wait_for(future, 30)
 
     def read(self) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -162,7 +162,7 @@ async def test_answers_that_make_no_sense_refuse_what_was_asked(site: Site, body
 )
 async def test_reads_that_make_no_sense_are_refused(site: Site, ext: dict[str, str], body: bytes) -> None:
     site.broker.answers[RequestCode.READ_LIGHT_QUEUE] = (0, ext, body)
-    assert isinstance(await asyncio.wait_for(site.read(), 5), Refused)
+    assert isinstance(await asyncio.wait_for(site.read(), 30), Refused)
     assert site.link.malformed_total == 1
 
 
@@ -173,7 +173,7 @@ async def test_records_are_cut_by_their_sizes_and_limits_are_kept_to(site: Site)
         {"nextPosition": "9", "isEnd": "true"},
         record * 2,
     )
-    found = await asyncio.wait_for(site.read(), 5)
+    found = await asyncio.wait_for(site.read(), 30)
     assert found == QueueRecords([record, record], 9, True)
     (asked,) = [each for each in site.broker.asked if each.code == RequestCode.READ_LIGHT_QUEUE]
     assert asked.ext["maxNums"] == str(limits.QUEUE_READ_RECORDS_MAX)
@@ -197,7 +197,7 @@ async def test_what_is_under_way_when_the_broker_goes_is_refused_but_reads_wait(
     site.listener.told.clear()
     site.broker.connections[-1].abort("test")
     assert isinstance(await opening, Refused)
-    assert await asyncio.wait_for(read, 5) == QueueRecords([], 9, True)
+    assert await asyncio.wait_for(read, 30) == QueueRecords([], 9, True)
     assert site.listener.told == [[3], "ready"], "behind first, then back"
     (claims,) = site.broker.bodies(RequestCode.CLAIM_SESSIONS)
     assert [claim[:2] for claim in claims] == [["c", 7]]
