@@ -171,7 +171,9 @@ class _Worker:
         """SIGTERM, and SIGKILL after _STOP_S."""
         self._is_stopping = True
         if self._process is not None:
-            self._process.terminate()
+            # One that has just ended cannot be told; its task is about to see it.
+            if self._process.returncode is None:
+                self._process.terminate()
         elif self._task is not None:
             # It waits to be started again.
             self._task.cancel()
