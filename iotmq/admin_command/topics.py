@@ -177,7 +177,7 @@ async def drain(session: Session, options: argparse.Namespace) -> Result:
 
 
 async def _drain(session: Session, options: argparse.Namespace) -> None:
-    step = DrainProgress(0, 0)
+    step: DrainProgress | None = None
     try:
         async with asyncio.timeout(options.timeout_s):
             async for step in session.admin.scaling.scale_in(
@@ -188,10 +188,12 @@ async def _drain(session: Session, options: argparse.Namespace) -> None:
                     is_last=step.is_over,
                 )
     except TimeoutError:
+        left = "nobody has said yet which queues" if step is None else f"{step.queues_left} queues"
+        messages = "" if step is None else f", {step.messages_left} messages are left"
         raise RequestTimeoutError(
-            f"after {options.timeout_s:g} s {step.queues_left} queues of topic {options.topic} are not "
-            f"drained, {step.messages_left} messages are left. They stay frozen: see `topic queues` for who "
-            "is behind, wait with the same command again, or open them with `topic thaw`"
+            f"after {options.timeout_s:g} s {left} of topic {options.topic} are not drained{messages}. They "
+            "stay frozen: see `topic queues` for who is behind, wait with the same command again, or open "
+            "them with `topic thaw`"
         ) from None
 
 

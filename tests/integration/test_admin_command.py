@@ -133,7 +133,7 @@ async def test_queues_are_scaled_frozen_and_drained_with_a_progress_line(
     put(cluster, "T", b"x", queue_id=2)
     cluster.brokers[0].offsets.commit("g", "T", 2, 0)
     with pytest.raises(IotmqError, match=r"1 queues of topic T are not drained.*topic thaw"):
-        await admin("topic", "drain", "T", "--queues", "2", "--wait", "0.05")
+        await admin("topic", "drain", "T", "--queues", "2", "--wait", "1")
     table = await admin("topic", "queues", "T")
     assert "g=1" in table
     cluster.brokers[0].offsets.commit("g", "T", 2, 1)

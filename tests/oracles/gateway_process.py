@@ -36,7 +36,8 @@ SMALL_STORE = ("store.segment_bytes=16777216", "store.allocation_step_bytes=6553
 
 # Clients that knock at a dead port of the range the kernel gives to outgoing connections can end up
 # connected to themselves, and hold the port; so the ports are taken from below that range.
-_PORTS = range(18_000, 32_000)
+# Processes of tests that run side by side have ports of their own.
+_PORTS = range(18_000 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 8, 32_000, 8)
 _READY_S = 30.0
 
 
