@@ -26,13 +26,11 @@ This file with --seconds, or `make fuzz`. --seed N --first K plays again from in
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import random
 import sys
 import time
 from collections import Counter, deque
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,6 +38,7 @@ if __name__ == "__main__":
     sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "oracles")]
 
 from fake_gateway import split_output  # noqa: E402
+from module_files import load_module  # noqa: E402
 from mqtt5_corpus import CONNECT5  # noqa: E402
 from mqtt5_corpus import CORPUS as CORPUS5  # noqa: E402
 from mqtt_comparison import check_against_twin  # noqa: E402
@@ -54,18 +53,7 @@ from iotmq.mqtt.packets import Connect, Will  # noqa: E402
 from iotmq.mqtt.properties import NO_PROPERTIES, Properties, encode_properties, read_properties  # noqa: E402
 from iotmq.mqtt.reason_codes import Reason  # noqa: E402
 
-
-def _load(path: Path) -> ModuleType:
-    """A module of the tests, which are no packages."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-fuzz_ports: Any = _load(ROOT / "tests" / "fuzz" / "fuzz_ports.py")
+fuzz_ports = load_module(ROOT / "tests" / "fuzz" / "fuzz_ports.py")
 Finding = fuzz_ports.Finding
 
 PACKET_BYTES_MAX = 2_000

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib.util
 import logging
 import random
 import sys
@@ -21,32 +20,21 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "oracles")]
 
+from module_files import load_module  # noqa: E402
 from short_and_general import Side  # noqa: E402
 
 from iotmq.remoting.codes import Flag, Serialize  # noqa: E402
 from iotmq.remoting.command import Command  # noqa: E402
 from iotmq.remoting.frame import REASONS, FrameReader, encode  # noqa: E402
 
-
-def _load(path: Path) -> ModuleType:
-    """A module of the tests, which are no packages."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-fuzz_ports: Any = _load(ROOT / "tests" / "fuzz" / "fuzz_ports.py")
-requests: Any = _load(ROOT / "tests" / "property" / "test_broker_requests.py")
+fuzz_ports = load_module(ROOT / "tests" / "fuzz" / "fuzz_ports.py")
+requests = load_module(ROOT / "tests" / "property" / "test_broker_requests.py")
 Finding = fuzz_ports.Finding
 
 # So many inputs between two looks at what was left for later.

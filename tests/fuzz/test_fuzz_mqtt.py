@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
-_spec = importlib.util.spec_from_file_location("fuzz_mqtt", Path(__file__).with_name("fuzz_mqtt.py"))
-assert _spec is not None
-assert _spec.loader is not None
-fuzz_mqtt = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(fuzz_mqtt)
+from module_files import load_module
+
+fuzz_mqtt = load_module(Path(__file__).with_name("fuzz_mqtt.py"))
 
 
 def test_streams_and_programs_have_allowed_outcomes_only() -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
-_spec = importlib.util.spec_from_file_location("fuzz_native", Path(__file__).with_name("fuzz_native.py"))
-assert _spec is not None
-assert _spec.loader is not None
-fuzz_native = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(fuzz_native)
+from module_files import load_module
+
+fuzz_native = load_module(Path(__file__).with_name("fuzz_native.py"))
 
 
 async def test_mutated_frames_headers_and_bodies_have_allowed_outcomes_only(tmp_path: Path) -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
+
+from module_files import load_module
 
 from iotmq.message.hosts import encode_host
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 
-_spec = importlib.util.spec_from_file_location("fuzz_ports", Path(__file__).with_name("fuzz_ports.py"))
-assert _spec is not None
-assert _spec.loader is not None
-fuzz_ports = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(fuzz_ports)
+fuzz_ports = load_module(Path(__file__).with_name("fuzz_ports.py"))
 
 
 def test_mutated_traffic_on_every_port_has_allowed_outcomes_only(tmp_path: Path) -> None:
