@@ -7,6 +7,7 @@ kept in one file over all its lives.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import re
@@ -35,16 +36,17 @@ LISTENERS = {
 SMALL_STORE = ("store.segment_bytes=16777216", "store.allocation_step_bytes=65536")
 
 # Clients that knock at a dead port of the range the kernel gives to outgoing connections can end up
-# connected to themselves, and hold the port; so the ports are taken from below that range.
-# Processes of tests that run side by side have ports of their own.
-_PORTS = range(18_000 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 8, 32_000, 8)
+# connected to themselves, and hold the port; so the ports are taken from below that range. Processes of tests
+# that run side by side have ports of their own, and none is given out twice before all were.
+_PORTS = list(range(18_000 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 8, 32_000, 8))
+random.SystemRandom().shuffle(_PORTS)
+_next_port = itertools.cycle(_PORTS)
 _READY_S = 30.0
 
 
 def free_port() -> int:
     """A port on loopback that nobody listens on now and no outgoing connection will take."""
-    for _ in range(1_000):
-        port = random.SystemRandom().choice(_PORTS)
+    for port in itertools.islice(_next_port, len(_PORTS)):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
