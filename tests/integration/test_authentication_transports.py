@@ -12,7 +12,7 @@ import pytest
 import uvloop
 from certificates import make_certificate, make_root
 from fake_gateway import RawClient, ScriptedGateway, connect_packet
-from mqtt_transports import TRANSPORTS, Files, Transport, make_files
+from mqtt_transports import TRANSPORTS, Files, Transport, make_files, usable
 from scram_client import AGAIN, ScramClient, auth, prove, scram_connect
 
 from iotmq.config import config_from_table
@@ -33,15 +33,12 @@ def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
 
 @pytest.fixture(params=TRANSPORTS, ids=lambda transport: transport.name)
 def transport(request: pytest.FixtureRequest) -> Transport:
-    transport: Transport = request.param
-    if transport.is_encrypted and shutil.which("openssl") is None:
-        pytest.skip("the openssl command is not there")
-    return transport
+    return usable(request.param)
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files | None:
-    return make_files(tmp_path_factory.mktemp("certificates")) if shutil.which("openssl") else None
+    return make_files(tmp_path_factory)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import mqtt5_corpus
@@ -20,7 +19,7 @@ from fake_gateway import RawClient, ScriptedGateway, split_output
 from mqtt_core import feed
 from mqtt_corpus import Case
 from mqtt_malformed import MALFORMED_5, MALFORMED_311
-from mqtt_transports import TRANSPORTS, Files, Transport, make_files
+from mqtt_transports import TRANSPORTS, Files, Transport, make_files, usable
 
 from iotmq.limits import MQTT_PACKET_BYTES_MAX
 from iotmq.mqtt import packets, reason_codes
@@ -39,15 +38,12 @@ def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
 
 @pytest.fixture(params=TRANSPORTS, ids=lambda transport: transport.name)
 def transport(request: pytest.FixtureRequest) -> Transport:
-    transport: Transport = request.param
-    if transport.is_encrypted and shutil.which("openssl") is None:
-        pytest.skip("the openssl command is not there")
-    return transport
+    return usable(request.param)
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files | None:
-    return make_files(tmp_path_factory.mktemp("certificates")) if shutil.which("openssl") else None
+    return make_files(tmp_path_factory)
 
 
 @pytest.fixture

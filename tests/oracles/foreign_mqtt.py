@@ -33,13 +33,7 @@ class Clients(Protocol):
     """One kind of client."""
 
     def connect(
-        self,
-        name: str,
-        port: int,
-        client_id: str,
-        *,
-        clean: bool = True,
-        will: Mapping[str, Any] | None = None,
+        self, name: str, port: int, client_id: str, *, clean: bool = True, will: Will | None = None
     ) -> None: ...
     def subscribe(self, name: str, topic_filter: str, qos: int) -> None: ...
     def unsubscribe(self, name: str, topic_filter: str) -> None: ...
@@ -59,13 +53,7 @@ class Library:
         self._version = version
 
     def connect(
-        self,
-        name: str,
-        port: int,
-        client_id: str,
-        *,
-        clean: bool = True,
-        will: Mapping[str, Any] | None = None,
+        self, name: str, port: int, client_id: str, *, clean: bool = True, will: Will | None = None
     ) -> None:
         is_present = self._pipe.call(
             "connect",
@@ -130,13 +118,7 @@ class CommandLine:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def connect(
-        self,
-        name: str,
-        port: int,
-        client_id: str,
-        *,
-        clean: bool = True,
-        will: Mapping[str, Any] | None = None,
+        self, name: str, port: int, client_id: str, *, clean: bool = True, will: Will | None = None
     ) -> None:
         words = ["-h", "127.0.0.1", "-p", str(port), "-i", client_id, "-V", self._tool.version]
         if will is not None:

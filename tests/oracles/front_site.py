@@ -1,6 +1,6 @@
 """A front end on real sockets over scripted brokers, whose clock the test moves; for uvloop.
 
-Its ticks are to come soon after: monkeypatch `iotmq.mqtt_front.server._TICK_S`.
+Its ticks are to come soon after: `tick_quickly` in a fixture.
 """
 
 from __future__ import annotations
@@ -9,10 +9,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from eventually import soon
 from fake_gateway import Handed, RawClient, ScriptedGateway
+from front_metrics import number_of
 
 from iotmq.clock import ManualClock
+from iotmq.mqtt_front import server
 from iotmq.mqtt_front.server import MqttFront
 from iotmq.mqtt_front.settings import MqttSettings
 
@@ -39,11 +42,7 @@ class Site:
         return self.gateway.handed
 
     def number(self, name: str, **labels: str) -> float:
-        return sum(
-            metric.value
-            for metric in self.front.metrics()
-            if metric.name == name and dict(metric.labels).items() >= labels.items()
-        )
+        return number_of(self.front, name, **labels)
 
     async def gone(self, reason: str, count: int = 1) -> None:
         """Until this many connections have ended for this reason."""
@@ -64,6 +63,11 @@ class Site:
         if not self.is_stopped:
             self.is_stopped = True
             await self.front.stop()
+
+
+def tick_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests move the clock; the tick only has to come soon after."""
+    monkeypatch.setattr(server, "_TICK_S", 0.01)
 
 
 @asynccontextmanager

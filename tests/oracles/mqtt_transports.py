@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 from certificates import Certificate, make_certificate, make_root
 from fake_gateway import RawClient
 from websocket_peer import WebSocketPeer
@@ -22,8 +24,11 @@ class Files(NamedTuple):
     context: ssl.SSLContext
 
 
-def make_files(directory: Path) -> Files:
-    """By the openssl command."""
+def make_files(factory: pytest.TempPathFactory) -> Files | None:
+    """By the openssl command, if that is there."""
+    if shutil.which("openssl") is None:
+        return None
+    directory: Path = factory.mktemp("certificates")
     root = make_root(directory)
     return Files(make_certificate(directory, root), ssl.create_default_context(cafile=root.certificate))
 
@@ -53,6 +58,13 @@ class Transport(NamedTuple):
     def port(self, front: MqttFront) -> int:
         """Where it listens."""
         return front.port if self.name == "tcp" else int(front.addresses["other"].rpartition(":")[2])
+
+
+def usable(transport: Transport) -> Transport:
+    """The same; a test that needs certificates is skipped where nothing can make them."""
+    if transport.is_encrypted and shutil.which("openssl") is None:
+        pytest.skip("the openssl command is not there")
+    return transport
 
 
 async def _websocket(port: int, tls: ssl.SSLContext | None = None) -> RawClient:

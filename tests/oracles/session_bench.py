@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +169,7 @@ class FrontEnd:
 
 
 class SessionBench:
-    """Use `open_bench`."""
+    """Use `open_bench` or `making_benches`."""
 
     def __init__(self, directory: Path, **settings: Any) -> None:
         self.directory = directory
@@ -247,6 +248,26 @@ async def turns(count: int = 3) -> None:
     """Let the loop do what it has been asked to."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+MakeBench = Callable[..., Awaitable[SessionBench]]
+
+
+@asynccontextmanager
+async def making_benches(directory: Path) -> AsyncIterator[MakeBench]:
+    """Starts benches over one directory, by their settings; all are closed at the end."""
+    made: list[SessionBench] = []
+
+    async def make(**settings: Any) -> SessionBench:
+        made.append(SessionBench(directory, **settings))
+        await made[-1].start()
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for bench in made:
+            await bench.close()
 
 
 async def open_bench(directory: Path) -> SessionBench:

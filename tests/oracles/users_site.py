@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fake_gateway import RawClient, ScriptedGateway, connect_packet
+from front_metrics import number_of
 
 from iotmq.clock import ManualClock
 from iotmq.config import config_from_table
@@ -30,9 +31,10 @@ def line_of(name: str) -> str:
     return f"{name}:{make_verifier(name[::-1].encode(), iterations=4_096)}\n"
 
 
-def write_all(path: Path) -> None:
-    """A file of all users."""
-    write_users(path, "".join(map(line_of, USERS)).encode())
+def file_of_all(directory: Path) -> Path:
+    """A new file with all users."""
+    write_users(directory / "users", "".join(map(line_of, USERS)).encode())
+    return directory / "users"
 
 
 class Site:
@@ -66,11 +68,7 @@ class Site:
         return body[1]
 
     def number(self, name: str, **labels: str) -> float:
-        return sum(
-            metric.value
-            for metric in self.front.metrics()
-            if metric.name == name and dict(metric.labels).items() >= labels.items()
-        )
+        return number_of(self.front, name, **labels)
 
     @property
     def devices(self) -> list[Device]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from session_bench import FrontEnd, SessionBench, turns
+from session_bench import FrontEnd, MakeBench, SessionBench, making_benches, turns
 
 from iotmq import limits
 from iotmq.broker.exclusive_handler import ExclusiveHandler
@@ -23,21 +23,11 @@ from iotmq.errors import RequestError, StoreCorruptError
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 
-MakeBench = Callable[..., Any]
-
 
 @pytest.fixture
 async def make(tmp_path: Path) -> AsyncIterator[MakeBench]:
-    made: list[SessionBench] = []
-
-    async def make_one(**settings: Any) -> SessionBench:
-        made.append(SessionBench(tmp_path, **settings))
-        await made[-1].start()
-        return made[-1]
-
-    yield make_one
-    for bench in made:
-        await bench.close()
+    async with making_benches(tmp_path) as make:
+        yield make
 
 
 def begin_claim(

@@ -13,8 +13,9 @@ import pytest
 import uvloop
 from eventually import soon
 from fake_gateway import RawClient, ScriptedGateway, connect_packet
+from front_site import tick_quickly
 from scram_client import ScramClient, answer, auth, scram_connect
-from users_site import REFUSED, WAY, Site, line_of, running, write_all
+from users_site import REFUSED, WAY, Site, file_of_all, line_of, running
 
 from iotmq import limits
 from iotmq.config import config_from_table
@@ -22,7 +23,7 @@ from iotmq.errors import ConfigError
 from iotmq.mqtt import packets
 from iotmq.mqtt.packets import Will
 from iotmq.mqtt.properties import NO_PROPERTIES
-from iotmq.mqtt_front import password_checks, server
+from iotmq.mqtt_front import password_checks
 from iotmq.mqtt_front.device import Device
 from iotmq.mqtt_front.peer import Peer
 from iotmq.mqtt_front.scram import make_verifier
@@ -37,14 +38,12 @@ def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
 
 @pytest.fixture(autouse=True)
 def quick_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests move the clock; the tick only has to come soon after."""
-    monkeypatch.setattr(server, "_TICK_S", 0.01)
+    tick_quickly(monkeypatch)
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    write_all(tmp_path / "users")
-    return tmp_path / "users"
+    return file_of_all(tmp_path)
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ import pytest
 import uvloop
 from eventually import soon
 from fake_gateway import RawClient, connect_packet
+from front_site import tick_quickly
 from scram_client import AGAIN, METHOD, ScramClient, answer, auth, prove, scram_connect
-from users_site import REFUSED, USERS, WAY, Site, line_of, running, write_all
+from users_site import REFUSED, USERS, WAY, Site, file_of_all, line_of, running
 
 from iotmq import limits
 from iotmq.mqtt import packets
 from iotmq.mqtt.packets import Will
 from iotmq.mqtt.properties import NO_PROPERTIES, Properties
-from iotmq.mqtt_front import server
 from iotmq.mqtt_front.users_file import write_users
 
 
@@ -28,14 +28,12 @@ def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
 
 @pytest.fixture(autouse=True)
 def quick_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests move the clock; the tick only has to come soon after."""
-    monkeypatch.setattr(server, "_TICK_S", 0.01)
+    tick_quickly(monkeypatch)
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    write_all(tmp_path / "users")
-    return tmp_path / "users"
+    return file_of_all(tmp_path)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 import uvloop
 from eventually import STOP_S, soon
 from fake_gateway import RawClient, connect_packet, split_output
-from front_site import Site, running
+from front_site import Site, running, tick_quickly
 
 from iotmq.mqtt import packets
 from iotmq.mqtt.packets import Will
@@ -28,8 +28,7 @@ def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
 
 @pytest.fixture(autouse=True)
 def quick_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests move the clock; the tick only has to come soon after."""
-    monkeypatch.setattr(server, "_TICK_S", 0.01)
+    tick_quickly(monkeypatch)
 
 
 @pytest.fixture

@@ -6,19 +6,17 @@ import asyncio
 import os
 import socket
 import stat
-import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
 from eventually import soon
-from fake_gateway import RawClient, ScriptedGateway, connect_packet
+from fake_gateway import RawClient, connect_packet
+from listener_site import config, directory_for_sockets, running
 
 from iotmq import limits
-from iotmq.config import Config, config_from_table
 from iotmq.errors import ConfigError
 from iotmq.mqtt import packets
 from iotmq.mqtt_front.server import MqttFront
@@ -33,13 +31,8 @@ def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """A short path: that of a socket has a limit."""
-    with tempfile.TemporaryDirectory(prefix="iotmq-") as made:
-        yield Path(made)
-
-
-def config(*listeners: dict[str, Any], **mqtt: Any) -> Config:
-    return config_from_table({"mqtt": {"listen_port": 0, "listeners": list(listeners), **mqtt}})
+    with directory_for_sockets() as directory:
+        yield directory
 
 
 def unix(path: Path, **settings: Any) -> dict[str, Any]:
@@ -47,16 +40,6 @@ def unix(path: Path, **settings: Any) -> dict[str, Any]:
 
 
 TCP = {"name": "second", "transport": "tcp"}
-
-
-@asynccontextmanager
-async def running(*listeners: dict[str, Any], **mqtt: Any) -> AsyncIterator[MqttFront]:
-    front = MqttFront(config(*listeners, **mqtt).mqtt, ScriptedGateway())
-    await front.start()
-    try:
-        yield front
-    finally:
-        await front.stop()
 
 
 def open_connections(front: MqttFront) -> dict[str, float]:

@@ -7,9 +7,7 @@ import shutil
 import socket
 import ssl
 import struct
-import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +15,11 @@ import pytest
 import uvloop
 from certificates import Certificate, make_certificate, make_root
 from eventually import soon
-from fake_gateway import RawClient, ScriptedGateway, connect_packet
+from fake_gateway import RawClient, connect_packet
+from front_metrics import number_at
+from listener_site import config, directory_for_sockets, running
 
 from iotmq import limits
-from iotmq.config import config_from_table
 from iotmq.errors import ConfigError
 from iotmq.mqtt import packets
 from iotmq.mqtt_front.device import Device
@@ -61,28 +60,12 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[Certificate,
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """A short path: that of a socket has a limit."""
-    with tempfile.TemporaryDirectory(prefix="iotmq-") as made:
-        yield Path(made)
+    with directory_for_sockets() as directory:
+        yield directory
 
 
 def listener(transport: str = "tcp", **more: Any) -> dict[str, Any]:
     return {"name": "behind", "transport": transport, "proxy_protocol": True, **more}
-
-
-def front_of(*listeners: dict[str, Any], **mqtt: Any) -> MqttFront:
-    table = {"mqtt": {"listen_port": 0, "listeners": list(listeners), **mqtt}}
-    return MqttFront(config_from_table(table).mqtt, ScriptedGateway())
-
-
-@asynccontextmanager
-async def running(*listeners: dict[str, Any], **mqtt: Any) -> AsyncIterator[MqttFront]:
-    front = front_of(*listeners, **mqtt)
-    await front.start()
-    try:
-        yield front
-    finally:
-        await front.stop()
 
 
 async def raw_connection(front: MqttFront) -> socket.socket:
@@ -121,11 +104,7 @@ def device_of(front: MqttFront, client_id: str = "d") -> Device:
 
 
 def value(front: MqttFront, name: str, **labels: str) -> float:
-    wanted = {"listener": "behind", **labels}
-    for metric in front.metrics():
-        if metric.name == f"iotmq_mqtt_listener_{name}" and dict(metric.labels) == wanted:
-            return metric.value
-    raise AssertionError(name)
+    return number_at(front, "behind", name, **labels)
 
 
 def not_arrived(front: MqttFront, reason: str) -> float:
@@ -144,11 +123,11 @@ def not_arrived(front: MqttFront, reason: str) -> float:
 )
 def test_settings_that_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        front_of(listener() | settings)
+        config(listener() | settings)
 
 
 def test_settings_at_their_limit() -> None:
-    assert front_of(listener(proxy_trusted=["::/0"] * limits.PROXY_NETWORKS_MAX))
+    assert config(listener(proxy_trusted=["::/0"] * limits.PROXY_NETWORKS_MAX))
 
 
 @pytest.mark.parametrize("header", [LINE, block(IPV4)], ids=["line", "block"])

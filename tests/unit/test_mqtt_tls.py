@@ -9,8 +9,6 @@ import ssl
 import time
 import warnings
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +18,10 @@ import uvloop
 from certificates import Certificate, make_certificate, make_revocation_list, make_root
 from eventually import soon
 from fake_gateway import RawClient, ScriptedGateway, connect_packet
+from front_metrics import number_at
+from listener_site import config, running
 
 from iotmq import limits
-from iotmq.config import Config, config_from_table
 from iotmq.errors import ConfigError
 from iotmq.mqtt import packets
 from iotmq.mqtt_front import arrivals
@@ -78,20 +77,6 @@ def listener(*certificates: Certificate, **more: Any) -> dict[str, Any]:
     return {"name": "safe", "transport": "tls", "certificates": shown, **more}
 
 
-def config(*listeners: dict[str, Any], **mqtt: Any) -> Config:
-    return config_from_table({"mqtt": {"listen_port": 0, "listeners": list(listeners), **mqtt}})
-
-
-@asynccontextmanager
-async def running(*listeners: dict[str, Any], **mqtt: Any) -> AsyncIterator[MqttFront]:
-    front = MqttFront(config(*listeners, **mqtt).mqtt, ScriptedGateway())
-    await front.start()
-    try:
-        yield front
-    finally:
-        await front.stop()
-
-
 def port_of(front: MqttFront, name: str = "safe") -> int:
     return int(front.addresses[name].rpartition(":")[2])
 
@@ -129,11 +114,7 @@ async def is_refused(front: MqttFront, files: Files, certificate: Certificate | 
 
 
 def value(front: MqttFront, name: str, **labels: str) -> float:
-    wanted = {"listener": "safe", **labels}
-    for metric in front.metrics():
-        if metric.name == f"iotmq_mqtt_listener_{name}" and dict(metric.labels) == wanted:
-            return metric.value
-    raise AssertionError(name)
+    return number_at(front, "safe", name, **labels)
 
 
 def gateway_of(front: MqttFront) -> ScriptedGateway:

@@ -12,14 +12,14 @@ import pytest
 import uvloop
 from eventually import soon
 from fake_gateway import connect_packet
-from front_site import Site, running
+from front_site import Site, running, tick_quickly
 from multidict import CIMultiDict
 from websocket_peer import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, WebSocketPeer, frame, request
 
 from iotmq import limits
 from iotmq.mqtt import packets
 from iotmq.mqtt.properties import Properties
-from iotmq.mqtt_front import server, websocket
+from iotmq.mqtt_front import websocket
 from iotmq.mqtt_front.listener_settings import ListenerSettings
 from iotmq.mqtt_front.websocket_upgrade import Refusal, Upgrade, UpgradeRules, answer
 
@@ -35,8 +35,7 @@ def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
 
 @pytest.fixture(autouse=True)
 def quick_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests move the clock; the tick only has to come soon after."""
-    monkeypatch.setattr(server, "_TICK_S", 0.01)
+    tick_quickly(monkeypatch)
 
 
 def listening(**settings: Any) -> tuple[ListenerSettings, ...]:

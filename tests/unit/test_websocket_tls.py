@@ -13,11 +13,10 @@ import uvloop
 from certificates import make_certificate, make_root
 from eventually import soon
 from fake_gateway import RawClient, connect_packet
-from front_site import Site, running
+from front_site import Site, running, tick_quickly
 from websocket_peer import BINARY, PING, PONG, TEXT, WebSocketPeer, frame, request
 
 from iotmq.mqtt import packets
-from iotmq.mqtt_front import server
 from iotmq.mqtt_front.listener_settings import CertificateSettings, ListenerSettings
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command is not there")
@@ -30,8 +29,7 @@ def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
 
 @pytest.fixture(autouse=True)
 def quick_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests move the clock; the tick only has to come soon after."""
-    monkeypatch.setattr(server, "_TICK_S", 0.01)
+    tick_quickly(monkeypatch)
 
 
 @pytest.fixture(scope="module")
