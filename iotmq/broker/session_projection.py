@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from iotmq.broker.light_queues import LightQueues
+from iotmq.broker.session_changes import SessionChanges
 from iotmq.broker.session_places import Place, decode_place
 from iotmq.broker.session_records import (
     Change,
@@ -43,10 +44,19 @@ from iotmq.broker.session_records import (
     WillSent,
     decode_changes,
 )
-from iotmq.broker.stored_exclusives import TAG_EXCLUSIVE, StoredExclusives
-from iotmq.broker.stored_shares import TAG_SHARE, StoredShares, is_share
+from iotmq.broker.stored_exclusives import TAG_EXCLUSIVE
+from iotmq.broker.stored_sessions import (
+    QUEUE_KEY,
+    TAG_CURSOR,
+    TAG_SESSION,
+    StoredSession,
+    Subscription,
+    cursor_key,
+    decode_session,
+    session_key,
+)
+from iotmq.broker.stored_shares import TAG_SHARE, is_share
 from iotmq.broker.topics import SESSION_TOPIC
-from iotmq.client.session_ports import NEVER_EXPIRES_S, Will
 from iotmq.errors import StoreCorruptError
 from iotmq.store.kv_projection import MARKER_KEY, KeyValueProjection
 
@@ -62,15 +72,12 @@ SWEEP_QUEUES: Final = 256
 
 _TAG_FILTER: Final = b"\x01"
 _TAG_ENTRIES: Final = b"\x02"
-_TAG_SESSION: Final = b"\x03"
-_TAG_CURSOR: Final = b"\x04"
 _TAG_DUE: Final = b"\x05"
 _COUNT_KEY: Final = b"\x06"
 _TAG_UNSETTLED: Final = b"\x07"
 _TAG_SCAN: Final = b"\x09"
 _TAG_END: Final = b"\x0b"
 
-_QUEUE_KEY: Final = struct.Struct(">cI")
 _ENTRIES_KEY: Final = struct.Struct(">cIQ")
 _DUE_KEY: Final = struct.Struct(">cQ")
 _NUMBER: Final = struct.Struct(">Q")
@@ -79,41 +86,6 @@ _POSITION_MAX: Final = 2**63 - 1
 _NOWHERE: Final = Place(0, 0)
 
 logger = logging.getLogger("iotmq.broker")
-
-
-class Subscription(msgspec.Struct, array_like=True):
-    """One filter of a session. `options` as in SUBSCRIBE."""
-
-    queue_id: int
-    options: int
-
-
-class StoredSession(msgspec.Struct, array_like=True):
-    """A session as it is stored. Its cursors are keys of their own."""
-
-    epoch: int
-    # The front end the client is connected to, or was before it crashed; empty when it has gone.
-    owner: str
-    expiry_s: int
-    # When the client went, 0 while it is there.
-    closed_ms: int
-    subscriptions: dict[str, Subscription]
-    # Packet ids of QoS 2 that were received and not released.
-    received: list[int]
-    # What was sent with a packet id and is not done.
-    in_flight: list[Flight]
-    will: Will | None = None
-    # Messages past the cursors that are done.
-    done: list[tuple[str, int]] = []
-    # Messages it did not get because its queue was past a limit.
-    dropped: int = 0
-
-    @property
-    def due_ms(self) -> int | None:
-        """When it expires; None while it does not."""
-        if not self.closed_ms or self.expiry_s == NEVER_EXPIRES_S:
-            return None
-        return self.closed_ms + self.expiry_s * 1000
 
 
 class QueuePlaces(NamedTuple):
@@ -125,72 +97,6 @@ class QueuePlaces(NamedTuple):
     places: list[tuple[int, int]]
     next_position: int
     is_end: bool
-
-
-class _Changes:
-    """What came together since the last write (store.kv_projection.Collector)."""
-
-    def __init__(self, queues: LightQueues) -> None:
-        self.queues = queues
-        # None for what is gone.
-        self.sessions: dict[str, StoredSession | None] = {}
-        self.cursors: dict[tuple[int, str], Place | None] = {}
-        # Keys without a value, and whether they are there.
-        self.marks: dict[bytes, bool] = {}
-        self.shares = StoredShares(queues, self._set_cursor)
-        self.exclusives = StoredExclusives()
-
-    @property
-    def count(self) -> int:
-        changed = len(self.sessions) + len(self.cursors) + len(self.marks)
-        return self.queues.count + changed + self.shares.changed_count + self.exclusives.changed_count
-
-    def _set_cursor(self, queue_id: int, client_id: str, cursor: tuple[int, int] | None) -> None:
-        self.cursors[queue_id, client_id] = None if cursor is None else Place(*cursor)
-
-    def collect(self, view: memoryview) -> None:
-        self.queues.collect(view)
-
-    def items(self) -> tuple[list[bytes], list[bytes]]:
-        keys, values, _, _ = self.all_items()
-        return keys, values
-
-    def all_items(self) -> tuple[list[bytes], list[bytes], list[bytes], list[tuple[bytes, bytes]]]:
-        keys, values, removed, ranges = self.queues.items()
-        for client_id, session in self.sessions.items():
-            if session is None:
-                removed.append(_session_key(client_id))
-            else:
-                keys.append(_session_key(client_id))
-                values.append(_encode(session))
-        for (queue_id, client_id), cursor in self.cursors.items():
-            key = _cursor_key(queue_id, client_id)
-            if cursor is None:
-                removed.append(key)
-            else:
-                keys.append(key)
-                values.append(cursor.encode())
-        for key, is_there in self.marks.items():
-            if is_there:
-                keys.append(key)
-                values.append(b"")
-            else:
-                removed.append(key)
-        for key, value in (*self.shares.changes(), *self.exclusives.changes()):
-            if value is None:
-                removed.append(key)
-            else:
-                keys.append(key)
-                values.append(value)
-        return keys, values, removed, ranges
-
-    def clear(self) -> None:
-        self.queues.clear()
-        self.sessions.clear()
-        self.cursors.clear()
-        self.marks.clear()
-        self.shares.clear_changes()
-        self.exclusives.clear_changes()
 
 
 class SessionProjection(KeyValueProjection):
@@ -210,7 +116,7 @@ class SessionProjection(KeyValueProjection):
             wide_percent=wide_percent,
             wide_window_records=wide_window_records,
         )
-        self._changes = _Changes(self.queues)
+        self._changes = SessionChanges(self.queues)
         # What the database has, or `_changes`.
         self._recent: dict[str, StoredSession] = {}
         self.shares = self._changes.shares
@@ -237,8 +143,8 @@ class SessionProjection(KeyValueProjection):
             return recent
         if client_id in self._changes.sessions:
             return self._changes.sessions[client_id]
-        value = self._space.get(_session_key(client_id))
-        return None if value is None else self._remember(client_id, _decode(value))
+        value = self._space.get(session_key(client_id))
+        return None if value is None else self._remember(client_id, decode_session(value))
 
     def _remember(self, client_id: str, session: StoredSession) -> StoredSession:
         if len(self._recent) >= RECENT_SESSIONS_MAX:
@@ -249,9 +155,9 @@ class SessionProjection(KeyValueProjection):
     def sessions(self, *, after: str | None = None) -> Iterator[tuple[str, StoredSession]]:
         """All sessions in the order of their client ids' UTF-8, from behind `after` on."""
         self.write_out()
-        start = _TAG_SESSION if after is None else _session_key(after) + b"\0"
-        for key, value in self._space.scan(start, _TAG_CURSOR):
-            yield key[1:].decode(), _decode(value)
+        start = TAG_SESSION if after is None else session_key(after) + b"\0"
+        for key, value in self._space.scan(start, TAG_CURSOR):
+            yield key[1:].decode(), decode_session(value)
 
     def cursor(self, queue_id: int, client_id: str) -> tuple[int, int]:
         """The positions before which the session is done with records of the queue, and was sent them."""
@@ -263,7 +169,7 @@ class SessionProjection(KeyValueProjection):
         key = (queue_id, client_id)
         if key in self._changes.cursors:
             return self._changes.cursors[key] or _NOWHERE
-        value = self._space.get(_cursor_key(queue_id, client_id))
+        value = self._space.get(cursor_key(queue_id, client_id))
         return _NOWHERE if value is None else decode_place(value)
 
     def start_of(self, queue_id: int, position: int) -> int:
@@ -620,9 +526,9 @@ class SessionProjection(KeyValueProjection):
 
     def _lowest_cursor(self, queue_id: int, changed: int | None) -> int:
         lowest = _POSITION_MAX if changed is None else changed
-        start, stop = _QUEUE_KEY.pack(_TAG_CURSOR, queue_id), _QUEUE_KEY.pack(_TAG_CURSOR, queue_id + 1)
+        start, stop = QUEUE_KEY.pack(TAG_CURSOR, queue_id), QUEUE_KEY.pack(TAG_CURSOR, queue_id + 1)
         for key, value in self._space.scan(start, stop):
-            client_id = key[_QUEUE_KEY.size :].decode()
+            client_id = key[QUEUE_KEY.size :].decode()
             if (queue_id, client_id) not in self._changes.cursors:
                 lowest = min(lowest, decode_place(value).cursor)
         return 0 if lowest == _POSITION_MAX else lowest
@@ -638,7 +544,7 @@ class SessionProjection(KeyValueProjection):
 
     def _queue_ids(self) -> list[int]:
         self.write_out()
-        return [_QUEUE_KEY.unpack(key)[1] for key, _ in self._space.scan(_TAG_FILTER, _TAG_ENTRIES)]
+        return [QUEUE_KEY.unpack(key)[1] for key, _ in self._space.scan(_TAG_FILTER, _TAG_ENTRIES)]
 
 
 def _entries_before(value: bytes, position: int) -> int:
@@ -660,28 +566,5 @@ def _cut(value: bytes, count: int, position: int) -> tuple[bytes, int, int]:
     return value[: 8 + kept * _ENTRY.size], position - 1, count - len(places) + kept
 
 
-def _session_key(client_id: str) -> bytes:
-    return _TAG_SESSION + client_id.encode()
-
-
-def _cursor_key(queue_id: int, client_id: str) -> bytes:
-    return _QUEUE_KEY.pack(_TAG_CURSOR, queue_id) + client_id.encode()
-
-
 def _entries_key(queue_id: int, position: int) -> bytes:
     return _ENTRIES_KEY.pack(_TAG_ENTRIES, queue_id, position)
-
-
-_session_decoder = msgspec.msgpack.Decoder(StoredSession)
-_session_encoder = msgspec.msgpack.Encoder()
-
-
-def _encode(session: StoredSession) -> bytes:
-    return _session_encoder.encode(session)
-
-
-def _decode(value: bytes) -> StoredSession:
-    try:
-        return _session_decoder.decode(value)
-    except msgspec.DecodeError as error:
-        raise StoreCorruptError(f"projection {NAME}: a session cannot be read: {error}") from error

@@ -8,9 +8,9 @@ import msgspec
 
 from iotmq import limits
 from iotmq.broker.request_table import Handler
-from iotmq.broker.session_projection import StoredSession
 from iotmq.broker.sessions import Sessions
 from iotmq.broker.shares import ShareView
+from iotmq.broker.stored_sessions import StoredSession
 from iotmq.broker.stored_shares import is_share
 from iotmq.client.admin_sessions import (
     SessionDetail,

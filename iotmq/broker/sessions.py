@@ -19,22 +19,21 @@ from iotmq.broker.deadline_timer import DeadlineTimer
 from iotmq.broker.exclusives import Exclusives
 from iotmq.broker.front_ends import FrontEnds, FrontEndView
 from iotmq.broker.intake import Intake
-from iotmq.broker.progress_records import progress_record
 from iotmq.broker.queue_limits import QueueLimits
 from iotmq.broker.queue_reader import QueueReader
 from iotmq.broker.session_channel import SessionChannel
 from iotmq.broker.session_limits import SessionLimits
 from iotmq.broker.session_log import SessionLog
-from iotmq.broker.session_projection import SessionProjection, StoredSession
+from iotmq.broker.session_projection import SessionProjection
 from iotmq.broker.session_records import Close, End, Open, Subscribe, Unsubscribe
+from iotmq.broker.session_translation import opened_session, progress_record
 from iotmq.broker.shares import ShareOutlet, Shares, ShareSettings
+from iotmq.broker.stored_sessions import StoredSession
 from iotmq.broker.stored_shares import is_share
 from iotmq.broker.wills import Wills
 from iotmq.client.session_ports import (
-    NO_QUEUE_ID,
     CloseRequest,
     ExclusiveClaim,
-    InFlight,
     OpenedSession,
     OpenRequest,
     QueueRead,
@@ -567,36 +566,11 @@ class Sessions:
             self.limits.opened(client_id)
             self._attach(channel, session)
             request.done(
-                OpenedSession(
+                opened_session(
                     position,
-                    stored is not None and not wanted.is_clean,
-                    [
-                        SessionSubscription(
-                            topic_filter,
-                            subscription.options,
-                            subscription.queue_id,
-                            *self._projection.cursor(subscription.queue_id, client_id),
-                        )
-                        for topic_filter, subscription in session.subscriptions.items()
-                    ],
-                    list(session.received),
-                    [
-                        InFlight(
-                            flight.packet_id,
-                            session.subscriptions[flight.topic_filter].queue_id
-                            if flight.topic_filter
-                            else NO_QUEUE_ID,
-                            flight.position,
-                            flight.is_released,
-                        )
-                        for flight in session.in_flight
-                        if not flight.topic_filter or flight.topic_filter in session.subscriptions
-                    ],
-                    [
-                        (session.subscriptions[topic_filter].queue_id, place)
-                        for topic_filter, place in session.done
-                        if topic_filter in session.subscriptions
-                    ],
+                    session,
+                    lambda queue_id: self._projection.cursor(queue_id, client_id),
+                    is_present=stored is not None and not wanted.is_clean,
                 )
             )
 
