@@ -158,6 +158,16 @@ async def test_there_are_only_so_many(make: MakeBench) -> None:
     assert bench.broker.sessions.exclusives.refused_total == 1
 
 
+async def test_there_are_as_many_as_the_limit_without_a_setting(make: MakeBench) -> None:
+    one = FrontEnd(await make(), "one")
+    epoch = (await one.open("a")).epoch
+    names = [str(number) for number in range(limits.EXCLUSIVE_SUBSCRIPTIONS_MAX)]
+    step = limits.MQTT_SUBSCRIPTIONS_PER_PACKET_MAX
+    for begin in range(0, len(names), step):
+        assert not any(await claim(one, "a", epoch, *names[begin : begin + step]))
+    assert await claim(one, "a", epoch, names[0], "more") == [0, ResponseCode.NO_PERMISSION]
+
+
 async def test_requests_are_refused_past_their_limits(make: MakeBench) -> None:
     bench = await make()
     front = FrontEnd(bench, "one")

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import picows
 import pytest
 
+from iotmq import limits
 from iotmq.errors import ConnectionClosedError, MessageRefusedError
 from iotmq.mqtt import packets
 from iotmq.mqtt.properties import NO_PROPERTIES
@@ -102,6 +103,25 @@ async def test_text_and_a_closing_frame_end_the_connection(kind: picows.WSMsgTyp
         await client.start()
         with pytest.raises(ConnectionClosedError):
             await client.next_batch()
+        await client.close()
+
+
+@pytest.mark.parametrize(("size", "is_taken"), [(1_000, True), (1_001, False)])
+async def test_a_frame_may_be_as_large_as_a_packet(
+    monkeypatch: pytest.MonkeyPatch, size: int, is_taken: bool
+) -> None:
+    monkeypatch.setattr(limits, "MQTT_CLIENT_PACKET_BYTES_MAX", 1_000)
+    head = packets.encode_publish("t", b"", properties=NO_PROPERTIES)
+    packet = packets.encode_publish("t", b"x" * (size - len(head) - 1), properties=NO_PROPERTIES)
+    assert len(packet) == size
+    async with websocket_server(Peer((picows.WSMsgType.BINARY, packet))) as settings:
+        client = MqttClient(settings)
+        await client.start()
+        if is_taken:
+            assert len(await client.next_batch()) == 1
+        else:
+            with pytest.raises(ConnectionClosedError):
+                await client.next_batch()
         await client.close()
 
 

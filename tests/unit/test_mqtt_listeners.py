@@ -15,6 +15,7 @@ import uvloop
 from eventually import soon
 from fake_gateway import RawClient, connect_packet
 from listener_site import config, directory_for_sockets, running
+from websocket_peer import WebSocketPeer, request
 
 from iotmq import limits
 from iotmq.errors import ConfigError
@@ -83,6 +84,35 @@ def test_settings_at_their_limits() -> None:
         listen_port=1884,  # nobody listens there
     )
     assert [listener.transport for listener in made.mqtt.all_listeners] == ["tcp", "unix"]
+
+
+WEB = {"name": "web", "transport": "ws"}
+LONGEST_PATH = "/" + "p" * (limits.MQTT_WEBSOCKET_PATH_BYTES_MAX - 1)
+LONGEST_ORIGIN = "https://".ljust(limits.MQTT_WEBSOCKET_ORIGIN_BYTES_MAX, "o")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"websocket_path": LONGEST_PATH + "p"}, "websocket_path"),
+        ({"allowed_origins": [LONGEST_ORIGIN + "o"]}, "allowed_origins"),
+        ({"allowed_origins": ["null"] * (limits.MQTT_WEBSOCKET_ORIGINS_MAX + 1)}, "allowed_origins"),
+    ],
+)
+def test_settings_of_websockets_past_their_limits(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=rf"listeners\[0\]\.{said}"):
+        config(WEB | settings)
+
+
+async def test_a_websocket_with_the_longest_path_from_the_last_of_all_origins() -> None:
+    origins = [f"https://{n}.example" for n in range(limits.MQTT_WEBSOCKET_ORIGINS_MAX - 1)]
+    most = {"websocket_path": LONGEST_PATH, "allowed_origins": [*origins, LONGEST_ORIGIN]}
+    async with running(WEB | most) as front:
+        peer = await WebSocketPeer.dial(int(front.addresses["web"].rpartition(":")[2]))
+        peer.send(request(LONGEST_PATH, Origin=LONGEST_ORIGIN))
+        status, _ = await peer.response()
+        assert status == 101
+        peer.writer.close()
 
 
 def test_as_many_listeners_as_there_may_be() -> None:
