@@ -8,9 +8,9 @@ import msgspec
 
 from iotmq.broker.request_table import Handler
 from iotmq.broker.session_channel import SessionChannel
+from iotmq.broker.session_requests import Answer, decode_body
 from iotmq.broker.sessions import Sessions
-from iotmq.client import session_bodies as bodies
-from iotmq.client.session_ports import ExclusiveClaim, Refused
+from iotmq.client.session_ports import ExclusiveClaim
 from iotmq.errors import RequestError
 from iotmq.mqtt.topics import is_shared, is_valid_filter
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -35,23 +35,10 @@ class ExclusiveHandler:
 
     def _take(self, connection: ServerConnection, request: Command) -> Command | None:
         channel = self._channel_of(connection)
-        try:
-            wanted = _claim.decode(request.body_bytes())
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise RequestError(ResponseCode.SYSTEM_ERROR, f"the body cannot be read: {error}") from None
+        wanted = decode_body(_claim, request)
         for topic_filter in wanted.filters:
             if not is_valid_filter(topic_filter) or is_shared(topic_filter):
                 raise RequestError(ResponseCode.SYSTEM_ERROR, f"{topic_filter[:40]!r} is not a topic filter")
-        answers: list[Command] = []
-        is_late = False
-
-        def claimed(outcomes: list[Refused | None]) -> None:
-            answer = request.reply(ResponseCode.SUCCESS, body=bodies.encode(outcomes))
-            if is_late:
-                connection.reply(answer)
-            else:
-                answers.append(answer)
-
-        self._sessions.claim_exclusive(channel, wanted, claimed)
-        is_late = True
-        return answers[0] if answers else None
+        answer = Answer(connection, request)
+        self._sessions.claim_exclusive(channel, wanted, answer.give_encoded)
+        return answer.take()

@@ -6,8 +6,8 @@ import asyncio
 import base64
 import binascii
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 import msgspec
 from typing_extensions import Buffer
@@ -18,6 +18,7 @@ from iotmq.broker.queued_push import gather_queued
 from iotmq.broker.request_table import Handler
 from iotmq.broker.retained import RetainedProjection
 from iotmq.broker.session_channel import SessionChannel
+from iotmq.broker.session_requests import Answer, decode_body
 from iotmq.broker.sessions import Sessions
 from iotmq.broker.share_handler import RemoteMembers
 from iotmq.broker.stored_shares import is_share
@@ -44,7 +45,6 @@ logger = logging.getLogger(__name__)
 
 # Records in one push; a frame takes twice as much.
 _PUSH_BYTES_MAX: Final = 8 * 1024 * 1024
-_Body = TypeVar("_Body")
 
 _open = msgspec.msgpack.Decoder(OpenRequest)
 _subscribe = msgspec.msgpack.Decoder(SubscribeRequest)
@@ -145,45 +145,6 @@ class _FrontEnd:
         )
         self._missed.clear()
         self._has_missed_all = False
-
-
-class _Answer:
-    """The answer to one request, returned from its handler when it is there at once, and else sent later."""
-
-    __slots__ = ("_connection", "_is_late", "_request", "_response")
-
-    def __init__(self, connection: ServerConnection, request: Command) -> None:
-        self._connection = connection
-        self._request = request
-        self._response: Command | None = None
-        self._is_late = False
-
-    def give(self, outcome: Refused | bytes) -> None:
-        """Answer with a body, or refuse."""
-        if isinstance(outcome, Refused):
-            self._give(self._request.reply(outcome.code, remark=outcome.remark))
-        else:
-            self._give(self._request.reply(ResponseCode.SUCCESS, body=outcome))
-
-    def give_records(self, found: QueueRecords) -> None:
-        """Answer a read of a light queue."""
-        self._give(
-            self._request.reply(
-                ResponseCode.SUCCESS,
-                ext={"nextPosition": str(found.next_position), "isEnd": "true" if found.is_end else "false"},
-                body=[memoryview(record) for record in found.records],
-            )
-        )
-
-    def _give(self, response: Command) -> None:
-        if self._is_late:
-            self._connection.reply(response)
-        else:
-            self._response = response
-
-    def take(self) -> Command | None:
-        self._is_late = True
-        return self._response
 
 
 class SessionHandler:
@@ -302,7 +263,7 @@ class SessionHandler:
 
     def _claim(self, connection: ServerConnection, request: Command) -> Command:
         channel = self.channel_of(connection)
-        claims = _decode(_claims, request)
+        claims = decode_body(_claims, request)
         wills = [self._own_will(claim.will) for claim in claims]
         lost = []
         for claim, will in zip(claims, wills, strict=True):
@@ -319,45 +280,45 @@ class SessionHandler:
 
     def _open_session(self, connection: ServerConnection, request: Command) -> Command | None:
         channel = self.channel_of(connection)
-        body = _decode(_open, request)
-        answer = _Answer(connection, request)
+        body = decode_body(_open, request)
+        answer = Answer(connection, request)
         self._sessions.open_session(
-            channel, msgspec.structs.replace(body, will=self._own_will(body.will)), _encoder(answer)
+            channel, msgspec.structs.replace(body, will=self._own_will(body.will)), answer.give_encoded
         )
         return answer.take()
 
     def _subscribe(self, connection: ServerConnection, request: Command) -> Command | None:
         channel = self.channel_of(connection)
-        body = _decode(_subscribe, request)
+        body = decode_body(_subscribe, request)
         for topic_filter, _ in body.subscriptions:
             _check_filter(topic_filter)
-        answer = _Answer(connection, request)
-        self._sessions.subscribe(channel, body, _encoder(answer))
+        answer = Answer(connection, request)
+        self._sessions.subscribe(channel, body, answer.give_encoded)
         return answer.take()
 
     def _unsubscribe(self, connection: ServerConnection, request: Command) -> Command | None:
         channel = self.channel_of(connection)
-        body = _decode(_unsubscribe, request)
-        answer = _Answer(connection, request)
-        self._sessions.unsubscribe(channel, body, _giver(answer))
+        body = decode_body(_unsubscribe, request)
+        answer = Answer(connection, request)
+        self._sessions.unsubscribe(channel, body, answer.give_done)
         return answer.take()
 
     def _report_progress(self, connection: ServerConnection, request: Command) -> Command | None:
         channel = self.channel_of(connection)
-        changes = _decode(_progress, request)
+        changes = decode_body(_progress, request)
         for change in changes:
             if not bodies.is_sound_progress(change):
                 raise RequestError(
                     ResponseCode.SYSTEM_ERROR,
                     f"the progress of the client {change.client_id[:40]!r} has impossible numbers",
                 )
-        answer = _Answer(connection, request)
-        self._sessions.progress(channel, changes, _giver(answer))
+        answer = Answer(connection, request)
+        self._sessions.progress(channel, changes, answer.give_done)
         return answer.take()
 
     def _close_session(self, connection: ServerConnection, request: Command) -> Command:
         channel = self.channel_of(connection)
-        self._sessions.close_session(channel, _decode(_close, request))
+        self._sessions.close_session(channel, decode_body(_close, request))
         return request.reply(ResponseCode.SUCCESS)
 
     # What they have to get
@@ -365,7 +326,7 @@ class SessionHandler:
     def _read_queue(self, connection: ServerConnection, request: Command) -> Command | None:
         self.channel_of(connection)
         queue_id = request.integer("queueId", minimum=0, maximum=(1 << 32) - 1)
-        answer = _Answer(connection, request)
+        answer = Answer(connection, request)
 
         def found(result: QueueRecords | Refused) -> None:
             if isinstance(result, Refused):
@@ -409,22 +370,6 @@ class SessionHandler:
             raise RequestError(ResponseCode.SYSTEM_ERROR, "the will has impossible numbers")
         count = self._intake.queue_count(will.topic, create=will.is_stored)
         return msgspec.structs.replace(will, queue_id=will.queue_id % (count or 1))
-
-
-def _encoder(answer: _Answer) -> Callable[[object], None]:
-    """Answers with what was found, or refuses."""
-    return lambda found: answer.give(found if isinstance(found, Refused) else bodies.encode(found))
-
-
-def _giver(answer: _Answer) -> Callable[[Refused | None], None]:
-    return lambda refused: answer.give(b"" if refused is None else refused)
-
-
-def _decode(decoder: msgspec.msgpack.Decoder[_Body], request: Command) -> _Body:
-    try:
-        return decoder.decode(request.body_bytes())
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RequestError(ResponseCode.SYSTEM_ERROR, f"the body cannot be read: {error}") from None
 
 
 def _check_filter(topic_filter: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Final, TypeAlias, TypeVar
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -13,10 +13,10 @@ from msgspec import Meta
 from iotmq import limits
 from iotmq.broker.request_table import Handler
 from iotmq.broker.session_channel import SessionChannel
+from iotmq.broker.session_requests import Answer, decode_body
 from iotmq.broker.sessions import Sessions
 from iotmq.broker.stored_shares import is_share
-from iotmq.client import session_bodies as bodies
-from iotmq.client.session_ports import Refused, ShareJoin, ShareReport
+from iotmq.client.session_ports import ShareJoin, ShareReport
 from iotmq.errors import ConnectionClosedError, RequestError
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
@@ -27,7 +27,6 @@ _PUSH_BYTES_MAX: Final = 8 * 1024 * 1024
 _HANDOUT: Final = struct.Struct(">II")
 _WITHDRAWN: Final = struct.Struct(">IQ")
 
-_Body = TypeVar("_Body")
 _Joins: TypeAlias = Annotated[list[ShareJoin], Meta(max_length=limits.SHARE_REPORT_MEMBERS_MAX)]
 _Reports: TypeAlias = Annotated[list[ShareReport], Meta(max_length=limits.SHARE_REPORT_MEMBERS_MAX)]
 _joins = msgspec.msgpack.Decoder(_Joins)
@@ -107,36 +106,19 @@ class ShareHandler:
 
     def _join(self, connection: ServerConnection, request: Command) -> Command | None:
         channel = self._channel_of(connection)
-        joins = _decode(_joins, request)
+        joins = decode_body(_joins, request)
         for wanted in joins:
             if not is_share(wanted.topic_filter):
                 raise RequestError(
                     ResponseCode.SYSTEM_ERROR, f"{wanted.topic_filter[:40]!r} is not $share/GROUP/FILTER"
                 )
-        answers: list[Command] = []
-        is_late = False
-
-        def joined(outcomes: list[Refused | None]) -> None:
-            answer = request.reply(ResponseCode.SUCCESS, body=bodies.encode(outcomes))
-            if is_late:
-                connection.reply(answer)
-            else:
-                answers.append(answer)
-
-        self._sessions.join_shares(channel, joins, joined)
-        is_late = True
-        return answers[0] if answers else None
+        answer = Answer(connection, request)
+        self._sessions.join_shares(channel, joins, answer.give_encoded)
+        return answer.take()
 
     def _report(self, connection: ServerConnection, request: Command) -> Command:
-        reports = _decode(_reports, request)
+        reports = decode_body(_reports, request)
         refused = self._sessions.report_shares(self._channel_of(connection), reports)
         if refused is not None:
             return request.reply(refused.code, remark=refused.remark)
         return request.reply(ResponseCode.SUCCESS)
-
-
-def _decode(decoder: msgspec.msgpack.Decoder[_Body], request: Command) -> _Body:
-    try:
-        return decoder.decode(request.body_bytes())
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RequestError(ResponseCode.SYSTEM_ERROR, f"the body cannot be read: {error}") from None
