@@ -172,6 +172,7 @@ class Sessions:
 
     def claim(self, channel: SessionChannel, client_id: str, epoch: int, will: Will | None) -> bool:
         """A front end that comes back says which sessions it has; False when it has lost this one."""
+        self._wills.release(client_id, epoch)
         owner = self._owners.get(client_id)
         if owner is not None:
             if owner.epoch != epoch or owner.channel.is_open:
@@ -538,6 +539,8 @@ class Sessions:
         client_id = wanted.client_id
         stored = self._projection.session(client_id)
         self._wills.client_is_back(client_id, is_clean=wanted.is_clean)
+        if stored is not None:
+            self._keep_left_will(client_id, stored, is_clean=wanted.is_clean)
         if wanted.expiry_s == 0:
             if stored is not None:
                 self._end(client_id, stored.epoch)
@@ -587,6 +590,18 @@ class Sessions:
             ],
             logged,
         )
+
+    def _keep_left_will(self, client_id: str, stored: StoredSession, *, is_clean: bool) -> None:
+        """A client is back before it is settled whether the front end that had it outlived the start."""
+        is_settled = self._unclaimed_after is None or client_id in self._claimed
+        if is_settled or stored.epoch >= self._start_position:
+            return
+        will = stored.will
+        # One with a delay is not due when its session goes on in time [MQTT-3.1.3-9].
+        if will is None or not stored.owner or (will.delay_s and not is_clean):
+            return
+        settled_s = self._started_s + START_GRACE_S - self._clock.monotonic_s()
+        self._wills.hold(client_id, stored.epoch, will, for_s=max(0.0, settled_s))
 
     def _attach(self, channel: SessionChannel, session: StoredSession) -> None:
         for topic_filter, subscription in session.subscriptions.items():

@@ -31,6 +31,8 @@ class Wills:
         self._ignore = ignore
         # Those with a delay, by client id, with the epoch of the session each belongs to.
         self._waiting: dict[str, tuple[int, Will]] = {}
+        # By client id and epoch.
+        self._held: dict[tuple[str, int], Will] = {}
         self.sent_total = 0
 
     def send(self, client_id: str, epoch: int, will: Will, *, is_durable: bool = True) -> None:
@@ -48,6 +50,24 @@ class Wills:
         """Send a will later."""
         self._waiting[client_id] = (epoch, will)
         self._do_later(delay_s, partial(self._send_waiting, client_id, epoch))
+
+    def hold(self, client_id: str, epoch: int, will: Will, *, for_s: float) -> None:
+        """Publish the will of a session that has gone on, unless its front end is found to live (`release`).
+
+        That one sends the will itself when it learns that the session is somebody else's.
+        """
+        self._held[client_id, epoch] = will
+        self._do_later(for_s, partial(self._send_held, client_id, epoch))
+
+    def release(self, client_id: str, epoch: int) -> None:
+        """The front end that had the session lives, and sees to its will."""
+        self._held.pop((client_id, epoch), None)
+
+    def _send_held(self, client_id: str, epoch: int) -> None:
+        will = self._held.pop((client_id, epoch), None)
+        if will is not None:
+            self.sent_total += 1
+            self._publish(will)
 
     def client_is_back(self, client_id: str, *, is_clean: bool) -> None:
         """A client gets a session: its will is dropped, or sent when the session of the will ends so."""

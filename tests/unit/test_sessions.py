@@ -205,6 +205,38 @@ async def test_after_a_start_sessions_nobody_claims_count_as_left(bench: Session
     assert not (await FrontEnd(bench, "three").open("left")).is_present
 
 
+@pytest.mark.parametrize(
+    ("lives", "delay_s", "is_clean", "stored"),
+    [
+        (False, 0, False, [b"left"]),
+        (False, 0, True, [b"left"]),
+        (False, 20, True, [b"left"]),
+        (False, 20, False, []),  # back in time
+        (True, 0, False, []),  # its front end sends the will
+    ],
+)
+async def test_the_will_of_a_client_that_is_back_before_a_start_has_settled(
+    bench: SessionBench, lives: bool, delay_s: int, is_clean: bool, stored: list[bytes]
+) -> None:
+    one = FrontEnd(bench, "one")
+    before = await one.open("c", expiry_s=30, will=will(b"left", delay_s=delay_s))
+    bench.broker.sessions._owners.clear()  # as a kill leaves it
+    one.port._channel = None
+    await bench.restart()
+    bench.pass_time(START_GRACE_S / 2)
+    again = await FrontEnd(bench, "two").open("c", expiry_s=30, is_clean=is_clean, will=will(b"next"))
+    if lives:
+        back = FrontEnd(bench, "one")
+        assert not bench.broker.sessions.claim(back.port._open_channel, "c", before.epoch, will(b"left"))
+    bench.pass_time(START_GRACE_S / 2 + 0.1)
+    await turns()
+    assert bench.stored() == stored
+    bench.pass_time(30)
+    await turns()
+    assert bench.stored() == stored, "once"
+    assert again.epoch == bench.broker.sessions.stored("c").epoch
+
+
 @pytest.mark.parametrize("is_back", [False, True])
 async def test_a_will_waits_for_its_delay(bench: SessionBench, is_back: bool) -> None:
     front = FrontEnd(bench, "one")
