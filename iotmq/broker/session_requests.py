@@ -6,37 +6,31 @@ from typing import TypeVar
 
 import msgspec
 
+from iotmq.broker.late_answer import LateAnswer
 from iotmq.client import session_bodies as bodies
 from iotmq.client.session_ports import QueueRecords, Refused
 from iotmq.errors import RequestError
 from iotmq.remoting.codes import ResponseCode
 from iotmq.remoting.command import Command
-from iotmq.remoting.server import ServerConnection
 
 _Body = TypeVar("_Body")
 
 
-class Answer:
-    """The answer to one request, returned from its handler when it is there at once, and else sent later."""
+class Answer(LateAnswer):
+    """Of what is found or refused."""
 
-    __slots__ = ("_connection", "_is_late", "_request", "_response")
-
-    def __init__(self, connection: ServerConnection, request: Command) -> None:
-        self._connection = connection
-        self._request = request
-        self._response: Command | None = None
-        self._is_late = False
+    __slots__ = ()
 
     def give(self, outcome: Refused | bytes) -> None:
         """Answer with a body, or refuse."""
         if isinstance(outcome, Refused):
-            self._give(self._request.reply(outcome.code, remark=outcome.remark))
+            self.answer(self._request.reply(outcome.code, remark=outcome.remark))
         else:
-            self._give(self._request.reply(ResponseCode.SUCCESS, body=outcome))
+            self.answer(self._request.reply(ResponseCode.SUCCESS, body=outcome))
 
     def give_records(self, found: QueueRecords) -> None:
         """Answer a read of a light queue."""
-        self._give(
+        self.answer(
             self._request.reply(
                 ResponseCode.SUCCESS,
                 ext={"nextPosition": str(found.next_position), "isEnd": "true" if found.is_end else "false"},
@@ -51,17 +45,6 @@ class Answer:
     def give_done(self, refused: Refused | None) -> None:
         """Answer that it is done, or refuse."""
         self.give(b"" if refused is None else refused)
-
-    def _give(self, response: Command) -> None:
-        if self._is_late:
-            self._connection.reply(response)
-        else:
-            self._response = response
-
-    def take(self) -> Command | None:
-        """What the handler returns; an answer given after this is sent."""
-        self._is_late = True
-        return self._response
 
 
 def decode_body(decoder: msgspec.msgpack.Decoder[_Body], request: Command) -> _Body:

@@ -1,0 +1,31 @@
+"""An answer that is returned from its handler when it is there at once, and sent when it comes later."""
+
+from __future__ import annotations
+
+from iotmq.remoting.command import Command
+from iotmq.remoting.server import ServerConnection
+
+
+class LateAnswer:
+    """The answer to one request: the handler returns `take()`."""
+
+    __slots__ = ("_connection", "_is_late", "_request", "_response")
+
+    def __init__(self, connection: ServerConnection, request: Command) -> None:
+        self._connection = connection
+        self._request = request
+        self._response: Command | None = None
+        # True once the handler has returned.
+        self._is_late = False
+
+    def answer(self, response: Command) -> None:
+        """To be called once."""
+        if self._is_late:
+            self._connection.reply(response)
+        else:
+            self._response = response
+
+    def take(self) -> Command | None:
+        """The answer if there is one already, otherwise None: it will be sent."""
+        self._is_late = True
+        return self._response
