@@ -1,4 +1,4 @@
-"""Bring the log to the disk when a broker stops, for senders that wait and for files that tell of deliveries."""
+"""Bring the log to the disk when a broker stops: for senders that wait, and for the offsets of delays."""
 
 from __future__ import annotations
 
