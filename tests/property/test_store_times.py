@@ -1,4 +1,4 @@
-"""Store times never fall while the clock is set back by ten minutes or less, so searches by time are right."""
+"""Store times never fall while the clock is set back a little, so searches by time are right."""
 
 from __future__ import annotations
 
