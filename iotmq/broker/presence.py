@@ -65,7 +65,8 @@ class Presence:
             broker_name=settings.name,
             broker_id=settings.broker_id,
             broker_address=self.address,
-            ha_address=_with_port(self.address, 1),
+            # Where slaves copy from: there is no such port.
+            ha_address="",
             encode_topics=self.encode_topics,
             interval_s=settings.registration_interval_s,
             timeout_s=settings.registration_timeout_s,
@@ -123,8 +124,3 @@ class Presence:
             yield from self._advertised.metrics()
         if self._registration is not None:
             yield from self._registration.metrics()
-
-
-def _with_port(address: str, step: int) -> str:
-    host, _, port = address.rpartition(":")
-    return f"{host}:{int(port) + step}"

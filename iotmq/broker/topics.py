@@ -276,6 +276,11 @@ def known_topic(topics: TopicTable, name: str) -> TopicConfig:
     return config
 
 
+def reply_topic(cluster: str) -> str:
+    """Where the answers of request-reply go."""
+    return f"{cluster}_REPLY_TOPIC"
+
+
 def is_legal_name(name: str) -> bool:
     """True when `name` has only the characters that topics and groups may have."""
     return _LEGAL_NAME.fullmatch(name) is not None

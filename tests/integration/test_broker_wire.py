@@ -696,7 +696,7 @@ async def test_every_registry_is_told_at_start_on_change_and_at_the_end(tmp_path
         "brokerName": "broker-a",
         "brokerAddr": f"127.0.0.1:{site.broker.port}",
         "clusterName": "DefaultCluster",
-        "haServerAddr": f"127.0.0.1:{site.broker.port + 1}",
+        "haServerAddr": "",
         "brokerId": "0",
         "compressed": "false",
         "bodyCrc32": "0",
