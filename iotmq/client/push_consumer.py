@@ -35,6 +35,7 @@ from iotmq.metrics import Metric
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
+from iotmq.supervised import supervise
 
 _log = logging.getLogger(__name__)
 
@@ -173,8 +174,8 @@ class PushConsumer(Lifetime):
             raise
         await self._announce()
         self._tasks = [
-            asyncio.ensure_future(self._rebalance_forever()),
-            asyncio.ensure_future(self._commit_forever()),
+            supervise("division of queues", self._rebalance_forever),
+            supervise("commit of offsets", self._commit_forever),
         ]
         await self._has_balanced.wait()
 
