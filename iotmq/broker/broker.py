@@ -327,7 +327,7 @@ class Broker:
         await end(self._work)
         await self._administration.finish_removals()
         await self._presence.stop()
-        await finish_flushes(self.intake, self._store.request_flush)
+        await finish_flushes(self.intake, self._store)
         self.intake.finish()
         self._views.stop()
         self._mqtt.stop()

@@ -160,7 +160,8 @@ class PullConsumer(Lifetime):
 
     def positions(self) -> dict[MessageQueue, int]:
         """`position` of all queues."""
-        return {queue: fetch.position for queue, fetch in self._fetches.items()}
+        # A copy, because others than the loop's thread may ask while queues come and go.
+        return {queue: fetch.position for queue, fetch in tuple(self._fetches.items())}
 
     # --- reading ------------------------------------------------------------------------------------
 
@@ -310,7 +311,6 @@ class _Fetch:
             min_s=client.settings.reconnect_ms_min / 1000, max_s=client.settings.reconnect_ms_max / 1000
         )
         self._empty_rest = EmptyRest(shortest_s=_EMPTY_REST_S_MIN, longest_s=_EMPTY_REST_S_MAX)
-        """When a pull last brought nothing, in loop time."""
         self._taken = asyncio.Event()
         self._task = asyncio.ensure_future(self._fetch_forever())
 

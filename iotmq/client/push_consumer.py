@@ -160,18 +160,23 @@ class PushConsumer(Lifetime):
                 retry_topic, "*", self._client.clock.now_ms()
             )
         self._client.add_consumer(self)
+        self._is_running = True
+        self._has_balanced.clear()
         self._answers.start()
         self._client.add_request_handler(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, self._told_to_move)
-        self._is_running = True
         for topic in self._subscriptions:
             self._client.routes.want(topic)
-        await self._find_routes()
         try:
-            for subscription in self._subscriptions.values():
-                await check_filter(self._client, self._group, subscription)
-        except SubscriptionError:
+            await self._join()
+        except BaseException:
+            # A member that stays, in heartbeats, is given queues that nobody reads.
             await self.stop()
             raise
+
+    async def _join(self) -> None:
+        await self._find_routes()
+        for subscription in self._subscriptions.values():
+            await check_filter(self._client, self._group, subscription)
         await self._announce()
         self._tasks = [
             supervise("division of queues", self._rebalance_forever),
@@ -201,7 +206,8 @@ class PushConsumer(Lifetime):
     def assigned(self) -> list[MessageQueue]:
         """The queues this member has now, sorted; without those of the retry topic."""
         retry_topic = RETRY_PREFIX + self._group
-        return sorted(queue for queue in self._readers if queue.topic != retry_topic)
+        # A copy, because others than the loop's thread may ask while queues come and go.
+        return sorted(queue for queue in tuple(self._readers) if queue.topic != retry_topic)
 
     def heartbeat(self) -> ConsumerData:
         """What brokers are to know about this consumer."""
