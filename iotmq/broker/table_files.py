@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Protocol
 
 from iotmq.broker.changed_settings import ChangedSettings
@@ -78,10 +79,10 @@ class TableFiles:
         for saver in left:
             saver.when_saved(one_saved)
 
-    def loops(self) -> list[Coroutine[None, None, None]]:
+    def savers(self) -> list[Callable[[], Awaitable[None]]]:
         """One for each file; cancelled before `save_all`."""
-        return [saver.run() for saver in self._savers] + [
-            self._save_repeatedly(table) for table in self._tables
+        return [saver.run for saver in self._savers] + [
+            partial(self._save_repeatedly, table) for table in self._tables
         ]
 
     def save_all(self) -> None:
