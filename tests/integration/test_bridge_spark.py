@@ -363,7 +363,7 @@ def test_a_broker_that_is_away_is_waited_for_and_never_left_out(
         query.awaitTermination(STEP_S)
     gateway.stop_broker()
     away = options(gateway, topic, retryTimeoutMs="300")
-    with pytest.raises(Exception, match="broker broker-a of topic .* is away"):
+    with pytest.raises(Exception, match=r"broker broker-a of topic .* is away"):
         spark.read.format("iotmq").options(**away).load().count()
     # The batch that was interrupted is planned while nobody knows where its broker is.
     again = start(spark, source, failing, tmp_path / "checkpoint", available_now=False)
