@@ -16,6 +16,7 @@ from iotmq.metrics import Metric
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
+from iotmq.supervised import supervise
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class RegistryLink:
         return f"{self._host}:{self._port}"
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = supervise("registration", self._run)
 
     def wake(self) -> None:
         """Register as soon as possible: topics changed. Many calls before that make one registration."""

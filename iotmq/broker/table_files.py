@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from iotmq.broker.subscription_groups import SubscriptionGroups
@@ -52,9 +53,9 @@ class TableFiles:
         self._topics.add_listener(lambda name: self._save_soon(self._topics))
         self._groups.add_listener(lambda name: self._save_soon(self._groups))
 
-    def loops(self) -> list[Coroutine[None, None, None]]:
+    def savers(self) -> list[Callable[[], Awaitable[None]]]:
         """One for each table that is written every `interval_s`; cancelled before `save_all`."""
-        return [self._save_repeatedly(table) for table in self._tables]
+        return [partial(self._save_repeatedly, table) for table in self._tables]
 
     def save_all(self) -> None:
         """Write whatever is not on the disk."""

@@ -14,7 +14,9 @@ PACKAGE = ROOT / "iotmq"
 # From the bottom up; a module may import what stands on a lower line, and itself. The names of the
 # first line may be used by all, and by each other without a circle.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"limits", "errors", "clock", "metrics", "log_format", "setting_text", "watched_file"}),
+    frozenset(
+        {"limits", "errors", "clock", "metrics", "log_format", "setting_text", "supervised", "watched_file"}
+    ),
     frozenset({"message"}),
     frozenset({"remoting", "mqtt"}),
     frozenset({"client", "store"}),
