@@ -227,7 +227,16 @@ class Broker:
             take_pull=self._consuming.pulls.take_pull,
             settle=self.intake.settle,
         )
-        announced = AnnouncedChanges(self.requests, self.topics, self._when_told)
+        self._files = TableFiles(
+            self.topics,
+            self.subscription_groups,
+            self._changed_settings,
+            [self.offsets, self.consumer_filters, self._sending.delays],
+            interval_s=settings.offsets_interval_s,
+        )
+        announced = AnnouncedChanges(
+            self.requests, self.topics, when_told=self._when_told, when_saved=self._files.when_saved
+        )
         self._server = RemotingServer(
             announced if self.access is None else Guard(announced, self.access),
             host=settings.listen_host,
@@ -246,12 +255,6 @@ class Broker:
             port=lambda: self.port,
             takes_strangers=self.access is None and settings.tls_mode != "enforcing",
             runtime_info=self._runtime_info.table,
-        )
-        self._files = TableFiles(
-            self.topics,
-            self.subscription_groups,
-            [self.offsets, self.consumer_filters, self._sending.delays],
-            interval_s=settings.offsets_interval_s,
         )
         self._work: list[asyncio.Task[None]] = []
         # Nobody consumes what the broker writes there.
@@ -365,6 +368,7 @@ class Broker:
             self.statistics,
             self._views,
             self._presence,
+            self._files,
         ):
             yield from part.metrics()
         if self.access is not None:
