@@ -99,7 +99,13 @@ ACL_KEY_BYTES_MAX: Final = 1_024
 ACL_ADDRESSES_REMEMBERED_MAX: Final = 4_096
 BROKERS_MAX: Final = 1_024
 REGISTRY_NAME_BYTES_MAX: Final = 255
-REGISTRATION_INFLATED_BYTES_MAX: Final = 16 * 1024 * 1024
+# What a compressed registration may be of: so many topics with the longest names take 15.4 MB.
+REGISTRATION_INFLATED_BYTES_MAX: Final = 32 * 1024 * 1024
+# A registration of more topics is compressed: as JSON these are 1.5 MB with the longest names, and a frame
+# takes 43,919 such topics.
+REGISTRATION_PLAIN_TOPICS_MAX: Final = 4_096
+# The body of a registration: the header has the rest of the frame.
+REGISTRATION_BYTES_MAX: Final = FRAME_BYTES_MAX - 64 * 1024
 # Key-value settings of a registry: one text, and all of them, which are written as a whole.
 KV_TEXT_BYTES_MAX: Final = 32 * 1024
 KV_BYTES_MAX: Final = 4 * 1024 * 1024

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import stat
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +17,7 @@ from iotmq.broker import acl_file
 from iotmq.broker.acl_file import Account, Accounts, AclFileError
 from iotmq.broker.acl_rules import ANY, DENY, PUB, SUB, Need, TopicAt, rule_of
 from iotmq.broker.settings import BrokerSettings
-from iotmq.broker.topics import TRACE_TOPIC
+from iotmq.broker.topics import TRACE_TOPIC, reply_topic
 from iotmq.errors import ConfigError, RequestError
 from iotmq.message.record import decode_record
 from iotmq.metrics import Metric
@@ -45,14 +45,22 @@ def open_access_control(
         record = store.read_record(position)
         return None if record is None else decode_record(record).topic
 
-    return AccessControl(Path(settings.acl_file or default_file), topic_at=topic_at)
+    return AccessControl(
+        Path(settings.acl_file or default_file),
+        topic_at=topic_at,
+        open_topics={TRACE_TOPIC, reply_topic(settings.cluster)},
+    )
 
 
 class AccessControl:
     """The accounts in force, and what was refused for want of them."""
 
-    def __init__(self, path: Path, *, topic_at: TopicAt) -> None:
-        """ConfigError when the file is missing or breaks a rule: nobody would be let in, or the wrong."""
+    def __init__(self, path: Path, *, topic_at: TopicAt, open_topics: Collection[str] = ()) -> None:
+        """`open_topics` take messages of every account: clients trace and answer without being asked.
+
+        ConfigError when the file is missing or breaks a rule: nobody would be let in, or the wrong.
+        """
+        self._open_topics = frozenset(open_topics)
         self.path = path
         self._topic_at = topic_at
         self._watched = WatchedFiles(path)
@@ -91,7 +99,7 @@ class AccessControl:
                 )
             return
         for need in rule.needs(request, self._topic_at):
-            if not _is_permitted(account, need):
+            if not self._is_permitted(account, need):
                 raise self._refusal(
                     "permission",
                     f"account {account.access_key} lacks {_WORDS[need.permission]} on "
@@ -161,6 +169,16 @@ class AccessControl:
             raise self._refusal("signature", f"the signature of account {access_key} is wrong")
         return account
 
+    def _is_permitted(self, account: Account, need: Need) -> bool:
+        if need.permission == PUB and need.name in self._open_topics:
+            return True
+        if need.name == "*" and not account.is_admin:
+            return False
+        owned = account.permission(need.name, is_group=need.is_group)
+        if owned & DENY:
+            return False
+        return bool(owned & (PUB | SUB if need.permission == ANY else need.permission))
+
     def _refusal(self, reason: str, text: str) -> RequestError:
         self.refused[reason] += 1
         # The log itself stops floods.
@@ -191,15 +209,3 @@ class Guard:
 
     def connection_lost(self, connection: ServerConnection) -> None:
         self._handler.connection_lost(connection)
-
-
-def _is_permitted(account: Account, need: Need) -> bool:
-    if need.permission == PUB and need.name == TRACE_TOPIC:
-        # Clients trace without being asked; whoever has an account may.
-        return True
-    if need.name == "*" and not account.is_admin:
-        return False
-    owned = account.permission(need.name, is_group=need.is_group)
-    if owned & DENY:
-        return False
-    return bool(owned & (PUB | SUB if need.permission == ANY else need.permission))

@@ -35,6 +35,7 @@ from iotmq.metrics import Metric
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
+from iotmq.supervised import supervise
 
 _log = logging.getLogger(__name__)
 
@@ -178,8 +179,8 @@ class PushConsumer(Lifetime):
             await check_filter(self._client, self._group, subscription)
         await self._announce()
         self._tasks = [
-            asyncio.ensure_future(self._rebalance_forever()),
-            asyncio.ensure_future(self._commit_forever()),
+            supervise("division of queues", self._rebalance_forever),
+            supervise("commit of offsets", self._commit_forever),
         ]
         await self._has_balanced.wait()
 

@@ -150,7 +150,9 @@ class Registry:
 
     def drop_silent_brokers(self) -> None:
         """Take brokers out of the routes that were silent too long; runs by itself."""
-        silent = self._routes.expire(self._clock.monotonic_s(), self._settings.broker_timeout_s)
+        now_s = self._clock.monotonic_s()
+        silent = self._routes.expire(now_s, self._settings.broker_timeout_s)
+        self._routes.forget_away(now_s, self._settings.broker_memory_s)
         self._lost("silent", silent)
 
     # The listener's handler.
@@ -251,7 +253,7 @@ class Registry:
 
     def _route(self, connection: ServerConnection, request: Command) -> Command:
         topic = request.text("topic")
-        route = self._routes.route(topic)
+        route = self._routes.route(topic, with_away=request.boolean("withAway"))
         if route is None:
             return request.reply(
                 ResponseCode.TOPIC_NOT_EXIST, remark=f"no broker has the topic {topic[:128]!a}"
@@ -269,7 +271,7 @@ class Registry:
         return request.reply(ResponseCode.SUCCESS, body=lenient_json.encode(document))
 
     def _topics(self, connection: ServerConnection, request: Command) -> Command:
-        return _topic_list(request, self._routes.topics())
+        return _topic_list(request, self._routes.topics(with_away=request.boolean("withAway")))
 
     def _topics_of_cluster(self, connection: ServerConnection, request: Command) -> Command:
         return _topic_list(request, self._routes.topics(request.text("cluster")))
