@@ -360,8 +360,10 @@ class SessionHandler:
                 answer.give(page)
                 return
             ext = {} if page.after is None else {"after": _encode_place(page.after)}
-            body = [memoryview(record) for record in page.records]
-            answer.answer(request.reply(ResponseCode.SUCCESS, ext=ext, body=body))
+            response = request.reply(
+                ResponseCode.SUCCESS, ext=ext, body=[memoryview(record) for record in page.records]
+            )
+            answer.answer(response)
 
         self._retained.read(
             RetainedRead(
