@@ -117,6 +117,8 @@ FILTERS_PER_CHANNEL_MAX: Final = 10_000_000
 # Sessions in one answer to an operator.
 FRONT_END_NAME_BYTES_MAX: Final = 255
 MQTT_WORKERS_MAX: Final = 256
+# What a worker and its supervisor say in one piece, mostly metrics: past it one of them is broken.
+WORKER_FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 SESSIONS_PER_REQUEST_MAX: Final = 1_024
 SESSION_QUEUES_MAX: Final = 65_536
 QUEUE_READ_RECORDS_MAX: Final = 1_024

@@ -7,6 +7,7 @@ import itertools
 import logging
 import socket
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import uvloop
@@ -20,6 +21,7 @@ from iotmq.mqtt.packets import Will
 from iotmq.mqtt_front import server
 from iotmq.mqtt_front.settings import RouteSettings
 from iotmq.remoting.codes import ResponseCode
+from iotmq.supervised import FAILURES
 
 
 @pytest.fixture
@@ -502,6 +504,33 @@ async def test_a_device_never_has_less_than_one_and_a_half_keep_alive_times(
         tick()
     assert await client.rest() == b""
     await site.gone("keep_alive_timeout")
+
+
+async def test_a_tick_that_fails_is_counted_and_the_next_one_comes(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One device that cannot be ended leaves the others to be ended, and time goes on."""
+    monkeypatch.setattr(server, "_TICK_S", 1.0)
+    failures = FAILURES.count("end of late devices")
+    ended: list[str | None] = []
+    end_late = site.front._end_late
+
+    def fail_once(device: Any, now_s: float) -> None:
+        ended.append(device.client_id)
+        if len(ended) == 1:
+            raise KeyError("nobody expected this")
+        end_late(device, now_s)
+
+    monkeypatch.setattr(site.front, "_end_late", fail_once)
+    clients = [await site.connect(name, keep_alive_s=1) for name in "ab"]
+    for _ in range(4):
+        site.clock.advance(1.0)
+        former = site.front._ticker
+        site.front._tick()
+        assert site.front._ticker is not former
+    assert sorted(map(str, ended)) == ["a", "b"]
+    assert FAILURES.count("end of late devices") == failures + 1
+    assert await clients["ab".index(str(ended[1]))].rest() == b""
 
 
 async def test_nobody_is_late_because_the_loop_was_busy(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
