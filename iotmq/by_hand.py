@@ -7,7 +7,7 @@ import base64
 import contextlib
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import BinaryIO, Final, Literal
 
 import msgspec
@@ -28,7 +28,7 @@ _AHEAD_MAX: Final = 1_024
 
 
 async def produce(
-    registries: Sequence[str],
+    settings: ClientSettings,
     topic: str,
     bodies: AsyncIterator[bytes],
     *,
@@ -41,7 +41,7 @@ async def produce(
 
     Raises what `Producer.send` raises, after the sends before it have ended.
     """
-    client = IotmqClient(ClientSettings(registries=tuple(registries)))
+    client = IotmqClient(settings)
     pending: deque[asyncio.Future[SendResult]] = deque()
     stored = 0
     async with client, Producer(client) as producer:
@@ -99,7 +99,7 @@ async def lines_of(stream: BinaryIO) -> AsyncIterator[bytes]:
 
 
 async def consume(
-    registries: Sequence[str],
+    settings: ClientSettings,
     topic: str,
     output: BinaryIO,
     *,
@@ -138,14 +138,14 @@ async def consume(
             if written == count_max:
                 ended.set()
 
-    settings = PushConsumerSettings(
+    consumer_settings = PushConsumerSettings(
         model="clustering" if group else "broadcasting",
         consume_from=begin,
         batch_max=1 if count_max is not None else 32,
         stop_timeout_ms=100,
     )
-    client = IotmqClient(ClientSettings(registries=tuple(registries)))
-    consumer = PushConsumer(client, group or ANONYMOUS_GROUP, show, settings=settings)
+    client = IotmqClient(settings)
+    consumer = PushConsumer(client, group or ANONYMOUS_GROUP, show, settings=consumer_settings)
     async with client:
         # A service waits for its registry; a person wants to know. A topic that is not there yet may come.
         await client.routes.find(topic)

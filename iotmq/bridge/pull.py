@@ -131,6 +131,9 @@ class _Puller:
                 end = min(following, self._part.end)
                 self._lose(offset, f"the broker goes on at {following} ({answer.remark})")
                 return end
+        elif answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            self._lose(offset, f"the topic was deleted ({answer.remark})")
+            return self._part.end
         elif answer.code not in (
             ResponseCode.PULL_NOT_FOUND,
             ResponseCode.SYSTEM_ERROR,
@@ -185,6 +188,8 @@ class _Puller:
                 "subscription": "*",
                 "subVersion": "0",
                 "expressionType": "TAG",
+                # A range is the same rows whenever it is read, and a hole in it is a loss.
+                "withExpired": "true",
             },
         )
 

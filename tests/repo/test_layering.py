@@ -22,7 +22,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"client", "store"}),
     frozenset({"mqtt_front", "mqtt_client", "bridge", "console", "broker", "registry"}),
     frozenset({"config"}),
-    frozenset({"worker_channel"}),
+    frozenset({"worker_channel", "connection_options"}),
     frozenset({"mqtt_workers"}),
     frozenset({"assembly", "by_hand", "store_tools", "admin_command", "mqtt_command"}),
     frozenset({"sessions_command", "users_command", "mqtt_worker"}),
