@@ -9,8 +9,7 @@ marks whose checksum holds although what they say does not. Allowed outcomes, al
   was appended is read again, and it is still there after a stop and a start;
 * both within CASE_S and MEMORY_BYTES, and without a crash.
 
-Cases run in child processes, so that a hang and a crash are seen. This file with --seconds, or `make fuzz`;
-`tools/sanitize.sh` does it with AddressSanitizer.
+Cases run in child processes, so that a hang and a crash are seen. This file with --seconds, or `make fuzz`.
 """
 
 from __future__ import annotations
@@ -56,7 +55,26 @@ MEMORY_BYTES = 64 << 30
 CASES_PER_CHILD = 200
 READS_MAX = 30
 
-INTERESTING = [0, 1, 7, 8, 19, 20, 91, 92, 140, 4088, 4095, 4096, 8192, 1 << 20, 1 << 31, 1 << 56, 1 << 58, 1 << 62]
+INTERESTING = [
+    0,
+    1,
+    7,
+    8,
+    19,
+    20,
+    91,
+    92,
+    140,
+    4088,
+    4095,
+    4096,
+    8192,
+    1 << 20,
+    1 << 31,
+    1 << 56,
+    1 << 58,
+    1 << 62,
+]
 TOPICS = ["T", "U", "long" * 30]
 
 
@@ -84,7 +102,9 @@ def make_seeds(directory: Path) -> list[Path]:
 def _fill(store: Store, count: int) -> None:
     for number in range(count):
         topic = TOPICS[number % 3]
-        properties = [b"", b"TAGS\x01a\x02KEYS\x01k%d\x02" % number, b"MSG_TTL_MS\x0160000\x02"][number % 7 % 3]
+        properties = [b"", b"TAGS\x01a\x02KEYS\x01k%d\x02" % number, b"MSG_TTL_MS\x0160000\x02"][
+            number % 7 % 3
+        ]
         body = b"%d" % number + b"x" * (number * 37 % 700)
         # Every eighth is one half of a transaction, and has no entry.
         put(store, topic, number % 2, body, properties=properties, sys_flag=4 if number % 8 == 7 else 0)
@@ -133,7 +153,9 @@ def change(source: random.Random, directory: Path, other: Path) -> str:
     folder = source.choice(sorted({path.parent for path in files}))
     path = source.choice([path for path in files if path.parent == folder])
     name = f"{path.relative_to(directory)}"
-    kind = source.choice([_flip, _flip, _number, _number, _cut, _stretch, _remove, _rename, _double, _mix, _mark])
+    kind = source.choice(
+        [_flip, _flip, _number, _number, _cut, _stretch, _remove, _rename, _double, _mix, _mark]
+    )
     return f"{kind.__name__[1:]} {name} {kind(source, path, directory, other)}"
 
 
@@ -164,7 +186,9 @@ def _number(source: random.Random, path: Path, *_: Path) -> str:
 
 
 def _cut(source: random.Random, path: Path, *_: Path) -> str:
-    size = source.choice([0, 1, path.stat().st_size // 2, max(0, path.stat().st_size - source.choice([1, 7, 8, 20]))])
+    size = source.choice(
+        [0, 1, path.stat().st_size // 2, max(0, path.stat().st_size - source.choice([1, 7, 8, 20]))]
+    )
     os.truncate(path, size)
     return str(size)
 
@@ -183,7 +207,13 @@ def _remove(_source: random.Random, path: Path, *_: Path) -> str:
 
 def _any_name(source: random.Random, path: Path) -> str:
     number = source.choice([*INTERESTING, 1 << 63, 10**20 - 1]) + source.choice([-1, 0, 1])
-    names = [f"{abs(number):020d}"[:20], f"{abs(number):017d}"[:17], str(abs(number))[:20], "0", path.name + ".tmp"]
+    names = [
+        f"{abs(number):020d}"[:20],
+        f"{abs(number):017d}"[:17],
+        str(abs(number))[:20],
+        "0",
+        path.name + ".tmp",
+    ]
     return source.choice(names)
 
 
@@ -221,7 +251,11 @@ def _mix(source: random.Random, path: Path, directory: Path, other: Path) -> str
 def _mark(source: random.Random, _path: Path, directory: Path, _other: Path) -> str:
     """A number in a file that has a checksum, which holds again afterwards."""
     found = [directory / name for name in ("checkpoint", "consumequeue.begins", "index.applied")]
-    found += [directory / "consumequeue" / ".applied", *directory.glob("*mark*"), *directory.glob("*flushed*")]
+    found += [
+        directory / "consumequeue" / ".applied",
+        *directory.glob("*mark*"),
+        *directory.glob("*flushed*"),
+    ]
     found = [each for each in found if each.is_file()]
     if not found:
         return "none"
@@ -232,7 +266,9 @@ def _mark(source: random.Random, _path: Path, directory: Path, _other: Path) -> 
         return "unproven"
     content = bytearray(data[: size - 4])
     at = source.choice([*range(0, len(content) - 7, 8)])
-    number = source.choice([*INTERESTING, struct.unpack_from(">Q", content, at)[0]]) + source.choice([-8, -1, 0, 1, 8])
+    number = source.choice([*INTERESTING, struct.unpack_from(">Q", content, at)[0]]) + source.choice(
+        [-8, -1, 0, 1, 8]
+    )
     struct.pack_into(">Q", content, at, number % (1 << 64))
     path.write_bytes(sealed(bytes(content)) + data[size:])
     return f"{path.name} {at} {number}"
@@ -367,7 +403,17 @@ def fuzz(*, seed: int, cases_max: int | None = None, seconds: float | None = Non
 
 def _watch_child(*, seed: int, first: int, count: int, ends_s: float | None) -> Counter[str]:
     outcomes: Counter[str] = Counter()
-    words = [sys.executable, __file__, "--seed", str(seed), "--first", str(first), "--cases", str(count), "--child"]
+    words = [
+        sys.executable,
+        __file__,
+        "--seed",
+        str(seed),
+        "--first",
+        str(first),
+        "--cases",
+        str(count),
+        "--child",
+    ]
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     case = "before the first case"
     with tempfile.TemporaryFile("w+") as errors:
