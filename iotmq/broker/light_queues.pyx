@@ -205,6 +205,11 @@ cdef class LightQueues:
         return len(self.filters)
 
     @property
+    def ids_end(self):
+        """Before it are the ids of all queues."""
+        return self.queues_size
+
+    @property
     def memory_bytes(self):
         """What the filters and the places of their queues take."""
         return self.filters.memory_bytes + self.wide.memory_bytes + self.queues_size * sizeof(LightQueue)
