@@ -24,6 +24,7 @@ from iotmq.remoting.command import Command
 from iotmq.remoting.properties_text import parse_properties, properties_text
 from iotmq.remoting.server import RemotingServer, ServerConnection
 from iotmq.remoting.tls import server_tls
+from iotmq.supervised import supervise, surviving
 
 logger = logging.getLogger("iotmq.registry")
 
@@ -111,7 +112,7 @@ class Registry:
             self._values = await asyncio.to_thread(self._file.load)
         if self._settings_file is not None:
             self._settings = await asyncio.to_thread(self._settings_file.load)
-        self._changer = asyncio.create_task(self._apply_changes())
+        self._changer = supervise("changes of settings", self._apply_changes)
         await self._server.start()
         self._scan_after(min(_FIRST_SCAN_S, self._settings.scan_interval_s))
 
@@ -166,7 +167,8 @@ class Registry:
 
     def _scan_after(self, delay_s: float) -> None:
         def scan() -> None:
-            self.drop_silent_brokers()
+            with surviving("end of silent brokers"):
+                self.drop_silent_brokers()
             self._scan_after(self._settings.scan_interval_s)
 
         self._scan_timer = asyncio.get_running_loop().call_later(delay_s, scan)
