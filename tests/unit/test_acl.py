@@ -466,7 +466,8 @@ class FakeConnection:
 
 def test_the_guard_hands_on_what_may_be_done(access: AccessControl) -> None:
     inner, connection = Inner(), FakeConnection()
-    guard = Guard(inner, access)
+    nothing: Any = None
+    guard = Guard(inner, access, nothing, nothing)
     response = guard.handle(connection, request_of(10, send("topicB"), who="device1"))  # type: ignore[arg-type]
     assert response is not None
     with pytest.raises(RequestError):
