@@ -35,6 +35,7 @@ from iotmq.metrics import Metric
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
+from iotmq.supervised import supervise
 
 _log = logging.getLogger(__name__)
 
@@ -77,6 +78,10 @@ class PushConsumer(Lifetime):
         self.settings = settings or PushConsumerSettings()
         if self.settings.pull_timeout_ms <= self.settings.hold_ms:
             raise ClientError("pull_timeout_ms must be longer than hold_ms, or every empty pull times out")
+        if self.settings.consume_from == "timestamp" and not self.settings.consume_from_timestamp_ms:
+            raise ClientError(
+                'consume_from="timestamp" needs consume_from_timestamp_ms; "first" begins at the beginning'
+            )
         self._allocate = allocate
         self._is_clustering = self.settings.model == "clustering"
         self._subscriptions: dict[str, Subscription] = {}
@@ -178,8 +183,8 @@ class PushConsumer(Lifetime):
             await check_filter(self._client, self._group, subscription)
         await self._announce()
         self._tasks = [
-            asyncio.ensure_future(self._rebalance_forever()),
-            asyncio.ensure_future(self._commit_forever()),
+            supervise("division of queues", self._rebalance_forever),
+            supervise("commit of offsets", self._commit_forever),
         ]
         await self._has_balanced.wait()
 
