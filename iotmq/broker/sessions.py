@@ -429,12 +429,16 @@ class Sessions:
         if owner is not None and owner.is_durable and not self._is_attached(owner):
             done(_NOT_READY)
             return
-        try:
-            position, skip = self.limits.stretch(wanted.client_id, wanted.queue_id, wanted.position)
-        except StoreError as error:
-            done(_unreadable(error))
-            return
-        self._reader.read(msgspec.structs.replace(wanted, position=position), done, skip=skip)
+
+        def read(stretch: tuple[int, tuple[int, int] | None]) -> None:
+            position, skip = stretch
+            self._reader.read(msgspec.structs.replace(wanted, position=position), done, skip=skip)
+
+        self._reader.finish(
+            self.limits.stretch(wanted.client_id, wanted.queue_id, wanted.position),
+            read,
+            lambda error: done(Refused(error.code, str(error))),
+        )
 
     # Operators
 
