@@ -99,7 +99,9 @@ class AdminHandler:
         name = request.text("topic")
         config = self._topics.find(name)
         if config is None:
-            raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"the field topic names {name}, which does not exist")
+            raise RequestError(
+                ResponseCode.TOPIC_NOT_EXIST, f"the field topic names {name}, which does not exist"
+            )
         return request.reply(ResponseCode.SUCCESS, body=msgspec.json.encode(config))
 
     def _put_group(self, connection: ServerConnection, request: Command) -> Command | None:

@@ -253,7 +253,7 @@ class ClosedCheck:
             found = (self.end_position, count, offset_sum)
             if tuple(state) != found and self._has_been_shared:
                 self.notes.append(
-                    "another broker has written the queues since: the next start fills them again from the log"
+                    "another broker has written the queues since: the next start fills them again"
                 )
             elif tuple(state) != found and not self.problems:
                 self._say(f"consumequeue/.applied says {tuple(state)}, the files say {found}")
@@ -304,7 +304,7 @@ class ClosedCheck:
             self.notes.append("the key index was not compared with the log, whose end or middle is not whole")
             return
         if self._has_been_shared:
-            self.notes.append("the key index was not compared with the log: another broker has written it since")
+            self.notes.append("the key index was not compared: another broker has written it since")
             return
         if state.applied_position > self.end_position:
             self._say(f"the key index has applied {state.applied_position} of {self.end_position}")
