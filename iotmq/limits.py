@@ -170,10 +170,14 @@ MQTT_USER_NAME_BYTES_MAX: Final = 512
 MQTT_PASSWORD_BYTES_MAX: Final = 8 * 1024
 MQTT_USERS_FILE_BYTES_MAX: Final = 128 * 1024 * 1024
 MQTT_USERS_MAX: Final = 500_000
+# Text that is no plain ASCII is looked at character by character before anybody has proved anything.
+SASLPREP_CHARACTERS_MAX: Final = 1_024
 SCRAM_ITERATIONS_MIN: Final = 4_096
 SCRAM_ITERATIONS_MAX: Final = 1_000_000
 SCRAM_SALT_BYTES_MAX: Final = 64
 MQTT_FAILING_ADDRESSES_MAX: Final = 16_384
+# Users who were right from an address and so have a count of failures of their own there; 150 bytes each.
+MQTT_PROVEN_USERS_MAX: Final = 131_072
 MQTT_UNDECIDED_BYTES_MAX: Final = 64 * 1024 * 1024
 # Files of one listener that encrypts, and the length of a file's name (PATH_MAX without its zero).
 # How many handshakes begin in one turn of the loop, half a millisecond each: with 4 the p99 of a device

@@ -264,7 +264,7 @@ cdef class ServerConnection(OutboundHalf):
         if packet_type == PACKET_CONNECT:
             return self._handle_connect(body[:size])
         if packet_type == PACKET_SUBSCRIBE:
-            return self._add_event(packets.decode_subscribe(body[:size], level))
+            return self._add_event(packets.decode_subscribe(body[:size], level, is_bridge=self._is_bridge))
         if packet_type == PACKET_UNSUBSCRIBE:
             return self._add_event(packets.decode_unsubscribe(body[:size], level))
         if packet_type == PACKET_PUBREL or level == LEVEL_5 and PACKET_PUBACK <= packet_type <= PACKET_PUBCOMP:
@@ -293,6 +293,7 @@ cdef class ServerConnection(OutboundHalf):
         self.protocol_level = packets.answer_level(body)
         connect = packets.decode_connect(body)
         self.protocol_level = connect.protocol_level
+        self._is_bridge = connect.is_bridge
         if self.protocol_level == LEVEL_5:
             self._take_limits(connect.properties)
         self.keep_alive_s = connect.keep_alive_s

@@ -22,6 +22,7 @@ from iotmq.message.properties import MQTT_CLIENT_ID, encode_properties
 from iotmq.mqtt import packets, reason_codes
 from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.properties import Properties
+from iotmq.mqtt.topics import BRIDGE_PREFIX
 from iotmq.mqtt_front.auto_subscriptions import AutoSubscriptions
 from iotmq.mqtt_front.deadlines import Deadlines
 from iotmq.mqtt_front.device import Device
@@ -95,7 +96,9 @@ class ConnectedSessions:
         device.properties = encode_properties({MQTT_CLIENT_ID: client_id})
         if self._keeps_names:
             device.names = DeviceNames(client_id, device.user or connect.user_name).key()
-        device.will = connect.will
+        will = connect.will
+        # That of a bridge says below its prefix that it is gone, which goes nowhere (ingress.pyx).
+        device.will = None if will is not None and will.topic.startswith(BRIDGE_PREFIX) else will
         keep_alive_s_max = self._settings.keep_alive_s_max
         if keep_alive_s_max and not 0 < connect.keep_alive_s <= keep_alive_s_max:
             device.keep_alive_s = keep_alive_s_max
