@@ -168,7 +168,7 @@ def test_reasons_say_whose_fault_it_was_and_have_connack_codes_of_the_specificat
 def test_a_bridge_is_a_client_of_its_version(level: int) -> None:
     connect = packets.Connect("b", False, 60, None, None, None, level, is_bridge=True)
     packet = packets.encode_connect(connect)
-    assert bytes([level | 0x80]) in packet[:10]
+    assert bytes([level | 0x80]) in packet[:12]
     assert packets.decode_connect(body_of(packet)) == connect
 
 
