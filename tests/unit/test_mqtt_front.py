@@ -15,6 +15,7 @@ from eventually import STOP_S, soon
 from fake_gateway import RawClient, connect_packet, split_output
 from front_site import Site, running, tick_quickly
 
+from iotmq import limits
 from iotmq.mqtt import packets
 from iotmq.mqtt.packets import Will
 from iotmq.mqtt_front import server
@@ -385,6 +386,28 @@ async def test_subscriptions_at_their_limit_and_past_it() -> None:
         assert await client.packet() == (packets.UNSUBACK << 4, b"\0\3")
         assert await client.subscribe(("e", 1), ("f", 1), packet_id=4) == [1, 0x80]
         assert site.number("iotmq_mqtt_subscriptions") == 4
+
+
+async def test_filters_with_wildcards_have_levels_up_to_their_limit(site: Site) -> None:
+    client = await site.connect("d")
+    deepest = "/".join("+" * limits.MQTT_WILDCARD_LEVELS_MAX)
+    plain = "/".join("a" * limits.MQTT_TOPIC_LEVELS_MAX)
+    assert await client.subscribe((deepest, 1), (deepest + "/#", 1), (plain, 1)) == [1, 0x80, 1]
+    assert site.number("iotmq_mqtt_subscriptions") == 2
+
+
+async def test_who_subscribes_what_the_server_says_of_itself_and_goes_is_forgotten(site: Site) -> None:
+    site.gateway.takes_filters = None
+    client = await site.connect("d")
+    client.send(packets.encode_subscribe(3, [("$SYS/#", 1)]))
+    await client.ping()
+    client.abort()
+    await site.gone("connection_lost")
+    site.gateway.attaching[0](True)
+    assert site.front._parts is not None
+    assert site.front._parts.sys_topics is not None
+    site.front._parts.sys_topics._invariants()
+    assert not site.front._parts.sys_topics._subscribers
 
 
 async def test_a_subscriber_that_never_reads_does_not_stop_the_others() -> None:
