@@ -56,7 +56,7 @@ _log = logging.getLogger("iotmq.mqtt")
 
 cdef enum:
     READ_RECORDS_MAX = 128
-    READ_RECORDS_MIN = 16       # of a queue whose messages wait for the broker, which are as many as there is room for
+    READ_RECORDS_MIN = 16       # of messages with a window: as many as there is room for, and these at least
     READ_BYTES_MAX = 256 * 1024
 
 
@@ -329,6 +329,7 @@ cdef class DurableSession(KeptSession):
         if flight != NULL:
             self.has_moved_flights = self.has_moved_flights or flight.qos == 2
             flight.state = FLIGHT_DONE
+            self.move(<QueueSubscription>flight.subscription)
             self._drop_done()
         return 0
 
@@ -360,7 +361,7 @@ cdef class DurableSession(KeptSession):
         cdef int wanted = READ_RECORDS_MAX
         if is_replay(subscription, subscription.next_position):
             wanted = self.egress.replay_records_max
-        if subscription.options & 3 == 2 and not self._repeated and not self._done:
+        if subscription.options & 3 and not self._repeated and not self._done:
             wanted = min(wanted, max(READ_RECORDS_MIN, self.device.room_count()))
         return wanted
 
