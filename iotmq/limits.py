@@ -204,8 +204,8 @@ MQTT_SUBSCRIPTIONS_PER_SESSION_MAX: Final = 10_000
 MQTT_CONNECT_TIMEOUT_S: Final = 10.0
 MQTT_IN_FLIGHT_MAX: Final = 1_024
 MQTT_QUEUED_BYTES_MAX: Final = 4 * 1024 * 1024
-# Messages of a kept session from the oldest that is in flight on, done or not: so far a device gets ahead of one
-# acknowledgement that does not come (its window at least). 24 bytes each.
+# Messages of a kept session from the oldest that is in flight on, done or not: so far a device gets ahead of
+# one acknowledgement that does not come (its window at least). 24 bytes each.
 MQTT_FLIGHTS_MAX: Final = 2_048
 # Clients of ours: what they have in flight when the server does not say less, and when it cannot say (before
 # MQTT 5 some servers mix up what is more); what they take in a packet and in flight from a server; and what

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -96,7 +95,7 @@ async def forget_silent(site: MqttSite) -> None:
         parts = front.mqtt._parts
         assert parts is not None
         await soon(lambda parts=parts: not list(parts.sessions.devices()), "all devices have gone")  # type: ignore[misc]
-        assert not front.mqtt._deadlines.late(time.monotonic() + 2 * RECHECK_S)
+        assert not front.mqtt._deadlines.late(front.mqtt._deadlines._next_s + 2 * RECHECK_S)
 
 
 ENDS: list[Callable[[MqttSite, SessionDevice], Awaitable[None]]] = [

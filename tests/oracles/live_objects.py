@@ -37,13 +37,11 @@ def live_objects() -> Counter[str]:
 class LiveObjects:
     """What is alive now is what may be alive later; batches are kept for the next use, a few of them."""
 
-    SPARE = Counter({"Batch": 2})
-
     def __init__(self) -> None:
         self.before = live_objects()
 
     def growth(self) -> Counter[str]:
-        return live_objects() - self.before - self.SPARE
+        return live_objects() - self.before - Counter({"Batch": 2})
 
     async def check(self, what: str) -> None:
         """Nothing more is alive, as soon as what is under way has ended."""

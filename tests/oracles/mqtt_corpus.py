@@ -157,7 +157,7 @@ CORPUS: list[Case] = [
 
 
 class Answers(NamedTuple):
-    """What the one who got a PUBLISH of `qos` and packet id 1 says, and why that ends the connection, if it does.
+    """What is said to a PUBLISH of `qos` and packet id 1, and why that ends the connection, if it does.
 
     Both sides publish, so both cores see these.
     """

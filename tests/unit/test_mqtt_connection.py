@@ -265,7 +265,9 @@ def test_in_flight_limit_is_checked(value: int) -> None:
 LEVELS_AND_ANSWERS = [(5, one) for one in ANSWERS_5] + [(level, one) for level in (3, 4) for one in ANSWERS]
 
 
-@pytest.mark.parametrize(("level", "answers"), LEVELS_AND_ANSWERS, ids=lambda value: getattr(value, "name", value))
+@pytest.mark.parametrize(
+    ("level", "answers"), LEVELS_AND_ANSWERS, ids=lambda value: getattr(value, "name", str(value))
+)
 def test_an_acknowledgement_its_message_does_not_wait_for_ends_the_connection(
     level: int, answers: Answers
 ) -> None:
