@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +14,7 @@ from iotmq.broker.acl import Guard, open_access_control
 from iotmq.broker.administration import Administration
 from iotmq.broker.announced_changes import AnnouncedChanges
 from iotmq.broker.changed_settings import ChangedSettings
+from iotmq.broker.cold_reads import ColdReads
 from iotmq.broker.consumed import lowest_consumed_position
 from iotmq.broker.consumer_offsets import ConsumerOffsets
 from iotmq.broker.consuming import Consuming
@@ -22,7 +25,6 @@ from iotmq.broker.last_flushes import finish_flushes
 from iotmq.broker.lost_topics import recall_topics
 from iotmq.broker.mqtt_parts import MqttParts
 from iotmq.broker.offset_handler import OffsetHandler
-from iotmq.broker.periodic import PeriodicWork, repeat
 from iotmq.broker.presence import Presence
 from iotmq.broker.queue_limits import QueueLimits
 from iotmq.broker.rates import SAMPLE_INTERVAL_S
@@ -47,6 +49,7 @@ from iotmq.remoting.server import RemotingServer
 from iotmq.remoting.tls import server_tls
 from iotmq.store.queue import Queue
 from iotmq.store.store import Store
+from iotmq.supervised import end, repeat, supervise
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +105,9 @@ class Broker:
             flush_timeout_s=store.settings.sync_flush_timeout_ms / 1000,
             statistics=self.statistics,
         )
+        cold_reads = ColdReads(
+            store, threads_max=settings.cold_read_threads, waiting_max=settings.cold_reads_max
+        )
         self._sending = Sending(
             store,
             self.intake,
@@ -110,6 +116,7 @@ class Broker:
             self.subscription_groups,
             self.offsets,
             self.statistics,
+            cold_reads,
             clock,
             settings,
             host=host,
@@ -124,6 +131,7 @@ class Broker:
             self.subscription_groups,
             self.offsets,
             self.statistics,
+            cold_reads,
             clock,
             settings,
             host=host,
@@ -136,7 +144,7 @@ class Broker:
             store,
             self.intake,
             self._consuming.pulls,
-            self._consuming.cold_reads,
+            cold_reads,
             self.statistics,
             clock,
             directory=directory,
@@ -150,7 +158,7 @@ class Broker:
             self.groups,
             self.offsets,
             self.statistics,
-            self._consuming.cold_reads,
+            cold_reads,
             clock,
             broker_name=settings.name,
             cluster=settings.cluster,
@@ -180,7 +188,7 @@ class Broker:
             self.topics,
             self.timers,
             self._sending.device_replies,
-            self._consuming.cold_reads,
+            cold_reads,
             clock,
             host=host,
             retained_messages_max=settings.retained_messages_max,
@@ -225,9 +233,18 @@ class Broker:
             take_pull=self._consuming.pulls.take_pull,
             settle=self.intake.settle,
         )
-        announced = AnnouncedChanges(self.requests, self.topics, self._when_told)
+        self._files = TableFiles(
+            self.topics,
+            self.subscription_groups,
+            self._changed_settings,
+            [self.offsets, self.consumer_filters, self._sending.delays],
+            interval_s=settings.offsets_interval_s,
+        )
+        announced = AnnouncedChanges(
+            self.requests, self.topics, when_told=self._when_told, when_saved=self._files.when_saved
+        )
         self._server = RemotingServer(
-            announced if self.access is None else Guard(announced, self.access),
+            announced if self.access is None else Guard(announced, self.access, store, cold_reads),
             host=settings.listen_host,
             port=settings.listen_port,
             idle_s=settings.idle_s,
@@ -245,13 +262,7 @@ class Broker:
             takes_strangers=self.access is None and settings.tls_mode != "enforcing",
             runtime_info=self._runtime_info.table,
         )
-        self._files = TableFiles(
-            self.topics,
-            self.subscription_groups,
-            [self.offsets, self.consumer_filters, self._sending.delays],
-            interval_s=settings.offsets_interval_s,
-        )
-        self._work = PeriodicWork()
+        self._work: list[asyncio.Task[None]] = []
         # Nobody consumes what the broker writes there.
         self._own_topics = system_names - {SCHEDULE_TOPIC, HALF_TOPIC}
         store.consumed_position = self._consumed_position
@@ -308,7 +319,7 @@ class Broker:
         self.intake.open()
         self._sending.start()
         self._presence.start()
-        self._work.start(self._loops())
+        self._work = [supervise(name, work) for name, work in self._repeated_work()]
         logger.info(
             "broker %s of cluster %s listens on %s:%d and is advertised as %s",
             settings.name,
@@ -322,7 +333,7 @@ class Broker:
         """Take nothing more, finish what was taken, save everything; well under two seconds."""
         self._mqtt.finish()
         self.intake.close()
-        await self._work.stop()
+        await end(self._work)
         await self._administration.finish_removals()
         await self._presence.stop()
         await finish_flushes(self.intake, self._store)
@@ -363,25 +374,25 @@ class Broker:
             self.statistics,
             self._views,
             self._presence,
+            self._files,
         ):
             yield from part.metrics()
         if self.access is not None:
             yield from self.access.metrics()
 
-    def _loops(self) -> list[Coroutine[None, None, None]]:
-        """What goes on until the broker stops."""
-        loops = [
-            *self._files.loops(),
-            self._presence.check_address(),
-            repeat(_EXPIRY_SCAN_S, self._expire),
-            repeat(SAMPLE_INTERVAL_S, self.sample),
-            repeat(_RETENTION_SCAN_S, self._store.retain),
-            repeat(_SESSION_SCAN_S, self._mqtt.expire),
-            repeat(_RETENTION_SCAN_S, self._sending.delays.roll),
-        ]
+    def _repeated_work(self) -> Iterable[tuple[str, Callable[[], Awaitable[None]]]]:
+        """What goes on until the broker stops, and the names it has in metrics."""
+        for save in self._files.savers():
+            yield "saving of tables", save
+        yield "check of the address", self._presence.check_address
+        yield "expiry of clients", partial(repeat, _EXPIRY_SCAN_S, self._expire)
+        yield "statistics", partial(repeat, SAMPLE_INTERVAL_S, self.sample)
+        yield "retention", partial(repeat, _RETENTION_SCAN_S, self._store.retain)
+        yield "expiry of sessions", partial(repeat, _SESSION_SCAN_S, self._mqtt.expire)
+        yield "delayed messages", partial(repeat, _RETENTION_SCAN_S, self._sending.delays.roll)
         if self.access is not None:
-            loops.append(self.access.reload_repeatedly(self._settings.acl_reload_interval_s))
-        return loops
+            interval_s = self._settings.acl_reload_interval_s
+            yield "accounts", partial(self.access.reload_repeatedly, interval_s)
 
     def _expire(self) -> None:
         self._consuming.expire()
