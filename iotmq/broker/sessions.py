@@ -341,18 +341,12 @@ class Sessions:
         if not heard:
             done(None)
             return
-<<<<<<< HEAD
-        self._log.write_apart(
-            [progress_record(change, self._projection.queues.filter_of) for change in heard], done
-=======
         if not all(self._is_attached(self._owners[change.client_id]) for change in heard):
             # The numbers of its queues may be those of others now.
             done(_NOT_READY)
             return
-        self._log.write(
-            [progress_record(change, self._projection.queues.filter_of) for change in heard],
-            lambda position: done(position if isinstance(position, Refused) else None),
->>>>>>> main
+        self._log.write_apart(
+            [progress_record(change, self._projection.queues.filter_of) for change in heard], done
         )
 
     def close_session(self, channel: SessionChannel, gone: CloseRequest) -> None:
