@@ -138,6 +138,7 @@ cdef class LightQueues:
     def collect(self, view):
         """Take in the whole records of `view`; StoreCorruptError when it holds something else."""
         cdef RecordWalk walk
+        self.channels.begin()
         begin_walk(&walk, view)
         try:
             self.collect_records(&walk)
