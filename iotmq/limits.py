@@ -123,6 +123,8 @@ MQTT_WORKERS_MAX: Final = 256
 # What a worker and its supervisor say in one piece, mostly metrics: past it one of them is broken.
 WORKER_FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 SESSIONS_PER_REQUEST_MAX: Final = 1_024
+# Changes of sessions in one record: what is larger is stored session by session, or refused alone.
+SESSION_RECORD_BYTES_MAX: Final = RECORD_BYTES_MAX - 1024
 SESSION_QUEUES_MAX: Final = 65_536
 QUEUE_READ_RECORDS_MAX: Final = 1_024
 MISSED_QUEUES_MAX: Final = 65_536
@@ -225,6 +227,9 @@ MQTT_SUBSCRIPTIONS_PER_SESSION_MAX: Final = 10_000
 MQTT_CONNECT_TIMEOUT_S: Final = 10.0
 MQTT_IN_FLIGHT_MAX: Final = 1_024
 MQTT_QUEUED_BYTES_MAX: Final = 4 * 1024 * 1024
+# Messages of a kept session from the oldest that is in flight on, done or not: so far a device gets ahead of
+# one acknowledgement that does not come (its window at least). 24 bytes each.
+MQTT_FLIGHTS_MAX: Final = 2_048
 # Clients of ours: what they have in flight when the server does not say less, and when it cannot say (before
 # MQTT 5 some servers mix up what is more); what they take in a packet and in flight from a server; and what
 # waits for a program that does not take it before a connection is not read.

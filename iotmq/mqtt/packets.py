@@ -280,7 +280,7 @@ _NAMES: Final = {
 def decode_acknowledgement(packet_type: int, body: bytes) -> tuple[int, int]:
     """(packet id, reason code) of an MQTT 5 PUBACK, PUBREC, PUBREL or PUBCOMP."""
     reader = PacketReader(body, _NAMES[packet_type])
-    packet_id = reader.u16()
+    packet_id = reader.packet_id()
     return packet_id, _read_reason(reader, packet_type)[0]
 
 

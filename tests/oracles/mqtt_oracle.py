@@ -237,8 +237,10 @@ class _Server:
             packet_id, code = int.from_bytes(body, "big"), 0
         else:
             raise MqttProtocolError(reason_codes.MALFORMED_PACKET, "PUBREL")
+        if packet_id == 0:
+            raise MqttProtocolError(reason_codes.PROTOCOL_ERROR, "packet id 0")
         unknown = 0x92 if self.level == 5 else 0
-        if kind == packets.PUBREC and packet_id and code < 0x80:
+        if kind == packets.PUBREC and code < 0x80:
             self.outcome.output += packets.encode_acknowledgement(packets.PUBREL, packet_id, unknown)
         elif kind == packets.PUBREL:
             code = 0 if packet_id in self.received else unknown
