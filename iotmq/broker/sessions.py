@@ -345,9 +345,8 @@ class Sessions:
             # The numbers of its queues may be those of others now.
             done(_NOT_READY)
             return
-        self._log.write(
-            [progress_record(change, self._projection.queues.filter_of) for change in heard],
-            lambda position: done(position if isinstance(position, Refused) else None),
+        self._log.write_apart(
+            [progress_record(change, self._projection.queues.filter_of) for change in heard], done
         )
 
     def close_session(self, channel: SessionChannel, gone: CloseRequest) -> None:
