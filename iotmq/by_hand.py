@@ -19,6 +19,7 @@ from iotmq.client.push_consumer import PushConsumer
 from iotmq.client.settings import ClientSettings, PushConsumerSettings
 from iotmq.errors import MessageRefusedError
 from iotmq.limits import RECORD_BYTES_MAX
+from iotmq.message.errors import MessageFormatError
 
 OutputFormat = Literal["text", "json", "raw"]
 
@@ -160,7 +161,7 @@ async def consume(
 
 def _text(message: ReceivedMessage) -> bytes:
     """One line: where it stands, its key and tags, its body. Nothing in it can steer the terminal."""
-    body = message.body.decode("utf-8", "backslashreplace")
+    body = _body(message).decode("utf-8", "backslashreplace")
     fields = [
         f"{message.queue.broker_name}/{message.queue.queue_id}@{message.queue_offset}",
         _printable(message.properties.get("MQTT_TOPIC") or " ".join(message.keys) or "-"),
@@ -190,15 +191,24 @@ def _json(message: ReceivedMessage) -> bytes:
         "tags": message.tags,
         "properties": message.properties,
     }
+    body = _body(message)
     try:
-        fields["body"] = message.body.decode()
+        fields["body"] = body.decode()
     except UnicodeDecodeError:
-        fields["body_base64"] = base64.b64encode(message.body).decode()
+        fields["body_base64"] = base64.b64encode(body).decode()
     return msgspec.json.encode(fields) + b"\n"
 
 
 def _raw(message: ReceivedMessage) -> bytes:
-    return message.body + b"\n"
+    return _body(message) + b"\n"
+
+
+def _body(message: ReceivedMessage) -> bytes:
+    """The body as it was sent, or as it is stored when it cannot be inflated: one must not stop all."""
+    try:
+        return message.body
+    except MessageFormatError:
+        return message.record.body
 
 
 _FORMATS: Final[dict[OutputFormat, Callable[[ReceivedMessage], bytes]]] = {

@@ -16,6 +16,8 @@ from typing import Final
 from iotmq.broker import acl_file
 from iotmq.broker.acl_file import Account, Accounts, AclFileError
 from iotmq.broker.acl_rules import ANY, DENY, PUB, SUB, Need, TopicAt, rule_of
+from iotmq.broker.cold_reads import ColdReads
+from iotmq.broker.late_answer import LateAnswer
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.topics import TRACE_TOPIC, reply_topic
 from iotmq.errors import ConfigError, RequestError
@@ -23,7 +25,8 @@ from iotmq.message.record import decode_record
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import ResponseCode
 from iotmq.remoting.command import Command
-from iotmq.remoting.server import RequestHandler, ServerConnection
+from iotmq.remoting.frame import Run
+from iotmq.remoting.server import RequestHandler, RunHandler, ServerConnection
 from iotmq.remoting.signature import ACCESS_KEY, is_signed_with
 from iotmq.store.store import Store
 from iotmq.watched_file import WatchedFiles
@@ -83,13 +86,21 @@ class AccessControl:
         return self._accounts
 
     def check(self, request: Command, address: str) -> None:
-        """Return when the request may be carried out, else RequestError (16) with account and resource."""
+        """Return when the request may be carried out, else RequestError (16) with account and resource.
+
+        Of a request about a record that is read, which may have to wait for the disk.
+        """
+        account = self.authenticated(request, address)
+        if account is not None:
+            self.check_permitted(account, request)
+
+    def authenticated(self, request: Command, address: str) -> Account | None:
+        """The account that signed the request; None when its address alone is enough. RequestError (16)."""
         accounts = self._accounts
-        if accounts.is_white(address):
-            return
-        account = self._authenticated(accounts, request, address)
-        if account is None:
-            return
+        return None if accounts.is_white(address) else self._authenticated(accounts, request, address)
+
+    def check_permitted(self, account: Account, request: Command) -> None:
+        """Return when an account may have the request carried out, else RequestError (16)."""
         rule = rule_of(request.code)
         if rule.is_for_admins:
             if not account.is_admin:
@@ -199,13 +210,45 @@ class AccessControl:
 class Guard:
     """Lets requests through to a handler when access control says so; is itself a RequestHandler."""
 
-    def __init__(self, handler: RequestHandler, access: AccessControl) -> None:
+    def __init__(
+        self,
+        handler: RequestHandler,
+        handle_run: RunHandler,
+        access: AccessControl,
+        store: Store,
+        cold_reads: ColdReads,
+    ) -> None:
         self._handler = handler
-        self._check = access.check
+        self._handle_run = handle_run
+        self._access = access
+        self._store = store
+        self._cold_reads = cold_reads
 
     def handle(self, connection: ServerConnection, request: Command) -> Command | None:
-        self._check(request, connection.peer[0])
-        return self._handler.handle(connection, request)
+        account = self._access.authenticated(request, connection.peer[0])
+        if account is None:
+            return self._handler.handle(connection, request)
+        if not rule_of(request.code).is_about_record:
+            self._access.check_permitted(account, request)
+            return self._handler.handle(connection, request)
+        answer = LateAnswer(connection, request)
+
+        def read(_: memoryview | None) -> None:
+            self._access.check_permitted(account, request)
+            response = self._handler.handle(connection, request)
+            if response is not None:
+                answer.answer(response)
+
+        # Whose the record is decides; it is in memory when that is looked at.
+        position = request.integer("offset", minimum=0)
+        self._cold_reads.finish(self._store.record_steps(position), read, answer.refuse)
+        return answer.take()
+
+    def handle_run(self, connection: ServerConnection, run: Run, at: int) -> int:
+        """The short way, for addresses that are not asked; every other request shows its own signature."""
+        if self._access.accounts.is_white(connection.peer[0]):
+            return self._handle_run(connection, run, at)
+        return at
 
     def connection_lost(self, connection: ServerConnection) -> None:
         self._handler.connection_lost(connection)

@@ -50,6 +50,8 @@ class Rule(NamedTuple):
 
     needs: Callable[[Command, TopicAt], Iterable[Need]]
     is_for_admins: bool = False
+    # Whether it depends on the record at the field `offset`.
+    is_about_record: bool = False
 
 
 def topic_need(topic: str, permission: int) -> Need:
@@ -130,7 +132,7 @@ def _record(*groups: str) -> Rule:
         found = list(of_fields.needs(request, topic_at))
         return found if topic is None else [*found, topic_need(topic, SUB)]
 
-    return Rule(needs)
+    return Rule(needs, is_about_record=True)
 
 
 def _heartbeat(request: Command, topic_at: TopicAt) -> Iterable[Need]:

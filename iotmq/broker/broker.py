@@ -14,6 +14,7 @@ from iotmq.broker.acl import Guard, open_access_control
 from iotmq.broker.administration import Administration
 from iotmq.broker.announced_changes import AnnouncedChanges
 from iotmq.broker.changed_settings import ChangedSettings
+from iotmq.broker.cold_reads import ColdReads
 from iotmq.broker.consumed import lowest_consumed_position
 from iotmq.broker.consumer_offsets import ConsumerOffsets
 from iotmq.broker.consuming import Consuming
@@ -44,7 +45,7 @@ from iotmq.broker.topics import HALF_TOPIC, SCHEDULE_TOPIC, TopicTable
 from iotmq.broker.views import Views
 from iotmq.clock import Clock, SystemClock
 from iotmq.metrics import Metric
-from iotmq.remoting.server import RemotingServer
+from iotmq.remoting.server import RemotingServer, RequestHandler
 from iotmq.remoting.tls import server_tls
 from iotmq.store.queue import Queue
 from iotmq.store.store import Store
@@ -104,6 +105,9 @@ class Broker:
             flush_timeout_s=store.settings.sync_flush_timeout_ms / 1000,
             statistics=self.statistics,
         )
+        cold_reads = ColdReads(
+            store, threads_max=settings.cold_read_threads, waiting_max=settings.cold_reads_max
+        )
         self._sending = Sending(
             store,
             self.intake,
@@ -112,6 +116,7 @@ class Broker:
             self.subscription_groups,
             self.offsets,
             self.statistics,
+            cold_reads,
             clock,
             settings,
             host=host,
@@ -126,6 +131,7 @@ class Broker:
             self.subscription_groups,
             self.offsets,
             self.statistics,
+            cold_reads,
             clock,
             settings,
             host=host,
@@ -138,7 +144,7 @@ class Broker:
             store,
             self.intake,
             self._consuming.pulls,
-            self._consuming.cold_reads,
+            cold_reads,
             self.statistics,
             clock,
             directory=directory,
@@ -152,7 +158,7 @@ class Broker:
             self.groups,
             self.offsets,
             self.statistics,
-            self._consuming.cold_reads,
+            cold_reads,
             clock,
             broker_name=settings.name,
             cluster=settings.cluster,
@@ -182,7 +188,7 @@ class Broker:
             self.topics,
             self.timers,
             self._sending.device_replies,
-            self._consuming.cold_reads,
+            cold_reads,
             clock,
             host=host,
             retained_messages_max=settings.retained_messages_max,
@@ -237,16 +243,20 @@ class Broker:
         announced = AnnouncedChanges(
             self.requests, self.topics, when_told=self._when_told, when_saved=self._files.when_saved
         )
+        handler: RequestHandler = announced
+        handle_run = self.requests.handle_run
+        if self.access is not None:
+            handler = guard = Guard(announced, handle_run, self.access, store, cold_reads)
+            handle_run = guard.handle_run
         self._server = RemotingServer(
-            announced if self.access is None else Guard(announced, self.access),
+            handler,
             host=settings.listen_host,
             port=settings.listen_port,
             idle_s=settings.idle_s,
             connections_max=settings.connections_max,
             clock=clock,
             name="broker",
-            # Access control looks at every request.
-            handle_run=self.requests.handle_run if self.access is None else None,
+            handle_run=handle_run,
             tls=server_tls(settings),
         )
         self._presence = Presence(

@@ -79,10 +79,11 @@ class TableFiles:
         for saver in left:
             saver.when_saved(one_saved)
 
-    def savers(self) -> list[Callable[[], Awaitable[None]]]:
+    def savers(self) -> Sequence[Callable[[], Awaitable[None]]]:
         """One for each file; cancelled before `save_all`."""
-        return [saver.run for saver in self._savers] + [
-            partial(self._save_repeatedly, table) for table in self._tables
+        return [
+            *(saver.run for saver in self._savers),
+            *(partial(self._save_repeatedly, table) for table in self._tables),
         ]
 
     def save_all(self) -> None:

@@ -36,6 +36,9 @@ _log = logging.getLogger("iotmq.mqtt")
 
 _GROUP = "iotmq_mqtt_front"
 _REFRESH_S = 10.0
+# A broker that nobody names any more is forgotten after so long: it may be restarting, and what it stores
+# before its channel is back is to be delivered, as its sessions are to go on (session_brokers).
+FORGET_S = 600.0
 
 
 class RemoteGateway:
@@ -60,7 +63,9 @@ class RemoteGateway:
         )
         self._queues: dict[str, tuple[MessageQueue, ...]] = {}
         self._filters: dict[int, str] = {}
+        # By broker name; and since when nobody names the brokers of some of them.
         self._channels: dict[str, DeliveryChannel] = {}
+        self._unnamed_since_s: dict[str, float] = {}
         self._refresher: asyncio.Task[None] | None = None
         self._not_ready: str | None = "not connected to the brokers yet"
         # What the brokers met so far take; the format's limit until then.
@@ -93,7 +98,7 @@ class RemoteGateway:
     def not_ready_reason(self) -> str | None:
         if self._not_ready is not None:
             return self._not_ready
-        down = sorted(address for address, channel in self._channels.items() if not channel.is_open)
+        down = sorted(channel.address for channel in self._channels.values() if not channel.is_open)
         return f"no delivery channel to {', '.join(down)}" if down else None
 
     async def start(
@@ -196,8 +201,8 @@ class RemoteGateway:
     def metrics(self) -> Iterable[Metric]:
         yield from self._producer.metrics()
         yield dropped_replies_metric(self._dropped_replies)
-        for address, channel in self._channels.items():
-            labels = (("broker", address),)
+        for channel in self._channels.values():
+            labels = (("broker", channel.address),)
             yield Metric(
                 "iotmq_mqtt_delivery_channel_up",
                 "gauge",
@@ -264,7 +269,7 @@ class RemoteGateway:
             await self._follow_brokers(receiver)
 
     async def _follow_brokers(self, receiver: DeliveryReceiver) -> None:
-        """Have one delivery channel per master that holds a queue of ours."""
+        """Have one delivery channel per master that holds a queue of ours, or did a while ago."""
         masters: dict[str, str] = {}
         for topic in self._queues:
             route = self._client.routes.known(topic)
@@ -272,9 +277,11 @@ class RemoteGateway:
                 masters.update(
                     (name, by_id[MASTER_ID]) for name, by_id in route.addresses.items() if MASTER_ID in by_id
                 )
-        wanted = set(masters.values())
-        for address in wanted - self._channels.keys():
-            self._channels[address] = DeliveryChannel(
+        for name, address in masters.items():
+            if name in self._channels:
+                self._channels[name].address = address
+                continue
+            self._channels[name] = DeliveryChannel(
                 address,
                 self._filters,
                 receiver,
@@ -282,8 +289,14 @@ class RemoteGateway:
                 credentials=self._settings.credentials,
                 tls=self._tls,
             )
-        gone = [self._channels.pop(address) for address in self._channels.keys() - wanted]
-        await asyncio.gather(*(channel.stop() for channel in gone))
+        now_s = asyncio.get_running_loop().time()
+        self._unnamed_since_s = {
+            name: self._unnamed_since_s.get(name, now_s) for name in self._channels if name not in masters
+        }
+        forgotten = [name for name, since_s in self._unnamed_since_s.items() if now_s - since_s >= FORGET_S]
+        for name in forgotten:
+            del self._unnamed_since_s[name]
+        await asyncio.gather(*(self._channels.pop(name).stop() for name in forgotten))
         if masters != self._masters:
             self._masters = masters
             for call in self._masters_changed:

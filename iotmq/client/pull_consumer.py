@@ -31,6 +31,7 @@ from iotmq.errors import (
 from iotmq.message.columns import COLUMNS, Columns, decode_columns
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.record import decode_record, iter_records
+from iotmq.supervised import supervise
 
 _log = logging.getLogger(__name__)
 
@@ -312,7 +313,7 @@ class _Fetch:
         )
         self._empty_rest = EmptyRest(shortest_s=_EMPTY_REST_S_MIN, longest_s=_EMPTY_REST_S_MAX)
         self._taken = asyncio.Event()
-        self._task = asyncio.ensure_future(self._fetch_forever())
+        self._task = supervise("fetches of a queue", self._fetch_forever)
 
     @property
     def tags(self) -> frozenset[str]:

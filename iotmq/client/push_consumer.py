@@ -78,6 +78,10 @@ class PushConsumer(Lifetime):
         self.settings = settings or PushConsumerSettings()
         if self.settings.pull_timeout_ms <= self.settings.hold_ms:
             raise ClientError("pull_timeout_ms must be longer than hold_ms, or every empty pull times out")
+        if self.settings.consume_from == "timestamp" and not self.settings.consume_from_timestamp_ms:
+            raise ClientError(
+                'consume_from="timestamp" needs consume_from_timestamp_ms; "first" begins at the beginning'
+            )
         self._allocate = allocate
         self._is_clustering = self.settings.model == "clustering"
         self._subscriptions: dict[str, Subscription] = {}

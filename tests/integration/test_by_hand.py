@@ -13,11 +13,13 @@ import uvloop
 
 from iotmq import by_hand
 from iotmq.assembly import Process
-from iotmq.client.message import SendResult
+from iotmq.client.message import ReceivedMessage, SendResult
+from iotmq.client.routes import MessageQueue
 from iotmq.client.settings import ClientSettings
 from iotmq.config import load_config
 from iotmq.errors import MessageRefusedError
 from iotmq.limits import RECORD_BYTES_MAX
+from iotmq.message.record import decode_record, encode_record
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +131,13 @@ async def test_a_reader_whose_output_is_gone_ends_and_loses_nothing(settings: Cl
     output = io.BytesIO()
     await by_hand.consume(settings, "t", output, group="g", begin="first", count_max=2, output_format="raw")
     assert output.getvalue() == b"b\nc\n"
+
+
+@pytest.mark.parametrize("output_format", ["text", "json", "raw"])
+def test_a_body_that_cannot_be_inflated_is_shown_as_it_is_stored(output_format: by_hand.OutputFormat) -> None:
+    record = decode_record(encode_record(topic="t", body=b"no zlib", queue_id=0, sys_flag=1))
+    line = by_hand._FORMATS[output_format](ReceivedMessage(MessageQueue("t", "b", 0), record))
+    assert b"no zlib" in line
 
 
 async def test_lines_of_a_stream_come_without_their_ends() -> None:

@@ -694,6 +694,23 @@ def test_a_batch_that_was_interrupted_before_its_topic_was_deleted_is_a_loss(clu
     assert rows_of(stream_reader(cluster, failOnDataLoss="false"), partitions) == []
 
 
+def test_a_batch_that_was_interrupted_before_its_queue_was_removed_is_a_loss(cluster: FakeCluster) -> None:
+    def refuse(_: ServerConnection, request: Command) -> Command | None:
+        is_removed = request.text("queueId") == "1"
+        return request.reply(ResponseCode.SYSTEM_ERROR, remark="queueId is 1") if is_removed else None
+
+    start, end = offsets(q0=0, q1=0), offsets(q0=2, q1=3)
+    partitions = stream_reader(cluster).partitions(start, end)
+    cluster.before_pull = refuse
+    # A broker in trouble, as long as the queue is in the route.
+    with pytest.raises(BrokerError, match="queueId is 1"):
+        rows_of(stream_reader(cluster, failOnDataLoss="false"), partitions)
+    cluster.route_queues = 1
+    with pytest.raises(DataLossError, match="the queue was removed"):
+        rows_of(stream_reader(cluster), partitions)
+    assert seen(rows_of(stream_reader(cluster, failOnDataLoss="false"), partitions)) == expected(0, 0, 2)
+
+
 def test_pulls_ask_for_expired_records_too(cluster: FakeCluster) -> None:
     asked: list[str | None] = []
     cluster.before_pull = lambda _connection, request: asked.append(request.ext.get("withExpired"))

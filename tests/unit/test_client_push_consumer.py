@@ -84,6 +84,17 @@ def broker_with(count: int, queues: int = 1, name: str = "broker-a") -> FakeBrok
     return broker
 
 
+async def test_a_group_that_begins_at_a_time_needs_the_time() -> None:
+    client = IotmqClient()
+    for at_ms in (1, 0):
+        settings = PushConsumerSettings(consume_from="timestamp", consume_from_timestamp_ms=at_ms)
+        if at_ms:
+            PushConsumer(client, "cg", lambda batch: None, settings=settings)
+        else:
+            with pytest.raises(ClientError, match="consume_from_timestamp_ms"):
+                PushConsumer(client, "cg", lambda batch: None, settings=settings)
+
+
 async def test_everything_stored_arrives_in_order_and_is_committed() -> None:
     broker = broker_with(100)
     got: list[bytes] = []
