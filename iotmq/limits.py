@@ -1,5 +1,7 @@
 """Every maximum that a peer can run into, in one place; each has a test at the limit and one past it.
 
+`bounds` says which of them bound what grows from input without being one input.
+
 Values are hard limits of formats (the first block of each section) or defaults of settings that
 bear the same name. Sizes are bytes and counts are items, unless a name says otherwise.
 """
@@ -52,6 +54,9 @@ CLIENTS_PER_CONNECTION_MAX: Final = 1_024
 HEARTBEAT_GROUPS_MAX: Final = 1_024
 HEARTBEAT_SUBSCRIPTIONS_MAX: Final = 1_024
 LOCKED_QUEUES_PER_REQUEST_MAX: Final = 65_536
+# Queues that are locked, by all groups; about 500 bytes each. Clients say the name of the broker with each.
+QUEUE_LOCKS_MAX: Final = 262_144
+LOCKED_BROKER_NAME_BYTES_MAX: Final = 255
 CONSUMER_OFFSET_PAIRS_MAX: Final = 200_000
 CLIENT_ID_BYTES_MAX: Final = 255
 HELD_PULLS_MAX: Final = 100_000

@@ -12,6 +12,8 @@ from iotmq.errors import StoreError
 
 # So long after the database has refused an action it is asked again.
 RETRY_S: Final = 1.0
+# So many are done in one turn of the loop.
+PER_TURN: Final = 256
 # Cancelled actions that the heap keeps beside as many as there are others.
 CANCELLED_KEPT: Final = 64
 
@@ -73,10 +75,12 @@ class DueActions:
             self._cancelled_count = 0
 
     def run(self) -> None:
-        """Do what is due."""
+        """Do what is due, or the first of very much; the rest in the next turn of the loop."""
         now_s, last_order = self._clock.monotonic_s(), self._order
         # What an action adds is for the next turn of the loop, even when it is due at once.
-        while self._heap and self._heap[0].due_s <= now_s and self._heap[0].order <= last_order:
+        for _ in range(PER_TURN):
+            if not self._heap or self._heap[0].due_s > now_s or self._heap[0].order > last_order:
+                break
             due = heapq.heappop(self._heap)
             if due.action is None:
                 self._cancelled_count -= 1

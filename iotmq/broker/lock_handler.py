@@ -35,7 +35,7 @@ class LockedQueues(msgspec.Struct, kw_only=True):
 
 
 class LockHandler:
-    """Locks queues that exist, so that the table is bounded by groups and queues."""
+    """Locks queues that exist, while there is room for locks."""
 
     def __init__(self, locks: QueueLocks, topics: TopicTable) -> None:
         self._locks = locks
@@ -63,7 +63,11 @@ class LockHandler:
 
     def _exists(self, queue: MessageQueue) -> bool:
         topic = self._topics.find(queue.topic)
-        return topic is not None and 0 <= queue.queue_id < topic.queue_count
+        return (
+            topic is not None
+            and 0 <= queue.queue_id < topic.queue_count
+            and len(queue.broker_name.encode("utf-8", "surrogatepass")) <= limits.LOCKED_BROKER_NAME_BYTES_MAX
+        )
 
 
 def _decode(request: Command) -> LockRequest:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from iotmq import limits
 from iotmq.clock import Clock
 
 LOCK_EXPIRY_S = 60.0
@@ -28,21 +29,32 @@ class _Lock:
 
 
 class QueueLocks:
-    """Who holds which queue for which group. A lock not renewed for 60 s may be taken by another client."""
+    """Who holds which queue for which group. A lock not renewed for 60 s may be taken by another client.
 
-    def __init__(self, clock: Clock, *, expiry_s: float = LOCK_EXPIRY_S) -> None:
+    Groups need not be known, and clients choose the name of the broker: past `locks_max` no queue is locked
+    that was not before.
+    """
+
+    def __init__(
+        self, clock: Clock, *, expiry_s: float = LOCK_EXPIRY_S, locks_max: int = limits.QUEUE_LOCKS_MAX
+    ) -> None:
         self._clock = clock
         self._expiry_s = expiry_s
+        self._locks_max = locks_max
+        self._count = 0
         self._locks: dict[str, dict[MessageQueue, _Lock]] = {}
 
     def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
         """Take or renew; returns the queues the client holds now."""
         now_s = self._clock.monotonic_s()
-        locks = self._locks.setdefault(group, {})
+        locks = self._locks.get(group, {})
         held: list[MessageQueue] = []
         for queue in queues:
             current = locks.get(queue)
             if current is None:
+                if self._count >= self._locks_max:
+                    continue
+                self._count += 1
                 locks[queue] = _Lock(client_id, now_s)
             elif current.client_id == client_id:
                 current.renewed_s = now_s
@@ -52,6 +64,8 @@ class QueueLocks:
             else:
                 continue
             held.append(queue)
+        if locks:
+            self._locks[group] = locks
         return held
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
@@ -60,7 +74,7 @@ class QueueLocks:
         for queue in queues:
             current = locks.get(queue)
             if current is not None and current.client_id == client_id:
-                del locks[queue]
+                self._drop(locks, queue)
         if not locks:
             self._locks.pop(group, None)
 
@@ -69,7 +83,7 @@ class QueueLocks:
         horizon_s = self._clock.monotonic_s() - self._expiry_s
         for group, locks in list(self._locks.items()):
             for queue in [queue for queue, lock in locks.items() if lock.renewed_s < horizon_s]:
-                del locks[queue]
+                self._drop(locks, queue)
             if not locks:
                 del self._locks[group]
 
@@ -79,3 +93,12 @@ class QueueLocks:
         if lock is None or self._clock.monotonic_s() - lock.renewed_s > self._expiry_s:
             return None
         return lock.client_id
+
+    def _drop(self, locks: dict[MessageQueue, _Lock], queue: MessageQueue) -> None:
+        del locks[queue]
+        self._count -= 1
+
+    def _invariants(self) -> None:
+        """Raise AssertionError when what is counted is not what is held."""
+        assert all(self._locks.values()), "a group without a lock is still there"
+        assert self._count == sum(map(len, self._locks.values())) <= self._locks_max

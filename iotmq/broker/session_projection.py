@@ -71,7 +71,7 @@ FORMAT_VERSION: Final = 1
 RECENT_SESSIONS_MAX: Final = 8_192
 # How many queues are looked at about once a second, once the log has been trimmed or sessions have come
 # further, and how many of their sessions' places: some milliseconds of the loop.
-SWEEP_QUEUES: Final = 256
+SWEEP_QUEUES: Final = 128
 SWEEP_PLACES: Final = 2_048
 
 _TAG_FILTER: Final = b"\x01"

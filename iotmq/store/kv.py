@@ -31,6 +31,7 @@ from rocksdict import (
     DBCompressionType,
     Options,
     Rdict,
+    ReadOptions,
     WriteBatch,
     WriteOptions,
 )
@@ -294,7 +295,11 @@ class KeySpace:
 
     def scan(self, start: bytes, stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
         """Keys and values from `start` up to and without `stop`, as they were at the first step."""
-        cursor = self._opened(self._family).iter()
+        bounds = ReadOptions()
+        if stop is not None:
+            # Else a search over deleted keys goes on behind `stop` until it finds one that is there.
+            bounds.set_iterate_upper_bound(stop)
+        cursor = self._opened(self._family).iter(bounds)
         cursor.seek(start)
         while cursor.valid():
             key: bytes = cursor.key()

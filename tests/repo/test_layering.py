@@ -15,7 +15,8 @@ PACKAGE = ROOT / "iotmq"
 # first line may be used by all, and by each other without a circle.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset(
-        {"limits", "errors", "clock", "metrics", "log_format", "setting_text", "supervised", "watched_file"}
+        {"bounds", "clock", "errors", "limits", "log_format"}
+        | {"metrics", "setting_text", "supervised", "watched_file"}
     ),
     frozenset({"message"}),
     frozenset({"remoting", "mqtt"}),

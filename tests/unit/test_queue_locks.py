@@ -45,3 +45,25 @@ def test_abandoned_locks_are_forgotten() -> None:
     clock.advance(61)
     locks.expire()
     assert locks.lock("g", "c2", [queue(0)]) == [queue(0)]
+
+
+def test_so_many_queues_may_be_locked_and_no_more() -> None:
+    clock = ManualClock()
+    locks = QueueLocks(clock, locks_max=3)
+    assert locks.lock("g", "c1", [queue(0), queue(1)]) == [queue(0), queue(1)]
+    assert locks.lock("other", "c2", [queue(0), queue(1)]) == [queue(0)]
+    assert locks.lock("none", "c3", [queue(0)]) == []
+    locks._invariants()
+    assert locks.lock("g", "c1", [queue(0), queue(1)]) == [queue(0), queue(1)], "a renewal takes no room"
+    locks.unlock("g", "c1", [queue(1)])
+    assert locks.lock("none", "c3", [queue(0), queue(1)]) == [queue(0)]
+    locks._invariants()
+    clock.advance(61)
+    locks.expire()
+    locks._invariants()
+    assert locks.lock("none", "c3", [queue(0), queue(1), queue(2), queue(3)]) == [
+        queue(0),
+        queue(1),
+        queue(2),
+    ]
+    locks._invariants()

@@ -1,0 +1,602 @@
+"""What grows from peers' input without being one input, and what keeps it small; a test of each.
+
+Names in capitals are constants of `limits`, names like `mqtt.subscriptions_max` settings; what has
+no number of its own says in words what bounds it. `tests/repo/test_limits.py` holds the table to the tree.
+"""
+
+from typing import Final, NamedTuple
+
+
+class Bound(NamedTuple):
+    """One structure: how many items it may have, how many bytes, and the test at that and past it."""
+
+    structure: str
+    items: str
+    size_bytes: str
+    test: str
+
+
+DERIVED: Final[tuple[Bound, ...]] = (
+    # Connections by the native protocol, of brokers and registries.
+    Bound(
+        "remoting.server: connections",
+        "broker.connections_max, registry.connections_max, NATIVE_CONNECTIONS_MAX",
+        "each its frame and its answers",
+        "tests/unit/test_remoting_server.py::test_too_many_connections_are_refused",
+    ),
+    Bound(
+        "remoting.server: connections that say nothing",
+        "NATIVE_IDLE_S",
+        "as those that do",
+        "tests/unit/test_remoting_server.py::test_a_silent_connection_is_closed_after_the_idle_time",
+    ),
+    Bound(
+        "remoting.channel: frames that have not arrived whole",
+        "one of each connection",
+        "UNFINISHED_FRAMES_BYTES_MAX",
+        "tests/unit/test_remoting_server.py::test_unfinished_frames_of_many_peers_are_bounded_together",
+    ),
+    Bound(
+        "remoting.channel: requests without an answer",
+        "REQUESTS_IN_FLIGHT_MAX",
+        "items x FRAME_BYTES_MAX",
+        "tests/unit/test_remoting_server.py::test_too_many_unanswered_requests_are_refused",
+    ),
+    Bound(
+        "remoting.channel: answers nobody reads",
+        "as many as the bytes",
+        "WRITE_BUFFER_BYTES_MAX",
+        "tests/unit/test_remoting_server.py::test_a_peer_that_never_reads_is_closed_past_the_write_limit",
+    ),
+    Bound(
+        "remoting.accepting: handshakes under way",
+        "TLS_HANDSHAKES_MAX, for TLS_HANDSHAKE_S",
+        "items x TLS_HELLO_BYTES_MAX and the state of a handshake",
+        "tests/unit/test_remoting_tls.py::test_so_many_shake_hands_at_a_time",
+    ),
+    Bound(
+        "message.columns: bodies of one pull, inflated",
+        "PULL_RECORDS_MAX",
+        "COLUMN_BYTES_MAX",
+        "tests/unit/test_columns.py::test_iter_columns_ends_before_bytes_max",
+    ),
+    # A broker's tables.
+    Bound(
+        "broker.topics: topics",
+        "TOPICS_MAX",
+        "items x TOPIC_BYTES_MAX",
+        "tests/unit/test_topics.py::test_the_maximum_of_topics_is_kept_and_named",
+    ),
+    Bound(
+        "broker.deleted_topics: deleted topics with records",
+        "DELETED_TOPICS_MAX",
+        "items x TOPIC_BYTES_MAX",
+        "tests/unit/test_deleted_topics.py::test_the_limit_holds_at_one_past_it",
+    ),
+    Bound(
+        "broker.subscription_groups: groups",
+        "GROUPS_MAX",
+        "items x GROUP_BYTES_MAX",
+        "tests/unit/test_subscription_groups.py::test_the_maximum_of_groups_is_kept",
+    ),
+    Bound(
+        "broker.groups: members of groups",
+        "CLIENTS_PER_CONNECTION_MAX",
+        "items x CLIENT_ID_BYTES_MAX",
+        "tests/unit/test_groups.py::test_one_connection_cannot_register_without_end",
+    ),
+    Bound(
+        "broker.groups: subscriptions of a heartbeat",
+        "HEARTBEAT_GROUPS_MAX x HEARTBEAT_SUBSCRIPTIONS_MAX",
+        "FRAME_BYTES_MAX",
+        "tests/unit/test_groups.py::test_a_heartbeat_has_at_most_so_many_groups_and_subscriptions",
+    ),
+    Bound(
+        "broker.consumer_offsets: offsets of groups",
+        "CONSUMER_OFFSET_PAIRS_MAX",
+        "items x (TOPIC_BYTES_MAX + GROUP_BYTES_MAX)",
+        "tests/unit/test_consumer_offsets.py::test_the_maximum_of_pairs_is_kept",
+    ),
+    Bound(
+        "broker.queue_locks: locked queues",
+        "QUEUE_LOCKS_MAX",
+        "items x (TOPIC_BYTES_MAX + GROUP_BYTES_MAX + CLIENT_ID_BYTES_MAX + LOCKED_BROKER_NAME_BYTES_MAX)",
+        "tests/unit/test_queue_locks.py::test_so_many_queues_may_be_locked_and_no_more",
+    ),
+    Bound(
+        "broker.holds: pulls that wait for messages",
+        "broker.held_pulls_max, HELD_PULLS_MAX",
+        "items x one request's fields",
+        "tests/unit/test_holds.py::test_past_the_maximum_nothing_is_parked",
+    ),
+    Bound(
+        "broker.cold_reads: reads that wait for the disk",
+        "broker.cold_reads_max, COLD_READS_MAX",
+        "one window of the log for each",
+        "tests/unit/test_cold_reads.py::test_as_many_wait_as_may_and_one_more_is_told_so",
+    ),
+    Bound(
+        "broker.pull_handler: records of one answer",
+        "PULL_RECORDS_MAX, PULL_RECORDS_DEFAULT_MAX",
+        "PULL_BYTES_MAX, PULL_BYTES_DEFAULT_MAX",
+        "tests/unit/test_pull_handler.py::test_byte_limits",
+    ),
+    Bound(
+        "store.reads: entries a pull by filter looks at",
+        "PULL_SCAN_ENTRIES_MIN, or 8 for each record asked for",
+        "FILTER_WORK_BYTES_MAX",
+        "tests/unit/test_reads_filtered.py::test_a_read_looks_at_so_many_entries",
+    ),
+    Bound(
+        "broker.consumer_filters: filters of groups",
+        "CONSUMER_FILTERS_MAX",
+        "items x FILTER_EXPRESSION_BYTES_MAX",
+        "tests/unit/test_consumer_filters.py::test_a_broker_keeps_so_many_filters",
+    ),
+    Bound(
+        "broker.consumer_filters: compiled filters",
+        "FILTER_CACHE_MAX",
+        "items x FILTER_NODES_MAX nodes",
+        "tests/unit/test_consumer_filters.py::test_so_many_compiled_filters_are_kept",
+    ),
+    Bound(
+        "broker.acl_file: addresses on the white list",
+        "ACL_ADDRESSES_REMEMBERED_MAX",
+        "items x an address",
+        "tests/unit/test_acl.py::test_the_white_list_remembers_so_many_addresses",
+    ),
+    Bound(
+        "broker.statistics: counters by topic, queue and group",
+        "STATISTICS_KEYS_MAX in each of six tables",
+        "items x 1 KiB",
+        "tests/unit/test_broker_statistics.py::test_past_the_limit_the_keys_unused_for_longest_go",
+    ),
+    Bound(
+        "broker.transactions: transactions without an end",
+        "broker.transactions_pending_max, TRANSACTIONS_PENDING_MAX",
+        "items x (TOPIC_BYTES_MAX + GROUP_BYTES_MAX)",
+        "tests/unit/test_transactions.py::test_so_many_may_be_pending_and_no_more",
+    ),
+    Bound(
+        "broker.transactions: ends that are remembered",
+        "TRANSACTIONS_ENDED_REMEMBERED_MAX",
+        "items x two numbers",
+        "tests/unit/test_transactions.py::test_only_so_many_ends_are_remembered",
+    ),
+    Bound(
+        "broker.timers: messages that wait for a time",
+        "broker.timers_pending_max, TIMERS_PENDING_MAX",
+        "on the disk",
+        "tests/unit/test_timers.py::test_one_too_many_is_refused_with_a_code_that_clients_try_again_on",
+    ),
+    Bound(
+        "broker.delays: messages of devices that wait",
+        "broker.timers_pending_max",
+        "on the disk",
+        "tests/unit/test_delayed_batches.py::test_messages_that_wait_at_their_limit_and_past_it",
+    ),
+    Bound(
+        "broker.timer_handler: timers of one answer",
+        "TIMERS_LISTED_MAX",
+        "8 MiB of records",
+        "tests/unit/test_timers.py::test_a_page_of_a_list_has_a_largest_size",
+    ),
+    Bound(
+        "broker.reply_handler: replies not yet taken",
+        "REPLIES_IN_FLIGHT_MAX",
+        "items x RECORD_BYTES_MAX",
+        "tests/unit/test_reply_handler.py::test_so_many_replies_may_be_under_way_and_no_more",
+    ),
+    Bound(
+        "broker.relay_handler: questions passed on to clients",
+        "RELAYS_MAX",
+        "items x one request's fields",
+        "tests/integration/test_broker_views.py::test_only_so_many_questions_wait_for_clients",
+    ),
+    Bound(
+        "broker.offset_moved: events of moved consumers",
+        "OFFSET_MOVED_EVENTS_PER_S_MAX",
+        "stored as messages",
+        "tests/integration/test_broker_views.py::test_a_broken_consumer_makes_only_so_many_events_a_second",
+    ),
+    Bound(
+        "broker.long_answers: answers made in slices",
+        "LONG_ANSWERS_MAX",
+        "items x ANSWER_BODY_BYTES_MAX",
+        "tests/unit/test_long_answers.py::test_only_so_many_are_worked_on_at_a_time",
+    ),
+    Bound(
+        "broker.query_handler: records found by key",
+        "INDEX_QUERY_RECORDS_MAX",
+        "QUERY_BYTES_MAX",
+        "tests/integration/test_broker_views.py::test_what_is_found_is_limited_in_bytes_but_never_to_nothing",
+    ),
+    Bound(
+        "store.key_index: entries one query looks at",
+        "INDEX_LOOKUP_ENTRIES_MAX, INDEX_CANDIDATES_MAX",
+        "items x an entry of 20 bytes",
+        "tests/unit/test_key_index.py::test_query_looks_at_no_more_records_than_the_limit",
+    ),
+    Bound(
+        "store.kv_projection: changes not yet in the database",
+        "4,096 keys",
+        "32 MiB of log",
+        "tests/unit/test_kv_projection.py::test_pending_keys_are_bounded",
+    ),
+    Bound(
+        "store.cold_pages: windows of files that are read",
+        "as many as the bytes",
+        "a fixed budget of pages",
+        "tests/unit/test_cold_pages.py::test_pages_bound_is_kept_by_several_threads",
+    ),
+    Bound(
+        "broker.registration: changes that wait for a registry",
+        "one of each kind of change",
+        "REGISTRATION_BYTES_MAX",
+        "tests/unit/test_registration.py::test_changes_that_wait_for_a_slow_registry_share_one_place",
+    ),
+    # A broker's side of MQTT.
+    Bound(
+        "broker.delivery: filters of a front end",
+        "FILTERS_PER_CHANNEL_MAX",
+        "items x MQTT_TOPIC_BYTES_MAX",
+        "tests/unit/test_broker_gateway.py::test_filters_of_a_channel_at_their_limit_and_past_it",
+    ),
+    Bound(
+        "mqtt.filters: topics whose filters are remembered",
+        "65,536 topics",
+        "MQTT_TOPIC_CACHE_BYTES_MAX",
+        "tests/unit/test_filter_index.py::test_the_cache_takes_no_more_bytes_than_it_may",
+    ),
+    Bound(
+        "mqtt.filters: shapes of wildcard filters",
+        "MQTT_WILDCARD_LEVELS_MAX levels",
+        "a few bytes of each level of each filter",
+        "tests/unit/test_filter_index.py::test_ten_thousand_filters_of_as_many_shapes_are_small_and_hold_nobody_up",
+    ),
+    Bound(
+        "broker.session_handler: queues whose pushes were not sent",
+        "MISSED_QUEUES_MAX",
+        "items x one number",
+        "tests/unit/test_session_handler.py::test_past_a_number_of_queues_all_count_as_missed",
+    ),
+    Bound(
+        "broker.session_handler: sessions and queues of one request",
+        "SESSIONS_PER_REQUEST_MAX, SESSION_QUEUES_MAX",
+        "FRAME_BYTES_MAX",
+        "tests/unit/test_session_handler.py::test_what_cannot_be_is_refused_and_named",
+    ),
+    Bound(
+        "broker.session_handler: records of one read",
+        "QUEUE_READ_RECORDS_MAX",
+        "PULL_BYTES_MAX",
+        "tests/unit/test_session_handler.py::test_a_read_has_bounds",
+    ),
+    Bound(
+        "broker.session_log: changes of sessions in one record",
+        "as many as the bytes",
+        "SESSION_RECORD_BYTES_MAX",
+        "tests/unit/test_sessions.py::test_a_report_that_is_too_large_takes_no_other_along",
+    ),
+    Bound(
+        "broker.session_projection: sessions kept decoded",
+        "8,192 sessions",
+        "items x mqtt.subscriptions_max x MQTT_TOPIC_BYTES_MAX",
+        "tests/unit/test_session_projection.py::test_more_sessions_than_are_remembered_are_all_found",
+    ),
+    Bound(
+        "broker.session_projection: cursors looked at in one turn",
+        "SWEEP_PLACES of that module",
+        "items x a cursor",
+        "tests/unit/test_session_projection.py::test_a_filter_of_very_many_sessions_is_looked_at_in_pieces",
+    ),
+    Bound(
+        "broker.session_limits: messages of one session that wait",
+        "broker.session_queue_messages_max",
+        "broker.session_queue_bytes_max",
+        "tests/unit/test_session_limits.py::test_bytes_at_their_limit_and_past_it",
+    ),
+    Bound(
+        "broker.session_views_handler: sessions of one answer",
+        "SESSIONS_LISTED_MAX",
+        "items x MQTT_CLIENT_ID_BYTES_MAX",
+        "tests/integration/test_loop_turns.py::test_as_many_sessions_are_listed_as_may_be",
+    ),
+    Bound(
+        "broker.session_views_handler: groups of one answer",
+        "SHARES_LISTED_MAX",
+        "items x MQTT_TOPIC_BYTES_MAX",
+        "tests/unit/test_shares.py::test_no_answer_lists_more_groups_than_the_limit",
+    ),
+    Bound(
+        "broker.wills: wills that wait",
+        "one of each client",
+        "items x MQTT_PACKET_BYTES_MAX",
+        "tests/unit/test_sessions.py::test_a_device_that_comes_and_goes_has_one_will_waiting",
+    ),
+    Bound(
+        "broker.exclusives: filters of one session alone",
+        "broker.exclusive_subscriptions_max, EXCLUSIVE_SUBSCRIPTIONS_MAX",
+        "items x MQTT_TOPIC_BYTES_MAX",
+        "tests/unit/test_exclusives.py::test_there_are_only_so_many",
+    ),
+    Bound(
+        "broker.shares: groups",
+        "broker.shared_groups_max, SHARE_GROUPS_MAX",
+        "items x (SHARE_NAME_BYTES_MAX + MQTT_TOPIC_BYTES_MAX)",
+        "tests/unit/test_shares.py::test_groups_past_the_limit_are_refused",
+    ),
+    Bound(
+        "broker.shares: members of a group",
+        "broker.shared_members_max, SHARE_MEMBERS_MAX",
+        "items x MQTT_CLIENT_ID_BYTES_MAX",
+        "tests/unit/test_shares.py::test_members_past_the_limit_are_refused",
+    ),
+    Bound(
+        "broker.share_group: messages read and not acknowledged",
+        "broker.shared_in_flight_max, SHARE_IN_FLIGHT_MAX, SHARE_CREDIT_MAX of a member",
+        "SHARE_MEMBER_BYTES_MAX of a member",
+        "tests/unit/test_shares.py::test_a_member_holds_no_more_bytes_than_the_limit",
+    ),
+    Bound(
+        "broker.retained: retained messages",
+        "broker.retained_messages_max",
+        "broker.retained_bytes_max",
+        "tests/unit/test_retained.py::test_past_the_limits_known_topics_go_on_and_new_ones_are_counted",
+    ),
+    Bound(
+        "broker.retained: topics one turn looks at",
+        "RETAINED_LOOK_BYTES of work for each",
+        "RETAINED_TURN_WORK_BYTES_MAX",
+        "tests/unit/test_retained.py::test_a_page_ends_where_its_work_is_done_though_nothing_was_found",
+    ),
+    # A front end and its devices.
+    Bound(
+        "mqtt_front.server: connections of devices",
+        "mqtt.connections_max, MQTT_CONNECTIONS_MAX",
+        "items x (mqtt.packet_bytes_max + mqtt.queued_bytes_max)",
+        "tests/unit/test_mqtt_front.py::test_connections_at_their_limit_and_past_it",
+    ),
+    Bound(
+        "mqtt_front.deadlines: devices that have not said CONNECT",
+        "mqtt.connections_max, for MQTT_CONNECT_TIMEOUT_S",
+        "MQTT_UNDECIDED_BYTES_MAX",
+        "tests/unit/test_mqtt_front.py::test_a_connection_without_connect_has_its_time_and_no_more",
+    ),
+    Bound(
+        "mqtt_front.undecided: what CONNECTs hold",
+        "as many as the bytes",
+        "MQTT_UNDECIDED_BYTES_MAX",
+        "tests/unit/test_undecided.py::test_there_is_room_to_the_byte",
+    ),
+    Bound(
+        "mqtt_front.arrivals: handshakes under way and waiting",
+        "TLS_HANDSHAKES_MAX, TLS_HANDSHAKES_PER_TURN",
+        "items x TLS_HELLO_BYTES_MAX",
+        "tests/unit/test_mqtt_tls.py::test_a_flood_of_handshakes_is_bounded_and_harms_nobody",
+    ),
+    Bound(
+        "mqtt_front.admission: connections that wait to be refused",
+        "a fixed number past mqtt.connections_max",
+        "MQTT_UNDECIDED_BYTES_MAX",
+        "tests/unit/test_drain.py::test_only_so_many_connections_wait_to_be_refused",
+    ),
+    Bound(
+        "mqtt_front.failed_attempts: addresses that failed",
+        "MQTT_FAILING_ADDRESSES_MAX",
+        "items x an address",
+        "tests/unit/test_failed_attempts.py::test_addresses_are_bounded_and_the_oldest_goes",
+    ),
+    Bound(
+        "mqtt_front.failed_attempts: users who were right",
+        "MQTT_PROVEN_USERS_MAX",
+        "items x 150 bytes",
+        "tests/unit/test_failed_attempts.py::test_users_who_were_right_are_bounded_and_the_oldest_goes",
+    ),
+    Bound(
+        "mqtt_front.password_checks: passwords that wait for a thread",
+        "a fixed number of devices, not read meanwhile",
+        "items x MQTT_PASSWORD_BYTES_MAX",
+        "tests/unit/test_mqtt_authentication.py::test_what_waits_for_a_thread_is_bounded_and_not_read",
+    ),
+    Bound(
+        "mqtt_front.password_checks: passwords that were right",
+        "a setting of the file of users",
+        "items x a hash and MQTT_USER_NAME_BYTES_MAX",
+        "tests/unit/test_mqtt_authentication.py::test_as_many_are_remembered_as_the_settings_say",
+    ),
+    Bound(
+        "mqtt_front.users_file: users",
+        "MQTT_USERS_MAX",
+        "MQTT_USERS_FILE_BYTES_MAX",
+        "tests/unit/test_users_file.py::test_sizes",
+    ),
+    Bound(
+        "mqtt_front.subscriptions: filters of one session",
+        "mqtt.subscriptions_max, MQTT_SUBSCRIPTIONS_PER_SESSION_MAX",
+        "items x MQTT_TOPIC_BYTES_MAX",
+        "tests/unit/test_mqtt_front.py::test_subscriptions_at_their_limit_and_past_it",
+    ),
+    Bound(
+        "mqtt_front.subscriptions: SUBSCRIBEs without an answer",
+        "mqtt.subscriptions_max in all of them",
+        "items x MQTT_TOPIC_BYTES_MAX",
+        "tests/integration/test_mqtt_order.py::test_many_subscribes_at_once_get_no_more_than_a_session_may_have",
+    ),
+    Bound(
+        "mqtt_front.device: what waits behind a SUBSCRIBE",
+        "for MQTT_ANSWER_TIMEOUT_S",
+        "one read, the rest is the kernel's",
+        "tests/unit/test_mqtt_front.py::test_what_waits_behind_a_subscribe_is_left_in_the_kernel",
+    ),
+    Bound(
+        "mqtt_front.sys_topics: subscribers of $SYS",
+        "sessions that are connected",
+        "items x their filters",
+        "tests/unit/test_mqtt_front.py::test_who_subscribes_what_the_server_says_of_itself_and_goes_is_forgotten",
+    ),
+    Bound(
+        "mqtt_front.ingress: messages that wait for brokers",
+        "as many as the bytes",
+        "mqtt.pending_bytes_max",
+        "tests/unit/test_ingress.py::test_publishers_are_not_read_while_too_much_waits_and_are_when_half_of_it_is_gone",
+    ),
+    Bound(
+        "mqtt_front.ingress: topics whose queue is remembered",
+        "65,536 topics",
+        "MQTT_TOPIC_CACHE_BYTES_MAX",
+        "tests/unit/test_ingress.py::test_more_topics_than_the_cache_holds",
+    ),
+    Bound(
+        "mqtt.topic_table: topics of one table",
+        "the maximum it was made with",
+        "MQTT_TOPIC_CACHE_BYTES_MAX",
+        "tests/unit/test_topic_table.py::test_full_by_bytes_at_their_maximum_and_not_one_below",
+    ),
+    Bound(
+        "mqtt.connection: messages from a device without an answer",
+        "mqtt.receive_max, MQTT_RECEIVE_MAX",
+        "items x a packet id",
+        "tests/integration/test_mqtt_exhaustion.py::test_more_without_an_answer_than_the_device_was_told",
+    ),
+    Bound(
+        "mqtt.connection: packet ids of QoS 2",
+        "65,535 packet ids",
+        "items x two bytes",
+        "tests/integration/test_mqtt_exhaustion.py::test_every_packet_id_between_publish_and_pubrel",
+    ),
+    Bound(
+        "mqtt.in_flight: messages to a device without an answer",
+        "mqtt.in_flight_max, MQTT_IN_FLIGHT_MAX",
+        "items x a slot",
+        "tests/unit/test_mqtt_connection.py::test_delivery_of_qos_1_keeps_to_the_window_and_goes_on_in_order",
+    ),
+    Bound(
+        "mqtt.outbound: messages a device does not take",
+        "mqtt.queued_messages_max",
+        "mqtt.queued_bytes_max, MQTT_QUEUED_BYTES_MAX",
+        "tests/unit/test_mqtt_connection.py::test_what_a_slow_subscriber_leaves_is_bounded_and_the_rest_is_dropped",
+    ),
+    Bound(
+        "mqtt.topic_aliases: aliases of a connection, each way",
+        "MQTT_TOPIC_ALIASES_MAX",
+        "items x MQTT_TOPIC_BYTES_MAX",
+        "tests/integration/test_mqtt_exhaustion.py::test_all_aliases_there_are_with_the_longest_topics_and_one_more",
+    ),
+    Bound(
+        "mqtt_front.flight_ring: messages of a kept session in flight",
+        "MQTT_FLIGHTS_MAX",
+        "items x 24 bytes",
+        "tests/integration/test_durable_sessions.py::test_a_device_gets_so_far_ahead_of_one_acknowledgement_that_does_not_come",
+    ),
+    Bound(
+        "mqtt_front.session_reports: sessions that moved",
+        "sessions that are connected",
+        "SESSIONS_PER_REQUEST_MAX in one turn",
+        "tests/integration/test_durable_sessions.py::test_the_progress_of_many_sessions_is_told_over_several_turns",
+    ),
+    Bound(
+        "mqtt_front.retained_egress: retained messages on their way",
+        "filters of one session",
+        "one page of records",
+        "tests/integration/test_durable_sessions.py::test_a_wide_filter_over_retained_messages_waits_for_a_slow_device",
+    ),
+    Bound(
+        "mqtt_front.shared: messages held for members",
+        "SHARE_CREDIT_MAX of each",
+        "SHARE_MEMBER_BYTES_MAX of each",
+        "tests/unit/test_shares.py::test_a_group_has_no_more_under_way_than_its_limit_and_a_member_than_its_credit",
+    ),
+    Bound(
+        "mqtt_front.websocket: pongs nobody reads",
+        "MQTT_WEBSOCKET_PONGS_PER_READ_MAX",
+        "items x 125 bytes",
+        "tests/unit/test_websocket.py::test_a_peer_that_never_reads_fills_no_memory_with_pongs",
+    ),
+    Bound(
+        "mqtt_front.drain: devices sent elsewhere",
+        "DRAINED_PER_SECOND_MAX in a second",
+        "items x one packet",
+        "tests/unit/test_drain.py::test_devices_go_some_at_a_time",
+    ),
+    # A registry.
+    Bound(
+        "registry.routes: brokers and their topics",
+        "BROKERS_MAX, TOPICS_MAX",
+        "items x REGISTRY_NAME_BYTES_MAX, and TOPIC_BYTES_MAX",
+        "tests/unit/test_route_table.py::test_a_full_table_refuses_one_more_broker_and_keeps_the_rest",
+    ),
+    Bound(
+        "registry.routes: brokers that have left",
+        "BROKERS_MAX, TOPICS_MAX",
+        "as those that are there",
+        "tests/unit/test_route_table.py::test_so_many_brokers_and_topics_are_remembered_and_no_more",
+    ),
+    Bound(
+        "registry.kv: settings",
+        "as many as the bytes",
+        "KV_BYTES_MAX",
+        "tests/unit/test_registry_kv.py::test_all_values_together_have_a_maximum",
+    ),
+    # Clients of ours, and other processes of the gateway.
+    Bound(
+        "client.registries: routes",
+        "ROUTES_KNOWN_MAX",
+        "items x one route",
+        "tests/unit/test_known_routes.py::test_of_too_many_the_one_known_longest_goes_and_is_asked_for_again",
+    ),
+    Bound(
+        "client.connections: addresses",
+        "ADDRESSES_KNOWN_MAX",
+        "items x one address",
+        "tests/unit/test_client_connections.py::test_of_too_many_addresses_the_one_known_longest_without_a_connection_is_forgotten",
+    ),
+    Bound(
+        "client.transactions: questions under way",
+        "TRANSACTION_CHECKS_IN_FLIGHT_MAX",
+        "items x RECORD_BYTES_MAX",
+        "tests/integration/test_client_transactions.py::test_questions_past_the_maximum_are_dropped",
+    ),
+    Bound(
+        "client.queue_reader: messages that were read and not taken",
+        "a setting of the consumer",
+        "a setting of the consumer, and COLUMN_BYTES_MAX of one decode",
+        "tests/unit/test_client_push_consumer.py::test_pulling_pauses_at_the_maximum_of_cached_bytes_but_no_queue_starves",
+    ),
+    Bound(
+        "client.send_room: messages under way",
+        "a setting of the producer",
+        "a setting of the producer",
+        "tests/unit/test_client_producer.py::test_room_for_bytes_is_limited_too",
+    ),
+    Bound(
+        "client.gateway: answers of devices under way",
+        "REPLIES_IN_FLIGHT_MAX",
+        "items x RECORD_BYTES_MAX",
+        "tests/unit/test_client_gateway.py::test_answers_of_devices_under_way_at_their_limit_and_past_it",
+    ),
+    Bound(
+        "mqtt_client.unread: messages nobody takes",
+        "MQTT_CLIENT_RECEIVE_MAX without an answer",
+        "MQTT_CLIENT_UNREAD_BYTES_MAX",
+        "tests/unit/test_mqtt_client_limits.py::test_a_connection_is_read_until_so_much_is_unread",
+    ),
+    Bound(
+        "mqtt.client_session: messages in flight to a server",
+        "MQTT_CLIENT_IN_FLIGHT_MAX, MQTT_CLIENT_IN_FLIGHT_UNTOLD_MAX",
+        "items x MQTT_CLIENT_PACKET_BYTES_MAX",
+        "tests/unit/test_mqtt_client_limits.py::test_one_message_more_than_the_window_waits",
+    ),
+    Bound(
+        "worker_channel: what a worker says",
+        "one piece at a time",
+        "WORKER_FRAME_BYTES_MAX",
+        "tests/unit/test_mqtt_workers.py::test_a_frame_at_the_limit_and_past_it",
+    ),
+    Bound(
+        "remoting.accepting: connections that say goodbye by TLS",
+        "broker.connections_max, for TLS_SHUTDOWN_S",
+        "as those that are open",
+        "tests/unit/test_websocket_tls.py::test_refused_closed_and_stopped",
+    ),
+)

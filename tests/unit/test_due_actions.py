@@ -1,0 +1,23 @@
+"""Actions that wait for a time."""
+
+from __future__ import annotations
+
+from eventually import soon
+
+from iotmq.broker.due_actions import PER_TURN, DueActions
+from iotmq.clock import ManualClock
+
+
+async def test_of_very_many_that_are_due_some_are_done_in_each_turn() -> None:
+    clock = ManualClock()
+    actions = DueActions(clock, refused=lambda error: None)
+    done: list[int] = []
+    for number in range(PER_TURN + 1):
+        actions.do_later(1, lambda number=number: done.append(number))  # type: ignore[misc]
+    clock.advance(2)
+    actions.run()
+    actions._invariants()
+    assert done == list(range(PER_TURN))
+    await soon(lambda: not len(actions), "the last one")
+    assert done == list(range(PER_TURN + 1))
+    actions._invariants()
