@@ -537,7 +537,7 @@ class Sessions:
 
     def _look_after_sessions(self) -> None:
         self._follow_projection()
-        for client_id, epoch in self._projection.due(self._clock.now_ms(), sessions_max=PER_TURN):
+        for client_id, epoch in self._projection.due(self._clock.now_ms(), sessions_max=PER_TURN // 2):
             if client_id not in self._owners and client_id not in self._ending:
                 self.expired_total += 1
                 self._end(client_id, epoch)
