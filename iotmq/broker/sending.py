@@ -18,6 +18,7 @@ from iotmq.broker.send_back_handler import SendBackHandler
 from iotmq.broker.send_handler import SendHandler
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.statistics import Statistics
+from iotmq.broker.stored_once import StoredOnce
 from iotmq.broker.subscription_groups import SubscriptionGroups
 from iotmq.broker.timer_handler import TimerHandler
 from iotmq.broker.topics import TopicTable
@@ -41,6 +42,7 @@ class Sending:
         subscription_groups: SubscriptionGroups,
         offsets: ConsumerOffsets,
         statistics: Statistics,
+        stored_once: StoredOnce,
         clock: Clock,
         settings: BrokerSettings,
         *,
@@ -111,6 +113,7 @@ class Sending:
             subscription_groups,
             message_ids,
             self.delays,
+            stored_once,
             broker_name=settings.name,
             cluster=settings.cluster,
             region=settings.region,

@@ -176,10 +176,23 @@ class Producer(Lifetime):
         return await self._start(send)
 
     def send_encoded_batch_nowait(
-        self, topic: str, queue: MessageQueue | None, elements: bytes | memoryview, count: int
+        self,
+        topic: str,
+        queue: MessageQueue | None,
+        elements: bytes | memoryview,
+        count: int,
+        *,
+        is_repeat: bool = False,
+        has_packet_ids: bool = False,
     ) -> asyncio.Future[SendResult]:
-        """Like `send_encoded_batch`, without waiting. ProducerBusyError when too many are in flight."""
+        """Like `send_encoded_batch`, without waiting. ProducerBusyError when too many are in flight.
+
+        `is_repeat`: the broker may have stored it before, and looks for it by the unique key of its first
+        message that has one. `has_packet_ids`: messages have MQTT_PACKET_ID.
+        """
         send = self._encoded(topic, queue, elements, count, "")
+        send.is_repeat = is_repeat
+        send.has_packet_ids = has_packet_ids
         self._room.refuse_when_full()
         return self._start(send)
 

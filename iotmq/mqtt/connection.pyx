@@ -27,7 +27,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t
 from libc.stdlib cimport free
 
 from iotmq.message.layout cimport get_u16
-from iotmq.mqtt.acknowledgements cimport acknowledge_run, expect_acknowledgement, expected_at
+from iotmq.mqtt.acknowledgements cimport Acknowledgement, acknowledge_run, expect_acknowledgement, expected_at
 from iotmq.mqtt.byte_buffer cimport ByteBuffer, append, release
 from iotmq.mqtt.connection_settings cimport ConnectionSettings
 from iotmq.mqtt.framing cimport Packet, next_packet, variable_integer_size
@@ -52,6 +52,9 @@ from iotmq.mqtt.properties import NO_PROPERTIES, Properties
 
 cdef enum:
     REASON_CHARACTERS_MAX = 512
+
+# What stands for the broker of a packet id that was restored.
+cdef object RESTORED = object()
 
 AWAITING_CONNECT = STATE_AWAITING_CONNECT
 OPENING = STATE_OPENING
@@ -188,8 +191,10 @@ cdef class ServerConnection(OutboundHalf):
         publication.topic_size = get_u16(body)
         publication.properties = NULL
         publication.sequence = 0
+        publication.packet_id = 0
         publication.qos = <uint8_t>qos
         publication.is_retained = first & 1
+        publication.is_duplicate = first & 8
         head = 2 + publication.topic_size + (2 if qos else 0)
         if head > size:
             raise MqttProtocolError(reason_codes.MALFORMED_PACKET, "PUBLISH ends in its topic or packet id")
@@ -197,6 +202,7 @@ cdef class ServerConnection(OutboundHalf):
             packet_id = get_u16(body + head - 2)
             if packet_id == 0:  # [MQTT-2.3.1-1]
                 raise MqttProtocolError(reason_codes.PROTOCOL_ERROR, "PUBLISH has packet id 0")
+            publication.packet_id = packet_id
         if self.protocol_level == LEVEL_5:
             head += read_publish_properties(body + head, size - head, &properties)
             if properties.raw_size:
@@ -234,12 +240,15 @@ cdef class ServerConnection(OutboundHalf):
         That is method B of section 4.3.3.
         """
         if self._qos2_received is None:
-            self._qos2_received = set()
+            self._qos2_received = {}
         publication.sequence = expect_acknowledgement(&self._acks, packet_id, PACKET_PUBREC)
-        if packet_id in self._qos2_received:
+        if packet_id in self._qos2_received and (
+            # Of an earlier connection: without DUP it is another message [MQTT-4.3.3-12].
+            publication.is_duplicate or self._qos2_received[packet_id] is not RESTORED
+        ):
             self.acknowledge(publication.sequence, 1)
             return False
-        self._qos2_received.add(packet_id)
+        self._qos2_received[packet_id] = None
         return True
 
     cdef int _check_receive_max(self) except -1:
@@ -337,11 +346,18 @@ cdef class ServerConnection(OutboundHalf):
         return self.handle_pubcomp(packet_id)
 
     cdef int _release(self, uint16_t packet_id) except -1:
-        cdef int code = 0
         if self._qos2_received is not None and packet_id in self._qos2_received:
-            self._qos2_received.discard(packet_id)
-        elif self.protocol_level == LEVEL_5:
-            code = reason_codes.PACKET_ID_NOT_FOUND
+            return self.released(packet_id, self._qos2_received.pop(packet_id), True)
+        return self.released(packet_id, None, False)
+
+    cdef int released(self, uint16_t packet_id, object broker, bint is_known) except -1:
+        """PUBREL came, for a message that `broker` has, for one that is not stored yet, or for none."""
+        return self.complete(
+            packet_id, reason_codes.PACKET_ID_NOT_FOUND if not is_known and self.protocol_level == LEVEL_5 else 0
+        )
+
+    cdef int complete(self, uint16_t packet_id, int code) except -1:
+        """Nobody needs the packet id any more: the device may use it for another message."""
         return self.write(packets.encode_acknowledgement(packets.PUBCOMP, packet_id, code))
 
     cdef int _handle_disconnect(self, bytes body) except -1:
@@ -387,6 +403,18 @@ cdef class ServerConnection(OutboundHalf):
             return 0
         return acknowledge_run(&self._acks, sequence, count, 0, &self.output)
 
+    cdef int note_stored(self, uint32_t sequence, uint32_t count, object broker) except -1:
+        """`broker` has the packet ids of QoS 2 among `count` messages from `sequence` on."""
+        cdef uint32_t index
+        cdef Acknowledgement* expected
+        if self.state == STATE_CLOSED or self._qos2_received is None:
+            return 0
+        for index in range(count):
+            expected = expected_at(&self._acks, sequence + index)
+            if expected.packet_type == PACKET_PUBREC and expected.packet_id in self._qos2_received:
+                self._qos2_received[expected.packet_id] = broker
+        return 0
+
     cdef int refuse_published(self, uint32_t sequence, uint32_t count, uint8_t code) except -1:
         """`count` messages from `sequence` on are not stored: tell a device of MQTT 5 with this code."""
         cdef uint32_t index
@@ -395,7 +423,7 @@ cdef class ServerConnection(OutboundHalf):
         for index in range(count):
             # A PUBREC with an error ends the message [MQTT-4.3.3-9].
             if self._qos2_received is not None and expected_at(&self._acks, sequence + index).packet_type == PACKET_PUBREC:
-                self._qos2_received.discard(expected_at(&self._acks, sequence + index).packet_id)
+                self._qos2_received.pop(expected_at(&self._acks, sequence + index).packet_id, None)
         return acknowledge_run(&self._acks, sequence, count, code, &self.output)
 
     def acknowledge_published(self, sequence, count=1):
@@ -409,12 +437,15 @@ cdef class ServerConnection(OutboundHalf):
 
     @property
     def received_packet_ids(self):
-        """Packet ids of QoS 2 the device has sent and not released, for a session that goes on elsewhere."""
-        return sorted(self._qos2_received) if self._qos2_received else []
+        """Those of `restore_received` that are not released yet, for a session that goes on elsewhere."""
+        return sorted(key for key, broker in (self._qos2_received or {}).items() if broker is RESTORED)
 
     def restore_received(self, packet_ids not None):
-        """Know the packet ids of an earlier connection of the session."""
-        self._qos2_received = set(packet_ids) if packet_ids else None
+        """Know the packet ids of an earlier connection of the session, which no record has.
+
+        Before the connection is open, or what came behind its CONNECT would be handled without them.
+        """
+        self._qos2_received = dict.fromkeys(packet_ids, RESTORED) if packet_ids else None
         self._resumed_count = <uint32_t>len(packet_ids)
 
     # Events and time

@@ -67,6 +67,7 @@ cdef class Device(ServerConnection):
     cdef public object will             # None when there is none, or it was dropped by DISCONNECT
     cdef public bint has_session        # the broker has given it one, in `epoch`, and was not told of its end
     cdef public int64_t epoch
+    cdef public bint is_resumed         # its session was there before it connected
     cdef public DeviceSession session   # None for one that ends with the connection
     cdef public DeviceSession shares    # its part in shared subscriptions; None while it has none
     cdef list _unhandled                # events that wait for the next turn; None while there are none

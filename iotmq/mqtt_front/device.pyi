@@ -57,6 +57,7 @@ class Device(ServerConnection, asyncio.BufferedProtocol):
     has_session: bool
     epoch: int
     expiry_s: int
+    is_resumed: bool
     session: DeviceSession | None
     shares: DeviceSession | None
     peer: Peer

@@ -415,6 +415,13 @@ cdef class Device(ServerConnection):
             return False
         return True
 
+    cdef int released(self, uint16_t packet_id, object broker, bint is_known) except -1:
+        """As of the core; the packet id of a session that is kept is released where the log has it first."""
+        # Restored ones are no broker's but the session's, and nobody has what is not stored yet.
+        if self.session is None or not isinstance(broker, str) and (is_known or not self.is_resumed):
+            return ServerConnection.released(self, packet_id, broker, is_known)
+        return self.group.sink.on_release(self, packet_id, broker)
+
     cdef int message_dropped(self) except -1:
         self.group.dropped += 1
         return 0

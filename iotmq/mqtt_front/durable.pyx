@@ -81,6 +81,7 @@ cdef class DurableSession(KeptSession):
             (flight.queue_id, flight.position): flight for flight in opened.in_flight if not has_no_queue(flight)
         } or None
         self._done = set(opened.done) or None
+        self.had_received = bool(opened.received)
 
     def __dealloc__(self):
         free_flights(&self._flights)
@@ -90,7 +91,6 @@ cdef class DurableSession(KeptSession):
     def start(self, opened):
         """The CONNECT is answered: go on with what was in flight, then with what came meanwhile."""
         cdef QueueSubscription subscription
-        self.device.restore_received(opened.received)
         self.add(opened.subscriptions, is_resumed=True)
         by_id = self._by_id() if opened.in_flight else {}
         for flight in opened.in_flight:
@@ -102,8 +102,6 @@ cdef class DurableSession(KeptSession):
                 self._add_flight(subscription, flight.position, flight.packet_id, 2, FLIGHT_RELEASED)
             if flight.is_released:
                 self.device.send_pubrel(flight.packet_id)
-            elif subscription is not None:
-                self.device.reserve_packet_id(flight.packet_id)
         self.room_again()
         self.egress.group.touch(self.device)
 
@@ -534,6 +532,13 @@ cdef class DurableEgress:
     def open(self, Device device not None, str client_id not None, opened):
         """The session of a device, which `opened` (OpenedSession) describes; `start` follows its CONNACK."""
         device.session = DurableSession(self, device, client_id, opened)
+        device.is_resumed = opened.is_present
+        # Before what the device sent behind its CONNECT is handled.
+        device.restore_received(opened.received)
+        queue_ids = {entry.queue_id for entry in opened.subscriptions}
+        for flight in opened.in_flight:
+            if not flight.is_released and (flight.queue_id in queue_ids or has_no_queue(flight)):
+                device.reserve_packet_id(flight.packet_id)
         return device.session
 
     def stop(self):
