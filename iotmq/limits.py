@@ -129,8 +129,8 @@ SHARE_MEMBER_BYTES_MAX: Final = 4 * 1024 * 1024
 SHARE_REPORT_MEMBERS_MAX: Final = 1_024
 SHARE_REPORT_POSITIONS_MAX: Final = 65_536
 # Packet ids of QoS 2 that devices have not released, at one broker. Past either the oldest are forgotten:
-# their devices have not been back for longest. The bytes are those of the keys with what the database has beside
-# them. And what one request releases.
+# their devices have not been back for longest. The bytes are those of the keys with what the database has
+# beside them. And what one request releases.
 RECEIVED_IDS_MAX: Final = 1_000_000
 RECEIVED_IDS_BYTES_MAX: Final = 256 * 1024 * 1024
 RELEASED_BODY_BYTES_MAX: Final = 1024 * 1024

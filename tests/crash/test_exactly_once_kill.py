@@ -1,6 +1,6 @@
 """QoS 2 both ways, sessions kept, while the broker and two front ends are killed in turn: each message once.
 
-`make crash` runs many rounds (IOTMQ_CRASH_ROUNDS) from a seed of its own (IOTMQ_CRASH_SEED), which is printed.
+`make crash` runs many rounds (IOTMQ_CRASH_ROUNDS) from a seed of its own (IOTMQ_CRASH_SEED); it is printed.
 """
 
 from __future__ import annotations
@@ -26,40 +26,41 @@ ROUNDS = int(os.environ.get("IOTMQ_CRASH_ROUNDS", "4"))
 SEED = int(os.environ.get("IOTMQ_CRASH_SEED", "20"))
 PAIRS = 3
 WINDOW = 50
-# Messages a publisher has stored between two kills, on average.
+# Messages of a publisher from one kill to the next.
 BETWEEN = 150
 
 
 class Publisher:
-    """Publishes numbers with QoS 2 for as long as it may, a window of them at a time; its session is kept."""
+    """Publishes numbers with QoS 2, a window of them at a time; its session is kept."""
 
     def __init__(self, number: int, ports: list[int]) -> None:
         self.number = number
         self.sent = 0
         self.done: Counter[int] = Counter()
-        self._may_go_on = True
-        self._numbers: dict[int, int] = {}
+        self._sent_max = 0
+        self._under_way = 0
         self._lock = threading.Lock()
         self.client = kept_client(f"publisher-{number}", ports)
         self.client.on_publish = self._published
 
-    def start(self) -> None:
-        for _ in range(WINDOW):
-            self._publish()
-
-    def end(self) -> None:
-        """No new messages; those under way are still delivered."""
+    def send_more(self, count: int) -> None:
+        """Publish so many more, as fast as they are taken."""
         with self._lock:
-            self._may_go_on = False
+            self._sent_max += count
+        self._publish()
 
     def _publish(self) -> None:
-        with self._lock:
-            if not self._may_go_on:
-                return
-            number, self.sent = self.sent, self.sent + 1
-        self.client.publish(f"once/{self.number}/{number % 7}", b"%d:%d" % (self.number, number), qos=2)
+        while True:
+            with self._lock:
+                if self.sent == self._sent_max or self._under_way == WINDOW:
+                    return
+                number, self.sent = self.sent, self.sent + 1
+                self._under_way += 1
+            self.client.publish(f"once/{self.number}/{number % 7}", b"%d:%d" % (self.number, number), qos=2)
 
     def _published(self, client: paho.Client, data: object, packet_id: int, *_: object) -> None:
+        with self._lock:
+            self._under_way -= 1
         self.done[packet_id] += 1
         self._publish()
 
@@ -112,20 +113,18 @@ def test_each_message_of_qos_2_comes_once_whatever_dies(tmp_path: Path, flush: s
         ports = [roles["one"].mqtt_port, roles["two"].mqtt_port]
         subscribers = [Subscriber(number, ports) for number in range(PAIRS)]
         publishers = [Publisher(number, ports[::-1]) for number in range(PAIRS)]
-        for publisher in publishers:
-            publisher.start()
+        allowed = 0
         victims = itertools.cycle(["broker", "one", "broker", "two"])
         for victim in itertools.islice(victims, ROUNDS):
-            target = sum(publisher.sent for publisher in publishers) + 1 + int(
-                random_source.expovariate(1 / (BETWEEN * PAIRS))
-            )
+            for publisher in publishers:
+                publisher.send_more(BETWEEN)
+            allowed += BETWEEN * PAIRS
+            target = allowed - random_source.randrange(BETWEEN * PAIRS)
             eventually(
                 lambda target=target: sum(publisher.sent for publisher in publishers) >= target,
                 "publishers go on", within_s=BACK_S,
             )  # fmt: skip
             restart(roles[victim])
-        for publisher in publishers:
-            publisher.end()
         eventually(
             lambda: all(sum(publisher.done.values()) == publisher.sent for publisher in publishers),
             "all is stored", within_s=BACK_S,

@@ -231,7 +231,9 @@ class KeptSession(DeviceSession):
     """A session that outlives its connection, as far as publishing asks."""
 
 
-def connect_kept(bench: Bench, client_id: str = "d", *, is_resumed: bool = False) -> tuple[Device, FakeTransport]:
+def connect_kept(
+    bench: Bench, client_id: str = "d", *, is_resumed: bool = False
+) -> tuple[Device, FakeTransport]:
     device, out = bench.connect(client_id)
     device.session = KeptSession()
     device.is_resumed = is_resumed

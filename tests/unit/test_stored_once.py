@@ -1,4 +1,4 @@
-"""Batches that are sent again, and packet ids of devices: what is stored is stored once, over starts and tears."""
+"""Batches that are sent again, and packet ids of devices: what is stored is stored once."""
 
 from __future__ import annotations
 
