@@ -9,6 +9,9 @@ ARGS ?=
 CRASH_ROUNDS ?= 50
 CRASH_STATES ?= 3000
 FUZZ_SECONDS ?= 60
+# Most tests wait for disks and other processes, so one process more than cores. Each file of tests stays in one
+# of them, and they begin in the order tests/conftest.py gives them.
+TEST_PROCESSES ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -17,9 +20,9 @@ demo:  ## The whole journey on this machine's own measurements (Ctrl-C or DEMO_S
 	@tools/setup.sh demo
 	@exec $(PYTHON_ENV) demo/gateway_demo.py $(ARGS)
 
-test:  ## All tests; ARGS="-k name" selects
+test:  ## All tests, in TEST_PROCESSES (cores + 1) processes; ARGS="-k name" selects
 	@tools/setup.sh dev
-	@$(PYTHON_ENV) -m pytest $(ARGS)
+	@$(PYTHON_ENV) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 serve:  ## The gateway on its default ports, data in ./data
 	@tools/setup.sh core

@@ -35,6 +35,7 @@ from iotmq.mqtt_front.settings import MqttSettings
 from iotmq.mqtt_workers import MqttWorkers
 from iotmq.registry.server import Registry
 from iotmq.store.store import Store
+from iotmq.supervised import FAILURES
 
 logger = logging.getLogger("iotmq")
 
@@ -87,7 +88,7 @@ class Process:
         self._started: list[tuple[str, Role]] = []
         # The log being opened, from the start to the stop of a process that has the broker.
         self._opening: asyncio.Future[Store] | None = None
-        self.sources: list[MetricSource] = []
+        self.sources: list[MetricSource] = [FAILURES]
         """What is asked for metrics."""
         self._checks: dict[str, Callable[[], str | None]] = {"process": lambda: "starting"}
         self.addresses: dict[str, str] = {}

@@ -7,7 +7,7 @@ import base64
 import contextlib
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import BinaryIO, Final, Literal
 
 import msgspec
@@ -19,6 +19,7 @@ from iotmq.client.push_consumer import PushConsumer
 from iotmq.client.settings import ClientSettings, PushConsumerSettings
 from iotmq.errors import MessageRefusedError
 from iotmq.limits import RECORD_BYTES_MAX
+from iotmq.message.errors import MessageFormatError
 
 OutputFormat = Literal["text", "json", "raw"]
 
@@ -28,7 +29,7 @@ _AHEAD_MAX: Final = 1_024
 
 
 async def produce(
-    registries: Sequence[str],
+    settings: ClientSettings,
     topic: str,
     bodies: AsyncIterator[bytes],
     *,
@@ -41,7 +42,7 @@ async def produce(
 
     Raises what `Producer.send` raises, after the sends before it have ended.
     """
-    client = IotmqClient(ClientSettings(registries=tuple(registries)))
+    client = IotmqClient(settings)
     pending: deque[asyncio.Future[SendResult]] = deque()
     stored = 0
     async with client, Producer(client) as producer:
@@ -99,7 +100,7 @@ async def lines_of(stream: BinaryIO) -> AsyncIterator[bytes]:
 
 
 async def consume(
-    registries: Sequence[str],
+    settings: ClientSettings,
     topic: str,
     output: BinaryIO,
     *,
@@ -138,14 +139,14 @@ async def consume(
             if written == count_max:
                 ended.set()
 
-    settings = PushConsumerSettings(
+    consumer_settings = PushConsumerSettings(
         model="clustering" if group else "broadcasting",
         consume_from=begin,
         batch_max=1 if count_max is not None else 32,
         stop_timeout_ms=100,
     )
-    client = IotmqClient(ClientSettings(registries=tuple(registries)))
-    consumer = PushConsumer(client, group or ANONYMOUS_GROUP, show, settings=settings)
+    client = IotmqClient(settings)
+    consumer = PushConsumer(client, group or ANONYMOUS_GROUP, show, settings=consumer_settings)
     async with client:
         # A service waits for its registry; a person wants to know. A topic that is not there yet may come.
         await client.routes.find(topic)
@@ -160,7 +161,7 @@ async def consume(
 
 def _text(message: ReceivedMessage) -> bytes:
     """One line: where it stands, its key and tags, its body. Nothing in it can steer the terminal."""
-    body = message.body.decode("utf-8", "backslashreplace")
+    body = _body(message).decode("utf-8", "backslashreplace")
     fields = [
         f"{message.queue.broker_name}/{message.queue.queue_id}@{message.queue_offset}",
         _printable(message.properties.get("MQTT_TOPIC") or " ".join(message.keys) or "-"),
@@ -190,15 +191,24 @@ def _json(message: ReceivedMessage) -> bytes:
         "tags": message.tags,
         "properties": message.properties,
     }
+    body = _body(message)
     try:
-        fields["body"] = message.body.decode()
+        fields["body"] = body.decode()
     except UnicodeDecodeError:
-        fields["body_base64"] = base64.b64encode(message.body).decode()
+        fields["body_base64"] = base64.b64encode(body).decode()
     return msgspec.json.encode(fields) + b"\n"
 
 
 def _raw(message: ReceivedMessage) -> bytes:
-    return message.body + b"\n"
+    return _body(message) + b"\n"
+
+
+def _body(message: ReceivedMessage) -> bytes:
+    """The body as it was sent, or as it is stored when it cannot be inflated: one must not stop all."""
+    try:
+        return message.body
+    except MessageFormatError:
+        return message.record.body
 
 
 _FORMATS: Final[dict[OutputFormat, Callable[[ReceivedMessage], bytes]]] = {

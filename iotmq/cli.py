@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import iotmq
 from iotmq.admin_command.command import add_admin_command
+from iotmq.connection_options import add_connection_options, client_settings
 from iotmq.errors import ConfigError, IotmqError, StoreError
 from iotmq.mqtt_command.command import add_mqtt_commands
 from iotmq.sessions_command import add_sessions_command
@@ -286,6 +287,7 @@ def _add_produce_command(commands: argparse._SubParsersAction[argparse.ArgumentP
         metavar="NAME=VALUE",
         help="a property of the messages, may be repeated",
     )
+    add_connection_options(command)
     _add_registry_option(command)
     command.set_defaults(command=_produce)
 
@@ -310,7 +312,7 @@ def _produce(options: argparse.Namespace) -> int:
 
     async def send() -> int:
         return await by_hand.produce(
-            options.registries or _default_registries(),
+            client_settings(options, _registries(options)),
             options.topic,
             given() if options.bodies else by_hand.lines_of(sys.stdin.buffer),
             key=options.key,
@@ -348,6 +350,7 @@ def _add_consume_command(commands: argparse._SubParsersAction[argparse.ArgumentP
     command.add_argument(
         "--format", choices=("text", "json", "raw"), default="text", help="how to write them"
     )
+    add_connection_options(command)
     _add_registry_option(command)
     command.set_defaults(command=_consume)
 
@@ -357,7 +360,7 @@ def _consume(options: argparse.Namespace) -> int:
 
     _run(
         by_hand.consume(
-            options.registries or _default_registries(),
+            client_settings(options, _registries(options)),
             options.topic,
             sys.stdout.buffer,
             group=options.group,
@@ -376,13 +379,13 @@ def _consume(options: argparse.Namespace) -> int:
 def _run_admin(options: argparse.Namespace) -> int:
     from iotmq.admin_command.command import run_action
 
-    return _run(run_action(options, tuple(options.registries or _default_registries())))
+    return _run(run_action(options, _registries(options)))
 
 
-def _default_registries() -> tuple[str, ...]:
+def _registries(options: argparse.Namespace) -> tuple[str, ...]:
     from iotmq.client.settings import ClientSettings
 
-    return ClientSettings().registries
+    return tuple(options.registries or ClientSettings().registries)
 
 
 def _run(work: Coroutine[Any, Any, int]) -> int:

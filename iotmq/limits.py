@@ -99,7 +99,13 @@ ACL_KEY_BYTES_MAX: Final = 1_024
 ACL_ADDRESSES_REMEMBERED_MAX: Final = 4_096
 BROKERS_MAX: Final = 1_024
 REGISTRY_NAME_BYTES_MAX: Final = 255
-REGISTRATION_INFLATED_BYTES_MAX: Final = 16 * 1024 * 1024
+# What a compressed registration may be of: so many topics with the longest names take 15.4 MB.
+REGISTRATION_INFLATED_BYTES_MAX: Final = 32 * 1024 * 1024
+# A registration of more topics is compressed: as JSON these are 1.5 MB with the longest names, and a frame
+# takes 43,919 such topics.
+REGISTRATION_PLAIN_TOPICS_MAX: Final = 4_096
+# The body of a registration: the header has the rest of the frame.
+REGISTRATION_BYTES_MAX: Final = FRAME_BYTES_MAX - 64 * 1024
 # Key-value settings of a registry: one text, and all of them, which are written as a whole.
 KV_TEXT_BYTES_MAX: Final = 32 * 1024
 KV_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -111,6 +117,8 @@ FILTERS_PER_CHANNEL_MAX: Final = 10_000_000
 # Sessions in one answer to an operator.
 FRONT_END_NAME_BYTES_MAX: Final = 255
 MQTT_WORKERS_MAX: Final = 256
+# What a worker and its supervisor say in one piece, mostly metrics: past it one of them is broken.
+WORKER_FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 SESSIONS_PER_REQUEST_MAX: Final = 1_024
 SESSION_QUEUES_MAX: Final = 65_536
 QUEUE_READ_RECORDS_MAX: Final = 1_024
@@ -134,6 +142,10 @@ SHARE_REPORT_POSITIONS_MAX: Final = 65_536
 RECEIVED_IDS_MAX: Final = 1_000_000
 RECEIVED_IDS_BYTES_MAX: Final = 256 * 1024 * 1024
 RELEASED_BODY_BYTES_MAX: Final = 1024 * 1024
+# Looking up retained messages: what one turn of the broker's loop does of it for everybody together (a
+# millisecond or two), and what looking at one topic counts for beside the bytes of its record.
+RETAINED_TURN_WORK_BYTES_MAX: Final = 256 * 1024
+RETAINED_LOOK_BYTES: Final = 1_024
 # Filters that sessions have to themselves, at one broker.
 EXCLUSIVE_SUBSCRIPTIONS_MAX: Final = 100_000
 
@@ -142,6 +154,10 @@ EXCLUSIVE_SUBSCRIPTIONS_MAX: Final = 100_000
 MQTT_PACKET_BYTES_MAX: Final = 1024 * 1024
 MQTT_TOPIC_BYTES_MAX: Final = 4_096
 MQTT_TOPIC_LEVELS_MAX: Final = 128
+# Levels of a filter with a wildcard: every topic as deep is compared with each pattern of literals and
+# wildcards that some filter has. And what is remembered of topics, in one table of a broker or front end.
+MQTT_WILDCARD_LEVELS_MAX: Final = 32
+MQTT_TOPIC_CACHE_BYTES_MAX: Final = 32 * 1024 * 1024
 # A topic that is rewritten, because its size to some power is what a regular expression takes; and those.
 MQTT_REWRITE_TOPIC_BYTES_MAX: Final = 256
 MQTT_REWRITE_PATTERN_CHARACTERS_MAX: Final = 1_024

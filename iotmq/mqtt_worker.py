@@ -19,6 +19,7 @@ from iotmq.assembly import Process, run_process
 from iotmq.errors import IotmqError
 from iotmq.log_format import set_up_logging
 from iotmq.metrics import Metric
+from iotmq.supervised import surviving
 from iotmq.worker_channel import Ask, Begin, Failed, Listening, Status, frame, read_to_worker, status
 
 _PAGE_BYTES: Final = resource.getpagesize()
@@ -89,14 +90,14 @@ async def _answer(
     writer: asyncio.StreamWriter,
     stop_asked: asyncio.Event,
 ) -> None:
-    while True:
-        asked = await read_to_worker(reader)
-        if asked is None:
-            # The supervisor is gone, by whatever death: nobody would stop or watch this process any more.
-            stop_asked.set()
-            return
-        if isinstance(asked, Ask):
-            _say(writer, status(asked.ask_id, process.readiness(), process.metrics()))
+    with surviving("hearing of the supervisor"):
+        while (asked := await read_to_worker(reader)) is not None:
+            if isinstance(asked, Ask):
+                with surviving("answers to the supervisor"):
+                    _say(writer, status(asked.ask_id, process.readiness(), process.metrics()))
+    # The supervisor is gone, by whatever death, or cannot be understood: nobody would stop or watch this
+    # process any more.
+    stop_asked.set()
 
 
 def _say(writer: asyncio.StreamWriter, message: Listening | Failed | Status) -> None:

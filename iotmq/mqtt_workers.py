@@ -49,6 +49,8 @@ class MqttWorkers:
         self._config = config
         self._held_ports: list[socket.socket] = []
         self._workers: list[_Worker] = []
+        # While the workers are being asked how they are.
+        self._refreshing: asyncio.Future[list[None]] | None = None
         self.addresses: dict[str, str] = {}
         """As server.MqttFront.addresses; known once `start` was called."""
 
@@ -92,7 +94,14 @@ class MqttWorkers:
 
     async def refresh(self) -> None:
         """Ask every worker how it is; one that does not answer within a second is shown as it is."""
-        await asyncio.gather(*(worker.refresh() for worker in self._workers))
+        if self._refreshing is None:
+            self._refreshing = asyncio.gather(*(worker.refresh() for worker in self._workers))
+            self._refreshing.add_done_callback(self._refreshed)
+        # Whoever asks meanwhile shares it, and one who gives up takes it from nobody.
+        await asyncio.shield(self._refreshing)
+
+    def _refreshed(self, _: asyncio.Future[list[None]]) -> None:
+        self._refreshing = None
 
     @property
     def not_ready_reason(self) -> str | None:
@@ -147,9 +156,9 @@ class _Worker:
         self._writer: asyncio.StreamWriter | None = None
         self._failed_reason: str | None = None
         self._listening = asyncio.Event()
-        # Who waits for which answer.
-        self._asked: dict[int, asyncio.Future[None]] = {}
+        # The last question, and who waits for its answer while somebody does.
         self._ask_id = 0
+        self._answered: asyncio.Future[None] | None = None
         self._status: Status | None = None
         self._is_stopping = False
         self.is_stuck = False
@@ -193,16 +202,16 @@ class _Worker:
         if writer is None:
             return
         self._ask_id += 1
-        answered = self._asked[self._ask_id] = asyncio.get_running_loop().create_future()
+        self._answered = asyncio.get_running_loop().create_future()
         try:
             writer.write(frame(Ask(self._ask_id)))
             async with asyncio.timeout(_ANSWER_S):
-                await answered
+                await self._answered
             self.is_stuck = False
         except TimeoutError:
             self.is_stuck = self._writer is writer
         finally:
-            del self._asked[self._ask_id]
+            self._answered = None
 
     @property
     def is_running(self) -> bool:
@@ -262,7 +271,9 @@ class _Worker:
         try:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "iotmq.mqtt_worker", str(self.number), stdin=theirs.fileno()
+                    # Without -P a file in the working directory could stand for a module.
+                    *(sys.executable, "-P", "-m", "iotmq.mqtt_worker", str(self.number)),
+                    stdin=theirs.fileno(),
                 )
         except BaseException:
             ours.close()
@@ -283,8 +294,7 @@ class _Worker:
                 process.kill()
             self._process = self._writer = self._status = None
             self.is_stuck = False
-            for asked in self._asked.values():
-                _tell(asked)
+            self._tell()
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         while True:
@@ -297,7 +307,12 @@ class _Worker:
                 self._failed_reason = message.reason
             else:
                 self._status = message
-                _tell(self._asked.get(message.ask_id))
+                if message.ask_id == self._ask_id:
+                    self._tell()
+
+    def _tell(self) -> None:
+        if self._answered is not None and not self._answered.done():
+            self._answered.set_result(None)
 
 
 def _of_worker(mqtt: MqttSettings, number: int) -> MqttSettings:
@@ -315,11 +330,6 @@ def _with_secret(mqtt: MqttSettings) -> MqttSettings:
         return mqtt
     own = msgspec.structs.replace(mqtt.authentication, unknown_users_secret=secrets.token_hex(32))
     return msgspec.structs.replace(mqtt, authentication=own)
-
-
-def _tell(asked: asyncio.Future[None] | None) -> None:
-    if asked is not None and not asked.done():
-        asked.set_result(None)
 
 
 def hold_port(host: str, port: int) -> socket.socket:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from iotmq.admin_command import arguments
-from iotmq.admin_command.command import add_connection_options
+from iotmq.connection_options import add_connection_options
 
 _ACTIONS: Final = {
     "front-ends": ("list_front_ends", "the MQTT front ends that brokers know, and how many clients each has"),
@@ -49,6 +49,7 @@ def add_sessions_command(
             _add_drain_options(action)
         elif name not in ("shared", "front-ends"):
             action.add_argument("client_id", metavar="CLIENT_ID")
+        action.add_argument("--json", dest="is_json", action="store_true", help="one JSON document")
         add_connection_options(action)
         add_registry_option(action)
         module = "front_ends" if name in ("drain", "front-ends") else "mqtt_sessions"

@@ -12,11 +12,9 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from iotmq import limits
 from iotmq.config import Config
 from iotmq.metrics import Metric
-
-# Neither side is a peer that could mean harm: past this size something is broken.
-_FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -86,7 +84,8 @@ async def read_from_worker(reader: asyncio.StreamReader) -> FromWorker | None:
 async def _body(reader: asyncio.StreamReader) -> bytes | None:
     try:
         size = int.from_bytes(await reader.readexactly(4), "big")
-        assert size <= _FRAME_BYTES_MAX, f"a frame of {size} bytes"
+        if size > limits.WORKER_FRAME_BYTES_MAX:
+            raise ValueError(f"a frame of {size} bytes between worker and supervisor")
         return await reader.readexactly(size)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None

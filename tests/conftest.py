@@ -3,6 +3,7 @@ its source."""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -35,6 +36,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _turn(item: pytest.Item) -> int:
     return min((FIRST.index(part) for part in item.path.parts if part in FIRST), default=len(FIRST))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Where IOTMQ_INTEROP=required, a foreign client that is not installed is a failure."""
+    report = yield
+    if os.environ.get("IOTMQ_INTEROP") == "required" and item.get_closest_marker("interop"):
+        refuse_skip(report)
+    return report
+
+
+def refuse_skip(report: pytest.TestReport) -> None:
+    """Make the report of a skipped test that of a failed one, with the reason it was skipped for."""
+    if report.skipped:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        report.outcome = "failed"
+        report.longrepr = f"interop tests must run here (IOTMQ_INTEROP=required): {reason}"
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from iotmq.admin_command import arguments
 from iotmq.admin_command.output import Result, as_json
+from iotmq.connection_options import add_connection_options, client_settings
 
 if TYPE_CHECKING:
     from iotmq.admin_command.session import Session
@@ -63,6 +63,7 @@ def add_admin_command(
         )
         for argument in word.arguments:
             action.add_argument(*argument.flags, **argument.options)
+        action.add_argument("--json", dest="is_json", action="store_true", help="one JSON document")
         add_connection_options(action)
         add_registry_option(action)
         action.set_defaults(command=run, admin_action=word.target)
@@ -72,55 +73,15 @@ async def run_action(options: argparse.Namespace, registries: tuple[str, ...]) -
     """Do what the words say and print what comes of it; raises what the client raises."""
     from iotmq.admin_command.session import Session
     from iotmq.client.client import IotmqClient
-    from iotmq.client.settings import ClientSettings
 
     module_name, _, function_name = options.admin_action.partition(":")
     module = importlib.import_module(f"iotmq.admin_command.{module_name}")
     action = cast("Action", getattr(module, function_name))
-    settings = ClientSettings(
-        registries=registries,
-        request_timeout_ms=max(10, int(options.request_timeout_s * 1000)),
-        access_key=options.access_key,
-        secret_key=os.environ.get("IOTMQ_SECRET_KEY", ""),
-        tls_enabled=options.has_tls,
-        tls_ca_file=options.tls_ca_file,
-        tls_is_verified=not options.is_unverified,
-    )
-    async with IotmqClient(settings) as client:
+    async with IotmqClient(client_settings(options, registries)) as client:
         result = await action(Session(client, is_quiet=options.is_json), options)
     sys.stdout.write(as_json(result) if options.is_json else result.text())
     sys.stdout.flush()
     return 0
-
-
-def add_connection_options(action: argparse.ArgumentParser) -> None:
-    """How to answer, how long to wait, and how to connect: the same for every action."""
-    action.add_argument("--json", dest="is_json", action="store_true", help="one JSON document")
-    action.add_argument(
-        "--timeout",
-        dest="request_timeout_s",
-        type=float,
-        default=5.0,
-        metavar="SECONDS",
-        help="how long one request may take (5)",
-    )
-    action.add_argument(
-        "--access-key",
-        default=os.environ.get("IOTMQ_ACCESS_KEY", ""),
-        metavar="KEY",
-        help="account (IOTMQ_ACCESS_KEY); its secret is in IOTMQ_SECRET_KEY",
-    )
-    action.add_argument("--tls", dest="has_tls", action="store_true", help="connect by TLS")
-    action.add_argument(
-        "--tls-ca",
-        dest="tls_ca_file",
-        default="",
-        metavar="FILE.pem",
-        help="roots of the servers (the machine's)",
-    )
-    action.add_argument(
-        "--tls-unverified", dest="is_unverified", action="store_true", help="trust whoever answers"
-    )
 
 
 def _arg(*flags: str, **options: Any) -> _Argument:

@@ -53,9 +53,7 @@ async def resend(session: Session, options: argparse.Namespace) -> Result:
                 is_again=options.is_again,
             ):
                 session.progress(f"{resent.sent_count} sent")
-    left = (
-        f"; {len(resent.left_message_ids)} do not say where they came from" if resent.left_message_ids else ""
-    )
+    left = f"; {len(resent.left_message_ids)} cannot be sent" if resent.left_message_ids else ""
     return Done(
         f"{resent.sent_count} messages of group {options.group} sent again{left}",
         {"sent": resent.sent_count, "left": resent.left_message_ids},

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from iotmq.bridge.offsets import QueueBounds, QueueKey
 from iotmq.bridge.options import parse_address
-from iotmq.client.routes import parse_route, parse_topics
+from iotmq.client.routes import MASTER_ID, parse_cluster, parse_route, parse_topics
 from iotmq.clock import Clock, SystemClock
 from iotmq.errors import BrokerError, ConnectionClosedError, IotmqError, RequestTimeoutError
 from iotmq.remoting.blocking import BlockingConnection
@@ -41,12 +41,16 @@ _PASSING_CODES: Final = frozenset(
 )
 
 
+# Answers of a broker that has no such queue, however often it is asked.
+_NO_QUEUE_CODES: Final = frozenset((ResponseCode.TOPIC_NOT_EXIST, ResponseCode.QUERY_NOT_FOUND))
+
+
 class TopicMissingError(IotmqError):
     """No registry knows the topic."""
 
 
 class BrokerMissingError(IotmqError):
-    """A broker that holds a subscribed queue is not in the route at the moment."""
+    """A broker that holds a subscribed queue is away at the moment."""
 
 
 class Connection(Protocol):
@@ -68,10 +72,11 @@ class Connector(Protocol):
 
 
 class Route(NamedTuple):
-    """The readable queues of one topic and the address to read each broker at."""
+    """The readable queues of one topic, those of brokers that are away, and the address to read each at."""
 
     queues: tuple[QueueKey, ...]
     addresses: Mapping[str, Address]
+    away: tuple[QueueKey, ...] = ()
 
 
 class TopicBounds(NamedTuple):
@@ -158,7 +163,8 @@ class Cluster:
         known, own = (
             parse_topics(
                 self.retry.call(
-                    partial(self._ask_registry, Command.request(code, {})), what="list of topics"
+                    partial(self._ask_registry, Command.request(code, {"withAway": "true"})),
+                    what="list of topics",
                 ).body_bytes()
             )
             for code in codes
@@ -172,7 +178,8 @@ class Cluster:
     def route_now(self, topic: str) -> Route:
         """As `route`, asking each registry once and not again."""
         request = Command.request(
-            RequestCode.GET_ROUTE_INFO_BY_TOPIC, {"topic": topic, "acceptStandardJsonOnly": "true"}
+            RequestCode.GET_ROUTE_INFO_BY_TOPIC,
+            {"topic": topic, "acceptStandardJsonOnly": "true", "withAway": "true"},
         )
         try:
             answer = self._ask_registry(request)
@@ -182,15 +189,50 @@ class Cluster:
             raise
         route = parse_route(topic, answer.body_bytes())
         addresses = {
-            name: parse_address(address, DEFAULT_BROKER_PORT, what=f"address of broker {name}")
+            name: _address_of(name, address)
             for name in route.addresses
             if (address := route.reader(name)) is not None
         }
-        return Route(tuple(QueueKey(*queue) for queue in route.readable), addresses)
+        return Route(
+            tuple(QueueKey(*queue) for queue in route.readable),
+            addresses,
+            tuple(QueueKey(*queue) for queue in route.away),
+        )
 
     def bounds(self, topic: str, wanted: Callable[[QueueKey], bool]) -> TopicBounds:
-        """Smallest and next offset of each queue of `topic` that is `wanted`, and the brokers' addresses."""
+        """Smallest and next offset of each queue of `topic` that is `wanted`, and the brokers' addresses.
+
+        Waits for a broker that is away; raises ConnectionClosedError when it stays away.
+        """
         return self.retry.call(lambda: self._bounds_now(topic, wanted), what=f"offsets of topic {topic!r}")
+
+    def held_bounds(self, keys: Iterable[QueueKey]) -> dict[QueueKey, QueueBounds | None]:
+        """What brokers still hold of queues that are in no route; None where the broker knows no such queue.
+
+        Queues of brokers that are not registered or do not answer now are left out: nobody can say.
+        """
+        addresses = self.retry.call(self._brokers_now, what="list of brokers")
+        found: dict[QueueKey, QueueBounds | None] = {}
+        for address, of_broker in _by_address(keys, addresses).items():
+            try:
+                found |= self._bounds_at(address, of_broker)
+            except (OSError, ConnectionClosedError, RequestTimeoutError):
+                continue
+            except BrokerError as error:
+                if error.code not in _PASSING_CODES:
+                    raise
+        return found
+
+    def brokers(self, names: Collection[str]) -> dict[str, Address]:
+        """Addresses of these brokers and maybe others; waits for those that are away."""
+
+        def ask() -> dict[str, Address]:
+            found = self._brokers_now()
+            if missing := sorted(set(names) - found.keys()):
+                raise BrokerMissingError(f"broker {', '.join(missing)} is away")
+            return found
+
+        return self.retry.call(ask, what="list of brokers")
 
     def connection(self, address: Address) -> Connection:
         """The kept connection to `address`, made if there is none."""
@@ -213,47 +255,59 @@ class Cluster:
 
     def _bounds_now(self, topic: str, wanted: Callable[[QueueKey], bool]) -> TopicBounds:
         route = self.route_now(topic)
-        by_address: dict[Address, list[QueueKey]] = {}
-        for key in filter(wanted, route.queues):
-            if key.broker not in route.addresses:
-                raise BrokerMissingError(f"broker {key.broker!r} of topic {topic!r} has no address")
-            by_address.setdefault(route.addresses[key.broker], []).append(key)
-        found: dict[QueueKey, QueueBounds] = {}
-        for address, keys in by_address.items():
-            requests = [
-                Command.request(code, {"topic": key.topic, "queueId": str(key.queue_id)})
-                for key in keys
-                for code in (RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET)
-            ]
-            answers = self._ask_all(address, requests)
-            for key, smallest, largest in zip(keys, answers[::2], answers[1::2], strict=True):
-                found[key] = QueueBounds(_offset(smallest), _offset(largest))
-        return TopicBounds({key: found[key] for key in sorted(found)}, route.addresses)
+        away = sorted({key.broker for key in route.away if wanted(key)})
+        if away:
+            raise BrokerMissingError(f"broker {', '.join(away)} of topic {topic!r} is away")
+        found: dict[QueueKey, QueueBounds | None] = {}
+        for address, keys in _by_address(filter(wanted, route.queues), route.addresses).items():
+            found |= self._bounds_at(address, keys)
+        # A queue that its broker does not have any more is about to leave the route.
+        held = {key: bounds for key, bounds in sorted(found.items()) if bounds is not None}
+        return TopicBounds(held, route.addresses)
+
+    def _bounds_at(self, address: Address, keys: Sequence[QueueKey]) -> dict[QueueKey, QueueBounds | None]:
+        requests = [
+            Command.request(code, {"topic": key.topic, "queueId": str(key.queue_id)})
+            for key in keys
+            for code in (RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET)
+        ]
+        answers = self._answers(address, requests)
+        found: dict[QueueKey, QueueBounds | None] = {}
+        for key, smallest, largest in zip(keys, answers[::2], answers[1::2], strict=True):
+            if smallest.code in _NO_QUEUE_CODES or largest.code in _NO_QUEUE_CODES:
+                found[key] = None
+            else:
+                found[key] = QueueBounds(_offset(_accepted(smallest)), _offset(_accepted(largest)))
+        return found
+
+    def _brokers_now(self) -> dict[str, Address]:
+        answer = self._ask_registry(Command.request(RequestCode.GET_BROKER_CLUSTER_INFO, {}))
+        return {
+            name: _address_of(name, by_id.get(MASTER_ID) or by_id[min(by_id)])
+            for name, by_id in parse_cluster(answer.body_bytes()).items()
+            if by_id
+        }
 
     def _ask_registry(self, request: Command) -> Command:
         """The first registry's answer; the others are asked only when it cannot be reached."""
         failure: Exception = ConnectionClosedError("there is no registry")
         for address in self._registries:
             try:
-                return self._ask_all(address, [request])[0]
+                return _accepted(self._answers(address, [request])[0])
             except (OSError, ConnectionClosedError, RequestTimeoutError) as error:
                 failure = error
         raise failure
 
-    def _ask_all(self, address: Address, requests: Sequence[Command]) -> list[Command]:
-        """Answers to `requests`, sent ahead of each other; raises BrokerError for a refused one."""
+    def _answers(self, address: Address, requests: Sequence[Command]) -> list[Command]:
+        """Answers to `requests`, sent ahead of each other, whatever their codes."""
         was_open = address in self._connections
         try:
-            answers = self._exchange(address, requests)
+            return self._exchange(address, requests)
         except ConnectionClosedError:
             # A connection that was not used for a while has been closed by the other side.
             if not was_open:
                 raise
-            answers = self._exchange(address, requests)
-        for answer in answers:
-            if answer.code != ResponseCode.SUCCESS:
-                raise BrokerError(answer.code, answer.remark or "refused without a remark")
-        return answers
+            return self._exchange(address, requests)
 
     def _exchange(self, address: Address, requests: Sequence[Command]) -> list[Command]:
         answers: list[Command] = []
@@ -268,6 +322,25 @@ class Cluster:
                 raise ConnectionClosedError(f"{address[0]}:{address[1]}: {error}") from error
             raise
         return answers
+
+
+def _accepted(answer: Command) -> Command:
+    if answer.code != ResponseCode.SUCCESS:
+        raise BrokerError(answer.code, answer.remark or "refused without a remark")
+    return answer
+
+
+def _address_of(broker: str, text: str) -> Address:
+    return parse_address(text, DEFAULT_BROKER_PORT, what=f"address of broker {broker}")
+
+
+def _by_address(keys: Iterable[QueueKey], addresses: Mapping[str, Address]) -> dict[Address, list[QueueKey]]:
+    """The queues of brokers that have an address, by it."""
+    found: dict[Address, list[QueueKey]] = {}
+    for key in keys:
+        if key.broker in addresses:
+            found.setdefault(addresses[key.broker], []).append(key)
+    return found
 
 
 def ext_number(answer: Command, name: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from iotmq.bridge.offsets import QueueBounds, QueueKey, QueueRange, StreamOffset
@@ -34,7 +35,12 @@ class Advance(NamedTuple):
 
 
 def advance(
-    start: StreamOffset, bounds: Mapping[QueueKey, QueueBounds], *, rows_max: int | None = None
+    start: StreamOffset,
+    bounds: Mapping[QueueKey, QueueBounds],
+    *,
+    removed: Mapping[QueueKey, QueueBounds | None] = MappingProxyType({}),
+    known_ends: Mapping[QueueKey, int] = MappingProxyType({}),
+    rows_max: int | None = None,
 ) -> Advance:
     """The end of a batch that starts at `start` when brokers hold `bounds`.
 
@@ -42,7 +48,10 @@ def advance(
     * A queue whose records were deleted below its start goes on at what is left (a loss).
     * A queue that is shorter than its start was truncated or made anew: its end is its new length, so
       that everything written from now on is read, once (a loss). Elsewhere an end is never below a start.
-    * A queue that is no longer there keeps its offset (a loss).
+    * A queue that is in no route keeps its offset: it goes on there if it ever comes back. When its broker
+      says, in `removed`, that everything before its end was read, nothing is lost.
+    * A queue that its broker knows nothing of any more (None in `removed`) leaves the offsets. Nothing is
+      lost when the stream stood at the end that was last seen, in `known_ends`.
     * With `rows_max`, each queue gets its share in proportion to its lag.
     """
     losses: list[Loss] = []
@@ -52,8 +61,11 @@ def advance(
         wanted = start.offsets.get(key)
         held = bounds.get(key)
         if held is None:
-            ends[key] = start.offsets[key]
-            losses.append(Loss(key, ends[key], "the queue is not in the cluster any more"))
+            stays, what = _left(start.offsets[key], removed, key, known_ends)
+            if stays:
+                ends[key] = start.offsets[key]
+            if what:
+                losses.append(Loss(key, start.offsets[key], what))
         elif wanted is None:
             ends[key] = held.min_offset
         elif held.max_offset < wanted:
@@ -69,6 +81,23 @@ def advance(
     for key, rows in share_rows(lags, rows_max).items():
         ends[key] += rows
     return Advance(StreamOffset(ends), tuple(losses))
+
+
+def _left(
+    offset: int,
+    removed: Mapping[QueueKey, QueueBounds | None],
+    key: QueueKey,
+    known_ends: Mapping[QueueKey, int],
+) -> tuple[bool, str]:
+    """Whether a queue that left the route keeps its offset, and what is lost with it."""
+    if key not in removed:
+        return True, "the queue's broker is not in the cluster any more"
+    held = removed[key]
+    if held is None:
+        return False, "" if known_ends.get(key) == offset else "the queue is not there any more"
+    if held.max_offset > offset:
+        return True, f"the queue was removed with records up to offset {held.max_offset - 1}"
+    return True, ""
 
 
 def share_rows(lags: Mapping[QueueKey, int], rows_max: int | None) -> dict[QueueKey, int]:

@@ -131,6 +131,9 @@ class _Puller:
                 end = min(following, self._part.end)
                 self._lose(offset, f"the broker goes on at {following} ({answer.remark})")
                 return end
+        elif answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            self._lose(offset, f"the topic was deleted ({answer.remark})")
+            return self._part.end
         elif answer.code not in (
             ResponseCode.PULL_NOT_FOUND,
             ResponseCode.SYSTEM_ERROR,
@@ -147,7 +150,19 @@ class _Puller:
         if answer.code in (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED):
             self._lose(offset, f"the broker has nothing up to {self._part.end} ({answer.remark})")
             return self._part.end
+        if self._is_removed():
+            self._lose(offset, f"the queue was removed ({answer.remark})")
+            return self._part.end
         raise BrokerError(answer.code, f"pull of {self._part.key} offset {offset}: {answer.remark}")
+
+    def _is_removed(self) -> bool:
+        """Whether the topic is still at the broker, without this queue: a batch that is read once more."""
+        key = self._part.key
+        try:
+            route = self._cluster.route_now(key.topic)
+        except (OSError, IotmqError):
+            return False
+        return key.broker in route.addresses and key not in route.queues
 
     def _lose(self, offset: int, what: str) -> None:
         self._on_loss(Loss(self._part.key, offset, what))
@@ -185,6 +200,8 @@ class _Puller:
                 "subscription": "*",
                 "subVersion": "0",
                 "expressionType": "TAG",
+                # A range is the same rows whenever it is read, and a hole in it is a loss.
+                "withExpired": "true",
             },
         )
 

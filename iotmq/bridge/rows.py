@@ -125,7 +125,10 @@ class RowBuilder:
             offsets = columns.numpy("queue_offset")
             first, last, count = int(offsets[0]), int(offsets[-1]), len(offsets)
             batch = self._record_batch(columns, key)
-            if first != expected or last != expected + count - 1 or last >= pulled.next_offset:
+            is_run = (
+                first == expected and last == expected + count - 1 and bool((numpy.diff(offsets) == 1).all())
+            )
+            if not is_run or last >= pulled.next_offset:
                 batch = self._cut(batch, offsets, expected, pulled.next_offset, key, lose)
             if columns.bad_body_count:
                 lose(Loss(key, first, f"{columns.bad_body_count} bodies from here on cannot be decompressed"))

@@ -43,7 +43,7 @@ from iotmq.bridge.options import Edge, SourceOptions, parse_options, wants_heade
 from iotmq.bridge.plan import Loss, advance, describe_losses, split_tasks, within
 from iotmq.bridge.pull import PullSettings, pull_range, record_at
 from iotmq.bridge.rows import RowBuilder, check_schema, default_schema
-from iotmq.errors import IotmqError
+from iotmq.errors import ConfigError, IotmqError
 from iotmq.message.record import decode_record
 from iotmq.remoting.blocking import BlockingConnection
 from iotmq.remoting.signature import Credentials
@@ -97,6 +97,12 @@ class IotmqReader(DataSourceReader):
             bounds = view.bounds()
             starts = view.resolve(self._options.starting, bounds)
             ends = view.resolve(self._options.ending, bounds)
+            for key in bounds:
+                if ends[key] < starts[key]:
+                    raise ConfigError(
+                        f"{key} would be read from offset {starts[key]} to {ends[key]}: the ending options "
+                        "lie before the starting ones"
+                    )
             ranges = [QueueRange(key, starts[key], ends[key]) for key in bounds if ends[key] > starts[key]]
             return view.tasks(ranges)
 
@@ -141,18 +147,25 @@ class IotmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             bounds = view.bounds(is_patient=True)
             self._ends = {key: held.max_offset for key, held in bounds.items()}
             return to_json(StreamOffset(view.resolve(self._options.starting, bounds)))
-        bounds = view.settled_bounds(begin)
+        known_ends = self._ends
+        bounds, removed = view.settled_bounds(begin)
         self._ends = {key: held.max_offset for key, held in bounds.items()}
         if self._target is not None:
             # What is already read stays read, even where it came after the target was taken.
             reached = {key: max(offset, self._target.get(key, 0)) for key, offset in begin.offsets.items()}
             bounds = within(bounds, self._target | reached)
-        step = advance(begin, bounds, rows_max=limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+        step = advance(
+            begin,
+            bounds,
+            removed=removed,
+            known_ends=known_ends,
+            rows_max=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
+        )
         view.report(step.losses)
         return to_json(step.end)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        bounds = self._open_view().bounds(is_patient=True)
+        bounds = self._open_view().bounds_of_those_there()
         self._target = {key: held.max_offset for key, held in bounds.items()}
 
     def reportLatestOffset(self) -> dict[str, object] | None:  # noqa: N802
@@ -218,6 +231,8 @@ class _View:
         self._cluster = open_cluster(options)
         self._addresses: dict[str, Address] = {}
         self._lose = _loss_handler(options)
+        self._given_up: set[QueueKey] = set()  # queues that were waited for in vain; not waited for again
+        self._reported: dict[QueueKey, Loss] = {}  # what was said last about a queue
 
     def __enter__(self) -> _View:
         return self
@@ -237,29 +252,46 @@ class _View:
         patience = self._cluster.retry.patience()
         while True:
             try:
-                return self._bounds(self._topics())
+                bounds: dict[QueueKey, QueueBounds] = {}
+                for topic in sorted(self._topics()):
+                    bounds |= self._bounds(topic)
+                return bounds
             except TopicMissingError:
                 if not is_patient or not patience.wait():
                     raise
 
-    def settled_bounds(self, begin: StreamOffset) -> dict[QueueKey, QueueBounds]:
-        """Bounds in which every queue of `begin` is there and reaches its offset, if that comes in time.
+    def bounds_of_those_there(self) -> dict[QueueKey, QueueBounds]:
+        """Bounds of all queues of the subscribed topics that exist, in order."""
+        bounds: dict[QueueKey, QueueBounds] = {}
+        for topic in sorted(self._topics()):
+            try:
+                bounds |= self._bounds(topic)
+            except TopicMissingError:
+                continue
+        return bounds
+
+    def settled_bounds(
+        self, begin: StreamOffset
+    ) -> tuple[dict[QueueKey, QueueBounds], dict[QueueKey, QueueBounds | None]]:
+        """Bounds in which every queue of `begin` reaches its offset, if that comes in time.
 
         While a broker restarts, its queues leave the route or look shorter than they are; that becomes
-        a loss only when it lasts.
+        a loss only when it lasts. The second mapping has what brokers say of queues that left the route.
         """
         patience = self._cluster.retry.patience()
         while True:
-            try:
-                bounds = self._bounds(self._topics())
-            except TopicMissingError:
-                bounds = {}
-            if all(
-                key in bounds and bounds[key].max_offset >= offset for key, offset in begin.offsets.items()
-            ):
-                return bounds
+            bounds = self.bounds_of_those_there()
+            absent = begin.offsets.keys() - bounds.keys()
+            removed = self._cluster.held_bounds(absent) if absent else {}
+            unsettled = {
+                key for key, offset in begin.offsets.items() if not _is_settled(key, offset, bounds, removed)
+            }
+            self._given_up &= unsettled
+            if unsettled <= self._given_up:
+                return bounds, removed
             if not patience.wait():
-                return bounds
+                self._given_up = unsettled
+                return bounds, removed
 
     def resolve(self, edge: Edge, bounds: Mapping[QueueKey, QueueBounds]) -> dict[QueueKey, int]:
         """The offset that `edge` means per queue; what it wants beyond the bounds is reported."""
@@ -275,10 +307,11 @@ class _View:
 
     def tasks(self, ranges: Sequence[QueueRange]) -> list[InputPartition]:
         """The ranges as Spark partitions, with the addresses their tasks need."""
-        for topic in sorted({part.key.topic for part in ranges if part.key.broker not in self._addresses}):
-            self._addresses.update(self._cluster.route(topic).addresses)
+        brokers = {part.key.broker for part in ranges}
+        if brokers - self._addresses.keys():
+            self._addresses.update(self._cluster.brokers(brokers))
         return [
-            QueueRanges(task, {part.key.broker: self._address(part.key) for part in task})
+            QueueRanges(task, {part.key.broker: self._addresses[part.key.broker] for part in task})
             for task in split_tasks(
                 ranges,
                 partitions_min=self._options.partitions_min,
@@ -287,14 +320,10 @@ class _View:
         ]
 
     def report(self, losses: Iterable[Loss]) -> None:
-        """Raise DataLossError for `losses`, or log them when the option failOnDataLoss is false."""
-        self._lose(*losses)
-
-    def _address(self, key: QueueKey) -> Address:
-        address = self._addresses.get(key.broker)
-        if address is None:
-            raise DataLossError(f"broker {key.broker!r} of {key} is not in the cluster any more")
-        return address
+        """Raise DataLossError for `losses`, or log those that are new when failOnDataLoss is false."""
+        told = {loss.key: loss for loss in losses}
+        self._lose(*(loss for key, loss in told.items() if self._reported.get(key) != loss))
+        self._reported = told
 
     def _topics(self) -> Sequence[str]:
         pattern = self._options.subscription.pattern
@@ -302,22 +331,34 @@ class _View:
             return self._options.subscription.topics
         return [name for name in self._cluster.topics() if re.fullmatch(pattern, name)]
 
-    def _bounds(self, topics: Sequence[str]) -> dict[QueueKey, QueueBounds]:
-        bounds: dict[QueueKey, QueueBounds] = {}
-        for topic in sorted(topics):
-            found, addresses = self._cluster.bounds(topic, self._options.subscription.wants)
-            bounds.update(found)
-            self._addresses.update(addresses)
-        return bounds
+    def _bounds(self, topic: str) -> dict[QueueKey, QueueBounds]:
+        found, addresses = self._cluster.bounds(topic, self._options.subscription.wants)
+        self._addresses.update(addresses)
+        return found
 
     def _search(self, key: QueueKey, held: QueueBounds, timestamp_ms: int) -> int:
         settings = PullSettings(self._options.group_prefix, self._options.pull_bytes)
 
         def stored_at_ms(offset: int) -> int | None:
-            record = record_at(self._cluster, key, self._address(key), settings, offset)
+            record = record_at(self._cluster, key, self._addresses[key.broker], settings, offset)
             return None if record is None else decode_record(record).store_timestamp_ms
 
         return first_at_or_after(timestamp_ms, held, stored_at_ms)
+
+
+def _is_settled(
+    key: QueueKey,
+    offset: int,
+    bounds: Mapping[QueueKey, QueueBounds],
+    removed: Mapping[QueueKey, QueueBounds | None],
+) -> bool:
+    """Whether waiting would change nothing: the queue is there, or its broker says it is gone for good."""
+    if key in bounds:
+        return bounds[key].max_offset >= offset
+    if key not in removed:
+        return False
+    held = removed[key]
+    return held is None or held.max_offset <= offset
 
 
 def _loss_handler(options: SourceOptions) -> Callable[..., None]:

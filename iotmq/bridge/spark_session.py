@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shlex
@@ -21,6 +22,8 @@ from iotmq.errors import IotmqError
 JAVA_VERSION_MIN: Final = 17
 _JAVA_PROBE_TIMEOUT_S: Final = 30
 
+_log = logging.getLogger("iotmq.bridge")
+
 Profile = Literal["standard", "low_latency"]
 
 #: Options for `readStream` that go with the profile low_latency: small micro-batches are one task.
@@ -31,17 +34,21 @@ LOW_LATENCY_OPTIONS: Final[Mapping[str, str]] = {"combineRows": "20000"}
 _MISSING_MODULE_FLAG: Final = "--add-modules=jdk.incubator.vector"
 
 _BASE_CONF: Final[Mapping[str, str]] = {
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
-    # A batch of device data is small next to a cluster's: 200 shuffle tasks would only wait in line.
-    "spark.sql.shuffle.partitions": "4",
     # Rows move between Java and Python through Unix sockets: TCP costs 40 ms per task.
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.streaming.metricsEnabled": "false",
+}
+
+# For a session of this machine alone: what the builder is told goes before what a submission says.
+_LOCAL_CONF: Final[Mapping[str, str]] = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    # A batch of device data is small next to a cluster's: 200 shuffle tasks would only wait in line.
+    "spark.sql.shuffle.partitions": "4",
 }
 
 # Writes of a local checkpoint without the checksum files and the child processes that Hadoop starts for
@@ -83,21 +90,26 @@ def session(
     `cores` Python tasks run at once (default: one per CPU) and each is tried four times. The profile
     low_latency makes micro-batches about 100 ms shorter; it is for checkpoints on local disks only, and
     goes with LOW_LATENCY_OPTIONS on the stream. `conf` comes last and may override anything.
-    Under `spark-submit` the master of the submission stays. Raises JavaMissingError.
+    Under `spark-submit` master, addresses and interpreter are the submission's. Raises JavaMissingError.
     """
     running = SparkSession.getActiveSession()
     if running is not None:
+        ignored = [name for name, given in (("profile", profile != "standard"), ("conf", conf)) if given]
+        if ignored:
+            _log.warning("a session is running: it keeps its settings whatever %s says", ", ".join(ignored))
         register(running)
         return running
-    ensure_java()
-    # Before the JVM starts: it would look up the host's own name otherwise, and listen there.
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    # Tasks must run the interpreter that has this package, whatever python3 is on the PATH.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name)
-    if "spark.master" not in (conf or {}) and not _is_submitted():
-        builder = builder.master(f"local[{cores or os.cpu_count() or 2},4]")
     settings = dict(_BASE_CONF)
+    if not _is_submitted():
+        ensure_java()
+        # Before the JVM starts: it would look up the host's own name otherwise, and listen there.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        # Tasks must run the interpreter that has this package, whatever python3 is on the PATH.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        settings |= _LOCAL_CONF
+        if "spark.master" not in (conf or {}):
+            builder = builder.master(f"local[{cores or os.cpu_count() or 2},4]")
     if profile == "low_latency":
         settings |= _LOW_LATENCY_CONF
     settings |= conf or {}

@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import stat
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
 
 from iotmq.broker import acl_file
 from iotmq.broker.acl_file import Account, Accounts, AclFileError
 from iotmq.broker.acl_rules import ANY, DENY, PUB, SUB, Need, TopicAt, rule_of
+from iotmq.broker.cold_reads import ColdReads
+from iotmq.broker.late_answer import LateAnswer
 from iotmq.broker.settings import BrokerSettings
-from iotmq.broker.topics import TRACE_TOPIC
+from iotmq.broker.topics import TRACE_TOPIC, reply_topic
 from iotmq.errors import ConfigError, RequestError
 from iotmq.message.record import decode_record
 from iotmq.metrics import Metric
@@ -45,14 +47,22 @@ def open_access_control(
         record = store.read_record(position)
         return None if record is None else decode_record(record).topic
 
-    return AccessControl(Path(settings.acl_file or default_file), topic_at=topic_at)
+    return AccessControl(
+        Path(settings.acl_file or default_file),
+        topic_at=topic_at,
+        open_topics={TRACE_TOPIC, reply_topic(settings.cluster)},
+    )
 
 
 class AccessControl:
     """The accounts in force, and what was refused for want of them."""
 
-    def __init__(self, path: Path, *, topic_at: TopicAt) -> None:
-        """ConfigError when the file is missing or breaks a rule: nobody would be let in, or the wrong."""
+    def __init__(self, path: Path, *, topic_at: TopicAt, open_topics: Collection[str] = ()) -> None:
+        """`open_topics` take messages of every account: clients trace and answer without being asked.
+
+        ConfigError when the file is missing or breaks a rule: nobody would be let in, or the wrong.
+        """
+        self._open_topics = frozenset(open_topics)
         self.path = path
         self._topic_at = topic_at
         self._watched = WatchedFiles(path)
@@ -75,13 +85,21 @@ class AccessControl:
         return self._accounts
 
     def check(self, request: Command, address: str) -> None:
-        """Return when the request may be carried out, else RequestError (16) with account and resource."""
+        """Return when the request may be carried out, else RequestError (16) with account and resource.
+
+        Of a request about a record that is read, which may have to wait for the disk.
+        """
+        account = self.authenticated(request, address)
+        if account is not None:
+            self.check_permitted(account, request)
+
+    def authenticated(self, request: Command, address: str) -> Account | None:
+        """The account that signed the request; None when its address alone is enough. RequestError (16)."""
         accounts = self._accounts
-        if accounts.is_white(address):
-            return
-        account = self._authenticated(accounts, request, address)
-        if account is None:
-            return
+        return None if accounts.is_white(address) else self._authenticated(accounts, request, address)
+
+    def check_permitted(self, account: Account, request: Command) -> None:
+        """Return when an account may have the request carried out, else RequestError (16)."""
         rule = rule_of(request.code)
         if rule.is_for_admins:
             if not account.is_admin:
@@ -91,7 +109,7 @@ class AccessControl:
                 )
             return
         for need in rule.needs(request, self._topic_at):
-            if not _is_permitted(account, need):
+            if not self._is_permitted(account, need):
                 raise self._refusal(
                     "permission",
                     f"account {account.access_key} lacks {_WORDS[need.permission]} on "
@@ -161,6 +179,16 @@ class AccessControl:
             raise self._refusal("signature", f"the signature of account {access_key} is wrong")
         return account
 
+    def _is_permitted(self, account: Account, need: Need) -> bool:
+        if need.permission == PUB and need.name in self._open_topics:
+            return True
+        if need.name == "*" and not account.is_admin:
+            return False
+        owned = account.permission(need.name, is_group=need.is_group)
+        if owned & DENY:
+            return False
+        return bool(owned & (PUB | SUB if need.permission == ANY else need.permission))
+
     def _refusal(self, reason: str, text: str) -> RequestError:
         self.refused[reason] += 1
         # The log itself stops floods.
@@ -181,25 +209,33 @@ class AccessControl:
 class Guard:
     """Lets requests through to a handler when access control says so; is itself a RequestHandler."""
 
-    def __init__(self, handler: RequestHandler, access: AccessControl) -> None:
+    def __init__(
+        self, handler: RequestHandler, access: AccessControl, store: Store, cold_reads: ColdReads
+    ) -> None:
         self._handler = handler
-        self._check = access.check
+        self._access = access
+        self._store = store
+        self._cold_reads = cold_reads
 
     def handle(self, connection: ServerConnection, request: Command) -> Command | None:
-        self._check(request, connection.peer[0])
-        return self._handler.handle(connection, request)
+        account = self._access.authenticated(request, connection.peer[0])
+        if account is None:
+            return self._handler.handle(connection, request)
+        if not rule_of(request.code).is_about_record:
+            self._access.check_permitted(account, request)
+            return self._handler.handle(connection, request)
+        answer = LateAnswer(connection, request)
+
+        def read(_: memoryview | None) -> None:
+            self._access.check_permitted(account, request)
+            response = self._handler.handle(connection, request)
+            if response is not None:
+                answer.answer(response)
+
+        # Whose the record is decides; it is in memory when that is looked at.
+        position = request.integer("offset", minimum=0)
+        self._cold_reads.finish(self._store.record_steps(position), read, answer.refuse)
+        return answer.take()
 
     def connection_lost(self, connection: ServerConnection) -> None:
         self._handler.connection_lost(connection)
-
-
-def _is_permitted(account: Account, need: Need) -> bool:
-    if need.permission == PUB and need.name == TRACE_TOPIC:
-        # Clients trace without being asked; whoever has an account may.
-        return True
-    if need.name == "*" and not account.is_admin:
-        return False
-    owned = account.permission(need.name, is_group=need.is_group)
-    if owned & DENY:
-        return False
-    return bool(owned & (PUB | SUB if need.permission == ANY else need.permission))

@@ -14,11 +14,18 @@ import msgspec
 from msgspec import Meta
 
 from iotmq import limits
+from iotmq.broker.element import inflate_batch, split_elements
 from iotmq.broker.heartbeat import decode_heartbeat
 from iotmq.broker.topics import DLQ_PREFIX, RETRY_PREFIX
+from iotmq.message.bodies import COMPRESSED
+from iotmq.message.errors import MessageFormatError
+from iotmq.message.record import property_value
 from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
+
+# The property that makes a record a message to devices, and the name under which accounts are permitted it.
+DEVICE_TOPICS: Final = "MQTT_TOPIC"
 
 DENY: Final = 1
 # Needed only: either of the next two will do.
@@ -43,6 +50,8 @@ class Rule(NamedTuple):
 
     needs: Callable[[Command, TopicAt], Iterable[Need]]
     is_for_admins: bool = False
+    # Whether it depends on the record at the field `offset`.
+    is_about_record: bool = False
 
 
 def topic_need(topic: str, permission: int) -> Need:
@@ -76,6 +85,40 @@ def _fields(
     return Rule(needs)
 
 
+def _sends(*, topic: str, properties: str, sys_flag: str, batch: str) -> Rule:
+    """PUB on the topic, and to speak to devices also on the name `MQTT_TOPIC`.
+
+    A record with that property is delivered to every device that subscribes it, whatever the record's topic:
+    PUB on one topic alone is no right to that.
+    """
+
+    def needs(request: Command, topic_at: TopicAt) -> Iterable[Need]:
+        yield topic_need(request.text(topic), PUB)
+        is_batch = request.code == RequestCode.SEND_BATCH_MESSAGE or request.boolean(batch)
+        if _names_devices(request.ext.get(properties, "").encode()) or (
+            is_batch and _has_devices(request.body_bytes(), request.integer(sys_flag, 0))
+        ):
+            yield Need(DEVICE_TOPICS, False, PUB)
+
+    return Rule(needs)
+
+
+def _has_devices(batch: bytes, sys_flag: int) -> bool:
+    """Whether an element of a batch has a topic of devices; the send itself refuses what is no batch."""
+    if sys_flag & COMPRESSED:
+        batch = bytes(inflate_batch(batch, sys_flag)[0])
+    if DEVICE_TOPICS.encode() not in batch:
+        return False
+    try:
+        return any(_names_devices(properties) for _, properties, _ in split_elements(batch))
+    except MessageFormatError:
+        return False
+
+
+def _names_devices(properties: bytes) -> bool:
+    return property_value(properties, DEVICE_TOPICS.encode()) is not None
+
+
 def _nothing(request: Command, topic_at: TopicAt) -> Iterable[Need]:
     return ()
 
@@ -89,7 +132,7 @@ def _record(*groups: str) -> Rule:
         found = list(of_fields.needs(request, topic_at))
         return found if topic is None else [*found, topic_need(topic, SUB)]
 
-    return Rule(needs)
+    return Rule(needs, is_about_record=True)
 
 
 def _heartbeat(request: Command, topic_at: TopicAt) -> Iterable[Need]:
@@ -127,6 +170,8 @@ def _one_topic_or_admin(request: Command, topic_at: TopicAt) -> Iterable[Need]:
     return (topic_need(topic, ANY),) if topic else (Need("*", False, ANY),)
 
 
+_SENDS: Final = _sends(topic="topic", properties="properties", sys_flag="sysFlag", batch="batch")
+_SENDS_SHORT: Final = _sends(topic="b", properties="i", sys_flag="f", batch="m")
 _SIGNED: Final = Rule(_nothing)
 _ADMIN: Final = Rule(_nothing, is_for_admins=True)
 _READS: Final = _fields(topic="topic", groups=("consumerGroup",))
@@ -136,12 +181,13 @@ _OF_GROUP: Final = _fields(topic="topic", groups=("group",))
 
 RULES: Final[dict[int, Rule]] = {
     # Sending.
-    RequestCode.SEND_MESSAGE: _fields(topic="topic", topic_permission=PUB),
-    RequestCode.SEND_MESSAGE_V2: _fields(topic="b", topic_permission=PUB),
-    RequestCode.SEND_BATCH_MESSAGE: _fields(topic="b", topic_permission=PUB),
-    # An answer goes to whoever asked, and a transaction is ended by who knows where its half stands.
-    RequestCode.SEND_REPLY_MESSAGE: _SIGNED,
-    RequestCode.SEND_REPLY_MESSAGE_V2: _SIGNED,
+    RequestCode.SEND_MESSAGE: _SENDS,
+    RequestCode.SEND_MESSAGE_V2: _SENDS_SHORT,
+    RequestCode.SEND_BATCH_MESSAGE: _SENDS_SHORT,
+    # Whoever has an account may answer (acl.py): PUB is needed on topics other than that of replies.
+    RequestCode.SEND_REPLY_MESSAGE: _SENDS,
+    RequestCode.SEND_REPLY_MESSAGE_V2: _SENDS_SHORT,
+    # A transaction is ended by who knows where its half stands.
     RequestCode.END_TRANSACTION: _SIGNED,
     RequestCode.RECALL_MESSAGE: _fields(topic="topic", topic_permission=PUB),
     RequestCode.CANCEL_TIMER: _fields(topic="topic", topic_permission=PUB),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +14,7 @@ from iotmq.broker.acl import Guard, open_access_control
 from iotmq.broker.administration import Administration
 from iotmq.broker.announced_changes import AnnouncedChanges
 from iotmq.broker.changed_settings import ChangedSettings
+from iotmq.broker.cold_reads import ColdReads
 from iotmq.broker.consumed import lowest_consumed_position
 from iotmq.broker.consumer_offsets import ConsumerOffsets
 from iotmq.broker.consuming import Consuming
@@ -22,7 +25,6 @@ from iotmq.broker.last_flushes import finish_flushes
 from iotmq.broker.lost_topics import recall_topics
 from iotmq.broker.mqtt_parts import MqttParts
 from iotmq.broker.offset_handler import OffsetHandler
-from iotmq.broker.periodic import PeriodicWork, repeat
 from iotmq.broker.presence import Presence
 from iotmq.broker.queue_limits import QueueLimits
 from iotmq.broker.rates import SAMPLE_INTERVAL_S
@@ -49,6 +51,7 @@ from iotmq.remoting.server import RemotingServer
 from iotmq.remoting.tls import server_tls
 from iotmq.store.queue import Queue
 from iotmq.store.store import Store
+from iotmq.supervised import end, repeat, supervise
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +111,9 @@ class Broker:
         store.add_projection(received)
         received.end_append((), store.appended_position)
         self.stored_once = StoredOnce(self.intake, received, host=host)
+        cold_reads = ColdReads(
+            store, threads_max=settings.cold_read_threads, waiting_max=settings.cold_reads_max
+        )
         self._sending = Sending(
             store,
             self.intake,
@@ -117,6 +123,7 @@ class Broker:
             self.offsets,
             self.statistics,
             self.stored_once,
+            cold_reads,
             clock,
             settings,
             host=host,
@@ -131,6 +138,7 @@ class Broker:
             self.subscription_groups,
             self.offsets,
             self.statistics,
+            cold_reads,
             clock,
             settings,
             host=host,
@@ -143,7 +151,7 @@ class Broker:
             store,
             self.intake,
             self._consuming.pulls,
-            self._consuming.cold_reads,
+            cold_reads,
             self.statistics,
             clock,
             directory=directory,
@@ -157,7 +165,7 @@ class Broker:
             self.groups,
             self.offsets,
             self.statistics,
-            self._consuming.cold_reads,
+            cold_reads,
             clock,
             broker_name=settings.name,
             cluster=settings.cluster,
@@ -188,7 +196,7 @@ class Broker:
             self.timers,
             self._sending.device_replies,
             self.stored_once,
-            self._consuming.cold_reads,
+            cold_reads,
             clock,
             host=host,
             retained_messages_max=settings.retained_messages_max,
@@ -233,9 +241,18 @@ class Broker:
             take_pull=self._consuming.pulls.take_pull,
             settle=self.intake.settle,
         )
-        announced = AnnouncedChanges(self.requests, self.topics, self._when_told)
+        self._files = TableFiles(
+            self.topics,
+            self.subscription_groups,
+            self._changed_settings,
+            [self.offsets, self.consumer_filters, self._sending.delays],
+            interval_s=settings.offsets_interval_s,
+        )
+        announced = AnnouncedChanges(
+            self.requests, self.topics, when_told=self._when_told, when_saved=self._files.when_saved
+        )
         self._server = RemotingServer(
-            announced if self.access is None else Guard(announced, self.access),
+            announced if self.access is None else Guard(announced, self.access, store, cold_reads),
             host=settings.listen_host,
             port=settings.listen_port,
             idle_s=settings.idle_s,
@@ -253,13 +270,7 @@ class Broker:
             takes_strangers=self.access is None and settings.tls_mode != "enforcing",
             runtime_info=self._runtime_info.table,
         )
-        self._files = TableFiles(
-            self.topics,
-            self.subscription_groups,
-            [self.offsets, self.consumer_filters, self._sending.delays],
-            interval_s=settings.offsets_interval_s,
-        )
-        self._work = PeriodicWork()
+        self._work: list[asyncio.Task[None]] = []
         # Nobody consumes what the broker writes there.
         self._own_topics = system_names - {SCHEDULE_TOPIC, HALF_TOPIC}
         store.consumed_position = self._consumed_position
@@ -316,7 +327,7 @@ class Broker:
         self.intake.open()
         self._sending.start()
         self._presence.start()
-        self._work.start(self._loops())
+        self._work = [supervise(name, work) for name, work in self._repeated_work()]
         logger.info(
             "broker %s of cluster %s listens on %s:%d and is advertised as %s",
             settings.name,
@@ -330,10 +341,10 @@ class Broker:
         """Take nothing more, finish what was taken, save everything; well under two seconds."""
         self._mqtt.finish()
         self.intake.close()
-        await self._work.stop()
+        await end(self._work)
         await self._administration.finish_removals()
         await self._presence.stop()
-        await finish_flushes(self.intake, self._store.request_flush)
+        await finish_flushes(self.intake, self._store)
         self.intake.finish()
         self._views.stop()
         self._mqtt.stop()
@@ -371,25 +382,25 @@ class Broker:
             self.statistics,
             self._views,
             self._presence,
+            self._files,
         ):
             yield from part.metrics()
         if self.access is not None:
             yield from self.access.metrics()
 
-    def _loops(self) -> list[Coroutine[None, None, None]]:
-        """What goes on until the broker stops."""
-        loops = [
-            *self._files.loops(),
-            self._presence.check_address(),
-            repeat(_EXPIRY_SCAN_S, self._expire),
-            repeat(SAMPLE_INTERVAL_S, self.sample),
-            repeat(_RETENTION_SCAN_S, self._store.retain),
-            repeat(_SESSION_SCAN_S, self._mqtt.expire),
-            repeat(_RETENTION_SCAN_S, self._sending.delays.roll),
-        ]
+    def _repeated_work(self) -> Iterable[tuple[str, Callable[[], Awaitable[None]]]]:
+        """What goes on until the broker stops, and the names it has in metrics."""
+        for save in self._files.savers():
+            yield "saving of tables", save
+        yield "check of the address", self._presence.check_address
+        yield "expiry of clients", partial(repeat, _EXPIRY_SCAN_S, self._expire)
+        yield "statistics", partial(repeat, SAMPLE_INTERVAL_S, self.sample)
+        yield "retention", partial(repeat, _RETENTION_SCAN_S, self._store.retain)
+        yield "expiry of sessions", partial(repeat, _SESSION_SCAN_S, self._mqtt.expire)
+        yield "delayed messages", partial(repeat, _RETENTION_SCAN_S, self._sending.delays.roll)
         if self.access is not None:
-            loops.append(self.access.reload_repeatedly(self._settings.acl_reload_interval_s))
-        return loops
+            interval_s = self._settings.acl_reload_interval_s
+            yield "accounts", partial(self.access.reload_repeatedly, interval_s)
 
     def _expire(self) -> None:
         self._consuming.expire()

@@ -10,7 +10,8 @@ The file: ``{"dataVersion":{...},"changes":{"broker.is_writable":{"configured":"
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
@@ -104,6 +105,7 @@ class ChangedSettings:
         self.store = store
         table = self._file.read(ChangedSettingsTable) or ChangedSettingsTable()
         self.version = table.data_version
+        self._listeners: list[Callable[[], None]] = []
         self._changes: dict[str, Change] = {}
         for name, change in table.changes.items():
             if name not in CHANGEABLE or self._configured[name] != change.configured:
@@ -119,6 +121,10 @@ class ChangedSettings:
             self._changes[name] = change
             logger.warning("%s is %s, changed while the broker ran", name, change.value)
 
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        """Tell whenever a setting has changed."""
+        self._listeners.append(listener)
+
     def as_texts(self) -> dict[str, str]:
         """Every setting under its RocketMQ name, where it has one, and under its own."""
         texts = _as_texts(self.broker, self.store)
@@ -132,10 +138,9 @@ class ChangedSettings:
         }
 
     def change(self, values: Mapping[str, str], now_ms: int) -> None:
-        """Take settings under either name and save them, all or none.
+        """Take settings under either name, all or none; a listener has the file written.
 
-        RequestError (1) names the first that cannot be; OSError when the file cannot be written, and then
-        nothing has changed.
+        RequestError (1) names the first that cannot be.
         """
         current = self.as_texts()
         wanted: dict[str, str] = {}
@@ -144,7 +149,6 @@ class ChangedSettings:
                 wanted.update(_our_names(name, value, is_known=name in current))
         if not wanted:
             return
-        before = self.broker, self.store, self._changes, self.version
         self._set(wanted)
         texts = _as_texts(self.broker, self.store)
         changes = dict(self._changes)
@@ -155,12 +159,17 @@ class ChangedSettings:
                 changes[name] = Change(self._configured[name], texts[name])
         self._changes = changes
         self.version = self.version.next(now_ms)
-        try:
-            table = ChangedSettingsTable(data_version=self.version, changes=changes)
-            self._file.write(msgspec.json.encode(table), is_synced=False)
-        except OSError:
-            self.broker, self.store, self._changes, self.version = before
-            raise
+        for listener in self._listeners:
+            listener()
+
+    def encoder(self) -> Callable[[], bytes]:
+        """What the file is to hold now, to be called in any thread."""
+        table = ChangedSettingsTable(data_version=self.version, changes=self._changes)
+        return partial(msgspec.json.encode, table)
+
+    def write(self, data: bytes) -> None:
+        """Write the file and wait for the disk; touches nothing else, so that a thread may do it."""
+        self._file.write(data, is_synced=True)
 
     def _set(self, wanted: Mapping[str, str]) -> None:
         broker = _changed(self.broker, wanted, "broker")

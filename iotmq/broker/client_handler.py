@@ -71,6 +71,7 @@ class ClientHandler:
         check_client_id(client_id)
         self._notify(
             self._groups.unregister(
+                connection,
                 client_id,
                 producer_group=request.ext.get("producerGroup"),
                 consumer_group=request.ext.get("consumerGroup"),

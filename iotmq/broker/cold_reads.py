@@ -9,13 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 from iotmq.broker.latencies import now_us
 from iotmq.errors import RequestError
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import ResponseCode
+from iotmq.store.cold_steps import Steps
 from iotmq.store.residency import ColdRead
 from iotmq.store.store import Store
+
+T = TypeVar("T")
 
 
 class ColdReads:
@@ -61,6 +65,35 @@ class ColdReads:
         future = self._threads.submit(self._store.load, plan)
         self._begun_us[future] = now_us()
         future.add_done_callback(finished)
+
+    def finish(
+        self, steps: Steps[T], done: Callable[[T], object], refused: Callable[[RequestError], object]
+    ) -> None:
+        """Work on steps and hand their answer on: at once when all is in memory, else later, on the loop.
+
+        `refused` is called instead with what steps or `done` raise: RequestError, or what the disk says.
+        """
+
+        def ready(error: OSError | None) -> None:
+            if error is None:
+                self.finish(steps, done, refused)
+            else:
+                remark = f"the disk does not give what is stored there: {error.strerror or error}"
+                refused(RequestError(ResponseCode.SYSTEM_ERROR, remark))
+
+        try:
+            plan = next(steps)
+            while plan is None:
+                plan = next(steps)
+            self.start(plan, ready)
+        except StopIteration as finished:
+            answer: T = finished.value
+            try:
+                done(answer)
+            except RequestError as error:
+                refused(error)
+        except RequestError as error:
+            refused(error)
 
     def stop(self) -> None:
         """Forget what waits. Reads under way end by themselves and are not answered."""

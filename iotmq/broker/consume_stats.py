@@ -17,6 +17,7 @@ from iotmq.broker.topics import TopicConfig, TopicTable
 from iotmq.clock import Clock
 from iotmq.message.record import decode_record
 from iotmq.remoting import lenient_json
+from iotmq.store.cold_steps import Steps
 from iotmq.store.queue import Queue
 from iotmq.store.residency import ColdRead
 from iotmq.store.store import Store
@@ -157,7 +158,7 @@ class ConsumeStats:
             )
         return spans
 
-    def behind(self, topic: str, queue_id: int, group: str) -> tuple[int, int] | None:
+    def behind(self, topic: str, queue_id: int, group: str) -> Steps[tuple[int, int] | None]:
         """How far behind the end of the log, in bytes and in milliseconds, a group is in one queue.
 
         (0, 0) when it has consumed the queue; None when it has no offset there.
@@ -166,6 +167,9 @@ class ConsumeStats:
         offset = self._offsets.find(group, topic, queue_id)
         if queue is None or offset is None:
             return None
+        plan = self._store.plan_read(queue, offset, records_max=1, bytes_max=1)
+        if plan is not None:
+            yield plan
         position = self._store.position_of(queue, offset)
         view = None if position is None else self._store.read_record(position)
         if position is None or view is None:

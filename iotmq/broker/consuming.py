@@ -39,6 +39,7 @@ class Consuming:
         subscription_groups: SubscriptionGroups,
         offsets: ConsumerOffsets,
         statistics: Statistics,
+        cold_reads: ColdReads,
         clock: Clock,
         settings: BrokerSettings,
         *,
@@ -49,9 +50,7 @@ class Consuming:
         self.filters = ConsumerFilters(filters_file, clock, is_enabled=settings.property_filter_enabled)
         self.locks = QueueLocks(clock)
         self.holds = Holds(held_max=settings.held_pulls_max)
-        self.cold_reads = ColdReads(
-            store, threads_max=settings.cold_read_threads, waiting_max=settings.cold_reads_max
-        )
+        self.cold_reads = cold_reads
         self._offset_moved = OffsetMovedEvents(intake, clock, broker_name=settings.name, host=host)
         self.pulls = PullHandler(
             store,

@@ -7,7 +7,11 @@ from collections.abc import Iterator
 
 from typing_extensions import Buffer
 
+from iotmq.errors import RequestError
+from iotmq.message.bodies import COMPRESSED, METHOD_MASK, inflate_body
+from iotmq.message.errors import MessageFormatError
 from iotmq.message.record import check_batch
+from iotmq.remoting.codes import ResponseCode
 
 # Up to the body: total size, magic 0, CRC 0, flag, body size.
 _HEAD = struct.Struct(">iiiii")
@@ -39,3 +43,17 @@ def split_elements(batch: Buffer) -> Iterator[tuple[bytes, bytes, int]]:
         properties_at = body_end + _PROPERTIES_SIZE.size
         yield bytes(view[at + _HEAD.size : body_end]), bytes(view[properties_at : at + size]), flag
         at += size
+
+
+def inflate_batch(elements: bytes | memoryview, sys_flag: int) -> tuple[bytes | memoryview, int]:
+    """The elements of a batch that was compressed as a whole, as the C++ client does it past 4 KiB.
+
+    Elements cannot be taken for zlib: as the size of one, zlib's first byte would mean 2 GB.
+    """
+    if bytes(elements[:1]) != b"\x78":
+        return elements, sys_flag
+    try:
+        plain = inflate_body(bytes(elements), sys_flag)
+    except MessageFormatError as error:
+        raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"compressed batch: {error}") from error
+    return plain, sys_flag & ~(COMPRESSED | METHOD_MASK)

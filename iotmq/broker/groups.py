@@ -149,12 +149,24 @@ class Groups:
         return changed
 
     def unregister(
-        self, client_id: str, *, producer_group: str | None, consumer_group: str | None
+        self,
+        connection: ServerConnection,
+        client_id: str,
+        *,
+        producer_group: str | None,
+        consumer_group: str | None,
     ) -> list[str]:
-        """A client says goodbye."""
-        if producer_group:
+        """A client says goodbye: it leaves where it came in over this connection.
+
+        A process started anew under the same client id stays when the goodbye of the former comes late.
+        """
+        if producer_group and (producer_group, client_id) in self._producers_of.get(connection, ()):
             self._leave_producers(producer_group, client_id)
-        if consumer_group and self._leave_consumers(consumer_group, client_id):
+        if (
+            consumer_group
+            and (consumer_group, client_id) in self._consumers_of.get(connection, ())
+            and self._leave_consumers(consumer_group, client_id)
+        ):
             return [consumer_group]
         return []
 
@@ -233,6 +245,29 @@ class Groups:
             "Clients dropped for silence.",
             self.expired_count,
         )
+
+    def _invariants(self) -> None:
+        """Raise AssertionError when the books by group, by client and by connection disagree."""
+        consumers = {
+            (name, member.client_id): member.connection
+            for name, group in self._consumers.items()
+            for member in group.members.values()
+        }
+        producers = {
+            (name, member.client_id): member.connection
+            for name, members in self._producers.items()
+            for member in members.values()
+        }
+        for members, by_connection in ((consumers, self._consumers_of), (producers, self._producers_of)):
+            entries = {entry: connection for connection, of in by_connection.items() for entry in of}
+            assert entries == members
+            assert sum(map(len, by_connection.values())) == len(members)
+            assert all(by_connection.values())
+        assert all(group.members for group in self._consumers.values())
+        assert all(self._producers.values())
+        names_of = self._groups_of_producer.items()
+        assert {(name, client_id) for client_id, names in names_of for name in names} == producers.keys()
+        assert all(names for _, names in names_of)
 
     def _check_room(
         self,

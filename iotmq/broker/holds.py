@@ -36,6 +36,7 @@ class Hold:
         "request",
         "tags",
         "tick",
+        "with_expired",
     )
 
     def __init__(
@@ -51,6 +52,7 @@ class Hold:
         bytes_max: int,
         deadline_s: float,
         is_plain: bool = False,
+        with_expired: bool = False,
     ) -> None:
         self.connection = connection
         self.request = request
@@ -63,6 +65,7 @@ class Hold:
         self.tick = math.ceil(deadline_s * _TICKS_PER_S)
         # It came the short way, and may be answered so.
         self.is_plain = is_plain
+        self.with_expired = with_expired
 
 
 class Holds:

@@ -1,28 +1,27 @@
-"""What a broker that stops still waits for: the group commits under way have answered their senders."""
+"""Bring the log to the disk when a broker stops: for senders that wait, and for the offsets of delays."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Final
 
 from iotmq.broker.intake import Intake
+from iotmq.store.store import Store
 
 _LAST_FLUSH_S: Final = 1.0
 
 
-async def finish_flushes(intake: Intake, request_flush: Callable[[], object]) -> None:
-    """Return when no batch waits for its commit any more, or after a second."""
-    if not intake.waiting_count:
+async def finish_flushes(intake: Intake, store: Store) -> None:
+    """Wait up to a second until everything appended is on the disk and no batch waits for its commit.
+
+    The intake is closed. delayOffset.json counts only deliveries that are on the disk, and another broker of
+    the file format delivers again what it does not count.
+    """
+    if store.flushed_position >= store.appended_position and not intake.waiting_count:
         return
-    request_flush()
     finished = asyncio.Event()
-
-    def look() -> None:
-        if not intake.waiting_count:
-            finished.set()
-
-    intake.add_confirmed_listener(look)
+    store.when_flushed(store.appended_position, finished.set)
+    store.request_flush()
     try:
         async with asyncio.timeout(_LAST_FLUSH_S):
             await finished.wait()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from iotmq.errors import RequestError
+from iotmq.remoting.codes import ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
 
@@ -24,6 +26,16 @@ class LateAnswer:
             self._connection.reply(response)
         else:
             self._response = response
+
+    def succeed(self) -> None:
+        """Answer that it is done, with nothing else."""
+        if not self._request.is_oneway:
+            self.answer(self._request.reply(ResponseCode.SUCCESS))
+
+    def refuse(self, error: RequestError) -> None:
+        """Answer with what cannot be; nobody waits for that of a oneway request."""
+        if not self._request.is_oneway:
+            self.answer(self._request.reply(error.code, remark=str(error)))
 
     def take(self) -> Command | None:
         """The answer if there is one already, otherwise None: it will be sent."""

@@ -68,10 +68,12 @@ cdef class LightChannel(PushChannel):
     record in `records` 4 | filter id 4, big-endian."""
 
     cdef dict attached          # filter id -> how often
+    cdef bint is_open           # until `LightQueues.close_channel`
 
     def __init__(self, receiver not None):
         super().__init__(receiver)
         self.attached = {}
+        self.is_open = True
 
     @property
     def filter_ids(self):
@@ -106,6 +108,7 @@ cdef class LightQueues:
     cdef dict attached          # filter id -> list of channels
     cdef PushChannels channels
     cdef readonly uint64_t matched_total
+    cdef readonly uint64_t generation  # goes up with each `forget_all`, after which filters may have other ids
 
     def __init__(
         self, str own_topic not None, on_own_record not None, *, int wide_percent=0, int wide_window_records=65536
@@ -209,6 +212,7 @@ cdef class LightQueues:
     def forget_all(self):
         """As if nothing had ever been subscribed; channels stay, attached to nothing."""
         cdef LightChannel channel
+        self.generation += 1
         self.clear()
         self.filters = FilterIndex()
         self.wide = WideFilters(percent=self.wide_percent, window_records=self.wide_window_records)
@@ -335,11 +339,17 @@ cdef class LightQueues:
         for filter_id in list(channel.attached):
             channel.attached[filter_id] = 1
             self.detach(channel, filter_id)
+        channel.is_open = False
         self.channels.remove(channel)
 
     def attach(self, LightChannel channel not None, uint32_t filter_id):
-        """Push the records of a queue from now on, until `detach` was called as often."""
+        """Push the records of a queue from now on, until `detach` was called as often.
+
+        ValueError for a closed channel: what it is to have would never leave.
+        """
         cdef LightQueue* queue = self.queue_of(filter_id)
+        if not channel.is_open:
+            raise ValueError("a closed channel cannot be attached")
         channel.attached[filter_id] = channel.attached.get(filter_id, 0) + 1
         if channel.attached[filter_id] == 1:
             self.attached.setdefault(filter_id, []).append(channel)
@@ -367,6 +377,37 @@ cdef class LightQueues:
     def failed_pushes_total(self):
         """Pushes a front end's receiver has raised something at."""
         return self.channels.failed_total
+
+    def _invariants(self):
+        """Raise AssertionError when attachments, pending entries and what is touched do not agree."""
+        cdef LightChannel channel
+        cdef uint32_t filter_id, number
+        cdef int32_t at, pending = 0, chained
+        pairs = set()
+        for channel in self.channels:
+            assert channel.is_open
+            pairs.update((filter_id, id(channel)) for filter_id in channel.attached)
+            assert all(count > 0 for count in channel.attached.values())
+        told = [(filter_id, id(channel)) for filter_id, found in self.attached.items() for channel in found]
+        assert len(told) == len(pairs) and set(told) == pairs
+        touched = {self.touched[number] for number in range(self.touched_count)}
+        assert len(touched) == self.touched_count
+        for filter_id in range(self.queues_size):
+            queue = &self.queues[filter_id]
+            assert bool(queue.subscribers) == (self.filters.filter_of(filter_id) is not None)
+            assert queue.is_attached == (filter_id in self.attached)
+            assert queue.is_touched == (filter_id in touched)
+            assert queue.is_touched or not (queue.pending or queue.is_new or queue.is_trimmed)
+            at, chained = queue.head, 0
+            while at >= 0:
+                assert at < self.entry_count
+                chained += 1
+                if self.entries[at].following < 0:
+                    assert at == queue.tail
+                at = self.entries[at].following
+            assert chained == queue.pending
+            pending += chained
+        assert pending <= self.entry_count
 
     cdef int collect_records(self, RecordWalk* walk) except -1:
         cdef Py_ssize_t topic_size

@@ -17,6 +17,7 @@ from iotmq.broker.queue_limits import QueueLimits
 from iotmq.broker.queue_reader import QueueReader
 from iotmq.broker.request_table import Area
 from iotmq.broker.retained import RetainedProjection
+from iotmq.broker.retained_reads import RetainedReads
 from iotmq.broker.session_gateway import LocalSessions, WillPublisher
 from iotmq.broker.session_handler import SessionHandler
 from iotmq.broker.session_projection import SessionProjection
@@ -75,6 +76,7 @@ class MqttParts:
             bytes_max=retained_bytes_max,
         )
         store.add_projection(self.retained)
+        self._retained_reads = RetainedReads(self.retained)
         session_projection = SessionProjection(
             store.key_values(),
             # What waits for a session is counted by entries.
@@ -105,7 +107,7 @@ class MqttParts:
             clock=clock,
             is_writable=is_writable,
         )
-        self.session_requests = SessionHandler(self.sessions, self.retained, intake)
+        self.session_requests = SessionHandler(self.sessions, self._retained_reads, intake)
         self.areas: list[Area] = [
             self._gateway,
             self.session_requests,
@@ -132,7 +134,7 @@ class MqttParts:
 
     def local_sessions(self, name: str) -> LocalSessions:
         """Sessions for an MQTT front end in the same process, which other front ends know as `name`."""
-        return LocalSessions(self.sessions, self.retained, name=name)
+        return LocalSessions(self.sessions, self._retained_reads, name=name)
 
     def apply_settings(self, settings: BrokerSettings) -> None:
         """Take the values that may change while the broker runs."""

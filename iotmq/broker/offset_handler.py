@@ -85,13 +85,13 @@ class OffsetHandler:
         return request.reply(ResponseCode.SUCCESS, ext={"offset": str(offset)})
 
     def _max_offset(self, connection: ServerConnection, request: Command) -> Command | None:
-        _, _, queue = self._queue_of(request)
+        queue = self._held_queue_of(request)
         return request.reply(
             ResponseCode.SUCCESS, ext={"offset": str(0 if queue is None else queue.max_offset)}
         )
 
     def _min_offset(self, connection: ServerConnection, request: Command) -> Command | None:
-        _, _, queue = self._queue_of(request)
+        queue = self._held_queue_of(request)
         return request.reply(
             ResponseCode.SUCCESS, ext={"offset": str(0 if queue is None else queue.min_offset)}
         )
@@ -120,6 +120,23 @@ class OffsetHandler:
                 f"the field queueId is {queue_id}, but topic {name} has {topic.queue_count} queues",
             )
         return name, queue_id, self._store.find_queue(name, queue_id)
+
+    def _held_queue_of(self, request: Command) -> Queue | None:
+        """As `_queue_of`, and queues that were removed while messages of them are here.
+
+        Readers that keep their own offsets see by it whether they had read all. QUERY_NOT_FOUND for a queue
+        that is not there.
+        """
+        name = request.text("topic")
+        queue_id = request.integer("queueId", minimum=-(2**31), maximum=2**31 - 1)
+        topic = known_topic(self._topics, name)
+        queue = self._store.find_queue(name, queue_id)
+        if queue is None and not 0 <= queue_id < topic.queue_count:
+            raise RequestError(
+                ResponseCode.QUERY_NOT_FOUND,
+                f"the field queueId is {queue_id}, but topic {name} has {topic.queue_count} queues",
+            )
+        return queue
 
     def _is_young(self, queue: Queue | None) -> bool:
         if queue is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from iotmq.broker.advertised import AdvertisedAddress
-from iotmq.broker.registration import Registration, parse_address
+from iotmq.broker.registration import Registration, ToldTopics, parse_address
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.topics import PERMISSION_READ, PERMISSION_WRITE, TopicTable
 from iotmq.metrics import Metric
@@ -65,8 +65,9 @@ class Presence:
             broker_name=settings.name,
             broker_id=settings.broker_id,
             broker_address=self.address,
-            ha_address=_with_port(self.address, 1),
-            encode_topics=self.encode_topics,
+            # Where slaves copy from: there is no such port.
+            ha_address="",
+            topics=self.told_topics,
             interval_s=settings.registration_interval_s,
             timeout_s=settings.registration_timeout_s,
             tls=client_tls(ca_file=settings.registry_tls_ca_file) if settings.registry_tls_enabled else None,
@@ -109,22 +110,17 @@ class Presence:
             # Registries take topics again only with another version.
             self._topics.count_up()
 
-    def encode_topics(self) -> bytes:
+    def told_topics(self) -> ToldTopics:
         """The topics as registries are told them: none allows what the broker does not."""
         mask = -1
         if not self._settings.is_readable:
             mask &= ~PERMISSION_READ
         if not self._settings.is_writable:
             mask &= ~PERMISSION_WRITE
-        return self._topics.encode(perm_mask=mask)
+        return ToldTopics(self._topics.version, mask, self._topics.configs)
 
     def metrics(self) -> Iterable[Metric]:
         if self._advertised is not None:
             yield from self._advertised.metrics()
         if self._registration is not None:
             yield from self._registration.metrics()
-
-
-def _with_port(address: str, step: int) -> str:
-    host, _, port = address.rpartition(":")
-    return f"{host}:{int(port) + step}"

@@ -87,6 +87,8 @@ class _Asked(NamedTuple):
     deadline_s: float | None
     begun_us: int
     is_from_disk: bool = False
+    # Whether records whose time to live is over are wanted, too.
+    with_expired: bool = False
     # How many entries a read through a filter may look at; 0 as many as any pull.
     entries_max: int = 0
 
@@ -289,6 +291,7 @@ class PullHandler:
             bytes_max,
             deadline_s,
             now_us(),
+            with_expired=request.boolean("withExpired"),
         )
         return self._look(asked, loads_left=_COLD_LOADS_MAX)
 
@@ -321,6 +324,7 @@ class PullHandler:
             records_max=records_max,
             bytes_max=asked.bytes_max,
             tags=asked.tags,
+            with_expired=asked.with_expired,
             entries_max=asked.entries_max,
         )
         code = self._code_of(read, asked.offset)
@@ -335,6 +339,7 @@ class PullHandler:
                 records_max=records_max,
                 bytes_max=asked.bytes_max,
                 deadline_s=asked.deadline_s,
+                with_expired=asked.with_expired,
             )
             if not request.is_oneway and self._holds.park(hold):
                 # What waits costs little, whatever came with it.
@@ -437,7 +442,12 @@ class PullHandler:
 
     def _read(self, hold: Hold) -> Read:
         return self._store.read(
-            hold.queue, hold.offset, records_max=hold.records_max, bytes_max=hold.bytes_max, tags=hold.tags
+            hold.queue,
+            hold.offset,
+            records_max=hold.records_max,
+            bytes_max=hold.bytes_max,
+            tags=hold.tags,
+            with_expired=hold.with_expired,
         )
 
     def _code_of(self, read: Read, offset: int) -> int:

@@ -11,7 +11,9 @@ from typing import Final
 import msgspec
 
 from iotmq import limits
+from iotmq.broker.cold_reads import ColdReads
 from iotmq.broker.groups import Groups, Member
+from iotmq.broker.late_answer import LateAnswer
 from iotmq.broker.queue_locks import MessageQueue
 from iotmq.broker.request_table import Handler
 from iotmq.errors import ConnectionClosedError, RequestError, RequestTimeoutError
@@ -25,6 +27,7 @@ from iotmq.remoting.codes import RequestCode, ResponseCode, Version
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
 from iotmq.remoting.signature import ACCESS_KEY, SIGNATURE
+from iotmq.store.cold_steps import Steps
 from iotmq.store.store import Store
 
 # What a client answered, or why it did not.
@@ -44,6 +47,7 @@ class RelayHandler:
         self,
         store: Store,
         groups: Groups,
+        cold_reads: ColdReads,
         *,
         broker_name: str,
         timeout_s: float,
@@ -51,6 +55,7 @@ class RelayHandler:
     ) -> None:
         self._store = store
         self._groups = groups
+        self._cold_reads = cold_reads
         self._broker_name = broker_name
         self._timeout_s = timeout_s
         self._relays_max = relays_max
@@ -86,13 +91,19 @@ class RelayHandler:
 
     def _consume_directly(self, connection: ServerConnection, request: Command) -> Command | None:
         member = self._member(request)
-        body = request.body_bytes()
-        message_id = request.text("msgId", "")
-        if message_id:
-            body = self._record(message_id)
         ext = {**_forwarded(request), "brokerName": self._broker_name}
-        command = Command.request(RequestCode.CONSUME_MESSAGE_DIRECTLY, ext, body)
-        return self._relay(connection, request, member, command)
+        message_id = request.text("msgId", "")
+        answer = LateAnswer(connection, request)
+
+        def read(body: bytes) -> None:
+            command = Command.request(RequestCode.CONSUME_MESSAGE_DIRECTLY, ext, body)
+            self._relay(connection, request, member, command)
+
+        if message_id:
+            self._cold_reads.finish(self._record(message_id), read, answer.refuse)
+        else:
+            read(request.body_bytes())
+        return answer.take()
 
     def _relay(
         self, connection: ServerConnection, request: Command, member: Member, command: Command
@@ -155,13 +166,13 @@ class RelayHandler:
         _check_version(member, Version.TELLS_RUNNING_INFO)
         return member
 
-    def _record(self, message_id: str) -> bytes:
+    def _record(self, message_id: str) -> Steps[bytes]:
         """The record an id of this broker names."""
         try:
             host, port, position = parse_offset_message_id(message_id)
         except MessageFormatError as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"the field msgId is {error}") from None
-        view = self._store.read_record(position)
+        view = yield from self._store.record_steps(position)
         if view is None or decode_record(view).store_host != encode_host(host, port):
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,

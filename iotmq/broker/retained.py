@@ -13,11 +13,13 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from iotmq import limits
 from iotmq.broker.retained_collector import collect_retained
 from iotmq.broker.retained_expiry import Sweep, is_expired
 from iotmq.clock import Clock
 from iotmq.errors import StoreCorruptError
 from iotmq.metrics import Metric
+from iotmq.mqtt.filters import is_topic_name
 from iotmq.mqtt.topics import is_valid_filter, matches
 from iotmq.store.kv_projection import MARKER_KEY, KeyValueProjection
 
@@ -36,10 +38,14 @@ logger = logging.getLogger(__name__)
 
 
 class RetainedPage(NamedTuple):
-    """Some of the retained records that match a filter; `after` goes on behind them, None at the end."""
+    """Some of the retained records of a filter; `after` goes on behind what was looked at, None at the end.
+
+    `work_bytes` is what finding them cost.
+    """
 
     records: list[bytes]
     after: str | None
+    work_bytes: int
 
 
 class _Changes:
@@ -71,6 +77,7 @@ class RetainedProjection(KeyValueProjection):
 
     Past `messages_max` or `bytes_max` no further topic gets a retained message; those that have one still get
     the next. `refused_total` counts what was not kept. Those whose time is over are not found, and leave.
+    So do those of a topic that no device could be sent.
     """
 
     def __init__(self, key_values: KeyValueStore, clock: Clock, *, messages_max: int, bytes_max: int) -> None:
@@ -90,33 +97,40 @@ class RetainedProjection(KeyValueProjection):
         return self._get(_raw(mqtt_topic))
 
     def find(
-        self, topic_filter: str, *, after: str | None = None, records_max: int, bytes_max: int
+        self,
+        topic_filter: str,
+        *,
+        after: str | None = None,
+        records_max: int,
+        bytes_max: int,
+        work_bytes_max: int = limits.RETAINED_TURN_WORK_BYTES_MAX,
     ) -> RetainedPage:
         """Retained records that match a filter, in the order of their topics' UTF-8, from behind `after` on.
 
-        ValueError for what is not a filter. A page may be empty when there are more.
+        A page ends when its records are enough, or when finding them was `work_bytes_max` of work; it may be
+        empty when there are more. ValueError for what is not a filter.
         """
         if not is_valid_filter(topic_filter):
             raise ValueError(f"{topic_filter!r} is not a topic filter")
         records: list[bytes] = []
         size = 0
+        # The look-up itself, which finds that there is nothing.
+        work = limits.RETAINED_LOOK_BYTES
         last: str | None = None
         now_ms = self._clock.now_ms()
-        expired_count = 0
-        for topic, record in self._matching(topic_filter, after):
-            if is_expired(record, now_ms):
-                if expired_count == records_max:
-                    return RetainedPage(records, last)
-                expired_count += 1
-                last = topic
-                self._expire(_raw(topic))
-                continue
-            if records and (len(records) == records_max or size + len(record) > bytes_max):
-                return RetainedPage(records, last)
-            records.append(record)
-            size += len(record)
+        for topic, record, is_match in self._candidates(topic_filter, after):
+            if last is not None and work >= work_bytes_max:
+                return RetainedPage(records, last, work)
+            work += limits.RETAINED_LOOK_BYTES + len(record)
+            if is_expired(record, now_ms) or not is_topic_name(_raw(topic)):
+                self._remove(_raw(topic))
+            elif is_match:
+                if records and (len(records) == records_max or size + len(record) > bytes_max):
+                    return RetainedPage(records, last, work)
+                records.append(record)
+                size += len(record)
             last = topic
-        return RetainedPage(records, None)
+        return RetainedPage(records, None, work)
 
     def sweep(self) -> None:
         """Look at some retained messages, and take those away whose time is over; called every second."""
@@ -127,10 +141,14 @@ class RetainedProjection(KeyValueProjection):
         found = ((key[1:], record) for key, record in self._space.scan(start, _TAG_END))
         for topic, stored in self._sweep.step(found, now_s):
             record = self._changes.records.get(topic, stored)
-            if record is not None and is_expired(record, now_ms):
-                self._expire(topic)
+            if record is not None and (is_expired(record, now_ms) or not is_topic_name(topic)):
+                self._remove(topic)
 
-    def _expire(self, topic: bytes) -> None:
+    def _remove(self, topic: bytes) -> None:
+        """Take away what nobody is to get: its time is over, or no device could be sent its topic.
+
+        Before the collector asked for a topic name, native producers had messages retained under anything.
+        """
         self.expired_total += 1
         self.put(topic, None)
 
@@ -194,22 +212,33 @@ class RetainedProjection(KeyValueProjection):
         yield Metric(
             "iotmq_broker_retained_expired_total",
             "counter",
-            "Retained messages taken away because their time was over.",
+            "Retained messages taken away because their time was over, or their topic is none.",
             self.expired_total,
         )
+
+    def _invariants(self) -> None:
+        """AssertionError when the totals are not those of what is kept."""
+        kept = {key[1:]: record for key, record in self._space.scan(_TAG, _TAG_END)}
+        kept |= {topic: record for topic, record in self._changes.records.items() if record is not None}
+        for topic, record in self._changes.records.items():
+            if record is None:
+                kept.pop(topic, None)
+        assert self.count == len(kept), (self.count, len(kept))
+        size = sum(len(topic) + len(record) for topic, record in kept.items())
+        assert self.size_bytes == size, (self.size_bytes, size)
 
     def _get(self, topic: bytes) -> bytes | None:
         if topic in self._changes.records:
             return self._changes.records[topic]
         return self._space.get(_TAG + topic)
 
-    def _matching(self, topic_filter: str, after: str | None) -> Iterator[tuple[str, bytes]]:
-        """Topics and records, from key to key: what cannot match is jumped over."""
+    def _candidates(self, topic_filter: str, after: str | None) -> Iterator[tuple[str, bytes, bool]]:
+        """Topics, records and whether they match, from key to key: what cannot match is jumped over."""
         self.write_out()
         if "+" not in topic_filter and "#" not in topic_filter:
             record = self.get(topic_filter) if after is None else None
             if record is not None:
-                yield topic_filter, record
+                yield topic_filter, record, True
             return
         levels = topic_filter.split("/")
         key = _TAG + _literal_prefix(levels)
@@ -218,8 +247,9 @@ class RetainedProjection(KeyValueProjection):
         while True:
             for found, record in self._space.scan(key, _TAG_END):
                 topic = found[1:].decode("utf-8", "surrogateescape")
-                if matches(topic_filter, topic):
-                    yield topic, record
+                is_match = matches(topic_filter, topic)
+                yield topic, record, is_match
+                if is_match:
                     continue
                 following = _next_candidate(levels, topic)
                 if following is None:

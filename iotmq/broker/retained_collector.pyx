@@ -9,6 +9,7 @@ from libc.stdint cimport uint8_t
 from iotmq.message.device_topic cimport device_topic
 from iotmq.message.record cimport RecordParts, find_property
 from iotmq.message.record_walk cimport RecordWalk, begin_walk, check_walk, end_walk, next_record
+from iotmq.mqtt.filters cimport is_topic
 
 from iotmq.message.properties import MQTT_RETAIN
 
@@ -41,6 +42,7 @@ cdef int _collect(RecordWalk* walk, on_retained) except -1:
         size = find_property(parts.properties, parts.properties_size, _retain_key, _retain_key_size, &value)
         if size == 1 and value[0] == b"1":
             size = device_topic(&parts, &topic)
-            if size > 0:
+            # As live deliveries: what is no topic name no device can be sent [MQTT-3.3.2-2].
+            if size > 0 and is_topic(topic, size):
                 on_retained(topic[:size], (walk.at - parts.size)[:parts.size] if parts.body_size else None)
     return 0

@@ -17,6 +17,7 @@ from iotmq.broker.pull_handler import PullHandler
 from iotmq.broker.rates import Rates
 from iotmq.broker.statistics import Statistics
 from iotmq.clock import Clock
+from iotmq.errors import RequestError
 from iotmq.message.record import decode_record
 from iotmq.remoting.codes import Version
 from iotmq.store.retention import read_disk_usage
@@ -72,6 +73,10 @@ class RuntimeInfo:
         self._started_ms = clock.now_ms()
         self._rates = Rates(clock, ("put", "found", "missed", "total", "transferred"))
         self._days = DailyTotals(clock, totals=2)
+        # The first record in the log at the last look, and its store time, -1 when there was none.
+        self._earliest_position = -1
+        self._earliest_ms = -1
+        self._is_looking = False
 
     def sample(self) -> None:
         pulls = self._pulls
@@ -167,13 +172,29 @@ class RuntimeInfo:
             "commitLogDirCapacity": f"Total : {total}, Free : {free}.",
             "dispatchBehindBytes": str(store.appended_position - store.confirmed_position),
             "remainHowManyDataToFlush": str(store.appended_position - store.flushed_position),
-            "earliestMessageTimeStamp": str(self._earliest_ms()),
+            "earliestMessageTimeStamp": str(self._look_at_earliest()),
         }
 
-    def _earliest_ms(self) -> int:
-        """Store time of the first record still in the log, -1 when there is none."""
-        view = self._store.read_record(self._store.min_position)
-        return -1 if view is None else decode_record(view).store_timestamp_ms
+    def _look_at_earliest(self) -> int:
+        """Store time of the first record still in the log, -1 when there is none.
+
+        Its pages are in memory least of all: while the disk is waited for, the last answer holds.
+        """
+        position = self._store.min_position
+        if position != self._earliest_position and not self._is_looking:
+            self._is_looking = True
+
+            def looked(view: memoryview | None) -> None:
+                self._is_looking = False
+                if view is not None:
+                    self._earliest_position = position
+                    self._earliest_ms = decode_record(view).store_timestamp_ms
+
+            def refused(_: RequestError) -> None:
+                self._is_looking = False
+
+            self._cold_reads.finish(self._store.record_steps(position), looked, refused)
+        return self._earliest_ms
 
 
 def duration_text(duration_ms: int) -> str:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping
 
 from iotmq import limits
+from iotmq.broker.cold_reads import ColdReads
 from iotmq.broker.delays import DelayDelivery, DelayLevels, without_properties
 from iotmq.broker.element import encode_element
 from iotmq.broker.intake import Intake, IntakeError, StoredBatch
@@ -13,11 +14,11 @@ from iotmq.broker.intake_answer import IntakeAnswer
 from iotmq.broker.offset_ids import OffsetMessageIds
 from iotmq.broker.request_table import Handler
 from iotmq.broker.statistics import Statistics
-from iotmq.broker.subscription_groups import SubscriptionGroups
+from iotmq.broker.subscription_groups import SubscriptionGroupConfig, SubscriptionGroups
 from iotmq.broker.timer_wish import Wish
 from iotmq.broker.topics import DLQ_PREFIX, RETRY_PREFIX, TopicTable
 from iotmq.errors import RequestError
-from iotmq.message.record import decode_record, property_value
+from iotmq.message.record import Record, decode_record, property_value
 from iotmq.remoting.codes import RequestCode, ResponseCode, Version
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
@@ -40,6 +41,7 @@ class SendBackHandler:
         message_ids: OffsetMessageIds,
         levels: DelayLevels,
         delivery: DelayDelivery,
+        cold_reads: ColdReads,
         *,
         statistics: Statistics,
         is_writable: bool,
@@ -51,6 +53,7 @@ class SendBackHandler:
         self._message_ids = message_ids
         self._levels = levels
         self._delivery = delivery
+        self._cold_reads = cold_reads
         self._statistics = statistics
         self.is_writable = is_writable
 
@@ -74,13 +77,28 @@ class SendBackHandler:
             raise RequestError(ResponseCode.NO_PERMISSION, "this broker does not take messages")
         if group.retry_queue_nums <= 0:
             return request.reply(ResponseCode.SUCCESS)
-        view = self._store.read_record(position)
-        if view is None:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR, f"the field offset is {position}, where no record starts"
-            )
-        record = decode_record(view)
+        answer = IntakeAnswer(connection, request, _respond)
 
+        def read(view: memoryview | None) -> None:
+            if view is None:
+                raise RequestError(
+                    ResponseCode.SYSTEM_ERROR, f"the field offset is {position}, where no record starts"
+                )
+            self._store_again(request, group, level, decode_record(view), answer)
+
+        self._cold_reads.finish(self._store.record_steps(position), read, answer.refuse)
+        return answer.take()
+
+    def _store_again(
+        self,
+        request: Command,
+        group: SubscriptionGroupConfig,
+        level: int,
+        record: Record,
+        answer: IntakeAnswer,
+    ) -> None:
+        """Store the copy; RequestError when it cannot be."""
+        group_name = group.group_name
         times_max = group.retry_max_times
         if request.version >= Version.HONOURS_MAX_RECONSUME_TIMES:
             times_max = request.integer(
@@ -90,7 +108,7 @@ class SendBackHandler:
         if property_value(properties, b"RETRY_TOPIC") is None:
             properties += b"RETRY_TOPIC\x01%s\x02" % record.topic.encode()
         if property_value(properties, b"ORIGIN_MESSAGE_ID") is None:
-            properties += b"ORIGIN_MESSAGE_ID\x01%s\x02" % self._message_ids.one(position).encode()
+            properties += b"ORIGIN_MESSAGE_ID\x01%s\x02" % self._message_ids.one(record.position).encode()
 
         if record.reconsume_times >= times_max or level < 0:
             level = 0
@@ -111,7 +129,6 @@ class SendBackHandler:
                 ResponseCode.MESSAGE_ILLEGAL,
                 "the properties of the message have no room for those of a retry",
             )
-        answer = IntakeAnswer(connection, request, _respond)
         original_topic = (property_value(properties, b"RETRY_TOPIC") or b"").decode("utf-8", "replace")
 
         def done(result: StoredBatch | IntakeError) -> None:
@@ -129,7 +146,6 @@ class SendBackHandler:
             reconsume_times=record.reconsume_times + 1,
             done=done,
         )
-        return answer.take()
 
 
 def _respond(request: Command, result: StoredBatch | IntakeError) -> Command:

@@ -11,7 +11,7 @@ from iotmq import limits
 from iotmq.broker import device_requests
 from iotmq.broker.announced_changes import WhenTold
 from iotmq.broker.delays import DelayDelivery
-from iotmq.broker.element import encode_element
+from iotmq.broker.element import encode_element, inflate_batch
 from iotmq.broker.half_messages import is_prepared
 from iotmq.broker.intake import Intake, IntakeError, StoredBatch
 from iotmq.broker.intake_answer import IntakeAnswer
@@ -32,8 +32,7 @@ from iotmq.broker.topics import (
 )
 from iotmq.broker.transactions import Transactions
 from iotmq.errors import RequestError
-from iotmq.message.bodies import COMPRESSED, METHOD_MASK, inflate_body
-from iotmq.message.errors import MessageFormatError
+from iotmq.message.bodies import COMPRESSED
 from iotmq.message.hosts import encode_host
 from iotmq.message.record import property_value
 from iotmq.metrics import Metric
@@ -291,7 +290,7 @@ class SendHandler:
                 properties += b"\x02"
             elements = request.body if not isinstance(request.body, list) else request.body_bytes()
             if sys_flag & COMPRESSED:
-                elements, sys_flag = _inflate_batch(elements, sys_flag)
+                elements, sys_flag = inflate_batch(elements, sys_flag)
             if len(elements) > self._batch_bytes_max:
                 raise RequestError(
                     ResponseCode.MESSAGE_ILLEGAL,
@@ -478,20 +477,6 @@ class SendHandler:
         if recall_handle is not None:
             ext["recallHandle"] = recall_handle
         return request.reply(result.status, ext=ext)
-
-
-def _inflate_batch(elements: bytes | memoryview, sys_flag: int) -> tuple[bytes | memoryview, int]:
-    """The elements of a batch that was compressed as a whole, as the C++ client does it past 4 KiB.
-
-    Elements cannot be taken for zlib: as the size of one, zlib's first byte would mean 2 GB.
-    """
-    if bytes(elements[:1]) != b"\x78":
-        return elements, sys_flag
-    try:
-        plain = inflate_body(bytes(elements), sys_flag)
-    except MessageFormatError as error:
-        raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"compressed batch: {error}") from error
-    return plain, sys_flag & ~(COMPRESSED | METHOD_MASK)
 
 
 def _check_names(header: SendHeader, names: FieldNames) -> None:

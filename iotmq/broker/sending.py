@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from iotmq.broker.announced_changes import WhenTold
+from iotmq.broker.cold_reads import ColdReads
 from iotmq.broker.consumer_offsets import ConsumerOffsets
 from iotmq.broker.delays import DelayDelivery, DelayLevels
 from iotmq.broker.device_replies import DeviceReplies
@@ -43,6 +44,7 @@ class Sending:
         offsets: ConsumerOffsets,
         statistics: Statistics,
         stored_once: StoredOnce,
+        cold_reads: ColdReads,
         clock: Clock,
         settings: BrokerSettings,
         *,
@@ -77,6 +79,7 @@ class Sending:
             self.transactions,
             groups,
             message_ids,
+            cold_reads,
             clock,
             timeout_s=settings.transaction_timeout_s,
             interval_s=settings.transaction_check_interval_s,
@@ -85,7 +88,9 @@ class Sending:
         )
         # Each question is a record, and a slave's log is its master's.
         self._asks_producers = settings.broker_id == 0
-        self.transaction_ends = TransactionHandler(store, self.transactions, is_slave=settings.broker_id != 0)
+        self.transaction_ends = TransactionHandler(
+            store, self.transactions, cold_reads, is_slave=settings.broker_id != 0
+        )
         self.replies = ReplyHandler(
             intake,
             topics,
@@ -130,6 +135,7 @@ class Sending:
             message_ids,
             delay_levels,
             self.delays,
+            cold_reads,
             statistics=statistics,
             is_writable=settings.is_writable,
         )

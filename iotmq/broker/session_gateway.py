@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from iotmq.broker.delayed_batches import DelayedBatches
 from iotmq.broker.delivery import Delivery
 from iotmq.broker.intake import Intake, IntakeError, StoredBatch
-from iotmq.broker.retained import RetainedProjection
+from iotmq.broker.retained_reads import RetainedReads
 from iotmq.broker.session_channel import SessionChannel
 from iotmq.broker.sessions import Sessions
 from iotmq.client.session_ports import (
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 class LocalSessions:
     """`client.session_ports.SessionPort` as method calls on the broker of the same process."""
 
-    def __init__(self, sessions: Sessions, retained: RetainedProjection, *, name: str) -> None:
+    def __init__(self, sessions: Sessions, retained: RetainedReads, *, name: str) -> None:
         self._sessions = sessions
         self._retained = retained
         self._name = name
@@ -103,13 +103,7 @@ class LocalSessions:
         done(self._sessions.report_shares(self._open_channel, reports))
 
     def read_retained(self, request: RetainedRead, done: Callable[[RetainedRecords | Refused], None]) -> None:
-        page = self._retained.find(
-            request.topic_filter,
-            after=request.after,
-            records_max=request.records_max,
-            bytes_max=request.bytes_max,
-        )
-        done(RetainedRecords(page.records, page.after))
+        self._retained.read(request, done)
 
 
 class _LocalMembers:

@@ -16,7 +16,7 @@ from iotmq import limits
 from iotmq.broker.intake import Intake
 from iotmq.broker.queued_push import gather_queued
 from iotmq.broker.request_table import Handler
-from iotmq.broker.retained import RetainedProjection
+from iotmq.broker.retained_reads import RetainedReads
 from iotmq.broker.session_channel import SessionChannel
 from iotmq.broker.session_requests import Answer, decode_body
 from iotmq.broker.sessions import Sessions
@@ -30,6 +30,8 @@ from iotmq.client.session_ports import (
     QueueRead,
     QueueRecords,
     Refused,
+    RetainedRead,
+    RetainedRecords,
     SubscribeRequest,
     UnsubscribeRequest,
     Will,
@@ -153,7 +155,7 @@ class SessionHandler:
     A connection is a front end's once it has introduced itself, and for as long as it lives.
     """
 
-    def __init__(self, sessions: Sessions, retained: RetainedProjection, intake: Intake) -> None:
+    def __init__(self, sessions: Sessions, retained: RetainedReads, intake: Intake) -> None:
         self._sessions = sessions
         self._retained = retained
         self._intake = intake
@@ -346,21 +348,33 @@ class SessionHandler:
         )
         return answer.take()
 
-    def _read_retained(self, connection: ServerConnection, request: Command) -> Command:
+    def _read_retained(self, connection: ServerConnection, request: Command) -> Command | None:
         self.channel_of(connection)
         topic_filter = request.text("filter")
         _check_filter(topic_filter)
         after = request.text("after", "")
-        page = self._retained.find(
-            topic_filter,
-            after=_decode_place(after) if after else None,
-            records_max=_records_max(request),
-            bytes_max=_bytes_max(request),
+        answer = Answer(connection, request)
+
+        def found(page: RetainedRecords | Refused) -> None:
+            if isinstance(page, Refused):
+                answer.give(page)
+                return
+            ext = {} if page.after is None else {"after": _encode_place(page.after)}
+            response = request.reply(
+                ResponseCode.SUCCESS, ext=ext, body=[memoryview(record) for record in page.records]
+            )
+            answer.answer(response)
+
+        self._retained.read(
+            RetainedRead(
+                topic_filter=topic_filter,
+                after=_decode_place(after) if after else None,
+                records_max=_records_max(request),
+                bytes_max=_bytes_max(request),
+            ),
+            found,
         )
-        ext = {} if page.after is None else {"after": _encode_place(page.after)}
-        return request.reply(
-            ResponseCode.SUCCESS, ext=ext, body=[memoryview(record) for record in page.records]
-        )
+        return answer.take()
 
     def _own_will(self, will: Will | None) -> Will | None:
         """With a queue of this broker: a front end counts those of all brokers."""

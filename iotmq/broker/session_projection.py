@@ -328,6 +328,28 @@ class SessionProjection(KeyValueProjection):
             self._load()
             raise
 
+    def _invariants(self) -> None:
+        """Raise AssertionError when sessions, their places and the queues do not agree; for small tests."""
+        self.queues._invariants()
+        found = dict(self.sessions())
+        assert len(found) == self._count
+        subscribers: dict[int, int] = {}
+        for client_id, session in found.items():
+            for topic_filter, subscription in session.subscriptions.items():
+                if is_share(topic_filter):
+                    continue
+                queue_id = subscription.queue_id
+                assert self.queues.filter_of(queue_id) == topic_filter
+                assert self.place(queue_id, client_id) != _NOWHERE
+                subscribers[queue_id] = subscribers.get(queue_id, 0) + 1
+        for share in self.shares.names():
+            stored = self.shares.get(share)
+            assert stored is not None
+            subscribers[stored.queue_id] = subscribers.get(stored.queue_id, 0) + 1
+        assert subscribers == {
+            queue_id: self.queues.subscriber_count(queue_id) for queue_id in self._queue_ids()
+        }
+
     # The log's changes
 
     def _apply_record(self, body: bytes, position: int, now_ms: int) -> None:

@@ -7,7 +7,6 @@ does: which front end has which client, who waits for a session to be given up, 
 from __future__ import annotations
 
 import asyncio
-import heapq
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -15,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from iotmq.broker.deadline_timer import DeadlineTimer
+from iotmq.broker.due_actions import DueActions
 from iotmq.broker.exclusives import Exclusives
 from iotmq.broker.front_ends import FrontEnds, FrontEndView
 from iotmq.broker.intake import Intake
@@ -23,7 +22,7 @@ from iotmq.broker.queue_limits import QueueLimits
 from iotmq.broker.queue_reader import QueueReader
 from iotmq.broker.session_channel import SessionChannel
 from iotmq.broker.session_limits import SessionLimits
-from iotmq.broker.session_log import SessionLog
+from iotmq.broker.session_log import LoggedDone, SessionLog
 from iotmq.broker.session_projection import SessionProjection
 from iotmq.broker.session_records import Close, End, Open, Subscribe, Unsubscribe
 from iotmq.broker.session_translation import opened_session, progress_record
@@ -65,6 +64,8 @@ OWNER_GRACE_S: Final = 2.0
 START_GRACE_S: Final = 10.0
 # Sessions ended, and owned ones looked at after a start, in one turn.
 PER_TURN: Final = 256
+# In place of the epoch of a kept session that the log does not have yet.
+_OPENING: Final = -1
 _NOT_READY: Final = Refused(
     ResponseCode.SERVICE_NOT_AVAILABLE,
     "sessions are behind the log, see the broker's log; kv/ may have met a full disk",
@@ -72,14 +73,29 @@ _NOT_READY: Final = Refused(
 _LOST: Final = Refused(ResponseCode.SESSION_LOST, "the session belongs to somebody else now")
 
 
+def _ignore(result: int | Refused) -> None:
+    """What cannot be stored now is found again after a start: the session still has an owner then."""
+    if isinstance(result, Refused):
+        logger.warning("a change of a session is not stored: %s", result.remark)
+
+
 class _Owner:
-    __slots__ = ("channel", "epoch", "is_durable", "will")
+    __slots__ = ("channel", "epoch", "generation", "is_durable", "queue_ids", "will")
 
     def __init__(self, channel: SessionChannel, epoch: int, will: Will | None, *, is_durable: bool) -> None:
         self.channel = channel
         self.epoch = epoch
         self.will = will
         self.is_durable = is_durable
+        # The queues its channel is attached to for it, as its front end knows them, in the order of its
+        # filters; and the generation of the queues in which these are their numbers.
+        self.queue_ids: tuple[int, ...] = ()
+        self.generation = -1
+
+    @property
+    def is_granted(self) -> bool:
+        """False until the log has that a kept session was opened."""
+        return self.epoch != _OPENING
 
 
 class _Request:
@@ -119,8 +135,10 @@ class Sessions:
         self._reader = reader
         self._clock = clock
         self._log = SessionLog(intake, clock, host=host)
+        self._store = store
+        self._actions = DueActions(clock, refused=self._refused)
         self.limits = SessionLimits(limits or QueueLimits(), projection, reader, store, self._log, clock)
-        self._wills = Wills(projection, self._log, publish=publish, do_later=self._do_later, ignore=_ignore)
+        self._wills = Wills(projection, self._log, self._actions, publish=publish, ignore=_ignore)
         self.shares = Shares(
             projection, reader, store, self._log, clock, settings=share_settings, front_end_of=self.owner_of
         )
@@ -130,13 +148,12 @@ class Sessions:
             projection, self._log, clock, count_max=exclusives_max, is_connected=self._owners.__contains__
         )
         self._requests: dict[str, _Request] = {}
-        # (due in monotonic seconds, order, what to do) of what waits for a time.
-        self._later: list[tuple[float, int, Callable[[], None]]] = []
-        self._timer = DeadlineTimer(clock, self._do_due)
-        self._ending: set[str] = set()
+        # Epochs of sessions whose end is on its way into the log.
+        self._ending: dict[str, int] = {}
+        # In which generation of the queues those of all owners are attached; None while that is under way.
+        self._attached_generation: int | None = projection.queues.generation
         # Epochs of sessions that are not kept count down from here.
-        self._transient_epoch = 0
-        self._order = 0
+        self._transient_epoch = _OPENING
         self._started_s = clock.monotonic_s()
         # Sessions opened from here on had their owner in this life of the broker, as those that were claimed.
         self._start_position = store.appended_position
@@ -168,32 +185,26 @@ class Sessions:
         for request in [request for request in self._requests.values() if request.channel is channel]:
             del self._requests[request.wanted.client_id]
         if orphans:
-            self._do_later(OWNER_GRACE_S, partial(self._drop_orphans, channel, orphans))
+            self._actions.do_later(OWNER_GRACE_S, partial(self._drop_orphans, channel, orphans))
 
     def claim(self, channel: SessionChannel, client_id: str, epoch: int, will: Will | None) -> bool:
         """A front end that comes back says which sessions it has; False when it has lost this one."""
+        stored = self._lasting(client_id) if epoch >= 0 else None
         self._wills.release(client_id, epoch)
         owner = self._owners.get(client_id)
-        if owner is not None:
-            if owner.epoch != epoch or owner.channel.is_open:
-                return owner.epoch == epoch and owner.channel is channel
-            owner.channel = channel
-            owner.will = will
-        elif epoch < 0:
-            # The broker was started again, and knows nothing of sessions that are not kept.
+        if owner is not None and (owner.epoch != epoch or owner.channel.is_open):
+            return owner.epoch == epoch and owner.channel is channel
+        if epoch < 0:
+            # When the broker was started again it knows nothing of sessions that are not kept.
             self._transient_epoch = min(self._transient_epoch, epoch)
-            owner = self._owners[client_id] = _Owner(channel, epoch, will, is_durable=False)
-        else:
-            stored = self._projection.session(client_id)
-            if stored is None or stored.epoch != epoch or stored.owner != channel.name:
-                return False
-            owner = self._owners[client_id] = _Owner(channel, epoch, will, is_durable=True)
-            if self._unclaimed_after is not None:
-                self._claimed.add(client_id)
-        if owner.is_durable:
-            stored = self._projection.session(client_id)
-            assert stored is not None
-            self._attach(channel, stored)
+            self._owners[client_id] = _Owner(channel, epoch, will, is_durable=False)
+            return True
+        if stored is None or stored.epoch != epoch or stored.owner != channel.name:
+            return False
+        if owner is None and self._unclaimed_after is not None:
+            self._claimed.add(client_id)
+        owner = self._owners[client_id] = _Owner(channel, epoch, will, is_durable=True)
+        self._attach(owner, _queue_ids(stored))
         return True
 
     def queues_of(self, client_id: str) -> list[tuple[str, int]]:
@@ -210,7 +221,15 @@ class Sessions:
     ) -> None:
         """Take a session over; another front end that has it has FENCE_TIMEOUT_S to give it up."""
         request = _Request(channel, wanted, done)
-        client_id = wanted.client_id
+        try:
+            self._open(request)
+        except StoreError as error:
+            if self._requests.get(wanted.client_id) is request:
+                del self._requests[wanted.client_id]
+            done(_unreadable(error))
+
+    def _open(self, request: _Request) -> None:
+        client_id, channel = request.wanted.client_id, request.channel
         former = self._requests.pop(client_id, None)
         if former is not None:
             former.done(_LOST)
@@ -224,7 +243,7 @@ class Sessions:
             # It knows what it does, and has seen to the will.
             self._close(client_id, expiry_s=None, drops_will=True)
             return
-        self._do_later(FENCE_TIMEOUT_S, partial(self._take, request))
+        self._actions.do_later(FENCE_TIMEOUT_S, partial(self._take, request))
         if owner.channel.is_open:
             owner.channel.receiver.fenced(client_id, owner.epoch, "taken over")
         else:
@@ -251,25 +270,28 @@ class Sessions:
                 done(position)
                 return
             session = self._projection.session(client_id)
-            if session is None or session.epoch != epoch or not self._owns(channel, client_id, epoch):
+            owner = self._owners.get(client_id)
+            if (
+                session is None
+                or session.epoch != epoch
+                or owner is None
+                or not (channel.is_open and self._owns(channel, client_id, epoch))
+            ):
                 done(_LOST)
+                return
+            if not self._is_attached(owner) or any(
+                name not in session.subscriptions for name, _ in wanted.subscriptions
+            ):
+                done(_NOT_READY)
                 return
             found = []
             for topic_filter, options in wanted.subscriptions:
-                subscription = session.subscriptions.get(topic_filter)
-                if subscription is None:
-                    done(_NOT_READY)
-                    return
-                queue_id = subscription.queue_id
-                if topic_filter not in known and not is_share(topic_filter):
-                    self._projection.queues.attach(channel.light, queue_id)
-                    known.add(topic_filter)
+                queue_id = session.subscriptions[topic_filter].queue_id
                 cursor, sent = self._projection.cursor(queue_id, client_id)
                 found.append(SessionSubscription(topic_filter, options, queue_id, cursor, sent))
+            self._attach(owner, [entry.queue_id for entry in found if not is_share(entry.topic_filter)])
             done(found)
 
-        before = self._projection.session(client_id)
-        known = set() if before is None else set(before.subscriptions)
         self._log.write([Subscribe(client_id, epoch, wanted.subscriptions)], logged)
 
     def unsubscribe(
@@ -281,7 +303,8 @@ class Sessions:
         """Take filters back."""
         client_id, epoch = unwanted.client_id, unwanted.epoch
         session = self._projection.session(client_id)
-        if not self._owns(channel, client_id, epoch):
+        owner = self._owners.get(client_id)
+        if owner is None or not self._owns(channel, client_id, epoch):
             done(_LOST)
             return
         self.shares.leave(client_id, unwanted.filters)
@@ -290,14 +313,21 @@ class Sessions:
             # A session that is not kept has nothing else here.
             done(None)
             return
-        for topic_filter in set(unwanted.filters):
-            subscription = session.subscriptions.get(topic_filter)
-            if subscription is not None and not is_share(topic_filter):
-                self._projection.queues.detach(channel.light, subscription.queue_id)
-        self._log.write(
-            [Unsubscribe(client_id, epoch, unwanted.filters)],
-            lambda position: done(position if isinstance(position, Refused) else None),
-        )
+        names = {name for name in unwanted.filters if not is_share(name)}
+        known = names & session.subscriptions.keys()
+        self._detach(owner, [session.subscriptions[name].queue_id for name in known])
+
+        def logged(position: int | Refused) -> None:
+            found = self._projection.session(client_id)
+            if found is not None and self._owners.get(client_id) is owner and owner.epoch == found.epoch:
+                # It could not be stored; or a subscribe that was under way has attached it meanwhile.
+                kept = names & found.subscriptions.keys()
+                self._attach(owner, [found.subscriptions[name].queue_id for name in kept])
+                others = map(self._projection.queues.id_of, names - kept)
+                self._detach(owner, [queue_id for queue_id in others if queue_id is not None])
+            done(position if isinstance(position, Refused) else None)
+
+        self._log.write([Unsubscribe(client_id, epoch, unwanted.filters)], logged)
 
     def progress(
         self,
@@ -311,6 +341,10 @@ class Sessions:
         if not heard:
             done(None)
             return
+        if not all(self._is_attached(self._owners[change.client_id]) for change in heard):
+            # The numbers of its queues may be those of others now.
+            done(_NOT_READY)
+            return
         self._log.write(
             [progress_record(change, self._projection.queues.filter_of) for change in heard],
             lambda position: done(position if isinstance(position, Refused) else None),
@@ -318,10 +352,16 @@ class Sessions:
 
     def close_session(self, channel: SessionChannel, gone: CloseRequest) -> None:
         """The client is gone."""
-        if self._owns(channel, gone.client_id, gone.epoch):
-            self._close(gone.client_id, expiry_s=gone.expiry_s, drops_will=gone.drops_will)
-        else:
+        if not self._owns(channel, gone.client_id, gone.epoch):
             self.fenced_total += 1
+            return
+        owner = self._owners[gone.client_id]
+
+        def close() -> None:
+            if self._owners.get(gone.client_id) is owner:
+                self._close(gone.client_id, expiry_s=gone.expiry_s, drops_will=gone.drops_will)
+
+        self._actions.do_surely(close)
 
     def claim_exclusive(
         self,
@@ -385,7 +425,15 @@ class Sessions:
 
     def read_queue(self, wanted: QueueRead, done: Callable[[QueueRecords | Refused], None]) -> None:
         """Records of a light queue, at once when they are in memory; what the log has lost is left out."""
-        position, skip = self.limits.stretch(wanted.client_id, wanted.queue_id, wanted.position)
+        owner = self._owners.get(wanted.client_id)
+        if owner is not None and owner.is_durable and not self._is_attached(owner):
+            done(_NOT_READY)
+            return
+        try:
+            position, skip = self.limits.stretch(wanted.client_id, wanted.queue_id, wanted.position)
+        except StoreError as error:
+            done(_unreadable(error))
+            return
         self._reader.read(msgspec.structs.replace(wanted, position=position), done, skip=skip)
 
     # Operators
@@ -441,21 +489,24 @@ class Sessions:
         if stored is None:
             return False
         self.kick(client_id)
-        self._log.write(
-            [End(client_id, stored.epoch)],
+        owner = self._owners.get(client_id)
+        if owner is not None:
+            self._detach(owner, owner.queue_ids)
+        self._end(
+            client_id,
+            stored.epoch,
             lambda position: done(position if isinstance(position, Refused) else None),
         )
         return True
 
     def stop(self) -> None:
         """Nothing more is done by itself."""
-        self._timer.cancel()
-        self._later.clear()
+        self._actions.clear()
         self.shares.stop()
 
     def expire(self) -> None:
         """Do what is due; called about once a second."""
-        self._do_due()
+        self._actions.run()
         self.shares.expire()
         try:
             self.exclusives.expire()
@@ -463,11 +514,15 @@ class Sessions:
             self._has_failed = False
         except StoreError as error:
             # A full disk: what is due stays due.
-            if not self._has_failed:
-                self._has_failed = True
-                logger.warning("sessions wait for the key-value database: %s", error)
+            self._refused(error)
+
+    def _refused(self, error: StoreError) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            logger.warning("sessions wait for the key-value database: %s", error)
 
     def _look_after_sessions(self) -> None:
+        self._follow_projection()
         for client_id, epoch in self._projection.due(self._clock.now_ms(), sessions_max=PER_TURN):
             if client_id not in self._owners and client_id not in self._ending:
                 self.expired_total += 1
@@ -513,17 +568,10 @@ class Sessions:
         owner = self._owners.get(client_id)
         return owner is not None and owner.channel is channel and owner.epoch == epoch
 
-    def _do_later(self, delay_s: float, action: Callable[[], None]) -> None:
-        self._order += 1
-        due_s = self._clock.monotonic_s() + delay_s
-        heapq.heappush(self._later, (due_s, self._order, action))
-        self._timer.arm(due_s)
-
-    def _do_due(self) -> None:
-        while self._later and self._later[0][0] <= self._clock.monotonic_s():
-            heapq.heappop(self._later)[2]()
-        if self._later:
-            self._timer.arm(self._later[0][0])
+    def _lasting(self, client_id: str) -> StoredSession | None:
+        """The session a client has, unless its end is on its way into the log."""
+        stored = self._projection.session(client_id)
+        return None if stored is None or self._ending.get(client_id) == stored.epoch else stored
 
     def _take(self, request: _Request) -> None:
         """The owner has had its time."""
@@ -537,8 +585,11 @@ class Sessions:
     def _grant(self, request: _Request) -> None:
         wanted, channel = request.wanted, request.channel
         client_id = wanted.client_id
-        stored = self._projection.session(client_id)
-        self._wills.client_is_back(client_id, is_clean=wanted.is_clean)
+        former = self._projection.session(client_id)
+        stored = self._lasting(client_id)
+        # A session that is about to end does not go on, and another one begins [MQTT-3.1.2-6].
+        is_clean = wanted.is_clean or (former is not None and stored is None)
+        self._wills.client_is_back(client_id, ends=is_clean)
         if stored is not None:
             self._keep_left_will(client_id, stored, is_clean=wanted.is_clean)
         if wanted.expiry_s == 0:
@@ -550,46 +601,58 @@ class Sessions:
             request.done(OpenedSession(epoch, False, [], [], []))
             return
         # From now on: what comes meanwhile for the same client waits for this owner.
-        owner = self._owners[client_id] = _Owner(channel, -1, wanted.will, is_durable=True)
+        owner = self._owners[client_id] = _Owner(channel, _OPENING, wanted.will, is_durable=True)
+        is_present = stored is not None and not wanted.is_clean
 
         def logged(position: int | Refused) -> None:
-            if self._owners.get(client_id) is not owner:
-                request.done(_LOST)
-                return
-            session = None if isinstance(position, Refused) else self._projection.session(client_id)
-            if isinstance(position, Refused) or session is None or session.epoch != position:
-                del self._owners[client_id]
-                request.done(position if isinstance(position, Refused) else _NOT_READY)
-                return
-            if not channel.is_open:
-                owner.epoch = position
-                self._close(client_id, expiry_s=None, drops_will=True)
-                return
-            owner.epoch = position
-            self.limits.opened(client_id)
-            self._attach(channel, session)
-            request.done(
-                opened_session(
-                    position,
-                    session,
-                    lambda queue_id: self._projection.cursor(queue_id, client_id),
-                    is_present=stored is not None and not wanted.is_clean,
-                )
-            )
+            is_owner = self._owners.get(client_id) is owner
+            try:
+                opened = self._opened(request, owner, position, is_present=is_present) if is_owner else _LOST
+            except StoreError as error:
+                opened = _unreadable(error)
+            if isinstance(opened, Refused):
+                if is_owner:
+                    del self._owners[client_id]
+                if not isinstance(position, Refused):
+                    # Nobody has what this record opens.
+                    self._log.write([Close(client_id, position, wanted.expiry_s, True)], _ignore)
+            request.done(opened)
 
-        self._log.write(
-            [
-                Open(
-                    client_id,
-                    channel.name,
-                    wanted.is_clean,
-                    wanted.expiry_s,
-                    wanted.will,
-                    None if stored is None or wanted.is_clean else stored.epoch,
-                )
-            ],
-            logged,
+        change = Open(
+            client_id,
+            channel.name,
+            is_clean,
+            wanted.expiry_s,
+            wanted.will,
+            None if is_clean or stored is None else stored.epoch,
         )
+        if is_clean and former is not None:
+            self._write_end(client_id, former.epoch, change, logged)
+        else:
+            self._log.write([change], logged)
+
+    def _opened(
+        self, request: _Request, owner: _Owner, position: int | Refused, *, is_present: bool
+    ) -> OpenedSession | Refused:
+        """The record that opens a session for an owner is stored at a position, or is not."""
+        if isinstance(position, Refused):
+            return position
+        client_id = request.wanted.client_id
+        session = self._projection.session(client_id)
+        if session is None or session.epoch != position:
+            return _NOT_READY
+        if not request.channel.is_open:
+            return _LOST
+        opened = opened_session(
+            position,
+            session,
+            lambda queue_id: self._projection.cursor(queue_id, client_id),
+            is_present=is_present,
+        )
+        owner.epoch = position
+        self.limits.opened(client_id)
+        self._attach(owner, _queue_ids(session))
+        return opened
 
     def _keep_left_will(self, client_id: str, stored: StoredSession, *, is_clean: bool) -> None:
         """A client is back before it is settled whether the front end that had it outlived the start."""
@@ -603,58 +666,127 @@ class Sessions:
         settled_s = self._started_s + START_GRACE_S - self._clock.monotonic_s()
         self._wills.hold(client_id, stored.epoch, will, for_s=max(0.0, settled_s))
 
-    def _attach(self, channel: SessionChannel, session: StoredSession) -> None:
-        for topic_filter, subscription in session.subscriptions.items():
-            if not is_share(topic_filter):
-                self._projection.queues.attach(channel.light, subscription.queue_id)
+    # Queues whose records a front end is pushed for a session
+
+    def _is_attached(self, owner: _Owner) -> bool:
+        """False from when the queues were made again until they are attached again."""
+        return not owner.is_durable or owner.generation == self._projection.queues.generation
+
+    def _attach(self, owner: _Owner, queue_ids: Sequence[int]) -> None:
+        if not self._is_attached(owner):
+            owner.queue_ids = ()
+            owner.generation = self._projection.queues.generation
+        missing = [queue_id for queue_id in queue_ids if queue_id not in owner.queue_ids]
+        for queue_id in missing:
+            self._projection.queues.attach(owner.channel.light, queue_id)
+        owner.queue_ids += tuple(missing)
+
+    def _detach(self, owner: _Owner, queue_ids: Sequence[int]) -> None:
+        unwanted = [queue_id for queue_id in queue_ids if queue_id in owner.queue_ids]
+        if self._is_attached(owner) and owner.channel.is_open:
+            for queue_id in unwanted:
+                self._projection.queues.detach(owner.channel.light, queue_id)
+        owner.queue_ids = tuple(queue_id for queue_id in owner.queue_ids if queue_id not in unwanted)
+
+    def _follow_projection(self) -> None:
+        """After the database was opened again queues are attached to nothing, and may have other numbers."""
+        generation = self._projection.queues.generation
+        is_level = self._projection.applied_position >= self._store.confirmed_position
+        if self._attached_generation not in (generation, None) and is_level:
+            self._attached_generation = None
+            self._attach_again(generation, list(self._owners))
+
+    def _attach_again(self, generation: int, client_ids: list[str]) -> None:
+        """Attach the queues of some of these owners, and those of the others in the turns that follow."""
+        if generation == self._projection.queues.generation:
+            try:
+                for client_id in client_ids[-PER_TURN:]:
+                    self._attach_owner_again(client_id)
+            except StoreError as error:
+                self._refused(error)
+                generation = -1
+            else:
+                del client_ids[-PER_TURN:]
+                if client_ids:
+                    asyncio.get_running_loop().call_soon(self._attach_again, generation, client_ids)
+                    return
+        self._attached_generation = generation
+
+    def _attach_owner_again(self, client_id: str) -> None:
+        owner = self._owners.get(client_id)
+        if owner is None or not owner.is_durable or not owner.is_granted or self._is_attached(owner):
+            return
+        stored = self._projection.session(client_id)
+        known_ids = owner.queue_ids
+        is_same = stored is not None and stored.epoch == owner.epoch and _queue_ids(stored) == known_ids
+        if not owner.channel.is_open:
+            # It is looked at again when its front end is back and claims it.
+            return
+        self._attach(owner, known_ids if is_same else ())
+        if is_same:
+            owner.channel.receiver.missed(known_ids)
+        else:
+            # The client comes anew and learns of them.
+            owner.channel.receiver.fenced(client_id, owner.epoch, "its queues have changed")
+
+    # Ends
 
     def _close(self, client_id: str, *, expiry_s: int | None, drops_will: bool) -> None:
-        """Nobody has the session any more; `expiry_s` None keeps what it was opened with."""
-        owner = self._owners.pop(client_id)
+        """Nobody has the session any more; `expiry_s` None keeps what it was opened with.
+
+        StoreError, with nothing done, while the database refuses.
+        """
+        owner = self._owners[client_id]
+        stored = self._projection.session(client_id) if owner.is_durable else None
+        del self._owners[client_id]
         self.shares.leave(client_id)
         self.limits.closed(client_id)
-        will = None if drops_will else owner.will
-        if owner.is_durable:
-            stored = self._projection.session(client_id)
-            if stored is not None and stored.epoch == owner.epoch:
-                if owner.channel.is_open:
-                    for topic_filter, subscription in stored.subscriptions.items():
-                        if is_share(topic_filter):
-                            continue
-                        self._projection.queues.detach(owner.channel.light, subscription.queue_id)
-                lasting_s = stored.expiry_s if expiry_s is None else expiry_s
-                change: Close | End = Close(client_id, owner.epoch, lasting_s, drops_will)
-                if lasting_s == 0:
-                    change = End(client_id, owner.epoch)
-                self._log.write([change], _ignore)
-                if will is not None and will.delay_s:
-                    self._wills.delay(client_id, owner.epoch, will, min(will.delay_s, lasting_s))
-                    will = None
-        else:
+        self._detach(owner, owner.queue_ids)
+        # A will is one only when its CONNECT was accepted [MQTT-3.1.2-8].
+        will = None if drops_will or not owner.is_granted else owner.will
+        if not owner.is_durable:
             self.exclusives.release(client_id)
+        elif stored is not None and stored.epoch == owner.epoch:
+            lasting_s = stored.expiry_s if expiry_s is None else expiry_s
+            if lasting_s == 0:
+                self._end(client_id, owner.epoch)
+            else:
+                self._log.write([Close(client_id, owner.epoch, lasting_s, drops_will)], _ignore)
+            if will is not None and will.delay_s:
+                self._wills.delay(client_id, owner.epoch, will, min(will.delay_s, lasting_s))
+                will = None
         if will is not None:
             self._wills.send(client_id, owner.epoch, will, is_durable=owner.is_durable)
-        request = self._requests.get(client_id)
+        request = self._requests.pop(client_id, None)
         if request is not None:
-            del self._requests[client_id]
-            self._grant(request)
+            try:
+                self._grant(request)
+            except StoreError as error:
+                request.done(_unreadable(error))
 
-    def _end(self, client_id: str, epoch: int) -> None:
-        self._ending.add(client_id)
+    def _end(self, client_id: str, epoch: int, done: LoggedDone = _ignore) -> None:
+        self._write_end(client_id, epoch, End(client_id, epoch), done)
+
+    def _write_end(self, client_id: str, epoch: int, change: End | Open, done: LoggedDone) -> None:
+        """Store what ends a session; for who comes meanwhile it has ended."""
+        self._ending[client_id] = epoch
 
         def logged(position: int | Refused) -> None:
-            self._ending.discard(client_id)
+            if self._ending.get(client_id) == epoch:
+                del self._ending[client_id]
+            done(position)
 
-        self._log.write([End(client_id, epoch)], logged)
+        self._log.write([change], logged)
 
     def _drop_orphans(self, channel: SessionChannel, client_ids: list[str]) -> None:
         """The front end did not come back: a part of its clients now, the rest in the next turn."""
-        for client_id in client_ids[:PER_TURN]:
-            owner = self._owners.get(client_id)
+        for _ in range(min(PER_TURN, len(client_ids))):
+            owner = self._owners.get(client_ids[-1])
             if owner is not None and owner.channel is channel:
-                self._close(client_id, expiry_s=None, drops_will=False)
-        if len(client_ids) > PER_TURN:
-            asyncio.get_running_loop().call_soon(self._drop_orphans, channel, client_ids[PER_TURN:])
+                self._close(client_ids[-1], expiry_s=None, drops_will=False)
+            client_ids.pop()
+        if client_ids:
+            self._actions.do_later(0.0, partial(self._drop_orphans, channel, client_ids))
 
     def _close_unclaimed(self) -> None:
         """Sessions that had an owner before the start, and nobody claims: their clients are gone."""
@@ -674,8 +806,34 @@ class Sessions:
         self._unclaimed_after = None
         self._claimed.clear()
 
+    def _invariants(self) -> None:
+        """Raise AssertionError when owners, requests and what is attached for them do not agree."""
+        self._actions._invariants()
+        generation = self._projection.queues.generation
+        attached: dict[SessionChannel, dict[int, int]] = {}
+        for owner in self._owners.values():
+            assert owner.is_durable or not owner.queue_ids
+            assert len(set(owner.queue_ids)) == len(owner.queue_ids)
+            if owner.generation == generation and owner.channel.is_open:
+                counts = attached.setdefault(owner.channel, {})
+                for queue_id in owner.queue_ids:
+                    counts[queue_id] = counts.get(queue_id, 0) + 1
+        for channel, counts in attached.items():
+            assert channel.light.filter_ids == sorted(counts)
+        for client_id, request in self._requests.items():
+            assert request.wanted.client_id == client_id
+            assert client_id in self._owners
 
-def _ignore(result: int | Refused) -> None:
-    """What cannot be stored now is found again after a start: the session still has an owner then."""
-    if isinstance(result, Refused):
-        logger.warning("a change of a session is not stored: %s", result.remark)
+
+def _queue_ids(session: StoredSession) -> tuple[int, ...]:
+    """The light queues of a session's own, in the order of its filters."""
+    return tuple(
+        subscription.queue_id
+        for topic_filter, subscription in session.subscriptions.items()
+        if not is_share(topic_filter)
+    )
+
+
+def _unreadable(error: StoreError) -> Refused:
+    return Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"sessions cannot be read: {error}")
+

@@ -43,7 +43,14 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             description="Cluster name, written as property CLUSTER into every record.",
         ),
     ] = "DefaultCluster"
-    broker_id: Annotated[int, Meta(ge=0, le=1_000_000, description="0 is the master of the name.")] = 0
+    broker_id: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=0,
+            description="0, the master of its name; there is no replication, so a slave would have no data.",
+        ),
+    ] = 0
     listen_host: Annotated[
         str, Meta(min_length=1, description="Address to listen on; loopback unless told otherwise.")
     ] = "127.0.0.1"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -10,17 +9,14 @@ import msgspec
 from iotmq.broker.changed_settings import ChangedSettings
 from iotmq.broker.request_table import Handler
 from iotmq.clock import Clock
-from iotmq.errors import RequestError
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.properties_text import parse_properties, properties_text
 from iotmq.remoting.server import ServerConnection
 
-logger = logging.getLogger(__name__)
-
 
 class SettingsHandler:
-    """A change is saved, then in effect, then answered."""
+    """A change is in effect at once, and answered when it is on the disk (announced_changes.py)."""
 
     def __init__(self, settings: ChangedSettings, clock: Clock, *, apply: Callable[[], None]) -> None:
         """`apply` lets every part have the values that `settings` has now."""
@@ -45,12 +41,6 @@ class SettingsHandler:
 
     def _update(self, connection: ServerConnection, request: Command) -> Command | None:
         values = parse_properties(request.body_bytes())
-        try:
-            self._settings.change(values, self._clock.now_ms())
-        except OSError as error:
-            logger.error("changed settings could not be saved: %s", error)
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR, f"nothing is changed, it could not be saved: {error.strerror}"
-            ) from error
+        self._settings.change(values, self._clock.now_ms())
         self._apply()
         return request.reply(ResponseCode.SUCCESS)

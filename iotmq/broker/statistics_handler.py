@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
+from iotmq.broker.long_answers import LongAnswers, Work
 from iotmq.broker.request_table import Handler
 from iotmq.broker.statistics import (
     BROKER_STATISTIC_NAMES,
@@ -20,10 +21,11 @@ from iotmq.errors import RequestError
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
+from iotmq.store.cold_steps import Steps
 
 # How far a group is behind the end of the log, in bytes and in milliseconds, by (topic, queue id, group);
 # None when it has consumed nothing.
-Behind = Callable[[str, int, str], tuple[int, int] | None]
+Behind: TypeAlias = "Callable[[str, int, str], Steps[tuple[int, int] | None]]"
 
 _FALL_SIZE: Final = "GROUP_GET_FALL_SIZE"
 _FALL_TIME: Final = "GROUP_GET_FALL_TIME"
@@ -37,6 +39,7 @@ class StatisticsHandler:
         self,
         statistics: Statistics,
         behind: Behind,
+        long_answers: LongAnswers,
         *,
         cluster: str,
         system_topics: Collection[str],
@@ -45,6 +48,7 @@ class StatisticsHandler:
         """`address()` is the broker's own, as HOST:PORT."""
         self._statistics = statistics
         self._behind = behind
+        self._long_answers = long_answers
         self._cluster = cluster
         self._system_topics = sorted(system_topics)
         self._address = address
@@ -56,41 +60,52 @@ class StatisticsHandler:
         }
 
     def connection_lost(self, connection: ServerConnection) -> None:
-        """Nothing is kept per connection."""
+        self._long_answers.connection_lost(connection)
 
     def _view(self, connection: ServerConnection, request: Command) -> Command | None:
         name = request.text("statsName")
         key = request.text("statsKey")
         if name in (_FALL_SIZE, _FALL_TIME):
-            found = self._moment(name, key)
-        elif name not in STATISTIC_NAMES:
+            return self._long_answers.answer(connection, request, self._measure(request, name, key))
+        if name not in STATISTIC_NAMES:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
                 f"the field statsName is {name[:40]!r}; there are {', '.join(_ALL_NAMES[:3])} and others",
             )
-        elif name in BROKER_STATISTIC_NAMES and key != self._cluster:
-            found = None
-        else:
-            found = {window: self._statistics.find(name, key, window) for window in WINDOWS}
-        if found is None or found["minute"] is None:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR, f"the field statsKey is {key[:80]!r}: {name} has nothing of it"
-            )
-        body = {f"stats{window.capitalize()}": _shape(statistic) for window, statistic in found.items()}
-        return request.reply(ResponseCode.SUCCESS, body=msgspec.json.encode(body))
+        if name in BROKER_STATISTIC_NAMES and key != self._cluster:
+            raise _nothing_of(name, key)
+        return _shown(
+            request, name, key, {window: self._statistics.find(name, key, window) for window in WINDOWS}
+        )
 
-    def _moment(self, name: str, key: str) -> dict[str, Statistic | None] | None:
+    def _measure(self, request: Command, name: str, key: str) -> Work:
         """What is not counted but measured when somebody asks: the same in every window."""
         parts = topic_queue_and_group(key)
-        behind = None if parts is None else self._behind(*parts)
+        if parts is None:
+            raise _nothing_of(name, key)
+        behind = yield from self._behind(*parts)
         if behind is None:
-            return None
+            raise _nothing_of(name, key)
         value = behind[0] if name == _FALL_SIZE else behind[1]
-        return dict.fromkeys(WINDOWS, Statistic(sum=value, tps=0.0, average=float(value)))
+        found = dict.fromkeys(WINDOWS, Statistic(sum=value, tps=0.0, average=float(value)))
+        return _shown(request, name, key, found)
 
     def _list_system_topics(self, connection: ServerConnection, request: Command) -> Command | None:
         body = {"brokerAddr": self._address(), "topicList": self._system_topics}
         return request.reply(ResponseCode.SUCCESS, body=msgspec.json.encode(body))
+
+
+def _shown(request: Command, name: str, key: str, found: Mapping[str, Statistic | None]) -> Command:
+    if found["minute"] is None:
+        raise _nothing_of(name, key)
+    body = {f"stats{window.capitalize()}": _shape(statistic) for window, statistic in found.items()}
+    return request.reply(ResponseCode.SUCCESS, body=msgspec.json.encode(body))
+
+
+def _nothing_of(name: str, key: str) -> RequestError:
+    return RequestError(
+        ResponseCode.SYSTEM_ERROR, f"the field statsKey is {key[:80]!r}: {name} has nothing of it"
+    )
 
 
 def _shape(statistic: Statistic | None) -> dict[str, float | int]:

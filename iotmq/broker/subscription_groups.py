@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -118,8 +119,14 @@ class SubscriptionGroups:
             SubscriptionGroupTable(data_version=self.version, subscription_group_table=self._groups)
         )
 
-    def save(self, *, is_synced: bool) -> None:
-        self._file.write(self.encode(), is_synced=is_synced)
+    def encoder(self) -> Callable[[], bytes]:
+        """`encode` of the table as it is now, to be called in any thread."""
+        table = SubscriptionGroupTable(data_version=self.version, subscription_group_table=dict(self._groups))
+        return partial(msgspec.json.encode, table)
+
+    def write(self, data: bytes) -> None:
+        """Write the file and wait for the disk; touches nothing else, so that a thread may do it."""
+        self._file.write(data, is_synced=True)
 
     def metrics(self) -> Iterable[Metric]:
         yield Metric(

@@ -1,19 +1,23 @@
 """Keeping the files under `config/` level with the tables they hold.
 
-Topics and groups are written at the end of the turn of the loop in which they changed; what changes with
-every message consumed is written every few seconds, off the loop. A disk that takes nothing does not stop a
-broker from serving what it has.
+Topics, groups and changed settings are written whenever they change (config_saver.py); what changes with
+every message consumed is written every few seconds. Both off the loop. A disk that takes nothing does not
+stop a broker from serving what it has.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Protocol
 
+from iotmq.broker.changed_settings import ChangedSettings
+from iotmq.broker.config_saver import ConfigSaver, Saved
 from iotmq.broker.subscription_groups import SubscriptionGroups
 from iotmq.broker.topics import TopicTable
+from iotmq.metrics import Metric
 
 logger = logging.getLogger(__name__)
 
@@ -29,37 +33,65 @@ class SavedTable(Protocol):
 
 
 class TableFiles:
-    """The files of `topics` and `groups`, and those of `tables`, written every `interval_s`."""
+    """The files of `topics`, `groups` and `settings`, and those of `tables`, written every `interval_s`."""
 
     def __init__(
         self,
         topics: TopicTable,
         groups: SubscriptionGroups,
+        settings: ChangedSettings,
         tables: Sequence[SavedTable],
         *,
         interval_s: float,
     ) -> None:
-        self._topics = topics
-        self._groups = groups
+        self._topics = ConfigSaver("topics.json", topics)
+        self._groups = ConfigSaver("subscriptionGroup.json", groups)
+        self._settings = ConfigSaver("brokerSettings.json", settings)
+        self._savers = (self._topics, self._groups, self._settings)
         self._tables = tables
         self.interval_s = interval_s
-        # Tables that changed in this turn of the loop and are saved at its end.
-        self._unsaved: set[TopicTable | SubscriptionGroups] = set()
+        topics.add_listener(lambda name: self._topics.changed())
+        groups.add_listener(lambda name: self._groups.changed())
+        settings.add_listener(self._settings.changed)
 
     def follow_changes(self) -> None:
-        """Save the topics, and from now on whatever changes of topics and groups."""
-        _save_config(self._topics, is_synced=True)
-        self._topics.add_listener(lambda name: self._save_soon(self._topics))
-        self._groups.add_listener(lambda name: self._save_soon(self._groups))
+        """Save the topics as they are at the start; `loops` saves what changes."""
+        self._topics.save()
 
-    def loops(self) -> list[Coroutine[None, None, None]]:
-        """One for each table that is written every `interval_s`; cancelled before `save_all`."""
-        return [self._save_repeatedly(table) for table in self._tables]
+    @property
+    def is_behind(self) -> bool:
+        """Whether a change of topics, groups or settings is not on the disk yet."""
+        return any(saver.is_behind for saver in self._savers)
+
+    def when_saved(self, saved: Saved) -> None:
+        """Tell when every change until now is on the disk, or the first problem with that."""
+        left = [saver for saver in self._savers if saver.is_behind]
+        if not left:
+            saved(None)
+            return
+        errors: list[OSError | None] = []
+
+        def one_saved(error: OSError | None) -> None:
+            errors.append(error)
+            if len(errors) == len(left):
+                saved(next((error for error in errors if error is not None), None))
+
+        for saver in left:
+            saver.when_saved(one_saved)
+
+    def savers(self) -> Sequence[Callable[[], Awaitable[None]]]:
+        """One for each file; cancelled before `save_all`."""
+        return [
+            *(saver.run for saver in self._savers),
+            *(partial(self._save_repeatedly, table) for table in self._tables),
+        ]
 
     def save_all(self) -> None:
         """Write whatever is not on the disk."""
-        _save_config(self._topics, is_synced=True)
-        _save_config(self._groups, is_synced=True)
+        self._topics.save()
+        self._groups.save()
+        if self._settings.is_behind:
+            self._settings.save()
         for table in self._tables:
             data = table.take_unsaved()
             if data is not None:
@@ -68,16 +100,9 @@ class TableFiles:
                 except OSError as error:
                     _note_failure(table, error)
 
-    def _save_soon(self, table: TopicTable | SubscriptionGroups) -> None:
-        """Many changes in one turn of the loop make one write at its end."""
-        if not self._unsaved:
-            asyncio.get_running_loop().call_soon(self._save_changed)
-        self._unsaved.add(table)
-
-    def _save_changed(self) -> None:
-        unsaved, self._unsaved = self._unsaved, set()
-        for table in unsaved:
-            _save_config(table, is_synced=False)
+    def metrics(self) -> Iterable[Metric]:
+        for saver in self._savers:
+            yield from saver.metrics()
 
     async def _save_repeatedly(self, table: SavedTable) -> None:
         while True:
@@ -100,10 +125,3 @@ class TableFiles:
 def _note_failure(table: SavedTable, error: OSError) -> None:
     table.is_dirty = True
     logger.error("offsets could not be written: %s", error)
-
-
-def _save_config(table: TopicTable | SubscriptionGroups, *, is_synced: bool) -> None:
-    try:
-        table.save(is_synced=is_synced)
-    except OSError as error:
-        logger.error("a configuration file could not be written: %s", error)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -54,6 +55,8 @@ UNSENDABLE_TOPICS = frozenset(
     }
 )
 
+# Topics that are encoded at a time.
+_CHUNK = 256
 _LEGAL_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
@@ -144,6 +147,10 @@ class TopicTable:
     def names(self) -> list[str]:
         return list(self._topics)
 
+    def configs(self) -> list[TopicConfig]:
+        """All topics as they are now, for who writes them down elsewhere."""
+        return list(self._topics.values())
+
     def add_listener(self, listener: Callable[[str], None]) -> None:
         self._listeners.append(listener)
 
@@ -219,18 +226,17 @@ class TopicTable:
             )
         )
 
-    def encode(self, *, perm_mask: int = -1) -> bytes:
-        """The table as topics.json holds it; `perm_mask` takes permissions from every topic."""
-        topics = self._topics
-        if perm_mask != -1:
-            topics = {
-                name: msgspec.structs.replace(config, perm=config.perm & perm_mask)
-                for name, config in topics.items()
-            }
-        return msgspec.json.encode(TopicConfigTable(data_version=self.version, topic_config_table=topics))
+    def encode(self) -> bytes:
+        """The table as topics.json holds it."""
+        return encode_topics(self.version, self.configs())
 
-    def save(self, *, is_synced: bool) -> None:
-        self._file.write(self.encode(), is_synced=is_synced)
+    def encoder(self) -> Callable[[], bytes]:
+        """`encode` of the table as it is now, to be called in any thread."""
+        return partial(encode_topics, self.version, self.configs())
+
+    def write(self, data: bytes) -> None:
+        """Write the file and wait for the disk; touches nothing else, so that a thread may do it."""
+        self._file.write(data, is_synced=True)
 
     def metrics(self) -> Iterable[Metric]:
         yield Metric("iotmq_broker_topics", "gauge", "Topics this broker has.", len(self._topics))
@@ -251,6 +257,28 @@ class TopicTable:
         self.version = self.version.next(self._clock.now_ms())
         for listener in self._listeners:
             listener(name)
+
+
+def encode_topics(version: DataVersion, topics: list[TopicConfig], *, perm_mask: int = -1) -> bytes:
+    """The shape of TopicConfigTable; `perm_mask` takes permissions from every topic.
+
+    Made in pieces, because a thread that makes it at once would hold all others up.
+    """
+    pieces = []
+    for some in in_chunks(topics):
+        table = {
+            topic.topic_name: topic
+            if perm_mask == -1
+            else msgspec.structs.replace(topic, perm=topic.perm & perm_mask)
+            for topic in some
+        }
+        pieces.append(msgspec.json.encode(table)[1:-1])
+    return b'{"dataVersion":%s,"topicConfigTable":{%s}}' % (msgspec.json.encode(version), b",".join(pieces))
+
+
+def in_chunks(topics: list[TopicConfig]) -> Iterator[list[TopicConfig]]:
+    """Some at a time: between two of them other threads have their turn."""
+    return (topics[at : at + _CHUNK] for at in range(0, len(topics), _CHUNK))
 
 
 def check_topic_name(name: str) -> None:
@@ -277,6 +305,11 @@ def known_topic(topics: TopicTable, name: str) -> TopicConfig:
             ResponseCode.TOPIC_NOT_EXIST, f"the field topic names the topic {name}, which does not exist"
         )
     return config
+
+
+def reply_topic(cluster: str) -> str:
+    """Where the answers of request-reply go."""
+    return f"{cluster}_REPLY_TOPIC"
 
 
 def is_legal_name(name: str) -> bool:

@@ -13,6 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable
 
+from iotmq.broker.cold_reads import ColdReads
 from iotmq.broker.deadline_timer import DeadlineTimer
 from iotmq.broker.groups import Groups, Member
 from iotmq.broker.half_messages import Half, copied_properties, read_half
@@ -24,6 +25,7 @@ from iotmq.message.record import Record, decode_record, encode_record, property_
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
+from iotmq.store.cold_steps import Steps
 from iotmq.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -41,6 +43,7 @@ class TransactionChecks:
         transactions: Transactions,
         groups: Groups,
         message_ids: OffsetMessageIds,
+        cold_reads: ColdReads,
         clock: Clock,
         *,
         timeout_s: float,
@@ -53,6 +56,7 @@ class TransactionChecks:
         self._transactions = transactions
         self._groups = groups
         self._message_ids = message_ids
+        self._cold_reads = cold_reads
         self._clock = clock
         self._timeout_s = timeout_s
         self._interval_s = interval_s
@@ -60,6 +64,9 @@ class TransactionChecks:
         self._age_max_s = age_max_s
         self._timer = DeadlineTimer(clock, self.check)
         self._turn_timer = DeadlineTimer(clock, self._see_to_some)
+        # The first offsets of those whose halves are being read.
+        self._reading: set[int] = set()
+        self._is_stopped = False
         # When the next round is due.
         self._next_s = float("inf")
         # What this round has still to see to.
@@ -74,6 +81,7 @@ class TransactionChecks:
         self._timer.arm(self._next_s)
 
     def stop(self) -> None:
+        self._is_stopped = True
         self._timer.cancel()
         self._turn_timer.cancel()
         self._due.clear()
@@ -139,20 +147,37 @@ class TransactionChecks:
         is_checked = age_s >= min(immunity_s, self._age_max_s)
         if not is_checked and not self._is_leaving(pending):
             return False
-        view = self._store.read_record(pending.position)
+        if pending.first_offset in self._reading:
+            return False
+        self._reading.add(pending.first_offset)
+        self._cold_reads.finish(
+            self._look_steps(pending, age_s, is_checked=is_checked),
+            lambda _: None,
+            # The next round tries again.
+            lambda error: self._reading.discard(pending.first_offset),
+        )
+        return True
+
+    def _look_steps(self, pending: Pending, age_s: float, *, is_checked: bool) -> Steps[None]:
+        """Read the half of a transaction and do with it what its age wants."""
+        view = yield from self._store.record_steps(pending.position)
         record = None if view is None else decode_record(view)
-        if record is None or record.queue_offset != pending.offset:
+        is_half = record is not None and record.queue_offset == pending.offset
+        if record is not None and is_half:
+            yield from self._transactions.look_for_delivery(pending, record)
+        self._reading.discard(pending.first_offset)
+        if self._is_stopped or self._transactions.find(pending.first_offset) is not pending:
+            return
+        if record is None or not is_half:
             self.lost_count += 1
             logger.error(
                 "the half message at position %d is lost: its transaction cannot be ended", pending.position
             )
             self._transactions.forget(pending)
-        else:
-            self._transactions.look_for_delivery(pending, record)
-            return self._go_on_with(pending, record, age_s, is_checked=is_checked)
-        return True
+        elif pending.state in (State.OPEN, State.OP_OWED):
+            self._go_on_with(pending, record, age_s, is_checked=is_checked)
 
-    def _go_on_with(self, pending: Pending, record: Record, age_s: float, *, is_checked: bool) -> bool:
+    def _go_on_with(self, pending: Pending, record: Record, age_s: float, *, is_checked: bool) -> None:
         if pending.state is State.OP_OWED:
             self._transactions.settle(pending, self._written)
         elif not is_checked:
@@ -165,16 +190,15 @@ class TransactionChecks:
             )
             self._transactions.give_up(pending, record, self._written)
         else:
-            return self._ask_about(pending, record)
-        return True
+            self._ask_about(pending, record)
 
     def _is_leaving(self, pending: Pending) -> bool:
         """Whether the half stands in the log's oldest file, and that is not the only one."""
         oldest_end = self._store.min_position + self._store.settings.segment_bytes
         return pending.position < oldest_end <= self._store.confirmed_position
 
-    def _ask_about(self, pending: Pending, record: Record) -> bool:
-        """Write the half again and ask a producer; False when none of them reads what it is sent."""
+    def _ask_about(self, pending: Pending, record: Record) -> None:
+        """Write the half again and ask a producer, unless none of them reads what it is sent."""
         half = read_half(record)
         assert half is not None
         members = self._groups.producers(half.group)
@@ -183,7 +207,7 @@ class TransactionChecks:
         if live and not reading:
             # Asking on would only fill memory, and count checks that nobody could answer.
             self.put_off_count += 1
-            return False
+            return
 
         def copied(result: StoredBatch | IntakeError) -> None:
             self._written(result)
@@ -198,7 +222,6 @@ class TransactionChecks:
                 self.unasked_count += 1
 
         self._transactions.copy(pending, record, check_times=pending.check_times + 1, done=copied)
-        return True
 
     def _ask(self, producer: Member, pending: Pending, record: Record, half: Half) -> None:
         """Send 39 about the copy that `record`, a half, has got."""

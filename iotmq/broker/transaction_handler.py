@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from iotmq.broker.cold_reads import ColdReads
 from iotmq.broker.half_messages import COMMIT, NOT_A_TRANSACTION, ROLLBACK, read_half
 from iotmq.broker.intake import IntakeError, StoredBatch
 from iotmq.broker.intake_answer import IntakeAnswer
@@ -18,6 +19,7 @@ from iotmq.metrics import Metric
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
+from iotmq.store.cold_steps import Steps
 from iotmq.store.store import Store
 
 _ENDS = {COMMIT: "committed", ROLLBACK: "rolled back", GIVEN_UP: "given up, because nobody ended it in time"}
@@ -26,9 +28,12 @@ _ENDS = {COMMIT: "committed", ROLLBACK: "rolled back", GIVEN_UP: "given up, beca
 class TransactionHandler:
     """Checks who ends what, and hands it to the table of transactions."""
 
-    def __init__(self, store: Store, transactions: Transactions, *, is_slave: bool) -> None:
+    def __init__(
+        self, store: Store, transactions: Transactions, cold_reads: ColdReads, *, is_slave: bool
+    ) -> None:
         self._store = store
         self._transactions = transactions
+        self._cold_reads = cold_reads
         self._is_slave = is_slave
         self.undecided_count = 0
         self.refused_count = 0
@@ -81,22 +86,40 @@ class TransactionHandler:
                 f"the field commitOrRollback is {outcome}; {COMMIT} commits, {ROLLBACK} rolls back, "
                 f"{NOT_A_TRANSACTION} leaves it open",
             )
-        record = self._half_record(group=group, offset=offset, position=position)
+        answer = IntakeAnswer(connection, request, self._respond)
+        steps = self._end_steps(answer, group=group, offset=offset, position=position, outcome=outcome)
+
+        def refused(error: RequestError) -> None:
+            self.refused_count += 1
+            answer.refuse(error)
+
+        self._cold_reads.finish(steps, lambda _: None, refused)
+        return answer.take()
+
+    def _end_steps(
+        self, answer: IntakeAnswer, *, group: str, offset: int, position: int, outcome: int
+    ) -> Steps[None]:
+        """Look at the half, and whether its message was delivered; then end it."""
+        record = yield from self._half_record(group=group, offset=offset, position=position)
         half = read_half(record)
         if half is None:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR, "the record at the field commitLogOffset names no topic to go to"
             )
         pending = self._transactions.find(half.first_offset)
+        if pending is not None:
+            yield from self._transactions.look_for_delivery(pending, record)
+            # It may have been ended meanwhile.
+            pending = self._transactions.find(half.first_offset)
         if pending is None:
-            return self._answer_ended(request, half.first_offset, record, outcome)
-        answer = IntakeAnswer(connection, request, self._respond)
-        self._transactions.end(pending, record, outcome, answer)
-        return answer.take()
+            yield from self._check_ended(half.first_offset, record, outcome)
+            answer.succeed()
+        else:
+            self._transactions.end(pending, record, outcome, answer)
 
-    def _half_record(self, *, group: str, offset: int, position: int) -> Record:
+    def _half_record(self, *, group: str, offset: int, position: int) -> Steps[Record]:
         """The half a producer means; RequestError (1) naming the field when it is not one of its own."""
-        view = self._store.read_record(position)
+        view = yield from self._store.record_steps(position)
         record = None if view is None else decode_record(view)
         if record is None or record.topic != HALF_TOPIC:
             raise RequestError(
@@ -115,15 +138,14 @@ class TransactionHandler:
             )
         return record
 
-    def _answer_ended(self, request: Command, first_offset: int, record: Record, outcome: int) -> Command:
-        """A repeated end does no harm; a different one comes too late."""
+    def _check_ended(self, first_offset: int, record: Record, outcome: int) -> Steps[None]:
+        """A repeated end does no harm; a different one comes too late: RequestError (1)."""
         before = self._transactions.outcome_of(first_offset)
-        if before is None and self._transactions.is_delivered(first_offset, record):
+        if before is None and (yield from self._transactions.is_delivered(first_offset, record)):
             before = COMMIT
-        if before == outcome:
-            return request.reply(ResponseCode.SUCCESS)
-        text = "has ended before" if before is None else f"was {_ENDS[before]}"
-        raise RequestError(ResponseCode.SYSTEM_ERROR, f"this transaction {text}")
+        if before != outcome:
+            text = "has ended before" if before is None else f"was {_ENDS[before]}"
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"this transaction {text}")
 
     def _respond(self, request: Command, result: StoredBatch | IntakeError) -> Command:
         if isinstance(result, IntakeError):
@@ -138,16 +160,19 @@ class TransactionHandler:
             _, _, position = parse_offset_message_id(message_id)
         except MessageFormatError as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"the field msgId: {error}") from error
-        view = self._store.read_record(position)
-        record = None if view is None else decode_record(view)
-        if record is None or record.topic != TRANSACTION_CHECKS_MAX_TOPIC or read_half(record) is None:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"the field msgId names no record of {TRANSACTION_CHECKS_MAX_TOPIC}, where transactions are "
-                "that were asked about too often",
-            )
         if self._is_slave:
             raise RequestError(ResponseCode.SLAVE_NOT_AVAILABLE, "this broker is a slave: ask the master")
         answer = IntakeAnswer(connection, request, self._respond)
-        self._transactions.resume(record, answer)
+
+        def read(view: memoryview | None) -> None:
+            record = None if view is None else decode_record(view)
+            if record is None or record.topic != TRANSACTION_CHECKS_MAX_TOPIC or read_half(record) is None:
+                raise RequestError(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"the field msgId names no record of {TRANSACTION_CHECKS_MAX_TOPIC}, where transactions "
+                    "are that were asked about too often",
+                )
+            self._transactions.resume(record, answer)
+
+        self._cold_reads.finish(self._store.record_steps(position), read, answer.refuse)
         return answer.take()

@@ -51,6 +51,7 @@ from iotmq.errors import RequestError
 from iotmq.message.record import Record, decode_record, iter_records, property_value
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import ResponseCode
+from iotmq.store.cold_steps import Steps
 from iotmq.store.queue import Queue
 from iotmq.store.store import Store
 
@@ -281,9 +282,8 @@ class Transactions:
     def end(self, pending: Pending, record: Record, outcome: int, done: Done) -> None:
         """Commit (COMMIT) or roll back (ROLLBACK) a pending transaction whose half is `record`.
 
-        Refused with 1 when another end of it is under way.
+        Whoever calls has looked for its delivery. Refused with 1 when another end of it is under way.
         """
-        self.look_for_delivery(pending, record)
         if pending.state is State.COPYING and pending.half_end is None:
             pending.half_end = lambda: self.end(pending, record, outcome, done)
         elif pending.state is State.OP_OWED and pending.outcome == outcome:
@@ -344,31 +344,36 @@ class Transactions:
 
         self._append_half_of(record, HALF_TOPIC, properties, stored)
 
-    def look_for_delivery(self, pending: Pending, record: Record) -> None:
+    def look_for_delivery(self, pending: Pending, record: Record) -> Steps[None]:
         """Find out whether a former process has delivered the message, but not written the op record.
 
         Then that is owed. `record` is a half of the transaction.
         """
         if not pending.may_be_delivered:
             return
+        is_delivered = yield from self.is_delivered(pending.first_offset, record)
+        # Somebody else may have found out while this waited for the disk.
+        if not pending.may_be_delivered:
+            return
         pending.may_be_delivered = False
-        if self.is_delivered(pending.first_offset, record):
+        if is_delivered:
             logger.info("the message of the half at position %d was delivered before", pending.position)
             pending.state = State.OP_OWED
             pending.outcome = COMMIT
 
-    def is_delivered(self, first_offset: int, record: Record) -> bool:
+    def is_delivered(self, first_offset: int, record: Record) -> Steps[bool]:
         """Whether the message of a transaction, of which `record` is a half, can be found in the log."""
         half = read_half(record)
         key = property_value(record.properties, b"UNIQ_KEY")
         if half is None or not key or not self._store.settings.index_enabled:
             return False
         # A committed message may have to wait for its time first.
-        return any(
-            self._is_commit_of(first_offset, decode_record(view))
-            for topic in (half.topic, SCHEDULE_TOPIC, TIMER_TOPIC)
-            for view in self._store.query(topic, key.decode("utf-8", "replace"))
-        )
+        for topic in (half.topic, SCHEDULE_TOPIC, TIMER_TOPIC):
+            views = yield from self._store.query_steps(topic, key.decode("utf-8", "replace"))
+            for view in views:
+                if (yield from self._is_commit_of(first_offset, decode_record(view))):
+                    return True
+        return False
 
     def forget(self, pending: Pending) -> None:
         """A pending transaction whose half the log has lost."""
@@ -405,6 +410,17 @@ class Transactions:
         ):
             yield Metric(f"{prefix}_{name}_total", "counter", text, value)
 
+    def _invariants(self) -> None:
+        """Raise AssertionError when what is pending and what has ended disagree."""
+        for first_offset, pending in self._pending.items():
+            assert pending.first_offset == first_offset <= pending.offset
+            assert first_offset not in self._ended
+            assert not (pending.may_be_delivered and pending.state is State.OP_OWED)
+            assert pending.half_end is None or pending.state is State.COPYING
+        assert len(self._ended) <= self._ended_max
+        assert self._preparing_count >= 0
+        assert len(self._marks) <= _MARKS_MAX
+
     def _begin(self, stored: StoredBatch, properties: bytes, begun_s: float) -> None:
         offset, position = stored.first_offset, stored.appended.start_position
         half = parse_half(properties, offset)
@@ -412,11 +428,11 @@ class Transactions:
         self._pending[offset] = Pending(half, offset=offset, position=position, begun_s=begun_s)
         self._progress_soon()
 
-    def _is_commit_of(self, first_offset: int, record: Record) -> bool:
+    def _is_commit_of(self, first_offset: int, record: Record) -> Steps[bool]:
         """Whether a record is the message of a transaction, whichever copy of the half was committed."""
         if record.sys_flag & TYPE_MASK != COMMIT:
             return False
-        view = self._store.read_record(record.prepared_position)
+        view = yield from self._store.record_steps(record.prepared_position)
         half_record = None if view is None else decode_record(view)
         if half_record is None or half_record.topic != HALF_TOPIC:
             return False

@@ -46,13 +46,20 @@ class Views:
             store, topics, groups, offsets, clock, broker_name=broker_name, get_tps=statistics.get_tps
         )
         self.long_answers = LongAnswers(cold_reads)
-        self._relays = RelayHandler(store, groups, broker_name=broker_name, timeout_s=relay_timeout_s)
+        self._relays = RelayHandler(
+            store, groups, cold_reads, broker_name=broker_name, timeout_s=relay_timeout_s
+        )
         self.areas: list[Area] = [
             ConnectionHandler(topics, groups, offsets, clock),
             ConsumeStatsHandler(store, topics, offsets, stats, self.long_answers, address=address),
             QueryHandler(store, topics, groups, self.long_answers),
             StatisticsHandler(
-                statistics, stats.behind, cluster=cluster, system_topics=system_topics, address=address
+                statistics,
+                stats.behind,
+                self.long_answers,
+                cluster=cluster,
+                system_topics=system_topics,
+                address=address,
             ),
             self._relays,
         ]

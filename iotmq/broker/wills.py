@@ -4,33 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
+from iotmq.broker.due_actions import DueAction, DueActions
 from iotmq.broker.session_log import SessionLog
 from iotmq.broker.session_projection import SessionProjection
 from iotmq.broker.session_records import WillSent
 from iotmq.client.session_ports import Refused, Will
 
 
+class _Waiting(NamedTuple):
+    """A will with a delay, the epoch of the session it belongs to, and what publishes it."""
+
+    epoch: int
+    will: Will
+    due: DueAction
+
+
 class Wills:
-    """The wills of one broker's clients. `do_later` calls something after so many seconds."""
+    """The wills of one broker's clients."""
 
     def __init__(
         self,
         projection: SessionProjection,
         log: SessionLog,
+        actions: DueActions,
         *,
         publish: Callable[[Will], None],
-        do_later: Callable[[float, Callable[[], None]], None],
         ignore: Callable[[int | Refused], None],
     ) -> None:
         """`publish` stores, or delivers, a will; `ignore` hears what the log said of its record."""
         self._projection = projection
         self._log = log
+        self._actions = actions
         self._publish = publish
-        self._do_later = do_later
         self._ignore = ignore
-        # Those with a delay, by client id, with the epoch of the session each belongs to.
-        self._waiting: dict[str, tuple[int, Will]] = {}
+        # By client id; a client has one at most, however often it comes and goes.
+        self._waiting: dict[str, _Waiting] = {}
         # By client id and epoch.
         self._held: dict[tuple[str, int], Will] = {}
         self.sent_total = 0
@@ -47,9 +57,10 @@ class Wills:
         self._publish(will)
 
     def delay(self, client_id: str, epoch: int, will: Will, delay_s: float) -> None:
-        """Send a will later."""
-        self._waiting[client_id] = (epoch, will)
-        self._do_later(delay_s, partial(self._send_waiting, client_id, epoch))
+        """Send a will later, in place of one that waits for the same client."""
+        self._forget(client_id)
+        due = self._actions.do_later(delay_s, partial(self._send_waiting, client_id))
+        self._waiting[client_id] = _Waiting(epoch, will, due)
 
     def hold(self, client_id: str, epoch: int, will: Will, *, for_s: float) -> None:
         """Publish the will of a session that has gone on, unless its front end is found to live (`release`).
@@ -57,11 +68,24 @@ class Wills:
         That one sends the will itself when it learns that the session is somebody else's.
         """
         self._held[client_id, epoch] = will
-        self._do_later(for_s, partial(self._send_held, client_id, epoch))
+        self._actions.do_later(for_s, partial(self._send_held, client_id, epoch))
 
     def release(self, client_id: str, epoch: int) -> None:
         """The front end that had the session lives, and sees to its will."""
         self._held.pop((client_id, epoch), None)
+
+    def client_is_back(self, client_id: str, *, ends: bool) -> None:
+        """A client gets a session: its will is dropped, or sent when that `ends` the session of the will."""
+        waiting = self._waiting.get(client_id)
+        if waiting is not None and ends:
+            self.send(client_id, waiting.epoch, waiting.will)
+        self._forget(client_id)
+
+    def _send_waiting(self, client_id: str) -> None:
+        waiting = self._waiting[client_id]
+        # First, because the database may refuse it.
+        self.send(client_id, waiting.epoch, waiting.will)
+        del self._waiting[client_id]
 
     def _send_held(self, client_id: str, epoch: int) -> None:
         will = self._held.pop((client_id, epoch), None)
@@ -69,14 +93,12 @@ class Wills:
             self.sent_total += 1
             self._publish(will)
 
-    def client_is_back(self, client_id: str, *, is_clean: bool) -> None:
-        """A client gets a session: its will is dropped, or sent when the session of the will ends so."""
+    def _forget(self, client_id: str) -> None:
         waiting = self._waiting.pop(client_id, None)
-        if waiting is not None and is_clean:
-            self.send(client_id, *waiting)
+        if waiting is not None:
+            self._actions.cancel(waiting.due)
 
-    def _send_waiting(self, client_id: str, epoch: int) -> None:
-        waiting = self._waiting.get(client_id)
-        if waiting is not None and waiting[0] == epoch:
-            del self._waiting[client_id]
-            self.send(client_id, *waiting)
+    def _invariants(self) -> None:
+        """Raise AssertionError when a will waits for nothing."""
+        assert all(waiting.due.action is not None for waiting in self._waiting.values())
+        assert len(self._waiting) <= len(self._actions)

@@ -29,6 +29,7 @@ from iotmq.errors import (
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
+from iotmq.supervised import supervise
 
 _log = logging.getLogger(__name__)
 _instances = itertools.count(1)
@@ -126,7 +127,7 @@ class IotmqClient(Lifetime):
             return
         self._is_running = True
         self._routes.start()
-        self._heartbeater = asyncio.ensure_future(self._heartbeat_forever())
+        self._heartbeater = supervise("heartbeats", self._heartbeat_forever)
 
     async def stop(self) -> None:
         """End background work and close the connections. Stop producers and consumers first."""

@@ -7,7 +7,9 @@ until retention takes them. How far a bulk resend has come is kept as the offset
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import logging
 from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Final, NamedTuple
 
@@ -20,13 +22,17 @@ from iotmq.client.producer import Producer
 from iotmq.client.pulls import PullStatus, pull_command, read_pulled
 from iotmq.client.routes import MessageQueue
 from iotmq.client.subscriptions import parse_subscription
-from iotmq.errors import ClientError, RouteNotFoundError
+from iotmq.errors import ClientError, MessageRefusedError, RouteNotFoundError
 from iotmq.message import properties
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.record import iter_records
 
+_log = logging.getLogger(__name__)
+
 RESEND_PREFIX: Final = "RESEND_"
 
+# A position that no offset is behind.
+_NEVER: Final = 1 << 63
 _PULL_RECORDS: Final = 256
 _PULL_BYTES: Final = 1 << 20
 # Messages of one resend that are not answered yet.
@@ -79,7 +85,8 @@ class DeadLetter(NamedTuple):
 
 
 class Resent(NamedTuple):
-    """What a resend did; `left_message_ids` do not say what topic they had come from."""
+    """What a resend did; those of `left_message_ids` cannot be sent: they do not say what topic they had come
+    from, their body cannot be inflated, or no broker would take them as they are."""
 
     sent_count: int
     left_message_ids: list[str]
@@ -141,20 +148,28 @@ class DeadLetters:
     ) -> AsyncIterator[Resent]:
         """Send all of a time to their original topics; yields what is done so far, batch by batch.
 
-        Goes on behind what an earlier call sent, unless `is_again`. After a crash some may be sent twice.
+        Goes on behind what an earlier call sent, unless `is_again`. Letters from before `begin_ms` that were
+        never sent stay for a later call, which then sends those behind them once more. So may a crash.
         """
         resender = resend_group(group)
-        positions = {} if is_again else await self._positions(group, resender)
+        positions = await self._positions(group, resender)
         done = Resent(0, [])
         batch: list[DeadLetter] = []
-        async for letter in self.of_group(group, begin_ms=begin_ms, end_ms=end_ms, positions=positions):
-            if batch and (len(batch) == _PULL_RECORDS or batch[-1].message.queue != letter.message.queue):
-                done = await self._send_and_commit(resender, batch, producer, done)
+        from_position = {} if is_again else positions
+        async for letter in self.of_group(group, end_ms=end_ms, positions=from_position):
+            queue = letter.message.queue
+            if letter.message.store_timestamp_ms < begin_ms:
+                if letter.message.queue_offset >= positions.get(queue, 0):
+                    # Behind a letter that is left out nothing counts as dealt with.
+                    positions[queue] = _NEVER
+                continue
+            if batch and (len(batch) == _PULL_RECORDS or batch[-1].message.queue != queue):
+                done = await self._send_and_commit(resender, positions, batch, producer, done)
                 yield done
                 batch = []
             batch.append(letter)
         if batch:
-            done = await self._send_and_commit(resender, batch, producer, done)
+            done = await self._send_and_commit(resender, positions, batch, producer, done)
         yield done
 
     # ------------------------------------------------------------------------------------------------
@@ -202,25 +217,41 @@ class DeadLetters:
         return positions
 
     async def _send_and_commit(
-        self, resender: str, batch: list[DeadLetter], producer: Producer, done: Resent
+        self,
+        resender: str,
+        positions: dict[MessageQueue, int],
+        batch: list[DeadLetter],
+        producer: Producer,
+        done: Resent,
     ) -> Resent:
         sent = await self._send(batch, producer)
         last = batch[-1].message
-        await offsets.commit_offset(self._client, resender, last.queue, last.queue_offset + 1)
+        end = last.queue_offset + 1
+        # What is sent again may lie before what was sent already.
+        if end > positions.get(last.queue, 0):
+            await offsets.commit_offset(self._client, resender, last.queue, end)
+            positions[last.queue] = end
         return Resent(done.sent_count + sent.sent_count, done.left_message_ids + sent.left_message_ids)
 
     async def _send(self, letters: list[DeadLetter], producer: Producer) -> Resent:
         """In order per queue of the dead letters, with a few under way; the first failure is raised."""
-        left = [letter.message.offset_message_id for letter in letters if not letter.original_topic]
-        sendable = [letter for letter in letters if letter.original_topic]
-        for start in range(0, len(sendable), _IN_FLIGHT_MAX):
+        left: list[str] = []
+        for start in range(0, len(letters), _IN_FLIGHT_MAX):
             pending = []
-            for letter in sendable[start : start + _IN_FLIGHT_MAX]:
+            for letter in letters[start : start + _IN_FLIGHT_MAX]:
                 await producer.room()
-                pending.append(producer.send_nowait(message_again(letter)))
-            for future in pending:
-                await future
-        return Resent(len(sendable), left)
+                try:
+                    if not letter.original_topic:
+                        raise MessageRefusedError("it does not say what topic it had come from")
+                    pending.append(producer.send_nowait(message_again(letter)))
+                except (MessageFormatError, MessageRefusedError) as error:
+                    # It would stop those behind it, now and in every later call.
+                    _log.warning("dead letter %s is left: %s", letter.message.offset_message_id, error)
+                    left.append(letter.message.offset_message_id)
+            for result in await asyncio.gather(*pending, return_exceptions=True):
+                if isinstance(result, BaseException):
+                    raise result
+        return Resent(len(letters) - len(left), left)
 
 
 _READER: Final = "TOOLS_CONSUMER"

@@ -22,6 +22,7 @@ from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
 from iotmq.remoting.signature import Credentials
+from iotmq.supervised import supervise
 
 _log = logging.getLogger("iotmq.mqtt")
 
@@ -60,7 +61,7 @@ class DeliveryChannel:
         self._seen: set[int] = set()
         self.opened_total = 0
         self.malformed_total = 0
-        self._task = asyncio.ensure_future(self._keep_open())
+        self._task = supervise("delivery channel", self._keep_open)
 
     @property
     def is_open(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 
 import msgspec
 from typing_extensions import Buffer
@@ -30,6 +31,7 @@ from iotmq.metrics import Metric
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.send_fields import PACKET_IDS_FIELD, REPEAT_FIELD
+from iotmq.supervised import supervise
 
 _log = logging.getLogger("iotmq.mqtt")
 
@@ -125,7 +127,9 @@ class RemoteGateway:
         self._limits_changed = queues_changed
         await self._follow_brokers(receiver)
         self._not_ready = None
-        self._refresher = asyncio.ensure_future(self._refresh_forever(receiver, queues_changed))
+        self._refresher = supervise(
+            "following of brokers", partial(self._refresh_forever, receiver, queues_changed)
+        )
 
     async def stop(self) -> None:
         if self._refresher is not None:

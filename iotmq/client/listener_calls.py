@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeAlias
 
+from iotmq.client.application_calls import call_application
 from iotmq.client.backoff import Backoff
 from iotmq.client.client import IotmqClient, expect_success
 from iotmq.client.consumption import Consumption
@@ -101,9 +101,7 @@ class ListenerCalls:
         begun_s = time.perf_counter()
         failed = messages
         try:
-            outcome = self._listener(messages)
-            if inspect.isawaitable(outcome):
-                outcome = await outcome
+            outcome = await call_application(self._listener, messages)
             failed = [] if outcome is None else list(outcome)
         except Exception as error:
             self._log_failure(queue, len(messages), error)
@@ -118,9 +116,7 @@ class ListenerCalls:
     async def consume_one(self, message: ReceivedMessage) -> bool:
         """Hand over a message that an operator sent here; nothing of the offsets changes."""
         assert self._listener is not None
-        outcome = self._listener([message])
-        if inspect.isawaitable(outcome):
-            outcome = await outcome
+        outcome = await call_application(self._listener, [message])
         return outcome is None or not list(outcome)
 
     async def _handle_columns(self, queue: MessageQueue, columns: Columns) -> None:
@@ -130,9 +126,7 @@ class ListenerCalls:
         while tries < self._settings.columns_tries_max:
             begun_s = time.perf_counter()
             try:
-                outcome = self._columns_listener(queue, columns)
-                if inspect.isawaitable(outcome):
-                    await outcome
+                await call_application(self._columns_listener, queue, columns)
             except Exception as error:
                 tries += 1
                 self._count_columns(queue, failed=len(columns), begun_s=begun_s)

@@ -304,6 +304,10 @@ class Producer(Lifetime):
     def _start(self, send: PendingSend) -> asyncio.Future[SendResult]:
         self._room.take(send.size)
         send.future.add_done_callback(lambda _: self._ended(send))
+        if not self._is_running:
+            # It waited for room, and nothing would end it any more, neither its timeout nor `stop`.
+            send.future.set_exception(ClientClosedError("the producer was stopped before this was sent"))
+            return send.future
         self._deadlines.watch(send)
         self._tries.begin(send)
         return send.future

@@ -31,6 +31,7 @@ from iotmq.errors import (
 from iotmq.message.columns import COLUMNS, Columns, decode_columns
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.record import decode_record, iter_records
+from iotmq.supervised import supervise
 
 _log = logging.getLogger(__name__)
 
@@ -160,7 +161,8 @@ class PullConsumer(Lifetime):
 
     def positions(self) -> dict[MessageQueue, int]:
         """`position` of all queues."""
-        return {queue: fetch.position for queue, fetch in self._fetches.items()}
+        # A copy, because others than the loop's thread may ask while queues come and go.
+        return {queue: fetch.position for queue, fetch in tuple(self._fetches.items())}
 
     # --- reading ------------------------------------------------------------------------------------
 
@@ -310,9 +312,8 @@ class _Fetch:
             min_s=client.settings.reconnect_ms_min / 1000, max_s=client.settings.reconnect_ms_max / 1000
         )
         self._empty_rest = EmptyRest(shortest_s=_EMPTY_REST_S_MIN, longest_s=_EMPTY_REST_S_MAX)
-        """When a pull last brought nothing, in loop time."""
         self._taken = asyncio.Event()
-        self._task = asyncio.ensure_future(self._fetch_forever())
+        self._task = supervise("fetches of a queue", self._fetch_forever)
 
     @property
     def tags(self) -> frozenset[str]:

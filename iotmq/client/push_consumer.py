@@ -35,6 +35,7 @@ from iotmq.metrics import Metric
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
+from iotmq.supervised import supervise
 
 _log = logging.getLogger(__name__)
 
@@ -77,6 +78,10 @@ class PushConsumer(Lifetime):
         self.settings = settings or PushConsumerSettings()
         if self.settings.pull_timeout_ms <= self.settings.hold_ms:
             raise ClientError("pull_timeout_ms must be longer than hold_ms, or every empty pull times out")
+        if self.settings.consume_from == "timestamp" and not self.settings.consume_from_timestamp_ms:
+            raise ClientError(
+                'consume_from="timestamp" needs consume_from_timestamp_ms; "first" begins at the beginning'
+            )
         self._allocate = allocate
         self._is_clustering = self.settings.model == "clustering"
         self._subscriptions: dict[str, Subscription] = {}
@@ -159,22 +164,27 @@ class PushConsumer(Lifetime):
                 retry_topic, "*", self._client.clock.now_ms()
             )
         self._client.add_consumer(self)
+        self._is_running = True
+        self._has_balanced.clear()
         self._answers.start()
         self._client.add_request_handler(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, self._told_to_move)
-        self._is_running = True
         for topic in self._subscriptions:
             self._client.routes.want(topic)
-        await self._find_routes()
         try:
-            for subscription in self._subscriptions.values():
-                await check_filter(self._client, self._group, subscription)
-        except SubscriptionError:
+            await self._join()
+        except BaseException:
+            # A member that stays, in heartbeats, is given queues that nobody reads.
             await self.stop()
             raise
+
+    async def _join(self) -> None:
+        await self._find_routes()
+        for subscription in self._subscriptions.values():
+            await check_filter(self._client, self._group, subscription)
         await self._announce()
         self._tasks = [
-            asyncio.ensure_future(self._rebalance_forever()),
-            asyncio.ensure_future(self._commit_forever()),
+            supervise("division of queues", self._rebalance_forever),
+            supervise("commit of offsets", self._commit_forever),
         ]
         await self._has_balanced.wait()
 
@@ -200,7 +210,8 @@ class PushConsumer(Lifetime):
     def assigned(self) -> list[MessageQueue]:
         """The queues this member has now, sorted; without those of the retry topic."""
         retry_topic = RETRY_PREFIX + self._group
-        return sorted(queue for queue in self._readers if queue.topic != retry_topic)
+        # A copy, because others than the loop's thread may ask while queues come and go.
+        return sorted(queue for queue in tuple(self._readers) if queue.topic != retry_topic)
 
     def heartbeat(self) -> ConsumerData:
         """What brokers are to know about this consumer."""

@@ -22,6 +22,7 @@ from iotmq.client.subscriptions import Subscription
 from iotmq.errors import BrokerError, IotmqError, PeerError
 from iotmq.message.columns import Columns, iter_columns
 from iotmq.message.record import iter_records
+from iotmq.supervised import supervise, surviving
 
 _log = logging.getLogger(__name__)
 
@@ -132,13 +133,10 @@ class QueueReader:
         self._broker_id = MASTER_ID
         """Where the last answer told us to pull from."""
         self._is_closing = False
-        """When a pull last brought nothing, in loop time."""
-        self._rest = Backoff(
-            min_s=client.settings.reconnect_ms_min / 1000, max_s=client.settings.reconnect_ms_max / 1000
-        )
+        self._rest = self._backoff()
         self._empty_rest = EmptyRest(shortest_s=_EMPTY_REST_S_MIN, longest_s=_EMPTY_REST_S_MAX)
-        self._puller = asyncio.ensure_future(self._pull_forever())
-        self._workers = [asyncio.ensure_future(self._work()) for _ in range(settings.parallel_batches)]
+        self._puller = supervise("pulls of a queue", self._pull_forever)
+        self._workers = [supervise("listener calls", self._work) for _ in range(settings.parallel_batches)]
 
     @property
     def committable(self) -> int | None:
@@ -201,10 +199,6 @@ class QueueReader:
                 level = logging.WARNING if isinstance(error, BrokerError) else logging.DEBUG
                 _log.log(level, "pull from %s waits: %s", self.queue, error)
                 self._broker_id = MASTER_ID
-                await asyncio.sleep(self._rest.next_s())
-            except Exception:
-                # A reader that ended here would leave its queue unread without anybody noticing.
-                _log.exception("pull from %s failed", self.queue)
                 await asyncio.sleep(self._rest.next_s())
 
     def _is_full(self) -> bool:
@@ -327,7 +321,7 @@ class QueueReader:
                 continue
             batch = self._waiting.popleft()
             try:
-                await self._handle(batch)
+                await self._handle_until_done(batch)
             except asyncio.CancelledError:
                 self._forget(batch)
                 raise
@@ -336,6 +330,19 @@ class QueueReader:
             self._forget(batch)
             # A listener that never waits must not keep the loop from everything else.
             await asyncio.sleep(0)
+
+    async def _handle_until_done(self, batch: Batch) -> None:
+        rest = self._backoff()
+        while True:
+            with surviving("listener calls"):
+                await self._handle(batch)
+                return
+            _log.error("messages of %s from offset %d on wait", self.queue, batch.first_offset)
+            await asyncio.sleep(rest.next_s())
+
+    def _backoff(self) -> Backoff:
+        settings = self._client.settings
+        return Backoff(min_s=settings.reconnect_ms_min / 1000, max_s=settings.reconnect_ms_max / 1000)
 
     def _forget(self, batch: Batch) -> None:
         self._cached_records -= batch.count

@@ -24,6 +24,7 @@ from iotmq.errors import (
 )
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
+from iotmq.supervised import supervise
 
 _log = logging.getLogger(__name__)
 
@@ -151,7 +152,7 @@ class Routes:
 
     def start(self) -> None:
         """Begin refreshing in the background."""
-        self._refresher = asyncio.ensure_future(self._refresh_forever())
+        self._refresher = supervise("refresh of routes", self._refresh_forever)
 
     async def stop(self) -> None:
         """End refreshing."""

@@ -58,8 +58,12 @@ class Requester(Lifetime):
         await self._producer.start()
         self._is_running = True
         self._client.add_request_handler(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._replied)
-        # Brokers that are connected already would otherwise hear of the group only later.
-        await self._client.heartbeat()
+        try:
+            # Brokers that are connected already would otherwise hear of the group only later.
+            await self._client.heartbeat()
+        except BaseException:
+            await self.stop()
+            raise
 
     async def stop(self) -> None:
         """Leave; requests that wait for a reply fail with ConnectionClosedError."""

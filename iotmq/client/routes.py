@@ -26,7 +26,7 @@ class MessageQueue(NamedTuple):
 class TopicRoute:
     """The queues of one topic and the addresses of the brokers that have them; never changes."""
 
-    __slots__ = ("addresses", "is_provisional", "readable", "topic", "writable")
+    __slots__ = ("addresses", "away", "is_provisional", "readable", "topic", "writable")
 
     def __init__(
         self,
@@ -35,6 +35,7 @@ class TopicRoute:
         readable: tuple[MessageQueue, ...],
         writable: tuple[MessageQueue, ...],
         addresses: dict[str, dict[int, str]],
+        away: tuple[MessageQueue, ...] = (),
         is_provisional: bool = False,
     ) -> None:
         self.topic = topic
@@ -44,6 +45,8 @@ class TopicRoute:
         """Queues of brokers with a master that take messages, sorted."""
         self.addresses = addresses
         """Broker name -> broker id -> HOST:PORT."""
+        self.away = away
+        """Readable queues of brokers that have left, sorted; registries name them to those who ask."""
         self.is_provisional = is_provisional
         """True when the topic does not exist yet and the template's route stands in for it."""
 
@@ -66,6 +69,7 @@ class TopicRoute:
             and self.readable == other.readable
             and self.writable == other.writable
             and self.addresses == other.addresses
+            and self.away == other.away
             and self.is_provisional == other.is_provisional
         )
 
@@ -123,10 +127,12 @@ def parse_route(topic: str, body: bytes) -> TopicRoute:
         raise BrokerError(1, f"the registry's route of topic {topic} cannot be read: {error}") from error
     readable: list[MessageQueue] = []
     writable: list[MessageQueue] = []
+    away: list[MessageQueue] = []
     for queues in data.queue_datas:
         name = queues.broker_name
-        if queues.perm & PERMISSION_READ and addresses.get(name):
-            readable += [MessageQueue(topic, name, number) for number in range(queues.read_queue_nums)]
+        if queues.perm & PERMISSION_READ:
+            found = readable if addresses.get(name) else away
+            found += [MessageQueue(topic, name, number) for number in range(queues.read_queue_nums)]
         if queues.perm & PERMISSION_WRITE and MASTER_ID in addresses.get(name, {}):
             writable += [
                 MessageQueue(topic, name, number)
@@ -134,7 +140,11 @@ def parse_route(topic: str, body: bytes) -> TopicRoute:
                 if number not in queues.frozen_queues
             ]
     return TopicRoute(
-        topic, readable=tuple(sorted(readable)), writable=tuple(sorted(writable)), addresses=addresses
+        topic,
+        readable=tuple(sorted(readable)),
+        writable=tuple(sorted(writable)),
+        addresses=addresses,
+        away=tuple(sorted(away)),
     )
 
 

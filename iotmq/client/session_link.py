@@ -42,6 +42,7 @@ from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
 from iotmq.remoting.signature import Credentials
+from iotmq.supervised import FAILURES, supervise
 
 _log = logging.getLogger("iotmq.mqtt")
 
@@ -158,7 +159,7 @@ class SessionLink:
         """Why the link is not ready, in words."""
         self.opened_total = 0
         self.malformed_total = 0
-        self._task = asyncio.ensure_future(self._keep_open())
+        self._task = supervise("session link", self._keep_open)
 
     @property
     def is_ready(self) -> bool:
@@ -374,6 +375,10 @@ class SessionLink:
                 ValueError,
             ) as error:
                 self.problem = str(error)
+            except Exception as error:
+                # Sessions that were here have to be read again, whatever it was.
+                FAILURES.note("session link")
+                self.problem = f"{type(error).__name__}: {error}"
             finally:
                 was_ready = self._connection is not None
                 self._connection = None

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import copy
 import enum
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeAlias, TypeVar
 
 from iotmq import limits
+from iotmq.client.application_calls import call_application
 from iotmq.client.client import IotmqClient, expect_success
-from iotmq.client.message import Message, ReceivedMessage, SendResult
+from iotmq.client.message import Message, ReceivedMessage, SendResult, SendStatus
 from iotmq.client.producer import Producer
 from iotmq.client.routes import MASTER_ID, MessageQueue
 from iotmq.client.settings import ProducerSettings
@@ -123,10 +123,14 @@ class TransactionProducer(Producer):
             return
         await super().start()
         self._client.add_request_handler(RequestCode.CHECK_TRANSACTION_STATE, self._asked)
-        # Brokers that are connected already would otherwise hear of the group only later.
-        await self._client.heartbeat()
-        for topic in self._topics:
-            await self._meet_brokers(topic)
+        try:
+            # Brokers that are connected already would otherwise hear of the group only later.
+            await self._client.heartbeat()
+            for topic in self._topics:
+                await self._meet_brokers(topic)
+        except BaseException:
+            await self.stop()
+            raise
 
     async def stop(self) -> None:
         """Wait for the sends in flight, answer no more questions, then leave."""
@@ -149,7 +153,8 @@ class TransactionProducer(Producer):
         """Prepare a message: it is stored, and delivered once the transaction is committed.
 
         The broker asks after `check_after_s`, by default after a time of its own (6 s). Raises what `send`
-        raises.
+        raises, and BrokerError when the broker's promise (flush, copies) was not kept: a message that is
+        lost after all could not be committed, so it is rolled back.
         """
         half = copy.copy(message)
         properties = {**(message.properties or {}), TRANSACTION_PREPARED: "true", PRODUCER_GROUP: self.group}
@@ -159,7 +164,14 @@ class TransactionProducer(Producer):
         send = self._prepare(half, queue, timeout_ms)
         send.sys_flag |= _PREPARED_FLAG
         await self._room.wait()
-        return Transaction(await self._start(send), self._end)
+        transaction = Transaction(await self._start(send), self._end)
+        status = transaction.result.status
+        if status is not SendStatus.SEND_OK:
+            await self._end_or_leave(transaction, TransactionState.ROLLBACK)
+            raise BrokerError(
+                status.value, f"transaction {transaction.message_id} is rolled back: {status.name}"
+            )
+        return transaction
 
     async def send_in_transaction(
         self,
@@ -179,13 +191,7 @@ class TransactionProducer(Producer):
             message, queue=queue, timeout_ms=timeout_ms, check_after_s=check_after_s
         )
         state = await _outcome(execute, transaction.message_id)
-        try:
-            if state is TransactionState.COMMIT:
-                await transaction.commit()
-            elif state is TransactionState.ROLLBACK:
-                await transaction.rollback()
-        except IotmqError as error:
-            _log.warning("transaction %s: the broker will ask, because %s", transaction.message_id, error)
+        await self._end_or_leave(transaction, state)
         return transaction
 
     def metrics(self) -> Iterable[Metric]:
@@ -219,6 +225,16 @@ class TransactionProducer(Producer):
                     await self._client.connections.get(address)
             except ConnectionClosedError as error:
                 _log.warning("the broker at %s cannot ask about transactions now: %s", address, error)
+
+    async def _end_or_leave(self, transaction: Transaction, state: TransactionState) -> None:
+        """End it as far as that gets through now; an open one the broker asks about."""
+        try:
+            if state is TransactionState.COMMIT:
+                await transaction.commit()
+            elif state is TransactionState.ROLLBACK:
+                await transaction.rollback()
+        except IotmqError as error:
+            _log.warning("transaction %s: the broker will ask, because %s", transaction.message_id, error)
 
     async def _end(self, result: SendResult, state: TransactionState) -> None:
         queue = result.queue
@@ -312,9 +328,7 @@ async def _outcome(
     function: Callable[[T], TransactionState | Awaitable[TransactionState]], argument: T
 ) -> TransactionState:
     """What an application's function says; ClientError when that is no TransactionState."""
-    state = function(argument)
-    if inspect.isawaitable(state):
-        state = await state
+    state = await call_application(function, argument)
     if not isinstance(state, TransactionState):
         raise ClientError(f"{state!r} is no TransactionState: return COMMIT, ROLLBACK or UNKNOWN")
     return state

@@ -4,10 +4,11 @@ Operations: add and remove a filter (thousands a second), find the filters of a 
 Goals: a million filters of one form (`dev/ID/cmd/#`) cost one look-up and some 60 bytes each, not a million
 trie nodes; nothing is slow after a change, because devices come and go all the time. Plan: filters are grouped
 by *shape* (which levels are literal, which `+`, whether `#` ends it), and one hash table holds all of them by
-shape and literal levels; a topic's levels are hashed once and looked up for each shape. Filters without a
-wildcard are one more shape, looked up by the whole text. A trie takes the filters whose shape comes after
-`shapes_max` others, so that odd shapes cannot slow every topic down. Matches of a topic are cached; any change
-of the index makes the cached ones stale by version.
+shape and literal levels; a topic's levels are hashed once and looked up for each shape that topics as deep can
+match. Filters without a wildcard are one more shape, looked up by the whole text. So a filter costs the same
+however odd it is, and of odd shapes only topics notice something that are as deep: 10,000 of them, all of 32
+levels, make one look-up of such a topic take a millisecond. Matches of a topic are cached, as many as a number
+of bytes has room for; any change of the index makes the cached ones stale by version.
 """
 
 from cpython.unicode cimport PyUnicode_DecodeUTF8
@@ -25,37 +26,37 @@ from iotmq import limits
 if LEVELS_MAX != limits.MQTT_TOPIC_LEVELS_MAX:
     raise ImportError("LEVELS_MAX of mqtt/filters.pxd is not limits.MQTT_TOPIC_LEVELS_MAX")
 
-_TRIE_ID = object()     # key of a trie node's own filter id; no level is equal to it
-
 cdef enum:
-    EXACT = 0xFFFE      # places in `shapes` no shape has
-    IN_TRIE = 0xFFFF
     TABLE_SIZE_MIN = 64
     FILTERS_MIN = 64
+    SHAPES_MIN = 16
+    IS_ONE_LEVEL = 1    # of `pattern`
+    IS_REST = 2
 
 cdef uint32_t NO_ID = 0xFFFFFFFF
+cdef uint32_t EXACT = 0xFFFFFFFE    # place in `shapes` of filters without a wildcard
 cdef Py_ssize_t _TOPIC_BYTES_MAX = limits.MQTT_TOPIC_BYTES_MAX
 
 
 cdef class FilterIndex:
     """Numbers filters and finds those that match a topic. Filters are taken as valid (mqtt.topics)."""
 
-    def __cinit__(self, *, int shapes_max=32, uint32_t cached_topics_max=65_536):
-        if not 0 <= shapes_max < EXACT:
-            raise ValueError(f"shapes_max is {shapes_max}, must be in 0..{EXACT - 1}")
-        self.shapes = <Shape*>calloc(max(1, shapes_max), sizeof(Shape))
+    def __cinit__(
+        self, *, uint32_t cached_topics_max=65_536, uint64_t cached_bytes_max=limits.MQTT_TOPIC_CACHE_BYTES_MAX
+    ):
+        cdef int index
         self.table = <uint32_t*>calloc(TABLE_SIZE_MIN, sizeof(uint32_t))
-        if self.shapes == NULL or self.table == NULL:
+        if self.table == NULL:
             raise MemoryError
         self.table_mask = TABLE_SIZE_MIN - 1
-        self.shapes_max = shapes_max
-        self.free_id = NO_ID
-        self.trie = {}
-        self.trie_ids = {}
+        self.free_id = self.free_shape = NO_ID
+        self.shape_places = {}
+        for index in range(LEVELS_MAX + 1):
+            self.open_shapes[index] = self.closed_shapes[index] = NO_ID
         self.version = 1
         self.multiplier = int.from_bytes(os.urandom(8), "little") | 1
         self.exact_seed = int.from_bytes(os.urandom(8), "little")
-        self.cache = TopicTable(cached_topics_max)
+        self.cache = TopicTable(cached_topics_max, cached_bytes_max)
 
     def __dealloc__(self):
         cdef uint32_t index
@@ -83,17 +84,28 @@ cdef class FilterIndex:
 
     @property
     def memory_bytes(self):
-        """What the filters take, without the cache of matches and without the trie."""
+        """What the filters take, without the cache of matches and the look-up of shapes by their levels."""
         return (
             self.filters_capacity * sizeof(Filter)
+            + self.shapes_capacity * sizeof(Shape)
             + (<uint64_t>self.table_mask + 1) * sizeof(uint32_t)
             + self.text_bytes
         )
 
+    @property
+    def shape_count(self):
+        """Shapes that some filter with a wildcard has."""
+        return len(self.shape_places)
+
+    @property
+    def cached_bytes(self):
+        """What the cache of matches takes."""
+        return self.cache.size_bytes
+
     def id_of(self, str topic_filter not None):
         """The filter's id, or None."""
         raw = topic_filter.encode()
-        found = self.known_id(raw, self.split_filter(raw), topic_filter)
+        found = self.known_id(raw, self.shape_of(self.split_filter(raw)))
         return None if found < 0 else found
 
     def filter_of(self, uint32_t filter_id):
@@ -111,31 +123,25 @@ cdef class FilterIndex:
         cdef const uint8_t* text = raw
         cdef Py_ssize_t size = len(raw)
         cdef int count = self.split_filter(raw)
-        cdef int place
+        cdef int64_t found = self.shape_of(count)
+        cdef uint32_t place = EXACT
         cdef uint32_t filter_id
-        known = self.known_id(raw, count, topic_filter)
+        known = self.known_id(raw, found)
         if known >= 0:
             return known
-        if self.is_exact(count):
+        if found == EXACT:
             filter_id = self.take_id(text, size, self.hash_of_exact(text, size), EXACT)
-            self.put_in_table(filter_id)
             self.exact_count += 1
         else:
-            place = self.shape_of_levels(count)
-            if place < 0:
-                place = self.new_shape(count)
-            if place >= 0:
-                self.hash_levels(count)
-                filter_id = self.take_id(text, size, self.hash_of(&self.shapes[place]), <uint16_t>place)
-                self.put_in_table(filter_id)
-                self.shapes[place].filter_count += 1
-            else:
-                filter_id = self.take_id(text, size, 0, IN_TRIE)
-                self.trie_ids[topic_filter] = filter_id
-                node = self.trie
-                for level in topic_filter.split("/"):
-                    node = node.setdefault(level, {})
-                node[_TRIE_ID] = filter_id
+            place = self.new_shape(count) if found < 0 else <uint32_t>found
+            self.hash_levels(count)
+            try:
+                filter_id = self.take_id(text, size, self.hash_of(&self.shapes[place]), place)
+            except MemoryError:
+                self.drop_shape(place)
+                raise
+            self.shapes[place].filter_count += 1
+        self.put_in_table(filter_id)
         self.version += 1
         return filter_id
 
@@ -163,20 +169,17 @@ cdef class FilterIndex:
     def remove(self, str topic_filter not None):
         """Forget a filter; returns the id it had. Raises KeyError when it is unknown."""
         raw = topic_filter.encode()
-        known = self.known_id(raw, self.split_filter(raw), topic_filter)
+        known = self.known_id(raw, self.shape_of(self.split_filter(raw)))
         if known < 0:
             raise KeyError(topic_filter)
         cdef uint32_t filter_id = known
         cdef Filter* entry = &self.filters[filter_id]
-        if entry.shape == IN_TRIE:
-            del self.trie_ids[topic_filter]
-            _remove_from_trie(self.trie, topic_filter.split("/"))
+        self.take_from_table(filter_id)
+        if entry.shape == EXACT:
+            self.exact_count -= 1
         else:
-            self.take_from_table(filter_id)
-            if entry.shape == EXACT:
-                self.exact_count -= 1
-            else:
-                self.shapes[entry.shape].filter_count -= 1
+            self.shapes[entry.shape].filter_count -= 1
+            self.drop_shape(entry.shape)
         self.text_bytes -= entry.size
         free(entry.text)
         entry.text = NULL
@@ -200,36 +203,57 @@ cdef class FilterIndex:
         a device would have to hang up on a PUBLISH with a wildcard in its topic [MQTT-3.3.2-2].
         """
         cdef Matches* found = <Matches*>self.cache.find(topic, size)
-        cdef bint is_new = found == NULL
-        cdef uint32_t* ids = NULL
-        if not is_new and found.version == self.version:
+        cdef uint64_t value_bytes
+        cdef bint is_kept
+        if found != NULL and found.version == self.version:
             return found
         self.found_count = 0
-        if _is_topic_name(topic, size):
+        is_kept = is_topic(topic, size)
+        if is_kept:
             self.collect(topic, size)
-        if self.found_count:
-            ids = <uint32_t*>malloc(self.found_count * sizeof(uint32_t))
-            if ids == NULL:
-                raise MemoryError
-            memcpy(ids, self.found, self.found_count * sizeof(uint32_t))
-        if is_new:
-            if self.cache.count == self.cache.count_max:
+        self.uncached = Matches(self.version, self.found_count, self.found)
+        value_bytes = sizeof(Matches) + self.found_count * sizeof(uint32_t)
+        if not is_kept or not self.cache.may_take(size + value_bytes):
+            if found != NULL:
                 self.drop_cache()
-            found = <Matches*>calloc(1, sizeof(Matches))
-            if found == NULL:
-                free(ids)
-                raise MemoryError
-            try:
-                self.cache.insert(topic, size, found)
-            except BaseException:
-                free(found)
-                free(ids)
-                raise
+            return &self.uncached
+        if found == NULL:
+            if not self.cache.has_room(size + value_bytes):
+                self.drop_cache()
+            return self.remember(topic, size, value_bytes)
+        self.cache.size_bytes += value_bytes - sizeof(Matches) - found.count * sizeof(uint32_t)
         free(found.ids)
-        found.ids = ids
+        found.ids = NULL
+        found.count = 0
+        self.copy_found(found)
+        if self.cache.size_bytes > self.cache.bytes_max:
+            self.drop_cache()
+            return &self.uncached
+        return found
+
+    cdef Matches* remember(self, const uint8_t* topic, Py_ssize_t size, uint64_t value_bytes) except NULL:
+        """Put what was found into the cache."""
+        cdef Matches* found = <Matches*>calloc(1, sizeof(Matches))
+        if found == NULL:
+            raise MemoryError
+        try:
+            self.copy_found(found)
+            self.cache.insert(topic, size, found, value_bytes)
+        except BaseException:
+            free(found.ids)
+            free(found)
+            raise
+        return found
+
+    cdef int copy_found(self, Matches* found) except -1:
+        if self.found_count:
+            found.ids = <uint32_t*>malloc(self.found_count * sizeof(uint32_t))
+            if found.ids == NULL:
+                raise MemoryError
+            memcpy(found.ids, self.found, self.found_count * sizeof(uint32_t))
         found.count = self.found_count
         found.version = self.version
-        return found
+        return 0
 
     # A filter or topic in `levels`.
 
@@ -278,78 +302,103 @@ cdef class FilterIndex:
 
     # Shapes.
 
-    cdef bint is_exact(self, int level_count) noexcept nogil:
+    cdef int64_t shape_of(self, int level_count) except -3:
+        """The place of the shape of the filter in `levels`: EXACT without a wildcard, -1 when there is none.
+
+        Its levels are in `pattern` then.
+        """
+        cdef bint is_exact = True
         cdef int index
         for index in range(level_count):
-            if _is(&self.levels[index], b"+") or _is(&self.levels[index], b"#"):
-                return False
-        return True
+            self.pattern[index] = (
+                IS_ONE_LEVEL if _is(&self.levels[index], b"+") else IS_REST if _is(&self.levels[index], b"#") else 0
+            )
+            is_exact = is_exact and not self.pattern[index]
+        if is_exact:
+            return EXACT
+        place = self.shape_places.get(<bytes>self.pattern[:level_count])
+        return -1 if place is None else place
 
-    cdef int shape_of_levels(self, int level_count) noexcept nogil:
-        """The place of the shape of the filter in `levels`, -1 when there is none."""
-        cdef bint is_open = _is(&self.levels[level_count - 1], b"#")
-        cdef int fixed = level_count - is_open
-        cdef uint32_t place
-        cdef int index
+    cdef uint32_t new_shape(self, int level_count) except? 0:
+        """Make room for the shape whose levels are in `pattern`."""
+        cdef uint32_t place = self.free_shape
+        cdef uint32_t capacity
+        cdef Shape* grown
         cdef Shape* shape
-        for place in range(self.shapes_end):
-            shape = &self.shapes[place]
-            if shape.filter_count == 0 or shape.is_open != is_open or shape.level_count != fixed:
-                continue
-            for index in range(fixed):
-                if shape.wildcards[index] != _is(&self.levels[index], b"+"):
-                    break
-            else:
-                return <int>place
-        return -1
-
-    cdef int new_shape(self, int level_count) except -2:
-        """Make room for the shape of the filter in `levels`; -1 when there are too many."""
-        cdef bint is_open = _is(&self.levels[level_count - 1], b"#")
-        cdef int fixed = level_count - is_open
-        cdef uint32_t place = 0
-        cdef int index
+        cdef bint is_open = self.pattern[level_count - 1] == IS_REST
         cdef uint8_t* wildcards
-        while place < self.shapes_end and self.shapes[place].filter_count:
-            place += 1
-        if place == <uint32_t>self.shapes_max:
-            return -1
-        wildcards = <uint8_t*>malloc(max(1, fixed))
+        if place == NO_ID and self.shapes_end == self.shapes_capacity:
+            capacity = max(SHAPES_MIN, self.shapes_capacity * 2)
+            grown = <Shape*>realloc(self.shapes, capacity * sizeof(Shape))
+            if grown == NULL:
+                raise MemoryError
+            self.shapes = grown
+            self.shapes_capacity = capacity
+        wildcards = <uint8_t*>malloc(level_count)
         if wildcards == NULL:
             raise MemoryError
-        for index in range(fixed):
-            wildcards[index] = _is(&self.levels[index], b"+")
-        free(self.shapes[place].wildcards)
-        self.shapes[place].wildcards = wildcards
-        self.shapes[place].level_count = <uint16_t>fixed
-        self.shapes[place].is_open = is_open
-        self.shapes[place].seed = fold(self.exact_seed + place + 1, self.multiplier)
-        self.shapes_end = max(self.shapes_end, place + 1)
-        return <int>place
+        memcpy(wildcards, self.pattern, level_count)
+        if place == NO_ID:
+            place = self.shapes_end
+            self.shapes_end += 1
+        else:
+            self.free_shape = self.shapes[place].behind
+        shape = &self.shapes[place]
+        shape.seed = fold(self.exact_seed + place + 1, self.multiplier)
+        shape.wildcards = wildcards
+        shape.filter_count = 0
+        shape.level_count = <uint16_t>(level_count - is_open)
+        shape.is_open = is_open
+        self.shape_places[<bytes>self.pattern[:level_count]] = place
+        self.link(place)
+        return place
+
+    cdef uint32_t* chain_of(self, const Shape* shape) noexcept nogil:
+        return &self.open_shapes[shape.level_count] if shape.is_open else &self.closed_shapes[shape.level_count]
+
+    cdef void link(self, uint32_t place) noexcept nogil:
+        """Put a shape at the head of the chain of those as deep."""
+        cdef Shape* shape = &self.shapes[place]
+        cdef uint32_t* head = self.chain_of(shape)
+        shape.before = NO_ID
+        shape.behind = head[0]
+        if head[0] != NO_ID:
+            self.shapes[head[0]].before = place
+        head[0] = place
+
+    cdef int drop_shape(self, uint32_t place) except -1:
+        """Forget a shape, unless some filter has it."""
+        cdef Shape* shape = &self.shapes[place]
+        if shape.filter_count:
+            return 0
+        del self.shape_places[<bytes>shape.wildcards[:shape.level_count + shape.is_open]]
+        if shape.before == NO_ID:
+            self.chain_of(shape)[0] = shape.behind
+        else:
+            self.shapes[shape.before].behind = shape.behind
+        if shape.behind != NO_ID:
+            self.shapes[shape.behind].before = shape.before
+        free(shape.wildcards)
+        shape.wildcards = NULL
+        shape.behind = self.free_shape
+        self.free_shape = place
+        return 0
 
     # Looking up.
 
-    cdef int64_t known_id(self, bytes raw, int level_count, str topic_filter) except -2:
-        """The id of the filter, which is in `levels`; -1 when it is unknown."""
+    cdef int64_t known_id(self, bytes raw, int64_t shape) except -2:
+        """The id of the filter, which is in `levels` and has this shape; -1 when it is unknown."""
         cdef const uint8_t* text = raw
         cdef Py_ssize_t size = len(raw)
-        cdef uint16_t shape = EXACT
         cdef uint32_t hash, at
-        cdef int place
         cdef Filter* entry
-        if self.trie_ids:
-            in_trie = self.trie_ids.get(topic_filter)
-            if in_trie is not None:
-                return in_trie
-        if self.is_exact(level_count):
+        if shape < 0:
+            return -1
+        if shape == EXACT:
             hash = self.hash_of_exact(text, size)
         else:
-            place = self.shape_of_levels(level_count)
-            if place < 0:
-                return -1
-            shape = <uint16_t>place
-            self.hash_levels(level_count)
-            hash = self.hash_of(&self.shapes[place])
+            self.hash_levels(self.shapes[shape].level_count)
+            hash = self.hash_of(&self.shapes[shape])
         at = hash & self.table_mask
         while self.table[at]:
             entry = &self.filters[self.table[at] - 1]
@@ -366,10 +415,9 @@ cdef class FilterIndex:
     cdef int collect(self, const uint8_t* topic, Py_ssize_t size) except -1:
         """Put the ids of all filters that match the valid topic into `found`."""
         cdef bint is_system = topic[0] == b"$"
-        cdef int count
-        cdef uint32_t place, hash, at
+        cdef int count, depth
+        cdef uint32_t hash, at
         cdef Filter* entry
-        cdef Shape* shape
         if self.exact_count:
             hash = self.hash_of_exact(topic, size)
             at = hash & self.table_mask
@@ -384,18 +432,23 @@ cdef class FilterIndex:
                     self.add_found(self.table[at] - 1)
                     break
                 at = (at + 1) & self.table_mask
-        if self.table_count != self.exact_count:
+        if self.filter_count != self.exact_count:
             count = self.split(topic, size)
             self.hash_levels(count)
-            for place in range(self.shapes_end):
-                shape = &self.shapes[place]
-                if shape.filter_count == 0:
-                    continue
-                if is_system and (shape.level_count == 0 or shape.wildcards[0]):    # [MQTT-4.7.2-1]
-                    continue
-                # `a/#` matches `a`, too (section 4.7.1.2).
-                if count < shape.level_count or (count != shape.level_count and not shape.is_open):
-                    continue
+            # `a/#` matches `a`, too (section 4.7.1.2).
+            for depth in range(count + 1):
+                self.collect_chain(self.open_shapes[depth], is_system)
+            self.collect_chain(self.closed_shapes[count], is_system)
+        return 0
+
+    cdef int collect_chain(self, uint32_t place, bint is_system) except -1:
+        """Put the filters of some shapes that match the topic in `levels` into `found`."""
+        cdef uint32_t hash, at
+        cdef Filter* entry
+        cdef Shape* shape
+        while place != NO_ID:
+            shape = &self.shapes[place]
+            if not is_system or not shape.wildcards[0]:     # [MQTT-4.7.2-1]
                 hash = self.hash_of(shape)
                 at = hash & self.table_mask
                 while self.table[at]:
@@ -404,9 +457,7 @@ cdef class FilterIndex:
                         self.add_found(self.table[at] - 1)
                         break
                     at = (at + 1) & self.table_mask
-        if self.trie:
-            for filter_id in _match_trie(self.trie, topic[:size].decode().split("/"), is_system):
-                self.add_found(filter_id)
+            place = shape.behind
         return 0
 
     cdef bint has_literals(self, const Filter* entry, const Shape* shape) noexcept nogil:
@@ -440,15 +491,15 @@ cdef class FilterIndex:
         self.found_count += 1
         return 0
 
-    # The table of all filters but those in the trie.
+    # The table of all filters.
 
     cdef uint32_t take_id(
-        self, const uint8_t* text, Py_ssize_t size, uint32_t hash, uint16_t shape
+        self, const uint8_t* text, Py_ssize_t size, uint32_t hash, uint32_t shape
     ) except? 0:
         cdef uint32_t filter_id
         cdef uint8_t* copy
         # Before anything changes, so that no failure leaves half a filter behind.
-        if shape != IN_TRIE and (<uint64_t>self.table_count + 1) * 10 > (<uint64_t>self.table_mask + 1) * 7:
+        if (<uint64_t>self.filter_count + 1) * 10 > (<uint64_t>self.table_mask + 1) * 7:
             self.grow_table()
         copy = <uint8_t*>malloc(max(1, size))
         if copy == NULL:
@@ -464,7 +515,7 @@ cdef class FilterIndex:
             except MemoryError:
                 free(copy)
                 raise
-        self.filters[filter_id] = Filter(copy, hash, <uint16_t>size, shape)
+        self.filters[filter_id] = Filter(copy, hash, shape, <uint16_t>size)
         self.text_bytes += size
         self.filter_count += 1
         return filter_id
@@ -489,7 +540,6 @@ cdef class FilterIndex:
         while self.table[at]:
             at = (at + 1) & self.table_mask
         self.table[at] = filter_id + 1
-        self.table_count += 1
 
     cdef int grow_table(self) except -1:
         cdef uint64_t size = (<uint64_t>self.table_mask + 1) * 2
@@ -501,7 +551,6 @@ cdef class FilterIndex:
             raise MemoryError
         self.table = table
         self.table_mask = <uint32_t>(size - 1)
-        self.table_count = 0
         for index in range(<uint64_t>former_mask + 1):
             if former[index]:
                 self.put_in_table(former[index] - 1)
@@ -523,7 +572,40 @@ cdef class FilterIndex:
                 gap = at
             at = (at + 1) & mask
         self.table[gap] = 0
-        self.table_count -= 1
+
+    def _invariants(self):
+        """AssertionError when table, shapes, chains and cache disagree with the filters."""
+        cdef uint32_t index, place, counted = 0, exact = 0, linked = 0
+        cdef uint64_t text_bytes = 0, cached = 0
+        cdef int depth
+        cdef Matches* found
+        shapes = {}
+        for index in range(self.filters_end):
+            if self.filters[index].text == NULL:
+                continue
+            counted += 1
+            text_bytes += self.filters[index].size
+            exact += self.filters[index].shape == EXACT
+            if self.filters[index].shape != EXACT:
+                shapes[self.filters[index].shape] = shapes.get(self.filters[index].shape, 0) + 1
+            if self.id_of(self.filter_of(index)) != index:
+                raise AssertionError(f"filter {index} is not found")
+        for depth in range(LEVELS_MAX + 1):
+            for place in (self.open_shapes[depth], self.closed_shapes[depth]):
+                while place != NO_ID:
+                    linked += 1
+                    if self.shapes[place].level_count != depth or self.shapes[place].filter_count != shapes.get(place):
+                        raise AssertionError(f"shape {place} has {self.shapes[place].filter_count} filters")
+                    place = self.shapes[place].behind
+        for index in range(self.cache.mask + 1):
+            if self.cache.slots[index].topic != NULL:
+                found = <Matches*>self.cache.slots[index].value
+                cached += self.cache.slots[index].topic_size + sizeof(Matches) + found.count * sizeof(uint32_t)
+        books = (counted, exact, text_bytes, linked, len(self.shape_places), cached)
+        if books != (
+            self.filter_count, self.exact_count, self.text_bytes, len(shapes), len(shapes), self.cache.size_bytes
+        ):
+            raise AssertionError(f"the filter index has lost count: {books}")
 
     cdef void drop_cache(self) noexcept:
         cdef uint64_t index
@@ -540,7 +622,7 @@ cdef inline bint _is(const Level* level, uint8_t wildcard) noexcept nogil:
     return level.size == 1 and level.text[0] == wildcard
 
 
-cdef bint _is_topic_name(const uint8_t* topic, Py_ssize_t size) except -1:
+cdef bint is_topic(const uint8_t* topic, Py_ssize_t size) except -1:
     """What mqtt.topics.decode_topic_name takes, without making the text."""
     cdef Py_ssize_t at
     cdef int slashes = 0
@@ -562,37 +644,7 @@ cdef bint _is_topic_name(const uint8_t* topic, Py_ssize_t size) except -1:
     return True
 
 
-def _remove_from_trie(dict root, list levels):
-    path = [root]
-    for level in levels:
-        path.append(path[-1][level])
-    del path[-1][_TRIE_ID]
-    for node, level in zip(reversed(path[:-1]), reversed(levels)):
-        if node[level]:
-            break
-        del node[level]
-
-
-def _match_trie(dict root, list levels, bint is_system):
-    """The ids of the filters that match. Breadth first: only nodes whose path matches so far are looked at."""
-    matches = []
-    nodes = [root]
-    for depth, level in enumerate(levels):
-        following = []
-        for node in nodes:
-            if not (is_system and depth == 0):
-                if "#" in node:
-                    matches.append(node["#"][_TRIE_ID])
-                if "+" in node:
-                    following.append(node["+"])
-            if level in node:
-                following.append(node[level])
-        nodes = following
-        if not nodes:
-            return matches
-    for node in nodes:
-        if _TRIE_ID in node:
-            matches.append(node[_TRIE_ID])
-        if "#" in node:
-            matches.append(node["#"][_TRIE_ID])
-    return matches
+def is_topic_name(bytes topic not None):
+    """Whether a device can be sent something under a topic."""
+    cdef const uint8_t* data = topic
+    return is_topic(data, len(topic))

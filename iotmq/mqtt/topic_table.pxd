@@ -15,7 +15,11 @@ cdef class TopicTable:
     cdef uint64_t multiplier
     cdef readonly uint32_t count
     cdef readonly uint32_t count_max
+    cdef public uint64_t size_bytes     # of topics and values
+    cdef readonly uint64_t bytes_max
 
     cdef void* find(self, const uint8_t* topic, Py_ssize_t size) noexcept nogil
-    cdef int insert(self, const uint8_t* topic, Py_ssize_t size, void* value) except -1
+    cdef int insert(self, const uint8_t* topic, Py_ssize_t size, void* value, uint64_t value_bytes) except -1
+    cdef bint has_room(self, uint64_t entry_bytes) noexcept nogil
+    cdef bint may_take(self, uint64_t entry_bytes) noexcept nogil
     cdef void clear_topics(self) noexcept nogil

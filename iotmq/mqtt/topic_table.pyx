@@ -3,7 +3,7 @@
 Operations: find per message (10 ns, no Python object), insert per new topic, clear when full. Plan: open
 addressing with linear probing at a load of at most one half, by a keyed hash, because devices choose the topics.
 Values belong to the caller, who frees them before `clear_topics`; there is no single removal, because caches
-are dropped whole when they fill or age.
+are dropped whole when they fill or age. They are full by count or by bytes: whoever publishes chooses both.
 """
 
 import os
@@ -14,11 +14,14 @@ from libc.string cimport memcmp, memcpy, memset
 
 from iotmq.mqtt.keyed_hash cimport keyed_hash
 
+cdef enum:
+    ENTRIES_MIN = 256   # that a full table has at least
+
 
 cdef class TopicTable:
-    """Maps at most `count_max` topics to pointers; `insert` on a full table raises."""
+    """Maps at most `count_max` topics to pointers, with values of `bytes_max` together; a full table raises."""
 
-    def __cinit__(self, uint32_t count_max):
+    def __cinit__(self, uint32_t count_max, uint64_t bytes_max):
         cdef uint64_t capacity = 16
         if not 1 <= count_max <= 1 << 24:
             raise ValueError("count_max must be between 1 and 16,777,216")
@@ -29,6 +32,7 @@ cdef class TopicTable:
             raise MemoryError
         self.mask = <uint32_t>(capacity - 1)
         self.count_max = count_max
+        self.bytes_max = bytes_max
         self.seed = int.from_bytes(os.urandom(8), "little")
         self.multiplier = int.from_bytes(os.urandom(8), "little") | 1
 
@@ -49,9 +53,17 @@ cdef class TopicTable:
                 return slot.value
             at = (at + 1) & self.mask
 
-    cdef int insert(self, const uint8_t* topic, Py_ssize_t size, void* value) except -1:
-        """Add a topic that `find` does not know; `value` is not NULL."""
-        if self.count >= self.count_max:
+    cdef bint has_room(self, uint64_t entry_bytes) noexcept nogil:
+        """Whether a topic and its value, of so many bytes, can be added now."""
+        return self.count < self.count_max and self.size_bytes + entry_bytes <= self.bytes_max
+
+    cdef bint may_take(self, uint64_t entry_bytes) noexcept nogil:
+        """Whether it is worth to add them: a few large ones would push everything else out, again and again."""
+        return entry_bytes <= self.bytes_max // ENTRIES_MIN
+
+    cdef int insert(self, const uint8_t* topic, Py_ssize_t size, void* value, uint64_t value_bytes) except -1:
+        """Add a topic that `find` does not know; `value` is not NULL, and takes `value_bytes`."""
+        if not self.has_room(size + value_bytes):
             raise OverflowError("topic table is full")
         cdef uint64_t hash = keyed_hash(self.seed, self.multiplier, topic, size)
         cdef uint32_t at = <uint32_t>hash & self.mask
@@ -66,6 +78,7 @@ cdef class TopicTable:
         self.slots[at].topic_size = <uint32_t>size
         self.slots[at].value = value
         self.count += 1
+        self.size_bytes += size + value_bytes
         return 0
 
     cdef void clear_topics(self) noexcept nogil:
@@ -75,6 +88,22 @@ cdef class TopicTable:
                 free(self.slots[at].topic)
         memset(self.slots, 0, (<size_t>self.mask + 1) * sizeof(TopicSlot))
         self.count = 0
+        self.size_bytes = 0
+
+    def _invariants(self):
+        """AssertionError when topics are not counted, or more than half of the slots is taken."""
+        cdef uint32_t at, counted = 0
+        cdef uint64_t topics_bytes = 0
+        for at in range(self.mask + 1):
+            if self.slots[at].topic != NULL:
+                counted += 1
+                topics_bytes += self.slots[at].topic_size
+        if (
+            counted != self.count
+            or not topics_bytes <= self.size_bytes <= self.bytes_max
+            or <uint64_t>self.count * 2 > <uint64_t>self.mask + 1
+        ):
+            raise AssertionError(f"{counted} topics of {topics_bytes} bytes; {self.count}, {self.size_bytes} counted")
 
     # For tests: the same operations with bytes and small integers.
 
@@ -83,9 +112,12 @@ cdef class TopicTable:
         cdef void* value = self.find(data, len(topic))
         return None if value == NULL else <size_t>value
 
-    def _insert(self, bytes topic not None, size_t value):
+    def _insert(self, bytes topic not None, size_t value, uint64_t value_bytes=0):
         cdef const uint8_t* data = topic
-        self.insert(data, len(topic), <void*>value)
+        self.insert(data, len(topic), <void*>value, value_bytes)
+
+    def _may_take(self, uint64_t entry_bytes):
+        return self.may_take(entry_bytes)
 
     def _hash(self, bytes topic not None):
         cdef const uint8_t* data = topic

@@ -27,6 +27,7 @@ from iotmq.mqtt_front.listener_tls import certificate_identity, has_expired, lis
 from iotmq.mqtt_front.peer import Peer
 from iotmq.mqtt_front.proxy_header import NO_HEADER, ProxyHeader, ProxyHeaderError, ProxyHeaderReader
 from iotmq.remoting.accepting import Acceptor, Starting
+from iotmq.supervised import supervise
 
 _log = logging.getLogger("iotmq.mqtt")
 
@@ -72,7 +73,11 @@ class Arrivals:
         self._trusted = settings.trusted_networks
         self._loop = asyncio.get_running_loop()
         self._tls = listener_tls(settings)
-        self._reloads = None if self._tls is None else self._loop.create_task(self._tls.reload_repeatedly())
+        self._reloads = (
+            None
+            if self._tls is None
+            else supervise("reading of certificates", self._tls.reload_repeatedly)
+        )
         # Those whose next bytes are waited for, and those whose handshake may begin.
         self._waiting: set[_Arrival] = set()
         self._ready: deque[_Arrival] = deque()

@@ -12,6 +12,7 @@ from iotmq.client.session_ports import DrainOrder
 from iotmq.metrics import Metric
 from iotmq.mqtt.reason_codes import SERVER_MOVED, USE_ANOTHER_SERVER, Reason
 from iotmq.mqtt_front.device import Device
+from iotmq.supervised import surviving
 
 _log: Final = logging.getLogger("iotmq.mqtt")
 
@@ -101,8 +102,9 @@ class Drain:
             if _is_here(device):
                 self._allowance -= 1
                 self.drained_total += 1
-                device.close(reason, "this server is being drained")
-                device.finish()
+                with surviving("drain"):
+                    device.close(reason, "this server is being drained")
+                    device.finish()
         self._timer = self._loop.call_later(STEP_S, self._step)
 
 

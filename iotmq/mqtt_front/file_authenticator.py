@@ -20,6 +20,7 @@ from iotmq.mqtt_front.authentication_settings import AuthenticationSettings
 from iotmq.mqtt_front.authenticator import Accepted, Credentials, Question, Refused
 from iotmq.mqtt_front.password_checks import PasswordChecks
 from iotmq.mqtt_front.users_file import UsersFileError
+from iotmq.supervised import supervise
 from iotmq.watched_file import WatchedFiles
 
 _log: Final = logging.getLogger("iotmq.mqtt")
@@ -60,7 +61,7 @@ class FileAuthenticator:
     # authenticator.Authenticator
 
     def start(self) -> None:
-        self._reloading = self._loop.create_task(self._reload_repeatedly())
+        self._reloading = supervise("reading of users", self._reload_repeatedly)
 
     def close(self) -> None:
         if self._reloading is not None:

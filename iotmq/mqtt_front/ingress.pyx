@@ -273,7 +273,7 @@ cdef class Ingress(PublishSink):
         self._rewrites = TopicRewrites() if rewrites is None else rewrites
         self._port = port
         self._loop = loop
-        self._targets = TopicTable(CACHED_TOPICS_MAX)
+        self._targets = TopicTable(CACHED_TOPICS_MAX, limits.MQTT_TOPIC_CACHE_BYTES_MAX)
         self._lanes = []
         self._lane_of = {}
         self._active = []
@@ -583,7 +583,8 @@ cdef class Ingress(PublishSink):
     cdef Target* _remember(
         self, const uint8_t* key, Py_ssize_t size, TargetKind kind, bytes properties, uint32_t lane
     ) except NULL:
-        if self._targets.count == self._targets.count_max:
+        cdef uint64_t value_bytes = sizeof(Target) + len(properties)
+        if not self._targets.has_room(size + value_bytes):
             self._drop_targets()
         cdef Target* target = <Target*>malloc(sizeof(Target))
         if target == NULL:
@@ -596,7 +597,7 @@ cdef class Ingress(PublishSink):
         memcpy(target.properties, <const uint8_t*>properties, len(properties))
         target.properties_size = <uint32_t>len(properties)
         target.lane = lane
-        self._targets.insert(key, size, target)
+        self._targets.insert(key, size, target, value_bytes)
         return target
 
     cdef void _drop_targets(self) noexcept:

@@ -39,6 +39,7 @@ from iotmq.mqtt_front.shared_subscriptions import SharedSubscriptions
 from iotmq.mqtt_front.subscriptions import Subscriptions
 from iotmq.mqtt_front.sys_topics import FrontEndTotals, SysTopics
 from iotmq.mqtt_front.topic_rewrite import TopicRewrites
+from iotmq.supervised import surviving
 
 _log = logging.getLogger("iotmq.mqtt")
 
@@ -304,18 +305,25 @@ class MqttFront:
         is_late = now_s > group.now_s + _TICK_S
         group.now_s = now_s + _TICK_S
         for device in () if is_late else self._deadlines.late(now_s):
-            if device.close_reason is not None:
-                device.abort()  # it was told to go a while ago
-                continue
-            is_open = device.client_id is not None
-            device.close(reason_codes.KEEP_ALIVE_TIMEOUT if is_open else reason_codes.CONNECT_TIMEOUT)
-            device.finish()
-            self._deadlines.watch(device, now_s)
+            # Nobody watches those that are late any more: one that fails must not leave the others open.
+            with surviving("end of late devices"):
+                self._end_late(device, now_s)
         if not is_late:
-            parts.authentication.tick(now_s)
+            with surviving("end of late exchanges"):
+                parts.authentication.tick(now_s)
         if parts.sys_topics is not None:
-            parts.sys_topics.tick(now_s)
+            with surviving("$SYS topics"):
+                parts.sys_topics.tick(now_s)
         self._ticker = parts.loop.call_later(_TICK_S, self._tick)
+
+    def _end_late(self, device: Device, now_s: float) -> None:
+        if device.close_reason is not None:
+            device.abort()  # it was told to go a while ago
+            return
+        is_open = device.client_id is not None
+        device.close(reason_codes.KEEP_ALIVE_TIMEOUT if is_open else reason_codes.CONNECT_TIMEOUT)
+        device.finish()
+        self._deadlines.watch(device, now_s)
 
     # Connections (device.DeviceHandler)
 

@@ -95,7 +95,6 @@ class ConnectedSessions:
         device.properties = encode_properties({MQTT_CLIENT_ID: client_id})
         if self._keeps_names:
             device.names = DeviceNames(client_id, device.user or connect.user_name).key()
-        device.will = connect.will
         keep_alive_s_max = self._settings.keep_alive_s_max
         if keep_alive_s_max and not 0 < connect.keep_alive_s <= keep_alive_s_max:
             device.keep_alive_s = keep_alive_s_max
@@ -103,6 +102,7 @@ class ConnectedSessions:
         device.expiry_s = 0 if self._port is None else min(asked_s, self._settings.session_expiry_s_max)
         told = self._told(device, connect, asked_s)
         if self._port is None:
+            device.will = connect.will
             device.open(session_present=False, properties=told)
             self._deadlines.watch(device, self._clock.monotonic_s())
             self._subscribe_automatically(device)
@@ -112,10 +112,15 @@ class ConnectedSessions:
                 client_id=client_id,
                 is_clean=connect.clean_session,
                 expiry_s=self._opened_expiry_s(device, connect),
-                will=self._kept_will(device),
+                will=self._kept_will(device, connect.will),
             ),
             partial(
-                self._opened, device, client_id, told, is_kept=self._opened_expiry_s(device, connect) > 0
+                self._opened,
+                device,
+                client_id,
+                told,
+                connect.will,
+                is_kept=self._opened_expiry_s(device, connect) > 0,
             ),
         )
 
@@ -168,12 +173,12 @@ class ConnectedSessions:
             _log.debug("session lost", extra={"client": client_id, "detail": reason})
             self._hang_up_former(device, reason_codes.SESSION_TAKEN_OVER)
 
-    def _kept_will(self, device: Device) -> Will | None:
+    def _kept_will(self, device: Device, will: packets.Will | None) -> Will | None:
         """The device's will for its broker, which publishes it when this process dies."""
-        if device.will is None:
+        if will is None:
             return None
         try:
-            return self._ingress.encode_will(device, device.will)
+            return self._ingress.encode_will(device, will)
         except MqttProtocolError as error:
             _log.warning("will not stored", extra={"client": device.client_id, "detail": str(error)})
             return None
@@ -183,6 +188,7 @@ class ConnectedSessions:
         device: Device,
         client_id: str,
         told: Properties,
+        will: packets.Will | None,
         opened: OpenedSession | Refused,
         *,
         is_kept: bool,
@@ -192,13 +198,11 @@ class ConnectedSessions:
         if isinstance(opened, Refused):
             if device.close_reason is None:
                 _log.warning("no session", extra={"client": client_id, "detail": opened.remark})
-                # A will is one only when its CONNECT was accepted [MQTT-3.1.2-8].
-                device.will = None
                 device.refuse(reason_codes.SERVER_UNAVAILABLE)
                 device.finish()
             return
         if device.close_reason is not None:
-            # It went meanwhile, and its will with it.
+            # It went meanwhile. A will is one only when its CONNECT was accepted [MQTT-3.1.2-8].
             self._port.close_session(
                 CloseRequest(
                     client_id=client_id, epoch=opened.epoch, expiry_s=device.expiry_s, drops_will=True
@@ -206,6 +210,7 @@ class ConnectedSessions:
             )
             return
         device.epoch = opened.epoch
+        device.will = will
         device.has_session = True
         session = None
         if is_kept:

@@ -18,6 +18,7 @@ from iotmq.client.session_ports import (
     SubscribeRequest,
     UnsubscribeRequest,
 )
+from iotmq.limits import MQTT_WILDCARD_LEVELS_MAX
 from iotmq.mqtt import packets, reason_codes
 from iotmq.mqtt.topics import is_exclusive, is_shared
 from iotmq.mqtt_front.device import Device
@@ -76,7 +77,7 @@ class Subscriptions:
     def subscribe(self, device: Device, event: packets.Subscribe) -> None:
         """Answer a SUBSCRIBE: at once, or when a broker has taken what is new."""
         named = self._rewrites.subscriptions(event.subscriptions, names_of(device))
-        self._decide(device, event._replace(subscriptions=named))
+        self._decide(device, event._replace(subscriptions=tuple(map(_not_too_deep, named))))
 
     def subscribe_automatically(self, device: Device, wanted: Sequence[tuple[str, int]]) -> None:
         """Give an open session subscriptions that it has not asked for, and does not have yet."""
@@ -160,6 +161,8 @@ class Subscriptions:
             return
 
         def attached(is_attached: bool) -> None:
+            if device.close_reason is not None:
+                return
             if not is_attached:
                 refused = {topic_filter for _, topic_filter in new_filters}
                 self._drop(device, tuple(refused & (device.subscriptions or {}).keys()))
@@ -383,6 +386,21 @@ class _Granted(NamedTuple):
         for topic_filter in tuple(refused):
             self.filters.pop(topic_filter, None)
             self.retained.pop(topic_filter, None)
+
+
+def _not_too_deep(subscription: tuple[str, int]) -> tuple[str, int]:
+    """Refuse a filter with wildcards that is too deep: every topic as deep would be compared with it."""
+    name, asked = subscription
+    if name.count("/") < MQTT_WILDCARD_LEVELS_MAX or ("+" not in name and "#" not in name):
+        return subscription
+    levels = name.split("/")
+    if is_shared(name):
+        levels = levels[2:]
+    elif is_exclusive(name):
+        levels = levels[1:]
+    if len(levels) <= MQTT_WILDCARD_LEVELS_MAX:
+        return subscription
+    return refused_filter(reason_codes.QUOTA_EXCEEDED.v5_code), asked
 
 
 def _new_count(filters: Collection[str], known: Collection[str]) -> int:

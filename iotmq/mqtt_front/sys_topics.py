@@ -104,6 +104,12 @@ class SysTopics:
         """The connection is over."""
         self._subscribers.pop(device, None)
 
+    def _invariants(self) -> None:
+        """AssertionError when a device is kept that has gone, or has no such filter."""
+        for device, filters in self._subscribers.items():
+            assert filters, device.client_id
+            assert device.close_reason is None, device.client_id
+
     def _send(
         self,
         device: Device,

@@ -20,7 +20,7 @@ from iotmq.remoting.codes import ResponseCode
 
 logger = logging.getLogger("iotmq.registry")
 
-CHANGEABLE: Final = ("broker_timeout_s", "scan_interval_s")
+CHANGEABLE: Final = ("broker_memory_s", "broker_timeout_s", "scan_interval_s")
 
 
 class _Change(msgspec.Struct, frozen=True):

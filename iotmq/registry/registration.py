@@ -2,6 +2,7 @@
 
 Compressed is a zlib stream of: int32 size + DataVersion JSON; int32 number of topics, each int32 size +
 ``name readQueues writeQueues permissions filterType`` with single spaces; int32 size + filter server JSON.
+Brokers of ours add int32 size + ``{"name":{"frozenQueues":[1],"topicSysFlag":2}}`` for topics with either.
 """
 
 from __future__ import annotations
@@ -53,6 +54,14 @@ class _TopicDocument(msgspec.Struct, rename="camel"):
     perm: int = 6
     topic_sys_flag: int = 0
     frozen_queues: tuple[int, ...] = ()
+
+
+class _BesidesDocument(msgspec.Struct, rename="camel"):
+    topic_sys_flag: int = 0
+    frozen_queues: tuple[int, ...] = ()
+
+
+_NOTHING_BESIDES: Final = _BesidesDocument()
 
 
 class _TableDocument(msgspec.Struct, rename="camel"):
@@ -143,18 +152,34 @@ def _decode_compressed(data: bytes) -> Registration:
     topic_count, at = _take_int32(data, at)
     if topic_count > TOPICS_MAX:
         raise RequestError(ResponseCode.SYSTEM_ERROR, f"the body has more than {TOPICS_MAX} topics")
-    topics = _Topics()
+    words_of: list[list[bytes]] = []
     for _ in range(topic_count):
         text, at = _take_text(data, at)
-        words = text.split(b" ")
+        words_of.append(text.split(b" "))
+    besides = _take_besides(data, at)
+    topics = _Topics()
+    for words in words_of:
         try:
             name = words[0].decode()
             read_queues, write_queues, perm = int(words[1]), int(words[2]), int(words[3])
         except (ValueError, IndexError):
             raise _broken() from None
-        topics.add(name, read_queues, write_queues, perm)
-    # The filter servers that may follow are a feature no broker has any more.
+        more = besides.get(name, _NOTHING_BESIDES)
+        topics.add(
+            name, read_queues, write_queues, perm, sys_flag=more.topic_sys_flag, frozen=more.frozen_queues
+        )
     return Registration(version, topics.accepted, topics.refused_count)
+
+
+def _take_besides(data: bytes, at: int) -> dict[str, _BesidesDocument]:
+    """What brokers of ours say behind the filter servers, which no broker has any more."""
+    if at == len(data):
+        return {}
+    _, at = _take_text(data, at)
+    if at == len(data):
+        return {}
+    text, _ = _take_text(data, at)
+    return lenient_json.decode(text, dict[str, _BesidesDocument])
 
 
 def _take_int32(data: bytes, at: int) -> tuple[int, int]:

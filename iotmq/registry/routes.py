@@ -64,7 +64,15 @@ class TopicRoute(NamedTuple):
     """Everything a client needs to reach a topic, sorted by broker name."""
 
     queues: list[tuple[str, TopicQueues]]
+    # Without those that are away.
     brokers: list[BrokerGroup]
+
+
+class _Away(NamedTuple):
+    """What a broker offered that has left, and when it was last heard of."""
+
+    topics: dict[str, TopicQueues]
+    heard_s: float
 
 
 class _Lease:
@@ -94,7 +102,7 @@ class RouteTable:
 
     An address holds at most one place (broker name and id), and a place at most one address; the later
     registration wins. The topics of a broker name are those its master registered last, and stay as long
-    as any broker of that name lives.
+    as any broker of that name lives. After that they are remembered for those who ask for what is away.
     """
 
     def __init__(self, *, brokers_max: int = BROKERS_MAX, topics_max: int = TOPICS_MAX) -> None:
@@ -105,6 +113,9 @@ class RouteTable:
         self._topics: dict[str, dict[str, TopicQueues]] = {}
         # Broker name -> its topics, the other way round.
         self._topics_of: dict[str, set[str]] = {}
+        # Broker name -> what it had; those that left first come first. At most `brokers_max` names with
+        # `topics_max` topics in all.
+        self._away: dict[str, _Away] = {}
 
     # Brokers.
 
@@ -170,6 +181,11 @@ class RouteTable:
             self._leave(identity)
         return silent
 
+    def forget_away(self, now_s: float, memory_s: float) -> None:
+        """Forget the brokers that were last heard of `memory_s` ago or before."""
+        for name in [name for name, away in self._away.items() if now_s - away.heard_s >= memory_s]:
+            del self._away[name]
+
     def data_version(self, address: str) -> DataVersion | None:
         """The version the broker at `address` registered with last."""
         lease = self._leases.get(address)
@@ -183,13 +199,16 @@ class RouteTable:
 
     # Questions.
 
-    def route(self, topic: str) -> TopicRoute | None:
-        """The route of a topic; None when no live broker has it."""
-        queues = self._topics.get(topic)
+    def route(self, topic: str, *, with_away: bool = False) -> TopicRoute | None:
+        """The route of a topic; None when no live broker has it, nor (`with_away`) one that has left."""
+        queues = self._topics.get(topic, {})
+        if with_away:
+            left = {name: away.topics[topic] for name, away in self._away.items() if topic in away.topics}
+            queues = left | queues
         if not queues:
             return None
         in_order = sorted(queues.items())
-        return TopicRoute(in_order, [self._groups[name] for name, _ in in_order])
+        return TopicRoute(in_order, [self._groups[name] for name, _ in in_order if name in self._groups])
 
     def groups(self) -> list[BrokerGroup]:
         """All broker names, sorted."""
@@ -202,10 +221,11 @@ class RouteTable:
             clusters.setdefault(group.cluster, []).append(group.name)
         return dict(sorted(clusters.items()))
 
-    def topics(self, cluster: str | None = None) -> list[str]:
-        """The names of all topics, or of those a cluster has; sorted."""
+    def topics(self, cluster: str | None = None, *, with_away: bool = False) -> list[str]:
+        """The names of all topics (`with_away`: of brokers that have left, too), or a cluster's; sorted."""
         if cluster is None:
-            return sorted(self._topics)
+            away = self._away.values() if with_away else ()
+            return sorted(self._topics.keys() | {topic for broker in away for topic in broker.topics})
         names: set[str] = set()
         for group in self._groups.values():
             if group.cluster == cluster:
@@ -248,6 +268,8 @@ class RouteTable:
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
         """Forget a topic, everywhere or in one cluster, until a broker registers it again."""
+        for away in self._away.values():
+            away.topics.pop(topic, None)
         for name in list(self._topics.get(topic, ())):
             if cluster is None or self._groups[name].cluster == cluster:
                 self._drop_topic(name, topic)
@@ -271,17 +293,29 @@ class RouteTable:
         group.addresses[identity.broker_id] = identity.address
 
     def _leave(self, identity: BrokerIdentity) -> None:
-        del self._leases[identity.address]
+        lease = self._leases.pop(identity.address)
         group = self._groups[identity.name]
         del group.addresses[identity.broker_id]
         if not group.addresses:
             del self._groups[identity.name]
-            for topic in self._topics_of.pop(identity.name, set()):
+            topics = self._topics_of.pop(identity.name, set())
+            queues_of = {topic: self._topics[topic][identity.name] for topic in topics}
+            self._remember(identity.name, queues_of, lease.renewed_s)
+            for topic in topics:
                 self._drop_queues(identity.name, topic)
+
+    def _remember(self, name: str, topics: dict[str, TopicQueues], heard_s: float) -> None:
+        if not topics:
+            return
+        self._away[name] = _Away(topics, heard_s)
+        room = self._topics_max - sum(len(away.topics) for away in self._away.values())
+        while room < 0 or len(self._away) > self._brokers_max:
+            room += len(self._away.pop(next(iter(self._away))).topics)
 
     def _replace_topics(self, name: str, topics: Mapping[str, TopicQueues]) -> None:
         former = self._topics_of.get(name, set())
         self._topics_of[name] = set(topics)
+        self._away.pop(name, None)
         for topic in former - topics.keys():
             self._drop_queues(name, topic)
         for topic, queues in topics.items():
@@ -322,6 +356,7 @@ class RouteTable:
         by_broker = {(topic, name) for name, topics in self._topics_of.items() for topic in topics}
         if by_topic != by_broker:
             problems.append(f"topics {by_topic ^ by_broker} are known one way only")
+        problems += [f"{name} is both here and away" for name in self._away.keys() & self._topics_of.keys()]
         problems += [f"topic {topic} has no broker" for topic, brokers in self._topics.items() if not brokers]
         problems += [
             f"topics of {name}, which is not registered" for name in self._topics_of.keys() - self._groups

@@ -24,6 +24,7 @@ from iotmq.remoting.command import Command
 from iotmq.remoting.properties_text import parse_properties, properties_text
 from iotmq.remoting.server import RemotingServer, ServerConnection
 from iotmq.remoting.tls import server_tls
+from iotmq.supervised import supervise, surviving
 
 logger = logging.getLogger("iotmq.registry")
 
@@ -111,7 +112,7 @@ class Registry:
             self._values = await asyncio.to_thread(self._file.load)
         if self._settings_file is not None:
             self._settings = await asyncio.to_thread(self._settings_file.load)
-        self._changer = asyncio.create_task(self._apply_changes())
+        self._changer = supervise("changes of settings", self._apply_changes)
         await self._server.start()
         self._scan_after(min(_FIRST_SCAN_S, self._settings.scan_interval_s))
 
@@ -150,7 +151,9 @@ class Registry:
 
     def drop_silent_brokers(self) -> None:
         """Take brokers out of the routes that were silent too long; runs by itself."""
-        silent = self._routes.expire(self._clock.monotonic_s(), self._settings.broker_timeout_s)
+        now_s = self._clock.monotonic_s()
+        silent = self._routes.expire(now_s, self._settings.broker_timeout_s)
+        self._routes.forget_away(now_s, self._settings.broker_memory_s)
         self._lost("silent", silent)
 
     # The listener's handler.
@@ -164,7 +167,8 @@ class Registry:
 
     def _scan_after(self, delay_s: float) -> None:
         def scan() -> None:
-            self.drop_silent_brokers()
+            with surviving("end of silent brokers"):
+                self.drop_silent_brokers()
             self._scan_after(self._settings.scan_interval_s)
 
         self._scan_timer = asyncio.get_running_loop().call_later(delay_s, scan)
@@ -251,7 +255,7 @@ class Registry:
 
     def _route(self, connection: ServerConnection, request: Command) -> Command:
         topic = request.text("topic")
-        route = self._routes.route(topic)
+        route = self._routes.route(topic, with_away=request.boolean("withAway"))
         if route is None:
             return request.reply(
                 ResponseCode.TOPIC_NOT_EXIST, remark=f"no broker has the topic {topic[:128]!a}"
@@ -269,7 +273,7 @@ class Registry:
         return request.reply(ResponseCode.SUCCESS, body=lenient_json.encode(document))
 
     def _topics(self, connection: ServerConnection, request: Command) -> Command:
-        return _topic_list(request, self._routes.topics())
+        return _topic_list(request, self._routes.topics(with_away=request.boolean("withAway")))
 
     def _topics_of_cluster(self, connection: ServerConnection, request: Command) -> Command:
         return _topic_list(request, self._routes.topics(request.text("cluster")))

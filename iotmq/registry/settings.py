@@ -46,6 +46,16 @@ class RegistrySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             description="Seconds between looks for silent brokers; a silent one is seen this much later.",
         ),
     ] = 10.0
+    broker_memory_s: Annotated[
+        float,
+        Meta(
+            ge=0.0,
+            le=604_800.0,
+            description="Seconds a broker that has left is still named to readers that ask for it, as Spark's"
+            " source does: a read waits for it, or fails, instead of leaving out its queues. Lower it when a"
+            " broker is taken away for good.",
+        ),
+    ] = 3_600.0
     idle_timeout_s: Annotated[
         float,
         Meta(

@@ -16,6 +16,7 @@ from iotmq.remoting.first_byte import FirstByteListener
 from iotmq.remoting.frame import Run
 from iotmq.remoting.tls import ServerTls
 from iotmq.remoting.traffic import Traffic
+from iotmq.supervised import supervise, surviving
 
 # How long stop() waits for peers to take what was already answered.
 _STOP_S: Final = 0.5
@@ -157,7 +158,8 @@ class RemotingServer:
 
     def _schedule_scan(self, loop: asyncio.AbstractEventLoop) -> None:
         def scan() -> None:
-            self.close_idle()
+            with surviving("end of idle connections"):
+                self.close_idle()
             self._schedule_scan(loop)
 
         self._scan_timer = loop.call_later(self._idle_s / 8, scan)
@@ -174,7 +176,7 @@ class RemotingServer:
             )
             # The first one's port is everybody's when a free one was asked for.
             self.port = port = listening.getsockname()[1]
-        self._tls_reloads = loop.create_task(tls.reload_repeatedly())
+        self._tls_reloads = supervise("reading of certificates", tls.reload_repeatedly)
 
     def _has_room_for(self, undecided_count: int) -> bool:
         return len(self._active_s) + undecided_count <= self._connections_max

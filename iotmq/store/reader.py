@@ -188,7 +188,13 @@ class StoreReader:
         )
 
     def query_steps(
-        self, topic: str, key: str, *, begin_ms: int, end_ms: int, records_max: int
+        self,
+        topic: str,
+        key: str,
+        *,
+        begin_ms: int = 0,
+        end_ms: int = 1 << 62,
+        records_max: int = INDEX_QUERY_RECORDS_MAX,
     ) -> Steps[list[memoryview]]:
         """`query` for the loop: see `iotmq.store.cold_steps`."""
         views: list[memoryview] = []

@@ -49,6 +49,9 @@ P = TypeVar("P", bound=Projection)
 
 logger = logging.getLogger("iotmq.store")
 
+# A clock that is set back by so much at most does not take the times of the log back with it.
+CLOCK_STEP_BACK_MS_MAX = 600_000
+
 
 class Store(StoreReader):
     """A data directory opened for appending and reading. One thread owns it and calls everything here.
@@ -279,7 +282,7 @@ class Store(StoreReader):
             appended = self._append(
                 queue,
                 elements,
-                store_timestamp_ms=self._clock.now_ms(),
+                store_timestamp_ms=self._store_time_ms(),
                 born_timestamp_ms=born_timestamp_ms,
                 born_host=born_host,
                 sys_flag=sys_flag,
@@ -305,7 +308,7 @@ class Store(StoreReader):
         """The store time for appends made through `log`; -1 while they may be refused: `append` knows."""
         if self._refusals.current is not None or self._flusher.failure is not None:
             return -1
-        return self._clock.now_ms()
+        return self._store_time_ms()
 
     def end_appends(self) -> None:
         """Do for what was appended what follows an append: room ahead, and flushing where that was promised.
@@ -558,6 +561,16 @@ class Store(StoreReader):
             )
         yield from self._trimmer.metrics()
         yield from self._projections.metrics()
+
+    def _store_time_ms(self) -> int:
+        """The store time of the next record: the clock's, or the last record's when the clock was set back.
+
+        Searches by time go by halves, so the times of a log must not fall. A clock that is back by more than
+        CLOCK_STEP_BACK_MS_MAX was wrong before, and the log follows it rather than staying in the future.
+        """
+        now_ms = self._clock.now_ms()
+        back_ms = self._log.last_store_timestamp_ms - now_ms
+        return now_ms + back_ms if 0 < back_ms <= CLOCK_STEP_BACK_MS_MAX else now_ms
 
     def _bring_level(self, progress: CatchUpProgress | None) -> None:
         """Have queues and projections apply what the log has; then the threads that serve it may start."""

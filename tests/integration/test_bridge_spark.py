@@ -34,6 +34,10 @@ from iotmq.broker.broker import Broker
 from iotmq.broker.intake import IntakeError, StoredBatch
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.store_host import resolve_store_host
+from iotmq.client.admin_changes import AdminChanges
+from iotmq.client.client import IotmqClient
+from iotmq.client.queue_scaling import QueueScaling
+from iotmq.client.settings import ClientSettings
 from iotmq.message.properties import KEYS, MQTT_CLIENT_ID, MQTT_TOPIC, TAGS, encode_properties
 from iotmq.message.record import encode_batch
 from iotmq.registry.server import Registry
@@ -102,6 +106,36 @@ class Gateway:
         """Store messages in one queue."""
         batch = encode_batch([(body, encode_properties(properties), 0) for body, properties in elements])
         self._call(self._append(topic, queue_id, batch))
+
+    def shrink(self, topic: str, queue_count: int) -> None:
+        """Remove the last queues of a topic, whatever is in them, and wait until its route says so."""
+        self._call(self._shrink(topic, queue_count))
+        self._wait_for_route(topic, queue_count)
+
+    def delete(self, topic: str) -> None:
+        """Delete a topic and wait until nobody can find it."""
+        self._call(self._delete(topic))
+        self._wait_for_route(topic, 0)
+
+    async def _shrink(self, topic: str, queue_count: int) -> None:
+        async with IotmqClient(ClientSettings(registries=(self.address,))) as client:
+            scaling = QueueScaling(client)
+            await scaling.freeze(topic, range(queue_count, QUEUES))
+            await scaling.remove(topic, queue_count, is_forced=True)
+
+    async def _delete(self, topic: str) -> None:
+        async with IotmqClient(ClientSettings(registries=(self.address,))) as client:
+            await AdminChanges(client).delete_topic(topic)
+
+    def _wait_for_route(self, topic: str, queue_count: int) -> None:
+        deadline_s = time.monotonic() + STEP_S
+        while True:
+            route = self._registry._routes.route(topic)
+            there = sum(queues.read_queue_count for _, queues in route.queues) if route else 0
+            if there == queue_count:
+                return
+            assert time.monotonic() < deadline_s, f"{topic} has no {queue_count} queues"
+            threading.Event().wait(0.02)
 
     async def _create(self, topic: str) -> None:
         self._broker.intake.queue_count(topic, create=True)
@@ -284,6 +318,60 @@ def test_a_running_stream_from_latest_survives_a_broker_restart_and_its_own(
     gateway.produce(topic, 1, numbered(1, 9, 12))
     finish(start(spark, source, sink, tmp_path / "checkpoint", available_now=True))
     assert sink.rows == expected((0, 30, 60), (1, 0, 12), (2, 0, 7))
+
+
+def test_a_stream_goes_on_over_expired_records_a_removed_queue_and_a_deleted_topic(
+    spark: SparkSession, gateway: Gateway, topic: str, tmp_path: Path
+) -> None:
+    other = topic + "-other"
+    gateway.create(other)
+    short = [(body, {**properties, "MSG_TTL_MS": "1"}) for body, properties in numbered(0, 5, 10)]
+    gateway.produce(topic, 0, [*numbered(0, 0, 5), *short, *numbered(0, 10, 20)])
+    gateway.produce(topic, 3, numbered(3, 0, 5))
+    gateway.produce(other, 1, numbered(1, 0, 3))
+    expired_ms = now_ms() + 1
+    while now_ms() <= expired_ms:
+        threading.Event().wait(0.001)
+    source = options(gateway, f"{topic},{other}", startingOffsets="earliest")
+    sink = Collected()
+    query = start(spark, source, sink, tmp_path / "checkpoint", available_now=False)
+    try:
+        wait_until(lambda: sink.rows == expected((0, 0, 20), (1, 0, 3), (3, 0, 5)), query)
+        gateway.shrink(topic, QUEUES - 1)
+        gateway.delete(other)
+        gateway.produce(topic, 0, numbered(0, 20, 22))
+        wait_until(lambda: len(sink.rows) == 30, query)
+    finally:
+        query.stop()
+    gateway.produce(topic, 2, numbered(2, 0, 2))
+    finish(start(spark, source, sink, tmp_path / "checkpoint", available_now=True))
+    assert sink.rows == expected((0, 0, 22), (1, 0, 3), (2, 0, 2), (3, 0, 5))
+
+
+def test_a_broker_that_is_away_is_waited_for_and_never_left_out(
+    spark: SparkSession, gateway: Gateway, topic: str, tmp_path: Path
+) -> None:
+    gateway.produce(topic, 0, numbered(0, 0, 20))
+    source = options(gateway, topic, startingOffsets="earliest")
+    failing = Collected()
+
+    def fail(frame: DataFrame, batch_id: int) -> None:
+        raise RuntimeError("the sink is not there")
+
+    query = start(spark, source, fail, tmp_path / "checkpoint", available_now=False)  # type: ignore[arg-type]
+    with pytest.raises(Exception, match="the sink is not there"):
+        query.awaitTermination(STEP_S)
+    gateway.stop_broker()
+    away = options(gateway, topic, retryTimeoutMs="300")
+    with pytest.raises(Exception, match=r"broker broker-a of topic .* is away"):
+        spark.read.format("iotmq").options(**away).load().count()
+    # The batch that was interrupted is planned while nobody knows where its broker is.
+    again = start(spark, source, failing, tmp_path / "checkpoint", available_now=False)
+    try:
+        threading.Timer(3.0, gateway.start_broker).start()
+        wait_until(lambda: failing.rows == expected((0, 0, 20)), again)
+    finally:
+        again.stop()
 
 
 KILLED_STREAM = """

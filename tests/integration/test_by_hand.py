@@ -13,10 +13,13 @@ import uvloop
 
 from iotmq import by_hand
 from iotmq.assembly import Process
-from iotmq.client.message import SendResult
+from iotmq.client.message import ReceivedMessage, SendResult
+from iotmq.client.routes import MessageQueue
+from iotmq.client.settings import ClientSettings
 from iotmq.config import load_config
 from iotmq.errors import MessageRefusedError
 from iotmq.limits import RECORD_BYTES_MAX
+from iotmq.message.record import decode_record, encode_record
 
 
 @pytest.fixture(scope="module")
@@ -25,12 +28,12 @@ def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
 
 
 @pytest.fixture
-async def registries(tmp_path: Path) -> AsyncIterator[tuple[str, ...]]:
+async def settings(tmp_path: Path) -> AsyncIterator[ClientSettings]:
     ports = [f"{section}.listen_port=0" for section in ("registry", "broker", "mqtt", "http")]
     sizes = ["store.segment_bytes=16777216", "store.allocation_step_bytes=65536"]
     process = Process(load_config(assignments=[*ports, *sizes], data=str(tmp_path)), "serve")
     await process.start()
-    yield (process.addresses["registry"],)
+    yield ClientSettings(registries=(process.addresses["registry"],))
     await process.stop()
 
 
@@ -51,49 +54,47 @@ class ClosedPipe(io.BytesIO):
         return super().write(data)  # type: ignore[arg-type]
 
 
-async def test_what_is_produced_is_consumed_in_the_order_of_its_key(registries: tuple[str, ...]) -> None:
+async def test_what_is_produced_is_consumed_in_the_order_of_its_key(settings: ClientSettings) -> None:
     reports: list[SendResult] = []
     sent = [b"%d" % number for number in range(20)]
-    count = await by_hand.produce(registries, "t", bodies(*sent), key="k", report=reports.append)
+    count = await by_hand.produce(settings, "t", bodies(*sent), key="k", report=reports.append)
     assert count == len(reports) == 20
     assert [report.queue_offset for report in reports] == list(range(20))
     output = io.BytesIO()
-    written = await by_hand.consume(registries, "t", output, begin="first", count_max=20, output_format="raw")
+    written = await by_hand.consume(settings, "t", output, begin="first", count_max=20, output_format="raw")
     assert written == 20
     assert output.getvalue().splitlines() == sent
 
 
-async def test_a_group_goes_on_where_its_last_reader_ended(registries: tuple[str, ...]) -> None:
-    await by_hand.produce(registries, "t", bodies(b"a", b"b", b"c", b"d"), key="k")
+async def test_a_group_goes_on_where_its_last_reader_ended(settings: ClientSettings) -> None:
+    await by_hand.produce(settings, "t", bodies(b"a", b"b", b"c", b"d"), key="k")
     read = []
     for _ in range(2):
         output = io.BytesIO()
         await by_hand.consume(
-            registries, "t", output, group="g", begin="first", count_max=2, output_format="raw"
+            settings, "t", output, group="g", begin="first", count_max=2, output_format="raw"
         )
         read += output.getvalue().splitlines()
     assert read == [b"a", b"b", b"c", b"d"]
 
 
-async def test_a_reader_without_group_begins_at_the_end_and_waits(registries: tuple[str, ...]) -> None:
-    await by_hand.produce(registries, "t", bodies(b"before"), key="k")
+async def test_a_reader_without_group_begins_at_the_end_and_waits(settings: ClientSettings) -> None:
+    await by_hand.produce(settings, "t", bodies(b"before"), key="k")
     output = io.BytesIO()
-    reading = asyncio.ensure_future(
-        by_hand.consume(registries, "t", output, count_max=1, output_format="raw")
-    )
+    reading = asyncio.ensure_future(by_hand.consume(settings, "t", output, count_max=1, output_format="raw"))
     # Which message is its first depends on when it has found the end of the queue; "before" it never is.
     while not reading.done():
-        await by_hand.produce(registries, "t", bodies(b"after"), key="k")
+        await by_hand.produce(settings, "t", bodies(b"after"), key="k")
     assert await reading == 1
     assert output.getvalue() == b"after\n"
 
 
-async def test_json_has_everything_about_a_message(registries: tuple[str, ...]) -> None:
+async def test_json_has_everything_about_a_message(settings: ClientSettings) -> None:
     await by_hand.produce(
-        registries, "t", bodies(b"text", b"\xff\x00"), key="k", tags="A", properties={"unit": "kelvin"}
+        settings, "t", bodies(b"text", b"\xff\x00"), key="k", tags="A", properties={"unit": "kelvin"}
     )
     output = io.BytesIO()
-    await by_hand.consume(registries, "t", output, begin="first", count_max=2, output_format="json")
+    await by_hand.consume(settings, "t", output, begin="first", count_max=2, output_format="json")
     text, binary = [msgspec.json.decode(line) for line in output.getvalue().splitlines()]
     assert (text["topic"], text["offset"], text["keys"], text["tags"]) == ("t", 0, ["k"], "A")
     assert text["properties"]["unit"] == "kelvin"
@@ -102,34 +103,41 @@ async def test_json_has_everything_about_a_message(registries: tuple[str, ...]) 
     assert "body" not in binary
 
 
-async def test_text_cannot_steer_the_terminal(registries: tuple[str, ...]) -> None:
-    await by_hand.produce(registries, "t", bodies(b"\x1b[2Jtwo\nlines\xff"), key="k")
+async def test_text_cannot_steer_the_terminal(settings: ClientSettings) -> None:
+    await by_hand.produce(settings, "t", bodies(b"\x1b[2Jtwo\nlines\xff"), key="k")
     output = io.BytesIO()
-    await by_hand.consume(registries, "t", output, begin="first", count_max=1)
+    await by_hand.consume(settings, "t", output, begin="first", count_max=1)
     line = output.getvalue().decode()
     assert line.endswith(" k \\x1b[2Jtwo\\nlines\\xff\n")
     assert line.removesuffix("\n").isprintable()
 
 
-async def test_tags_choose_what_is_read(registries: tuple[str, ...]) -> None:
-    await by_hand.produce(registries, "t", bodies(b"no"), key="k", tags="A")
-    await by_hand.produce(registries, "t", bodies(b"yes"), key="k", tags="B")
+async def test_tags_choose_what_is_read(settings: ClientSettings) -> None:
+    await by_hand.produce(settings, "t", bodies(b"no"), key="k", tags="A")
+    await by_hand.produce(settings, "t", bodies(b"yes"), key="k", tags="B")
     output = io.BytesIO()
     await by_hand.consume(
-        registries, "t", output, tags="B || C", begin="first", count_max=1, output_format="raw"
+        settings, "t", output, tags="B || C", begin="first", count_max=1, output_format="raw"
     )
     assert output.getvalue() == b"yes\n"
 
 
-async def test_a_reader_whose_output_is_gone_ends_and_loses_nothing(registries: tuple[str, ...]) -> None:
-    await by_hand.produce(registries, "t", bodies(b"a", b"b", b"c"), key="k")
+async def test_a_reader_whose_output_is_gone_ends_and_loses_nothing(settings: ClientSettings) -> None:
+    await by_hand.produce(settings, "t", bodies(b"a", b"b", b"c"), key="k")
     with pytest.raises(BrokenPipeError):
         await by_hand.consume(
-            registries, "t", ClosedPipe(), group="g", begin="first", count_max=3, output_format="raw"
+            settings, "t", ClosedPipe(), group="g", begin="first", count_max=3, output_format="raw"
         )
     output = io.BytesIO()
-    await by_hand.consume(registries, "t", output, group="g", begin="first", count_max=2, output_format="raw")
+    await by_hand.consume(settings, "t", output, group="g", begin="first", count_max=2, output_format="raw")
     assert output.getvalue() == b"b\nc\n"
+
+
+@pytest.mark.parametrize("output_format", ["text", "json", "raw"])
+def test_a_body_that_cannot_be_inflated_is_shown_as_it_is_stored(output_format: by_hand.OutputFormat) -> None:
+    record = decode_record(encode_record(topic="t", body=b"no zlib", queue_id=0, sys_flag=1))
+    line = by_hand._FORMATS[output_format](ReceivedMessage(MessageQueue("t", "b", 0), record))
+    assert b"no zlib" in line
 
 
 async def test_lines_of_a_stream_come_without_their_ends() -> None:
@@ -147,18 +155,18 @@ async def test_a_line_is_taken_up_to_its_limit(size: int, is_taken: bool) -> Non
             [line async for line in by_hand.lines_of(stream)]
 
 
-async def test_more_than_fits_in_flight_is_sent_all_the_same(registries: tuple[str, ...]) -> None:
-    assert await by_hand.produce(registries, "t", bodies(*[b"x"] * 3_000)) == 3_000
+async def test_more_than_fits_in_flight_is_sent_all_the_same(settings: ClientSettings) -> None:
+    assert await by_hand.produce(settings, "t", bodies(*[b"x"] * 3_000)) == 3_000
 
 
 async def test_a_body_no_broker_takes_is_refused_and_those_before_it_are_stored(
-    registries: tuple[str, ...],
+    settings: ClientSettings,
 ) -> None:
     reports: list[SendResult] = []
     with pytest.raises(MessageRefusedError):
         await by_hand.produce(
-            registries, "t", bodies(b"good", b"x" * (RECORD_BYTES_MAX + 1)), report=reports.append
+            settings, "t", bodies(b"good", b"x" * (RECORD_BYTES_MAX + 1)), report=reports.append
         )
     output = io.BytesIO()
-    await by_hand.consume(registries, "t", output, begin="first", count_max=1, output_format="raw")
+    await by_hand.consume(settings, "t", output, begin="first", count_max=1, output_format="raw")
     assert output.getvalue() == b"good\n"

@@ -37,8 +37,8 @@ async def shown(site: Site) -> dict[str, str]:
 
 def perms(site: Site) -> dict[str, int]:
     """What registries are told."""
-    table = json.loads(site.broker._presence.encode_topics())["topicConfigTable"]
-    return {name: topic["perm"] for name, topic in table.items()}
+    told = site.broker._presence.told_topics()
+    return {topic.topic_name: topic.perm & told.perm_mask for topic in told.configs()}
 
 
 async def test_settings_are_shown_under_both_names(site: Site) -> None:
@@ -160,15 +160,21 @@ async def test_bytes_that_are_no_text_are_refused(site: Site) -> None:
     assert response.code == 1
 
 
-async def test_a_change_that_cannot_be_saved_does_not_happen(
+async def test_a_change_that_cannot_be_saved_holds_is_said_and_is_tried_again(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    path = site.directory / "config" / "brokerSettings.json"
+
     def refuse(data: bytes, *, is_synced: bool) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(site.broker._changed_settings._file, "write", refuse)
-        response = await change(site, "broker.held_pulls_max=9")
-    assert response.code == 1
-    assert "No space left" in (response.remark or "")
-    assert site.broker.holds.held_max == BrokerSettings().held_pulls_max
+        for _ in range(2):
+            response = await change(site, "broker.held_pulls_max=9")
+            assert response.code == 1
+            assert "No space left" in (response.remark or "")
+        assert site.broker.holds.held_max == 9
+        assert not path.exists()
+    assert (await change(site, "broker.held_pulls_max=9")).code == 0
+    assert json.loads(path.read_bytes())["changes"]["broker.held_pulls_max"]["value"] == "9"

@@ -46,8 +46,8 @@ async def prepare(directory: Path) -> None:
         broker.subscription_groups.find_or_create("billing")
         broker.offsets.write(broker.offsets.encode())
         broker._sending.delays.write(broker._sending.delays.encode())
-        broker.topics.save(is_synced=True)
-        broker.subscription_groups.save(is_synced=True)
+        broker.topics.write(broker.topics.encode())
+        broker.subscription_groups.write(broker.subscription_groups.encode())
     await running.stop()
     for name in NAMES:
         path = directory / "config" / name

@@ -200,7 +200,7 @@ async def test_the_death_of_a_front_end_frees_what_its_transient_sessions_had(si
     assert await kept.subscribe(("$exclusive/k", 1)) == [1]
     await site.kill_front("one")
     for bench in site.benches:
-        await soon(lambda bench=bench: bench.broker.sessions._later, "the broker has noticed")  # type: ignore[misc]
+        await soon(lambda bench=bench: bench.broker.sessions._actions, "the broker has noticed")  # type: ignore[misc]
         bench.clock.advance(OWNER_GRACE_S)
         bench.broker.expire()
     await gets(two, [1])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -83,6 +84,35 @@ async def test_a_device_that_cannot_be_told_of_its_session_has_no_will(site: Mqt
         will = Will("w", b"never", 1, False)
         client.send(connect_packet("small", protocol_level=5, will=will, properties=told))
         assert await client.rest() == b"\x20\3\0\x95\0"
+    publisher = await Device5.connect(site, "p")
+    await publisher.publish("w", b"live")
+    assert (await watcher.received()).payload == b"live"
+
+
+async def test_a_device_that_is_taken_over_before_it_is_accepted_has_no_will(
+    site: MqttSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[MQTT-3.1.2-8]: neither its front end nor its broker publishes one."""
+    watcher = await Device5.connect(site, "watcher")
+    await watcher.subscribe(("w", 1))
+    front = site.fronts["one"]
+    for expiry_s in (0, 600):
+        asked: list[tuple[Any, ...]] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(front.sessions, "open_session", lambda *words, asked=asked: asked.append(words))
+            client = await RawClient.dial(front.mqtt.port)
+            will = Will("w", b"never", 1, False)
+            told = Properties(session_expiry_s=expiry_s)
+            client.send(connect_packet("gone", protocol_level=5, will=will, properties=told))
+            await soon(lambda asked=asked: bool(asked), "the broker is asked")
+            other = await RawClient.dial(front.mqtt.port)
+            other.send(connect_packet("gone", protocol_level=5, properties=told))
+            await client.rest()
+        for words in asked:
+            front.sessions.open_session(*words)
+        other.send(b"\xe0\0")
+        broker = site.bench.broker.sessions
+        await soon(lambda broker=broker: broker.owner_of("gone") is None, "the session is given up")
     publisher = await Device5.connect(site, "p")
     await publisher.publish("w", b"live")
     assert (await watcher.received()).payload == b"live"

@@ -103,6 +103,20 @@ async def test_a_queue_is_drained_when_every_group_consumed_it(site: Site) -> No
     assert (state["readQueueNums"], state["writeQueueNums"], states(state)) == (3, 3, "ooo")
 
 
+async def test_a_removed_queue_says_where_it_ends_while_its_messages_are_there(site: Site) -> None:
+    await site.send(b"x", e="3")
+    await change(site, RequestCode.FREEZE_QUEUES, queueIds="2,3")
+    await change(site, RequestCode.REMOVE_QUEUES, queueNums="2", isForce="true")
+    ends = []
+    for queue_id in ("1", "2", "3", "4", "-1"):
+        for code in (RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET):
+            answer = await site.ask(code, {"topic": "T", "queueId": queue_id})
+            ends.append(answer.ext.get("offset") if answer.code == 0 else answer.code)
+    # Of 2 nothing was ever stored, and 4 never was.
+    assert ends == ["0", "0", 22, 22, "0", "1", 22, 22, 22, 22]
+    assert (await site.ask(RequestCode.GET_MAX_OFFSET, {"topic": "U", "queueId": "0"})).code == 17
+
+
 async def test_messages_nobody_consumes_keep_a_queue_unless_forced(site: Site) -> None:
     await site.send(b"x", e="3")
     await change(site, RequestCode.FREEZE_QUEUES, queueIds="3")

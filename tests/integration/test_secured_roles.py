@@ -12,6 +12,7 @@ from certificates import make_certificate, make_root
 from eventually import eventually
 from gateway_process import GatewayProcess
 
+from iotmq.cli import main
 from iotmq.client import ClientSettings, SyncAdmin, SyncClient
 
 FILE = """
@@ -77,6 +78,21 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     site = Site(tmp_path_factory.mktemp("secured"))
     with site.registry, site.broker:
         yield site
+
+
+def test_messages_are_sent_and_read_by_hand_with_an_account_and_tls(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    connect = ("--registry", site.registry.registry, "--tls", "--tls-ca", str(site.ca_file))
+    produce = ("produce", "by-hand", "one", "two", "--key", "k", *connect)
+    consume = ("consume", "by-hand", "--from", "first", "--count", "2", "--format", "raw", *connect)
+    assert main(produce) == 1
+    assert b"is not signed" in capsysbinary.readouterr().err
+    monkeypatch.setenv("IOTMQ_SECRET_KEY", "abcdefgh")
+    assert main((*produce, "--access-key", "front-end")) == 0
+    capsysbinary.readouterr()
+    assert main((*consume, "--access-key", "somebody")) == 0
+    assert capsysbinary.readouterr().out == b"one\ntwo\n"
 
 
 def test_a_front_end_with_its_account_serves_devices(site: Site) -> None:

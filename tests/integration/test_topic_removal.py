@@ -46,7 +46,7 @@ async def rebuilt(site: Site) -> None:
 
 
 async def power_cut(site: Site) -> None:
-    """topics.json is not synced when a topic changes: the one of before the deletion comes back."""
+    """topics.json is written after the answer to a deletion: the one of before may come back."""
     topics = site.directory / "config" / "topics.json"
     await site.stop(as_crash=True)
     document = json.loads(topics.read_bytes())

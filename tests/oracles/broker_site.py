@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from eventually import soon
+
 from iotmq.broker.broker import Broker
 from iotmq.broker.settings import BrokerSettings
 from iotmq.clock import ManualClock
@@ -44,6 +46,9 @@ class Site:
         self.client = await ClientConnection.connect("127.0.0.1", self.broker.port)
 
     async def stop(self, *, as_crash: bool = False) -> None:
+        if as_crash:
+            # What a send or a heartbeat has made is in the files a moment later.
+            await soon(lambda: not self.broker._files.is_behind, "the files of the broker")
         files = (
             {path: path.read_bytes() for path in (self.directory / "config").iterdir()} if as_crash else {}
         )

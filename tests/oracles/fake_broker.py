@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable
 from typing import Any
 
 from iotmq.message.record import encode_record
@@ -135,8 +134,6 @@ class FakeBroker(_Handler):
         self.held: list[tuple[ServerConnection, Command]] = []
         self.given_back: Counter[int] = Counter()
         self.position = 0
-        self.send_delay: Callable[[ServerConnection, Command], None] | None = None
-        """Takes over the answer of a send, when set."""
 
     def data(self) -> dict[str, Any]:
         return {"brokerName": self.name, "brokerAddrs": {"0": self.address}, "cluster": "c"}

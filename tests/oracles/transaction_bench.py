@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from eventually import soon
+
 from iotmq.broker.broker import Broker
 from iotmq.broker.intake import Intake, IntakeError
 from iotmq.broker.settings import BrokerSettings
@@ -145,6 +147,8 @@ class Bench:
             answer = self.broker.requests.handle(self.connection, request)  # type: ignore[arg-type]
         except RequestError as error:
             return request.reply(error.code, remark=str(error))
+        finally:
+            self.transactions._invariants()
         return answer or request.reply(-1)
 
     def prepare(
@@ -190,6 +194,15 @@ class Bench:
                 RequestCode.END_TRANSACTION, {name: value for name, value in words.items() if value != "-"}
             )
         )
+
+    async def end_later(self, prepared: Command, outcome: int) -> Command:
+        """`end`, with an answer that may wait for the disk."""
+        count = len(self.connection.replies)
+        answer = self.end(prepared, outcome)
+        if answer.code != -1:
+            return answer
+        await soon(lambda: len(self.connection.replies) > count, "the answer")
+        return self.connection.replies[-1]
 
     def check(self, *, after_s: float = CHECK_INTERVAL_S) -> None:
         """One round of checks after so many seconds."""

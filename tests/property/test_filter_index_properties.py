@@ -26,7 +26,7 @@ class FilterIndexMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.index = FilterIndex(shapes_max=2, cached_topics_max=4)
+        self.index = FilterIndex(cached_topics_max=4, cached_bytes_max=16 * 1024)
         self.ids: dict[str, int] = {}
 
     @rule(topic_filter=filters())
@@ -51,6 +51,7 @@ class FilterIndexMachine(RuleBasedStateMachine):
 
     @invariant()
     def knows_what_was_added(self) -> None:
+        self.index._invariants()
         assert len(self.index) == len(self.ids)
         assert self.index.is_empty is (not self.ids)
         assert all(self.index.id_of(name) == number for name, number in self.ids.items())

@@ -79,10 +79,10 @@ def example(directory: Path) -> None:
     store.close()
     topics = TopicTable(directory / "config" / "topics.json", clock)
     topics.put(TopicConfig(topic_name="T", read_queue_nums=4, write_queue_nums=4))
-    topics.save(is_synced=False)
+    topics.write(topics.encode())
     groups = SubscriptionGroups(directory / "config" / "subscriptionGroup.json", clock, may_create=True)
     groups.find_or_create("g")
-    groups.save(is_synced=False)
+    groups.write(groups.encode())
     offsets = ConsumerOffsets(directory / "config" / "consumerOffset.json")
     offsets.commit("g", "T", 2, 3)
     offsets.write(offsets.encode())
@@ -95,6 +95,7 @@ def example(directory: Path) -> None:
         directory / "config" / "brokerSettings.json", BrokerSettings(), StoreSettings()
     )
     settings.change({"broker.is_writable": "false"}, END_MS)
+    settings.write(settings.encoder()())
     filters = ConsumerFilters(
         directory / "config" / "consumerFilter.json", ManualClock(END_MS), is_enabled=True
     )

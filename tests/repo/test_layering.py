@@ -14,13 +14,15 @@ PACKAGE = ROOT / "iotmq"
 # From the bottom up; a module may import what stands on a lower line, and itself. The names of the
 # first line may be used by all, and by each other without a circle.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"limits", "errors", "clock", "metrics", "log_format", "setting_text", "watched_file"}),
+    frozenset(
+        {"limits", "errors", "clock", "metrics", "log_format", "setting_text", "supervised", "watched_file"}
+    ),
     frozenset({"message"}),
     frozenset({"remoting", "mqtt"}),
     frozenset({"client", "store"}),
     frozenset({"mqtt_front", "mqtt_client", "bridge", "console", "broker", "registry"}),
     frozenset({"config"}),
-    frozenset({"worker_channel"}),
+    frozenset({"worker_channel", "connection_options"}),
     frozenset({"mqtt_workers"}),
     frozenset({"assembly", "by_hand", "store_tools", "admin_command", "mqtt_command"}),
     frozenset({"sessions_command", "users_command", "mqtt_worker"}),

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import stat
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from iotmq.broker.settings import BrokerSettings
 from iotmq.clock import ManualClock
 from iotmq.errors import ConfigError, RequestError
 from iotmq.message.hosts import encode_host
+from iotmq.message.record import encode_batch
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.signature import Credentials, sign
@@ -60,11 +62,18 @@ accounts:
     secretKey: abcdefgh
     defaultTopicPerm: SUB
     defaultGroupPerm: SUB
+  - accessKey: gateway1
+    secretKey: abcdefgh
+    topicPerms:
+      - topicC=PUB
+      - MQTT_TOPIC=PUB
 """
+TO_DEVICES = "KEYS\x01k\x02MQTT_TOPIC\x01a/b\x02"
 KEYS = {
     "device1": Credentials("device1", "12345678"),
     "operator": Credentials("operator", "abcdefgh"),
     "reader99": Credentials("reader99", "abcdefgh"),
+    "gateway1": Credentials("gateway1", "abcdefgh"),
 }
 NEAR = "172.16.0.1"
 
@@ -79,7 +88,11 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def access(path: Path) -> AccessControl:
-    return AccessControl(path, topic_at={7: "topicA", 8: "topicB", 9: "%RETRY%groupC"}.get)
+    return AccessControl(
+        path,
+        topic_at={7: "topicA", 8: "topicB", 9: "%RETRY%groupC"}.get,
+        open_topics={"RMQ_SYS_TRACE_TOPIC", "C_REPLY_TOPIC"},
+    )
 
 
 def request_of(code: int, ext: dict[str, str] | None = None, body: bytes = b"", *, who: str = "") -> Command:
@@ -159,6 +172,16 @@ def test_the_white_list_remembers_so_many_addresses(access: AccessControl) -> No
         (10, send("%RETRY%groupA"), "SUB on group 'groupA'"),
         (10, send("%DLQ%groupA"), "SUB on group 'groupA'"),
         (10, send("RMQ_SYS_TRACE_TOPIC"), ""),
+        (324, send("topicB"), ""),
+        (324, send("topicC"), "PUB on topic 'topicC'"),
+        (324, send("%RETRY%groupA"), "SUB on group 'groupA'"),
+        (324, send("C_REPLY_TOPIC"), ""),
+        (325, {"a": "p", "b": "C_REPLY_TOPIC"}, ""),
+        (325, {"a": "p", "b": "topicA"}, "PUB on topic 'topicA'"),
+        (10, {**send("topicB"), "properties": TO_DEVICES}, "PUB on topic 'MQTT_TOPIC'"),
+        (310, {"a": "p", "b": "topicB", "i": TO_DEVICES}, "PUB on topic 'MQTT_TOPIC'"),
+        (320, {"a": "p", "b": "topicB", "i": TO_DEVICES}, "PUB on topic 'MQTT_TOPIC'"),
+        (324, {**send("C_REPLY_TOPIC"), "properties": TO_DEVICES}, "PUB on topic 'MQTT_TOPIC'"),
         (11, pull("topicC", "groupC"), ""),
         (11, pull("topicC", "unlisted"), ""),
         (11, pull("topicC", "groupA"), "SUB on group 'groupA'"),
@@ -196,6 +219,24 @@ def test_permissions_by_code(access: AccessControl, code: int, ext: dict[str, st
         assert "device1" in text
     else:
         access.check(request, NEAR)
+
+
+def test_an_element_of_a_batch_may_not_speak_to_devices_either(access: AccessControl) -> None:
+    ext = {"a": "p", "b": "topicB"}
+    quiet = encode_batch([(b"about MQTT_TOPIC\x01", b"KEYS\x01k\x02", 0)])
+    loud = quiet + encode_batch([(b"", TO_DEVICES.encode(), 0)])
+    access.check(request_of(320, ext, quiet, who="device1"), NEAR)
+    packed = zlib.compress(loud)
+    for code, fields in ((320, ext), (310, {**ext, "m": "true"})):
+        wrapped = request_of(code, {**fields, "f": "1"}, packed, who="device1")
+        assert "PUB on topic 'MQTT_TOPIC'" in refusal(access, wrapped)
+        assert "PUB on topic 'MQTT_TOPIC'" in refusal(access, request_of(code, fields, loud, who="device1"))
+        access.check(request_of(code, {**fields, "b": "topicC"}, loud, who="gateway1"), NEAR)
+
+
+def test_administrators_and_accounts_that_are_told_so_may_speak_to_devices(access: AccessControl) -> None:
+    for who in ("operator", "gateway1"):
+        access.check(request_of(10, {**send("topicC"), "properties": TO_DEVICES}, who=who), NEAR)
 
 
 def beat(group: str, topic: str) -> bytes:
@@ -425,7 +466,8 @@ class FakeConnection:
 
 def test_the_guard_hands_on_what_may_be_done(access: AccessControl) -> None:
     inner, connection = Inner(), FakeConnection()
-    guard = Guard(inner, access)
+    nothing: Any = None
+    guard = Guard(inner, access, nothing, nothing)
     response = guard.handle(connection, request_of(10, send("topicB"), who="device1"))  # type: ignore[arg-type]
     assert response is not None
     with pytest.raises(RequestError):
@@ -532,7 +574,7 @@ async def test_changes_at_the_same_time_come_one_after_the_other(access: AccessC
         *(changes.ask(50, accessKey=f"account{number}", secretKey="abcdefgh") for number in range(20))
     )
     assert {answer.code for answer in answers} == {0}
-    assert len(access.accounts.by_key) == 23
+    assert len(access.accounts.by_key) == 24
     assert access.accounts.version.counter == 20
 
 

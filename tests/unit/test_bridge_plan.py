@@ -51,6 +51,25 @@ def test_a_queue_that_is_gone_keeps_its_offset() -> None:
     assert [(loss.key, loss.wanted) for loss in step.losses] == [(A, 50)]
 
 
+def test_a_queue_that_was_removed_is_lost_with_what_was_not_read_of_it() -> None:
+    bounds = {B: QueueBounds(0, 2)}
+    step = advance(StreamOffset({A: 50, B: 1}), bounds, removed={A: QueueBounds(0, 50)})
+    assert step == (StreamOffset({A: 50, B: 2}), ())
+    step = advance(StreamOffset({A: 50, B: 1}), bounds, removed={A: QueueBounds(0, 51)})
+    assert step.end == StreamOffset({A: 50, B: 2})
+    assert [(loss.key, loss.wanted) for loss in step.losses] == [(A, 50)]
+
+
+def test_a_queue_nobody_knows_of_any_more_leaves_and_is_lost_unless_it_was_read_to_its_end() -> None:
+    bounds = {B: QueueBounds(0, 2)}
+    step = advance(StreamOffset({A: 50, B: 1}), bounds, removed={A: None}, known_ends={A: 50})
+    assert step == (StreamOffset({B: 2}), ())
+    for known_ends in ({}, {A: 51}):
+        step = advance(StreamOffset({A: 50, B: 1}), bounds, removed={A: None}, known_ends=known_ends)
+        assert step.end == StreamOffset({B: 2})
+        assert [(loss.key, loss.wanted) for loss in step.losses] == [(A, 50)]
+
+
 def test_a_queue_of_which_everything_was_deleted_is_empty_at_its_end() -> None:
     step = advance(StreamOffset({A: 5}), {A: QueueBounds(9, 9)})
     assert step.end == StreamOffset({A: 9})

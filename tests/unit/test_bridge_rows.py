@@ -79,9 +79,9 @@ def test_gaps_are_told_with_their_first_offset() -> None:
 
 
 def test_records_out_of_order_are_refused() -> None:
-    for order in ((5, 7, 6), (5, 5)):
+    for order in ((5, 7, 6), (5, 5), (5, 6, 6, 8), (5, 7, 6, 8)):
         with pytest.raises(RecordOrderError, match="topic 't' queue b:3"):
-            built(records(*order), 5, 8)
+            built(records(*order), 5, 9)
 
 
 def test_bytes_that_are_no_records_are_refused() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -145,3 +148,79 @@ def test_the_module_that_spark_looks_for_offers_the_source() -> None:
 
     assert issubclass(pyspark_iotmq.DefaultSource, DataSource)
     assert pyspark_iotmq.DefaultSource.name() == "iotmq"
+
+
+@pytest.mark.parametrize("missing", ["pyarrow", "numpy"])
+def test_without_what_the_source_needs_the_module_does_no_harm_to_others(missing: str) -> None:
+    program = (
+        f"import sys; sys.modules[{missing!r}] = None\n"
+        "import pyspark_iotmq\n"
+        "assert not hasattr(pyspark_iotmq, 'DefaultSource')\n"
+        "from pyspark.sql.datasource import DataSource\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+_SET = ("SPARK_LOCAL_IP", "PYSPARK_PYTHON")
+
+
+class _Builder:
+    """Keeps what a session would be made with."""
+
+    def __init__(self) -> None:
+        self.settings: dict[str, str] = {}
+
+    def appName(self, name: str) -> _Builder:  # noqa: N802
+        return self
+
+    def master(self, url: str) -> _Builder:
+        return self.config("spark.master", url)
+
+    def config(self, name: str, value: str) -> _Builder:
+        self.settings[name] = value
+        return self
+
+    def getOrCreate(self) -> mock.Mock:  # noqa: N802
+        return mock.Mock()
+
+
+def _settings_of_session(monkeypatch: pytest.MonkeyPatch, **options: Any) -> dict[str, str]:
+    builder = _Builder()
+    unset = {name: value for name, value in os.environ.items() if name not in _SET}
+    monkeypatch.setattr(os, "environ", unset)
+    fake = mock.Mock(builder=builder, **{"getActiveSession.return_value": None})
+    monkeypatch.setattr(spark_session, "SparkSession", fake)
+    monkeypatch.setattr(spark_session, "ensure_java", lambda: "java")
+    spark_session.session("x", **options)
+    return builder.settings
+
+
+def test_a_session_of_its_own_stays_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    settings = _settings_of_session(monkeypatch, cores=2, conf={"spark.ui.enabled": "true"})
+    assert settings["spark.master"] == "local[2,4]"
+    assert settings["spark.driver.host"] == settings["spark.driver.bindAddress"] == "127.0.0.1"
+    assert settings["spark.ui.enabled"] == "true"
+    assert os.environ["SPARK_LOCAL_IP"] == "127.0.0.1"
+
+
+def test_under_a_submission_addresses_and_master_are_those_of_the_submission(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Executors on other machines would look for the driver on their own loopback.
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    settings = _settings_of_session(monkeypatch, conf={"spark.sql.shuffle.partitions": "8"})
+    assert not settings.keys() & {"spark.master", "spark.driver.host", "spark.driver.bindAddress"}
+    assert settings["spark.sql.shuffle.partitions"] == "8"
+    assert not os.environ.keys() & {"SPARK_LOCAL_IP", "PYSPARK_PYTHON"}
+
+
+def test_settings_that_a_running_session_cannot_take_are_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(spark_session, "SparkSession", mock.Mock())
+    spark_session.session("x")
+    assert caplog.records == []
+    spark_session.session("x", profile="low_latency", conf={"a": "b"})
+    assert "profile, conf" in caplog.text

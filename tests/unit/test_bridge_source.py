@@ -93,6 +93,9 @@ class FakeCluster:
             "RMQ_SYS_X",
         ]
         self.broker = "broker-a"
+        self.is_registered = True
+        self.route_queues: int | None = None  # how many the route has; None for all
+        self.away: dict[str, int] = {}  # brokers that have left, with their queues
         self.pulls: list[tuple[int, int, int]] = []
         self.pull_records_max = 8
         self.before_pull: Callable[[ServerConnection, Command], Command | None] = lambda _c, _r: None
@@ -121,7 +124,14 @@ class FakeCluster:
             return request.reply(0, body=json.dumps({"topicList": self.topics}).encode())
         if request.code == RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_REGISTRY:
             return request.reply(0, body=json.dumps({"topicList": ["c", self.broker]}).encode())
-        queue = self.queues[request.integer("queueId")]
+        if request.code == RequestCode.GET_BROKER_CLUSTER_INFO:
+            table = {self.broker: self._broker_data()} if self.is_registered else {}
+            return request.reply(0, body=json.dumps({"brokerAddrTable": table}).encode())
+        if request.text("topic") not in self.topics:
+            return request.reply(ResponseCode.TOPIC_NOT_EXIST, remark="no such topic here")
+        queue = self.queues.get(request.integer("queueId"))
+        if queue is None:
+            return request.reply(ResponseCode.QUERY_NOT_FOUND, remark="no such queue here")
         if request.code == RequestCode.GET_MIN_OFFSET:
             return request.reply(0, ext={"offset": str(queue.min_offset)})
         if request.code == RequestCode.GET_MAX_OFFSET:
@@ -137,24 +147,23 @@ class FakeCluster:
         topic = request.text("topic")
         if topic not in self.topics:
             return request.reply(ResponseCode.TOPIC_NOT_EXIST, remark=f"no route of {topic}")
+        here = len(self.queues) if self.route_queues is None else self.route_queues
+        assert request.boolean("withAway")
         route = {
-            "brokerDatas": [
-                {
-                    "brokerName": self.broker,
-                    "brokerAddrs": {"0": f"127.0.0.1:{self.port}"},
-                    "cluster": "c",
-                }
-            ],
+            "brokerDatas": [self._broker_data()],
             "queueDatas": [
-                {
-                    "brokerName": self.broker,
-                    "perm": 6,
-                    "readQueueNums": len(self.queues),
-                    "writeQueueNums": len(self.queues),
-                }
+                {"brokerName": name, "perm": 6, "readQueueNums": count, "writeQueueNums": count}
+                for name, count in {self.broker: here, **self.away}.items()
             ],
         }
         return request.reply(0, body=json.dumps(route).encode())
+
+    def _broker_data(self) -> dict[str, Any]:
+        return {
+            "brokerName": self.broker,
+            "brokerAddrs": {"0": f"127.0.0.1:{self.port}"},
+            "cluster": "c",
+        }
 
     def _pull(self, request: Command, queue: FakeQueue) -> Command:
         offset = request.integer("queueOffset")
@@ -563,8 +572,159 @@ def test_a_queue_that_got_shorter_is_a_loss(cluster: FakeCluster) -> None:
 def test_a_topic_that_disappears_under_a_stream_is_a_loss(cluster: FakeCluster) -> None:
     reader = stream_reader(cluster)
     cluster.topics = []
-    with pytest.raises(DataLossError, match="not in the cluster any more"):
+    with pytest.raises(DataLossError, match="the queue is not there any more"):
         reader.latestOffset(offsets(q0=10, q1=25), ReadAllAvailable())
+    lenient = stream_reader(cluster, failOnDataLoss="false")
+    assert lenient.latestOffset(offsets(q0=10, q1=25), ReadAllAvailable()) == {"v": 1, "topics": {}}
+
+
+def _never_sleeps(reader: IotmqStreamReader) -> None:
+    """From now on planning that waits for anything fails."""
+    reader._open_view()._cluster.retry._sleep = lambda _s: pytest.fail("it waits")
+
+
+def test_a_topic_that_was_read_to_its_end_leaves_the_others_alone(cluster: FakeCluster) -> None:
+    cluster.topics = ["t", "u"]
+    reader = stream_reader(cluster, subscribe="t,u", startingOffsets="earliest")
+    begun = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    assert begun["topics"].keys() == {"t", "u"}
+    cluster.topics = ["t"]
+    cluster.queues[0].max_offset = 11
+    assert reader.latestOffset(begun, ReadAllAvailable()) == offsets(q0=11, q1=25)
+    # With records that were not read it is a loss, of its own queues alone.
+    behind = {"v": 1, "topics": {**begun["topics"], "u": {"broker-a:0": 3}}}
+    with pytest.raises(DataLossError, match="topic 'u' queue broker-a:0 offset 3") as raised:
+        stream_reader(cluster, subscribe="t,u").latestOffset(behind, ReadAllAvailable())
+    assert "topic 't'" not in str(raised.value)
+    available = stream_reader(cluster, subscribe="t,u")
+    available.prepareForTriggerAvailableNow()
+    assert available.latestOffset(offsets(q0=10, q1=25), ReadAllAvailable()) == offsets(q0=11, q1=25)
+
+
+def test_a_queue_that_was_removed_after_it_was_read_is_no_loss_and_goes_on_when_it_is_back(
+    cluster: FakeCluster,
+) -> None:
+    reader = stream_reader(cluster, retryTimeoutMs="60000")
+    _never_sleeps(reader)
+    cluster.route_queues = 1
+    cluster.queues[0].max_offset = 12
+    assert reader.latestOffset(offsets(q0=10, q1=25), ReadAllAvailable()) == offsets(q0=12, q1=25)
+    cluster.route_queues = 2
+    cluster.queues[1].max_offset = 27
+    assert reader.latestOffset(offsets(q0=12, q1=25), ReadAllAvailable()) == offsets(q0=12, q1=27)
+
+
+def test_a_queue_that_was_removed_before_it_was_read_is_a_loss_that_is_waited_for_once(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.route_queues = 1
+    with pytest.raises(
+        DataLossError, match="broker-a:1 offset 20: the queue was removed with records up to"
+    ):
+        stream_reader(cluster).latestOffset(offsets(q0=10, q1=20), ReadAllAvailable())
+    lenient = stream_reader(cluster, failOnDataLoss="false", retryTimeoutMs="200")
+    for end in (10, 12):
+        cluster.queues[0].max_offset = end
+        assert lenient.latestOffset(offsets(q0=10, q1=20), ReadAllAvailable()) == offsets(q0=end, q1=20)
+        _never_sleeps(lenient)
+    assert len(caplog.records) == 1
+
+
+def test_a_queue_of_a_broker_that_nobody_knows_keeps_its_offset_and_is_waited_for_once(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = {"v": 1, "topics": {"t": {"broker-a:0": 10, "broker-a:1": 25, "broker-z:0": 7}}}
+    with pytest.raises(
+        DataLossError, match="broker-z:0 offset 7: the queue's broker is not in the cluster"
+    ):
+        stream_reader(cluster).latestOffset(start, ReadAllAvailable())
+    lenient = stream_reader(cluster, failOnDataLoss="false", retryTimeoutMs="200")
+    assert lenient.latestOffset(start, ReadAllAvailable()) == start
+    given_up = lenient._open_view()._given_up
+    assert [str(key) for key in given_up] == ["topic 't' queue broker-z:0"]
+    _never_sleeps(lenient)
+    assert lenient.latestOffset(start, ReadAllAvailable()) == start
+    assert len(caplog.records) == 1
+
+
+def test_a_broker_that_is_away_is_an_error_and_not_less_data(cluster: FakeCluster) -> None:
+    cluster.away = {"broker-b": 2}
+    with pytest.raises(ConnectionClosedError, match="broker broker-b of topic 't' is away"):
+        batch_rows(cluster)
+    with pytest.raises(ConnectionClosedError, match="broker-b"):
+        stream_reader(cluster, startingOffsets="earliest").initialOffset()
+    with pytest.raises(ConnectionClosedError, match="broker-b"):
+        stream_reader(cluster, failOnDataLoss="false").latestOffset(offsets(q0=10, q1=25), ReadAllAvailable())
+    # Nothing is said about brokers of which no queue is wanted.
+    made = IotmqDataSource(
+        {
+            "iotmq.bootstrap.servers": f"127.0.0.1:{cluster.port}",
+            "assign": '{"t": ["broker-a:0"]}',
+            "retryTimeoutMs": "0",
+        }
+    )
+    reader = made.reader(made.schema())
+    assert seen(rows_of(reader, reader.partitions())) == expected(0, 0, 10)
+
+
+def test_a_batch_that_was_interrupted_waits_for_its_broker(cluster: FakeCluster) -> None:
+    cluster.is_registered = False
+    start, end = offsets(q0=0, q1=0), offsets(q0=2, q1=3)
+    with pytest.raises(ConnectionClosedError, match="broker broker-a is away"):
+        stream_reader(cluster).partitions(start, end)
+    reader = stream_reader(cluster, retryTimeoutMs="30000")
+    original = cluster.handle
+
+    def register_when_asked(connection: ServerConnection, request: Command) -> Command | None:
+        answer = original(connection, request)
+        cluster.is_registered = True
+        return answer
+
+    cluster.handle = register_when_asked  # type: ignore[method-assign]
+    assert seen(rows_of(reader, reader.partitions(start, end))) == expected(0, 0, 2) + expected(1, 0, 3)
+
+
+def test_a_batch_that_was_interrupted_before_its_topic_was_deleted_is_a_loss(cluster: FakeCluster) -> None:
+    start, end = offsets(q0=0, q1=0), offsets(q0=2, q1=3)
+    reader = stream_reader(cluster)
+    partitions = reader.partitions(start, end)
+    cluster.topics = []
+    with pytest.raises(DataLossError, match="the topic was deleted"):
+        rows_of(reader, partitions)
+    assert rows_of(stream_reader(cluster, failOnDataLoss="false"), partitions) == []
+
+
+def test_a_batch_that_was_interrupted_before_its_queue_was_removed_is_a_loss(cluster: FakeCluster) -> None:
+    def refuse(_: ServerConnection, request: Command) -> Command | None:
+        is_removed = request.text("queueId") == "1"
+        return request.reply(ResponseCode.SYSTEM_ERROR, remark="queueId is 1") if is_removed else None
+
+    start, end = offsets(q0=0, q1=0), offsets(q0=2, q1=3)
+    partitions = stream_reader(cluster).partitions(start, end)
+    cluster.before_pull = refuse
+    # A broker in trouble, as long as the queue is in the route.
+    with pytest.raises(BrokerError, match="queueId is 1"):
+        rows_of(stream_reader(cluster, failOnDataLoss="false"), partitions)
+    cluster.route_queues = 1
+    with pytest.raises(DataLossError, match="the queue was removed"):
+        rows_of(stream_reader(cluster), partitions)
+    assert seen(rows_of(stream_reader(cluster, failOnDataLoss="false"), partitions)) == expected(0, 0, 2)
+
+
+def test_pulls_ask_for_expired_records_too(cluster: FakeCluster) -> None:
+    asked: list[str | None] = []
+    cluster.before_pull = lambda _connection, request: asked.append(request.ext.get("withExpired"))
+    batch_rows(cluster)
+    assert set(asked) == {"true"}
+
+
+def test_an_end_before_the_start_is_said(cluster: FakeCluster) -> None:
+    with pytest.raises(ConfigError, match="queue broker-a:1 would be read from offset 9 to 4"):
+        batch_rows(
+            cluster,
+            startingOffsets='{"t": {"0": 0, "1": 9}}',
+            endingOffsets='{"t": {"0": 5, "1": 4}}',
+        )
 
 
 def test_a_broker_that_comes_back_in_time_is_no_loss(cluster: FakeCluster) -> None:

@@ -53,3 +53,9 @@ def test_names_are_resolved_and_unknown_ones_refused() -> None:
 def test_addresses_of_registries() -> None:
     assert parse_address("localhost:9876") == ("localhost", 9876)
     assert parse_address("[::1]:9876") == ("::1", 9876)
+
+
+def test_a_slave_without_replication_is_refused() -> None:
+    assert msgspec.convert({"broker_id": 0}, BrokerSettings).broker_id == 0
+    with pytest.raises(msgspec.ValidationError, match="broker_id"):
+        msgspec.convert({"broker_id": 1}, BrokerSettings)

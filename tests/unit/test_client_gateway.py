@@ -19,6 +19,7 @@ from iotmq.message.record import encode_batch
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
+from iotmq.supervised import FAILURES
 
 
 class GatewayBroker(FakeBroker):
@@ -327,6 +328,17 @@ async def test_filters_that_come_and_go_while_a_channel_opens_are_right_when_it_
         broker.release()
         await site.ready()
         await soon(lambda: broker.filters == {1: "early", 3: "late"}, "filters agree", step_s=0.001)
+
+
+async def test_an_answer_that_makes_no_sense_does_not_end_the_channel() -> None:
+    async with running() as site:
+        failures = FAILURES.count("delivery channel")
+        site.broker.log_position = -1
+        for connection in tuple(site.broker.channels):
+            connection.abort("test")
+        await soon(lambda: FAILURES.count("delivery channel") > failures, "the failure is counted")
+        site.broker.log_position = None
+        await site.ready()
 
 
 async def test_pushes_are_delivered_and_malformed_ones_counted() -> None:

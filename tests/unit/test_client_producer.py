@@ -28,6 +28,8 @@ from iotmq.limits import BATCH_RECORDS_MAX
 from iotmq.message.properties import decode_properties
 from iotmq.message.record import decode_record, encode_batch
 from iotmq.remoting.codes import RequestCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.server import ServerConnection
 
 SEND = RequestCode.SEND_MESSAGE_V2
 BATCH = RequestCode.SEND_BATCH_MESSAGE
@@ -52,6 +54,39 @@ async def running(*brokers: FakeBroker, **settings):
     finally:
         for role in (*brokers, registry):
             await role.stop()
+
+
+async def test_what_waits_for_room_while_the_producer_stops_is_not_sent() -> None:
+    broker = FakeBroker()
+    broker.add_topic("T", 1)
+    held: list[tuple[ServerConnection, Command]] = []
+    answer_of = broker.answer
+
+    def hold(connection: ServerConnection, request: Command) -> Command | None:
+        answer = answer_of(connection, request)
+        if request.code != SEND or answer is None:
+            return answer
+        held.append((connection, answer))
+        return None
+
+    broker.answer = hold  # type: ignore[method-assign]
+    async with running(broker, in_flight_max=1) as producer:
+        first = asyncio.ensure_future(producer.send(Message("T", b"first")))
+        while not held:  # noqa: ASYNC110 - a fake has no event to wait for
+            await asyncio.sleep(0.001)
+        waiting = [asyncio.ensure_future(producer.send(Message("T", b"second")))]
+        waiting.append(asyncio.ensure_future(producer.send_batch([Message("T", b"third")])))
+        stopping = asyncio.ensure_future(producer.stop())
+        await asyncio.sleep(0)
+        ((connection, answer),) = held
+        connection.reply(answer)
+        await stopping
+        assert (await first).count == 1
+        for send in waiting:
+            with pytest.raises(ClientClosedError, match="stopped before"):
+                await send
+        assert producer.in_flight == 0
+    assert broker.stored_bodies("T") == [b"first"]
 
 
 async def test_a_message_is_stored_with_its_properties() -> None:

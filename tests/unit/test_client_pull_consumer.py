@@ -99,6 +99,23 @@ async def test_positions_count_only_what_was_returned() -> None:
         assert consumer.position(queue()) == 10
 
 
+async def test_queues_may_come_and_go_while_another_thread_asks_for_positions() -> None:
+    class Meddled:
+        """Stands for an `assign` in the loop's thread between two steps of a caller's thread."""
+
+        @property
+        def position(self) -> int:
+            fetches.pop(queue(7), None)
+            return 3
+
+    async with consumer_of(broker_with(0, 2)) as consumer:
+        fetches = consumer._fetches
+        fetches[queue(6)] = Meddled()
+        fetches[queue(7)] = Meddled()
+        assert consumer.positions() == {queue(6): 3, queue(7): 3}
+        del fetches[queue(6)]
+
+
 async def test_seek_drops_what_was_fetched() -> None:
     broker = broker_with(10)
     async with consumer_of(broker, pull_records_max=4) as consumer:

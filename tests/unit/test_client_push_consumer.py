@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 from eventually import STOP_S
-from fake_broker import CLOSE, FakeBroker, FakeRegistry
+from fake_broker import CLOSE, SILENT, FakeBroker, FakeRegistry
 
 from iotmq.client.client import IotmqClient
 from iotmq.client.push_consumer import PushConsumer
@@ -82,6 +82,17 @@ def broker_with(count: int, queues: int = 1, name: str = "broker-a") -> FakeBrok
     for number in range(count):
         broker.store("T", number % queues, b"%d" % number)
     return broker
+
+
+async def test_a_group_that_begins_at_a_time_needs_the_time() -> None:
+    client = IotmqClient()
+    for at_ms in (1, 0):
+        settings = PushConsumerSettings(consume_from="timestamp", consume_from_timestamp_ms=at_ms)
+        if at_ms:
+            PushConsumer(client, "cg", lambda batch: None, settings=settings)
+        else:
+            with pytest.raises(ClientError, match="consume_from_timestamp_ms"):
+                PushConsumer(client, "cg", lambda batch: None, settings=settings)
 
 
 async def test_everything_stored_arrives_in_order_and_is_committed() -> None:
@@ -200,6 +211,99 @@ async def test_a_raising_listener_fails_its_whole_batch() -> None:
         await cluster.consumer(listen, batch_max=3)
         await until(lambda: broker.offsets.get(("cg", "T", 0)) == 6)
     assert len(broker.seen(BACK)) == 3
+
+
+async def test_a_listener_that_something_cancelled_fails_its_batch_and_its_queue_goes_on() -> None:
+    broker = broker_with(6)
+
+    async def listen(batch):
+        if batch[0].body == b"0":
+            task = asyncio.ensure_future(asyncio.sleep(60))
+            task.cancel()
+            await task
+
+    async with running(broker) as cluster:
+        consumer = await cluster.consumer(listen, batch_max=3)
+        await until(lambda: broker.offsets.get(("cg", "T", 0)) == 6)
+        numbers = {metric.name: metric.value for metric in consumer.metrics()}
+    assert sorted(broker.given_back.values()) == [1, 1, 1]
+    assert (numbers["iotmq_client_consume_failed_total"], numbers["iotmq_client_consumed_total"]) == (3, 3)
+
+
+async def test_columns_whose_listener_something_cancelled_are_handed_over_again() -> None:
+    broker = broker_with(5)
+    calls = 0
+
+    def listen(_queue, _columns) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise asyncio.CancelledError
+
+    async with running(broker) as cluster:
+        await cluster.consumer(columns_listener=listen)
+        await until(lambda: broker.offsets.get(("cg", "T", 0)) == 5)
+    assert calls == 2
+
+
+async def test_a_listener_that_returns_no_messages_stops_no_queue() -> None:
+    broker = broker_with(6)
+    got: list[bytes] = []
+
+    def listen(batch):
+        got.extend(message.body for message in batch)
+        return ["nonsense"] if len(got) == 3 else None
+
+    async with running(broker) as cluster:
+        await cluster.consumer(listen, batch_max=3)
+        await until(lambda: broker.offsets.get(("cg", "T", 0)) == 6)
+    assert got == [b"0", b"1", b"2", b"0", b"1", b"2", b"3", b"4", b"5"]
+
+
+async def test_a_start_that_is_cancelled_leaves_no_member() -> None:
+    broker = broker_with(3)
+    members = RequestCode.GET_CONSUMER_LIST_BY_GROUP
+    broker.script[members].append(SILENT)
+    got: list[bytes] = []
+    async with running(broker) as cluster:
+        consumer = PushConsumer(
+            await cluster.client(),
+            "cg",
+            lambda batch: got.extend(message.body for message in batch),
+            settings=PushConsumerSettings(consume_from="first", commit_ms=20),
+        )
+        await consumer.subscribe("T")
+        starting = asyncio.ensure_future(consumer.start())
+        await until(lambda: broker.seen(members))
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert broker.seen(RequestCode.UNREGISTER_CLIENT)[0].ext["consumerGroup"] == "cg"
+        assert not any(broker.members["cg"].values())
+        async with consumer:
+            await until(lambda: len(got) == 3)
+
+
+async def test_queues_may_come_and_go_while_another_thread_asks_for_them() -> None:
+    class Meddled(MessageQueue):
+        """Stands for a rebalance in the loop's thread between two steps of a caller's thread."""
+
+        @property
+        def topic(self) -> str:
+            readers[MessageQueue("T", "broker-b", len(readers))] = readers[first]
+            return super().topic
+
+    async with running(broker_with(0)) as cluster:
+        consumer = await cluster.consumer(lambda batch: None)
+        await until(lambda: consumer.assigned)
+        first = consumer.assigned[0]
+        readers = consumer._readers
+        meddled = Meddled("T", "broker-a", 1)
+        readers[meddled] = readers[first]
+        assert consumer.assigned == [first, meddled]
+        assert len(readers) > 3
+        for queue in [queue for queue in readers if queue.broker_name == "broker-b"] + [meddled]:
+            del readers[queue]
 
 
 async def test_what_nobody_takes_back_is_tried_again_here() -> None:

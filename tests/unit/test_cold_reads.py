@@ -10,16 +10,19 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from eventually import soon
 
 from iotmq.broker.broker import Broker
 from iotmq.broker.cold_reads import ColdReads
 from iotmq.broker.settings import BrokerSettings
 from iotmq.errors import RequestError
 from iotmq.message.hosts import encode_host
+from iotmq.message.message_ids import offset_message_id
 from iotmq.message.record import encode_batch, iter_records
-from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.codes import RequestCode, ResponseCode, Version
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
+from iotmq.remoting.signature import Credentials, sign
 from iotmq.store.residency import ColdRead, Window
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
@@ -102,12 +105,12 @@ async def test_after_the_stop_nobody_is_answered(slow: SlowStore) -> None:
 class Site:
     """A broker whose old records are out of memory."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **settings: Any) -> None:
         self.store = Store.open(
             directory, StoreSettings(segment_bytes=8 << 20, hot_bytes=1 << 20), store_host=HOST
         )
         self.broker = Broker(
-            BrokerSettings(listen_port=0, registries=(), cold_reads_max=2),
+            BrokerSettings(**{"listen_port": 0, "registries": (), "cold_reads_max": 2, **settings}),
             self.store,
             directory=directory,
             store_host=HOST,
@@ -227,3 +230,138 @@ async def test_a_connection_that_ends_meanwhile_is_not_missed(
     assert response.code == 0
     assert site.broker._consuming.cold_reads.waiting_count == 0
     await again.close()
+
+
+# --- every other request that reads what is stored --------------------------------------------------
+
+
+MESSAGE_ID = offset_message_id("127.0.0.1", 10911, 0)
+MEMBER = {"consumerGroup": "g", "clientId": "c"}
+END = {"producerGroup": "g", "tranStateTableOffset": "0", "commitLogOffset": "0", "commitOrRollback": "8",
+       "msgId": "m"}  # fmt: skip
+READS = {
+    "give a message back": (36, {"offset": "0", "group": "g", "delayLevel": "0"}, 0),
+    "end a transaction": (37, END, 1),
+    "ask about a transaction again": (323, {"msgId": MESSAGE_ID}, 1),
+    "have a message consumed": (309, {**MEMBER, "msgId": MESSAGE_ID}, 0),
+    "how far a group is behind": (315, {"statsName": "GROUP_GET_FALL_TIME", "statsKey": "0@T@g"}, 0),
+    "view a message": (33, {"offset": "0"}, 0),
+}
+HEARTBEAT = (
+    b'{"clientID":"c","consumerDataSet":[{"groupName":"g","consumeType":"CONSUME_PASSIVELY",'
+    b'"messageModel":"CLUSTERING","consumeFromWhere":"CONSUME_FROM_LAST_OFFSET","subscriptionDataSet":[]}]}'
+)
+
+
+def consume(connection: ClientConnection, request: Command) -> Command:
+    return request.reply(0)
+
+
+@pytest.mark.parametrize("name", list(READS))
+async def test_whoever_asks_for_what_is_on_the_disk_holds_up_nobody(
+    site: Site, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    code, ext, expected = READS[name]
+    may_go_on, is_asked = threading.Event(), threading.Event()
+    load, loop_thread = site.store.load, threading.get_ident()
+    loads_on_loop: list[ColdRead] = []
+
+    def slow_load(plan: ColdRead) -> None:
+        if threading.get_ident() == loop_thread:
+            loads_on_loop.append(plan)
+        is_asked.set()
+        assert may_go_on.wait(WAIT_S)
+        load(plan)
+
+    connection = await ClientConnection.connect("127.0.0.1", site.broker.port, on_request=consume)
+    beat = Command.request(RequestCode.HEART_BEAT, {}, HEARTBEAT)
+    beat.version = Version.OURS
+    assert (await connection.request(beat, timeout_s=WAIT_S)).code == 0
+    site.broker.offsets.commit("g", "T", 0, 0)
+    site.log_out()
+    monkeypatch.setattr(site.store, "load", slow_load)
+    reads = site.broker._consuming.cold_reads.reads_count
+    cold = connection.request(Command.request(code, ext), timeout_s=WAIT_S)
+    assert await asyncio.to_thread(is_asked.wait, WAIT_S)
+    hot = await site.pull(connection, 3990)
+    assert [record.body for record in iter_records(hot.body_bytes())] == site.bodies[3990:]
+    assert not cold.done()
+    may_go_on.set()
+    answer = await cold
+    assert answer.code == expected, answer.remark
+    assert site.broker._consuming.cold_reads.reads_count > reads
+    assert loads_on_loop == []
+    await connection.close()
+
+
+@pytest.mark.parametrize("name", list(READS))
+async def test_what_the_disk_refuses_is_the_answer_of_every_request(
+    site: Site, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def fail(plan: ColdRead) -> None:
+        raise OSError(5, "Input/output error")
+
+    code, ext, _ = READS[name]
+    connection = await ClientConnection.connect("127.0.0.1", site.broker.port, on_request=consume)
+    beat = Command.request(RequestCode.HEART_BEAT, {}, HEARTBEAT)
+    beat.version = Version.OURS
+    assert (await connection.request(beat, timeout_s=WAIT_S)).code == 0
+    site.broker.offsets.commit("g", "T", 0, 0)
+    site.log_out()
+    monkeypatch.setattr(site.store, "load", fail)
+    answer = await connection.request(Command.request(code, ext), timeout_s=WAIT_S)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "Input/output error" in (answer.remark or "")
+    await connection.close()
+
+
+async def test_runtime_info_does_not_wait_for_the_disk(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_go_on = threading.Event()
+    load = site.store.load
+
+    def slow_load(plan: ColdRead) -> None:
+        assert may_go_on.wait(WAIT_S)
+        load(plan)
+
+    monkeypatch.setattr(site.store, "load", slow_load)
+    info = site.broker._runtime_info
+    info._earliest_position = -1
+    assert info.table()["earliestMessageTimeStamp"] == "-1"
+    assert site.broker._consuming.cold_reads.waiting_count == 1
+    assert info.table()["earliestMessageTimeStamp"] == "-1"
+    assert site.broker._consuming.cold_reads.waiting_count == 1
+    may_go_on.set()
+    await soon(lambda: info.table()["earliestMessageTimeStamp"] != "-1", "the time of the first record")
+
+
+async def test_whose_a_record_is_is_read_off_the_loop_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config").mkdir()
+    accounts = "accounts: [{accessKey: consumer, secretKey: abcdefgh, topicPerms: [T=%s]}]"
+    path = tmp_path / "config" / "plain_acl.yml"
+    path.write_text(accounts % "SUB")
+    path.chmod(0o600)
+    site = Site(tmp_path, acl_enabled=True)
+    await site.broker.start()
+    loads: list[int] = []
+    load = site.store.load
+
+    def noted(plan: ColdRead) -> None:
+        loads.append(threading.get_ident())
+        load(plan)
+
+    monkeypatch.setattr(site.store, "load", noted)
+    connection = await ClientConnection.connect("127.0.0.1", site.broker.port)
+    request = Command.request(33, {"offset": "0"})
+    unsigned = await connection.request(Command.request(33, {"offset": "0"}), timeout_s=WAIT_S)
+    assert (unsigned.code, loads) == (ResponseCode.NO_PERMISSION, [])
+    sign(request, Credentials("consumer", "abcdefgh"))
+    answer = await connection.request(request, timeout_s=WAIT_S)
+    assert answer.code == 0
+    assert next(iter_records(answer.body_bytes())).body == site.bodies[0]
+    assert loads
+    assert threading.get_ident() not in loads
+    await connection.close()
+    await site.broker.stop()
+    site.store.close()

@@ -1,6 +1,8 @@
-"""The filter index: every shape of filter, the trie behind `shapes_max`, ids, and the cache of matches."""
+"""The filter index: every shape of filter, ids, and the cache of matches."""
 
 from __future__ import annotations
+
+import time
 
 import pytest
 
@@ -71,9 +73,8 @@ def names_of(index: FilterIndex, topic: str, known: dict[int, str]) -> set[str]:
     return {known[filter_id] for filter_id in found}
 
 
-@pytest.mark.parametrize("shapes_max", [0, 1, 3, 32])
-def test_matches_what_the_specification_says_with_shapes_and_with_the_trie(shapes_max: int) -> None:
-    index = FilterIndex(shapes_max=shapes_max)
+def test_matches_what_the_specification_says() -> None:
+    index = FilterIndex()
     assert index.is_empty
     known = {index.add(name): name for name in FILTERS}
     assert len(known) == len(index) == len(FILTERS)
@@ -114,24 +115,55 @@ def test_ids_are_used_again_for_other_filters_and_the_cache_does_not_mix_them_up
         index.remove("a/#")
 
 
-def test_a_filter_stays_in_the_trie_when_its_shape_gets_room_later() -> None:
-    index = FilterIndex(shapes_max=1)
+def test_the_place_of_a_shape_is_used_again_when_its_last_filter_goes() -> None:
+    index = FilterIndex()
     index.add("a/+")
-    in_trie = index.add("+/b")
+    index.add("b/+")
+    assert index.shape_count == 1
     index.remove("a/+")
-    in_shape = index.add("+/c")
-    assert index.add("+/b") == in_trie
-    assert index.match("x/b") == [in_trie]
-    assert index.match("x/c") == [in_shape]
-    index.remove("+/b")
-    assert index.match("x/b") == []
-    assert index.match("x/c") == [in_shape]
+    other = index.add("+/c")
+    assert index.shape_count == 2
+    index.remove("b/+")
+    assert index.shape_count == 1
+    again = index.add("+/+/#")
+    index._invariants()
+    assert index.match("x/c") == sorted((other, again))
     index.remove("+/c")
-    assert index.is_empty
+    index.remove("+/+/#")
+    assert (index.shape_count, index.is_empty) == (0, True)
+    index._invariants()
 
 
-def test_filters_that_are_paths_of_each_other_leave_the_trie_one_by_one() -> None:
-    index = FilterIndex(shapes_max=0)
+def deep_filters(count: int, levels: int) -> list[str]:
+    """Filters of so many levels, no two with their wildcards at the same places."""
+    return ["/".join("a+"[number >> level & 1] for level in range(levels)) for number in range(1, count + 1)]
+
+
+def test_ten_thousand_filters_of_as_many_shapes_are_small_and_hold_nobody_up() -> None:
+    index = FilterIndex()
+    names = deep_filters(10_000, limits.MQTT_WILDCARD_LEVELS_MAX)
+    ids = [index.add(name) for name in names]
+    assert index.shape_count == 10_000
+    assert index.memory_bytes / 10_000 < 200
+    took_s = []
+    for number in range(5):
+        topic = "/".join(["a"] * (limits.MQTT_WILDCARD_LEVELS_MAX - 1) + [f"a{number}"])
+        began_s = time.thread_time()
+        assert index.match(topic) == []
+        took_s.append(time.thread_time() - began_s)
+    assert sorted(took_s)[2] < 0.010, "a topic that nobody has asked for yet, and that has as many levels"
+    assert index.match("/".join("a" * limits.MQTT_WILDCARD_LEVELS_MAX)) == sorted(ids)
+    began_s = time.thread_time()
+    index.match("a/b/c")
+    assert time.thread_time() - began_s < 0.001, "shallow topics notice nothing"
+    for name in names:
+        index.remove(name)
+    assert index.shape_count == 0
+    index._invariants()
+
+
+def test_filters_that_are_paths_of_each_other_leave_one_by_one() -> None:
+    index = FilterIndex()
     nested = ["+", "+/a", "+/a/b", "+/a/b/#", "+/a/#"]
     ids = {name: index.add(name) for name in nested}
     for gone in ["+/a", "+", "+/a/b/#", "+/a/b", "+/a/#"]:
@@ -187,9 +219,8 @@ def test_many_filters_of_one_shape() -> None:
 
 
 @pytest.mark.parametrize("name", ["a", "a/b", "+/é", "#", "x/+/y/#"])
-@pytest.mark.parametrize("shapes_max", [0, 32])
-def test_an_id_tells_its_filter(name: str, shapes_max: int) -> None:
-    index = FilterIndex(shapes_max=shapes_max)
+def test_an_id_tells_its_filter(name: str) -> None:
+    index = FilterIndex()
     index.add("other/+")
     filter_id = index.add(name)
     assert index.filter_of(filter_id) == name
@@ -211,10 +242,35 @@ def test_filters_are_taken_up_to_the_limits() -> None:
                 verb(name + ("/+" if "/" in name else "a"))
 
 
-@pytest.mark.parametrize("shapes_max", [-1, 0xFFFE])
-def test_impossible_numbers_of_shapes_are_refused(shapes_max: int) -> None:
-    with pytest.raises(ValueError, match="shapes_max"):
-        FilterIndex(shapes_max=shapes_max)
+def test_the_cache_takes_no_more_bytes_than_it_may() -> None:
+    index = FilterIndex(cached_bytes_max=64 * 1024)
+    index.add("#")
+    for number in range(1_000):
+        assert index.match(f"{number:0200}") == [0]
+        assert index.cached_bytes <= 64 * 1024
+    index._invariants()
+    assert index.cached_bytes > 16 * 1024
+
+
+def test_topics_that_match_too_much_or_are_none_are_not_cached() -> None:
+    index = FilterIndex(cached_bytes_max=64 * 1024)
+    for number in range(100):
+        index.add("/".join("a+"[number >> level & 1] for level in range(7)))
+    assert len(index.match("/".join("a" * 7))) == 100, "400 bytes of ids: more than a 256th"
+    assert index.match("a/#") == index.match("x" * 5_000) == []
+    assert index.cached_bytes == 0
+    index.match("short")
+    assert index.cached_bytes > 0
+
+
+def test_a_cached_topic_that_comes_to_match_too_much_leaves_the_cache() -> None:
+    index = FilterIndex(cached_bytes_max=64 * 1024)
+    known = []
+    for number in range(128):
+        known.append(index.add("/".join("a+"[number >> level & 1] for level in range(7))))
+        assert index.match("/".join("a" * 7)) == sorted(known)
+        index._invariants()
+    assert index.cached_bytes <= 256
 
 
 def test_filters_come_back_under_the_ids_they_had() -> None:

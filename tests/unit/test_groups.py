@@ -49,7 +49,22 @@ def groups(clock: ManualClock) -> Groups:
 
 
 def register(groups: Groups, connection: FakeConnection, body: bytes) -> list[str]:
-    return groups.heartbeat(connection, decode_heartbeat(body))  # type: ignore[arg-type]
+    changed = groups.heartbeat(connection, decode_heartbeat(body))  # type: ignore[arg-type]
+    groups._invariants()
+    return changed
+
+
+def goodbye(
+    groups: Groups, connection: FakeConnection, *, producer: str | None = None, consumer: str | None = None
+) -> list[str]:
+    changed = groups.unregister(
+        connection,  # type: ignore[arg-type]
+        "c1",
+        producer_group=producer,
+        consumer_group=consumer,
+    )
+    groups._invariants()
+    return changed
 
 
 def members(groups: Groups, name: str) -> list[str]:
@@ -183,12 +198,24 @@ def test_one_connection_cannot_register_without_end(clock: ManualClock) -> None:
 
 
 def test_goodbye_removes_what_it_names(groups: Groups) -> None:
-    register(groups, FakeConnection(), beat())
-    assert groups.unregister("c1", producer_group="p", consumer_group=None) == []
+    connection = FakeConnection()
+    register(groups, connection, beat())
+    assert goodbye(groups, connection, producer="p") == []
     assert groups.producers("p") == []
-    assert groups.unregister("c1", producer_group=None, consumer_group="g") == ["g"]
-    assert groups.unregister("c1", producer_group=None, consumer_group="g") == []
+    assert goodbye(groups, connection, consumer="g") == ["g"]
+    assert goodbye(groups, connection, consumer="g") == []
     assert groups.consumer_group("g") is None
+
+
+def test_a_goodbye_over_another_connection_removes_nobody(groups: Groups) -> None:
+    former, fresh = FakeConnection(), FakeConnection()
+    register(groups, former, beat())
+    register(groups, fresh, beat())
+    for other in (former, FakeConnection()):
+        assert goodbye(groups, other, producer="p", consumer="g") == []
+        assert members(groups, "g") == ["c1"]
+        assert [member.connection for member in groups.producers("p")] == [fresh]
+    assert goodbye(groups, fresh, producer="p", consumer="g") == ["g"]
 
 
 def test_silent_members_expire_after_the_expiry_and_not_before(groups: Groups, clock: ManualClock) -> None:

@@ -7,6 +7,7 @@ import itertools
 import logging
 import socket
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import uvloop
@@ -14,11 +15,13 @@ from eventually import STOP_S, soon
 from fake_gateway import RawClient, connect_packet, split_output
 from front_site import Site, running, tick_quickly
 
+from iotmq import limits
 from iotmq.mqtt import packets
 from iotmq.mqtt.packets import Will
 from iotmq.mqtt_front import server
 from iotmq.mqtt_front.settings import RouteSettings
 from iotmq.remoting.codes import ResponseCode
+from iotmq.supervised import FAILURES
 
 
 @pytest.fixture
@@ -385,6 +388,28 @@ async def test_subscriptions_at_their_limit_and_past_it() -> None:
         assert site.number("iotmq_mqtt_subscriptions") == 4
 
 
+async def test_filters_with_wildcards_have_levels_up_to_their_limit(site: Site) -> None:
+    client = await site.connect("d")
+    deepest = "/".join("+" * limits.MQTT_WILDCARD_LEVELS_MAX)
+    plain = "/".join("a" * limits.MQTT_TOPIC_LEVELS_MAX)
+    assert await client.subscribe((deepest, 1), (deepest + "/#", 1), (plain, 1)) == [1, 0x80, 1]
+    assert site.number("iotmq_mqtt_subscriptions") == 2
+
+
+async def test_who_subscribes_what_the_server_says_of_itself_and_goes_is_forgotten(site: Site) -> None:
+    site.gateway.takes_filters = None
+    client = await site.connect("d")
+    client.send(packets.encode_subscribe(3, [("$SYS/#", 1)]))
+    await client.ping()
+    client.abort()
+    await site.gone("connection_lost")
+    site.gateway.attaching[0](True)
+    assert site.front._parts is not None
+    assert site.front._parts.sys_topics is not None
+    site.front._parts.sys_topics._invariants()
+    assert not site.front._parts.sys_topics._subscribers
+
+
 async def test_a_subscriber_that_never_reads_does_not_stop_the_others() -> None:
     async with running(queued_bytes_max=64 * 1024) as site:
         deaf_socket = socket.socket()
@@ -479,6 +504,33 @@ async def test_a_device_never_has_less_than_one_and_a_half_keep_alive_times(
         tick()
     assert await client.rest() == b""
     await site.gone("keep_alive_timeout")
+
+
+async def test_a_tick_that_fails_is_counted_and_the_next_one_comes(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One device that cannot be ended leaves the others to be ended, and time goes on."""
+    monkeypatch.setattr(server, "_TICK_S", 1.0)
+    failures = FAILURES.count("end of late devices")
+    ended: list[str | None] = []
+    end_late = site.front._end_late
+
+    def fail_once(device: Any, now_s: float) -> None:
+        ended.append(device.client_id)
+        if len(ended) == 1:
+            raise KeyError("nobody expected this")
+        end_late(device, now_s)
+
+    monkeypatch.setattr(site.front, "_end_late", fail_once)
+    clients = [await site.connect(name, keep_alive_s=1) for name in "ab"]
+    for _ in range(4):
+        site.clock.advance(1.0)
+        former = site.front._ticker
+        site.front._tick()
+        assert site.front._ticker is not former
+    assert sorted(map(str, ended)) == ["a", "b"]
+    assert FAILURES.count("end of late devices") == failures + 1
+    assert await clients["ab".index(str(ended[1]))].rest() == b""
 
 
 async def test_nobody_is_late_because_the_loop_was_busy(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,12 @@ import sys
 import pytest
 from eventually import soon
 
-from iotmq import limits, mqtt_workers
+from iotmq import limits, mqtt_worker, mqtt_workers
 from iotmq.config import Config, config_from_table
 from iotmq.errors import ConfigError
 from iotmq.metrics import Metric
 from iotmq.mqtt_workers import MqttWorkers, hold_port
+from iotmq.supervised import FAILURES
 from iotmq.worker_channel import (
     Ask,
     Begin,
@@ -110,6 +111,102 @@ async def test_workers_that_end_at_once_without_a_word_fail_the_start(
     with pytest.raises(OSError, match=r"worker \d: it ended with code 1"):
         await workers.start()
     assert workers.not_ready_reason == "no worker is ready"
+
+
+async def test_two_who_ask_at_once_share_the_answer() -> None:
+    workers = MqttWorkers(Config())
+    worker = mqtt_workers._Worker(1, Config())
+    workers._workers.append(worker)
+    ours, theirs = socket.socketpair()
+    reading, writing = await asyncio.open_unix_connection(sock=theirs)
+    told, worker._writer = await asyncio.open_unix_connection(sock=ours)
+    hearing = asyncio.ensure_future(worker._listen(told))
+    for _ in range(2):
+        probes = [asyncio.ensure_future(workers.refresh()) for _ in range(3)]
+        asked = await read_to_worker(reading)
+        assert isinstance(asked, Ask)
+        probes[0].cancel()
+        writing.write(frame(status(asked.ask_id, {}, [])))
+        assert await asyncio.gather(*probes[1:]) == [None, None]
+        assert not worker.is_stuck
+    # Another question would have come before the end.
+    worker._writer.close()
+    assert await read_to_worker(reading) is None
+    writing.close()
+    await hearing
+
+
+async def test_an_answer_to_an_older_question_is_not_one_to_this(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mqtt_workers, "_ANSWER_S", 0.01)
+    worker = mqtt_workers._Worker(1, Config())
+    ours, theirs = socket.socketpair()
+    reading, writing = await asyncio.open_unix_connection(sock=theirs)
+    told, worker._writer = await asyncio.open_unix_connection(sock=ours)
+    hearing = asyncio.ensure_future(worker._listen(told))
+    await worker.refresh()
+    assert worker.is_stuck
+    writing.write(frame(status(1, {}, [])))
+    await soon(lambda: worker._status is not None, "the late answer")
+    await worker.refresh()
+    assert worker.is_stuck
+    monkeypatch.undo()
+    asking = asyncio.ensure_future(worker.refresh())
+    asked = [await read_to_worker(reading) for _ in range(3)]
+    assert asked == [Ask(1), Ask(2), Ask(3)]
+    writing.write(frame(status(3, {}, [])))
+    await asking
+    assert not worker.is_stuck
+    writing.close()
+    await hearing
+    worker._writer.close()
+
+
+@pytest.mark.parametrize("more", [0, 1])
+async def test_a_frame_at_the_limit_and_past_it(more: int) -> None:
+    size = limits.WORKER_FRAME_BYTES_MAX + more
+    cut = reader(size.to_bytes(4, "big") + b"x")
+    if more:
+        with pytest.raises(ValueError, match=str(size)):
+            await read_to_worker(cut)
+    else:
+        assert await read_to_worker(cut) is None, "it has not come whole"
+
+
+class _Asked:
+    """As much of a process as answers."""
+
+    def __init__(self) -> None:
+        self.is_broken = True
+
+    def readiness(self) -> dict[str, str | None]:
+        if self.is_broken:
+            raise KeyError("nobody expected this")
+        return {}
+
+    def metrics(self) -> list[Metric]:
+        return []
+
+
+async def test_a_worker_answers_after_a_failure_and_ends_with_what_nobody_understands() -> None:
+    ours, theirs = socket.socketpair()
+    reading, writing = await asyncio.open_unix_connection(sock=theirs)
+    reading_there, writing_there = await asyncio.open_unix_connection(sock=ours)
+    asked, stop_asked = _Asked(), asyncio.Event()
+    answering = asyncio.ensure_future(
+        mqtt_worker._answer(asked, reading_there, writing_there, stop_asked)  # type: ignore[arg-type]
+    )
+    failures = FAILURES.count("answers to the supervisor")
+    writing.write(frame(Ask(1)))
+    await soon(lambda: FAILURES.count("answers to the supervisor") > failures, "the failure is counted")
+    asked.is_broken = False
+    writing.write(frame(Ask(2)))
+    assert await read_from_worker(reading) == status(2, {}, [])
+    assert not stop_asked.is_set()
+    writing.write(b"\0\0\0\1\xc1")
+    await answering
+    assert stop_asked.is_set()
+    writing.close()
+    writing_there.close()
 
 
 async def test_programs_that_are_not_there_fail_the_start(

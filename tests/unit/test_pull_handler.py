@@ -288,6 +288,41 @@ async def test_a_parked_pull_sleeps_through_records_its_filter_does_not_want(ben
     assert response.ext["nextBeginOffset"] == "2"
 
 
+async def test_readers_with_offsets_of_their_own_get_expired_records_too(tmp_path: Path) -> None:
+    clock = ManualClock()
+    store = Store.open(
+        tmp_path / "data", StoreSettings(segment_bytes=16 << 20), store_host=HOST, clock=clock
+    )
+    bench = Bench(store, tmp_path)
+
+    def put(body: bytes) -> None:
+        element = (body, b"MSG_TTL_MS\x01500\x02" if body == b"short" else b"", 0)
+        store.append(store.queue("T", 0), encode_batch([element]), born_timestamp_ms=1, born_host=HOST)
+        bench.handler.wake(store.take_dispatched())
+
+    for body in (b"a", b"short", b"b", b"short"):
+        put(body)
+    clock.advance(1)
+    assert bodies(bench.answer()) == [b"a", b"b"]
+    response = bench.answer(withExpired="true")
+    assert bodies(response) == [b"a", b"short", b"b", b"short"]
+    assert response.ext["nextBeginOffset"] == "4"
+    response = bench.answer(queueOffset="3")
+    assert (response.code, response.ext["nextBeginOffset"]) == (20, "4")
+    assert bodies(bench.answer(queueOffset="3", withExpired="true")) == [b"short"]
+    # One that waits gets what is over by the time it is looked for, too.
+    assert bench.pull({**WAITS, "withExpired": "true"}, queueOffset="4") is None
+    element = (b"short", b"MSG_TTL_MS\x01500\x02", 0)
+    store.append(store.queue("T", 0), encode_batch([element]), born_timestamp_ms=1, born_host=HOST)
+    clock.advance(1)
+    bench.handler.wake(store.take_dispatched())
+    assert bodies(bench.connection.replies[0]) == [b"short"]
+    with pytest.raises(RequestError, match="withExpired"):
+        bench.pull(withExpired="maybe")
+    assert store.check() == []
+    store.close()
+
+
 async def test_a_parked_pull_ends_empty_when_its_time_is_over(bench: Bench) -> None:
     bench.put(b"a")
     assert bench.pull(WAITS, queueOffset="1") is None

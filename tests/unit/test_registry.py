@@ -237,6 +237,23 @@ async def test_an_unregistered_broker_leaves_the_routes(peer: ClientConnection) 
     assert (await ask(peer, RequestCode.GET_ROUTE_INFO_BY_TOPIC, topic="T")).code == 17
 
 
+async def test_a_broker_that_has_left_is_named_to_those_who_ask(
+    registry: Registry, peer: ClientConnection, clock: ManualClock
+) -> None:
+    await peer.request(registration(topic("T")))
+    await ask(peer, RequestCode.UNREGISTER_BROKER, **identity())
+    assert (await ask(peer, RequestCode.GET_ROUTE_INFO_BY_TOPIC, topic="T")).code == 17
+    route = await document(peer, RequestCode.GET_ROUTE_INFO_BY_TOPIC, topic="T", withAway="true")
+    assert route["brokerDatas"] == []
+    assert [queues["brokerName"] for queues in route["queueDatas"]] == ["broker-a"]
+    topics = RequestCode.GET_ALL_TOPIC_LIST_FROM_REGISTRY
+    assert (await document(peer, topics))["topicList"] == []
+    assert (await document(peer, topics, withAway="true"))["topicList"] == ["T"]
+    clock.advance(SETTINGS.broker_memory_s)
+    registry.drop_silent_brokers()
+    assert (await document(peer, topics, withAway="true"))["topicList"] == []
+
+
 async def test_a_broker_whose_connection_ends_leaves_at_once(
     registry: Registry, peer: ClientConnection
 ) -> None:

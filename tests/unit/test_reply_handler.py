@@ -155,7 +155,7 @@ async def test_a_client_is_found_until_it_leaves_its_last_group(bench: Bench) ->
     bench.join("asker", connection, "second")
     bench.join("other", AskingConnection(), "second")
     groups = bench.broker.groups
-    groups.unregister("asker", producer_group="pg", consumer_group=None)
+    groups.unregister(connection, "asker", producer_group="pg", consumer_group=None)  # type: ignore[arg-type]
     member = groups.producer_of("asker")
     assert member is not None
     assert member.connection is connection

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from loop_turns import TURN_S_MAX, LoopTurns
 from store_model import BORN_HOST, open_small
 
+from iotmq import limits
 from iotmq.broker.retained import RetainedProjection
 from iotmq.broker.retained_expiry import SWEEP_PAUSE_S, SWEEP_RECORDS_MAX
+from iotmq.broker.retained_reads import RetainedReads
+from iotmq.client.session_ports import Refused, RetainedRead, RetainedRecords
 from iotmq.clock import ManualClock
 from iotmq.message.record import decode_record, encode_batch
 from iotmq.mqtt.topics import matches
@@ -179,6 +184,7 @@ def test_looking_up_finds_what_matching_one_by_one_finds(
     broker.projection.clear(broker.store.confirmed_position)
     if topics:
         broker.publish(*((topic, topic.encode()) for topic in topics))
+    broker.projection._invariants()
     for topic_filter in filters:
         expected = sorted(topic.encode() for topic in topics if matches(topic_filter, topic))
         assert broker.find(topic_filter, records_max=records_max) == expected, topic_filter
@@ -210,15 +216,91 @@ def test_what_is_no_time_is_none(broker: Broker, time_to_live_ms: str) -> None:
     assert broker.find("a") == [b"MSG_TTL_MS\x011\x02"]
 
 
-def test_a_page_passes_over_no_more_of_them_than_it_may_have(broker: Broker) -> None:
+def test_a_page_passes_over_no_more_of_them_than_it_may_look_at(broker: Broker) -> None:
     broker.publish(*((f"a/{number:02}", b"x") for number in range(20)), time_to_live_ms="1")
     broker.publish(("a/99", b"stays"))
     broker.clock.advance(1)
-    page = broker.projection.find("a/#", records_max=8, bytes_max=1 << 20)
-    assert (page.records, page.after) == ([], "a/07")
+    work = looking_at(8, broker.projection.get("a/00") or b"")
+    page = broker.projection.find("a/#", records_max=8, bytes_max=1 << 20, work_bytes_max=work)
+    assert (page.records, page.after, page.work_bytes) == ([], "a/07", work)
     assert broker.projection.expired_total == 8
     assert broker.find("a/#", records_max=8) == [b"stays"]
     assert broker.projection.expired_total == 20
+
+
+def looking_at(count: int, record: bytes) -> int:
+    """The work of a page that looks at so many topics with such records."""
+    return limits.RETAINED_LOOK_BYTES * (count + 1) + len(record) * count
+
+
+def test_a_page_ends_where_its_work_is_done_though_nothing_was_found(broker: Broker) -> None:
+    broker.publish(*((f"dev/{number:03}/status", b"x") for number in range(100)))
+    work = looking_at(10, broker.projection.get("dev/000/status") or b"")
+    page = broker.projection.find("dev/+/x", records_max=9, bytes_max=1 << 20, work_bytes_max=work)
+    assert (page.records, page.after) == ([], "dev/009/status")
+    page = broker.projection.find("dev/+/x", records_max=9, bytes_max=1 << 20, work_bytes_max=work + 1)
+    assert (page.records, page.after) == ([], "dev/010/status")
+    page = broker.projection.find("dev/+/x", records_max=9, bytes_max=1 << 20, work_bytes_max=1)
+    assert (page.records, page.after) == ([], "dev/000/status"), "each page comes some way"
+
+
+def test_what_is_no_topic_name_is_not_retained(broker: Broker) -> None:
+    for name in ("a/#", "a/+", "a\x7f", "/".join("a" * 129)):
+        broker.publish((name, b"poison"))
+    assert broker.projection.count == 0
+    broker.publish(("/".join("a" * 128), b"1"))
+    assert broker.projection.count == 1
+
+
+def test_what_was_retained_under_no_topic_name_before_is_not_found_and_leaves(broker: Broker) -> None:
+    broker.publish(("a/b", b"sound"), ("c/d", b"poison"))
+    poison = broker.projection.get("c/d") or b""
+    for name in (b"a/#", b"a/+", b"a/\xff", b"z/#"):
+        broker.projection.put(name, poison)
+    assert broker.projection.count == 6
+    assert broker.find("a/+") == broker.find("a/#") == [b"sound"]
+    assert broker.projection.count == 3, "who looks finds them"
+    broker.projection.write_out()
+    broker.projection.sweep()
+    assert broker.projection.count == 2, "and the sweep finds the rest"
+    broker.projection._invariants()
+
+
+async def test_a_filter_that_looks_at_a_hundred_thousand_topics_holds_nobody_up(tmp_path: Path) -> None:
+    broker = Broker(tmp_path, messages_max=1_000_000, bytes_max=1 << 30)
+    for first in range(0, 100_000, 500):
+        broker.publish(*((f"dev/{number:06}/status", b"x") for number in range(first, first + 500)))
+    broker.publish(("dev/099999/x", b"found"))
+    broker.projection.write_out()
+    assert broker.projection.count == 100_001
+    reads = RetainedReads(broker.projection)
+    order: list[str] = []
+
+    async def read_all(topic_filter: str) -> list[bytes]:
+        after, found = None, []
+        while True:
+            answered: asyncio.Future[RetainedRecords | Refused] = asyncio.get_running_loop().create_future()
+            reads.read(
+                RetainedRead(topic_filter=topic_filter, after=after, records_max=64, bytes_max=1 << 18),
+                answered.set_result,
+            )
+            page = await answered
+            assert isinstance(page, RetainedRecords)
+            found += [decode_record(record).body for record in page.records]
+            after = page.after
+            if after is None:
+                order.append(topic_filter)
+                return found
+
+    with LoopTurns() as turns:
+        wide = asyncio.gather(read_all("+/+/x"), read_all("dev/+/x"), read_all("+/+/nothing"))
+        await asyncio.sleep(0)
+        assert await read_all("dev/000007/status") == [b"x"]
+        assert await wide == [[b"found"], [b"found"], []]
+    assert order[0] == "dev/000007/status", "a small one does not wait for the wide ones"
+    assert turns.count > 1_000
+    assert turns.longest_s < TURN_S_MAX
+    broker.store.close()
 
 
 def test_the_sweep_comes_to_all_of_them_some_at_a_time(broker: Broker) -> None:

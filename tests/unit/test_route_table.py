@@ -231,6 +231,54 @@ def test_a_full_table_refuses_one_more_topic_and_changes_nothing() -> None:
     assert table.check() == []
 
 
+def test_what_a_broker_had_that_has_left_is_remembered_for_those_who_ask(table: RouteTable) -> None:
+    register(table, A_MASTER, "T", "only-a", now_s=10.0)
+    register(table, B_MASTER, "T", now_s=10.0)
+    table.unregister(A_MASTER)
+    assert addresses(table, "T") == {"b": {0: B_MASTER.address}}
+    route = table.route("T", with_away=True)
+    assert route is not None
+    assert route.queues == [("a", QUEUES), ("b", QUEUES)]
+    assert [group.name for group in route.brokers] == ["b"]
+    assert table.route("only-a") is None
+    assert table.route("only-a", with_away=True) is not None
+    assert table.topics() == ["T"]
+    assert table.topics(with_away=True) == ["T", "only-a"]
+    # Back with other topics, the former ones are not its any more.
+    register(table, A_MASTER, "T", version=2, now_s=20.0)
+    assert table.topics(with_away=True) == ["T"]
+    table.unregister(A_MASTER)
+    table.forget_away(29.9, 10.0)
+    table.delete_topic("U")
+    assert len(table.route("T", with_away=True).queues) == 2  # type: ignore[union-attr]
+    table.forget_away(30.0, 10.0)
+    assert table.route("T", with_away=True) == table.route("T")
+
+
+def test_a_topic_that_is_deleted_is_not_remembered(table: RouteTable) -> None:
+    register(table, A_MASTER, "T", "U")
+    table.unregister(A_MASTER)
+    table.delete_topic("T")
+    assert table.topics(with_away=True) == ["U"]
+
+
+def test_so_many_brokers_and_topics_are_remembered_and_no_more() -> None:
+    table = RouteTable(brokers_max=2, topics_max=3)
+    for number, topics in enumerate((("T",), ("U",), ("V",))):
+        identity = BrokerIdentity("C", f"b{number}", f"10.0.0.{number}:1", 0)
+        register(table, identity, *topics)
+        table.unregister(identity)
+    assert table.topics(with_away=True) == ["U", "V"]
+    register(table, A_MASTER, "X", "Y")
+    table.unregister(A_MASTER)
+    # Three topics are the limit, of those that left last.
+    assert table.topics(with_away=True) == ["V", "X", "Y"]
+    register(table, A_MASTER, "X", "Y", "Z", version=2)
+    table.unregister(A_MASTER)
+    assert table.topics(with_away=True) == ["X", "Y", "Z"]
+    assert table.check() == []
+
+
 identities = st.builds(
     BrokerIdentity,
     st.sampled_from(["C", "D"]),
@@ -246,6 +294,7 @@ steps = st.one_of(
     st.tuples(st.just("expire"), st.integers(0, 3)),
     st.tuples(st.just("delete"), st.sampled_from(["T", "U"]), st.sampled_from([None, "C"])),
     st.tuples(st.just("wipe"), st.sampled_from(["a", "b"])),
+    st.tuples(st.just("forget"), st.integers(0, 3)),
 )
 
 
@@ -265,6 +314,8 @@ def test_any_order_of_events_leaves_a_consistent_table(events: list[tuple[object
                 table.channel_lost(channel)
             case ("expire", int() as timeout):
                 table.expire(float(now_s), float(timeout))
+            case ("forget", int() as memory):
+                table.forget_away(float(now_s), float(memory))
             case ("delete", str() as topic, cluster):
                 table.delete_topic(topic, cluster)  # type: ignore[arg-type]
             case ("wipe", str() as name):

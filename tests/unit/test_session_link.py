@@ -25,6 +25,7 @@ from iotmq.client.session_ports import (
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import RemotingServer, ServerConnection
+from iotmq.supervised import FAILURES
 
 
 class FakeBroker:
@@ -227,6 +228,22 @@ async def test_a_client_that_left_while_the_broker_was_away_is_claimed_and_close
     await soon(lambda: bool(site.broker.bodies(RequestCode.CLOSE_SESSION)), "the close", within_s=20)
     assert site.broker.bodies(RequestCode.CLOSE_SESSION) == [["c", 7, 5, True]]
     assert [claim[:2] for claim in site.broker.bodies(RequestCode.CLAIM_SESSIONS)[0]] == [["c", 7]]
+
+
+async def test_an_error_nobody_expected_does_not_end_the_link(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await site.open()
+    failures = FAILURES.count("session link")
+    told = site.listener.told
+    with monkeypatch.context() as broken:
+        broken.delattr(Listener, "link_ready")
+        told.clear()
+        site.broker.connections[-1].abort("test")
+        await soon(lambda: FAILURES.count("session link") > failures, "the failure is counted")
+        assert "link_ready" in (site.link.problem or "")
+    await site.told("ready")
+    assert [3] in told, "what was not pushed meanwhile is read"
 
 
 async def test_a_refusal_to_be_introduced_says_why_there_are_no_sessions(site: Site) -> None:

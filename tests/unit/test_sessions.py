@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from session_bench import FrontEnd, SessionBench, open_bench, turns
 
+from iotmq.broker.due_actions import CANCELLED_KEPT
 from iotmq.broker.element import encode_element
 from iotmq.broker.sessions import FENCE_TIMEOUT_S, OWNER_GRACE_S, START_GRACE_S
 from iotmq.client.session_ports import Refused, SessionProgress, Will
-from iotmq.errors import StoreFullError
+from iotmq.errors import StoreError, StoreFullError
 from iotmq.remoting.codes import ResponseCode
+from iotmq.store.kv_projection import KeyValueProjection
 
 
 @pytest.fixture
@@ -354,3 +358,233 @@ async def test_a_will_is_published_once_while_sessions_of_before_the_start_are_l
     bench.pass_time(START_GRACE_S)
     bench.pass_time(1)
     assert bench.stored() == [b"once"]
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+async def test_a_session_begins_anew_right_after_one_that_ended_with_its_connection(
+    bench: SessionBench, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    front, other = FrontEnd(bench, "one"), FrontEnd(bench, "two")
+    for _ in range(3):
+        opened = await front.open("c", expiry_s=1)
+        await front.subscribe("c", opened.epoch, "a")
+        front.close("c", opened.epoch, expiry_s=0)
+        again = await {"one": front, "two": other}[name].open("c", expiry_s=1)
+        assert (again.is_present, again.subscriptions) == (False, [])
+        {"one": front, "two": other}[name].close("c", again.epoch, expiry_s=0)
+    assert not [record for record in caplog.records if "full disk" in record.getMessage()]
+    check(bench)
+
+
+@pytest.mark.parametrize("how", ["expired", "purged", "replaced", "taken over"])
+async def test_a_session_begins_anew_while_the_end_of_the_one_before_is_on_its_way(
+    bench: SessionBench, how: str
+) -> None:
+    front, other = FrontEnd(bench, "one"), FrontEnd(bench, "two")
+    opened = await front.open("c")
+    await front.subscribe("c", opened.epoch, "a")
+    if how == "taken over":
+        waiting = other.begin_open("c", is_clean=True, expiry_s=60)
+        front.close("c", opened.epoch, expiry_s=0)
+        again = await waiting
+    else:
+        front.close("c", opened.epoch)
+        await turns()
+        if how == "expired":
+            bench.pass_time(61)
+        elif how == "purged":
+            assert bench.broker.sessions.purge("c", lambda _: None)
+        else:
+            front.begin_open("c", is_clean=True)
+        again = await front.begin_open("c")
+    assert not isinstance(again, Refused)
+    assert (again.is_present, again.subscriptions) == (False, [])
+    check(bench)
+
+
+async def test_the_delayed_will_of_a_session_that_has_just_ended_is_published(bench: SessionBench) -> None:
+    front = FrontEnd(bench, "one")
+    opened = await front.open("c", will=will(b"due", delay_s=10))
+    front.close("c", opened.epoch, expiry_s=0, drops_will=False)
+    await front.open("c")
+    assert bench.stored() == [b"due"]
+    check(bench)
+
+
+async def test_the_will_of_a_connection_that_was_never_accepted_is_not_published(bench: SessionBench) -> None:
+    front = FrontEnd(bench, "one")
+    front.begin_open("c", will=will(b"never accepted"))
+    front.stop()
+    bench.pass_time(OWNER_GRACE_S + 0.1)
+    await turns()
+    assert bench.broker.sessions.stored("c").owner == "", "nobody has what was opened"
+    bench.pass_time(100)
+    assert bench.stored() == []
+    check(bench)
+
+
+async def test_a_device_that_comes_and_goes_has_one_will_waiting(bench: SessionBench) -> None:
+    front = FrontEnd(bench, "one")
+    for number in range(300):
+        opened = await front.open("c", expiry_s=100_000, will=will(b"%d" % number, delay_s=86_400 - number))
+        front.close("c", opened.epoch, expiry_s=100_000, drops_will=False)
+        await turns()
+        check(bench)
+    actions = bench.broker.sessions._actions
+    assert len(actions) == 1
+    assert len(actions._heap) <= CANCELLED_KEPT + 2
+    bench.pass_time(86_400)
+    assert bench.stored() == [b"299"]
+
+
+async def test_subscriptions_of_a_front_end_that_has_gone_attach_nothing(bench: SessionBench) -> None:
+    front = FrontEnd(bench, "one")
+    opened = await front.open("c")
+    subscribing = asyncio.ensure_future(front.subscribe("c", opened.epoch, "a"))
+    await asyncio.sleep(0)
+    channel = front.port._open_channel
+    front.stop()
+    refused = await subscribing
+    assert isinstance(refused, Refused)
+    queues = bench.broker.sessions._projection.queues
+    assert queues.id_of("a") is not None
+    assert channel.light.filter_ids == []
+    with pytest.raises(ValueError, match="closed channel"):
+        queues.attach(channel.light, queues.id_of("a"))
+    check(bench)
+
+
+async def test_two_subscriptions_at_once_attach_once(bench: SessionBench) -> None:
+    front = FrontEnd(bench, "one")
+    opened = await front.open("c")
+    found = await asyncio.gather(*(front.subscribe("c", opened.epoch, "a") for _ in range(2)))
+    assert not any(isinstance(each, Refused) for each in found)
+    other = await front.open("other")
+    await front.subscribe("other", other.epoch, "a")
+    await front.unsubscribe("other", other.epoch, "a")
+    bench.publish("a", b"1")
+    assert [body for _, body in front.pushed] == [b"1"]
+    await front.unsubscribe("c", opened.epoch, "a")
+    assert front.port._open_channel.light.filter_ids == []
+    check(bench)
+
+
+async def test_connected_sessions_are_pushed_on_after_the_database_was_opened_again(
+    bench: SessionBench,
+) -> None:
+    front = FrontEnd(bench, "one")
+    epochs = {}
+    for client_id in ("c", "d"):
+        epochs[client_id] = (await front.open(client_id)).epoch
+        subscribed = await front.subscribe(client_id, epochs[client_id], "a")
+    assert not isinstance(subscribed, Refused)
+    bench.store.key_values().reopen()
+    bench.publish("a", b"1")  # what is applied meanwhile is pushed to nobody
+    await level(bench)
+    bench.pass_time(1)
+    await turns(10)
+    (queue_id,) = {*front.missing}
+    assert queue_id == bench.broker.sessions._projection.queues.id_of("a")
+    assert b"1" in front.backlog(subscribed[0])
+    front.pushed.clear()
+    bench.publish("a", b"2")
+    assert front.pushed == [(queue_id, b"2")]
+    assert front.fences == []
+    check(bench)
+    for client_id, epoch in epochs.items():
+        front.close(client_id, epoch)
+    assert front.port._open_channel.light.filter_ids == []
+
+
+async def test_a_session_whose_queues_have_other_numbers_after_that_comes_anew(bench: SessionBench) -> None:
+    front = FrontEnd(bench, "one")
+    kept = {}
+    for name in ("first", "second", "third"):
+        kept[name] = await front.open(name)
+        await front.subscribe(name, kept[name].epoch, name)
+    projection = bench.broker.sessions._projection
+    projection.sync()
+    # Numbers that are free are taken in another order by who has loaded the queues.
+    for name in ("second", "first"):
+        await front.unsubscribe(name, kept[name].epoch, name)
+    projection.sync()
+    known = {}
+    for name in ("x", "y"):
+        subscribed = await front.subscribe("third", kept["third"].epoch, name)
+        assert not isinstance(subscribed, Refused)
+        known[name] = subscribed[0].queue_id
+    bench.store.key_values().reopen()
+    await level(bench)
+    assert known != {name: projection.queues.id_of(name) for name in known}
+    bench.pass_time(1)
+    await turns(10)
+    assert front.fences == [("third", kept["third"].epoch)]
+    check(bench)
+
+
+@pytest.mark.parametrize("what", ["close", "orphans", "due will", "takeover"])
+async def test_nothing_that_ends_is_lost_while_the_database_is_closed(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    one, two = FrontEnd(bench, "one"), FrontEnd(bench, "two")
+    delay_s = 10 if what == "due will" else 0
+    opened = {name: await one.open(name, will=will(name.encode(), delay_s=delay_s)) for name in ("c", "d")}
+    sessions = bench.broker.sessions
+    if what == "due will":
+        for name, session in opened.items():
+            one.close(name, session.epoch, drops_will=False)
+        await turns()
+    sessions._projection.sync()
+    sessions._projection._recent.clear()
+    key_values = bench.store.key_values()
+
+    def refuse() -> None:
+        raise StoreFullError("No space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(key_values, "_open", refuse)
+        with pytest.raises(StoreError):
+            key_values.reopen()
+        if what == "close":
+            for name, session in opened.items():
+                one.close(name, session.epoch, drops_will=False)
+        elif what == "orphans":
+            one.stop()
+        elif what == "takeover":
+            taken = {name: two.begin_open(name) for name in opened}
+        bench.pass_time(11)
+        bench.pass_time(1)
+        await turns()
+        assert isinstance(await two.begin_open("e"), Refused)
+        assert bench.stored() == []
+    key_values.reopen()
+    await level(bench)
+    bench.pass_time(2)
+    await turns()
+    assert sorted(bench.stored()) == [b"c", b"d"]
+    for name in opened:
+        if what == "takeover":
+            assert not isinstance(await taken[name], Refused)
+        else:
+            assert sessions.stored(name).owner == ""
+            assert sessions.owner_of(name) is None
+    check(bench)
+
+
+async def level(bench: SessionBench) -> None:
+    """Let the projections notice that the database was opened again, and take in what they have not."""
+    for _ in range(2):
+        for projection in bench.store._projections:
+            if isinstance(projection, KeyValueProjection):
+                with suppress(StoreError):
+                    projection.sync()
+        bench.store.catch_up()
+        await turns()
+
+
+def check(bench: SessionBench) -> None:
+    """The books of everything that knows of sessions agree."""
+    sessions = bench.broker.sessions
+    sessions._invariants()
+    sessions._wills._invariants()
+    sessions._projection._invariants()

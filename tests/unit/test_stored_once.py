@@ -28,7 +28,9 @@ FLUSH_TIMEOUT_S = 5.0
 class Bench:
     """A broker's store and what stands before it, started again at will."""
 
-    def __init__(self, directory: Path, *, flush: str = "async", ids_max: int = 100, bytes_max: int = 1 << 20):
+    def __init__(
+        self, directory: Path, *, flush: str = "async", ids_max: int = 100, bytes_max: int = 1 << 20
+    ) -> None:
         self.directory = directory
         self.flush = flush
         self.limits = {"ids_max": ids_max, "bytes_max": bytes_max}
@@ -148,7 +150,8 @@ async def test_of_a_batch_that_lost_its_end_the_rest_is_stored(tmp_path: Path) -
     bench.send(keyed("K1", b"one"), keyed("", b"two"))
     bench.clock.advance(1)
     bench.send(keyed("K2", b"three"))
-    bench.send(keyed("K1", b"one"), keyed("", b"two"), keyed("", b"three"), keyed("", b"four"), is_repeat=True)
+    whole = (keyed("K1", b"one"), keyed("", b"two"), keyed("", b"three"), keyed("", b"four"))
+    bench.send(*whole, is_repeat=True)
     assert bench.bodies() == [b"one", b"two", b"three", b"three", b"four"]
 
 

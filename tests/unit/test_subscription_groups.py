@@ -56,7 +56,7 @@ def test_the_maximum_of_groups_is_kept(path: Path) -> None:
 def test_the_file_has_the_protocols_names_and_comes_back(path: Path) -> None:
     groups = SubscriptionGroups(path, ManualClock(), may_create=True)
     groups.put(SubscriptionGroupConfig(group_name="g", retry_max_times=3))
-    groups.save(is_synced=True)
+    groups.write(groups.encode())
     stored = json.loads(path.read_text())
     assert stored["subscriptionGroupTable"]["g"] == {
         "brokerId": 0,

@@ -10,7 +10,7 @@ from iotmq.mqtt.topic_table import TopicTable
 
 
 def test_what_is_inserted_is_found_and_nothing_else() -> None:
-    table = TopicTable(100)
+    table = TopicTable(100, 1 << 20)
     topics = [
         b"a",
         b"b",
@@ -35,7 +35,7 @@ def test_what_is_inserted_is_found_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("count_max", [1, 7, 8, 9, 1_000])
 def test_full_at_its_maximum_and_empty_after_clear(count_max: int) -> None:
-    table = TopicTable(count_max)
+    table = TopicTable(count_max, 1 << 20)
     for number in range(count_max):
         table._insert(b"%d" % number, number + 1)
     with pytest.raises(OverflowError):
@@ -48,10 +48,32 @@ def test_full_at_its_maximum_and_empty_after_clear(count_max: int) -> None:
     assert table._find(b"one more") == 5
 
 
+def test_full_by_bytes_at_their_maximum_and_not_one_below() -> None:
+    table = TopicTable(100, 1_000)
+    table._insert(b"a" * 500, 1, 100)
+    table._insert(b"b" * 300, 2, 100)
+    table._invariants()
+    assert table.size_bytes == 1_000
+    with pytest.raises(OverflowError):
+        table._insert(b"c", 3)
+    table._clear()
+    assert table.size_bytes == 0
+    table._insert(b"a" * 500, 1, 100)
+    with pytest.raises(OverflowError):
+        table._insert(b"b" * 300, 2, 101)
+    table._invariants()
+
+
+def test_what_would_be_more_than_a_256th_is_not_worth_keeping() -> None:
+    table = TopicTable(100, 256_000)
+    assert table._may_take(1_000)
+    assert not table._may_take(1_001)
+
+
 @pytest.mark.parametrize("count_max", [0, (1 << 24) + 1])
 def test_sizes_that_are_refused(count_max: int) -> None:
     with pytest.raises(ValueError, match="count_max"):
-        TopicTable(count_max)
+        TopicTable(count_max, 1 << 20)
 
 
 def test_topics_made_to_collide_do_not() -> None:
@@ -67,11 +89,11 @@ def test_topics_made_to_collide_do_not() -> None:
             topic[at + 12] ^= 0x02
             topic[at + 15] ^= 0x40
         topics.append(bytes(topic))
-    table = TopicTable(len(topics))
+    table = TopicTable(len(topics), 1 << 20)
     assert len({table._hash(topic) for topic in topics}) == len(topics)
     low_bits = {table._hash(topic) & 0x1FFF for topic in topics}
     assert len(low_bits) > len(topics) // 2, "4,096 topics fall evenly into the 8,192 slots of their table"
 
 
 def test_every_table_has_its_own_secrets() -> None:
-    assert TopicTable(1)._hash(b"topic") != TopicTable(1)._hash(b"topic")
+    assert TopicTable(1, 1 << 20)._hash(b"topic") != TopicTable(1, 1 << 20)._hash(b"topic")

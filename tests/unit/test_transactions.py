@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from eventually import soon
 from transaction_bench import COMMIT, HOST, ROLLBACK, UNKNOWN, Bench, FakeConnection, open_bench
 
 from iotmq import limits
@@ -131,14 +134,40 @@ async def test_an_end_may_come_twice_but_counts_once(bench: Bench) -> None:
     assert bench.bodies() == [b"once"]
 
 
+async def test_a_check_waits_for_the_disk_off_the_loop_and_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.join("c1", bench.connection, "pg")
+    bench.prepare()
+    may_go_on = threading.Event()
+
+    def cold_steps(position: int) -> Iterator[Any]:
+        yield "what is not in memory"
+        return bench.store.read_record(position)
+
+    def load(plan: Any) -> None:
+        assert may_go_on.wait(30)
+
+    monkeypatch.setattr(bench.store, "record_steps", cold_steps)
+    monkeypatch.setattr(bench.store, "load", load)
+    for _ in range(3):
+        bench.check()
+    assert bench.broker._consuming.cold_reads.waiting_count == 1
+    assert bench.checks.checks_count == 0
+    may_go_on.set()
+    await soon(lambda: bench.checks.checks_count == 1, "the question")
+    assert bench.checks._reading == set()
+    bench.transactions._invariants()
+
+
 async def test_only_so_many_ends_are_remembered(bench: Bench) -> None:
     assert bench.transactions._ended_max == limits.TRANSACTIONS_ENDED_REMEMBERED_MAX
     bench.transactions._ended_max = 2
     prepared = [bench.prepare() for _ in range(3)]
     for each in prepared:
         bench.end(each, ROLLBACK)
-    assert [bench.end(each, ROLLBACK).code for each in prepared] == [1, 0, 0]
-    assert [bench.end(each, COMMIT).code for each in prepared] == [1, 1, 1]
+    assert [(await bench.end_later(each, ROLLBACK)).code for each in prepared] == [1, 0, 0]
+    assert [(await bench.end_later(each, COMMIT)).code for each in prepared] == [1, 1, 1]
     assert bench.bodies() == []
 
 

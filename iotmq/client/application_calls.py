@@ -1,0 +1,29 @@
+"""Calls of functions that an application gave us: listeners, checks and what runs inside of a transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import ParamSpec, TypeVar
+
+from iotmq.errors import ClientError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def call_application(function: Callable[P, T | Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What a plain or a coroutine function returns; whatever it raises is raised.
+
+    CancelledError only when the calling task is cancelled. A function that waits for a task or a pool that
+    somebody else cancelled has failed as with any error (ClientError), and must not end the caller's task.
+    """
+    try:
+        outcome = function(*args, **kwargs)
+        return await outcome if inspect.isawaitable(outcome) else outcome
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise ClientError("what it waited for was cancelled") from error

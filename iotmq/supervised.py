@@ -1,0 +1,102 @@
+"""Work that goes on as long as its owner: what it raises is logged and counted, and it begins again.
+
+A task whose exception nobody looks at ends without a word, and what it kept alive is dead while every check
+is green. So every task without an end of its own is made by `supervise`, and what a timer calls again and
+again stands in `surviving`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from iotmq.metrics import Metric
+
+logger = logging.getLogger(__name__)
+
+# What fails at once each time must not keep the loop busy.
+_PAUSE_S: Final = 1.0
+
+
+class Failures:
+    """How often background work of this process failed, by its name, which is always one in the code."""
+
+    def __init__(self) -> None:
+        self._count_of: Counter[str] = Counter()
+
+    def count(self, name: str) -> int:
+        """Failures of one kind of work so far."""
+        return self._count_of[name]
+
+    def note(self, name: str) -> None:
+        """Count and log the exception that is being handled."""
+        self._count_of[name] += 1
+        logger.exception("background work failed and goes on", extra={"work": name})
+
+    def metrics(self) -> Iterable[Metric]:
+        """One sample for each kind of work that has failed."""
+        for name, count in sorted(self._count_of.items()):
+            yield Metric(
+                "iotmq_background_failures_total",
+                "counter",
+                "Exceptions nobody expected in work that goes on as long as the process.",
+                count,
+                (("work", name),),
+            )
+
+
+FAILURES: Final = Failures()
+"""Those of this process."""
+
+
+@contextmanager
+def surviving(name: str) -> Iterator[None]:
+    """Note what the block raises and go on behind it; only a cancellation of this task passes."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        # Without a cancellation of ours it is somebody else's, from a future that was waited for.
+        if _is_cancelled():
+            raise
+        FAILURES.note(name)
+    except Exception:
+        FAILURES.note(name)
+
+
+def supervise(
+    name: str, work: Callable[[], Awaitable[None]], *, pause_s: float = _PAUSE_S
+) -> asyncio.Task[None]:
+    """A task that does the work until it returns, and begins it again after a pause when it raises."""
+    return asyncio.ensure_future(_go_on(name, work, pause_s))
+
+
+async def repeat(interval_s: float, action: Callable[[], object]) -> None:
+    """Do something every so often, first after one interval: work for `supervise`."""
+    while True:
+        await asyncio.sleep(interval_s)
+        action()
+
+
+async def end(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel the tasks and wait for their ends."""
+    ending = list(tasks)
+    for task in ending:
+        task.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)
+
+
+async def _go_on(name: str, work: Callable[[], Awaitable[None]], pause_s: float) -> None:
+    while True:
+        with surviving(name):
+            await work()
+            return
+        await asyncio.sleep(pause_s)
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

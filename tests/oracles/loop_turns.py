@@ -1,0 +1,47 @@
+"""How long one turn of an event loop takes, in processor time of its thread.
+
+Processor time, because what other processes of the machine take is not the loop's fault. A turn is what
+happens between two calls of a callback that asks for its next call at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import TracebackType
+
+# What a handler may take of the loop, whatever a peer asks.
+TURN_S_MAX = 0.020
+
+
+class LoopTurns:
+    """`with LoopTurns() as turns:` in a coroutine; `turns.longest_s` is the longest turn meanwhile."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self.count = 0
+        self._handle: asyncio.Handle | None = None
+        self._began_s = 0.0
+
+    def __enter__(self) -> LoopTurns:
+        self._loop = asyncio.get_running_loop()
+        self._began_s = time.thread_time()
+        self._handle = self._loop.call_soon(self._turn)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._handle is not None
+        self._handle.cancel()
+        self._look()
+
+    def _turn(self) -> None:
+        self._look()
+        self._handle = self._loop.call_soon(self._turn)
+
+    def _look(self) -> None:
+        now_s = time.thread_time()
+        self.longest_s = max(self.longest_s, now_s - self._began_s)
+        self.count += 1
+        self._began_s = now_s

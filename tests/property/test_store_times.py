@@ -1,0 +1,86 @@
+"""Store times never fall while the clock is set back a little, so searches by time are right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from store_model import BORN_HOST, batch, open_small
+
+from iotmq.clock import ManualClock
+from iotmq.message.record import decode_record
+from iotmq.store.store import CLOCK_STEP_BACK_MS_MAX, Store
+
+START_MS = 1_700_000_000_000
+# What happens before each append: the clock moves by so many milliseconds, or the store is opened anew.
+STEPS = st.lists(
+    st.one_of(st.integers(-5_000, 5_000), st.none()),
+    min_size=1,
+    max_size=60,
+)
+
+
+def append(store: Store) -> None:
+    store.append(store.queue("T", 0), batch(b"x" * 100), born_timestamp_ms=1, born_host=BORN_HOST)
+
+
+def append_through_the_log(store: Store) -> None:
+    """As compiled senders do."""
+    store.log.append(
+        store.queue("T", 0),
+        batch(b"x" * 100),
+        store_timestamp_ms=store.begin_appends(),
+        born_timestamp_ms=1,
+        born_host=BORN_HOST,
+    )
+    store.end_appends()
+    store.advance()
+
+
+def times(store: Store) -> list[int]:
+    """Store times of queue 0 of T, by offset."""
+    queue = store.queue("T", 0)
+    found = []
+    for offset in range(queue.max_offset):
+        view = store.read_record(queue.entry(offset)[0])
+        assert view is not None
+        found.append(decode_record(view).store_timestamp_ms)
+    return found
+
+
+@given(steps=STEPS)
+@example(steps=[0, -1_000, None, -1_000, 500])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_times_do_not_fall_and_a_search_finds_a_record_of_every_time(
+    tmp_path: Path, steps: list[int | None]
+) -> None:
+    directory = tmp_path / str(len(list(tmp_path.iterdir())))
+    clock = ManualClock(START_MS)
+    store = open_small(directory, clock=clock)
+    for number, step in enumerate(steps):
+        if step is None:
+            store.close()
+            store = open_small(directory, clock=clock)
+        else:
+            clock.advance(step / 1000)
+        (append, append_through_the_log)[number % 2](store)
+    found = times(store)
+    assert found == sorted(found)
+    queue = store.queue("T", 0)
+    assert {found[store.offset_at_time(queue, at_ms)] for at_ms in found} == set(found)
+    assert found[store.offset_at_time(queue, found[0] - 1)] == found[0]
+    assert found[store.offset_at_time(queue, found[-1] + 1)] == found[-1]
+    store.close()
+
+
+def test_a_clock_that_was_ahead_by_more_than_ten_minutes_is_followed(tmp_path: Path) -> None:
+    clock = ManualClock(START_MS)
+    store = open_small(tmp_path, clock=clock)
+    append(store)
+    clock.advance(-CLOCK_STEP_BACK_MS_MAX / 1000)
+    append(store)
+    clock.advance(-0.001)
+    append(store)
+    assert times(store) == [START_MS, START_MS, START_MS - CLOCK_STEP_BACK_MS_MAX - 1]
+    store.close()
