@@ -38,8 +38,9 @@ class Producer(Lifetime):
 
     `send` and `send_nowait` try up to `tries_max` times within `send_timeout_ms`: after a lost
     connection, and after answers that another try may cure. A try whose answer is overdue is not
-    repeated (the message may be stored): RequestTimeoutError. After a lost connection a message may
-    be stored twice. Tries of a keyed message stay on its queue.
+    repeated (the message may be stored): RequestTimeoutError. After a lost connection the same broker
+    stores it once (with its key index); another one may store it, too. Tries of a keyed message stay on
+    its queue.
     """
 
     def __init__(
