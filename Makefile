@@ -49,12 +49,13 @@ crash:  ## Kills under load and power cuts (CRASH_ROUNDS=50, CRASH_STATES=3000);
 		IOTMQ_CRASH_SEED=$${IOTMQ_CRASH_SEED:-$$RANDOM} \
 		$(PYTHON_ENV) -m pytest tests/crash $(ARGS)
 
-fuzz:  ## Mutated traffic on every port, every request and the MQTT core (FUZZ_SECONDS=60 each), then the property tests for long
+fuzz:  ## Mutated traffic on every port, every request and the MQTT core, damaged data directories (FUZZ_SECONDS=60 each), then the property tests for long
 	@tools/setup.sh dev
 	@$(PYTHON_ENV) tests/fuzz/fuzz_mqtt.py --seconds $(FUZZ_SECONDS)
 	@IOTMQ_MQTT_CORPUS=all $(PYTHON_ENV) -m pytest tests/integration/test_mqtt_corpus_sockets.py
 	@$(PYTHON_ENV) tests/fuzz/fuzz_ports.py --seconds $(FUZZ_SECONDS)
 	@$(PYTHON_ENV) tests/fuzz/fuzz_native.py --seconds $(FUZZ_SECONDS)
+	@$(PYTHON_ENV) tests/fuzz/fuzz_store.py --seconds $(FUZZ_SECONDS)
 	@$(PYTHON_ENV) -m pytest tests/property --hypothesis-profile=fuzz --timeout=3600 $(ARGS)
 
 interop:  ## The tests with foreign clients only

@@ -43,6 +43,9 @@ TOPICS_MAX: Final = 100_000
 # Deleted topics that the log still has records of.
 DELETED_TOPICS_MAX: Final = 100_000
 QUEUES_PER_TOPIC_MAX: Final = 1_024
+# Of a record or a file, as read from the disk. Nothing vouches for it: one flipped bit must not lead to
+# offsets whose bytes (20 each) nobody can count any more.
+QUEUE_OFFSET_MAX: Final = 1 << 56
 GROUPS_MAX: Final = 100_000
 GROUP_BYTES_MAX: Final = 255
 CLIENTS_PER_CONNECTION_MAX: Final = 1_024

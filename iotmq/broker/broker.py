@@ -47,7 +47,7 @@ from iotmq.broker.topics import HALF_TOPIC, SCHEDULE_TOPIC, TopicTable
 from iotmq.broker.views import Views
 from iotmq.clock import Clock, SystemClock
 from iotmq.metrics import Metric
-from iotmq.remoting.server import RemotingServer
+from iotmq.remoting.server import RemotingServer, RequestHandler
 from iotmq.remoting.tls import server_tls
 from iotmq.store.queue import Queue
 from iotmq.store.store import Store
@@ -251,16 +251,20 @@ class Broker:
         announced = AnnouncedChanges(
             self.requests, self.topics, when_told=self._when_told, when_saved=self._files.when_saved
         )
+        handler: RequestHandler = announced
+        handle_run = self.requests.handle_run
+        if self.access is not None:
+            handler = guard = Guard(announced, handle_run, self.access, store, cold_reads)
+            handle_run = guard.handle_run
         self._server = RemotingServer(
-            announced if self.access is None else Guard(announced, self.access, store, cold_reads),
+            handler,
             host=settings.listen_host,
             port=settings.listen_port,
             idle_s=settings.idle_s,
             connections_max=settings.connections_max,
             clock=clock,
             name="broker",
-            # Access control looks at every request.
-            handle_run=self.requests.handle_run if self.access is None else None,
+            handle_run=handle_run,
             tls=server_tls(settings),
         )
         self._presence = Presence(

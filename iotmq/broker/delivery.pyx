@@ -9,7 +9,7 @@ index gives broker-wide ids, a table turns them into (channel, id of the channel
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from iotmq.broker.push_channel cimport PushChannel, PushChannels
+from iotmq.broker.push_channel cimport PushChannel, PushChannels, record_size_at
 from iotmq.message.device_topic cimport device_topic
 from iotmq.message.layout cimport (
     AT_POSITION,
@@ -65,6 +65,10 @@ cdef class DeliveryChannel(PushChannel):
         count = self.pushes + self.last_entry + 4
         put_u32(count, get_u32(count) + 1)
         return 0
+
+    cdef int begin(self) except -1:
+        self.last_entry = -1
+        return PushChannel.begin(self)
 
     cdef int push(self, records) except -1:
         self.last_entry = -1
@@ -144,6 +148,7 @@ cdef class Delivery:
     cdef int _push(self, records) except -1:
         """Hand every front end what it wants of them; what is no record ends them."""
         cdef RecordWalk walk
+        self._channels.begin()
         begin_walk(&walk, records)
         try:
             self._match(&walk)
@@ -244,7 +249,7 @@ def gather(const uint8_t[::1] records not None, const uint8_t[::1] matches not N
     cdef uint8_t* moved
     cdef int64_t next_position = 0
     while at < end:
-        size += get_u32(&records[0] + get_u32(&matches[at]))
+        size += record_size_at(records, get_u32(&matches[at]))
         at += MATCH_HEAD_BYTES + 4 * <Py_ssize_t>get_u32(&matches[at + 4])
     gathered = bytearray(size)
     renumbered = bytearray(matches)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeVar
@@ -30,6 +31,8 @@ from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.send_fields import PACKET_IDS_FIELD, REPEAT_FIELD
 from iotmq.remoting.server import ServerConnection
+
+logger = logging.getLogger(__name__)
 
 _NOT_DURABLE: Final = "the batch is stored, but not as durably as store.flush promises"
 
@@ -357,11 +360,16 @@ class GatewayHandler:
     ) -> None:
         try:
             await self._catch_up.attach(connection, front_end.channel, filters, front_end.push, since=since)
+            answer = self._attached(request)
         except ConnectionClosedError:
             return
+        except Exception as error:
+            # Whatever it is, the front end has to know: it asks again.
+            logger.exception("a front end could not be brought up to date")
+            answer = request.reply(ResponseCode.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}")
         finally:
             front_end.catching_up = None
-        connection.reply(self._attached(request))
+        connection.reply(answer)
 
     def _attached(self, request: Command) -> Command:
         """What matches from `position` on will be pushed, what matched before has been."""

@@ -484,13 +484,19 @@ class Intake:
     def expire(self) -> None:
         """Answer the batches whose group commit takes longer than the flush timeout."""
         now_s = self._clock.monotonic_s()
-        late = [waiting for waiting in self._waiting if waiting.deadline_s <= now_s]
-        for waiting in late:
-            if waiting.is_patient and self._store.failure is None:
+        late: list[_Waiting] = []
+        kept: deque[_Waiting] = deque()
+        for waiting in self._waiting:
+            if waiting.deadline_s > now_s:
+                kept.append(waiting)
+            elif waiting.is_patient and self._store.failure is None:
                 waiting.deadline_s = now_s + self._flush_timeout_s
+                kept.append(waiting)
             else:
-                self._waiting.remove(waiting)
-                self._time_out(waiting)
+                late.append(waiting)
+        self._waiting = kept
+        for waiting in late:
+            self._time_out(waiting)
         if self._waiting:
             self._timer.arm(min(waiting.deadline_s for waiting in self._waiting))
 

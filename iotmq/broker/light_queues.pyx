@@ -138,6 +138,7 @@ cdef class LightQueues:
     def collect(self, view):
         """Take in the whole records of `view`; StoreCorruptError when it holds something else."""
         cdef RecordWalk walk
+        self.channels.begin()
         begin_walk(&walk, view)
         try:
             self.collect_records(&walk)
@@ -203,6 +204,11 @@ cdef class LightQueues:
 
     def __len__(self):
         return len(self.filters)
+
+    @property
+    def ids_end(self):
+        """Before it are the ids of all queues."""
+        return self.queues_size
 
     @property
     def memory_bytes(self):

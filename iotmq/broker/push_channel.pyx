@@ -4,10 +4,12 @@ Operations: bytes added for each record and channel, one hand-over per stretch a
 not copied; no Python object per record. Plan: one growing array per channel, which keeps its memory.
 """
 
-from libc.stdint cimport uint8_t
+from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free, realloc
 
 import logging
+
+from iotmq.message.layout cimport RECORD_FIXED_BYTES, get_u32
 
 _log = logging.getLogger("iotmq.broker")
 
@@ -35,6 +37,11 @@ cdef class PushChannel:
             self.pushes = grown
             self.capacity = capacity
         return self.pushes + self.size - size
+
+    cdef int begin(self) except -1:
+        """Forget what was added and not handed over."""
+        self.size = 0
+        return 0
 
     cdef int push(self, records) except -1:
         """Hand over what was added, if anything."""
@@ -64,6 +71,13 @@ cdef class PushChannels:
     def remove(self, PushChannel channel not None):
         self.channels.remove(channel)
 
+    cdef int begin(self) except -1:
+        """A stretch begins: forget the places in one that something went wrong in."""
+        cdef PushChannel channel
+        for channel in self.channels:
+            channel.begin()
+        return 0
+
     cdef int push(self, records) except -1:
         """Hand every channel what it is to have of `records`."""
         cdef PushChannel channel
@@ -76,3 +90,11 @@ cdef class PushChannels:
                     _log.exception("records could not be pushed to a front end")
                 self.failed_total += 1
         return 0
+
+
+cdef Py_ssize_t record_size_at(const uint8_t[::1] records, int64_t place) except -1:
+    cdef int64_t room = records.shape[0] - place
+    cdef int64_t size = get_u32(&records[0] + place) if 0 <= place and room > RECORD_FIXED_BYTES else 0
+    if not RECORD_FIXED_BYTES < size <= room:
+        raise ValueError(f"no record at {place} of {records.shape[0]} bytes")
+    return size

@@ -18,6 +18,7 @@ from iotmq.errors import RequestError, StoreError
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import ResponseCode
 from iotmq.store.cold_steps import Steps, finish
+from iotmq.store.residency import ColdRead
 from iotmq.store.resync import next_record
 from iotmq.store.store import Store
 
@@ -65,19 +66,33 @@ class QueueReader:
         """
         self._go_on(self._steps(wanted), done if skip is None else partial(_give_without, skip, done))
 
-    def places(self, queue_id: int, position: int, *, places_max: int) -> QueuePlaces:
-        """Where records of a queue stand, for who reads them later; waits for the disk. KeyError as `read`.
+    def places(
+        self, queue_id: int, position: int, *, places_max: int, is_waiting: bool = False
+    ) -> QueuePlaces | ColdRead:
+        """Where records of a queue stand, for who reads them later. KeyError as `read`.
 
-        May have none without being at the end: then it has gone through as much as one read may.
+        Or what has to be in memory first: load that and ask again, unless this `is_waiting` for the disk
+        itself. May have none without being at the end: then it has gone through as much as one read may.
         """
         position = self._projection.start_of(queue_id, position)
         if self._projection.scan_end(queue_id, position) is None:
             return self._projection.places(queue_id, position, places_max=places_max)
         wanted = QueueRead(queue_id=queue_id, position=position, records_max=places_max, bytes_max=_ALL)
-        found = finish(self._scan_steps(wanted, position), self._store.load)
+        steps = self._scan_steps(wanted, position)
+        try:
+            plan = None if is_waiting else next(steps)
+            if plan is not None:
+                return plan
+            found = finish(steps, self._store.load)
+        except StopIteration as finished:
+            found = finished.value
         views = [memoryview(record) for record in found.records]
         places = [(int.from_bytes(view[_POSITION], "big"), len(view)) for view in views]
         return QueuePlaces(places, found.next_position, found.is_end)
+
+    def load(self, plan: ColdRead, ready: Callable[[OSError | None], None]) -> None:
+        """Bring in what `places` wants; RequestError when too many wait for the disk."""
+        self._cold_reads.start(plan, ready)
 
     def backlog(self, queue_id: int, position: int) -> int:
         """How many records a queue has from `position` on; about, where a wide filter has many."""

@@ -8,6 +8,7 @@ are in the order of the log, so equal places stand together.
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy
 
+from iotmq.broker.push_channel cimport record_size_at
 from iotmq.message.layout cimport get_u32, put_u32
 
 cdef enum:
@@ -29,7 +30,7 @@ def gather_queued(
     while at < end:
         place = get_u32(&pushes[0] + at)
         if place != last:
-            record_size = get_u32(&records[0] + place)
+            record_size = record_size_at(records, place)
             if size and size + record_size > bytes_max:
                 break
             size += record_size

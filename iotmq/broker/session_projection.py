@@ -17,8 +17,10 @@ from __future__ import annotations
 import logging
 import struct
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -67,8 +69,10 @@ NAME: Final = "sessions"
 FORMAT_VERSION: Final = 1
 # Sessions that were looked at last and are kept decoded: they say five times a second how far they came.
 RECENT_SESSIONS_MAX: Final = 8_192
-# How many queues are looked at per write, once the log has been trimmed or sessions have come further.
+# How many queues are looked at about once a second, once the log has been trimmed or sessions have come
+# further, and how many of their sessions' places: some milliseconds of the loop.
 SWEEP_QUEUES: Final = 256
+SWEEP_PLACES: Final = 2_048
 
 _TAG_FILTER: Final = b"\x01"
 _TAG_ENTRIES: Final = b"\x02"
@@ -99,6 +103,23 @@ class QueuePlaces(NamedTuple):
     is_end: bool
 
 
+class _PlacesWalk:
+    """On its way through the places of all sessions of a queue: how far the slowest of them is.
+
+    Meanwhile a place moves on and no other way, and who comes begins behind `end_position`, where the log
+    ended: so what was found holds, however long ago.
+    """
+
+    __slots__ = ("end_position", "lowest", "next_key", "queue_id")
+
+    def __init__(self, queue_id: int, end_position: int) -> None:
+        self.queue_id = queue_id
+        self.end_position = end_position
+        self.next_key = QUEUE_KEY.pack(TAG_CURSOR, queue_id)
+        # None before the first place.
+        self.lowest: int | None = None
+
+
 class SessionProjection(KeyValueProjection):
     """The projection. For the store's thread alone.
 
@@ -123,10 +144,14 @@ class SessionProjection(KeyValueProjection):
         self.exclusives = self._changes.exclusives
         self._count = 0
         self.malformed_records = 0
-        # Queues whose sessions have come further, and what is left to look at behind a trimmed log.
-        self._moved_queues: set[int] = set()
+        # Queues whose sessions have come further, each once, in the order they are looked at; and the walk
+        # through the places of one of them that is under way.
+        self._moved_queues: deque[int] = deque()
+        self._is_moved: set[int] = set()
+        self._walk: _PlacesWalk | None = None
+        # What is left to look at behind a trimmed log.
         self._min_position = 0
-        self._sweep: Iterator[int] | None = None
+        self._sweep: Iterator[int] = iter(())
         super().__init__(key_values, NAME, format_version=FORMAT_VERSION, collector=self._changes)
 
     # Reading
@@ -256,25 +281,47 @@ class SessionProjection(KeyValueProjection):
 
     def tidy(self) -> None:
         """Look at some queues whose sessions have come further, or whose records are gone."""
-        if self._moved_queues:
-            changed = self._lowest_changed()
-            for _ in range(min(SWEEP_QUEUES, len(self._moved_queues))):
-                queue_id = self._moved_queues.pop()
-                if self.queues.filter_of(queue_id) is not None:
-                    self.queues.advance(queue_id, self._lowest_cursor(queue_id, changed.get(queue_id)))
+        # What the database has is all there is.
+        self.write_out()
+        places_left = SWEEP_PLACES
         for _ in range(SWEEP_QUEUES):
-            queue_id_or_none = None if self._sweep is None else next(self._sweep, None)
-            if queue_id_or_none is None:
-                self._sweep = None
+            if self._walk is None and self._moved_queues:
+                queue_id = self._moved_queues.popleft()
+                self._is_moved.discard(queue_id)
+                self._walk = _PlacesWalk(queue_id, self.applied_position)
+            if self._walk is None or not places_left:
                 break
-            self._drop_gone(queue_id_or_none)
+            places_left -= self._walk_on(self._walk, places_left)
+        for queue_id in islice(self._sweep, SWEEP_QUEUES):
+            self._drop_gone(queue_id)
+
+    def _walk_on(self, walk: _PlacesWalk, places_max: int) -> int:
+        """Go through some places, how many is returned; after the last the queue drops what nobody needs."""
+        stop = QUEUE_KEY.pack(TAG_CURSOR, walk.queue_id + 1)
+        count = 0
+        for key, value in self._space.scan(walk.next_key, stop):
+            if count == places_max:
+                walk.next_key = key
+                return count
+            count += 1
+            cursor = decode_place(value).cursor
+            walk.lowest = cursor if walk.lowest is None else min(walk.lowest, cursor)
+        self._walk = None
+        if walk.lowest is not None and self.queues.filter_of(walk.queue_id) is not None:
+            self.queues.advance(walk.queue_id, min(walk.lowest, walk.end_position))
+        return count
+
+    def _note_moved(self, queue_id: int) -> None:
+        if queue_id not in self._is_moved:
+            self._is_moved.add(queue_id)
+            self._moved_queues.append(queue_id)
 
     def trim(self, min_position: int) -> None:
         """The log begins at `min_position` now."""
         super().trim(min_position)
         if min_position > self._min_position:
             self._min_position = min_position
-            self._sweep = iter(self._queue_ids())
+            self._sweep = iter(range(self.queues.ids_end))
 
     def rewind(self, position: int, min_position: int) -> None:
         """The log has lost what comes from `position` on; so have the queues. Sessions stay as they are: what
@@ -312,10 +359,7 @@ class SessionProjection(KeyValueProjection):
 
     def clear(self, position: int) -> None:
         """Delete everything; the log is applied again from `position` on."""
-        self.queues.forget_all()
-        self._recent.clear()
-        self.shares.forget_all()
-        self.exclusives.forget_all()
+        self._forget_all()
         super().clear(position)
         self._count = 0
 
@@ -331,6 +375,8 @@ class SessionProjection(KeyValueProjection):
     def _invariants(self) -> None:
         """Raise AssertionError when sessions, their places and the queues do not agree; for small tests."""
         self.queues._invariants()
+        assert len(self._moved_queues) == len(self._is_moved)
+        assert set(self._moved_queues) == self._is_moved
         found = dict(self.sessions())
         assert len(found) == self._count
         subscribers: dict[int, int] = {}
@@ -367,7 +413,7 @@ class SessionProjection(KeyValueProjection):
             stored = self.shares.get(change.share)
             self.shares.apply(change, position)
             if stored is not None:
-                self._moved_queues.add(stored.queue_id)
+                self._note_moved(stored.queue_id)
             return
         if isinstance(change, HoldExclusive | FreeExclusive):
             self.exclusives.apply(change)
@@ -464,7 +510,7 @@ class SessionProjection(KeyValueProjection):
             self.shares.unsubscribe(topic_filter)
             return
         self._changes.cursors[subscription.queue_id, client_id] = None
-        self._moved_queues.add(subscription.queue_id)
+        self._note_moved(subscription.queue_id)
         self.queues.unsubscribe(subscription.queue_id)
 
     def _progress(self, change: Progress, session: StoredSession) -> bool:
@@ -476,7 +522,7 @@ class SessionProjection(KeyValueProjection):
                 queue_id = subscription.queue_id
                 place = self.place(queue_id, change.client_id)
                 self._changes.cursors[queue_id, change.client_id] = place.moved(cursor, sent)
-                self._moved_queues.add(queue_id)
+                self._note_moved(queue_id)
         session.done = change.done
         if change.received is not None:
             has_changed = has_changed or session.received != change.received
@@ -494,7 +540,7 @@ class SessionProjection(KeyValueProjection):
                 queue_id = subscription.queue_id
                 place = self.place(queue_id, change.client_id)
                 self._changes.cursors[queue_id, change.client_id] = place.skipping(start, end)
-                self._moved_queues.add(queue_id)
+                self._note_moved(queue_id)
 
     def _set_due(self, client_id: str, due_ms: int | None, *, is_there: bool) -> None:
         if due_ms is not None:
@@ -504,11 +550,7 @@ class SessionProjection(KeyValueProjection):
 
     def _load(self) -> None:
         super()._load()
-        self.queues.forget_all()
-        self._recent.clear()
-        self.shares.forget_all()
-        self.exclusives.forget_all()
-        self._moved_queues.clear()
+        self._forget_all()
         try:
             for key, value in self._space.scan(_TAG_FILTER, _TAG_ENTRIES):
                 self.queues.restore(key, value)
@@ -525,6 +567,15 @@ class SessionProjection(KeyValueProjection):
             return
         self._count = 0 if stored is None else _NUMBER.unpack(stored)[0]
 
+    def _forget_all(self) -> None:
+        self.queues.forget_all()
+        self._recent.clear()
+        self.shares.forget_all()
+        self.exclusives.forget_all()
+        self._moved_queues.clear()
+        self._is_moved.clear()
+        self._walk = None
+
     def _write(self, marker: bytes) -> None:
         keys, values, removed, ranges = self._changes.all_items()
         keys += [_COUNT_KEY, MARKER_KEY]
@@ -537,23 +588,6 @@ class SessionProjection(KeyValueProjection):
         for key, value in self._space.scan(start, stop):
             yield _ENTRIES_KEY.unpack(key)[2], value
         yield self.queues.pending(queue_id)
-
-    def _lowest_changed(self) -> dict[int, int]:
-        """Of each queue the lowest of the cursors that came since the last write."""
-        lowest: dict[int, int] = {}
-        for (queue_id, _), cursor in self._changes.cursors.items():
-            if cursor is not None:
-                lowest[queue_id] = min(cursor[0], lowest.get(queue_id, _POSITION_MAX))
-        return lowest
-
-    def _lowest_cursor(self, queue_id: int, changed: int | None) -> int:
-        lowest = _POSITION_MAX if changed is None else changed
-        start, stop = QUEUE_KEY.pack(TAG_CURSOR, queue_id), QUEUE_KEY.pack(TAG_CURSOR, queue_id + 1)
-        for key, value in self._space.scan(start, stop):
-            client_id = key[QUEUE_KEY.size :].decode()
-            if (queue_id, client_id) not in self._changes.cursors:
-                lowest = min(lowest, decode_place(value).cursor)
-        return 0 if lowest == _POSITION_MAX else lowest
 
     def _drop_gone(self, queue_id: int) -> None:
         """Forget entries whose records the log has lost at its beginning."""

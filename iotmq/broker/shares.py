@@ -18,17 +18,18 @@ from typing_extensions import Buffer
 from iotmq import limits
 from iotmq.broker.queue_reader import QueueReader
 from iotmq.broker.session_log import SessionLog
-from iotmq.broker.session_projection import SessionProjection
+from iotmq.broker.session_projection import QueuePlaces, SessionProjection
 from iotmq.broker.session_records import EndShare, OpenShare, ProgressShare
 from iotmq.broker.share_group import Handout, ShareGroup, Strategy
 from iotmq.broker.stored_shares import StoredShare, is_share
 from iotmq.client.session_ports import HANDOUT_REPEATED, Refused, ShareJoin, ShareReport
 from iotmq.clock import Clock
-from iotmq.errors import StoreError
+from iotmq.errors import RequestError, StoreError
 from iotmq.message.properties import MQTT_CLIENT_ID, MQTT_TOPIC
 from iotmq.message.record import decode_record, property_value
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import ResponseCode
+from iotmq.store.residency import ColdRead
 from iotmq.store.store import Store
 
 if TYPE_CHECKING:
@@ -49,6 +50,10 @@ _PAGE: Final = 256
 _STEPS_PER_TURN: Final = 8
 # Messages that came while a group could not take them are remembered up to here; past it they are read.
 _FRESH_MAX: Final = 4_096
+# So often what a step needs is brought in; after that the loop waits for what has left the memory meanwhile.
+_LOADS_MAX: Final = 4
+# Most records are no longer, where only their place is known.
+_FIRST_BYTES: Final = 4_096
 _PUSH: Final = struct.Struct(">II")
 _SIZE_AND_POSITION: Final = struct.Struct(">i24xq")
 
@@ -110,7 +115,8 @@ class _Member:
 class _Live:
     """A group somebody takes part in."""
 
-    __slots__ = ("fresh", "group", "is_current", "joining", "members", "queue_id", "share", "since")
+    __slots__ = ("fresh", "group", "is_current", "is_loading", "loads", "members", "queue_id", "share",
+                 "since")  # fmt: skip
 
     def __init__(self, share: str, stored: StoredShare, group: ShareGroup) -> None:
         self.share = share
@@ -121,6 +127,9 @@ class _Live:
         # Everything past the group's next position is in `fresh`: (position, size).
         self.is_current = False
         self.fresh: list[tuple[int, int]] = []
+        # True while the disk is waited for, for the messages that come next; and how often it was for those.
+        self.is_loading = False
+        self.loads = 0
 
 
 class Shares:
@@ -414,7 +423,7 @@ class Shares:
         for _ in range(_STEPS_PER_TURN):
             now_s = self._clock.monotonic_s()
             wanted = min(group.wanted(), _PAGE)
-            has_more = wanted > 0 and self._offer(live, wanted, now_s)
+            has_more = wanted > 0 and not live.is_loading and self._offer(live, wanted, now_s)
             self._hand(live, group.hand_out(now_s))
             if not has_more:
                 return
@@ -422,19 +431,29 @@ class Shares:
         self._wake(live)
 
     def _offer(self, live: _Live, wanted: int, now_s: float) -> bool:
-        """Bring messages of the queue to a group; False when there are no more."""
+        """Bring messages of the queue to a group; False when there are no more, or not in memory yet."""
         group = live.group
         unread = group.unread(wanted)
-        for position in unread:
-            record = self._store.read_record(position)
-            if record is None:
-                self.lost_records_total += 1
-                group.gone(position)
-            else:
-                group.offer(position, len(record), self._key_of(record), now_s=now_s)
         if unread:
+            if not self._is_loaded(live, self._store.plan_records((at, _FIRST_BYTES) for at in unread)):
+                return False
+            for position in unread:
+                record = self._store.read_record(position)
+                if record is None:
+                    self.lost_records_total += 1
+                    group.gone(position)
+                else:
+                    group.offer(position, len(record), self._key_of(record), now_s=now_s)
             return True
-        places, next_position, has_more = self._next_places(live, wanted)
+        found = self._next_places(live, wanted)
+        if found is None:
+            return False
+        places = found.places
+        # Also where only their places are needed now: they are handed out next.
+        if not self._is_loaded(live, self._store.plan_records(places)):
+            return False
+        if live.is_current:
+            del live.fresh[: len(places)]
         is_keyed = group.strategy not in (Strategy.ROUND_ROBIN, Strategy.STICKY)
         for position, size in places:
             record = self._store.read_record(position) if is_keyed else None
@@ -442,29 +461,55 @@ class Shares:
                 self.lost_records_total += 1
             else:
                 group.offer(position, size, "" if record is None else self._key_of(record), now_s=now_s)
-        group.advance(next_position)
-        return has_more
+        live.is_current = live.is_current or found.is_end
+        group.advance(max(found.next_position, group.next_position))
+        # A wide filter's messages may be far from each other.
+        return bool(places) or not found.is_end
 
-    def _next_places(self, live: _Live, wanted: int) -> tuple[Sequence[tuple[int, int]], int, bool]:
-        """Where the next messages stand, and the position everything before which has been seen then.
-
-        And whether there may be more at once: a wide filter's may be far from each other.
-        """
+    def _next_places(self, live: _Live, wanted: int) -> QueuePlaces | None:
+        """Where the next messages stand; None when that cannot be said now."""
         group = live.group
         if live.is_current:
-            taken, live.fresh = live.fresh[:wanted], live.fresh[wanted:]
-            return taken, taken[-1][0] + 1 if taken else group.next_position, bool(taken)
+            taken = live.fresh[:wanted]
+            return QueuePlaces(taken, taken[-1][0] + 1 if taken else group.next_position, is_end=True)
         try:
-            found = self._reader.places(live.queue_id, group.next_position, places_max=wanted)
+            found = self._reader.places(
+                live.queue_id, group.next_position, places_max=wanted, is_waiting=live.loads >= _LOADS_MAX
+            )
         except KeyError:
             # The database was opened again, and `expire` sees to it.
-            return (), group.next_position, False
-        live.is_current = found.is_end
-        return (
-            found.places,
-            max(found.next_position, group.next_position),
-            bool(found.places) or not found.is_end,
-        )
+            return None
+        if isinstance(found, ColdRead):
+            self._is_loaded(live, found)
+            return None
+        return found
+
+    def _is_loaded(self, live: _Live, plan: ColdRead | None) -> bool:
+        """True when there is nothing to load; otherwise it is loaded, and then the group is served again.
+
+        What leaves the memory as fast as it comes is read all the same after some tries.
+        """
+        if plan is None or live.loads >= _LOADS_MAX:
+            live.loads = 0
+            return True
+
+        def ready(error: OSError | None) -> None:
+            live.is_loading = False
+            if error is None:
+                self._wake(live)
+            else:
+                logger.warning("shared subscriptions wait for the disk: %s", error)
+                self._stalled.append(live)
+
+        live.loads += 1
+        try:
+            self._reader.load(plan, ready)
+        except RequestError:
+            # Too many wait for the disk: `expire` has it looked at again.
+            self._stalled.append(live)
+        else:
+            live.is_loading = True
+        return False
 
     def _key_of(self, record: memoryview) -> str:
         strategy = self._settings.strategy

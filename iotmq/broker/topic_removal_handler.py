@@ -71,20 +71,25 @@ class TopicRemovalHandler:
         return None
 
     async def _save(self) -> None:
-        deleted = self._topics.deleted
         while self._waiting:
             waiting, self._waiting = self._waiting, []
-            data = deleted.take_unsaved()
-            code: int = ResponseCode.SUCCESS
-            remark = None
-            if data is not None:
-                try:
-                    await asyncio.to_thread(deleted.write, data)
-                except OSError as error:
-                    deleted.is_dirty = True
-                    code = ResponseCode.SYSTEM_ERROR
-                    remark = f"deleted, but a crash may bring it back: deletedTopics.json: {error.strerror}"
-                    logger.error("deletedTopics.json could not be written: %s", error)
+            remark = await self._write()
+            code = ResponseCode.SUCCESS if remark is None else ResponseCode.SYSTEM_ERROR
             for connection, request in waiting:
                 connection.reply(request.reply(code, remark=remark))
         self._saving = None
+
+    async def _write(self) -> str | None:
+        """Write the deletions; what is wrong when that fails."""
+        deleted = self._topics.deleted
+        try:
+            data = deleted.take_unsaved()
+            if data is not None:
+                await asyncio.to_thread(deleted.write, data)
+        except Exception as error:
+            # Whatever it is: the next deletion must not wait for a write that has ended.
+            deleted.is_dirty = True
+            logger.error("deletedTopics.json could not be written: %s", error)
+            reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            return f"deleted, but a crash may bring it back: deletedTopics.json: {reason}"
+        return None

@@ -47,7 +47,8 @@ class DeliveryChannel:
         credentials: Credentials | None,
         tls: ssl.SSLContext | None,
     ) -> None:
-        self._address = address
+        # HOST:PORT; of use for the next connection when it is changed.
+        self.address = address
         self._credentials = credentials
         self._tls = tls
         self._opened = opened
@@ -91,11 +92,11 @@ class DeliveryChannel:
 
     async def _keep_open(self) -> None:
         backoff = Backoff(min_s=0.1, max_s=5.0)
-        host, port = split_address(self._address)
         while True:
             self._lost.clear()
             connection: ClientConnection | None = None
             try:
+                host, port = split_address(self.address)
                 connection = await ClientConnection.connect(
                     host,
                     port,
@@ -110,10 +111,10 @@ class DeliveryChannel:
                 self._opened()
                 backoff.reset()
                 await self._stay(connection)
-                _log.warning("delivery channel lost", extra={"broker": self._address})
+                _log.warning("delivery channel lost", extra={"broker": self.address})
             except ConnectionClosedError as error:
                 if not backoff.failures:
-                    _log.warning("no delivery channel", extra={"broker": self._address, "detail": str(error)})
+                    _log.warning("no delivery channel", extra={"broker": self.address, "detail": str(error)})
             finally:
                 self._connection = None
                 if connection is not None and not connection.is_closed:
@@ -137,14 +138,14 @@ class DeliveryChannel:
         """
         seen = [(number, name) for number, name in self._filters.items() if number in self._seen]
         if not await self._catch_up(connection, seen):
-            raise ConnectionClosedError(f"{self._address} refuses the delivery channel")
+            raise ConnectionClosedError(f"{self.address} refuses the delivery channel")
         attached = {number for number, _ in seen}
         while True:
             missing = [(number, name) for number, name in self._filters.items() if number not in attached]
             if not missing:
                 break
             if not await self._attach(connection, missing):
-                raise ConnectionClosedError(f"{self._address} refuses the delivery channel")
+                raise ConnectionClosedError(f"{self.address} refuses the delivery channel")
             attached.update(number for number, _ in missing)
         unwanted = sorted(attached - self._filters.keys())
         if unwanted:
@@ -185,7 +186,7 @@ class DeliveryChannel:
         try:
             responses = await asyncio.gather(*requests)
         except (ConnectionClosedError, RequestTimeoutError) as error:
-            _log.debug("attaching filters at %s: %s", self._address, error)
+            _log.debug("attaching filters at %s: %s", self.address, error)
             return False
         self.record_bytes_max = responses[-1].integer("recordBytesMax", limits.RECORD_BYTES_MAX, minimum=1)
         if any(response.code != ResponseCode.SUCCESS for response in responses):

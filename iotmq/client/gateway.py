@@ -40,6 +40,9 @@ _REFRESH_S = 10.0
 # A batch that a broker may have waits for it so long at least, also when it is in no route any more; then it
 # goes elsewhere, or a broker that is gone for good would hold its devices up for ever.
 _BACK_S = 60.0
+# A broker that nobody names any more is forgotten after so long: it may be restarting, and what it stores
+# before its channel is back is to be delivered, as its sessions are to go on (session_brokers).
+FORGET_S = 600.0
 
 
 class RemoteGateway:
@@ -66,7 +69,9 @@ class RemoteGateway:
         # Topic, queue id of this port, whether delayed -> where the batch under way went first, and when.
         self._places: dict[tuple[str, int, bool], tuple[MessageQueue, float]] = {}
         self._filters: dict[int, str] = {}
+        # By broker name; and since when nobody names the brokers of some of them.
         self._channels: dict[str, DeliveryChannel] = {}
+        self._unnamed_since_s: dict[str, float] = {}
         self._refresher: asyncio.Task[None] | None = None
         self._not_ready: str | None = "not connected to the brokers yet"
         # What the brokers met so far take; the format's limit until then.
@@ -99,7 +104,7 @@ class RemoteGateway:
     def not_ready_reason(self) -> str | None:
         if self._not_ready is not None:
             return self._not_ready
-        down = sorted(address for address, channel in self._channels.items() if not channel.is_open)
+        down = sorted(channel.address for channel in self._channels.values() if not channel.is_open)
         return f"no delivery channel to {', '.join(down)}" if down else None
 
     async def start(
@@ -253,8 +258,8 @@ class RemoteGateway:
     def metrics(self) -> Iterable[Metric]:
         yield from self._producer.metrics()
         yield dropped_replies_metric(self._dropped_replies)
-        for address, channel in self._channels.items():
-            labels = (("broker", address),)
+        for channel in self._channels.values():
+            labels = (("broker", channel.address),)
             yield Metric(
                 "iotmq_mqtt_delivery_channel_up",
                 "gauge",
@@ -335,7 +340,7 @@ class RemoteGateway:
             await self._follow_brokers(receiver)
 
     async def _follow_brokers(self, receiver: DeliveryReceiver) -> None:
-        """Have one delivery channel per master that holds a queue of ours."""
+        """Have one delivery channel per master that holds a queue of ours, or did a while ago."""
         masters: dict[str, str] = {}
         for topic in self._queues:
             route = self._client.routes.known(topic)
@@ -343,9 +348,11 @@ class RemoteGateway:
                 masters.update(
                     (name, by_id[MASTER_ID]) for name, by_id in route.addresses.items() if MASTER_ID in by_id
                 )
-        wanted = set(masters.values())
-        for address in wanted - self._channels.keys():
-            self._channels[address] = DeliveryChannel(
+        for name, address in masters.items():
+            if name in self._channels:
+                self._channels[name].address = address
+                continue
+            self._channels[name] = DeliveryChannel(
                 address,
                 self._filters,
                 receiver,
@@ -353,8 +360,14 @@ class RemoteGateway:
                 credentials=self._settings.credentials,
                 tls=self._tls,
             )
-        gone = [self._channels.pop(address) for address in self._channels.keys() - wanted]
-        await asyncio.gather(*(channel.stop() for channel in gone))
+        now_s = asyncio.get_running_loop().time()
+        self._unnamed_since_s = {
+            name: self._unnamed_since_s.get(name, now_s) for name in self._channels if name not in masters
+        }
+        forgotten = [name for name, since_s in self._unnamed_since_s.items() if now_s - since_s >= FORGET_S]
+        for name in forgotten:
+            del self._unnamed_since_s[name]
+        await asyncio.gather(*(self._channels.pop(name).stop() for name in forgotten))
         if masters != self._masters:
             self._masters = masters
             for call in self._masters_changed:

@@ -8,17 +8,13 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Final
 
-from iotmq.client.gateway import RemoteGateway
+from iotmq.client.gateway import FORGET_S, RemoteGateway
 from iotmq.client.session_link import LinkListener, SessionLink
 from iotmq.client.session_parts import BROKERS_MAX
 from iotmq.metrics import Metric
 
 _log = logging.getLogger("iotmq.mqtt")
-
-# A broker that nobody names any more is forgotten after so long: it may be restarting, and has sessions.
-_FORGET_S: Final = 600.0
 
 
 class SessionBrokers:
@@ -156,7 +152,7 @@ class SessionBrokers:
                     timer.cancel()
         for broker_name, link in known.items():
             if broker_name not in masters and link not in self._unnamed:
-                self._unnamed[link] = loop.call_later(_FORGET_S, self._forget, link)
+                self._unnamed[link] = loop.call_later(FORGET_S, self._forget, link)
 
     def _add_link(self, broker_name: str, address: str) -> None:
         settings = self._gateway.client_settings

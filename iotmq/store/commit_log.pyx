@@ -198,6 +198,8 @@ cdef class CommitLog(LogSegments):
             found_start[0] = start_position
             found_end[0] = limit_position
             return 0
+        # Whoever takes the bytes takes them from one mapping.
+        limit_position = min(limit_position, segment.end_position)
         while position < limit_position:
             at = self.record_at(position, limit_position, &room)
             if room < BLANK_BYTES:

@@ -4,13 +4,14 @@ What the hot path does: per batch one call to `apply`; per record parse, compare
 look at the properties, store 20 bytes (queue_entry.pxd). The files are those of `Queue`.
 """
 
+import logging
 import os
 import shutil
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.errno cimport errno
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, strerror
 
 from iotmq.message.fields cimport parse_fields
@@ -28,7 +29,7 @@ from iotmq.store.segment cimport Segment
 from iotmq.store.timer_record cimport TIMER_NAME_BYTES, entry_tags_code
 
 from iotmq.errors import StoreCorruptError, StoreError
-from iotmq.limits import QUEUES_PER_TOPIC_MAX, TOPIC_BYTES_MAX
+from iotmq.limits import QUEUE_OFFSET_MAX, QUEUES_PER_TOPIC_MAX, TOPIC_BYTES_MAX
 from iotmq.message.record import problem_text
 from iotmq.store import fail_points
 from iotmq.store.segment import open_segments, sync_directory
@@ -41,6 +42,9 @@ cdef enum:
     SYNCED_ONE_BY_ONE_MAX = 32
     # Gaps remembered between two calls of take_gaps.
     GAPS_MAX = 10000
+    QUEUE_ID_DIGITS_MAX = 10
+
+cdef int64_t OFFSET_MAX = QUEUE_OFFSET_MAX
 
 # `consumequeue/.applied`: what the files were known to hold at the last checkpoint. No topic starts
 # with a dot. A state_record: applied position, queues, sum of max offsets.
@@ -48,6 +52,8 @@ _STATE_MAGIC = b"iotmqCQ1"
 # The same, and some queue has had records with a time to live.
 _STATE_MAGIC_EXPIRING = b"iotmqCQX"
 _STATE_NAME = ".applied"
+
+logger = logging.getLogger("iotmq.store")
 
 
 cdef class ConsumeQueue:
@@ -275,7 +281,9 @@ cdef class ConsumeQueue:
             queue = self.queue_of(
                 <const uint8_t*> PyBytes_AS_STRING(topic_bytes), PyBytes_GET_SIZE(topic_bytes), queue_id
             )
-            if queue is None or queue.max_offset >= offset or (queue.has_entries() and not self.was_cleared):
+            if queue is None or not queue.max_offset < offset <= OFFSET_MAX:
+                continue
+            if queue.has_entries() and not self.was_cleared:
                 continue
             queue.begin_at(offset)
             self.mark(queue)
@@ -376,6 +384,9 @@ cdef class ConsumeQueue:
 
     cdef int enter(self, Queue queue, const RecordParts* parts) except -1:
         if parts.queue_offset != queue.max_offset:
+            if not 0 <= parts.queue_offset <= OFFSET_MAX:
+                self.ignored_count += 1
+                return 0
             if parts.queue_offset < queue.max_offset:
                 return self.enter_late(queue, parts)
             if not self.is_plausible(queue, parts.queue_offset, parts.position) and not self.is_confirmed(queue, parts):
@@ -419,7 +430,7 @@ cdef class ConsumeQueue:
     cdef int enter_loss(self, const RecordParts* parts) except -1:
         """Pass over the offsets a marker names, so that they are not given out once more."""
         cdef Queue queue = self.queue_of(parts.topic, parts.topic_size, parts.queue_id)
-        if queue is None:
+        if queue is None or not 0 <= parts.queue_offset < parts.prepared_position <= OFFSET_MAX:
             return 0
         if parts.prepared_position > queue.max_offset:
             if parts.queue_offset > queue.max_offset:
@@ -442,8 +453,8 @@ cdef class ConsumeQueue:
         cdef const uint8_t* at
         cdef int64_t last = queue.max_offset - 1
         if not queue.files:
-            # A log that is whole has the queue's first record, which has offset 0.
-            return self.min_position > 0 or offset <= position // (RECORD_FIXED_BYTES + 1)
+            # All of its records, those deleted since too, stood before this one.
+            return offset <= position // (RECORD_FIXED_BYTES + 1)
         at = queue.entry_at(last) if last >= queue.min_offset else NULL
         if at == NULL or is_filler(at):
             return True
@@ -515,11 +526,41 @@ cdef class ConsumeQueue:
                 continue
             for queue_id in os.listdir(topic_directory):
                 directory = os.path.join(topic_directory, queue_id)
-                if queue_id.isdecimal() and os.path.isdir(directory):
-                    files = open_segments(directory, self.entries_per_file * QUEUE_ENTRY_SIZE, is_small=True)
+                if is_queue_id(queue_id) and os.path.isdir(directory):
+                    files = open_files(directory, self.entries_per_file * QUEUE_ENTRY_SIZE)
                     if files:
                         queue = self.insert(topic.encode("utf-8", "surrogateescape"), int(queue_id))
                         queue.files = files
+
+
+def is_queue_id(str name):
+    """Whether a directory is one of a queue; there may be others."""
+    return len(name) <= QUEUE_ID_DIGITS_MAX and name.isascii() and name.isdecimal() and str(int(name)) == name and (
+        int(name) <= INT32_MAX
+    )
+
+
+def open_files(str directory, int64_t file_bytes):
+    """A queue's files; none, and they are deleted, when they cannot be ours: the log has what they had.
+
+    Raises OSError.
+    """
+    cdef list files
+    try:
+        files = open_segments(directory, file_bytes, is_small=True)
+        for file in files:
+            if (
+                (<Segment> file).start_position % QUEUE_ENTRY_SIZE
+                or (<Segment> file).size_bytes % QUEUE_ENTRY_SIZE
+                or (<Segment> file).start_position // QUEUE_ENTRY_SIZE > OFFSET_MAX
+            ):
+                raise StoreCorruptError(f"{(<Segment> file).path} has no whole entries, or begins past all offsets")
+    except StoreCorruptError as error:
+        logger.warning("the queue's files are deleted, and filled again from the log: %s", error)
+        shutil.rmtree(directory)
+        sync_directory(os.path.dirname(directory))
+        return []
+    return files
 
 
 def sync_file_system(str directory):

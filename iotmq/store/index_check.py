@@ -154,6 +154,9 @@ def _check_file(file: CheckedFile, wanted: _WantedEntries, min_position: int) ->
     Entries of records that were lost to damage stay: who looks a record up by one finds none there.
     """
     view = file.view()
+    if file.slots < 1:
+        yield f"{file.path} has only {len(view)} bytes"
+        return
     begin_ms, end_ms, begin_position, end_position, used_slots, count = _HEADER.unpack_from(view, 0)
     entries_at = _HEADER.size + 4 * file.slots
     if not 1 <= count <= file.entries or entries_at + count * _ENTRY.size > len(view):

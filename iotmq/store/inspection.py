@@ -160,7 +160,9 @@ class QueueFiles:
             entry = self.entry(offset)
             if entry is not None and not entry.is_filler:
                 return entry.position
-            offset -= 1
+            # Over what has no file in one step: nothing vouches for the names of files.
+            file = self.files[bisect_right(self.files, offset, key=lambda file: file.first_offset) - 1]
+            offset = min(offset, file.first_offset + file.entry_count) - 1
         return -1
 
     def _view(self, file: QueueFile) -> memoryview:

@@ -10,6 +10,7 @@ import threading
 from libc.errno cimport ENOSPC
 from libc.stdint cimport int64_t, uint8_t
 
+from iotmq.message.layout cimport BLANK_BYTES
 from iotmq.store.segment cimport Segment, is_zero, whole_steps
 
 from iotmq.errors import StoreCorruptError
@@ -48,6 +49,9 @@ cdef class LogSegments:
         os.makedirs(directory, exist_ok=True)
         self.segments = open_segments(directory, segment_bytes, keep_descriptor=True)
         self._fill_gaps()
+        for segment in self.segments:
+            if segment.size_bytes <= BLANK_BYTES:
+                raise StoreCorruptError(f"{segment.path} has no room for a record before the next file begins")
         self.is_new = not self.segments
         if self.is_new:
             self.segment_number(0)
@@ -92,7 +96,17 @@ cdef class LogSegments:
         if position == (<Segment> self.segments[len(self.segments) - 1]).end_position:
             with self.lock:
                 self.segment_number(len(self.segments))
+        if self.before_blank(position) != position:
+            raise StoreCorruptError(f"{self.directory}: the log cannot end at {position}, where no blank has room")
         self._settle(position)
+
+    def before_blank(self, int64_t position):
+        """`position`, or the end of its segment when it is nearer to that than a blank is long.
+
+        Nothing of the log begins there; what says so is damaged.
+        """
+        cdef Segment segment = self.segment_at(position)
+        return position if segment is None or segment.end_position - position >= BLANK_BYTES else segment.end_position
 
     def extend(self, int64_t position):
         """Have segments up to `position`, for a log whose last files are missing; returns the ranges of the new bytes.

@@ -40,6 +40,7 @@ cdef class Queue:
     cdef int skip_to(self, int64_t offset) except -1
     cdef int aim(self) except -1
     cdef Segment file_of(self, int64_t offset)
+    cpdef int64_t last_offset_before(self, int64_t offset)
     cdef const uint8_t* entry_at(self, int64_t offset) except? NULL
     cdef int64_t position_up_to(self, int64_t offset, int64_t first) except? -2
     cdef int64_t last_position_of(self, Segment file) except? -2

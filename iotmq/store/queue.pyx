@@ -182,6 +182,19 @@ cdef class Queue:
                 return (<Segment> file).start_position // QUEUE_ENTRY_SIZE
         return self.max_offset
 
+    cpdef int64_t last_offset_before(self, int64_t offset):
+        """The last offset before `offset` whose entry is in a file, -1 when there is none: files may be missing."""
+        cdef Segment file = self.file_of(offset - 1)
+        cdef int64_t first_offset, end_offset
+        if file is not None and (offset - 1) * QUEUE_ENTRY_SIZE - file.start_position < file.allocated_bytes:
+            return offset - 1
+        for file in reversed(self.files):
+            first_offset = file.start_position // QUEUE_ENTRY_SIZE
+            end_offset = min(offset, first_offset + file.allocated_bytes // QUEUE_ENTRY_SIZE)
+            if first_offset < end_offset:
+                return end_offset - 1
+        return -1
+
     def rewind(self, int64_t position, int64_t min_position):
         """Forget every entry of a record at or past `position`, on disk too, and what stands behind it.
 
@@ -350,7 +363,7 @@ cdef class Queue:
             if at != NULL and not is_filler(at):
                 # Positions have no sign; a flipped bit must not make a queue begin behind its records.
                 return <int64_t> (get_u64(at) & <uint64_t> INT64_MAX)
-            offset -= 1
+            offset = self.last_offset_before(offset)
         return -1
 
     cdef int64_t last_position_of(self, Segment file) except? -2:

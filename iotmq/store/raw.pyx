@@ -22,8 +22,11 @@ from iotmq.store.queue_table cimport is_topic
 from iotmq.store.segment cimport Segment, is_zero
 
 from iotmq.errors import StoreCorruptError
+from iotmq.limits import QUEUE_OFFSET_MAX
 from iotmq.message.record import problem_text
 from iotmq.store.segment import segment_name, sync_directory
+
+cdef int64_t OFFSET_MAX = QUEUE_OFFSET_MAX
 
 cdef enum:
     # Zeros handed out at a time where a segment ends in a blank without disk blocks.
@@ -134,7 +137,7 @@ cdef int check(CommitLog log, ConsumeQueue queues, const uint8_t* at, const uint
             raise StoreCorruptError(f"position {position}: a record that says it stands at {parts.position}")
         if body_crc(parts.body, parts.body_size) != parts.body_crc:
             raise StoreCorruptError(f"position {position}: the body's CRC is wrong")
-        if not is_topic(parts.topic, parts.topic_size) or parts.queue_id < 0 or parts.queue_offset < 0:
+        if not is_topic(parts.topic, parts.topic_size) or parts.queue_id < 0 or not 0 <= parts.queue_offset <= OFFSET_MAX:
             raise StoreCorruptError(f"position {position}: no topic and queue can have such names")
         transaction = parts.sys_flag & SYS_FLAG_TRANSACTION_MASK
         if transaction != TRANSACTION_PREPARED and transaction != TRANSACTION_ROLLBACK:

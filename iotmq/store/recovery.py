@@ -84,6 +84,7 @@ def recover(
     repair = DamageRepair(log, queues, keeper, sync_file)
     if durable_position is not None:
         log.extend(durable_position)
+        durable_position = log.before_blank(durable_position)
     position = start_position
     if durable_position is not None and position < durable_position:
         position = repair.check(position, durable_position, progress)

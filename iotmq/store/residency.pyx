@@ -200,10 +200,11 @@ def plan_records(CommitLog log not None, places, *, int64_t hot_position):
     cdef Segment segment
     cdef int64_t min_position = (<Segment> log.segments[0]).start_position
     cdef int64_t position, size, at, end
+    cdef int64_t size_max = record_bytes_max(log)
     plan.windows = []
     plan.hot_position = hot_position
     for position, size in places:
-        if position >= hot_position or position < min_position:
+        if position >= hot_position or position < min_position or size > size_max:
             continue
         segment = log.segment_at(position)
         if segment is None:
@@ -261,13 +262,21 @@ def is_resident(Segment segment not None, int64_t start_bytes, int64_t end_bytes
     return absent_pages(segment, start_bytes, min(end_bytes, segment.allocated_bytes), NULL) == 0
 
 
+cdef int64_t record_bytes_max(CommitLog log) noexcept:
+    """Whatever claims to be longer is no record, and must not have a whole file loaded.
+
+    Some may be there from before the setting was lowered.
+    """
+    return max(log.record_bytes_max, <int64_t> RUN_BYTES_MAX)
+
+
 cdef int walk(ColdRead plan, CommitLog log, Queue queue, int64_t offset, int64_t scan_end, int64_t records_max,
               int64_t bytes_max, tags) except -1:
     """Add the windows of the records that a read from `offset` on would return."""
     cdef int64_t min_position = (<Segment> log.segments[0]).start_position
     cdef int64_t position, run_start = 0, run_end = 0
     cdef int64_t records = 0
-    cdef int64_t run_records = 0
+    cdef int64_t size_max = record_bytes_max(log)
     cdef int64_t read_bytes = 0
     cdef int32_t size
     cdef const uint8_t* entry
@@ -280,7 +289,7 @@ cdef int walk(ColdRead plan, CommitLog log, Queue queue, int64_t offset, int64_t
             break
         position = <int64_t> get_u64(entry)
         size = <int32_t> get_u32(entry + 8)
-        if size == FILLER_SIZE or size <= 0 or position < min_position:
+        if size == FILLER_SIZE or not 0 < size <= size_max or position < min_position:
             continue
         if tags is not None and <int32_t> <int64_t> get_u64(entry + 12) not in tags:
             continue

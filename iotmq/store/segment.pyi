@@ -4,6 +4,7 @@ from typing import Final
 from typing_extensions import Buffer
 
 NAME_DIGITS: Final = 20
+POSITION_MAX: Final = 1 << 62
 
 class Segment(Buffer):
     def __init__(

@@ -45,6 +45,8 @@ cdef enum:
 cdef uint8_t[ZEROS_BYTES] _zeros
 
 NAME_DIGITS = 20
+# Ends of files, and of records that begin in them, can be counted from here.
+POSITION_MAX = 1 << 62
 
 
 def segment_name(int64_t start_position):
@@ -261,12 +263,17 @@ def open_segments(str directory, int64_t size_bytes, *, bint keep_descriptor=Fal
     """Map the segments found in `directory`, lowest first; other files are left alone.
 
     A file shorter than `size_bytes` is grown to it, or to the start of the next; a longer one keeps its
-    size, so that a change of the setting does no harm. Raises StoreCorruptError when two overlap.
+    size, so that a change of the setting does no harm. Raises StoreCorruptError when two overlap, or one begins
+    where no position can be.
     """
     cdef list starts = sorted(
-        int(name) for name in os.listdir(directory) if len(name) == NAME_DIGITS and name.isdecimal()
+        int(name)
+        for name in os.listdir(directory)
+        if len(name) == NAME_DIGITS and name.isascii() and name.isdecimal()
     )
     cdef list segments = []
+    if starts and starts[-1] > POSITION_MAX:
+        raise StoreCorruptError(f"{directory}: a file of the name {starts[-1]:0{NAME_DIGITS}d} begins past all positions")
     for number, start_position in enumerate(starts):
         path = os.path.join(directory, segment_name(start_position))
         size = max(size_bytes, os.stat(path).st_size)

@@ -85,13 +85,13 @@ class _Search:
     def previous_record(self, offset: int) -> Steps[int]:
         """The last offset before `offset` that has a record, one before the queue's first when none has."""
         passed = 0
-        offset -= 1
+        offset = self._queue.last_offset_before(offset)
         while offset >= self._queue.min_offset:
             yield from self._load_entry(offset)
             entry = self._entry(offset)
             if entry is not None and entry[1] != FILLER_SIZE:
                 return offset
-            offset -= 1
+            offset = self._queue.last_offset_before(offset)
             passed += 1
             if passed % _PASSED_MAX == 0:
                 yield None

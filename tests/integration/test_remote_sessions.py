@@ -6,9 +6,11 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import mqtt_site
 import pytest
 import uvloop
 from eventually import soon
@@ -23,9 +25,10 @@ from iotmq.broker.element import encode_element
 from iotmq.broker.sessions import OWNER_GRACE_S, START_GRACE_S
 from iotmq.broker.shares import REJOIN_GRACE_S
 from iotmq.broker.store_host import resolve_store_host
-from iotmq.client import admin_sessions, delivery_channel, session_link
+from iotmq.client import admin_sessions, delivery_channel, gateway, session_link
 from iotmq.client.gateway import RemoteGateway
 from iotmq.client.session_gateway import RemoteSessions
+from iotmq.client.settings import ClientSettings
 from iotmq.errors import ClientError
 from iotmq.message.hosts import encode_host
 from iotmq.mqtt.packets import Will
@@ -532,3 +535,35 @@ async def test_sessions_are_listed_page_by_page(tmp_path: Path, monkeypatch: pyt
                 assert (await client.request(address, request)).code == code
         for device in devices:
             await device.drop()
+
+
+async def test_clean_sessions_miss_nothing_when_one_of_two_brokers_is_restarted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it stores before its front ends are back comes too, though meanwhile nobody named it."""
+    monkeypatch.setattr(gateway, "_REFRESH_S", 0.05)
+    quick = partial(RemoteGateway, settings=ClientSettings(route_refresh_ms=100))
+    monkeypatch.setattr(mqtt_site, "RemoteGateway", quick)
+    site = await open_site(tmp_path, is_remote=True, brokers=2)
+    try:
+        device = SessionDevice("device")
+        await device.connect(site.fronts["one"], clean_session=True)
+        assert await device.subscribe(("t/#", 1)) == [1]
+        remote = site.fronts["one"].gateway
+        assert isinstance(remote, RemoteGateway)
+        for number, bench in enumerate(site.benches):
+            bench.publish("t/before", b"%d" % number)
+            await device.receives(2 * number + 1)
+            both = remote.masters
+            bench.settings["listen_port"] = bench.broker.port
+            await bench.close()
+            await soon(lambda both=both: remote.masters != both, "nobody names the broker")
+            await bench.start()
+            # Before anybody has come back.
+            bench.publish("t/after", b"%d" % number)
+            assert (await device.receives(2 * number + 2))[-1] == ("t/after", b"%d" % number)
+            await soon(lambda both=both: remote.masters == both, "the broker is named again")
+        assert len(device.got) == 4
+        await device.disconnect()
+    finally:
+        await site.close()

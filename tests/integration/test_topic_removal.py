@@ -168,11 +168,14 @@ async def test_a_topic_this_broker_never_had_is_deleted_without_complaint(site: 
     assert len(site.broker.topics.deleted) == 0
 
 
-async def test_a_deletion_that_cannot_be_written_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ValueError("No space left")])
+async def test_a_deletion_that_cannot_be_written_says_so(
+    site: Site, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     await site.send(b"old")
 
     def refuse(data: bytes) -> None:
-        raise OSError(28, "No space left on device")
+        raise error
 
     with monkeypatch.context() as patch:
         patch.setattr(site.broker.topics.deleted, "write", refuse)

@@ -467,12 +467,16 @@ class FakeConnection:
 def test_the_guard_hands_on_what_may_be_done(access: AccessControl) -> None:
     inner, connection = Inner(), FakeConnection()
     nothing: Any = None
-    guard = Guard(inner, access, nothing, nothing)
+    guard = Guard(inner, lambda connection, run, at: at + 7, access, nothing, nothing)
     response = guard.handle(connection, request_of(10, send("topicB"), who="device1"))  # type: ignore[arg-type]
     assert response is not None
     with pytest.raises(RequestError):
         guard.handle(connection, request_of(10, send("topicA"), who="device1"))  # type: ignore[arg-type]
     assert inner.handled == [10]
+    # The short way is for addresses that nobody asks.
+    assert guard.handle_run(connection, nothing, 3) == 3  # type: ignore[arg-type]
+    connection.peer = ("10.10.103.7", 5000)
+    assert guard.handle_run(connection, nothing, 3) == 10  # type: ignore[arg-type]
     guard.connection_lost(connection)  # type: ignore[arg-type]
     assert inner.lost == 1
 

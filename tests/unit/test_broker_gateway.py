@@ -18,7 +18,7 @@ from iotmq.broker.gateway import GatewayHandler
 from iotmq.broker.intake import IntakeError
 from iotmq.broker.topics import TIMER_TOPIC
 from iotmq.clock import ManualClock
-from iotmq.errors import RequestError
+from iotmq.errors import RequestError, StoreError
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.hosts import encode_host
 from iotmq.message.properties import MQTT_TOPIC, encode_properties
@@ -198,6 +198,21 @@ async def test_a_front_end_that_comes_back_gets_what_it_missed_and_then_what_com
     bench.apply(record_of("a/b", b"6"))
     assert bodies(bench.connection) == [b"3", b"4", b"5", b"6"]
     assert (bench.catch_up.caught_up_total, bench.catch_up.gaps_total) == (1, 0)
+
+
+async def test_a_catch_up_that_fails_is_said_and_may_be_asked_for_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: Any, **__: Any) -> None:
+        raise StoreError("the log cannot be read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.catch_up, "attach", fail)
+        bench.attach_since(len(bench.log), (1, "a"))
+        answer = await bench.connection.replied()
+    assert (answer.code, answer.remark) == (1, "StoreError: the log cannot be read")
+    bench.attach_since(len(bench.log), (1, "a"))
+    assert (await bench.connection.replied()).code == 0
 
 
 @pytest.mark.parametrize("since", [7, 1 << 40])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +15,8 @@ from fake_broker import CLOSE, FakeBroker, FakeRegistry
 from fake_gateway import matches_of, record_of
 
 from iotmq import limits
-from iotmq.client.gateway import RemoteGateway
+from iotmq.client.gateway import FORGET_S, RemoteGateway
+from iotmq.client.routes import TopicRoute
 from iotmq.message.properties import MQTT_TOPIC, encode_properties
 from iotmq.message.record import encode_batch
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -402,6 +405,32 @@ async def test_what_was_seen_is_not_forgotten_by_a_channel_that_does_not_come_up
             connection.abort("test")
         await site.ready()
         assert [fields for fields, _ in site.broker.attaches] == [{"since": "100"}, {"since": "120"}]
+
+
+async def test_a_broker_that_nobody_names_is_forgotten_when_it_is_not_back_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running(GatewayBroker("a"), GatewayBroker("b")) as site:
+        follow = partial(site.gateway._follow_brokers, site.inbox)
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        route = site.gateway._client.routes.known("mqtt")
+        assert route is not None
+        both, one = route.addresses, {"a": route.addresses["a"]}
+        for passed_s, named, channels in (
+            (0.0, one, ["a", "b"]),
+            (FORGET_S - 1, one, ["a", "b"]),
+            (FORGET_S - 0.5, both, ["a", "b"]),
+            (FORGET_S, one, ["a", "b"]),
+            (2 * FORGET_S - 1, one, ["a", "b"]),
+            (2 * FORGET_S, one, ["a"]),
+        ):
+            found = TopicRoute("mqtt", readable=route.readable, writable=route.writable, addresses=named)
+            with monkeypatch.context() as patch:
+                patch.setattr(site.gateway._client.routes, "known", lambda _, found=found: found)
+                patch.setattr(loop, "time", lambda passed_s=passed_s: now_s + passed_s, raising=False)
+                await follow()
+            assert sorted(site.gateway._channels) == channels
 
 
 async def test_filters_of_many_requests_are_caught_up_at_once() -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from loop_turns import TURN_S_MAX
 from store_model import BORN_HOST, open_small
 
 from iotmq.broker import session_projection
+from iotmq.broker.session_places import Place
 from iotmq.broker.session_projection import SessionProjection
 from iotmq.broker.session_records import (
     Change,
@@ -403,3 +406,88 @@ def test_a_thousand_sessions_on_one_filter_cost_one_entry_a_message(broker: Brok
     assert broker.projection.queues.subscriber_count(queue_id) == 1000
     broker.restart()
     assert broker.bodies("c0", "t") == broker.bodies("c999", "t") == [b"%d" % n for n in range(100)]
+
+
+MANY = 100_000
+
+
+def with_many_sessions(broker: Broker, topic_filter: str, cursor: int) -> int:
+    """So many sessions that were done with the filter's records before `cursor`; the id of its queue."""
+    projection = broker.projection
+    queue_id = projection.queues.id_of(topic_filter)
+    assert queue_id is not None
+    for start in range(0, MANY, 10_000):
+        changed = {(queue_id, f"c{number}"): Place(cursor, cursor) for number in range(start, start + 10_000)}
+        projection._changes.cursors.update(changed)
+        broker.publish(("elsewhere", b""))
+        projection.write_out()
+    return queue_id
+
+
+def test_a_filter_of_very_many_sessions_is_looked_at_in_pieces(broker: Broker) -> None:
+    epoch = connect(broker, "one", "all/#")
+    positions = [broker.publish(("all/x", b"%d" % number)) for number in range(10)]
+    projection = broker.projection
+    queue_id = with_many_sessions(broker, "all/#", positions[5])
+    longest_s, calls = 0.0, 0
+    for moved in (positions[3], positions[7]):
+        # It moves on while the others are looked at.
+        broker.change(Progress("one", epoch, [("all/#", moved, moved)]))
+        while projection._moved_queues or projection._walk is not None:
+            began_s = time.thread_time()
+            projection.tidy()
+            longest_s = max(longest_s, time.thread_time() - began_s)
+            calls += 1
+            assert projection.queues.first_position(queue_id) <= min(positions[5], moved)
+        assert projection.queues.first_position(queue_id) == min(positions[5], moved)
+    assert calls >= 2 * MANY // session_projection.SWEEP_PLACES
+    assert longest_s < TURN_S_MAX
+
+
+def test_a_filter_that_always_moves_keeps_no_other_from_being_looked_at(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_projection, "SWEEP_PLACES", 2)
+    busy = [connect(broker, f"busy{number}", "busy") for number in range(5)]
+    epoch = connect(broker, "one", "quiet")
+    position = broker.publish(("quiet", b""), ("busy", b""))
+    broker.change(Progress("one", epoch, [("quiet", position, position)]))
+    quiet = broker.projection.queues.id_of("quiet")
+    assert quiet is not None
+    for _ in range(4):
+        broker.change(Progress("busy0", busy[0], [("busy", position, position)]))
+        broker.projection.tidy()
+        broker.projection._invariants()
+    assert broker.projection.queues.first_position(quiet) == position
+
+
+def test_who_comes_while_a_queue_is_looked_at_keeps_what_comes(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_projection, "SWEEP_PLACES", 1)
+    epochs = [connect(broker, f"c{number}", "t") for number in range(3)]
+    position = broker.publish(("t", b"before"))
+    for number, epoch in enumerate(epochs):
+        broker.change(Progress(f"c{number}", epoch, [("t", position + 1_000_000, position)]))
+    broker.projection.tidy()
+    connect(broker, "a", "t")
+    broker.publish(("t", b"after"))
+    for _ in range(5):
+        broker.projection.tidy()
+        broker.projection._invariants()
+    assert broker.bodies("a", "t") == [b"after"]
+
+
+def test_queues_behind_a_trimmed_log_are_looked_at_a_few_at_a_time(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_projection, "SWEEP_QUEUES", 2)
+    connect(broker, "one", *(f"t/{number}" for number in range(5)))
+    broker.publish(*((f"t/{number}", b"") for number in range(5)))
+    end = broker.projection.applied_position
+    broker.projection.write_out()
+    broker.projection.trim(end)
+    queues = broker.projection.queues
+    for _ in range(queues.ids_end // 2):
+        broker.projection.tidy()
+    assert [queues.first_position(queues.id_of(f"t/{number}") or 0) for number in range(5)] == [end] * 5

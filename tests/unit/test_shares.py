@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from eventually import soon
 from session_bench import FrontEnd, MakeBench, SessionBench, making_benches, turns
 
 from iotmq import limits
@@ -510,3 +512,89 @@ async def test_groups_wait_for_a_database_that_refuses(
     bench.pass_time(1)
     await turns(5)
     assert sorted(front.handed) == [(0, b"0"), (1, b"1")]
+
+
+# What is not in memory
+
+
+class Disk:
+    """Says that records are not in memory, so many times, and gives them when it is told to."""
+
+    def __init__(self, bench: SessionBench, monkeypatch: pytest.MonkeyPatch, *, times: int) -> None:
+        self.times = times
+        self.error: OSError | None = None
+        self.may_go_on = threading.Event()
+        self.loads = 0
+        plan_records = bench.store.plan_records
+
+        def cold(places: Iterable[tuple[int, int]]) -> Any:
+            wanted = list(places)
+            if wanted and self.times > 0:
+                self.times -= 1
+                return "what is not in memory"
+            return plan_records(wanted)
+
+        def load(plan: Any) -> None:
+            assert self.may_go_on.wait(30)
+            self.loads += 1
+            if self.error is not None:
+                raise self.error
+
+        monkeypatch.setattr(bench.store, "plan_records", cold)
+        monkeypatch.setattr(bench.store, "load", load)
+
+
+async def lagging(
+    make: MakeBench, strategy: str
+) -> tuple[SessionBench, FrontEnd, OpenedSession, list[bytes]]:
+    bench = await make(shared_strategy=strategy)
+    front = FrontEnd(bench, "one")
+    opened = await kept(front, "k")
+    bodies = [b"%d" % number for number in range(30)]
+    bench.publish("t/1", *bodies)
+    await turns()
+    return bench, front, opened, bodies
+
+
+@pytest.mark.parametrize("strategy", ["round_robin", "hash_topic"])
+async def test_a_group_that_lags_waits_for_the_disk_off_the_loop(
+    make: MakeBench, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    bench, front, opened, bodies = await lagging(make, strategy)
+    disk = Disk(bench, monkeypatch, times=1)
+    assert await front.join("k", opened.epoch, SHARE, 1, credit=100) is None
+    # What comes meanwhile wakes the group, and changes nothing.
+    bench.publish("t/1", b"later")
+    await turns()
+    assert (front.handed, disk.loads) == ([], 0)
+    assert bench.broker._consuming.cold_reads.waiting_count == 1
+    disk.may_go_on.set()
+    await soon(lambda: len(front.handed) == 31, "all messages")
+    assert bodies_of(front, 1) == [*bodies, b"later"]
+
+
+async def test_what_leaves_the_memory_as_fast_as_it_comes_is_read_all_the_same(
+    make: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, front, opened, bodies = await lagging(make, "round_robin")
+    disk = Disk(bench, monkeypatch, times=1_000_000)
+    disk.may_go_on.set()
+    assert await front.join("k", opened.epoch, SHARE, 1, credit=100) is None
+    await soon(lambda: len(front.handed) == 30, "all messages")
+    assert bodies_of(front, 1) == bodies
+    assert disk.loads == 4
+
+
+async def test_a_disk_that_refuses_is_asked_again_a_second_later(
+    make: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, front, opened, bodies = await lagging(make, "round_robin")
+    disk = Disk(bench, monkeypatch, times=1)
+    disk.error = OSError(5, "Input/output error")
+    disk.may_go_on.set()
+    assert await front.join("k", opened.epoch, SHARE, 1, credit=100) is None
+    await soon(lambda: disk.loads == 1 and bench.broker.sessions.shares._stalled, "the refusal")
+    assert front.handed == []
+    bench.pass_time(1.0)
+    await soon(lambda: len(front.handed) == 30, "all messages")
+    assert bodies_of(front, 1) == bodies
