@@ -62,6 +62,8 @@ TRANSACTIONS_PENDING_MAX: Final = 100_000
 TRANSACTIONS_ENDED_REMEMBERED_MAX: Final = 16_384
 # Replies handed to clients that have not said yet that they took them.
 REPLIES_IN_FLIGHT_MAX: Final = 4_096
+# Routes that one native client of ours remembers; it asks for all of them again every half minute.
+ROUTES_KNOWN_MAX: Final = 10_000
 # Questions about transactions that one producer of ours looks into at a time; the broker asks again.
 TRANSACTION_CHECKS_IN_FLIGHT_MAX: Final = 1_024
 # Topics, queues and groups that statistics are kept for, in each of six tables; about 1 KiB each after a day.
@@ -123,6 +125,8 @@ MQTT_WORKERS_MAX: Final = 256
 # What a worker and its supervisor say in one piece, mostly metrics: past it one of them is broken.
 WORKER_FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 SESSIONS_PER_REQUEST_MAX: Final = 1_024
+# Changes of sessions in one record: what is larger is stored session by session, or refused alone.
+SESSION_RECORD_BYTES_MAX: Final = RECORD_BYTES_MAX - 1024
 SESSION_QUEUES_MAX: Final = 65_536
 QUEUE_READ_RECORDS_MAX: Final = 1_024
 MISSED_QUEUES_MAX: Final = 65_536
@@ -187,10 +191,14 @@ MQTT_USER_NAME_BYTES_MAX: Final = 512
 MQTT_PASSWORD_BYTES_MAX: Final = 8 * 1024
 MQTT_USERS_FILE_BYTES_MAX: Final = 128 * 1024 * 1024
 MQTT_USERS_MAX: Final = 500_000
+# Text that is no plain ASCII is looked at character by character before anybody has proved anything.
+SASLPREP_CHARACTERS_MAX: Final = 1_024
 SCRAM_ITERATIONS_MIN: Final = 4_096
 SCRAM_ITERATIONS_MAX: Final = 1_000_000
 SCRAM_SALT_BYTES_MAX: Final = 64
 MQTT_FAILING_ADDRESSES_MAX: Final = 16_384
+# Users who were right from an address and so have a count of failures of their own there; 150 bytes each.
+MQTT_PROVEN_USERS_MAX: Final = 131_072
 MQTT_UNDECIDED_BYTES_MAX: Final = 64 * 1024 * 1024
 # Files of one listener that encrypts, and the length of a file's name (PATH_MAX without its zero).
 # How many handshakes begin in one turn of the loop, half a millisecond each: with 4 the p99 of a device
@@ -227,6 +235,9 @@ MQTT_SUBSCRIPTIONS_PER_SESSION_MAX: Final = 10_000
 MQTT_CONNECT_TIMEOUT_S: Final = 10.0
 MQTT_IN_FLIGHT_MAX: Final = 1_024
 MQTT_QUEUED_BYTES_MAX: Final = 4 * 1024 * 1024
+# Messages of a kept session from the oldest that is in flight on, done or not: so far a device gets ahead of
+# one acknowledgement that does not come (its window at least). 24 bytes each.
+MQTT_FLIGHTS_MAX: Final = 2_048
 # Clients of ours: what they have in flight when the server does not say less, and when it cannot say (before
 # MQTT 5 some servers mix up what is more); what they take in a packet and in flight from a server; and what
 # waits for a program that does not take it before a connection is not read.

@@ -308,15 +308,18 @@ class SessionHandler:
     def _report_progress(self, connection: ServerConnection, request: Command) -> Command | None:
         channel = self.channel_of(connection)
         changes = decode_body(_progress, request)
-        for change in changes:
-            if not bodies.is_sound_progress(change):
-                raise RequestError(
-                    ResponseCode.SYSTEM_ERROR,
-                    f"the progress of the client {change.client_id[:40]!r} has impossible numbers",
-                )
-        answer = Answer(connection, request)
-        self._sessions.progress(channel, changes, answer.give_done)
-        return answer.take()
+        unsound = next((change for change in changes if not bodies.is_sound_progress(change)), None)
+        if unsound is None:
+            answer = Answer(connection, request)
+            self._sessions.progress(channel, changes, answer.give_done)
+            return answer.take()
+        # What the others say is stored; the front end tells each alone when it hears of a refusal.
+        sound = [change for change in changes if bodies.is_sound_progress(change)]
+        self._sessions.progress(channel, sound, lambda refused: None)
+        raise RequestError(
+            ResponseCode.SYSTEM_ERROR,
+            f"the progress of the client {unsound.client_id[:40]!r} has impossible numbers",
+        )
 
     def _close_session(self, connection: ServerConnection, request: Command) -> Command:
         channel = self.channel_of(connection)

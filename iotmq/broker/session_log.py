@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from iotmq import limits
 from iotmq.broker.element import encode_element
 from iotmq.broker.intake import Intake, IntakeError, StoredBatch
 from iotmq.broker.session_records import Change, encode_changes
 from iotmq.broker.topics import SESSION_TOPIC
 from iotmq.client.session_ports import Refused
 from iotmq.clock import Clock
+from iotmq.remoting.codes import ResponseCode
 
 LoggedDone = Callable[[int | Refused], None]
 """Told the position of the record, once it is as durable as the broker promises, or why it is not stored."""
@@ -29,10 +31,31 @@ class SessionLog:
 
     def write(self, changes: Sequence[Change], done: LoggedDone) -> None:
         """Store changes as one record, with all others of this turn of the loop."""
+        body = encode_changes(changes)
+        if len(body) > limits.SESSION_RECORD_BYTES_MAX:
+            # With others of this turn it would be refused together with them.
+            refused = Refused(ResponseCode.MESSAGE_ILLEGAL, f"changes of sessions of {len(body)} bytes")
+            asyncio.get_running_loop().call_soon(done, refused)
+            return
         if not self._elements:
             asyncio.get_running_loop().call_soon(self._append)
-        self._elements.append(encode_element(encode_changes(changes), b"", 0))
+        self._elements.append(encode_element(body, b"", 0))
         self._waiting.append(done)
+
+    def write_apart(self, changes: Sequence[Change], done: Callable[[Refused | None], None]) -> None:
+        """Store changes that have nothing to do with each other: one that is too large takes none along."""
+        if len(changes) == 1 or len(encode_changes(changes)) <= limits.SESSION_RECORD_BYTES_MAX:
+            self.write(changes, lambda position: done(position if isinstance(position, Refused) else None))
+            return
+        refusals: list[Refused | None] = []
+
+        def stored(position: int | Refused) -> None:
+            refusals.append(position if isinstance(position, Refused) else None)
+            if len(refusals) == len(changes):
+                done(next((refusal for refusal in refusals if refusal is not None), None))
+
+        for change in changes:
+            self.write([change], stored)
 
     def flush(self) -> None:
         """Append what waits for the end of the turn."""

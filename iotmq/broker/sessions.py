@@ -345,9 +345,8 @@ class Sessions:
             # The numbers of its queues may be those of others now.
             done(_NOT_READY)
             return
-        self._log.write(
-            [progress_record(change, self._projection.queues.filter_of) for change in heard],
-            lambda position: done(position if isinstance(position, Refused) else None),
+        self._log.write_apart(
+            [progress_record(change, self._projection.queues.filter_of) for change in heard], done
         )
 
     def close_session(self, channel: SessionChannel, gone: CloseRequest) -> None:
@@ -429,12 +428,16 @@ class Sessions:
         if owner is not None and owner.is_durable and not self._is_attached(owner):
             done(_NOT_READY)
             return
-        try:
-            position, skip = self.limits.stretch(wanted.client_id, wanted.queue_id, wanted.position)
-        except StoreError as error:
-            done(_unreadable(error))
-            return
-        self._reader.read(msgspec.structs.replace(wanted, position=position), done, skip=skip)
+
+        def read(stretch: tuple[int, tuple[int, int] | None]) -> None:
+            position, skip = stretch
+            self._reader.read(msgspec.structs.replace(wanted, position=position), done, skip=skip)
+
+        self._reader.finish(
+            self.limits.stretch(wanted.client_id, wanted.queue_id, wanted.position),
+            read,
+            lambda error: done(Refused(error.code, str(error))),
+        )
 
     # Operators
 

@@ -9,7 +9,7 @@ from libc.stdlib cimport calloc, free
 
 from iotmq.message.layout cimport put_u16
 from iotmq.mqtt.byte_buffer cimport ByteBuffer, reserve
-from iotmq.mqtt.packet_types cimport PACKET_PUBACK
+from iotmq.mqtt.packet_types cimport PACKET_PUBACK, PACKET_PUBREC
 
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.errors import MqttProtocolError
@@ -49,6 +49,22 @@ cdef int _grow(AcknowledgementRing* ring) except -1:
     return 0
 
 
+cdef int check_expected(const AcknowledgementRing* ring, uint32_t sequence, uint32_t count) except -1:
+    if <uint32_t>(sequence - ring.first) + <uint64_t>count > ring.count:
+        raise ValueError("acknowledging what is not outstanding")
+    return 0
+
+
+cdef void refuse_repeated(AcknowledgementRing* ring, uint32_t sequence, uint8_t code) noexcept:
+    cdef uint16_t packet_id = expected_at(ring, sequence).packet_id
+    cdef uint32_t index
+    cdef Acknowledgement* entry
+    for index in range(sequence - ring.first + 1, ring.count):
+        entry = expected_at(ring, ring.first + index)
+        if entry.packet_type == PACKET_PUBREC and entry.packet_id == packet_id:
+            entry.code = code
+
+
 cdef int acknowledge_run(
     AcknowledgementRing* ring, uint32_t sequence, uint32_t count, uint8_t code, ByteBuffer* output
 ) except -1:
@@ -57,8 +73,7 @@ cdef int acknowledge_run(
     cdef uint8_t* begin
     cdef uint8_t* target
     cdef Acknowledgement* entry
-    if <uint32_t>(sequence - ring.first) + <uint64_t>count > ring.count:
-        raise ValueError("acknowledging what is not outstanding")
+    check_expected(ring, sequence, count)
     for index in range(count):
         entry = &ring.entries[(sequence + index) & mask]
         entry.is_due = 1

@@ -362,40 +362,45 @@ class ClientConnection:
             packet_id, code, told = body[0] << 8 | body[1], body[2], NO_PROPERTIES
         else:
             packet_id, code, told = server_packets.decode_receipt(packet_type, body, self._level)
+        if packet_id == 0:  # [MQTT-2.2.1-3], 3.1.1 [MQTT-2.3.1-1]
+            raise MqttProtocolError(PROTOCOL_ERROR, "an acknowledgement has packet id 0")
         if packet_type == packets.PUBREL:
             is_known = packet_id in self.session.received
             self.session.received.discard(packet_id)
             self._resumed_count = min(self._resumed_count, len(self.session.received))
             reason = 0 if is_known or self._level != PROTOCOL_LEVEL_5 else PACKET_ID_NOT_FOUND
             self._output.acknowledge(packets.PUBCOMP, packet_id, reason)
-        elif packet_type == packets.PUBCOMP:
-            self._end(self.session.releasing.pop(packet_id, None), code, told)
+        elif packet_type == packets.PUBREC and code < 0x80 and packet_id not in self.session.publishing:
+            # Said again, or of what is not known any more.
+            is_known = packet_id in self.session.releasing
+            reason = 0 if is_known or self._level != PROTOCOL_LEVEL_5 else PACKET_ID_NOT_FOUND
+            self._output.acknowledge(packets.PUBREL, packet_id, reason)
         else:
-            self._take_first_receipt(packet_type, packet_id, code, told)
+            self._take_awaited(packet_type, packet_id, code, told)
 
-    def _take_first_receipt(self, packet_type: int, packet_id: int, code: int, told: Properties) -> None:
-        """PUBACK or PUBREC."""
-        message = self.session.publishing.get(packet_id)
-        is_record = packet_type == packets.PUBREC
-        if message is not None and (message.qos == 2) is not is_record:
-            raise MqttProtocolError(
-                PROTOCOL_ERROR, f"an acknowledgement of QoS {2 if is_record else 1} for the other"
-            )
+    def _take_awaited(self, packet_type: int, packet_id: int, code: int, told: Properties) -> None:
+        """PUBACK, PUBREC or PUBCOMP: what its message waits for [MQTT-4.13.1-1], or one of no message."""
+        message, awaited = self.session.publishing.get(packet_id), packets.PUBCOMP
         if message is not None:
-            del self.session.publishing[packet_id]
-        if not is_record or code >= 0x80:  # [MQTT-4.3.3-4]
+            awaited = packets.PUBREC if message.qos == 2 else packets.PUBACK
+        elif packet_id not in self.session.releasing:
+            return
+        if packet_type != awaited:
+            raise MqttProtocolError(
+                PROTOCOL_ERROR, f"packet type {packet_type} for a message that waits for type {awaited}"
+            )
+        if message is None:
+            self._end(self.session.releasing.pop(packet_id), code, told)
+            return
+        del self.session.publishing[packet_id]
+        if packet_type == packets.PUBACK or code >= 0x80:  # [MQTT-4.3.3-4]
             self._end(message, code, told)
             return
-        is_known = message is not None or packet_id in self.session.releasing
-        if message is not None:
-            self.session.releasing[packet_id] = message
-        reason = 0 if is_known or self._level != PROTOCOL_LEVEL_5 else PACKET_ID_NOT_FOUND
-        self._output.acknowledge(packets.PUBREL, packet_id, reason)
+        self.session.releasing[packet_id] = message
+        self._output.acknowledge(packets.PUBREL, packet_id, 0)
 
-    def _end(self, message: OutgoingMessage | None, code: int, told: Properties) -> None:
-        """A message is done; one that is not known was, before."""
-        if message is None:
-            return
+    def _end(self, message: OutgoingMessage, code: int, told: Properties) -> None:
+        """A message is done."""
         self._in_flight.discard(message.packet_id)
         code = code if code >= 0x80 else 0
         self._events.append(

@@ -27,7 +27,9 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t
 from libc.stdlib cimport free
 
 from iotmq.message.layout cimport get_u16
-from iotmq.mqtt.acknowledgements cimport Acknowledgement, acknowledge_run, expect_acknowledgement, expected_at
+from iotmq.mqtt.acknowledgements cimport (
+    Acknowledgement, acknowledge_run, check_expected, expect_acknowledgement, expected_at, refuse_repeated,
+)
 from iotmq.mqtt.byte_buffer cimport ByteBuffer, append, release
 from iotmq.mqtt.connection_settings cimport ConnectionSettings
 from iotmq.mqtt.framing cimport Packet, next_packet, variable_integer_size
@@ -162,6 +164,8 @@ cdef class ServerConnection(OutboundHalf):
 
     cdef int _handle_packet(self, const Packet* packet) except -1:
         cdef int packet_type = packet.first >> 4
+        if self._is_over and packet_type in (PACKET_SUBSCRIBE, PACKET_UNSUBSCRIBE):
+            return 0    # nobody is left to be answered, and deciding on thousands of them would take the loop's time
         if packet.is_length_padded:
             self._check_length_form(packet)
         if packet_type == PACKET_PUBLISH:
@@ -273,7 +277,7 @@ cdef class ServerConnection(OutboundHalf):
         if packet_type == PACKET_CONNECT:
             return self._handle_connect(body[:size])
         if packet_type == PACKET_SUBSCRIBE:
-            return self._add_event(packets.decode_subscribe(body[:size], level))
+            return self._add_event(packets.decode_subscribe(body[:size], level, is_bridge=self._is_bridge))
         if packet_type == PACKET_UNSUBSCRIBE:
             return self._add_event(packets.decode_unsubscribe(body[:size], level))
         if packet_type == PACKET_PUBREL or level == LEVEL_5 and PACKET_PUBACK <= packet_type <= PACKET_PUBCOMP:
@@ -302,6 +306,7 @@ cdef class ServerConnection(OutboundHalf):
         self.protocol_level = packets.answer_level(body)
         connect = packets.decode_connect(body)
         self.protocol_level = connect.protocol_level
+        self._is_bridge = connect.is_bridge
         if self.protocol_level == LEVEL_5:
             self._take_limits(connect.properties)
         self.keep_alive_s = connect.keep_alive_s
@@ -346,6 +351,8 @@ cdef class ServerConnection(OutboundHalf):
         return self.handle_pubcomp(packet_id)
 
     cdef int _release(self, uint16_t packet_id) except -1:
+        if packet_id == 0:  # [MQTT-2.2.1-3], 3.1.1 [MQTT-2.3.1-1]
+            raise MqttProtocolError(reason_codes.PROTOCOL_ERROR, "PUBREL has packet id 0")
         if self._qos2_received is not None and packet_id in self._qos2_received:
             return self.released(packet_id, self._qos2_received.pop(packet_id), True)
         return self.released(packet_id, None, False)
@@ -390,6 +397,7 @@ cdef class ServerConnection(OutboundHalf):
 
     def receive_eof(self):
         """The device closed its side; a will is due unless DISCONNECT came first."""
+        self._is_over = True
         self._events_max = 0
         self._receive_behind_events()
         if self.state != STATE_CLOSED:
@@ -420,10 +428,12 @@ cdef class ServerConnection(OutboundHalf):
         cdef uint32_t index
         if self.state == STATE_CLOSED:
             return 0
+        check_expected(&self._acks, sequence, count)
         for index in range(count):
             # A PUBREC with an error ends the message [MQTT-4.3.3-9].
             if self._qos2_received is not None and expected_at(&self._acks, sequence + index).packet_type == PACKET_PUBREC:
                 self._qos2_received.pop(expected_at(&self._acks, sequence + index).packet_id, None)
+                refuse_repeated(&self._acks, sequence + index, code)
         return acknowledge_run(&self._acks, sequence, count, code, &self.output)
 
     def acknowledge_published(self, sequence, count=1):

@@ -24,7 +24,9 @@ cdef int occupy(InFlightWindow* window, uint16_t packet_id, uint8_t awaited) exc
             if slot.packet_id == 0:
                 slot.packet_id = packet_id
                 slot.awaited = awaited
+                slot.place = 0
                 window.count += 1
+                window.repeats_count += awaited == AWAITS_REPEAT
                 return 0
         _grow(window)
 
@@ -40,6 +42,7 @@ cdef uint16_t take_new(InFlightWindow* window, uint8_t awaited) except 0:
             break
     slot.packet_id = window.last_packet_id
     slot.awaited = awaited
+    slot.place = 0
     window.count += 1
     return window.last_packet_id
 

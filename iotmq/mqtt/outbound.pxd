@@ -52,19 +52,23 @@ cdef class OutboundHalf:
     cdef int deliver(self, const OutboundMessage* message, const DeliveryOptions* options) except -1
     cdef bint fits(self, const OutboundMessage* message, const DeliveryOptions* options) noexcept
     cdef bint has_room(self) noexcept
+    cdef uint32_t room_count(self) noexcept
+    cdef bint has_room_to_repeat(self) noexcept
     cdef bint has_output_room(self) noexcept
     cdef uint16_t send_message(self, const OutboundMessage* message, const DeliveryOptions* options, uint16_t packet_id) except? 0
     cdef int message_expired(self) except -1
     cdef int message_dropped(self) except -1
     # Packet ids
     cdef int reserve_packet_id(self, uint16_t packet_id) except -1
+    cdef int begin_repeat(self, uint16_t packet_id) except -1
     cdef int free_packet_id(self, uint16_t packet_id) except -1
     cdef uint16_t take_packet_id(self) except 0
     cdef int send_pubrel(self, uint16_t packet_id) except -1
     # For sessions that outlive the connection: the device has it (PUBACK, PUBCOMP); the device has taken it and
-    # wants the release (PUBREC), which is sent at once when 1 is returned.
-    cdef int message_done(self, uint16_t packet_id) except -1
-    cdef int message_received(self, uint16_t packet_id) except -1
+    # wants the release (PUBREC), which is sent at once when 1 is returned. `place` is what `set_place` was given.
+    cdef int message_done(self, uint16_t packet_id, uint32_t place) except -1
+    cdef int message_received(self, uint16_t packet_id, uint32_t place) except -1
+    cdef int set_place(self, uint16_t packet_id, uint32_t place) except -1
     # What the device answers; a code of 0x80 and above ends a message
     cdef int handle_puback(self, uint16_t packet_id) except -1
     cdef int handle_pubrec(self, uint16_t packet_id, uint8_t code) except -1
@@ -73,6 +77,7 @@ cdef class OutboundHalf:
     cdef uint32_t _properties_size(self, const OutboundMessage* message, const DeliveryOptions* options) noexcept
     cdef int _need_subscriber(self) except -1
     cdef InFlightSlot* _slot_of(self, uint16_t packet_id) noexcept
+    cdef InFlightSlot* _answered(self, uint16_t packet_id, uint8_t packet_type, uint8_t code) except? NULL
     cdef int _end_flight(self, InFlightSlot* slot) except -1
     cdef bint _make_room(self, uint64_t size) except -1
     cdef int _release_queued(self) except -1

@@ -15,16 +15,19 @@ from libc.string cimport memcpy, memmove, memset
 from iotmq.message.layout cimport put_u16, put_u32
 from iotmq.mqtt.byte_buffer cimport ByteBuffer, append, release, reserve
 from iotmq.mqtt.framing cimport put_fixed_header, put_variable_integer, variable_integer_size
-from iotmq.mqtt.in_flight cimport InFlightSlot, end_flight, find_slot, occupy, take_new
+from iotmq.mqtt.in_flight cimport AWAITS_NOTHING, AWAITS_REPEAT, InFlightSlot, await_answer, end_flight, find_slot, occupy, take_new
 from iotmq.mqtt.packet_types cimport (
-    LEVEL_5, PACKET_PUBACK, PACKET_PUBCOMP, PACKET_PUBLISH, PACKET_PUBREC, STATE_CLOSED, STATE_CONNECTED,
+    LEVEL_5, PACKET_PUBACK, PACKET_PUBCOMP, PACKET_PUBLISH, PACKET_PUBREC, PACKET_PUBREL, STATE_CLOSED,
+    STATE_CONNECTED,
 )
 
 from iotmq.mqtt import packets, reason_codes
+from iotmq.mqtt.errors import MqttProtocolError
 
 cdef enum:
     SUBSCRIPTION_IDENTIFIER = 0x0B
     TOPIC_ALIAS = 0x23
+    IDENTIFIERS_MAX = 16    # that `deliver_message` takes
 
 cdef struct QueuedPacket:
     uint32_t size           # with this header
@@ -96,7 +99,7 @@ cdef class OutboundHalf:
         bytes properties=b"", bint is_retained=False, identifiers=(), expires_s=None,
     ):
         """`deliver` for callers in Python; True when the message was sent or queued."""
-        cdef uint32_t[16] numbers
+        cdef uint32_t[IDENTIFIERS_MAX] numbers
         cdef OutboundMessage message
         cdef DeliveryOptions options
         memset(&message, 0, sizeof(message))
@@ -108,6 +111,8 @@ cdef class OutboundHalf:
         message.properties_size = <uint32_t>len(properties)
         message.has_expiry = expires_s is not None
         message.expires_s = expires_s or 0.0
+        if len(identifiers) > IDENTIFIERS_MAX:
+            raise ValueError(f"{len(identifiers)} subscription identifiers; {IDENTIFIERS_MAX} are allowed here")
         for index, number in enumerate(identifiers):
             numbers[index] = number
         options.qos = <uint8_t>qos
@@ -169,8 +174,23 @@ cdef class OutboundHalf:
             and not self._subscriber.queued.size
         )
 
+    cdef uint32_t room_count(self) noexcept:
+        """New messages of QoS 1 and 2 that the window takes."""
+        cdef uint32_t count = 0 if self._subscriber == NULL else self._subscriber.window.count
+        return self._window_max - count if count < self._window_max else 0
+
+    cdef bint has_room_to_repeat(self) noexcept:
+        """The same for a message of an earlier connection, which counts in this one as soon as it is sent.
+
+        [MQTT-3.3.4-9]
+        """
+        return self.has_output_room() and (
+            self._subscriber == NULL
+            or self._subscriber.window.count - self._subscriber.window.repeats_count < self._window_max
+        )
+
     cdef bint has_output_room(self) noexcept:
-        """The same for a message that has its packet id already."""
+        """Whether the device reads."""
         return (
             self.state == STATE_CONNECTED
             and not self.is_write_paused
@@ -189,7 +209,7 @@ cdef class OutboundHalf:
             if packet_id == 0:
                 packet_id = take_new(&self._subscriber.window, awaited_for(options.qos))
             else:
-                self.reserve_packet_id(packet_id)
+                self.begin_repeat(packet_id)
                 self._slot_of(packet_id).awaited = awaited_for(options.qos)
         _put(self, &self.output, False, message, options, packet_id)
         return packet_id
@@ -249,7 +269,15 @@ cdef class OutboundHalf:
         """A packet id of an earlier connection means its message until that is done; no other gets it."""
         self._need_subscriber()
         if packet_id and self._slot_of(packet_id) == NULL:
-            occupy(&self._subscriber.window, packet_id, PACKET_PUBREC)
+            occupy(&self._subscriber.window, packet_id, AWAITS_REPEAT)
+        return 0
+
+    cdef int begin_repeat(self, uint16_t packet_id) except -1:
+        """A message of an earlier connection goes out with its packet id, or will without being asked for again."""
+        self.reserve_packet_id(packet_id)
+        cdef InFlightSlot* slot = self._slot_of(packet_id)
+        if slot.awaited == AWAITS_REPEAT:
+            await_answer(&self._subscriber.window, slot, AWAITS_NOTHING)
         return 0
 
     cdef int free_packet_id(self, uint16_t packet_id) except -1:
@@ -262,7 +290,7 @@ cdef class OutboundHalf:
     cdef uint16_t take_packet_id(self) except 0:
         """A packet id for a message of QoS 2 that `send_message` will send; in flight from now on."""
         self._need_subscriber()
-        return take_new(&self._subscriber.window, PACKET_PUBREC)
+        return take_new(&self._subscriber.window, AWAITS_NOTHING)
 
     cdef int send_pubrel(self, uint16_t packet_id) except -1:
         """Release a message the device has taken; also after a resume, when only its packet id is known."""
@@ -272,15 +300,22 @@ cdef class OutboundHalf:
         if slot == NULL:
             occupy(&self._subscriber.window, packet_id, PACKET_PUBCOMP)
         else:
-            slot.awaited = PACKET_PUBCOMP
+            await_answer(&self._subscriber.window, slot, PACKET_PUBCOMP)
         self.write(packets.encode_acknowledgement(packets.PUBREL, packet_id))
         return 0
 
-    cdef int message_done(self, uint16_t packet_id) except -1:
+    cdef int message_done(self, uint16_t packet_id, uint32_t place) except -1:
         return 0
 
-    cdef int message_received(self, uint16_t packet_id) except -1:
+    cdef int message_received(self, uint16_t packet_id, uint32_t place) except -1:
         return 1
+
+    cdef int set_place(self, uint16_t packet_id, uint32_t place) except -1:
+        """What `message_done` and `message_received` are to be told of a packet id that is in flight."""
+        cdef InFlightSlot* slot = self._slot_of(packet_id)
+        if slot != NULL:
+            slot.place = place
+        return 0
 
     cdef int _need_subscriber(self) except -1:
         if self._subscriber == NULL:
@@ -295,40 +330,60 @@ cdef class OutboundHalf:
 
     # What the device answers
 
-    cdef int handle_puback(self, uint16_t packet_id) except -1:
-        # An acknowledgement of nothing is harmless, and clients do send them after a resume.
+    cdef InFlightSlot* _answered(self, uint16_t packet_id, uint8_t packet_type, uint8_t code) except? NULL:
+        """The message that an acknowledgement is for.
+
+        NULL for one of nothing, which is harmless: clients do send them after a resume. One that its message does
+        not wait for ends the connection [MQTT-4.13.1-1], 3.1.1 [MQTT-4.8.0-1].
+        """
         cdef InFlightSlot* slot = self._slot_of(packet_id)
+        if packet_id == 0:  # [MQTT-2.2.1-3], 3.1.1 [MQTT-2.3.1-1]
+            raise MqttProtocolError(reason_codes.PROTOCOL_ERROR, "an acknowledgement has packet id 0")
+        if slot == NULL or slot.awaited == packet_type or slot.awaited <= AWAITS_REPEAT:
+            return slot
+        if packet_type == PACKET_PUBREC and code < 0x80 and slot.awaited != PACKET_PUBACK:
+            return slot     # it is said again
+        raise MqttProtocolError(
+            reason_codes.PROTOCOL_ERROR, f"packet type {packet_type} for a message that waits for type {slot.awaited}"
+        )
+
+    cdef int handle_puback(self, uint16_t packet_id) except -1:
+        cdef InFlightSlot* slot = self._answered(packet_id, PACKET_PUBACK, 0)
         if slot != NULL and slot.awaited == PACKET_PUBACK:
             return self._end_flight(slot)
         return 0
 
     cdef int handle_pubrec(self, uint16_t packet_id, uint8_t code) except -1:
-        cdef InFlightSlot* slot = self._slot_of(packet_id)
-        if code >= 0x80:
-            # The device does not want it, now or later [MQTT-4.3.3-4].
-            if slot != NULL and slot.awaited == PACKET_PUBREC:
-                return self._end_flight(slot)
-        elif slot == NULL:
+        cdef InFlightSlot* slot = self._answered(packet_id, PACKET_PUBREC, code)
+        if slot == NULL:
             # What is not known any more is released, so that the device can forget it [MQTT-4.3.3-1].
-            if packet_id and self.state == STATE_CONNECTED:
+            if code < 0x80 and self.state == STATE_CONNECTED:
                 code = reason_codes.PACKET_ID_NOT_FOUND if self.protocol_level == LEVEL_5 else 0
                 self.write(packets.encode_acknowledgement(packets.PUBREL, packet_id, code))
-        elif slot.awaited == PACKET_PUBCOMP or slot.awaited == PACKET_PUBREC and self.message_received(packet_id):
+        elif slot.awaited == PACKET_PUBCOMP:
             self.send_pubrel(packet_id)
+        elif slot.awaited == PACKET_PUBREC:
+            if code >= 0x80:
+                # The device does not want it, now or later [MQTT-4.3.3-4].
+                return self._end_flight(slot)
+            slot.awaited = PACKET_PUBREL
+            if self.message_received(packet_id, slot.place):
+                self.send_pubrel(packet_id)
         return 0
 
     cdef int handle_pubcomp(self, uint16_t packet_id) except -1:
-        cdef InFlightSlot* slot = self._slot_of(packet_id)
+        cdef InFlightSlot* slot = self._answered(packet_id, PACKET_PUBCOMP, 0)
         if slot != NULL and slot.awaited == PACKET_PUBCOMP:
             return self._end_flight(slot)
         return 0
 
     cdef int _end_flight(self, InFlightSlot* slot) except -1:
         cdef uint16_t packet_id = slot.packet_id
+        cdef uint32_t place = slot.place
         end_flight(&self._subscriber.window, slot)
         if self._subscriber.queued.size:
             self._release_queued()
-        return self.message_done(packet_id)
+        return self.message_done(packet_id, place)
 
     @property
     def in_flight_count(self):

@@ -78,6 +78,8 @@ class Connect(NamedTuple):
     password: bytes | None
     protocol_level: int = PROTOCOL_LEVEL_3_1_1
     properties: Properties = NO_PROPERTIES
+    is_bridge: bool = False
+    """It set the bit that bridges of MQTT 3.1 and 3.1.1 set."""
 
 
 class Subscribe(NamedTuple):
@@ -123,7 +125,7 @@ def decode_connect(body: bytes) -> Connect:
     Raises MqttProtocolError whose reason carries the CONNACK code, where the specification has one.
     """
     reader = PacketReader(body, "CONNECT")
-    level = _read_protocol(reader)
+    level, is_bridge = _read_protocol(reader)
     broken = MALFORMED_PACKET if level == PROTOCOL_LEVEL_5 else PROTOCOL_ERROR
     flags = reader.u8()
     if flags & 1 and level != PROTOCOL_LEVEL_3_1:  # [MQTT-3.1.2-3]
@@ -155,13 +157,16 @@ def decode_connect(body: bytes) -> Connect:
     password = reader.binary() if has_password else None
     if not reader.is_at_end:
         raise MqttProtocolError(MALFORMED_PACKET, "CONNECT has bytes behind its last field")
-    return Connect(client_id, bool(flags & 0x02), keep_alive_s, will, user_name, password, level, properties)
+    return Connect(
+        client_id, bool(flags & 0x02), keep_alive_s, will, user_name, password, level, properties, is_bridge
+    )
 
 
 def answer_level(body: bytes) -> int:
     """The protocol level in which a CONNECT that may be broken is answered."""
     is_named = body.startswith(b"\0\x04MQTT") and len(body) > 6
-    return PROTOCOL_LEVEL_5 if is_named and body[6] >= PROTOCOL_LEVEL_5 else PROTOCOL_LEVEL_3_1_1
+    is_newer = is_named and body[6] & ~_BRIDGE_BIT >= PROTOCOL_LEVEL_5
+    return PROTOCOL_LEVEL_5 if is_newer else PROTOCOL_LEVEL_3_1_1
 
 
 _PROTOCOLS: Final = {
@@ -171,11 +176,18 @@ _PROTOCOLS: Final = {
 }
 
 
-def _read_protocol(reader: PacketReader) -> int:
+# What bridges of Mosquitto and others add to the level of 3.1 and 3.1.1, which have no options to say what a
+# bridge wants: retain flags as they were published, and nothing of its own back.
+_BRIDGE_BIT: Final = 0x80
+
+
+def _read_protocol(reader: PacketReader) -> tuple[int, bool]:
     name = reader.binary()
     level = reader.u8()
     if (name, level) in _PROTOCOLS:
-        return level
+        return level, False
+    if (name, level & ~_BRIDGE_BIT) in _PROTOCOLS and level & ~_BRIDGE_BIT != PROTOCOL_LEVEL_5:
+        return level & ~_BRIDGE_BIT, True
     if name in (b"MQTT", b"MQIsdp"):  # [MQTT-3.1.2-2]
         raise MqttProtocolError(
             UNSUPPORTED_PROTOCOL_VERSION,
@@ -205,8 +217,11 @@ def _decode_client_id(raw: bytes, level: int, *, is_clean: bool) -> str:
     return client_id
 
 
-def decode_subscribe(body: bytes, level: int = PROTOCOL_LEVEL_3_1_1) -> Subscribe:
-    """Decode the bytes behind a SUBSCRIBE's fixed header; at least one filter [MQTT-3.8.3-3]."""
+def decode_subscribe(body: bytes, level: int = PROTOCOL_LEVEL_3_1_1, *, is_bridge: bool = False) -> Subscribe:
+    """Decode the bytes behind a SUBSCRIBE's fixed header; at least one filter [MQTT-3.8.3-3].
+
+    A bridge gets the options that it cannot ask for before MQTT 5.
+    """
     reader = PacketReader(body, "SUBSCRIBE")
     packet_id = reader.packet_id()
     properties = read_properties(reader, SUBSCRIBE) if level == PROTOCOL_LEVEL_5 else NO_PROPERTIES
@@ -215,6 +230,8 @@ def decode_subscribe(body: bytes, level: int = PROTOCOL_LEVEL_3_1_1) -> Subscrib
         topic_filter = topics.decode_topic_filter(reader.binary())
         options = reader.u8()
         _check_options(topic_filter, options, level)
+        if is_bridge:
+            options |= 8 if topic_filter.startswith("$share/") else 12
         subscriptions.append((topic_filter, options))
         _check_filter_count(len(subscriptions))
     if not subscriptions:
@@ -263,7 +280,7 @@ _NAMES: Final = {
 def decode_acknowledgement(packet_type: int, body: bytes) -> tuple[int, int]:
     """(packet id, reason code) of an MQTT 5 PUBACK, PUBREC, PUBREL or PUBCOMP."""
     reader = PacketReader(body, _NAMES[packet_type])
-    packet_id = reader.u16()
+    packet_id = reader.packet_id()
     return packet_id, _read_reason(reader, packet_type)[0]
 
 
@@ -335,7 +352,11 @@ def encode_connect(connect: Connect) -> bytes:
         flags |= 0x40
         payload += write_binary(connect.password)
     name = "MQIsdp" if connect.protocol_level == PROTOCOL_LEVEL_3_1 else "MQTT"
-    head = write_text(name) + bytes([connect.protocol_level, flags]) + connect.keep_alive_s.to_bytes(2, "big")
+    head = (
+        write_text(name)
+        + bytes([connect.protocol_level | connect.is_bridge * _BRIDGE_BIT, flags])
+        + connect.keep_alive_s.to_bytes(2, "big")
+    )
     return encode_packet(CONNECT, 0, head + _optional(connect.properties if is_v5 else None) + payload)
 
 

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import re
 import stringprep
 import unicodedata
 from typing import Final
 
-# RFC 4013 section 2.3.
-_PROHIBITED: Final = (
-    stringprep.in_table_c12,
-    stringprep.in_table_c21_c22,
-    stringprep.in_table_c3,
-    stringprep.in_table_c4,
-    stringprep.in_table_c5,
-    stringprep.in_table_c6,
-    stringprep.in_table_c7,
-    stringprep.in_table_c8,
-    stringprep.in_table_c9,
+from iotmq import limits
+
+# RFC 4013 section 2.3, as the tables of RFC 3454 have them; written out, because a search is a hundred times
+# as fast as asking nine tables about each character. One and the same character may be in several.
+_PROHIBITED: Final = re.compile(
+    "["
+    "\xa0\u1680\u2000-\u200b\u202f\u205f\u3000"  # C.1.2: spaces
+    "\0-\x1f\x7f-\x9f\u06dd\u070f\u180e\u200c\u200d\u2028\u2029"  # C.2: controls
+    "\u2060-\u2063\u206a-\u206f\ufeff\ufff9-\ufffc\U0001d173-\U0001d17a"
+    "\ue000-\uf8ff\U000f0000-\U000ffffd\U00100000-\U0010fffd"  # C.3: private use
+    "\ufdd0-\ufdef"  # C.4: no characters
+    + "".join(f"{chr(plane << 16 | 0xFFFE)}{chr(plane << 16 | 0xFFFF)}" for plane in range(17))
+    + "\ud800-\udfff"  # C.5: surrogates
+    "\ufffd\u2ff0-\u2ffb"  # C.6 and C.7: for descriptions
+    "\u0340\u0341\u200e\u200f\u202a-\u202e"  # C.8: of looks and directions
+    "\U000e0001\U000e0020-\U000e007f"  # C.9: tags
+    "]"
 )
+# What is left out, and the spaces that become one of ASCII (RFC 4013 section 2.1). Both tables end there.
+_MAPPED: Final = {
+    point: " " if stringprep.in_table_c12(chr(point)) else None
+    for point in range(0x10000)
+    if stringprep.in_table_c12(chr(point)) or stringprep.in_table_b1(chr(point))
+}
 
 
 def saslprep(text: str, *, allows_unassigned: bool = False) -> str:
@@ -28,17 +41,18 @@ def saslprep(text: str, *, allows_unassigned: bool = False) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    mapped = "".join(
-        " " if stringprep.in_table_c12(character) else character
-        for character in text
-        if not stringprep.in_table_b1(character)
-    )
+    if len(text) > limits.SASLPREP_CHARACTERS_MAX:
+        raise ValueError(f"it has {len(text)} characters")
     # The tables are those of Unicode 3.2, as the RFC wants.
-    prepared = unicodedata.ucd_3_2_0.normalize("NFKC", mapped)
-    for character in prepared:
-        if any(is_prohibited(character) for is_prohibited in _PROHIBITED):
-            raise ValueError(f"it has the character U+{ord(character):04X}")
-        if not allows_unassigned and stringprep.in_table_a1(character):
+    prepared = unicodedata.ucd_3_2_0.normalize("NFKC", text.translate(_MAPPED))
+    # One character may become 18.
+    if len(prepared) > limits.SASLPREP_CHARACTERS_MAX:
+        raise ValueError(f"its prepared form has {len(prepared)} characters")
+    found = _PROHIBITED.search(prepared)
+    if found is not None:
+        raise ValueError(f"it has the character U+{ord(found[0]):04X}")
+    if not allows_unassigned:
+        for character in filter(stringprep.in_table_a1, prepared):
             raise ValueError(f"it has the unassigned character U+{ord(character):04X}")
     _check_directions(prepared)
     return prepared

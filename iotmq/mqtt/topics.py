@@ -10,6 +10,8 @@ from iotmq.mqtt.reason_codes import MALFORMED_PACKET, TOPIC_NAME_INVALID
 
 # Topics the server publishes about itself.
 SYS_PREFIX: Final = "$SYS/"
+# Below it bridges of Mosquitto tell, with a retained message and a will, whether they are connected.
+BRIDGE_PREFIX: Final = "$SYS/broker/connection/"
 
 # U+0000 is forbidden [MQTT-1.5.3-2]; the other C0 controls may be refused, and are: \x01 and \x02
 # separate the properties of a stored record, and none of them has a place in a topic.

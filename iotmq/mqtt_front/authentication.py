@@ -200,10 +200,14 @@ class Authentication:
             else:
                 self._refuse(device, asked, Refused(NOT_AUTHORIZED, "anonymous", "no user name"))
             return
+        # Before anything is done with a name and a password that anybody may have made up.
+        if self._is_blocked(device, asked):
+            return
         known = authenticator.known(asked)
         if known is not None:
+            self._prove(asked)
             self._accept(device, connect, "remembered", known.user)
-        elif self._may_ask(device, connect, asked):
+        elif self._has_room(device, connect, asked):
             authenticator.authenticate(
                 asked,
                 is_wanted=lambda: device.close_reason is None,
@@ -218,6 +222,7 @@ class Authentication:
         if device.close_reason is not None:
             return
         if isinstance(verdict, Accepted):
+            self._prove(asked)
             self._accept(device, connect, "password", verdict.user)
         else:
             self._refuse(device, asked, verdict)
@@ -264,7 +269,7 @@ class Authentication:
     def _refuse(self, device: Device, asked: Credentials, refused: Refused) -> None:
         self._refused[refused.cause] += 1
         if refused.reason in (BAD_USER_NAME_OR_PASSWORD, NOT_AUTHORIZED):
-            self._failures.add(asked.address, self._clock.monotonic_s())
+            self._failures.add(asked.address, asked.user_name, self._clock.monotonic_s())
         # The log itself stops floods.
         _log.warning(
             "a device may not connect",
@@ -278,17 +283,28 @@ class Authentication:
         )
         device.refuse(refused.reason)
 
+    def _prove(self, asked: Credentials) -> None:
+        self._failures.prove(asked.address, asked.user_name)
+
     def _may_ask(self, device: Device, connect: Connect | None, asked: Credentials) -> bool:
-        """Whether there is room for the question who it is; a device that goes without is refused."""
+        """Whether the device may be asked who it is; one that may not is refused."""
+        return not self._is_blocked(device, asked) and self._has_room(device, connect, asked)
+
+    def _is_blocked(self, device: Device, asked: Credentials) -> bool:
+        """Refuse a device whose address has failed too often; True also for one that has gone."""
         if device.close_reason is not None:
-            return False
-        if self._failures.is_exceeded(asked.address, self._clock.monotonic_s()):
-            refused = Refused(CONNECTION_RATE_EXCEEDED, "address", "it has failed too often")
-        elif not self._undecided.add(device, connect):
-            refused = Refused(SERVER_BUSY, "busy", "too many devices are being asked who they are")
-        else:
             return True
-        self._refuse(device, asked, refused)
+        if not self._failures.is_exceeded(asked.address, asked.user_name, self._clock.monotonic_s()):
+            return False
+        self._refuse(device, asked, Refused(CONNECTION_RATE_EXCEEDED, "address", "it has failed too often"))
+        return True
+
+    def _has_room(self, device: Device, connect: Connect | None, asked: Credentials) -> bool:
+        """Count a device among those that are being asked, or refuse it."""
+        if self._undecided.add(device, connect):
+            return True
+        detail = "too many devices are being asked who they are"
+        self._refuse(device, asked, Refused(SERVER_BUSY, "busy", detail))
         return False
 
 

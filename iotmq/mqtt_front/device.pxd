@@ -48,8 +48,8 @@ cdef class DeviceGroup:
 cdef class DeviceSession:
     """What a session that outlives the connection is told by the device."""
     cdef bint send_beside_queues(self, OutgoingMessage message, const DeliveryOptions* delivery, uint32_t identifier) except -1
-    cdef int message_done(self, uint16_t packet_id) except -1
-    cdef int message_received(self, uint16_t packet_id) except -1
+    cdef int message_done(self, uint16_t packet_id, uint32_t place) except -1
+    cdef int message_received(self, uint16_t packet_id, uint32_t place) except -1
     cdef int room_again(self) except -1
 
 

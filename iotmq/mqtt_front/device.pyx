@@ -210,11 +210,11 @@ cdef class DeviceSession:
         """Send a message of QoS 2 that comes from no queue of the session; False when there is no room now."""
         raise NotImplementedError("a DeviceSession overrides send_beside_queues")
 
-    cdef int message_done(self, uint16_t packet_id) except -1:
+    cdef int message_done(self, uint16_t packet_id, uint32_t place) except -1:
         """PUBACK or PUBCOMP came."""
         raise NotImplementedError("a DeviceSession overrides message_done")
 
-    cdef int message_received(self, uint16_t packet_id) except -1:
+    cdef int message_received(self, uint16_t packet_id, uint32_t place) except -1:
         """PUBREC came; 1 when PUBREL may follow at once."""
         raise NotImplementedError("a DeviceSession overrides message_received")
 
@@ -430,20 +430,20 @@ cdef class Device(ServerConnection):
         self.group.expired += 1
         return 0
 
-    cdef int message_done(self, uint16_t packet_id) except -1:
+    cdef int message_done(self, uint16_t packet_id, uint32_t place) except -1:
         if self.shares is not None:
             self._has_acknowledged = True
-            if self.shares.message_done(packet_id):
+            if self.shares.message_done(packet_id, place):
                 return 0
         if self.session is not None:
             self._has_acknowledged = True
-            return self.session.message_done(packet_id)
+            return self.session.message_done(packet_id, place)
         return 0
 
-    cdef int message_received(self, uint16_t packet_id) except -1:
-        if self.shares is not None and self.shares.message_received(packet_id):
+    cdef int message_received(self, uint16_t packet_id, uint32_t place) except -1:
+        if self.shares is not None and self.shares.message_received(packet_id, place):
             return 1
-        return 1 if self.session is None else self.session.message_received(packet_id)
+        return 1 if self.session is None else self.session.message_received(packet_id, place)
 
     cdef int _resume(self) except -1:
         if self._is_paused and self._unhandled is None:

@@ -15,6 +15,7 @@ cdef class DurableSession(KeptSession):
     cdef FlightRing _flights
     # True or not, in a byte each.
     cdef uint8_t is_pausing             # until more of what had waited may go
+    cdef uint8_t is_held_told           # the broker is being told of what is held
     cdef uint8_t had_received           # packet ids of QoS 2, when the broker was told last
     # A hundred thousand of these are idle, and a container without content costs more than all of the above: what
     # is empty mostly is None then.
@@ -33,6 +34,8 @@ cdef class DurableSession(KeptSession):
     cdef bint may_replay(self) except -1
     cdef int _caught_up(self, QueueSubscription subscription) except -1
     cdef int forget_repeated(self, QueueSubscription subscription) except -1
+    cdef bint _has_room(self) except -1
+    cdef int _records_wanted(self, QueueSubscription subscription) except -1
     cdef int fall_behind(self, QueueSubscription subscription) except -1
     cdef int read(self, QueueSubscription subscription) except -1
     cdef int _add_flight(self, QueueSubscription subscription, int64_t position, uint16_t packet_id, uint8_t qos, uint8_t state) except -1

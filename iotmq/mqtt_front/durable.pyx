@@ -24,11 +24,11 @@ from iotmq.mqtt_front.flight_ring cimport (
     FLIGHT_SENT,
     Flight,
     add_flight,
-    cursor_of,
     done_past_cursors,
     flight_of,
     free_flights,
     in_flight,
+    settle_cursors,
     take_done,
 )
 from iotmq.mqtt_front.held_message cimport HeldMessage
@@ -40,6 +40,7 @@ from iotmq.mqtt_front.session_reports cimport SessionReports
 import logging
 from functools import partial
 
+from iotmq import limits
 from iotmq.client.session_ports import (
     NO_QUEUE_ID,
     QueueRead,
@@ -55,7 +56,12 @@ _log = logging.getLogger("iotmq.mqtt")
 
 cdef enum:
     READ_RECORDS_MAX = 128
+    READ_RECORDS_MIN = 16       # of messages with a window: as many as there is room for, and these at least
     READ_BYTES_MAX = 256 * 1024
+
+
+# What a session has in flight at most, and what of it is done behind something that is not.
+cdef Py_ssize_t FLIGHTS_MAX = limits.MQTT_FLIGHTS_MAX
 
 
 cdef bint is_replay(QueueSubscription subscription, int64_t position) noexcept:
@@ -152,6 +158,7 @@ cdef class DurableSession(KeptSession):
                 self.device.send_pubrel(repeated.packet_id)
                 self.egress.group.touch(self.device)
         self._repeated = self._repeated or None
+        self._done = {place for place in self._done or () if place[0] != subscription.queue_id} or None
         # The broker is told what stays of it: packet ids.
         self.has_moved_flights = True
         return self.move(subscription)
@@ -164,6 +171,7 @@ cdef class DurableSession(KeptSession):
         if self.is_ended:
             return None
         self.is_ended = True
+        settle_cursors(&self._flights, self.subscriptions)
         progress = SessionProgress(
             self.client_id,
             self.epoch,
@@ -177,6 +185,8 @@ cdef class DurableSession(KeptSession):
         self.subscriptions = ()
         self._behind = None
         self._held = None
+        # They refer to subscriptions, and those to this session.
+        free_flights(&self._flights)
         return progress
 
     @property
@@ -205,7 +215,7 @@ cdef class DurableSession(KeptSession):
         cdef bint is_duplicate = position < subscription.repeated_before
         cdef bint is_expired = message.is_expired
         cdef bint is_for_device
-        if self._held is not None or not device.has_output_room():
+        if self._held is not None and not self.is_persisting or not device.has_output_room():
             return False
         if self._done and (subscription.queue_id, position) in self._done:
             self._done.discard((subscription.queue_id, position))
@@ -225,17 +235,22 @@ cdef class DurableSession(KeptSession):
             subscription.next_position = position + 1
             self.move(subscription)
             return True
-        repeated = self._repeated.pop((subscription.queue_id, position), None) if self._repeated else None
+        if self._held is not None and delivery.qos != 2:
+            return False    # it would overtake them
+        repeated = self._repeated.get((subscription.queue_id, position)) if self._repeated else None
         if repeated is None:
-            if not device.has_room():
+            if not self._has_room():
                 return False
-        elif repeated.is_released:
-            # It has its PUBREL; the flight was put back in `start`.
-            subscription.next_position = position + 1
-            return True
+        elif not repeated.is_released and not device.has_room_to_repeat():
+            return False
         else:
-            # With its packet id, which is in flight already.
+            del self._repeated[subscription.queue_id, position]
+            if repeated.is_released:
+                # It has its PUBREL; the flight was put back in `start`.
+                subscription.next_position = position + 1
+                return True
             packet_id = repeated.packet_id
+            device.begin_repeat(packet_id)
         delivery.is_duplicate = is_duplicate and delivery.qos
         if delivery.qos == 2:
             if packet_id == 0:
@@ -253,8 +268,11 @@ cdef class DurableSession(KeptSession):
 
     cdef int _hold(self, QueueSubscription subscription, int64_t position, uint16_t packet_id, HeldMessage held) except -1:
         """Send a message of QoS 2 once the broker knows its packet id."""
-        # Another list, because the broker is being told of those in the one before.
-        self._held = [*(self._held or ()), (packet_id, held)]
+        if self._held is None or self.is_held_told:
+            # Another list, because the broker is being told of those in the one before.
+            self._held = [*(self._held or ())]
+            self.is_held_told = False
+        self._held.append((packet_id, held))
         self._add_flight(subscription, position, packet_id, 2, FLIGHT_SENT)
         return self.egress.reports.persist(self)
 
@@ -264,6 +282,8 @@ cdef class DurableSession(KeptSession):
         """As of DeviceSession; of what is not acknowledged when the connection ends, the packet id is kept."""
         if not self.subscriptions:
             return True     # unsubscribed meanwhile
+        if not self._has_room():
+            return False
         self._hold(
             self._without_queue((<QueueSubscription>self.subscriptions[0]).queue_id),
             0,
@@ -282,6 +302,15 @@ cdef class DurableSession(KeptSession):
         self.fall_behind(subscription)
         return self.egress.schedule(self)
 
+    cdef bint _has_room(self) except -1:
+        """Whether the device takes a new message, and is not too far ahead of one it does not acknowledge."""
+        cdef Py_ssize_t count = self._flights.count
+        if self._done is not None:
+            count += len(self._done)
+        if self._repeated is not None:
+            count += len(self._repeated)
+        return count < max(FLIGHTS_MAX, <Py_ssize_t>self.device._window_max) and self.device.has_room()
+
     cdef int fall_behind(self, QueueSubscription subscription) except -1:
         if not subscription.is_behind:
             subscription.is_behind = True
@@ -293,16 +322,17 @@ cdef class DurableSession(KeptSession):
 
     # From the device
 
-    cdef int message_done(self, uint16_t packet_id) except -1:
-        cdef Flight* flight = flight_of(&self._flights, packet_id)
+    cdef int message_done(self, uint16_t packet_id, uint32_t place) except -1:
+        cdef Flight* flight = flight_of(&self._flights, place, packet_id)
         if flight != NULL:
             self.has_moved_flights = self.has_moved_flights or flight.qos == 2
             flight.state = FLIGHT_DONE
+            self.move(<QueueSubscription>flight.subscription)
             self._drop_done()
         return 0
 
-    cdef int message_received(self, uint16_t packet_id) except -1:
-        cdef Flight* flight = flight_of(&self._flights, packet_id)
+    cdef int message_received(self, uint16_t packet_id, uint32_t place) except -1:
+        cdef Flight* flight = flight_of(&self._flights, place, packet_id)
         if flight == NULL:
             return 1
         flight.state = FLIGHT_RELEASED
@@ -319,13 +349,19 @@ cdef class DurableSession(KeptSession):
         if self._behind is None or self.is_ended:
             return 0
         for subscription in tuple(self._behind):
-            if self._held is not None or not (
-                self.device.has_output_room() if self._repeated else self.device.has_room()
-            ):
+            if self._held is not None or not (self._has_room() or self._repeated and self.device.has_room_to_repeat()):
                 break
             if not subscription.is_reading and not (self.is_pausing and is_replay(subscription, subscription.next_position)):
                 self.read(subscription)
         return 0
+
+    cdef int _records_wanted(self, QueueSubscription subscription) except -1:
+        cdef int wanted = READ_RECORDS_MAX
+        if is_replay(subscription, subscription.next_position):
+            wanted = self.egress.replay_records_max
+        if subscription.options & 3 and not self._repeated and not self._done:
+            wanted = min(wanted, max(READ_RECORDS_MIN, self.device.room_count()))
+        return wanted
 
     cdef int read(self, QueueSubscription subscription) except -1:
         if subscription.is_ended:
@@ -336,11 +372,7 @@ cdef class DurableSession(KeptSession):
             QueueRead(
                 queue_id=subscription.queue_id,
                 position=subscription.next_position,
-                records_max=(
-                    self.egress.replay_records_max
-                    if is_replay(subscription, subscription.next_position)
-                    else READ_RECORDS_MAX
-                ),
+                records_max=self._records_wanted(subscription),
                 bytes_max=READ_BYTES_MAX,
                 client_id=self.client_id,
             ),
@@ -435,7 +467,10 @@ cdef class DurableSession(KeptSession):
     ) except -1:
         if qos == 2:
             self.has_moved_flights = True
-        return add_flight(&self._flights, subscription, position, packet_id, qos, state)
+        self.device.set_place(
+            packet_id, <uint32_t>add_flight(&self._flights, subscription, position, packet_id, qos, state)
+        )
+        return 0
 
     cdef int _drop_done(self) except -1:
         cdef QueueSubscription subscription = take_done(&self._flights)
@@ -467,7 +502,7 @@ cdef class DurableSession(KeptSession):
         subscription.is_moved = False
         return (
             subscription.queue_id,
-            cursor_of(&self._flights, subscription),
+            subscription.cursor,
             max(subscription.next_position, subscription.repeated_before),
         )
 
@@ -477,6 +512,7 @@ cdef class DurableSession(KeptSession):
         received = self.device.received_packet_ids
         had_received, self.had_received = self.had_received, bool(received)
         self.is_moved = False
+        settle_cursors(&self._flights, self.subscriptions)
         return SessionProgress(
             self.client_id,
             self.epoch,
@@ -488,6 +524,7 @@ cdef class DurableSession(KeptSession):
 
     cdef tuple begin_persisting(self):
         to_release, self._to_release = self._to_release, None
+        self.is_held_told = True
         return self._held, to_release or ()
 
     cdef int not_persisted(self, to_release) except -1:

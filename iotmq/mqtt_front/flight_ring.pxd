@@ -20,12 +20,14 @@ cdef struct FlightRing:
     # All zeros is an empty one, which holds no memory.
     Flight* flights
     uint32_t first, count, capacity
+    uint32_t number         # of the oldest; flights are numbered in the order of sending
 
 
-cdef int add_flight(FlightRing* ring, QueueSubscription subscription, int64_t position, uint16_t packet_id, uint8_t qos, uint8_t state) except -1
-cdef Flight* flight_of(const FlightRing* ring, uint16_t packet_id) noexcept
+# Returns the number of the flight.
+cdef int64_t add_flight(FlightRing* ring, QueueSubscription subscription, int64_t position, uint16_t packet_id, uint8_t qos, uint8_t state) except -1
+cdef Flight* flight_of(const FlightRing* ring, uint32_t number, uint16_t packet_id) noexcept
 cdef QueueSubscription take_done(FlightRing* ring)
 cdef void free_flights(FlightRing* ring) noexcept
-cdef int64_t cursor_of(const FlightRing* ring, QueueSubscription subscription) noexcept
+cdef int settle_cursors(const FlightRing* ring, tuple subscriptions) except -1
 cdef list in_flight(const FlightRing* ring, int qos_min)
 cdef list done_past_cursors(const FlightRing* ring)

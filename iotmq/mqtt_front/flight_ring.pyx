@@ -1,8 +1,12 @@
 """What of a session is in flight: sent to its device and not acknowledged, in the order of sending.
 
 Operations: one more per message of QoS 1 or 2, one less per acknowledgement, and, a few times a second, how far
-each queue is done with. Goals: a message in flight costs 24 bytes; a session without any holds no memory here.
-Plan: a ring. Devices acknowledge in order [MQTT-4.6.0-2], so the flight that is looked for is mostly the first.
+each queue is done with. Goals: a message in flight costs 24 bytes; a session without any holds no memory here;
+one acknowledgement that does not come makes nothing slow. Plan: a ring of flights that are numbered in the order
+of sending; the device keeps the number beside the packet id. It is a sliding window: nothing new is sent while
+the oldest is `MQTT_FLIGHTS_MAX` behind. Cursors of all queues come of one pass.
+
+The references in the ring are counted, and the collector does not see them: `free_flights` ends every session.
 """
 
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -20,7 +24,7 @@ cdef inline Flight* _at(const FlightRing* ring, uint32_t index) noexcept:
     return &ring.flights[(ring.first + index) & (ring.capacity - 1)]
 
 
-cdef int add_flight(
+cdef int64_t add_flight(
     FlightRing* ring, QueueSubscription subscription, int64_t position, uint16_t packet_id, uint8_t qos, uint8_t state
 ) except -1:
     if ring.count == ring.capacity:
@@ -28,7 +32,7 @@ cdef int add_flight(
     ring.count += 1
     _at(ring, ring.count - 1)[0] = Flight(<void*>subscription, position, packet_id, qos, state)
     Py_INCREF(subscription)
-    return 0
+    return <uint32_t>(ring.number + ring.count - 1)
 
 
 cdef int _grow(FlightRing* ring) except -1:
@@ -46,15 +50,14 @@ cdef int _grow(FlightRing* ring) except -1:
     return 0
 
 
-cdef Flight* flight_of(const FlightRing* ring, uint16_t packet_id) noexcept:
-    """The flight of a packet id; NULL when there is none that is not done."""
-    cdef uint32_t index
+cdef Flight* flight_of(const FlightRing* ring, uint32_t number, uint16_t packet_id) noexcept:
+    """The flight of a number, when it has this packet id and is not done; else NULL."""
+    cdef uint32_t index = number - ring.number
     cdef Flight* flight
-    for index in range(ring.count):
-        flight = _at(ring, index)
-        if flight.packet_id == packet_id and flight.state != FLIGHT_DONE:
-            return flight
-    return NULL
+    if index >= ring.count:
+        return NULL
+    flight = _at(ring, index)
+    return flight if flight.packet_id == packet_id and flight.state != FLIGHT_DONE else NULL
 
 
 cdef QueueSubscription take_done(FlightRing* ring):
@@ -68,6 +71,7 @@ cdef QueueSubscription take_done(FlightRing* ring):
     Py_DECREF(subscription)
     ring.first = (ring.first + 1) & (ring.capacity - 1)
     ring.count -= 1
+    ring.number += 1
     return subscription
 
 
@@ -77,19 +81,22 @@ cdef void free_flights(FlightRing* ring) noexcept:
     for index in range(ring.count):
         Py_DECREF(<object>_at(ring, index).subscription)
     free(ring.flights)
-    ring[0] = FlightRing(NULL, 0, 0, 0)
+    ring[0] = FlightRing(NULL, 0, 0, 0, ring.number + ring.count)
 
 
-cdef int64_t cursor_of(const FlightRing* ring, QueueSubscription subscription) noexcept:
-    """The position before which the device is done with the records of a queue."""
-    cdef int64_t lowest = subscription.next_position
+cdef int settle_cursors(const FlightRing* ring, tuple subscriptions) except -1:
+    """Set the cursor of each queue: the position before which the device is done with its records."""
+    cdef QueueSubscription subscription
     cdef uint32_t index
     cdef Flight* flight
+    for subscription in subscriptions:
+        subscription.cursor = subscription.next_position
     for index in range(ring.count):
         flight = _at(ring, index)
-        if flight.state != FLIGHT_DONE and flight.subscription == <void*>subscription:
-            lowest = min(lowest, flight.position)
-    return lowest
+        if flight.state != FLIGHT_DONE:
+            subscription = <QueueSubscription>flight.subscription
+            subscription.cursor = min(subscription.cursor, flight.position)
+    return 0
 
 
 cdef list in_flight(const FlightRing* ring, int qos_min):
@@ -112,7 +119,7 @@ cdef list in_flight(const FlightRing* ring, int qos_min):
 
 
 cdef list done_past_cursors(const FlightRing* ring):
-    """(queue id, position) that is done while an older one of its queue is not; mostly there are none."""
+    """(queue id, position) that is done while an older one of its queue is not, by settled cursors."""
     cdef QueueSubscription subscription
     cdef list found = []
     cdef uint32_t index
@@ -121,6 +128,6 @@ cdef list done_past_cursors(const FlightRing* ring):
         flight = _at(ring, index)
         if flight.state == FLIGHT_DONE:
             subscription = <QueueSubscription>flight.subscription
-            if flight.position >= cursor_of(ring, subscription):
+            if not subscription.is_ended and flight.position >= subscription.cursor:
                 found.append((subscription.queue_id, flight.position))
     return found

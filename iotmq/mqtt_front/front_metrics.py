@@ -85,7 +85,13 @@ def traffic_metrics(ingress: Ingress, egress: Egress, group: DeviceGroup) -> Ite
 def topic_metrics(
     ingress: Ingress, subscriptions: Subscriptions, rewrites: TopicRewrites, automatic: AutoSubscriptions
 ) -> Iterable[Metric]:
-    """What could not be made of the topics and filters that settings name."""
+    """What could not be made of the topics and filters that settings name, and what goes nowhere."""
+    yield Metric(
+        "iotmq_mqtt_bridge_notifications_total",
+        "counter",
+        "Messages of bridges that they are connected, below $SYS/broker/connection/; they go nowhere.",
+        ingress.bridge_notifications,
+    )
     yield Metric(
         "iotmq_mqtt_rewrites_refused_total",
         "counter",

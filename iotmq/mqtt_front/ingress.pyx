@@ -37,7 +37,7 @@ from iotmq.mqtt.reply_topics import REPLY_PREFIX, read_reply_topic
 from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.properties import encode_message_properties
 from iotmq.mqtt.reason_codes import NOT_AUTHORIZED, NOT_STORED, PACKET_TOO_LARGE, QUOTA_EXCEEDED, TOPIC_NAME_INVALID
-from iotmq.mqtt.topics import SYS_PREFIX, decode_topic_name
+from iotmq.mqtt.topics import BRIDGE_PREFIX, SYS_PREFIX, decode_topic_name
 from iotmq.mqtt_front.device_names import names_of_key
 from iotmq.mqtt_front.topic_rewrite import TopicRewrites
 from iotmq.remoting.codes import ResponseCode
@@ -66,6 +66,9 @@ cdef Py_ssize_t PROPERTIES_BYTES_MAX = limits.PROPERTIES_BYTES_MAX
 # The broker understood and will say no again; anything else may be over in a moment.
 cdef bytes _REPLY_PREFIX = REPLY_PREFIX.encode()
 cdef const char* _reply_prefix = _REPLY_PREFIX
+cdef bytes _BRIDGE_PREFIX = BRIDGE_PREFIX.encode()
+cdef const uint8_t* _bridge_prefix = _BRIDGE_PREFIX
+cdef Py_ssize_t _bridge_prefix_size = len(_BRIDGE_PREFIX)
 if len(_REPLY_PREFIX) != REPLY_PREFIX_BYTES:
     raise ImportError("REPLY_PREFIX_BYTES is not the size of REPLY_PREFIX")
 
@@ -317,6 +320,11 @@ cdef class Ingress(PublishSink):
                 and memcmp(publication.topic, _reply_prefix, REPLY_PREFIX_BYTES) == 0
             ):
                 return self._reply(<Device>connection, publication)
+            if (
+                publication.topic_size >= _bridge_prefix_size
+                and memcmp(publication.topic, _bridge_prefix, _bridge_prefix_size) == 0
+            ):
+                return self._pass_over_notification(<Device>connection, publication)
             target = self._resolve(publication.topic, publication.topic_size)
         if target.kind != TARGET_RESOLVED:
             target = self._target_of(<Device>connection, publication.topic, publication.topic_size)
@@ -498,6 +506,14 @@ cdef class Ingress(PublishSink):
         self._port.reply(
             address.broker, name, device.client_id, publication.payload[:publication.payload_size]
         )
+        if publication.qos:
+            device.acknowledge(publication.sequence, 1)
+        return 0
+
+    cdef int _pass_over_notification(self, Device device, const Publication* publication) except -1:
+        """A bridge says that it is connected, which is nobody's business here and no reason to end it."""
+        decode_topic_name(publication.topic[:publication.topic_size])
+        self.bridge_notifications += 1
         if publication.qos:
             device.acknowledge(publication.sequence, 1)
         return 0

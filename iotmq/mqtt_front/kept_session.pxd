@@ -11,6 +11,7 @@ cdef class QueueSubscription:
     cdef uint32_t identifier            # of the subscription; 0 = none
     cdef public uint64_t options        # as in client.session_ports.SessionSubscription
     cdef int64_t next_position      # records before were sent
+    cdef int64_t cursor             # records before are done with; as `settle_cursors` found last
     cdef int64_t repeated_before    # records before may have been sent in an earlier connection
     cdef int64_t live_from          # records from here on came while the device was there; -1 = not known yet
     cdef int64_t pushed_position    # the last record that was pushed while the queue is read

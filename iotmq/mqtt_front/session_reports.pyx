@@ -72,10 +72,13 @@ cdef class SessionReports:
         return 0
 
     def _persist(self):
+        sessions, self._persisting = self._persisting, []
+        self._persist_all(sessions)
+
+    def _persist_all(self, sessions):
         cdef KeptSession session
         cdef list waiting = []
         cdef list changes = []
-        sessions, self._persisting = self._persisting, []
         for session in sessions:
             session.is_persisting = False
             if not session.is_ended:
@@ -98,7 +101,8 @@ cdef class SessionReports:
             self._port.progress(changes, persisted)
 
     def _persist_again(self, sessions):
+        """Each alone: what one of them has may be what the broker refuses."""
         cdef KeptSession session
         for session in sessions:
             if not session.is_ended:
-                self.persist(session)
+                self._persist_all([session])

@@ -22,6 +22,7 @@ from iotmq.message.properties import MQTT_CLIENT_ID, encode_properties
 from iotmq.mqtt import packets, reason_codes
 from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.properties import Properties
+from iotmq.mqtt.topics import BRIDGE_PREFIX
 from iotmq.mqtt_front.auto_subscriptions import AutoSubscriptions
 from iotmq.mqtt_front.deadlines import Deadlines
 from iotmq.mqtt_front.device import Device
@@ -95,6 +96,10 @@ class ConnectedSessions:
         device.properties = encode_properties({MQTT_CLIENT_ID: client_id})
         if self._keeps_names:
             device.names = DeviceNames(client_id, device.user or connect.user_name).key()
+        will = connect.will
+        if will is not None and will.topic.startswith(BRIDGE_PREFIX):
+            # A bridge's word that it is gone goes nowhere (ingress.pyx).
+            will = None
         keep_alive_s_max = self._settings.keep_alive_s_max
         if keep_alive_s_max and not 0 < connect.keep_alive_s <= keep_alive_s_max:
             device.keep_alive_s = keep_alive_s_max
@@ -102,7 +107,7 @@ class ConnectedSessions:
         device.expiry_s = 0 if self._port is None else min(asked_s, self._settings.session_expiry_s_max)
         told = self._told(device, connect, asked_s)
         if self._port is None:
-            device.will = connect.will
+            device.will = will
             device.open(session_present=False, properties=told)
             self._deadlines.watch(device, self._clock.monotonic_s())
             self._subscribe_automatically(device)
@@ -112,14 +117,14 @@ class ConnectedSessions:
                 client_id=client_id,
                 is_clean=connect.clean_session,
                 expiry_s=self._opened_expiry_s(device, connect),
-                will=self._kept_will(device, connect.will),
+                will=self._kept_will(device, will),
             ),
             partial(
                 self._opened,
                 device,
                 client_id,
                 told,
-                connect.will,
+                will,
                 is_kept=self._opened_expiry_s(device, connect) > 0,
             ),
         )

@@ -120,7 +120,7 @@ cdef class SharedSession(DeviceSession):
 
     # From the device
 
-    cdef int message_done(self, uint16_t packet_id) except -1:
+    cdef int message_done(self, uint16_t packet_id, uint32_t place) except -1:
         """1 when the message was one of ours."""
         flight = self._flights.pop(packet_id, None)
         if flight is None:
@@ -128,7 +128,7 @@ cdef class SharedSession(DeviceSession):
         self.egress.finish(<Source>flight[0], flight[1], True)
         return 1
 
-    cdef int message_received(self, uint16_t packet_id) except -1:
+    cdef int message_received(self, uint16_t packet_id, uint32_t place) except -1:
         return packet_id in self._flights
 
     cdef int room_again(self) except -1:

@@ -10,10 +10,15 @@ from typing import Any
 import pytest
 import uvloop
 from eventually import soon
+from mqtt5_device import Device5
+from mqtt5_reading import read_publish5
 from mqtt_site import MqttSite, SessionDevice, open_site
 
+from iotmq import limits
 from iotmq.broker.sessions import OWNER_GRACE_S
+from iotmq.mqtt import packets
 from iotmq.mqtt.packets import Will
+from iotmq.mqtt.properties import Properties
 from iotmq.mqtt_front import session_reports
 
 
@@ -423,3 +428,108 @@ async def test_a_wide_filter_over_retained_messages_waits_for_a_slow_device(site
     device.is_acknowledging = True
     device.acknowledge()
     assert len({topic for topic, _ in await device.receives(150)}) == 150
+
+
+async def acknowledge_all_but_the_first(device: SessionDevice) -> None:
+    """Whatever comes, as long as the task lives."""
+    while True:
+        first, device.unanswered = device.unanswered[:1], device.unanswered[1:]
+        device.acknowledge()
+        device.unanswered = first + device.unanswered
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+async def test_a_device_gets_so_far_ahead_of_one_acknowledgement_that_does_not_come(
+    tmp_path: Path, is_remote: bool
+) -> None:
+    """A sliding window: what is done behind it is remembered, and bounded."""
+    site = await open_site(tmp_path, "one", in_flight_max=1_000, is_remote=is_remote)
+    reports: list[int] = []
+    device = SessionDevice("d")
+    await device.connect(site.fronts["one"])
+    await device.subscribe(("t", 1))
+    durable = site.fronts["one"].mqtt._parts.durable  # type: ignore[union-attr]
+    sessions: Any = site.fronts["one"].sessions
+    tell = sessions.progress
+
+    def progress(changes: Any, done: Any) -> None:
+        reports.extend(len(change.done) for change in changes)
+        tell(changes, done)
+
+    sessions.progress = progress
+    device.is_acknowledging = False
+    site.bench.publish("t", *bodies(limits.MQTT_FLIGHTS_MAX + 1))
+    answering = asyncio.ensure_future(acknowledge_all_but_the_first(device))
+    await device.receives(limits.MQTT_FLIGHTS_MAX)
+    site.bench.publish("t", *bodies(20_000, start=limits.MQTT_FLIGHTS_MAX + 1))
+    await soon(lambda: len(device.unanswered) == 1, "all are acknowledged but the first")
+    durable.tell_progress()
+    await soon(lambda: reports[-1:] == [limits.MQTT_FLIGHTS_MAX - 1], "the report has what is done")
+    assert len(device.got) == limits.MQTT_FLIGHTS_MAX, "and no more is sent"
+    answering.cancel()
+    device.is_acknowledging = True
+    device.acknowledge()
+    await device.receives(limits.MQTT_FLIGHTS_MAX + 20_001)
+    assert [body for _, body in device.got] == bodies(limits.MQTT_FLIGHTS_MAX + 20_001)
+    assert max(reports) < limits.MQTT_FLIGHTS_MAX
+    await device.disconnect()
+    await site.close()
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_a_resumed_session_is_sent_no_more_than_the_receive_maximum(site: MqttSite, qos: int) -> None:
+    """[MQTT-3.3.4-9]: what is sent again counts, and comes first and in its order."""
+    device = await Device5.connect(site, is_clean=False, expiry_s=60)
+    await device.subscribe(("t", qos))
+    site.bench.publish("t", *bodies(6))
+    first = [read_publish5(await device.client.packet()) for _ in range(4)]
+    device.client.abort()
+    device = await Device5.connect(
+        site, is_clean=False, front="two", properties=Properties(session_expiry_s=60, receive_max=2)
+    )
+    assert device.is_present
+    got = []
+    for number in range(6):
+        if number < 2:
+            got.append(read_publish5(await device.client.packet()))
+            continue
+        device.client.send(packets.PINGREQ_PACKET)
+        assert await device.client.packet() == (packets.PINGRESP_PACKET[0], b""), "two are not answered"
+        packet_id = got[number - 2].packet_id
+        if qos == 1:
+            device.client.send(packets.encode_acknowledgement(packets.PUBACK, packet_id))
+        else:
+            device.client.send(packets.encode_acknowledgement(packets.PUBREC, packet_id))
+            assert (await device.client.packet())[0] >> 4 == packets.PUBREL
+            device.client.send(packets.encode_acknowledgement(packets.PUBCOMP, packet_id))
+        got.append(read_publish5(await device.client.packet()))
+    assert [message.payload for message in got] == bodies(6)
+    assert [message.packet_id for message in got[:4]] == [message.packet_id for message in first]
+    device.client.abort()
+
+
+async def test_a_window_of_qos_2_costs_one_round_trip_to_the_broker(site: MqttSite) -> None:
+    """The packet ids of all that there is room for are told at once."""
+    device = SessionDevice("d")
+    await device.connect(site.fronts["one"])
+    await device.subscribe(("t", 2))
+    await device.disconnect()
+    site.bench.publish("t", *bodies(4))
+    told: list[int] = []
+    sessions: Any = site.fronts["two"].sessions
+    tell = sessions.progress
+
+    def progress(changes: Any, done: Any) -> None:
+        told.extend(len(change.in_flight) for change in changes if change.in_flight)
+        tell(changes, done)
+
+    sessions.progress = progress
+    device.is_acknowledging = False
+    await device.connect(site.fronts["two"])
+    assert [body for _, body in await device.receives(4)] == bodies(4)
+    assert told[0] == 4
+    device.is_acknowledging = True
+    device.acknowledge()
+    await soon(lambda: not device._taken, "the end of the exchanges")
+    await device.disconnect()

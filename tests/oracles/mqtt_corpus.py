@@ -118,7 +118,10 @@ CORPUS: list[Case] = [
     Case("puback of nothing", packets.encode_acknowledgement(packets.PUBACK, 77)),
     Case("puback of three bytes", b"\x40\x03\0\x01\0", PROTOCOL),
     Case("pubrec of nothing", packets.encode_acknowledgement(packets.PUBREC, 1)),
-    Case("pubrec of packet id 0", packets.encode_acknowledgement(packets.PUBREC, 0)),
+    Case("puback of packet id 0", b"\x40\x02\0\0", PROTOCOL),
+    Case("pubrec of packet id 0", b"\x50\x02\0\0", PROTOCOL),
+    Case("pubrel of packet id 0", b"\x62\x02\0\0", PROTOCOL),
+    Case("pubcomp of packet id 0", b"\x70\x02\0\0", PROTOCOL),
     Case("pubrec of three bytes", b"\x50\x03\0\x01\0", PROTOCOL),
     Case("pubrec with flags", b"\x52\x02\0\x01", MALFORMED),
     Case("pubcomp of nothing", packets.encode_acknowledgement(packets.PUBCOMP, 1)),
@@ -150,4 +153,42 @@ CORPUS: list[Case] = [
     Case("remaining length of five bytes", b"\x30\x80\x80\x80\x80\x01", MALFORMED),
     Case("remaining length not in shortest form", b"\xc0\x80\x00"),
     Case("packet past the limit", b"\x30\xff\xff\xff\x7f", reason_codes.PACKET_TOO_LARGE),
+]
+
+
+class Answers(NamedTuple):
+    """What is said to a PUBLISH of `qos` and packet id 1, and why that ends the connection, if it does.
+
+    Both sides publish, so both cores see these.
+    """
+
+    name: str
+    qos: int
+    stream: bytes
+    reason: Reason | None = None
+
+
+_PUBACK, _PUBREC, _PUBCOMP = b"\x40\x02\0\x01", b"\x50\x02\0\x01", b"\x70\x02\0\x01"
+
+ANSWERS: list[Answers] = [
+    Answers("puback", 1, _PUBACK),
+    Answers("puback twice", 1, _PUBACK * 2),
+    Answers("pubrec for qos 1", 1, _PUBREC, PROTOCOL),
+    Answers("pubcomp for qos 1", 1, _PUBCOMP, PROTOCOL),
+    Answers("pubrec and pubcomp", 2, _PUBREC + _PUBCOMP),
+    Answers("pubrec twice", 2, _PUBREC * 2 + _PUBCOMP),
+    Answers("pubcomp twice", 2, _PUBREC + _PUBCOMP * 2),
+    Answers("puback for qos 2", 2, _PUBACK, PROTOCOL),
+    Answers("pubcomp before pubrec", 2, _PUBCOMP, PROTOCOL),
+    Answers("puback after pubrec", 2, _PUBREC + _PUBACK, PROTOCOL),
+]
+# Of MQTT 5: codes are 0x10, nobody subscribes, and 0x97, quota exceeded.
+ANSWERS_5: list[Answers] = [
+    *ANSWERS,
+    Answers("puback with an error", 1, b"\x40\x03\0\x01\x97"),
+    Answers("pubrec with a code for qos 1", 1, b"\x50\x03\0\x01\x10", PROTOCOL),
+    Answers("pubrec with an error for qos 1", 1, b"\x50\x03\0\x01\x97", PROTOCOL),
+    Answers("pubrec with an error", 2, b"\x50\x03\0\x01\x97"),
+    Answers("pubrec with an error after pubrec", 2, _PUBREC + b"\x50\x03\0\x01\x97", PROTOCOL),
+    Answers("puback with an error for qos 2", 2, b"\x40\x03\0\x01\x97", PROTOCOL),
 ]

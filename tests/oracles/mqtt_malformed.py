@@ -185,6 +185,15 @@ def of_texts(level: int) -> Iterator[Case]:
     for qos in (1, 2):
         zero = packet(3, qos << 1, b"\0\1a", b"\0\0", none, b"x")
         yield Case(f"publish qos {qos}, packet id 0", zero, PROTOCOL)
+    yield from of_receipts(level)
+
+
+def of_receipts(level: int) -> Iterator[Case]:
+    """[MQTT-2.2.1-3]; 3.1.1 [MQTT-2.3.1-1]: nothing that could be acknowledged has packet id 0."""
+    for kind in (packets.PUBACK, packets.PUBREC, packets.PUBREL, packets.PUBCOMP):
+        for rest in (b"", b"\0", b"\0\0") if level == 5 else (b"",):
+            whole = packet(kind, FLAGS[kind], b"\0\0", rest)
+            yield Case(f"type {kind}, packet id 0, {len(rest)} bytes behind", whole, PROTOCOL)
 
 
 def of_connect_flags(level: int) -> Iterator[Case]:

@@ -99,6 +99,7 @@ class _Server:
     def __init__(self) -> None:
         self.outcome = Outcome()
         self.level = 4
+        self.is_bridge = False
         self.is_open = False
         self.has_expiry = False
         self.received: set[int] = set()
@@ -121,7 +122,7 @@ class _Server:
         if self.is_open:
             is_v5 = self.level == 5
         else:
-            is_v5 = body[:6] == b"\0\4MQTT" and len(body) > 6 and body[6] >= 5
+            is_v5 = body[:6] == b"\0\4MQTT" and len(body) > 6 and body[6] & 0x7F >= 5
         if is_v5:
             self.level = 5
             raise MqttProtocolError(reason_codes.MALFORMED_PACKET, "length")
@@ -141,7 +142,7 @@ class _Server:
         if kind == packets.CONNECT:
             self.connect(body)
         elif kind == packets.SUBSCRIBE:
-            self.outcome.events.append(packets.decode_subscribe(body, self.level))
+            self.outcome.events.append(packets.decode_subscribe(body, self.level, is_bridge=self.is_bridge))
         elif kind == packets.UNSUBSCRIBE:
             self.outcome.events.append(packets.decode_unsubscribe(body, self.level))
         elif kind == packets.PUBREL:
@@ -168,10 +169,11 @@ class _Server:
     def connect(self, body: bytes) -> None:
         if self.is_open:
             raise MqttProtocolError(reason_codes.PROTOCOL_ERROR, "second CONNECT")
-        if body[:6] == b"\0\4MQTT" and len(body) > 6 and body[6] >= 5:
+        if body[:6] == b"\0\4MQTT" and len(body) > 6 and body[6] & 0x7F >= 5:
             self.level = 5
         connect = packets.decode_connect(body)
         self.level = connect.protocol_level
+        self.is_bridge = connect.is_bridge
         if connect.properties.authentication_method is not None:
             raise MqttProtocolError(reason_codes.BAD_AUTHENTICATION_METHOD, "method")
         self.has_expiry = bool(connect.properties.session_expiry_s)
@@ -235,8 +237,10 @@ class _Server:
             packet_id, code = int.from_bytes(body, "big"), 0
         else:
             raise MqttProtocolError(reason_codes.MALFORMED_PACKET, "PUBREL")
+        if packet_id == 0:
+            raise MqttProtocolError(reason_codes.PROTOCOL_ERROR, "packet id 0")
         unknown = 0x92 if self.level == 5 else 0
-        if kind == packets.PUBREC and packet_id and code < 0x80:
+        if kind == packets.PUBREC and code < 0x80:
             self.outcome.output += packets.encode_acknowledgement(packets.PUBREL, packet_id, unknown)
         elif kind == packets.PUBREL:
             code = 0 if packet_id in self.received else unknown

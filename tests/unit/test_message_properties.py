@@ -277,6 +277,18 @@ def test_what_the_broker_refuses_is_said_in_the_acknowledgement(site: Site, code
     assert split_output(out.take()) == [(0x50, b"\0\x08")], "a new message, which is stored"
 
 
+def test_a_message_sent_again_before_it_was_refused_is_refused_twice(site: Site) -> None:
+    site.gateway.automatic = ResponseCode.NO_PERMISSION
+    device, out = site.front.connect("d", properties=NO_PROPERTIES)
+    again = publish(NO_PROPERTIES, qos=2, packet_id=8)
+    receive(device, again + bytes([again[0] | 8]) + again[1:])
+    site.front.loop.run()
+    answers = split_output(out.take())
+    assert [first for first, _ in answers] == [0x50, 0x50]
+    assert answers[0][1] == answers[1][1]
+    assert answers[0][1][2] >= 0x80
+
+
 def test_properties_are_within_those_of_a_record(site: Site) -> None:
     largest = publish(Properties(correlation_data=bytes(12 * 1024 - 3)), qos=1)
     assert len(site.stored(largest)["MQTT_CORRELATION_DATA"]) == 16 * 1024 - 4

@@ -381,3 +381,10 @@ def test_subacks_say_more_in_mqtt_5() -> None:
 def test_receive_max_is_checked() -> None:
     with pytest.raises(ValueError, match="receive_max"):
         ConnectionSettings(receive_max=0)
+
+
+def test_a_delivery_has_no_more_identifiers_than_there_is_room_for() -> None:
+    connection, _ = open_connection()
+    assert connection.deliver_message(b"t", b"x", 0, identifiers=range(1, 17))
+    with pytest.raises(ValueError, match="17 subscription identifiers"):
+        connection.deliver_message(b"t", b"x", 0, identifiers=range(1, 18))

@@ -23,7 +23,7 @@ from iotmq.errors import ConfigError
 from iotmq.mqtt import packets
 from iotmq.mqtt.packets import Will
 from iotmq.mqtt.properties import NO_PROPERTIES
-from iotmq.mqtt_front import password_checks
+from iotmq.mqtt_front import file_authenticator, password_checks
 from iotmq.mqtt_front.device import Device
 from iotmq.mqtt_front.peer import Peer
 from iotmq.mqtt_front.scram import make_verifier
@@ -288,6 +288,28 @@ async def test_an_address_that_fails_too_often_has_to_wait(path: Path) -> None:
         assert site.number(REFUSED, cause="address") == 3
         site.clock.advance(60)
         assert await site.code("pump", b"pmup") == 0
+
+
+async def test_guesses_at_a_user_who_was_here_before_are_counted(path: Path) -> None:
+    """From the address where it was right they are counted apart from those of its neighbours."""
+    async with running(path, failures_per_minute_max=3) as site:
+        assert await site.code("valve", b"evlav") == 0
+        for guess in range(3):
+            assert await site.code("valve", b"guess %d" % guess) == 4
+        assert await site.code("valve", b"evlav") == 3, "the right one would tell who guesses"
+        assert site.number(REFUSED, cause="address") == 1
+        assert await site.code("pump", b"pmup") == 0, "others at the address have their own count"
+
+
+async def test_nothing_is_prepared_for_an_address_that_failed_too_often(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(path, failures_per_minute_max=1) as site:
+        assert await site.code("pump", b"wrong") == 4
+        looked_at: list[str] = []
+        monkeypatch.setattr(file_authenticator, "saslprep", lambda text, **_: looked_at.append(text) or text)
+        assert await site.code("\ufdfa" * 100, b"wrong") == 3
+        assert looked_at == []
 
 
 async def test_what_is_kept_of_devices_nobody_knows_yet_is_bounded(

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from fake_gateway import split_output
 from mqtt5_reading import read_publish5
+from mqtt_corpus import ANSWERS, ANSWERS_5, Answers
+from mqtt_malformed import of_receipts
 
 from iotmq import limits
 from iotmq.errors import ConnectionClosedError, MessageRefusedError, SubscriptionError
@@ -429,12 +431,36 @@ def test_a_server_that_sends_more_than_the_receive_maximum_is_left() -> None:
     assert bench.core.ending.code == 0x93
 
 
-def test_acknowledgements_to_the_wrong_quality_are_an_error() -> None:
-    bench = opened()
-    bench.publish(b"one", 1)
-    bench.receive(encode_acknowledgement(PUBREC, 1))
-    assert bench.core.ending is not None
-    assert bench.core.ending.code == 0x82
+LEVELS_AND_ANSWERS = [(5, one) for one in ANSWERS_5] + [(level, one) for level in (3, 4) for one in ANSWERS]
+
+
+@pytest.mark.parametrize(
+    ("level", "answers"), LEVELS_AND_ANSWERS, ids=lambda value: getattr(value, "name", str(value))
+)
+def test_an_acknowledgement_its_message_does_not_wait_for_ends_the_connection(
+    level: int, answers: Answers
+) -> None:
+    bench = opened(level)
+    bench.publish(b"one", answers.qos)
+    events = bench.receive(answers.stream)
+    if answers.reason is None:
+        assert bench.core.state == CONNECTED
+        assert [event.token for event in events] == [b"one"]
+        assert not bench.session.unfinished_count
+    else:
+        assert bench.core.ending is not None
+        assert bench.core.ending.code == answers.reason.v5_code
+        assert bench.session.unfinished_count == 1, "the next connection goes on with it"
+
+
+@pytest.mark.parametrize("level", [3, 4, 5])
+def test_an_acknowledgement_with_packet_id_0_ends_the_connection(level: int) -> None:
+    for case in of_receipts(level):
+        bench = opened(level)
+        assert not bench.receive(case.stream)
+        assert bench.core.ending is not None, case.name
+        assert case.reason is not None
+        assert bench.core.ending.code == case.reason.v5_code, case.name
 
 
 # Asking -----------------------------------------------------------------------------------------------

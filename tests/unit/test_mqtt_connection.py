@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fake_gateway import split_output
 from mqtt_core import PACKET_BYTES_MAX, feed, new_connection
-from mqtt_corpus import CONNECT, CORPUS, Case
+from mqtt_corpus import ANSWERS, ANSWERS_5, CONNECT, CORPUS, Answers, Case
 from mqtt_oracle import run_connection, shortened
 
 from iotmq.mqtt import packets, reason_codes
@@ -260,3 +260,27 @@ def test_refusal_after_connect_carries_its_code() -> None:
 def test_in_flight_limit_is_checked(value: int) -> None:
     with pytest.raises(ValueError, match="in_flight_max"):
         ConnectionSettings(in_flight_max=value)
+
+
+LEVELS_AND_ANSWERS = [(5, one) for one in ANSWERS_5] + [(level, one) for level in (3, 4) for one in ANSWERS]
+
+
+@pytest.mark.parametrize(
+    ("level", "answers"), LEVELS_AND_ANSWERS, ids=lambda value: getattr(value, "name", str(value))
+)
+def test_an_acknowledgement_its_message_does_not_wait_for_ends_the_connection(
+    level: int, answers: Answers
+) -> None:
+    """[MQTT-4.13.1-1], 3.1.1 [MQTT-4.8.0-1]; one of a message that is done is harmless."""
+    connection, _ = new_connection()
+    connection.receive_data(packets.encode_connect(Connect("d", True, 60, None, None, None, level)), 0.0)
+    connection.events_received()
+    connection.open_session(session_present=False)
+    connection.data_to_send()
+    assert connection.deliver_message(b"t", b"x", answers.qos)
+    connection.receive_data(answers.stream, 0.0)
+    assert connection.close_reason == answers.reason
+    if answers.reason is None:
+        assert connection.in_flight_count == 0
+    elif level == 5:
+        assert split_output(connection.data_to_send())[-1][1][0] == answers.reason.v5_code

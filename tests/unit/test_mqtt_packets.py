@@ -162,3 +162,30 @@ def test_reasons_say_whose_fault_it_was_and_have_connack_codes_of_the_specificat
             assert reason.connack_code in (None, 1, 2, 3, 4, 5)
     assert reason_codes.MALFORMED_PACKET.is_peer_fault
     assert not reason_codes.CONNECTION_LOST.is_peer_fault
+
+
+@pytest.mark.parametrize("level", [3, 4])
+def test_a_bridge_is_a_client_of_its_version(level: int) -> None:
+    connect = packets.Connect("b", False, 60, None, None, None, level, is_bridge=True)
+    packet = packets.encode_connect(connect)
+    assert bytes([level | 0x80]) in packet[:12]
+    assert packets.decode_connect(body_of(packet)) == connect
+
+
+@pytest.mark.parametrize(
+    ("name", "level"), [("MQTT", 0x85), ("MQTT", 0x83), ("MQIsdp", 0x84)]
+)
+def test_other_levels_with_the_bit_of_bridges_are_none(name: str, level: int) -> None:
+    body = len(name).to_bytes(2, "big") + name.encode() + bytes([level, 2, 0, 60]) + text(b"b")
+    with pytest.raises(MqttProtocolError) as refused:
+        packets.decode_connect(body)
+    assert refused.value.reason is reason_codes.UNSUPPORTED_PROTOCOL_VERSION
+
+
+def test_a_bridge_has_the_subscription_options_it_cannot_ask_for() -> None:
+    body = b"\0\1" + text(b"a/#") + b"\1" + text(b"$share/g/a/#") + b"\2"
+    assert packets.decode_subscribe(body, 4).subscriptions == (("a/#", 1), ("$share/g/a/#", 2))
+    assert packets.decode_subscribe(body, 4, is_bridge=True).subscriptions == (
+        ("a/#", 1 | 12),
+        ("$share/g/a/#", 2 | 8),
+    )

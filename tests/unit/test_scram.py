@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import stringprep
+import sys
 from collections.abc import Callable
 
 import pytest
 from scram_client import ScramClient
 
 from iotmq import limits
+from iotmq.mqtt import saslprep as saslprep_module
 from iotmq.mqtt.saslprep import saslprep
 from iotmq.mqtt_front.scram import (
     ScramError,
@@ -257,6 +260,29 @@ def test_saslprep(text: str, prepared: str) -> None:
 def test_saslprep_refuses(text: str) -> None:
     with pytest.raises(ValueError, match=r"it |right"):
         saslprep(text)
+
+
+def test_what_saslprep_prohibits_is_what_the_tables_of_the_rfc_have() -> None:
+    names = ("c12", "c21_c22", "c3", "c4", "c5", "c6", "c7", "c8", "c9")
+    tables = [getattr(stringprep, f"in_table_{name}") for name in names]
+    points = [chr(point) for point in range(sys.maxunicode + 1)]
+    assert [c for c in points if saslprep_module._PROHIBITED.match(c)] == [
+        c for c in points if any(is_in(c) for is_in in tables)
+    ]
+    mapped = {c for c in points if stringprep.in_table_b1(c) or stringprep.in_table_c12(c)}
+    assert {chr(point) for point in saslprep_module._MAPPED} == mapped
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_text_at_the_limit_of_saslprep_and_past_it(more: int) -> None:
+    """Before it is looked at, and when it has grown: U+3316 becomes six characters."""
+    fits = limits.SASLPREP_CHARACTERS_MAX
+    for text in ("\u00e4" * (fits + more), "\u3316" * (fits // 6) + "\u00e4" * (fits % 6 + more)):
+        if more:
+            with pytest.raises(ValueError, match=rf"has {fits + 1} characters"):
+                saslprep(text)
+        else:
+            assert len(saslprep(text)) == fits
 
 
 def test_saslprep_of_unassigned_characters_is_for_what_is_looked_up() -> None:

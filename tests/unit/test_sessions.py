@@ -360,6 +360,29 @@ async def test_a_will_is_published_once_while_sessions_of_before_the_start_are_l
     assert bench.stored() == [b"once"]
 
 
+async def test_a_report_that_is_too_large_takes_no_other_along(bench: SessionBench) -> None:
+    """It would not fit a record; they are told in one request, and the others are stored."""
+    front = FrontEnd(bench, "one")
+    small, large = await front.open("small"), await front.open("large")
+    found = await front.subscribe("small", small.epoch, "t")
+    wide = await front.subscribe("large", large.epoch, "t/" + "x" * 4_000)
+    assert not isinstance(found, Refused)
+    assert not isinstance(wide, Refused)
+    position = bench.store.appended_position
+    many = [(wide[0].queue_id, position + number) for number in range(1_100)]
+    told = [
+        SessionProgress("small", small.epoch, [(found[0].queue_id, position, position)]),
+        SessionProgress("large", large.epoch, [], done=many),
+    ]
+    refused = await front.progress(*told)
+    assert isinstance(refused, Refused)
+    assert await front.progress(SessionProgress("large", large.epoch, [], done=many[:1_000])) is None
+    front.close("small", small.epoch)
+    again = await front.open("small")
+    assert again.subscriptions[0].cursor == position
+    front.stop()
+
+
 @pytest.mark.parametrize("name", ["one", "two"])
 async def test_a_session_begins_anew_right_after_one_that_ended_with_its_connection(
     bench: SessionBench, caplog: pytest.LogCaptureFixture, name: str

@@ -13,6 +13,15 @@ def test_a_topic_gets_an_alias_when_it_comes_again() -> None:
     assert aliases.count == 1
 
 
+def test_a_long_topic_gets_a_free_alias_at_once() -> None:
+    aliases = OutboundAliases(1)
+    shorter, long = b"t" * 63, b"t" * 64
+    assert aliases.alias_of(shorter) == (0, False)
+    assert aliases.alias_of(long) == (1, False)
+    assert aliases.alias_of(long) == (1, True)
+    assert aliases.alias_of(b"u" * 64) == (0, False), "there is no other"
+
+
 def test_short_topics_are_not_worth_it() -> None:
     aliases = OutboundAliases(2)
     assert {aliases.alias_of(b"short/a") for _ in range(20)} == {(0, False)}
