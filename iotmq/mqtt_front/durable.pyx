@@ -103,11 +103,13 @@ cdef class DurableSession(KeptSession):
             subscription = by_id.get(flight.queue_id)
             if has_no_queue(flight):
                 subscription = self._without_queue(flight.queue_id)
-            if flight.is_released and subscription is not None:
+            if not flight.is_released:
+                continue
+            # First, because the packet id keeps the place of its flight.
+            self.device.send_pubrel(flight.packet_id)
+            if subscription is not None:
                 # Taken by the device, and passed over when the queue is read.
                 self._add_flight(subscription, flight.position, flight.packet_id, 2, FLIGHT_RELEASED)
-            if flight.is_released:
-                self.device.send_pubrel(flight.packet_id)
         self.room_again()
         self.egress.group.touch(self.device)
 
