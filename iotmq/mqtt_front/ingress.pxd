@@ -40,11 +40,17 @@ cdef class Batch:
     cdef bint has_key                   # a message of it has a unique key
     cdef bint has_packet_ids            # messages of it have MQTT_PACKET_ID
     cdef bint was_offered               # a broker may have it
+    cdef list settling                  # Settling that wait for this batch; None while there are none
     cdef bint is_done                   # `completed` was called; set False when it is handed over
 
     cdef uint8_t* reserve(self, Py_ssize_t extra) except NULL
     cdef int add_waiter(self, Device device, uint32_t sequence) except -1
     cdef void clear(self) noexcept
+
+
+cdef class Settling:
+    cdef object callback
+    cdef uint32_t left                  # batches that have to be done before
 
 
 cdef class Lane:
@@ -60,6 +66,7 @@ cdef class Lane:
     cdef bint is_active                 # in Ingress._active
 
     cdef int send(self) except -1
+    cdef Batch newest(self)
 
 
 cdef class Release:
