@@ -531,6 +531,8 @@ cdef class DurableSession(KeptSession):
 
     cdef int not_persisted(self, to_release) except -1:
         self._to_release = [*to_release, *(self._to_release or ())] or None
+        # What the refused report said of packet ids the next has to say.
+        self.has_moved_flights = True
         return 0
 
     cdef int persisted(self, held, to_release) except -1:
