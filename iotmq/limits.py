@@ -192,6 +192,12 @@ MQTT_FAILING_ADDRESSES_MAX: Final = 16_384
 # Users who were right from an address and so have a count of failures of their own there; 150 bytes each.
 MQTT_PROVEN_USERS_MAX: Final = 131_072
 MQTT_UNDECIDED_BYTES_MAX: Final = 64 * 1024 * 1024
+# Before a CONNECT is accepted: one packet (client id, will, user name and password at their longest are
+# 230 KB), and what all connections of a front end hold together of packets and frames that have not come
+# whole, or of what came behind a CONNECT. Past it connections that wait for more of theirs are closed; a
+# CONNECT that comes whole needs none of it.
+MQTT_CONNECT_BYTES_MAX: Final = 256 * 1024
+MQTT_UNOPENED_BYTES_MAX: Final = 64 * 1024 * 1024
 # Files of one listener that encrypts, and the length of a file's name (PATH_MAX without its zero).
 # How many handshakes begin in one turn of the loop, half a millisecond each: with 4 the p99 of a device
 # beside a flood is 5 ms, with 2 it is 2, and no fewer are done. How long a device may take to say goodbye.

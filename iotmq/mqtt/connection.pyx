@@ -45,6 +45,7 @@ from iotmq.mqtt.topic_aliases cimport InboundAliases, OutboundAliases
 from dataclasses import replace
 from functools import partial
 
+from iotmq import limits
 from iotmq.mqtt import packets, reason_codes
 from iotmq.mqtt.enhanced_authentication import EnhancedAuthentication
 from iotmq.mqtt.errors import MqttProtocolError
@@ -52,6 +53,8 @@ from iotmq.mqtt.properties import NO_PROPERTIES, Properties
 
 cdef enum:
     REASON_CHARACTERS_MAX = 512
+
+cdef uint32_t _CONNECT_BYTES_MAX = limits.MQTT_CONNECT_BYTES_MAX
 
 AWAITING_CONNECT = STATE_AWAITING_CONNECT
 OPENING = STATE_OPENING
@@ -97,6 +100,7 @@ cdef class ServerConnection(OutboundHalf):
     cdef int _receive_packets(self, const uint8_t* data, Py_ssize_t size) except -1:
         cdef Py_ssize_t at = 0
         cdef Packet packet
+        cdef uint32_t bytes_max
         while at < size:
             if self.state == STATE_CLOSED:
                 return 0
@@ -108,7 +112,10 @@ cdef class ServerConnection(OutboundHalf):
                 self._is_waiting_for_events = True
             if self._is_waiting_for_events:
                 return append(&self._input, data + at, size - at)
-            if not next_packet(&self._input, data, size, &at, self.settings.packet_bytes_max, &packet):
+            bytes_max = self.settings.packet_bytes_max
+            if self.state != STATE_CONNECTED:
+                bytes_max = min(bytes_max, _CONNECT_BYTES_MAX)
+            if not next_packet(&self._input, data, size, &at, bytes_max, &packet):
                 return 0
             if self.protocol_level == LEVEL_5 and packet.size + 5 > self.settings.packet_bytes_max:
                 self._check_whole_size(packet.size)
