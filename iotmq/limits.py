@@ -62,6 +62,10 @@ TRANSACTIONS_PENDING_MAX: Final = 100_000
 TRANSACTIONS_ENDED_REMEMBERED_MAX: Final = 16_384
 # Replies handed to clients that have not said yet that they took them.
 REPLIES_IN_FLIGHT_MAX: Final = 4_096
+# What one native client of ours remembers: routes, which it asks for again every half minute, and addresses
+# with how often they failed. In a cluster of containers the address of a broker changes with each start.
+ROUTES_KNOWN_MAX: Final = 10_000
+ADDRESSES_KNOWN_MAX: Final = 4_096
 # Questions about transactions that one producer of ours looks into at a time; the broker asks again.
 TRANSACTION_CHECKS_IN_FLIGHT_MAX: Final = 1_024
 # Topics, queues and groups that statistics are kept for, in each of six tables; about 1 KiB each after a day.
@@ -230,6 +234,8 @@ MQTT_TOPIC_ALIASES_MAX: Final = 32
 MQTT_RECEIVE_MAX: Final = 1_024
 MQTT_SUBSCRIPTIONS_PER_PACKET_MAX: Final = 1_024
 MQTT_SUBSCRIPTIONS_PER_SESSION_MAX: Final = 10_000
+# How long a device is not read because of a SUBSCRIBE or UNSUBSCRIBE that a broker has not answered.
+MQTT_ANSWER_TIMEOUT_S: Final = 60.0
 MQTT_CONNECT_TIMEOUT_S: Final = 10.0
 MQTT_IN_FLIGHT_MAX: Final = 1_024
 MQTT_QUEUED_BYTES_MAX: Final = 4 * 1024 * 1024

@@ -194,6 +194,7 @@ RULES: Final[dict[int, Rule]] = {
     RequestCode.LIST_TIMERS: Rule(_one_topic_or_admin),
     # Consuming.
     RequestCode.PULL_MESSAGE: _READS,
+    RequestCode.LITE_PULL_MESSAGE: _READS,
     RequestCode.POP_MESSAGE: _READS,
     RequestCode.PEEK_MESSAGE: _READS,
     RequestCode.ACK_MESSAGE: _READS,
@@ -221,6 +222,7 @@ RULES: Final[dict[int, Rule]] = {
     RequestCode.GET_MIN_OFFSET: _LOOKS,
     RequestCode.GET_EARLIEST_MESSAGE_STORE_TIME: _LOOKS,
     RequestCode.GET_TOPIC_STATS_INFO: _LOOKS,
+    RequestCode.GET_TOPIC_CONFIG: _LOOKS,
     RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: _LOOKS,
     RequestCode.GET_QUEUE_STATES: _LOOKS,
     RequestCode.GET_CONSUMER_CONNECTION_LIST: _MEMBER,

@@ -49,6 +49,7 @@ class AdminHandler:
         return {
             RequestCode.UPDATE_AND_CREATE_TOPIC: self._put_topic,
             RequestCode.GET_ALL_TOPIC_CONFIG: self._all_topics,
+            RequestCode.GET_TOPIC_CONFIG: self._one_topic,
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTION_GROUP: self._put_group,
             RequestCode.GET_ALL_SUBSCRIPTION_GROUP_CONFIG: self._all_groups,
             RequestCode.GET_ALL_CONSUMER_OFFSET: self._all_offsets,
@@ -93,6 +94,15 @@ class AdminHandler:
 
     def _all_topics(self, connection: ServerConnection, request: Command) -> Command | None:
         return request.reply(ResponseCode.SUCCESS, body=self._topics.encode())
+
+    def _one_topic(self, connection: ServerConnection, request: Command) -> Command | None:
+        name = request.text("topic")
+        config = self._topics.find(name)
+        if config is None:
+            raise RequestError(
+                ResponseCode.TOPIC_NOT_EXIST, f"the field topic names {name}, which does not exist"
+            )
+        return request.reply(ResponseCode.SUCCESS, body=msgspec.json.encode(config))
 
     def _put_group(self, connection: ServerConnection, request: Command) -> Command | None:
         config = lenient_json.decode(request.body, SubscriptionGroupConfig)

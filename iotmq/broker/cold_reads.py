@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from iotmq.broker.latencies import now_us
-from iotmq.errors import RequestError
+from iotmq.errors import RequestError, StoreError
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import ResponseCode
 from iotmq.store.cold_steps import Steps
@@ -71,7 +71,8 @@ class ColdReads:
     ) -> None:
         """Work on steps and hand their answer on: at once when all is in memory, else later, on the loop.
 
-        `refused` is called instead with what steps or `done` raise: RequestError, or what the disk says.
+        `refused` is called instead with what steps or `done` raise: RequestError, or what the store or the
+        disk says.
         """
 
         def ready(error: OSError | None) -> None:
@@ -94,6 +95,8 @@ class ColdReads:
                 refused(error)
         except RequestError as error:
             refused(error)
+        except StoreError as error:
+            refused(RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, str(error)))
 
     def stop(self) -> None:
         """Forget what waits. Reads under way end by themselves and are not answered."""

@@ -135,7 +135,8 @@ class PullHandler:
         subscription_groups.add_listener(self._path.forget_all)
 
     def handlers(self) -> Mapping[int, Handler]:
-        return {RequestCode.PULL_MESSAGE: self._pull}
+        # The consumers of 5.x that pull by themselves ask under a code of their own.
+        return {RequestCode.PULL_MESSAGE: self._pull, RequestCode.LITE_PULL_MESSAGE: self._pull}
 
     @property
     def is_readable(self) -> bool:

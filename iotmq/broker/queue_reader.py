@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from iotmq.broker.cold_reads import ColdReads
 from iotmq.broker.queue_scan import BLANK, BROKEN, CUT, scan_queue
@@ -36,6 +36,8 @@ _RECORD_BYTES_MAX: Final = 64 << 20
 _ALL: Final = 1 << 40
 # Where a record has its position.
 _POSITION: Final = slice(28, 36)
+
+T = TypeVar("T")
 
 _NO_QUEUE: Final = Refused(
     ResponseCode.QUERY_NOT_FOUND, "nobody subscribes the filter of this queue any more"
@@ -89,6 +91,12 @@ class QueueReader:
         views = [memoryview(record) for record in found.records]
         places = [(int.from_bytes(view[_POSITION], "big"), len(view)) for view in views]
         return QueuePlaces(places, found.next_position, found.is_end)
+
+    def finish(
+        self, steps: Steps[T], done: Callable[[T], object], refused: Callable[[RequestError], object]
+    ) -> None:
+        """Work on what sessions need besides of the log, and wait for the disk off the loop."""
+        self._cold_reads.finish(steps, done, refused)
 
     def load(self, plan: ColdRead, ready: Callable[[OSError | None], None]) -> None:
         """Bring in what `places` wants; RequestError when too many wait for the disk."""

@@ -10,6 +10,7 @@ from iotmq.broker.queue_limits import QueueLimits
 from iotmq.broker.session_places import Place
 from iotmq.broker.session_projection import SessionProjection
 from iotmq.message.record import decode_record
+from iotmq.store.cold_steps import Steps
 from iotmq.store.store import Store
 
 # No record is smaller: so many bytes have no more records than this allows.
@@ -44,8 +45,8 @@ class Range(NamedTuple):
 
 def cut_of(
     limits: QueueLimits, projection: SessionProjection, store: Store, queues: list[Queue], *, now_ms: int
-) -> list[Range]:
-    """Hold what waits in the queues of one session to the limits."""
+) -> Steps[list[Range]]:
+    """Hold what waits in the queues of one session to the limits; how old it is may stand on the disk."""
     return _Cutter(limits, projection, store, queues).cut(now_ms)
 
 
@@ -72,10 +73,10 @@ class _Cutter:
         self._end = projection.applied_position
         self._ranges: list[Range] = []
 
-    def cut(self, now_ms: int) -> list[Range]:
+    def cut(self, now_ms: int) -> Steps[list[Range]]:
         if self._limits.age_s_max:
             for number in range(len(self._queues)):
-                self._cut_old(number, now_ms - self._limits.age_s_max * 1000)
+                yield from self._cut_old(number, now_ms - self._limits.age_s_max * 1000)
         if self._limits.messages_max or self._limits.bytes_max:
             # Empty ones would be looked at in every step.
             self._queues = [queue for queue in self._queues if waiting_count(self._projection, queue)]
@@ -87,23 +88,31 @@ class _Cutter:
 
     # By age
 
-    def _cut_old(self, number: int, oldest_ms: int) -> None:
+    def _cut_old(self, number: int, oldest_ms: int) -> Steps[None]:
         queue = self._queues[number]
         start = queue.place.waiting()[0][0]
-        if self._is_young(queue.queue_id, start, oldest_ms):
+        if (yield from self._is_young(queue.queue_id, start, oldest_ms)):
             return
-        end = _first(start + 1, self._end, lambda place: self._is_young(queue.queue_id, place, oldest_ms))
+        # The first position from which on the next message is young, as it is from there on.
+        low, end = start + 1, self._end
+        while low < end:
+            middle = (low + end) // 2
+            if (yield from self._is_young(queue.queue_id, middle, oldest_ms)):
+                end = middle
+            else:
+                low = middle + 1
         before = waiting_count(self._projection, queue)
         rest = self._queues[number] = queue._replace(place=queue.place.skipping(start, end))
         self._skip(queue, start, end, before - waiting_count(self._projection, rest), is_old=True)
 
-    def _is_young(self, queue_id: int, position: int, oldest_ms: int) -> bool:
+    def _is_young(self, queue_id: int, position: int, oldest_ms: int) -> Steps[bool]:
         """True when the next message from a position on is young enough, or there is none."""
-        for place, _ in self._projection.entries(queue_id, position):
-            record = self._store.read_record(place)
-            # What the log has lost is older than what it has.
-            return record is not None and decode_record(record).store_timestamp_ms >= oldest_ms
-        return True
+        found = next(self._projection.entries(queue_id, position), None)
+        if found is None:
+            return True
+        record = yield from self._store.record_steps(found[0])
+        # What the log has lost is older than what it has.
+        return record is not None and decode_record(record).store_timestamp_ms >= oldest_ms
 
     # By count and bytes
 

@@ -12,6 +12,7 @@ broker counts what is in its own log.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from itertools import islice
 from typing import Final
@@ -23,11 +24,15 @@ from iotmq.broker.session_log import SessionLog
 from iotmq.broker.session_places import Place
 from iotmq.broker.session_projection import SessionProjection
 from iotmq.broker.session_records import Skip
+from iotmq.broker.stored_sessions import StoredSession
 from iotmq.broker.stored_shares import is_share
 from iotmq.client.session_ports import Refused
 from iotmq.clock import Clock
 from iotmq.metrics import Metric
+from iotmq.store.cold_steps import Steps
 from iotmq.store.store import Store
+
+logger = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S: Final = 1.0
 # Sessions looked at in one turn of the sweep, about once a second.
@@ -63,12 +68,15 @@ class SessionLimits:
         self.old_total = 0
         self.full_total = 0
 
-    def stretch(self, client_id: str, queue_id: int, position: int) -> tuple[int, tuple[int, int] | None]:
+    def stretch(
+        self, client_id: str, queue_id: int, position: int
+    ) -> Steps[tuple[int, tuple[int, int] | None]]:
         """From where on a session gets records of a queue it reads from `position` on, and the next range
         (from, to before) that it does not get."""
         if not client_id:
             return position, None
-        place = self._looked_at(client_id, queue_id, position)
+        yield from self._look_at(client_id, queue_id, position)
+        place = self._place(client_id, queue_id)
         position = max(position, place.cursor)
         skip = place.next_skip(position)
         while skip is not None and skip[0] <= position:
@@ -76,8 +84,8 @@ class SessionLimits:
             skip = place.next_skip(position)
         return position, skip
 
-    def _looked_at(self, client_id: str, queue_id: int, position: int) -> Place:
-        """How far a session has come with a queue, held to its limits if that was not done just now."""
+    def _look_at(self, client_id: str, queue_id: int, position: int) -> Steps[None]:
+        """Hold a session to its limits if that was not done just now."""
         if self._limits.has_any:
             now_s = self._clock.monotonic_s()
             is_first = client_id in self._opened
@@ -85,8 +93,7 @@ class SessionLimits:
                 self._forget_old(now_s)
                 self._opened.discard(client_id)
                 self._checked_s[client_id] = now_s
-                self._enforce(client_id, reading=None if is_first else (queue_id, position))
-        return self._place(client_id, queue_id)
+                yield from self._enforce(client_id, reading=None if is_first else (queue_id, position))
 
     def opened(self, client_id: str) -> None:
         """A session belongs to a front end: it is looked at as a whole with its first read."""
@@ -107,7 +114,11 @@ class SessionLimits:
         `stretch`."""
         session = self._projection.session(client_id) if self._limits.has_any else None
         if session is not None and not session.owner:
-            self._enforce(client_id, reading=None)
+            self._reader.finish(
+                self._enforce(client_id, reading=None),
+                lambda _: None,
+                lambda error: logger.warning("the limits of a session are looked at later: %s", error),
+            )
 
     def sweep(self) -> None:
         """`enforce` for the next few sessions."""
@@ -136,28 +147,34 @@ class SessionLimits:
                 place = place.skipping(cut.start, cut.end)
         return place
 
-    def _enforce(self, client_id: str, *, reading: tuple[int, int] | None) -> None:
+    def _enforce(self, client_id: str, *, reading: tuple[int, int] | None) -> Steps[None]:
         """`reading` is the queue, and the position, that a connected session reads. It may have been sent
         more than the broker knows; of that queue alone it is certain what, so that one is cut."""
-        session = self._projection.session(client_id)
-        if session is None or client_id in self._deciding:
-            return
-        queues = []
-        for topic_filter, subscription in session.subscriptions.items():
-            if is_share(topic_filter) or self._reader.has_scan(subscription.queue_id):
-                # What waits there waits for a group; or it cannot be counted, because the filter was wide
-                # before there were limits.
-                continue
-            place = self._projection.place(subscription.queue_id, client_id)
-            if reading is not None and subscription.queue_id == reading[0]:
-                place = place._replace(sent=max(place.sent, reading[1]))
-            queues.append(Queue(topic_filter, subscription.queue_id, place))
-        now_ms = self._clock.now_ms()
-        ranges = cut_of(self._limits, self._projection, self._store, queues, now_ms=now_ms)
-        if reading is not None:
-            ranges = [cut for cut in ranges if cut.queue_id == reading[0]]
-        if not ranges:
-            return
+        while True:
+            session = self._projection.session(client_id)
+            if session is None or client_id in self._deciding:
+                return
+            queues = self._queues_of(client_id, session, reading)
+            try:
+                ranges = yield from cut_of(
+                    self._limits, self._projection, self._store, list(queues), now_ms=self._clock.now_ms()
+                )
+            except KeyError:
+                # A filter was unsubscribed while the disk was waited for: the next look is at the others.
+                return
+            if reading is not None:
+                ranges = [cut for cut in ranges if cut.queue_id == reading[0]]
+            if not ranges:
+                return
+            # While the disk was waited for it may have been taken, or cut off by somebody else.
+            now = self._projection.session(client_id)
+            if (
+                now is not None
+                and now.epoch == session.epoch
+                and client_id not in self._deciding
+                and self._queues_of(client_id, now, reading) == queues
+            ):
+                break
         self._deciding[client_id] = ranges
 
         def logged(position: int | Refused) -> None:
@@ -169,6 +186,22 @@ class SessionLimits:
 
         named = [(cut.topic_filter, cut.start, cut.end) for cut in ranges]
         self._log.write([Skip(client_id, session.epoch, named, sum(cut.messages for cut in ranges))], logged)
+
+    def _queues_of(
+        self, client_id: str, session: StoredSession, reading: tuple[int, int] | None
+    ) -> list[Queue]:
+        """The queues of a session that are held to its limits."""
+        queues = []
+        for topic_filter, subscription in session.subscriptions.items():
+            if is_share(topic_filter) or self._reader.has_scan(subscription.queue_id):
+                # What waits there waits for a group; or it cannot be counted, because the filter was wide
+                # before there were limits.
+                continue
+            place = self._projection.place(subscription.queue_id, client_id)
+            if reading is not None and subscription.queue_id == reading[0]:
+                place = place._replace(sent=max(place.sent, reading[1]))
+            queues.append(Queue(topic_filter, subscription.queue_id, place))
+        return queues
 
     def _forget_old(self, now_s: float) -> None:
         if now_s - self._forgotten_s >= CHECK_INTERVAL_S:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -266,33 +267,36 @@ class Sessions:
             return
 
         def logged(position: int | Refused) -> None:
-            if isinstance(position, Refused):
-                done(position)
-                return
-            session = self._projection.session(client_id)
-            owner = self._owners.get(client_id)
-            if (
-                session is None
-                or session.epoch != epoch
-                or owner is None
-                or not (channel.is_open and self._owns(channel, client_id, epoch))
-            ):
-                done(_LOST)
-                return
-            if not self._is_attached(owner) or any(
-                name not in session.subscriptions for name, _ in wanted.subscriptions
-            ):
-                done(_NOT_READY)
-                return
-            found = []
-            for topic_filter, options in wanted.subscriptions:
-                queue_id = session.subscriptions[topic_filter].queue_id
-                cursor, sent = self._projection.cursor(queue_id, client_id)
-                found.append(SessionSubscription(topic_filter, options, queue_id, cursor, sent))
-            self._attach(owner, [entry.queue_id for entry in found if not is_share(entry.topic_filter)])
+            try:
+                found = position if isinstance(position, Refused) else self._subscribed(channel, wanted)
+            except StoreError as error:
+                found = _unreadable(error)
             done(found)
 
         self._log.write([Subscribe(client_id, epoch, wanted.subscriptions)], logged)
+
+    def _subscribed(
+        self, channel: SessionChannel, wanted: SubscribeRequest
+    ) -> list[SessionSubscription] | Refused:
+        """The log has the filters; they are attached if the client, and its front end, is still there."""
+        client_id = wanted.client_id
+        session = self._projection.session(client_id)
+        owner = self._owners.get(client_id)
+        if session is None or session.epoch != wanted.epoch or not channel.is_open or owner is None:
+            return _LOST
+        if not self._owns(channel, client_id, wanted.epoch):
+            return _LOST
+        if not self._is_attached(owner):
+            return _NOT_READY
+        found = []
+        for topic_filter, options in wanted.subscriptions:
+            subscription = session.subscriptions.get(topic_filter)
+            if subscription is None:
+                return _NOT_READY
+            cursor, sent = self._projection.cursor(subscription.queue_id, client_id)
+            found.append(SessionSubscription(topic_filter, options, subscription.queue_id, cursor, sent))
+        self._attach(owner, [entry.queue_id for entry in found if not is_share(entry.topic_filter)])
+        return found
 
     def unsubscribe(
         self,
@@ -318,16 +322,23 @@ class Sessions:
         self._detach(owner, [session.subscriptions[name].queue_id for name in known])
 
         def logged(position: int | Refused) -> None:
-            found = self._projection.session(client_id)
-            if found is not None and self._owners.get(client_id) is owner and owner.epoch == found.epoch:
-                # It could not be stored; or a subscribe that was under way has attached it meanwhile.
-                kept = names & found.subscriptions.keys()
-                self._attach(owner, [found.subscriptions[name].queue_id for name in kept])
-                others = map(self._projection.queues.id_of, names - kept)
-                self._detach(owner, [queue_id for queue_id in others if queue_id is not None])
+            # When the database is opened again everything is attached anew.
+            with suppress(StoreError):
+                if self._owners.get(client_id) is owner:
+                    self._unsubscribed(client_id, owner, names)
             done(position if isinstance(position, Refused) else None)
 
         self._log.write([Unsubscribe(client_id, epoch, unwanted.filters)], logged)
+
+    def _unsubscribed(self, client_id: str, owner: _Owner, names: set[str]) -> None:
+        """These could not be stored, or a subscribe that was under way has attached them meanwhile."""
+        session = self._projection.session(client_id)
+        if session is None or session.epoch != owner.epoch or not self._is_attached(owner):
+            return
+        kept = names & session.subscriptions.keys()
+        self._attach(owner, [session.subscriptions[name].queue_id for name in kept])
+        others = map(self._projection.queues.id_of, names - kept)
+        self._detach(owner, [queue_id for queue_id in others if queue_id is not None])
 
     def progress(
         self,
@@ -428,12 +439,16 @@ class Sessions:
         if owner is not None and owner.is_durable and not self._is_attached(owner):
             done(_NOT_READY)
             return
-        try:
-            position, skip = self.limits.stretch(wanted.client_id, wanted.queue_id, wanted.position)
-        except StoreError as error:
-            done(_unreadable(error))
-            return
-        self._reader.read(msgspec.structs.replace(wanted, position=position), done, skip=skip)
+
+        def read(stretch: tuple[int, tuple[int, int] | None]) -> None:
+            position, skip = stretch
+            self._reader.read(msgspec.structs.replace(wanted, position=position), done, skip=skip)
+
+        self._reader.finish(
+            self.limits.stretch(wanted.client_id, wanted.queue_id, wanted.position),
+            read,
+            lambda error: done(Refused(error.code, str(error))),
+        )
 
     # Operators
 

@@ -115,13 +115,15 @@ class _Member:
 class _Live:
     """A group somebody takes part in."""
 
-    __slots__ = ("fresh", "group", "is_current", "is_loading", "loads", "members", "queue_id", "share",
-                 "since")  # fmt: skip
+    __slots__ = ("fresh", "generation", "group", "is_current", "is_loading", "loads", "members", "queue_id",
+                 "share", "since")  # fmt: skip
 
     def __init__(self, share: str, stored: StoredShare, group: ShareGroup) -> None:
         self.share = share
         self.since = stored.since
         self.queue_id = stored.queue_id
+        # That of the queues in which its queue has this number and is attached.
+        self.generation = -1
         self.group = group
         self.members: dict[int, _Member] = {}
         # Everything past the group's next position is in `fresh`: (position, size).
@@ -332,6 +334,7 @@ class Shares:
 
     def _attach(self, live: _Live) -> None:
         self._projection.queues.attach(self._light, live.queue_id)
+        live.generation = self._projection.queues.generation
         self._by_queue.setdefault(live.queue_id, []).append(live)
         live.is_current = False
         live.fresh.clear()
@@ -341,7 +344,8 @@ class Shares:
         others.remove(live)
         if not others:
             del self._by_queue[live.queue_id]
-        self._projection.queues.detach(self._light, live.queue_id)
+        if live.generation == self._projection.queues.generation:
+            self._projection.queues.detach(self._light, live.queue_id)
 
     def _drop(self, member: _Member) -> None:
         live = member.live
@@ -556,9 +560,8 @@ class Shares:
         stalled, self._stalled = self._stalled, []
         for live in stalled:
             self._wake(live)
-        attached = set(self._light.filter_ids)
         for live in list(self._live.values()):
-            self._follow_projection(live, attached)
+            self._follow_projection(live)
             due_s = live.group.next_deadline()
             if due_s is not None and due_s <= now_s:
                 self._withdraw(live, live.group.expire(now_s))
@@ -567,7 +570,7 @@ class Shares:
             for share in list(self._projection.shares.names()):
                 self._end_when_unused(share)
 
-    def _follow_projection(self, live: _Live, attached: set[int]) -> None:
+    def _follow_projection(self, live: _Live) -> None:
         """After the database was opened again queues are attached to nothing, and may have other numbers."""
         stored = self._projection.shares.get(live.share)
         if stored is None:
@@ -576,7 +579,8 @@ class Shares:
                 self._joining[live.share] = 1
                 self._log.write([OpenShare(live.share)], partial(self._opened_again, live.share))
             return
-        if stored.queue_id != live.queue_id or live.queue_id not in attached or stored.since != live.since:
+        is_attached = live.generation == self._projection.queues.generation
+        if not is_attached or (stored.queue_id, stored.since) != (live.queue_id, live.since):
             self._detach(live)
             live.queue_id, live.since = stored.queue_id, stored.since
             self._attach(live)

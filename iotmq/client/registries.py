@@ -22,6 +22,7 @@ from iotmq.errors import (
     RequestTimeoutError,
     RouteNotFoundError,
 )
+from iotmq.limits import ROUTES_KNOWN_MAX
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.supervised import supervise
@@ -139,12 +140,15 @@ class Routes:
         refresh_s: float,
         missing_refresh_s: float,
         on_changed: Callable[[str], None],
+        known_max: int = ROUTES_KNOWN_MAX,
     ) -> None:
         self._registries = registries
+        self._known_max = known_max
         self._refresh_s = refresh_s
         self._missing_refresh_s = min(missing_refresh_s, refresh_s)
         self._on_changed = on_changed
         self._known: dict[str, TopicRoute] = {}
+        """At most `known_max`, beside those that consumers need."""
         self._wanted: dict[str, int] = {}
         """Topic -> how many consumers need it; looked for also while it has no route."""
         self._running: dict[str, asyncio.Task[TopicRoute | None]] = {}
@@ -220,7 +224,10 @@ class Routes:
             if template is not None and template.writable:
                 route = route_from_template(topic, template, queues_max)
                 # A refresh that ran meanwhile may have found the real one.
-                route = self._known.setdefault(topic, route)
+                found = self._known.get(topic)
+                if found is None:
+                    self._keep(topic, route)
+                route = found or route
         if route is None or not route.writable:
             raise RouteNotFoundError(self._no_route_text(topic, route))
         return route
@@ -246,9 +253,19 @@ class Routes:
         if route is None or (before is not None and not route.addresses):
             return before
         if route != before:
-            self._known[topic] = route
+            self._keep(topic, route)
             self._on_changed(topic)
         return route
+
+    def _keep(self, topic: str, route: TopicRoute) -> None:
+        self._known[topic] = route
+        if len(self._known) > self._known_max:
+            # Who still uses it asks for it again.
+            oldest = next(
+                (known for known in self._known if known not in self._wanted and known != topic), None
+            )
+            if oldest is not None:
+                del self._known[oldest]
 
     async def _refresh_forever(self) -> None:
         loop = asyncio.get_running_loop()

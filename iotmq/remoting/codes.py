@@ -96,6 +96,8 @@ class RequestCode:
     ADD_WRITE_PERM_OF_BROKER: Final = 327
     GET_ALL_PRODUCER_INFO: Final = 328
     DELETE_EXPIRED_COMMIT_LOG: Final = 329
+    GET_TOPIC_CONFIG: Final = 351
+    LITE_PULL_MESSAGE: Final = 361
     RECALL_MESSAGE: Final = 370
     POP_MESSAGE: Final = 200_050
     ACK_MESSAGE: Final = 200_051

@@ -7,13 +7,14 @@ reached the disk), and damage that was repaired before.
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_right
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from iotmq.errors import RequestError
 from iotmq.message.record import decode_record
+from iotmq.remoting import lenient_json
 from iotmq.store.index_check import check_index
 from iotmq.store.index_dump import index_files, sizes
 from iotmq.store.inspection import BLANK, DAMAGE, RECORD, ClosedStore, Found, QueueFiles, map_file
@@ -63,6 +64,9 @@ class ClosedCheck:
         self._last_positions: dict[tuple[str, int], int] = {}
         # Below it everything was on the disk once: damage there is no torn end. None when nobody knows.
         self._durable_position = store.durable_position()
+        # It writes the times of the checkpoint and not our checksum, and knows nothing of our other marks.
+        checkpoint = store.checkpoint()
+        self._has_been_shared = checkpoint is not None and checkpoint.position is None
         self._left_out = 0
         state = store.queue_state()
         # After a crash the entries from here on may be anything, and are made again.
@@ -247,7 +251,11 @@ class ClosedCheck:
                 self._check_front(where, queue, first_offset, self._first_offsets[(topic, queue_id)])
         if self._store.was_clean and state is not None:
             found = (self.end_position, count, offset_sum)
-            if tuple(state) != found and not self.problems:
+            if tuple(state) != found and self._has_been_shared:
+                self.notes.append(
+                    "another broker has written the queues since: the next start fills them again"
+                )
+            elif tuple(state) != found and not self.problems:
                 self._say(f"consumequeue/.applied says {tuple(state)}, the files say {found}")
 
     def _check_queue_files(self, where: str, queue: QueueFiles) -> None:
@@ -294,6 +302,9 @@ class ClosedCheck:
             return
         if not self._store.was_clean or self.damaged_bytes:
             self.notes.append("the key index was not compared with the log, whose end or middle is not whole")
+            return
+        if self._has_been_shared:
+            self.notes.append("the key index was not compared: another broker has written it since")
             return
         if state.applied_position > self.end_position:
             self._say(f"the key index has applied {state.applied_position} of {self.end_position}")
@@ -389,8 +400,10 @@ class _IndexFiles:
 
 
 def _is_json(path: Path) -> bool:
+    """As the broker reads it: Java brokers leave numbers that are keys without quotes."""
     try:
-        json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        data = path.read_bytes()
+        lenient_json.decode(data, Any, lenient_bytes_max=len(data))
+    except (OSError, RequestError):
         return False
     return True

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from iotmq.store.log_cover import cover
-from iotmq.store.log_scan import scan
+from iotmq.store.log_scan import scan, starts_record
 from iotmq.store.segment import sync_directory
 
 if TYPE_CHECKING:
@@ -118,10 +118,17 @@ class DamageRepair:
         """
         log = self._log
         if not self._checked_from <= position < self._checked_to:
+            start_position = position
             if position != self._checked_to:
-                self._checked_from = position
+                if not starts_record(log, position):
+                    # A wrong position must not make damage of the record that it is inside of.
+                    start_position = log.segments_between(position, position + 1)[0].start_position
+                self._checked_from = start_position
             ranges, self._checked_to = scan(
-                log, position, log.checked_position, min(position + CHECKED_PIECE_BYTES, log.checked_position)
+                log,
+                start_position,
+                log.checked_position,
+                min(position + CHECKED_PIECE_BYTES, log.checked_position),
             )
             self.cover(ranges)
         reached = self._checked_to

@@ -32,10 +32,12 @@ class DirectoryLock:
         try:
             fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _WHOLE_FILE)
         except OSError as error:
-            holder = os.pread(self._descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            holder = os.pread(self._descriptor, 32, 0).strip()
             os.close(self._descriptor)
             if error.errno in (errno.EACCES, errno.EAGAIN):
-                raise StoreLockedError(f"{self.path} is held by another process (pid {holder})") from None
+                # A Java broker writes the word `lock` over the front of what is there.
+                who = f"pid {holder.decode()}" if holder.isdigit() else "a broker that does not say its pid"
+                raise StoreLockedError(f"{self.path} is held by another process ({who})") from None
             raise
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)

@@ -135,6 +135,34 @@ def marker_bounds(CommitLog log not None, int64_t position):
     return run_position, at_position
 
 
+def starts_record(CommitLog log not None, int64_t position):
+    """Whether a record, a blank or the log's end is at a position that somebody has written down.
+
+    What proves itself is a record; of the rest the records before it in its file tell. Where they are damaged
+    nobody can say: True.
+    """
+    cdef RecordParts parts
+    cdef Segment segment = log.segment_at(position)
+    cdef int64_t at_position
+    cdef const uint8_t* at
+    cdef const uint8_t* end
+    if position >= log.appended_position or segment is None:
+        return position == log.appended_position
+    at_position = segment.start_position
+    end = segment.data + segment.allocated_bytes
+    if proves_itself(segment.data + (position - at_position), end, position, &parts):
+        return True
+    while at_position < position:
+        at = segment.data + (at_position - segment.start_position)
+        if parse_record(at, end, &parts) == FORMAT_OK and parts.position == at_position:
+            at_position += parts.size
+            continue
+        at_position = next_proof(segment, at_position, segment.end_position)
+        if at_position < 0 or at_position > position:
+            return True
+    return at_position == position
+
+
 cdef int64_t run_start(CommitLog log, Segment segment, int64_t position) except -1:
     """Start of the markers that end by `position`, one; over the ends of files that end in markers."""
     cdef int64_t before

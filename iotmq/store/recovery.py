@@ -27,7 +27,7 @@ from iotmq.store import fail_points
 from iotmq.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from iotmq.store.damage import Damage, DamageKeeper, DamageRepair
 from iotmq.store.flushed_mark import read_flushed_mark, write_flushed_mark
-from iotmq.store.log_scan import end_of_records, marker_bounds, scan
+from iotmq.store.log_scan import end_of_records, marker_bounds, scan, starts_record
 from iotmq.store.queue import FILLER_SIZE
 from iotmq.store.segment import sync_directory, write_again
 
@@ -154,6 +154,9 @@ def recover_index(log: CommitLog, index: KeyIndex, checkpoint_path: Path, *, was
         timestamp_ms=0 if checkpoint is None else checkpoint.index_timestamp_ms,
         timestamp_at=log.store_timestamp_ms,
     )
+    if not starts_record(log, index.applied_position):
+        logger.warning("the key index is not that of this log; it is made again")
+        index.clear(log.min_position)
 
 
 def prepare_files(queues: ConsumeQueue, checkpoint_path: Path, end_position: int) -> None:
@@ -230,7 +233,9 @@ def recover_queues(log: CommitLog, queues: ConsumeQueue, repair: DamageRepair, *
         position, _ = marker_bounds(log, max(min_position, min(applied_position, end_position)))
         queues.rewind(position, min_position)
         # Not before: of what came later a power cut leaves any file, and not the one before it.
-        if not are_whole(queues):
+        if not starts_record(log, position):
+            logger.warning("the queue files are not those of this log; filling them again from the log")
+        elif not are_whole(queues):
             logger.warning("queue files have been cut; filling all of them again from the log")
         elif position == applied_position and is_missing_entries(queues, remembered):
             logger.warning("queue entries are missing; filling all of them again from the log")

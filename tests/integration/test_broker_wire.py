@@ -478,6 +478,10 @@ async def test_administration_of_topics_and_groups(site: Site, client: ClientCon
         "writeQueueNums": 3,
     }
     assert table["dataVersion"]["counter"] > 0
+    one = await ok(client, RequestCode.GET_TOPIC_CONFIG, {"topic": "Made", "lo": "true"})
+    assert msgspec.json.decode(one.body_bytes()) == table["topicConfigTable"]["Made"]
+    missing = await ask(client, RequestCode.GET_TOPIC_CONFIG, {"topic": "Missing"})
+    assert (missing.code, missing.remark) == (17, "the field topic names Missing, which does not exist")
     fixed = await ask(client, RequestCode.UPDATE_AND_CREATE_TOPIC, {**topic, "topic": "TBW102"})
     assert fixed.code == 1
 

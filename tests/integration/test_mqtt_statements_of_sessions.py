@@ -74,6 +74,25 @@ async def test_the_will_of_a_connection_that_was_taken_over(
     assert (await watcher.received()).topic == "w/last"
 
 
+@pytest.mark.parametrize("is_remote", [False, True])
+async def test_a_session_that_ended_with_its_connection_begins_anew_at_once(
+    tmp_path: Path, is_remote: bool
+) -> None:
+    """[MQTT-3.1.2-6]"""
+    site = await open_site(tmp_path, "one", "two", is_remote=is_remote)
+    try:
+        for number in range(60):
+            client = await RawClient.dial(site.fronts[("one", "two")[number % 3 == 0]].mqtt.port)
+            # Clean Start 0, no expiry; DISCONNECT right behind it.
+            client.send(bytes.fromhex("101300044d5154540500003c00000670726f6f6630"))
+            first, body = await client.packet()
+            assert (first, body[:2]) == (packets.CONNACK << 4, b"\0\0"), number
+            client.send(b"\xe0\0")
+            client.close()
+    finally:
+        await site.close()
+
+
 async def test_a_device_that_cannot_be_told_of_its_session_has_no_will(site: MqttSite) -> None:
     """[MQTT-3.1.2-8]: a will is one only when its CONNECT was accepted."""
     watcher = await Device5.connect(site, "watcher")

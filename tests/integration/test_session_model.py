@@ -94,7 +94,17 @@ class Program:
             number = self.random.randrange(len(self.devices))
             self.log.append(f"{step.__name__} {number}")
             await step(number)
+            self.check_books()
         await self.finish()
+        self.check_books()
+
+    def check_books(self) -> None:
+        """What the parts of a broker know of sessions agrees."""
+        for bench in self.site.benches:
+            sessions = bench.broker.sessions
+            sessions._invariants()
+            sessions._wills._invariants()
+            sessions._projection._invariants()
 
     async def connect_publisher(self) -> None:
         await self.publisher.connect(self.front(), clean_session=True)

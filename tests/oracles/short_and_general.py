@@ -24,10 +24,10 @@ from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 
 RECORD_BYTES_MAX = 4_096
-# Counts of time, of disk blocks taken ahead by a thread, and of flushes, which depend on its pace.
+# Counts of time, of disk blocks taken ahead by a thread, and of flushes and saves, which depend on its pace.
 NOT_ALIKE = (
     "flushes_total", "flush_seconds_total", "flushed_position_bytes", "confirmed_position_bytes",
-    "_ms", "_seconds",
+    "_ms", "_seconds", "config_file_behind",
 )  # fmt: skip
 
 

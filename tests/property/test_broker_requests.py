@@ -138,23 +138,25 @@ LONG_FIELDS = {
     "batch": BOOLEANS,
 }
 QUEUE_FIELDS = {"topic": NAMES, "queueId": NUMBERS}
+PULL_FIELDS = {
+    "consumerGroup": NAMES,
+    "queueOffset": NUMBERS,
+    "maxMsgNums": NUMBERS,
+    "sysFlag": NUMBERS,
+    "commitOffset": NUMBERS,
+    "suspendTimeoutMillis": NUMBERS,
+    "subscription": TEXTS,
+    "subVersion": NUMBERS,
+    "expressionType": ["TAG", "SQL92", ""],
+    "maxMsgBytes": NUMBERS,
+    **QUEUE_FIELDS,
+}
 FIELDS: dict[int, dict[str, list[str]]] = {
     RequestCode.SEND_MESSAGE: LONG_FIELDS,
     RequestCode.SEND_MESSAGE_V2: SEND_FIELDS,
     RequestCode.SEND_BATCH_MESSAGE: SEND_FIELDS,
-    RequestCode.PULL_MESSAGE: {
-        "consumerGroup": NAMES,
-        "queueOffset": NUMBERS,
-        "maxMsgNums": NUMBERS,
-        "sysFlag": NUMBERS,
-        "commitOffset": NUMBERS,
-        "suspendTimeoutMillis": NUMBERS,
-        "subscription": TEXTS,
-        "subVersion": NUMBERS,
-        "expressionType": ["TAG", "SQL92", ""],
-        "maxMsgBytes": NUMBERS,
-        **QUEUE_FIELDS,
-    },
+    RequestCode.PULL_MESSAGE: PULL_FIELDS,
+    RequestCode.LITE_PULL_MESSAGE: PULL_FIELDS,
     RequestCode.QUERY_CONSUMER_OFFSET: {"consumerGroup": NAMES, **QUEUE_FIELDS},
     RequestCode.UPDATE_CONSUMER_OFFSET: {"consumerGroup": NAMES, "commitOffset": NUMBERS, **QUEUE_FIELDS},
     RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: {"timestamp": NUMBERS, **QUEUE_FIELDS},
@@ -196,6 +198,7 @@ FIELDS: dict[int, dict[str, list[str]]] = {
     RequestCode.CLEAN_EXPIRED_CONSUME_QUEUE: {},
     RequestCode.DELETE_EXPIRED_COMMIT_LOG: {},
     RequestCode.GET_TOPIC_STATS_INFO: {"topic": NAMES},
+    RequestCode.GET_TOPIC_CONFIG: {"topic": NAMES},
     RequestCode.VIEW_MESSAGE_BY_ID: {"offset": NUMBERS},
     RequestCode.QUERY_MESSAGE: {
         "topic": NAMES,

@@ -68,6 +68,14 @@ def test_permissions_and_missing_masters_take_queues_away() -> None:
     assert route.reader("gone") is None
 
 
+def test_readable_queues_of_brokers_without_an_address_are_away() -> None:
+    unreadable = queue_data("closed", perm=2)
+    body = route_json(queue_data("a"), queue_data("left"), unreadable, brokers={"a": {"0": "h:1"}})
+    route = parse_route("T", body)
+    assert [queue.broker_name for queue in route.readable] == ["a", "a"]
+    assert route.away == (MessageQueue("T", "left", 0), MessageQueue("T", "left", 1))
+
+
 def test_old_and_unknown_fields_are_ignored() -> None:
     body = route_json({**queue_data("a"), "topicSynFlag": 0, "new": []}, brokers={"a": {"0": "h:1"}})
     assert len(parse_route("T", body).writable) == 2

@@ -17,6 +17,7 @@ from iotmq.store.consume_queue import ConsumeQueue
 from iotmq.store.flushed_mark import write_flushed_mark
 from iotmq.store.queue_begins import QueueBegins, encode_begins
 from iotmq.store.segment import POSITION_MAX, segment_name
+from iotmq.store.state_record import encode_state, read_state
 
 SEGMENT_BYTES = int(SMALL["segment_bytes"])
 
@@ -134,6 +135,28 @@ def test_a_log_file_past_all_positions_is_refused(tmp_path: Path, start_position
     (tmp_path / "commitlog" / f"{start_position:020d}").write_bytes(bytes(SEGMENT_BYTES))
     with pytest.raises(StoreCorruptError, match="begins past all positions"):
         open_small(tmp_path)
+
+
+@pytest.mark.parametrize("mark", ["consumequeue/.applied", "index.applied"])
+@pytest.mark.parametrize("back_bytes", [1, 100, 400, 1900])
+def test_a_mark_in_the_middle_of_a_record_costs_no_record(tmp_path: Path, mark: str, back_bytes: int) -> None:
+    bodies = filled(tmp_path)
+    path = tmp_path / mark
+    magic = path.read_bytes()[:8]
+    count = 3 if mark.startswith("consumequeue") else 4
+    state = read_state(str(path), magic, count=count)
+    assert state is not None
+    path.write_bytes(encode_state(magic, state.numbers[0] - back_bytes, *state.numbers[1:]))
+    (tmp_path / "abort").touch()
+    for number in range(2):
+        store = open_small(tmp_path)
+        assert store.recovery.damage == ()
+        put(store, "T", 0, b"%d" % number)
+        wait_flushed(store)
+        bodies.append(b"%d" % number)
+        assert bodies_of(store, "T", 0) == bodies
+        assert store.check() == []
+        store.close()
 
 
 def test_a_log_file_without_room_for_a_record_is_refused(tmp_path: Path) -> None:

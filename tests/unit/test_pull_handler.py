@@ -139,6 +139,16 @@ async def test_a_pull_gets_records_and_where_to_go_on(bench: Bench) -> None:
     }
 
 
+async def test_a_lite_pull_is_a_pull(bench: Bench) -> None:
+    bench.ask = bench.handler.handlers()[RequestCode.LITE_PULL_MESSAGE]
+    bench.put(b"a", b"b")
+    response = bench.answer(queueOffset="1")
+    assert (response.code, bodies(response), response.ext["nextBeginOffset"]) == (0, [b"b"], "2")
+    assert bench.pull(queueOffset="2", sysFlag="6", suspendTimeoutMillis="1000") is None
+    bench.put(b"c")
+    assert bodies(bench.connection.replies[-1]) == [b"c"]
+
+
 @pytest.mark.parametrize("name", [name for name in PULL if name != "subscription"])
 async def test_each_required_field_is_named_when_missing_or_not_a_number(bench: Bench, name: str) -> None:
     ext = {key: value for key, value in PULL.items() if key != name}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from eventually import soon
 from session_bench import FrontEnd, SessionBench, turns
 
 from iotmq.broker.session_limits import CHECK_INTERVAL_S
@@ -48,12 +51,12 @@ class Site:
     async def read(self, queue_id: int, position: int) -> list[bytes]:
         bodies = []
         while True:
-            found: list[Any] = []
+            found: asyncio.Queue[Any] = asyncio.Queue()
             wanted = QueueRead(
                 queue_id=queue_id, position=position, records_max=3, bytes_max=1 << 20, client_id="d"
             )
-            self.front.port.read_queue(wanted, found.append)
-            (records,) = found
+            self.front.port.read_queue(wanted, found.put_nowait)
+            records = await asyncio.wait_for(found.get(), 30)
             assert isinstance(records, QueueRecords)
             bodies += [decode_record(record).body for record in records.records]
             assert records.next_position > position or records.is_end
@@ -163,6 +166,41 @@ async def test_messages_that_have_waited_too_long(opened: Any) -> None:
         site.bench.clock.advance(10)
     assert await site.back() == [b"%d" % second for second in range(100, 200, 10)]
     assert (site.dropped("age"), site.dropped("full"), site.session_dropped) == (10, 0, 10)
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+async def test_how_old_messages_are_is_read_off_the_loop(
+    opened: Any, monkeypatch: pytest.MonkeyPatch, is_away: bool
+) -> None:
+    site = await opened(age_s_max=100)
+    await site.open("a")
+    await site.away()
+    for second in range(0, 200, 10):
+        site.publish(b"%d" % second)
+        site.bench.clock.advance(10)
+    store, may_go_on = site.bench.store, threading.Event()
+    threads: set[int] = set()
+
+    def cold_steps(position: int) -> Iterator[Any]:
+        yield "what is not in memory"
+        return store.read_record(position)
+
+    def load(plan: Any) -> None:
+        threads.add(threading.get_ident())
+        assert may_go_on.wait(30)
+
+    monkeypatch.setattr(store, "record_steps", cold_steps)
+    monkeypatch.setattr(store, "load", load)
+    if is_away:
+        for _ in range(2):
+            site.bench.broker.sessions.limits.enforce("d")
+    reading = asyncio.ensure_future(site.back())
+    await soon(lambda: threads, "the first load")
+    assert (site.dropped("age"), reading.done()) == (0, False)
+    may_go_on.set()
+    assert await reading == [b"%d" % second for second in range(100, 200, 10)]
+    assert (site.dropped("age"), site.session_dropped) == (10, 10)
+    assert threading.get_ident() not in threads
 
 
 async def test_the_limit_is_one_for_all_filters_of_a_session(opened: Any) -> None:

@@ -594,6 +594,34 @@ async def test_nothing_that_ends_is_lost_while_the_database_is_closed(
     check(bench)
 
 
+async def test_a_session_that_cannot_be_read_keeps_no_other_waiting(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front = FrontEnd(bench, "one")
+    epochs = {name: (await front.open(name)).epoch for name in ("c", "d")}
+    projection = bench.broker.sessions._projection
+    read = projection.cursor
+
+    def refuse(queue_id: int, client_id: str) -> tuple[int, int]:
+        if client_id == "c":
+            raise StoreError("no room")
+        return read(queue_id, client_id)
+
+    with monkeypatch.context() as patch:
+        subscribing = [
+            asyncio.ensure_future(front.subscribe(name, epoch, "a")) for name, epoch in epochs.items()
+        ]
+        opening = front.begin_open("e")
+        patch.setattr(projection, "cursor", refuse)
+        refused, found = await asyncio.gather(*subscribing)
+        assert not isinstance(await opening, Refused)
+    assert isinstance(refused, Refused)
+    assert not isinstance(found, Refused)
+    await front.unsubscribe("c", epochs["c"], "a")
+    assert sorted(projection.session("d").subscriptions) == ["a"]
+    check(bench)
+
+
 async def level(bench: SessionBench) -> None:
     """Let the projections notice that the database was opened again, and take in what they have not."""
     for _ in range(2):

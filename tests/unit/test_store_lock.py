@@ -55,6 +55,15 @@ def test_other_processes_are_refused_until_release(tmp_path: Path) -> None:
     assert run(LOCK, tmp_path).returncode == 0
 
 
+def test_the_text_a_java_broker_writes_is_not_taken_for_a_pid(tmp_path: Path) -> None:
+    lock = DirectoryLock(tmp_path)
+    for text in (b"lock9\n", b"lock", b""):
+        lock.path.write_bytes(text)
+        with pytest.raises(StoreLockedError, match=r"process \(a broker that does not say its pid\)$"):
+            DirectoryLock(tmp_path)
+    lock.release()
+
+
 def test_lock_of_a_dead_process_does_not_count(tmp_path: Path) -> None:
     assert run(LOCK + "; import os; os._exit(0)", tmp_path).returncode == 0
     DirectoryLock(tmp_path).release()

@@ -106,6 +106,30 @@ def test_a_sound_directory_has_no_inconsistencies(directory: Path) -> None:
     assert lines == [f"{directory}: 50 records, positions 0..6604, 3 queues: no inconsistencies"]
 
 
+def test_a_directory_that_a_java_broker_has_had_meanwhile_is_sound(directory: Path) -> None:
+    """It goes on with log, queues and index, writes the checkpoint's times, and none of our marks."""
+    ours = ["consumequeue/.applied", "index.applied"]
+    before = {name: (directory / name).read_bytes() for name in ours}
+    store = open_small(directory, latest_enabled=True)
+    put(store, "T", 0, b"later", properties=b"KEYS\x01k\x02")
+    store.close()
+    for name, data in before.items():
+        (directory / name).write_bytes(data)
+    change(directory / "checkpoint", 0, struct.pack(">qqq", *[1_700_000_000_001] * 3))
+    (directory / "config").mkdir(exist_ok=True)
+    (directory / "config" / "consumerOffset.json").write_text('{"offsetTable":{"T@g":{0:75,1:75}}}')
+    (directory / "config" / "delayOffset.json").write_text('{"offsetTable":{1:5,2:0}}')
+    code, lines = check(directory)
+    assert (code, lines[-1].rpartition(": ")[2]) == (0, "no inconsistencies"), lines
+    assert any("another broker has written the queues since" in line for line in lines)
+    store = open_small(directory, latest_enabled=True)
+    assert store.check() == []
+    store.close()
+    code, lines = check(directory)
+    assert code == 0
+    assert not any("another broker" in line for line in lines)
+
+
 def test_an_empty_store_is_sound(tmp_path: Path) -> None:
     open_small(tmp_path).close()
     assert check(tmp_path) == (0, [f"{tmp_path}: 0 records, positions 0..0, 0 queues: no inconsistencies"])

@@ -614,5 +614,5 @@ async def test_frames_of_devices_that_are_not_connected_count_and_are_bounded(si
     greedy = await WebSocketPeer.connect(port(site))
     greedy.send(frame(bytes(limits.MQTT_PACKET_BYTES_MAX))[: limits.MQTT_CONNECT_BYTES_MAX + 10_000])
     await site.gone("packet_too_large")
-    patient.abort()
+    patient.writer.close()
     await soon(lambda: site.number(held) == 0, "nothing is held")
