@@ -62,8 +62,10 @@ TRANSACTIONS_PENDING_MAX: Final = 100_000
 TRANSACTIONS_ENDED_REMEMBERED_MAX: Final = 16_384
 # Replies handed to clients that have not said yet that they took them.
 REPLIES_IN_FLIGHT_MAX: Final = 4_096
-# Routes that one native client of ours remembers; it asks for all of them again every half minute.
+# What one native client of ours remembers: routes, which it asks for again every half minute, and addresses
+# with how often they failed. In a cluster of containers the address of a broker changes with each start.
 ROUTES_KNOWN_MAX: Final = 10_000
+ADDRESSES_KNOWN_MAX: Final = 4_096
 # Questions about transactions that one producer of ours looks into at a time; the broker asks again.
 TRANSACTION_CHECKS_IN_FLIGHT_MAX: Final = 1_024
 # Topics, queues and groups that statistics are kept for, in each of six tables; about 1 KiB each after a day.
@@ -140,9 +142,12 @@ SHARE_GROUPS_MAX: Final = 10_000
 SHARE_MEMBERS_MAX: Final = 1_024
 SHARE_IN_FLIGHT_MAX: Final = 4_096
 SHARE_CREDIT_MAX: Final = 1_024
-SHARE_MEMBER_BYTES_MAX: Final = 4 * 1024 * 1024
+SHARE_MEMBER_BYTES_MAX: Final = 512 * 1024
 SHARE_REPORT_MEMBERS_MAX: Final = 1_024
 SHARE_REPORT_POSITIONS_MAX: Final = 65_536
+# Groups that one session may join: each message goes out to each of them, and the device may leave what each
+# gives it unread.
+MQTT_SHARES_PER_SESSION_MAX: Final = 64
 # Looking up retained messages: what one turn of the broker's loop does of it for everybody together (a
 # millisecond or two), and what looking at one topic counts for beside the bytes of its record.
 RETAINED_TURN_WORK_BYTES_MAX: Final = 256 * 1024
@@ -226,6 +231,8 @@ MQTT_TOPIC_ALIASES_MAX: Final = 32
 MQTT_RECEIVE_MAX: Final = 1_024
 MQTT_SUBSCRIPTIONS_PER_PACKET_MAX: Final = 1_024
 MQTT_SUBSCRIPTIONS_PER_SESSION_MAX: Final = 10_000
+# How long a device is not read because of a SUBSCRIBE or UNSUBSCRIBE that a broker has not answered.
+MQTT_ANSWER_TIMEOUT_S: Final = 60.0
 MQTT_CONNECT_TIMEOUT_S: Final = 10.0
 MQTT_IN_FLIGHT_MAX: Final = 1_024
 MQTT_QUEUED_BYTES_MAX: Final = 4 * 1024 * 1024

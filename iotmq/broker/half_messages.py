@@ -28,9 +28,9 @@ _CHECK_TIMES = b"TRANSACTION_CHECK_TIMES"
 _FIRST_OFFSET = b"TRAN_PREPARED_QUEUE_OFFSET"
 _IMMUNITY_S = b"CHECK_IMMUNITY_TIME_IN_SECONDS"
 
-# What a copy of a half may have more than the half, with all the digits there can be.
+# What a copy of a half may have more than the half: a separator, and all the digits there can be.
 COPY_PROPERTIES_BYTES = len(
-    b"TRANSACTION_CHECK_TIMES\x01%d\x02TRAN_PREPARED_QUEUE_OFFSET\x01%d\x02" % (10**5, 10**18)
+    b"\x02TRANSACTION_CHECK_TIMES\x01%d\x02TRAN_PREPARED_QUEUE_OFFSET\x01%d\x02" % (10**5, 10**18)
 )
 
 _OP_PROPERTIES = b"TAGS\x01d\x02"

@@ -91,7 +91,7 @@ class ReplyHandler:
         self._message_ids = message_ids
         self._clock = clock
         self._host = _address(*decode_host(host))
-        self._cluster_property = f"CLUSTER\x01{cluster}\x02".encode()
+        self._cluster_property = f"CLUSTER\x01{cluster}".encode()
         self._region = region
         # Both may be changed at any time.
         self.trace_on = "true" if is_tracing_allowed else "false"

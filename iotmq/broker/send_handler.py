@@ -134,7 +134,8 @@ class SendHandler:
         self._delivery = delivery
         self._is_writable = is_writable
         self._broker_name = broker_name
-        self._cluster_property = f"CLUSTER\x01{cluster}\x02".encode()
+        # The last property, and none of the format's own records has a separator behind that.
+        self._cluster_property = f"CLUSTER\x01{cluster}".encode()
         self._region = region
         self._trace_on = "true" if is_tracing_allowed else "false"
         # The encoded address of each peer that sends.

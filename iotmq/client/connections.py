@@ -10,6 +10,7 @@ from collections.abc import Callable
 from iotmq.client.backoff import Backoff
 from iotmq.clock import Clock
 from iotmq.errors import ClientClosedError, ConnectionClosedError
+from iotmq.limits import ADDRESSES_KNOWN_MAX
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
 from iotmq.remoting.signature import Credentials
@@ -35,6 +36,11 @@ class _Address:
         """No new try before this time."""
         self.last_error = ""
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is no connection, and none being made."""
+        return self.connecting is None and (self.connection is None or self.connection.is_closed)
+
 
 class Connections:
     """Makes, shares and remembers connections; a failing address is tried again after growing pauses.
@@ -55,7 +61,9 @@ class Connections:
         credentials: Credentials | None = None,
         tls: ssl.SSLContext | None = None,
         chance: Callable[[], float] = random.random,
+        addresses_max: int = ADDRESSES_KNOWN_MAX,
     ) -> None:
+        self._addresses_max = addresses_max
         self._connect_timeout_s = connect_timeout_s
         self._reconnect_s_min = reconnect_s_min
         self._reconnect_s_max = reconnect_s_max
@@ -67,6 +75,7 @@ class Connections:
         self._tls = tls
         self._chance = chance
         self._addresses: dict[str, _Address] = {}
+        """At most `addresses_max`, beside those with a connection."""
         self._is_closed = False
 
     def ready(self, address: str) -> ClientConnection | None:
@@ -86,6 +95,7 @@ class Connections:
             raise ClientClosedError("the client is stopped")
         known = self._addresses.get(address)
         if known is None:
+            self._make_room()
             known = self._addresses[address] = _Address(
                 Backoff(min_s=self._reconnect_s_min, max_s=self._reconnect_s_max, chance=self._chance)
             )
@@ -120,6 +130,12 @@ class Connections:
                 await asyncio.wait([known.connecting])
             if known.connection is not None:
                 await known.connection.close()
+
+    def _make_room(self) -> None:
+        """When there are too many, forget the address known longest that nobody is connected to."""
+        if len(self._addresses) >= self._addresses_max:
+            idle = (name for name, known in self._addresses.items() if known.is_idle)
+            self._addresses.pop(next(idle, ""), None)
 
     async def _connect(self, address: str, known: _Address) -> ClientConnection:
         try:

@@ -106,6 +106,8 @@ cdef class ServerConnection(OutboundHalf):
                 return append(&self._input, data + at, size - at)
             if self._events_max and self._events is not None and len(self._events) >= self._events_max:
                 self._is_waiting_for_events = True
+            if self.is_answer_due and not self._input.size and _keeps_order(data[at]):
+                self._is_waiting_for_events = True
             if self._is_waiting_for_events:
                 return append(&self._input, data + at, size - at)
             if not next_packet(&self._input, data, size, &at, self.settings.packet_bytes_max, &packet):
@@ -266,8 +268,10 @@ cdef class ServerConnection(OutboundHalf):
         if packet_type == PACKET_CONNECT:
             return self._handle_connect(body[:size])
         if packet_type == PACKET_SUBSCRIBE:
+            self.is_answer_due = self._events_max != 0
             return self._add_event(packets.decode_subscribe(body[:size], level, is_bridge=self._is_bridge))
         if packet_type == PACKET_UNSUBSCRIBE:
+            self.is_answer_due = self._events_max != 0
             return self._add_event(packets.decode_unsubscribe(body[:size], level))
         if packet_type == PACKET_PUBREL or level == LEVEL_5 and PACKET_PUBACK <= packet_type <= PACKET_PUBCOMP:
             return self._handle_receipt(packet_type, body[:size])
@@ -381,6 +385,7 @@ cdef class ServerConnection(OutboundHalf):
         """The device closed its side; a will is due unless DISCONNECT came first."""
         self._is_over = True
         self._events_max = 0
+        self.is_answer_due = False
         self._receive_behind_events()
         if self.state != STATE_CLOSED:
             self._fail(reason_codes.CONNECTION_LOST, "")
@@ -444,8 +449,8 @@ cdef class ServerConnection(OutboundHalf):
         return events if events is not None else ()
 
     cdef int _receive_behind_events(self) except -1:
-        """Handle the input that was kept while events waited."""
-        if self._is_waiting_for_events:
+        """Handle the input that was kept while events waited, or an answer was due."""
+        if self._is_waiting_for_events and not self.is_answer_due:
             self._is_waiting_for_events = False
             self._receive_waiting()
         return 0
@@ -546,6 +551,7 @@ cdef class ServerConnection(OutboundHalf):
 
     def send_suback(self, packet_id, codes):
         """Answer a SUBSCRIBE with one code per filter: the granted QoS, or 0x80 and above."""
+        self.is_answer_due = False
         if self.protocol_level == LEVEL_5:
             self.write(packets.encode_suback(packet_id, codes, NO_PROPERTIES))
         else:
@@ -554,6 +560,7 @@ cdef class ServerConnection(OutboundHalf):
 
     def send_unsuback(self, packet_id, codes):
         """Answer an UNSUBSCRIBE, with one code per filter where MQTT 5 has them."""
+        self.is_answer_due = False
         if self.protocol_level == LEVEL_5:
             self.write(packets.encode_unsuback(packet_id, codes, NO_PROPERTIES))
         else:
@@ -594,3 +601,13 @@ cdef class ServerConnection(OutboundHalf):
             packet = encode(properties=NO_PROPERTIES)
         if len(packet) <= self._sent_bytes_max:
             self.write(packet)
+
+
+cdef bint _keeps_order(uint8_t first) noexcept nogil:
+    """Whether a packet waits for the answer to a SUBSCRIBE or UNSUBSCRIBE before it.
+
+    A PUBLISH that passed a SUBSCRIBE would not be delivered for it, an UNSUBSCRIBE would not undo it, of several
+    nobody could say how many filters the session has, and behind a DISCONNECT none would be kept. Acknowledgements
+    and PINGREQ change nothing of that.
+    """
+    return first >> 4 in (PACKET_PUBLISH, PACKET_SUBSCRIBE, PACKET_UNSUBSCRIBE, PACKET_DISCONNECT)

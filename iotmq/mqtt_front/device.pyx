@@ -9,7 +9,8 @@ leave before more comes. CONNECT, SUBSCRIBE and the like, which cost a hundred t
 their own per turn; a device with more of them is not read until they are done, nor is more of what was read
 decoded. The number of bytes shrinks while subscribers that still have room take less than they are sent, and
 grows again when they keep up; one whose room is used up is not waited for. Reading stops for longer while the
-group is congested, or while the device does not take its own answers.
+group is congested, while the device does not take its own answers, or while something that has to stay behind
+a SUBSCRIBE or UNSUBSCRIBE waits for the answer to that.
 """
 
 from cpython.bytearray cimport PyByteArray_AS_STRING
@@ -26,8 +27,11 @@ from iotmq.mqtt_front.outgoing cimport OutgoingMessage
 from collections import deque
 
 from iotmq.clock import SystemClock
+from iotmq.limits import MQTT_ANSWER_TIMEOUT_S
 from iotmq.mqtt.properties import NO_PROPERTIES
 from iotmq.mqtt_front.peer import with_address
+
+cdef double ANSWER_TIMEOUT_S = MQTT_ANSWER_TIMEOUT_S
 
 cdef enum:
     NO_LOCAL = 4                    # of the options of a subscription [section 3.8.3.1]
@@ -129,6 +133,7 @@ cdef class DeviceGroup:
             self._schedule_handling()
             if events:
                 self._handler.device_events(device, events)
+                device._receive_behind_events()
             if device._unhandled is not None and not self._events_left:
                 if not device._is_waiting:
                     device._is_waiting = True
@@ -148,7 +153,9 @@ cdef class DeviceGroup:
             device = self._waiting.popleft()
             device._is_waiting = False
             device._after_input()
-            if device not in self._paused:
+            if device in self._paused:
+                device._resume_if_free()
+            else:
                 device._resume()
         if self._waiting:
             self._schedule_handling()
@@ -187,7 +194,7 @@ cdef class DeviceGroup:
 
     def resume_all(self):
         """Read again from the devices that were paused, except those that leave their answers unread or that wait
-        for their session: what they send is kept meanwhile."""
+        for their session or an answer: what they send is kept meanwhile."""
         cdef Device device
         if self.is_ending:
             return
@@ -195,7 +202,7 @@ cdef class DeviceGroup:
         waiting = self._paused
         self._paused = set()
         for device in waiting:
-            if device.is_write_paused or device.state == STATE_OPENING:
+            if device.is_write_paused or device._is_held():
                 self._paused.add(device)
             else:
                 device._resume()
@@ -267,6 +274,7 @@ cdef class Device(ServerConnection):
         return 0
 
     cdef int _after_input(self) except -1:
+        self._receive_behind_events()
         if self._events is not None or self._unhandled is not None:
             self.group.handle_events(self)
         if self._has_acknowledged:
@@ -277,7 +285,7 @@ cdef class Device(ServerConnection):
         if self.state == STATE_CLOSED:
             self.finish()
         elif (
-            self.state == STATE_OPENING             # what came behind a CONNECT waits in the kernel
+            self._is_held()                         # what comes now waits in the kernel
             or self.group.is_congested
             and self.state == STATE_CONNECTED       # a CONNECT that came in part is read to its end
             or self.is_write_paused
@@ -286,15 +294,32 @@ cdef class Device(ServerConnection):
             self.group.pause(self)
         return 0
 
+    cdef bint _is_held(self) noexcept:
+        """Whether what the device sends has to wait for its session, or for an answer to what it sent before."""
+        if self.state == STATE_OPENING:
+            return True
+        if self.is_answer_due and self._is_waiting_for_events:
+            if not self._held_since_s:
+                self._held_since_s = self.group.now_s
+            return True
+        self._held_since_s = 0
+        return False
+
+    @property
+    def is_held(self):
+        """True while it is not read because a broker has not answered a SUBSCRIBE or UNSUBSCRIBE of its."""
+        return self._held_since_s != 0
+
     def next_deadline(self):
-        """As of the core, but None while it is us who do not read: that silence is not the device's."""
+        """As of the core, but while it is us who do not read, whose silence that is not, only that of an answer."""
         if self._is_paused and not self.is_write_paused:
-            return None
+            return self._held_since_s + ANSWER_TIMEOUT_S if self._held_since_s else None
         return ServerConnection.next_deadline(self)
 
     def after_answer(self):
         """To be called when the handler answered outside of `device_events`."""
         self._after_input()
+        self._resume_if_free()
 
     def finish(self):
         """Write what is left and close the transport, when the core is closed."""
@@ -327,11 +352,17 @@ cdef class Device(ServerConnection):
         self.is_write_paused = False
         self.write_output()
         self._room_again()
-        if self.state == STATE_OPENING:
-            return
-        if self in self.group._paused and not self.group.is_congested and not self.is_write_paused:
+        self._resume_if_free()
+
+    cdef int _resume_if_free(self) except -1:
+        """Read again, unless there is still a reason not to."""
+        if (
+            self in self.group._paused
+            and not self._is_held() and not self.group.is_congested and not self.is_write_paused
+        ):
             self.group._paused.discard(self)
             self._resume()
+        return 0
 
     def open(self, *, bint session_present, properties=NO_PROPERTIES):
         """Accept the CONNECT, and read what came behind it."""

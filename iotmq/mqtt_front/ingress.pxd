@@ -37,11 +37,17 @@ cdef class Batch:
     cdef Py_ssize_t waiters_capacity
     cdef readonly uint32_t count
     cdef int exports                    # buffers that others hold; the memory may not move
+    cdef list settling                  # Settling that wait for this batch; None while there are none
     cdef bint is_done                   # `completed` was called; set False when it is handed over
 
     cdef uint8_t* reserve(self, Py_ssize_t extra) except NULL
     cdef int add_waiter(self, Device device, uint32_t sequence) except -1
     cdef void clear(self) noexcept
+
+
+cdef class Settling:
+    cdef object callback
+    cdef uint32_t left                  # batches that have to be done before
 
 
 cdef class Lane:
@@ -57,6 +63,7 @@ cdef class Lane:
     cdef bint is_active                 # in Ingress._active
 
     cdef int send(self) except -1
+    cdef Batch newest(self)
 
 
 cdef class Ingress(PublishSink):

@@ -160,6 +160,13 @@ cdef class Batch:
         self.lane.ingress._batch_done(self, code, remark)
 
 
+cdef class Settling:
+    """What is to be done when some batches are."""
+
+    def __init__(self, callback not None):
+        self.callback = callback
+
+
 cdef class Lane:
     """The way of one broker queue: a batch that fills, full ones that wait, one that is under way."""
 
@@ -190,6 +197,12 @@ cdef class Lane:
         self.under_way = batch
         self.offer()
         return 0
+
+    cdef Batch newest(self):
+        """The batch whose end is that of everything in the lane now; None when there is nothing."""
+        if self.filling.count:
+            return self.filling
+        return self.waiting[-1] if self.waiting else self.under_way
 
     def offer(self):
         """Offer the batch under way (again)."""
@@ -259,6 +272,28 @@ cdef class Ingress(PublishSink):
         """Resolve every topic anew: routes, numbers of queues or the brokers' limits changed."""
         self._drop_targets()
         self._record_bytes_max = self._port.record_bytes_max
+
+    def when_settled(self, Device device not None, callback not None):
+        """Whether all that the device has published is stored, delivered or refused; if not, call back when it is."""
+        cdef uint64_t published = device.published_lanes
+        cdef Settling settling = None
+        cdef Lane lane
+        cdef Batch batch
+        cdef uint32_t place
+        device.published_lanes = 0
+        if published:
+            settling = Settling(callback)
+            for place, lane in enumerate(self._lanes):
+                if not published >> (place & 63) & 1:
+                    continue
+                batch = lane.newest()
+                if batch is None:
+                    continue
+                if batch.settling is None:
+                    batch.settling = []
+                batch.settling.append(settling)
+                settling.left += 1
+        return settling is None or not settling.left
 
     # One message
 
@@ -400,6 +435,7 @@ cdef class Ingress(PublishSink):
         memcpy(at + _flag_properties_size[flags], self._own_properties.data, self._own_properties.size)
         batch.size += size
         batch.count += 1
+        device.published_lanes |= <uint64_t>1 << (target.lane & 63)
         self.messages += 1
         self.message_bytes += payload_size
         self._pending_bytes += size
@@ -614,6 +650,9 @@ cdef class Ingress(PublishSink):
                 device.after_answer()
         lane.under_way = None
         self._pending_bytes -= batch.size
+        if batch.settling is not None:
+            self._loop.call_soon(_settled, batch.settling)
+            batch.settling = None
         batch.clear()
         batch.lane = None
         if batch.exports == 0 and batch.capacity <= 2 * self._batch_bytes_max and len(self._spare) < SPARE_BATCHES_MAX:
@@ -625,3 +664,12 @@ cdef class Ingress(PublishSink):
             self._active.append(lane)
             self.group.schedule_turn()
         return 0
+
+
+def _settled(list waiting not None):
+    """A batch is done that these have waited for."""
+    cdef Settling settling
+    for settling in waiting:
+        settling.left -= 1
+        if not settling.left:
+            settling.callback()

@@ -320,8 +320,12 @@ class MqttFront:
         if device.close_reason is not None:
             device.abort()  # it was told to go a while ago
             return
-        is_open = device.client_id is not None
-        device.close(reason_codes.KEEP_ALIVE_TIMEOUT if is_open else reason_codes.CONNECT_TIMEOUT)
+        if device.is_held:
+            device.close(reason_codes.SERVER_UNAVAILABLE, "no broker answers a SUBSCRIBE or UNSUBSCRIBE")
+        elif device.client_id is not None:
+            device.close(reason_codes.KEEP_ALIVE_TIMEOUT)
+        else:
+            device.close(reason_codes.CONNECT_TIMEOUT)
         device.finish()
         self._deadlines.watch(device, now_s)
 
@@ -358,14 +362,28 @@ class MqttFront:
                     device.refuse(*refusal)
                 else:
                     parts.authentication.connect(device, event)
-            elif isinstance(event, packets.Subscribe):
-                parts.subscriptions.subscribe(device, event)
-            elif isinstance(event, packets.Unsubscribe):
-                parts.subscriptions.unsubscribe(device, event)
+            elif isinstance(event, (packets.Subscribe, packets.Unsubscribe)):
+                # What was published before it is not for it, but for retained messages.
+                if parts.ingress.when_settled(device, partial(self._settled, device, event)):
+                    self._change_subscriptions(device, event)
             elif isinstance(event, packets.Auth):
                 parts.authentication.received(device, event)
             else:
                 parts.sessions.disconnected(device, event)
+
+    def _settled(self, device: Device, event: packets.Subscribe | packets.Unsubscribe) -> None:
+        if device.close_reason is None:
+            self._change_subscriptions(device, event)
+            device.after_answer()
+
+    def _change_subscriptions(
+        self, device: Device, event: packets.Subscribe | packets.Unsubscribe
+    ) -> None:
+        assert self._parts is not None, "the listeners are opened by start()"
+        if isinstance(event, packets.Subscribe):
+            self._parts.subscriptions.subscribe(device, event)
+        else:
+            self._parts.subscriptions.unsubscribe(device, event)
 
     def device_lost(self, device: Device) -> None:
         """The transport is gone."""

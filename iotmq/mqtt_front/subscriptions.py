@@ -18,7 +18,7 @@ from iotmq.client.session_ports import (
     SubscribeRequest,
     UnsubscribeRequest,
 )
-from iotmq.limits import MQTT_WILDCARD_LEVELS_MAX
+from iotmq.limits import MQTT_SHARES_PER_SESSION_MAX, MQTT_WILDCARD_LEVELS_MAX
 from iotmq.mqtt import packets, reason_codes
 from iotmq.mqtt.topics import is_exclusive, is_shared
 from iotmq.mqtt_front.device import Device
@@ -128,7 +128,10 @@ class Subscriptions:
         elif self._shared is None:
             refused = reason_codes.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
             self._subscribe_others(device, event, dict.fromkeys(wanted, refused))
-        elif len(device.subscriptions) + new_count > self._per_session_max:
+        elif (
+            len(device.subscriptions) + new_count > self._per_session_max
+            or new_count + self._shared.count_of(device) > MQTT_SHARES_PER_SESSION_MAX
+        ):
             refused = reason_codes.QUOTA_EXCEEDED.v5_code
             self._subscribe_others(device, event, dict.fromkeys(wanted, refused))
         else:

@@ -162,7 +162,8 @@ async def test_topics_at_the_limits_of_levels_and_length_are_served(site: Site, 
     client = await site.connect("d")
     deep = "/".join("x" for _ in range(limits.MQTT_TOPIC_LEVELS_MAX))
     long = "x" * limits.MQTT_TOPIC_BYTES_MAX
-    filters = [(deep, 1), (long, 1), ("/".join("+" for _ in range(limits.MQTT_TOPIC_LEVELS_MAX)), 1)]
+    deepest = "/".join(["+"] * (limits.MQTT_WILDCARD_LEVELS_MAX - 1) + ["#"])
+    filters = [(deep, 1), (long, 1), (deepest, 1)]
     assert await client.subscribe(*filters) == [1, 1, 1]
     for packet_id, topic in enumerate((deep, long), 1):
         client.send(packets.encode_publish(topic, b"", qos=1, packet_id=packet_id))

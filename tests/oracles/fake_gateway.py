@@ -359,7 +359,7 @@ class RawClient:
     async def publish_received(self) -> tuple[str, bytes, int]:
         """(topic, payload, QoS) of the next packet, a PUBLISH; QoS 1 is acknowledged."""
         first, body = packet = await self.packet()
-        if first >> 1 & 3:
+        if first >> 1 & 3 == 1:
             at = 2 + int.from_bytes(body[:2], "big")
             identifier = int.from_bytes(body[at : at + 2], "big")
             self.send(packets.encode_acknowledgement(packets.PUBACK, identifier))

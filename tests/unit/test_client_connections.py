@@ -63,6 +63,29 @@ async def until(condition, timeout_s: float = 30.0) -> None:
             await asyncio.sleep(0.002)
 
 
+async def test_of_too_many_addresses_the_one_known_longest_without_a_connection_is_forgotten() -> None:
+    broker, gone = FakeBroker(), FakeBroker()
+    async with started(broker, gone):
+        closed = gone.address
+    await broker.start()
+    events = Events(addresses_max=3)
+    connections = events.connections
+    try:
+        await connections.get(broker.address)
+        others = [closed, "127.0.0.1:1", "127.0.0.1:2"]
+        for address in others[:2]:
+            with pytest.raises(ConnectionClosedError):
+                await connections.get(address)
+        assert list(connections._addresses) == [broker.address, *others[:2]]
+        with pytest.raises(ConnectionClosedError):
+            await connections.get(others[2])
+        assert list(connections._addresses) == [broker.address, *others[1:]]
+        assert connections.ready(broker.address) is not None
+    finally:
+        await connections.close()
+        await broker.stop()
+
+
 def client_of(*registries: FakeRegistry, **settings) -> IotmqClient:
     options = {"reconnect_ms_min": 5, "reconnect_ms_max": 20, "request_timeout_ms": 500}
     return IotmqClient(

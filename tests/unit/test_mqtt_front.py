@@ -351,6 +351,62 @@ async def test_the_suback_waits_for_the_broker_and_other_packets_do_not(site: Si
     assert await client.packet() == (packets.SUBACK << 4, b"\0\3\1\1")
 
 
+async def test_what_is_behind_a_subscribe_waits_for_its_answer_and_so_does_its_deadline(site: Site) -> None:
+    site.gateway.takes_filters = None
+    client = await site.connect("d", keep_alive_s=10)
+    client.send(packets.encode_subscribe(3, [("a", 1)]))
+    await client.ping()
+    client.send(publish(1), packets.encode_subscribe(4, [("b", 1)]), packets.PINGREQ_PACKET)
+    await soon(lambda: site.number("iotmq_mqtt_paused_connections") == 1, "not read")
+    for _ in range(3):
+        await site.advance(15)
+    assert site.gateway.handed == []
+    assert len(site.gateway.attaching) == 1
+    site.gateway.automatic = 0
+    site.gateway.attaching[0](True)
+    assert await client.packet() == (packets.SUBACK << 4, b"\0\3\1")
+    await soon(lambda: len(site.gateway.attaching) == 2, "the next one is asked for")
+    site.gateway.attaching[1](True)
+    found = sorted([await client.packet() for _ in range(3)])
+    assert [first >> 4 for first, _ in found] == [packets.PUBACK, packets.SUBACK, packets.PINGRESP]
+    assert site.number("iotmq_mqtt_paused_connections") == 0
+
+
+async def test_a_subscribe_that_no_broker_answers_ends_the_connection_that_waits_for_it(site: Site) -> None:
+    site.gateway.takes_filters = None
+    client = await site.connect("d", keep_alive_s=10)
+    client.send(packets.encode_subscribe(3, [("a", 1)]), publish(1))
+    await soon(lambda: site.number("iotmq_mqtt_paused_connections") == 1, "not read")
+    await site.advance(limits.MQTT_ANSWER_TIMEOUT_S - 2)
+    assert site.number("iotmq_mqtt_sessions") == 1
+    site.clock.advance(12)
+    assert await client.rest() == b""
+    await site.gone("server_unavailable")
+    site.gateway.attaching[0](True)
+    assert site.gateway.handed == []
+
+
+async def test_what_waits_behind_a_subscribe_is_left_in_the_kernel(site: Site) -> None:
+    site.gateway.takes_filters = None
+    client = await site.connect("d")
+    client.send(packets.encode_subscribe(3, [("a", 1)]), *(publish(1, bytes(1_000)) for _ in range(4_000)))
+    await soon(lambda: site.number("iotmq_mqtt_paused_connections") == 1, "not read")
+    await (await site.connect("other")).ping()
+    assert site.number("iotmq_mqtt_received_bytes_total") < 1_000_000
+    assert site.gateway.handed == []
+
+
+async def test_a_subscribe_waits_until_what_was_published_before_is_stored(site: Site) -> None:
+    client, other = await site.connect("d"), await site.connect("other")
+    client.send(publish(1), packets.encode_subscribe(3, [("a", 1)]))
+    [handed] = await site.handed()
+    assert await other.subscribe(("b", 1)) == [1], "who has published nothing does not wait"
+    assert set(site.gateway.filters.values()) == {"b"}
+    handed.answer(0, "")
+    assert await client.puback() == 1
+    assert await client.packet() == (packets.SUBACK << 4, b"\0\3\1")
+
+
 async def test_filters_the_broker_refuses_fail_and_leave_nothing_behind(site: Site) -> None:
     client = await site.connect("d")
     assert await client.subscribe(("known", 1)) == [1]

@@ -313,8 +313,15 @@ async def test_a_broker_that_does_not_write_gets_16(store: Store, tmp_path: Path
     assert bench.refused(SHORT)[0] == 16
 
 
+@pytest.mark.parametrize("given", ["TAGS\x01a", "TAGS\x01a\x02", "TAGS\x01a\x02WAIT\x01true"])
+async def test_no_separator_stands_behind_the_last_property(bench: Bench, given: str) -> None:
+    """As in records of the original, so that they have the same sizes."""
+    bench.ok({**SHORT, "i": given})
+    assert bench.records("T")[-1].properties == b"TAGS\x01a\x02CLUSTER\x01C"
+
+
 async def test_properties_and_bodies_have_maxima(bench: Bench) -> None:
-    room = limits.PROPERTIES_BYTES_MAX - len("CLUSTER\x01C\x02") - 1
+    room = limits.PROPERTIES_BYTES_MAX - len("CLUSTER\x01C") - 1
     bench.ok({**SHORT, "i": "k\x01" + "v" * (room - 2)})
     assert bench.refused({**SHORT, "i": "k\x01" + "v" * (room - 1)})[0] == 13
     number, remark = bench.refused({**SHORT, "i": "k\x01" + "v" * limits.PROPERTIES_BYTES_MAX})

@@ -265,7 +265,7 @@ async def test_a_batch_cannot_be_prepared(bench: Bench) -> None:
 
 async def test_properties_without_room_for_those_of_a_half_are_refused(bench: Bench) -> None:
     fixed = len("UNIQ_KEY\x01K1\x02TRAN_MSG\x01true\x02PGROUP\x01pg\x02x\x01\x02")
-    added = len("REAL_TOPIC\x01T\x02REAL_QID\x011\x02CLUSTER\x01C\x02")
+    added = len("REAL_TOPIC\x01T\x02REAL_QID\x011\x02CLUSTER\x01C")
     room = limits.PROPERTIES_BYTES_MAX - fixed - added - COPY_PROPERTIES_BYTES
     assert bench.prepare(properties=f"x\x01{'v' * room}\x02").code == 0
     assert bench.prepare(properties=f"x\x01{'v' * (room + 1)}\x02").code == 13

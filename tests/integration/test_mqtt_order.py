@@ -1,0 +1,142 @@
+"""What one connection sends one behind the other is carried out in that order, wherever the broker is."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import uvloop
+from mqtt5_device import Device5
+from mqtt5_reading import read_publish5
+from mqtt_site import MqttSite, open_site
+
+from iotmq.mqtt import packets
+from iotmq.mqtt.properties import NO_PROPERTIES
+
+RETAIN_AS_PUBLISHED, NEVER = 0x08, 0x20
+KEPT_OR_NOT = pytest.mark.parametrize("expiry_s", [None, 600])
+
+
+@pytest.fixture
+def event_loop_policy() -> uvloop.EventLoopPolicy:
+    return uvloop.EventLoopPolicy()
+
+
+@pytest.fixture(params=[False, True], ids=["one process", "own processes"])
+async def site(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[MqttSite]:
+    site = await open_site(tmp_path, "one", is_remote=request.param)
+    yield site
+    await site.close()
+
+
+def publish(topic: str, payload: bytes, *, qos: int, packet_id: int = 9, retain: bool = False) -> bytes:
+    return packets.encode_publish(
+        topic, payload, qos=qos, packet_id=packet_id, retain=retain, properties=NO_PROPERTIES
+    )
+
+
+def subscribe(packet_id: int, topic_filter: str, options: int) -> bytes:
+    return packets.encode_subscribe(packet_id, [(topic_filter, options)], NO_PROPERTIES)
+
+
+async def some(device: Device5, count: int) -> list[tuple[int, bytes]]:
+    """So many packets, and those that come before the answer to a ping behind them."""
+    found = [await device.client.packet() for _ in range(count)]
+    device.client.send(packets.PINGREQ_PACKET)
+    while (packet := await device.client.packet())[0] != packets.PINGRESP << 4:
+        found.append(packet)
+    return found
+
+
+def messages(found: list[tuple[int, bytes]]) -> list[tuple[bytes, bool]]:
+    """Payloads and RETAIN flags."""
+    read = [read_publish5(packet) for packet in found if packet[0] >> 4 == packets.PUBLISH]
+    return [(message.payload, message.is_retained) for message in read]
+
+
+def answers(found: list[tuple[int, bytes]]) -> list[int]:
+    return [first >> 4 for first, _ in found if first >> 4 != packets.PUBLISH]
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+@KEPT_OR_NOT
+async def test_what_was_published_before_a_subscribe_comes_once_and_as_retained(
+    site: MqttSite, qos: int, expiry_s: int | None
+) -> None:
+    other = await Device5.connect(site, "other")
+    await other.subscribe(("a/#", 0))
+    device = await Device5.connect(site, expiry_s=expiry_s)
+    for number in range(10):
+        name = f"a/{number}"
+        device.client.send(publish(name, b"%d" % number, qos=qos, retain=True) + subscribe(3, name, 0))
+        found = await some(device, 2 + qos)
+        assert messages(found) == [(b"%d" % number, True)]
+        assert packets.SUBACK in answers(found)
+
+
+@KEPT_OR_NOT
+async def test_what_was_published_before_a_subscribe_does_not_come_without_retained_ones(
+    site: MqttSite, expiry_s: int | None
+) -> None:
+    other = await Device5.connect(site, "other")
+    await other.subscribe(("a/#", 0))
+    device = await Device5.connect(site, expiry_s=expiry_s)
+    for number in range(10):
+        name = f"a/{number}"
+        device.client.send(publish(name, b"before", qos=1, retain=True) + subscribe(3, name, NEVER))
+        device.client.send(publish(name, b"behind", qos=0))
+        assert messages(await some(device, 3)) == [(b"behind", False)]
+
+
+@KEPT_OR_NOT
+async def test_what_is_published_behind_a_subscribe_comes(site: MqttSite, expiry_s: int | None) -> None:
+    device = await Device5.connect(site, expiry_s=expiry_s)
+    for number in range(20):
+        name = f"b/{number}"
+        device.client.send(subscribe(3, name, 0) + publish(name, b"%d" % number, qos=number % 2))
+        assert messages(await some(device, 2 + number % 2)) == [(b"%d" % number, False)]
+
+
+@KEPT_OR_NOT
+async def test_an_unsubscribe_right_behind_a_subscribe_undoes_it(
+    site: MqttSite, expiry_s: int | None
+) -> None:
+    device = await Device5.connect(site, expiry_s=expiry_s)
+    for number in range(10):
+        name = f"c/{number}"
+        device.client.send(
+            subscribe(3, name, 1)
+            + packets.encode_unsubscribe(4, [name], NO_PROPERTIES)
+            + publish(name, b"nobody", qos=1)
+        )
+        found = await some(device, 3)
+        assert answers(found) == [packets.SUBACK, packets.UNSUBACK, packets.PUBACK]
+        assert messages(found) == []
+    assert site.number("iotmq_mqtt_subscriptions") == 0
+
+
+@KEPT_OR_NOT
+async def test_many_subscribes_at_once_get_no_more_than_a_session_may_have(
+    tmp_path: Path, expiry_s: int | None
+) -> None:
+    site = await open_site(tmp_path, "one", is_remote=True, mqtt_settings={"subscriptions_max": 5})
+    device = await Device5.connect(site, expiry_s=expiry_s)
+    device.client.send(b"".join(subscribe(number, f"d/{number}", 1) for number in range(1, 9)))
+    codes = [(await device.client.packet())[1][3] for _ in range(8)]
+    assert codes == [1] * 5 + [0x97] * 3
+    assert site.number("iotmq_mqtt_subscriptions") == 5
+    await site.close()
+
+
+async def test_a_subscribe_and_a_goodbye_behind_it_are_both_carried_out(site: MqttSite) -> None:
+    device = await Device5.connect(site, expiry_s=600)
+    device.client.send(
+        publish("x", b"", qos=0) + subscribe(3, "e", 1) + packets.encode_disconnect(0, NO_PROPERTIES)
+    )
+    assert (await device.client.rest())[0] == packets.SUBACK << 4
+    other = await Device5.connect(site, "other")
+    await other.publish("e", b"kept")
+    back = await Device5.connect(site, is_clean=False, expiry_s=600)
+    assert back.is_present
+    assert (await back.received()).payload == b"kept"
