@@ -26,7 +26,7 @@ from iotmq.mqtt_front.device_names import names_of
 from iotmq.mqtt_front.durable import DurableSession
 from iotmq.mqtt_front.egress import Egress
 from iotmq.mqtt_front.exclusive_subscriptions import ExclusiveSubscriptions, plain_filters
-from iotmq.mqtt_front.refused_filters import refusals, refused_filter
+from iotmq.mqtt_front.refused_filters import refusal_text, refusals, refused_filter
 from iotmq.mqtt_front.retained_egress import RetainedEgress
 from iotmq.mqtt_front.shared_subscriptions import SharedSubscriptions
 from iotmq.mqtt_front.sys_topics import SysTopics
@@ -201,7 +201,7 @@ class Subscriptions:
 
     def _answer(self, device: Device, event: packets.Subscribe, codes: Sequence[int]) -> None:
         if event.packet_id != _UNASKED:
-            device.send_suback(event.packet_id, codes)
+            device.send_suback(event.packet_id, codes, refusal_text(event.subscriptions))
             return
         self.auto_refused += sum(code >= reason_codes.SUBACK_FAILURE for code in codes)
 
@@ -403,7 +403,8 @@ def _not_too_deep(subscription: tuple[str, int]) -> tuple[str, int]:
         levels = levels[1:]
     if len(levels) <= MQTT_WILDCARD_LEVELS_MAX:
         return subscription
-    return refused_filter(reason_codes.QUOTA_EXCEEDED.v5_code), asked
+    why = f"a filter with wildcards has at most {MQTT_WILDCARD_LEVELS_MAX} levels"
+    return refused_filter(reason_codes.QUOTA_EXCEEDED.v5_code, why), asked
 
 
 def _new_count(filters: Collection[str], known: Collection[str]) -> int:
