@@ -142,9 +142,12 @@ SHARE_GROUPS_MAX: Final = 10_000
 SHARE_MEMBERS_MAX: Final = 1_024
 SHARE_IN_FLIGHT_MAX: Final = 4_096
 SHARE_CREDIT_MAX: Final = 1_024
-SHARE_MEMBER_BYTES_MAX: Final = 4 * 1024 * 1024
+SHARE_MEMBER_BYTES_MAX: Final = 512 * 1024
 SHARE_REPORT_MEMBERS_MAX: Final = 1_024
 SHARE_REPORT_POSITIONS_MAX: Final = 65_536
+# Groups that one session may join: each message goes out to each of them, and the device may leave what each
+# gives it unread.
+MQTT_SHARES_PER_SESSION_MAX: Final = 64
 # Looking up retained messages: what one turn of the broker's loop does of it for everybody together (a
 # millisecond or two), and what looking at one topic counts for beside the bytes of its record.
 RETAINED_TURN_WORK_BYTES_MAX: Final = 256 * 1024

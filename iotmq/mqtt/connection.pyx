@@ -556,11 +556,14 @@ cdef class ServerConnection(OutboundHalf):
         """End the connection; before it is open, with the CONNACK code the specification has for it."""
         self._fail(reason, detail)
 
-    def send_suback(self, packet_id, codes):
-        """Answer a SUBSCRIBE with one code per filter: the granted QoS, or 0x80 and above."""
+    def send_suback(self, packet_id, codes, str detail=""):
+        """Answer a SUBSCRIBE with one code per filter: the granted QoS, or 0x80 and above; MQTT 5 has a reason, too."""
         self.is_answer_due = False
         if self.protocol_level == LEVEL_5:
-            self.write(packets.encode_suback(packet_id, codes, NO_PROPERTIES))
+            packet = packets.encode_suback(packet_id, codes, Properties(reason_string=detail) if detail else NO_PROPERTIES)
+            if detail and len(packet) > self._sent_bytes_max:       # [MQTT-3.9.2-1]
+                packet = packets.encode_suback(packet_id, codes, NO_PROPERTIES)
+            self.write(packet)
         else:
             codes = [min(code, reason_codes.SUBACK_FAILURE) for code in codes]
             self.write(packets.encode_suback(packet_id, codes))
