@@ -47,6 +47,7 @@ from iotmq.mqtt.topic_aliases cimport InboundAliases, OutboundAliases
 from dataclasses import replace
 from functools import partial
 
+from iotmq import limits
 from iotmq.mqtt import packets, reason_codes
 from iotmq.mqtt.enhanced_authentication import EnhancedAuthentication
 from iotmq.mqtt.errors import MqttProtocolError
@@ -57,6 +58,7 @@ cdef enum:
 
 # What stands for the broker of a packet id that was restored.
 cdef object RESTORED = object()
+cdef uint32_t _CONNECT_BYTES_MAX = limits.MQTT_CONNECT_BYTES_MAX
 
 AWAITING_CONNECT = STATE_AWAITING_CONNECT
 OPENING = STATE_OPENING
@@ -102,6 +104,7 @@ cdef class ServerConnection(OutboundHalf):
     cdef int _receive_packets(self, const uint8_t* data, Py_ssize_t size) except -1:
         cdef Py_ssize_t at = 0
         cdef Packet packet
+        cdef uint32_t bytes_max
         while at < size:
             if self.state == STATE_CLOSED:
                 return 0
@@ -115,7 +118,10 @@ cdef class ServerConnection(OutboundHalf):
                 self._is_waiting_for_events = True
             if self._is_waiting_for_events:
                 return append(&self._input, data + at, size - at)
-            if not next_packet(&self._input, data, size, &at, self.settings.packet_bytes_max, &packet):
+            bytes_max = self.settings.packet_bytes_max
+            if self.state != STATE_CONNECTED:
+                bytes_max = min(bytes_max, _CONNECT_BYTES_MAX)
+            if not next_packet(&self._input, data, size, &at, bytes_max, &packet):
                 return 0
             if self.protocol_level == LEVEL_5 and packet.size + 5 > self.settings.packet_bytes_max:
                 self._check_whole_size(packet.size)
@@ -582,11 +588,14 @@ cdef class ServerConnection(OutboundHalf):
         """End the connection; before it is open, with the CONNACK code the specification has for it."""
         self._fail(reason, detail)
 
-    def send_suback(self, packet_id, codes):
-        """Answer a SUBSCRIBE with one code per filter: the granted QoS, or 0x80 and above."""
+    def send_suback(self, packet_id, codes, str detail=""):
+        """Answer a SUBSCRIBE with one code per filter: the granted QoS, or 0x80 and above; MQTT 5 has a reason, too."""
         self.is_answer_due = False
         if self.protocol_level == LEVEL_5:
-            self.write(packets.encode_suback(packet_id, codes, NO_PROPERTIES))
+            packet = packets.encode_suback(packet_id, codes, Properties(reason_string=detail) if detail else NO_PROPERTIES)
+            if detail and len(packet) > self._sent_bytes_max:       # [MQTT-3.9.2-1]
+                packet = packets.encode_suback(packet_id, codes, NO_PROPERTIES)
+            self.write(packet)
         else:
             codes = [min(code, reason_codes.SUBACK_FAILURE) for code in codes]
             self.write(packets.encode_suback(packet_id, codes))
