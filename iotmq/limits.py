@@ -170,8 +170,10 @@ MQTT_TOPIC_LEVELS_MAX: Final = 128
 # wildcards that some filter has. And what is remembered of topics, in one table of a broker or front end.
 MQTT_WILDCARD_LEVELS_MAX: Final = 32
 MQTT_TOPIC_CACHE_BYTES_MAX: Final = 32 * 1024 * 1024
-# A topic that is rewritten, because its size to some power is what a regular expression takes; and those.
+# A topic that is rewritten, whose size is what a regular expression takes; the text of one, what it may
+# become in memory, and how many.
 MQTT_REWRITE_TOPIC_BYTES_MAX: Final = 256
+MQTT_REWRITE_PROGRAM_BYTES_MAX: Final = 1024 * 1024
 MQTT_REWRITE_PATTERN_CHARACTERS_MAX: Final = 1_024
 MQTT_REWRITES_MAX: Final = 256
 MQTT_AUTO_SUBSCRIPTIONS_MAX: Final = 64
