@@ -23,6 +23,7 @@ _WEBSOCKET_LISTENER: Final = """
 name = "web"
 transport = "ws"
 listen_port = {}
+allowed_origins = ["*"]
 """
 STOP_TIMEOUT_S: Final = 10.0
 CLOCK_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")

@@ -327,6 +327,19 @@ def _listener_contradictions(mqtt: MqttSettings) -> Iterable[str]:
                 "that devices have to prove who they are; or mqtt.allow_anonymous_remote = true where that "
                 "is meant"
             )
+        if (
+            listener.transport in ("ws", "wss")
+            and is_loopback(listener.listen_host)
+            and not listener.allowed_origins
+            and not listener.needs_client_certificate
+            and not mqtt.authentication.has_to_be_proved
+        ):
+            yield (
+                f"{place}.allowed_origins = [] is refused: any page in a browser of this machine could "
+                "publish and subscribe without a name or password\n"
+                '    allowed: the origins of your pages; ["*"] where all are meant; or '
+                "mqtt.authentication.users_file without allow_anonymous"
+            )
         if place != "mqtt" and listener.name in names:
             yield (
                 f"{place}.name = {toml_value(listener.name)} is refused: {names[listener.name]} has that name"

@@ -147,9 +147,18 @@ SHARE_GROUPS_MAX: Final = 10_000
 SHARE_MEMBERS_MAX: Final = 1_024
 SHARE_IN_FLIGHT_MAX: Final = 4_096
 SHARE_CREDIT_MAX: Final = 1_024
-SHARE_MEMBER_BYTES_MAX: Final = 4 * 1024 * 1024
+SHARE_MEMBER_BYTES_MAX: Final = 512 * 1024
 SHARE_REPORT_MEMBERS_MAX: Final = 1_024
 SHARE_REPORT_POSITIONS_MAX: Final = 65_536
+# Packet ids of QoS 2 that devices have not released, at one broker. Past either the oldest are forgotten:
+# their devices have not been back for longest. The bytes are those of the keys with what the database has
+# beside them. And what one request releases.
+RECEIVED_IDS_MAX: Final = 1_000_000
+RECEIVED_IDS_BYTES_MAX: Final = 256 * 1024 * 1024
+RELEASED_BODY_BYTES_MAX: Final = 1024 * 1024
+# Groups that one session may join: each message goes out to each of them, and the device may leave what each
+# gives it unread.
+MQTT_SHARES_PER_SESSION_MAX: Final = 64
 # Looking up retained messages: what one turn of the broker's loop does of it for everybody together (a
 # millisecond or two), and what looking at one topic counts for beside the bytes of its record.
 RETAINED_TURN_WORK_BYTES_MAX: Final = 256 * 1024
@@ -166,8 +175,10 @@ MQTT_TOPIC_LEVELS_MAX: Final = 128
 # wildcards that some filter has. And what is remembered of topics, in one table of a broker or front end.
 MQTT_WILDCARD_LEVELS_MAX: Final = 32
 MQTT_TOPIC_CACHE_BYTES_MAX: Final = 32 * 1024 * 1024
-# A topic that is rewritten, because its size to some power is what a regular expression takes; and those.
+# A topic that is rewritten, whose size is what a regular expression takes; the text of one, what it may
+# become in memory, and how many.
 MQTT_REWRITE_TOPIC_BYTES_MAX: Final = 256
+MQTT_REWRITE_PROGRAM_BYTES_MAX: Final = 1024 * 1024
 MQTT_REWRITE_PATTERN_CHARACTERS_MAX: Final = 1_024
 MQTT_REWRITES_MAX: Final = 256
 MQTT_AUTO_SUBSCRIPTIONS_MAX: Final = 64
@@ -201,6 +212,12 @@ MQTT_FAILING_ADDRESSES_MAX: Final = 16_384
 # Users who were right from an address and so have a count of failures of their own there; 150 bytes each.
 MQTT_PROVEN_USERS_MAX: Final = 131_072
 MQTT_UNDECIDED_BYTES_MAX: Final = 64 * 1024 * 1024
+# Before a CONNECT is accepted: one packet (client id, will, user name and password at their longest are
+# 230 KB), and what all connections of a front end hold together of packets and frames that have not come
+# whole, or of what came behind a CONNECT. Past it connections that wait for more of theirs are closed; a
+# CONNECT that comes whole needs none of it.
+MQTT_CONNECT_BYTES_MAX: Final = 256 * 1024
+MQTT_UNOPENED_BYTES_MAX: Final = 64 * 1024 * 1024
 # Files of one listener that encrypts, and the length of a file's name (PATH_MAX without its zero).
 # How many handshakes begin in one turn of the loop, half a millisecond each: with 4 the p99 of a device
 # beside a flood is 5 ms, with 2 it is 2, and no fewer are done. How long a device may take to say goodbye.

@@ -271,6 +271,7 @@ RULES: Final[dict[int, Rule]] = {
     RequestCode.PUBLISH_TRANSIENT: _ADMIN,
     RequestCode.PUBLISH_DELAYED: _ADMIN,
     RequestCode.PUBLISH_REPLY: _ADMIN,
+    RequestCode.RELEASE_PACKET_IDS: _ADMIN,
     RequestCode.INTRODUCE_FRONT_END: _ADMIN,
     RequestCode.OPEN_SESSION: _ADMIN,
     RequestCode.SUBSCRIBE_SESSION: _ADMIN,

@@ -28,6 +28,7 @@ from iotmq.broker.offset_handler import OffsetHandler
 from iotmq.broker.presence import Presence
 from iotmq.broker.queue_limits import QueueLimits
 from iotmq.broker.rates import SAMPLE_INTERVAL_S
+from iotmq.broker.received_ids import ReceivedIds
 from iotmq.broker.request_table import Area, RequestTable
 from iotmq.broker.runtime_info import RuntimeInfo
 from iotmq.broker.sending import Sending
@@ -37,6 +38,7 @@ from iotmq.broker.share_group import Strategy
 from iotmq.broker.shares import ShareSettings
 from iotmq.broker.statistics import Statistics
 from iotmq.broker.store_host import resolve_store_host
+from iotmq.broker.stored_once import StoredOnce
 from iotmq.broker.subscription_groups import SubscriptionGroups
 from iotmq.broker.system_topics import make_system_topics, system_topic_names
 from iotmq.broker.table_files import TableFiles
@@ -105,6 +107,10 @@ class Broker:
             flush_timeout_s=store.settings.sync_flush_timeout_ms / 1000,
             statistics=self.statistics,
         )
+        received = ReceivedIds(store.key_values())
+        store.add_projection(received)
+        received.end_append((), store.appended_position)
+        self.stored_once = StoredOnce(self.intake, received, host=host)
         cold_reads = ColdReads(
             store, threads_max=settings.cold_read_threads, waiting_max=settings.cold_reads_max
         )
@@ -116,6 +122,7 @@ class Broker:
             self.subscription_groups,
             self.offsets,
             self.statistics,
+            self.stored_once,
             cold_reads,
             clock,
             settings,
@@ -188,6 +195,7 @@ class Broker:
             self.topics,
             self.timers,
             self._sending.device_replies,
+            self.stored_once,
             cold_reads,
             clock,
             host=host,

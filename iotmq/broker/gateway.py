@@ -19,7 +19,8 @@ from iotmq.broker.device_replies import DeviceReplies
 from iotmq.broker.intake import Intake, IntakeError, StoredBatch
 from iotmq.broker.intake_answer import IntakeAnswer
 from iotmq.broker.request_table import Handler
-from iotmq.broker.topics import UNSENDABLE_TOPICS, TopicTable
+from iotmq.broker.stored_once import Append, StoredOnce
+from iotmq.broker.topics import TIMER_TOPIC, UNSENDABLE_TOPICS, TopicTable
 from iotmq.client.ports import AppendDone, DeliveryReceiver, dropped_replies_metric
 from iotmq.clock import Clock
 from iotmq.errors import ConfigError, ConnectionClosedError, RequestError
@@ -28,6 +29,7 @@ from iotmq.metrics import Metric
 from iotmq.mqtt.topics import is_valid_filter
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
+from iotmq.remoting.send_fields import PACKET_IDS_FIELD, REPEAT_FIELD
 from iotmq.remoting.server import ServerConnection
 
 logger = logging.getLogger(__name__)
@@ -45,6 +47,7 @@ class LocalGateway:
         self,
         intake: Intake,
         delayed: DelayedBatches,
+        stored_once: StoredOnce,
         replies: DeviceReplies,
         topics: TopicTable,
         delivery: Delivery,
@@ -57,6 +60,7 @@ class LocalGateway:
         """`is_writable()` is whether the broker takes messages from anybody."""
         self._intake = intake
         self._delayed = delayed
+        self._stored_once = stored_once
         self._replies = replies
         self._topics = topics
         self._delivery = delivery
@@ -104,7 +108,16 @@ class LocalGateway:
         return self._queue_counts[topic]
 
     def append(
-        self, topic: str, queue_id: int, elements: Buffer, *, count: int, is_stored: bool, done: AppendDone
+        self,
+        topic: str,
+        queue_id: int,
+        elements: Buffer,
+        *,
+        count: int,
+        is_stored: bool,
+        has_packet_ids: bool,
+        is_repeat: bool,
+        done: AppendDone,
     ) -> None:
         now_ms = self._clock.now_ms()
         # What came for a queue that was taken away meanwhile goes on in its order, to one other queue.
@@ -123,24 +136,55 @@ class LocalGateway:
         if not self._is_writable():
             done(ResponseCode.SERVICE_NOT_AVAILABLE, _NOT_WRITABLE)
             return
-        self._intake.append(
+        append = partial(
+            self._intake.append,
             topic,
             queue_id,
-            elements,
             born_timestamp_ms=now_ms,
             born_host=self._host,
-            done=partial(_report, done),
             is_patient=True,
         )
+        if has_packet_ids:
+            self._store_once(topic, elements, append, done)
+        else:
+            append(elements, done=partial(_report, done))
 
     def append_delayed(
-        self, topic: str, queue_id: int, elements: Buffer, *, count: int, done: AppendDone
+        self,
+        topic: str,
+        queue_id: int,
+        elements: Buffer,
+        *,
+        count: int,
+        has_packet_ids: bool,
+        is_repeat: bool,
+        done: AppendDone,
     ) -> None:
         if not self._is_writable():
             done(ResponseCode.SERVICE_NOT_AVAILABLE, _NOT_WRITABLE)
             return
         queue_id %= self._queue_counts[topic]
-        self._delayed.append(topic, queue_id, elements, born_host=self._host, done=partial(_report, done))
+        append = partial(self._delayed.append, topic, queue_id, born_host=self._host)
+        if has_packet_ids:
+            self._store_once(topic, elements, append, done)
+        else:
+            append(elements, done=partial(_report, done))
+
+    def _store_once(self, topic: str, elements: Buffer, append: Append, done: AppendDone) -> None:
+        # What is offered again was refused before: here nothing is uncertain.
+        self._stored_once.append(
+            (topic,), elements, append, partial(_report, done), is_repeat=False, has_packet_ids=True
+        )
+
+    @property
+    def may_lose_answers(self) -> bool:
+        return False
+
+    def broker_of(self, topic: str, queue_id: int, *, is_delayed: bool) -> str:
+        return ""
+
+    def release(self, broker: str | None, body: bytes, done: AppendDone) -> None:
+        self._stored_once.release(body, partial(_report, done), now_ms=self._clock.now_ms())
 
     def reply(self, broker: str, topic: str, client_id: str, body: bytes) -> None:
         # Whatever broker it names: who asks is connected here, or to nobody this process could reach.
@@ -192,8 +236,8 @@ def _report(done: AppendDone, outcome: StoredBatch | IntakeError) -> None:
         done(ResponseCode.SERVICE_NOT_AVAILABLE if is_topic_closed else outcome.code, outcome.remark)
     elif outcome.status == ResponseCode.SUCCESS:
         done(ResponseCode.SUCCESS, "")
-    else:
-        done(outcome.status, _NOT_DURABLE)
+    # Else it is in the log, and the store has given up or stops: whether it stays there the next start finds
+    # out. Nobody is told that it is stored, and nobody that it is not, or it would be stored again.
 
 
 def _check_filters(filters: Sequence[tuple[int, str]]) -> None:
@@ -238,6 +282,7 @@ class GatewayHandler:
         self,
         intake: Intake,
         delayed: DelayedBatches,
+        stored_once: StoredOnce,
         delivery: Delivery,
         catch_up: DeliveryCatchUp,
         *,
@@ -248,6 +293,7 @@ class GatewayHandler:
     ) -> None:
         self._intake = intake
         self._delayed = delayed
+        self._stored_once = stored_once
         self._delivery = delivery
         self._catch_up = catch_up
         # May be changed at any time.
@@ -266,6 +312,7 @@ class GatewayHandler:
             RequestCode.DETACH_FILTERS: self._detach,
             RequestCode.PUBLISH_TRANSIENT: self._publish_transient,
             RequestCode.PUBLISH_DELAYED: self._publish_delayed,
+            RequestCode.RELEASE_PACKET_IDS: self._release,
         }
 
     def connection_lost(self, connection: ServerConnection) -> None:
@@ -362,7 +409,25 @@ class GatewayHandler:
         if not count or topic in UNSENDABLE_TOPICS:
             raise RequestError(ResponseCode.NO_PERMISSION, f"topic {topic} does not take messages")
         answer = IntakeAnswer(connection, request, _respond)
-        self._delayed.append(topic, queue_id % count, _bytes(request), born_host=self._host, done=answer)
+        self._stored_once.append(
+            (TIMER_TOPIC, topic),
+            _bytes(request),
+            partial(self._delayed.append, topic, queue_id % count, born_host=self._host),
+            answer,
+            is_repeat=request.boolean(REPEAT_FIELD, False),
+            has_packet_ids=request.boolean(PACKET_IDS_FIELD, False),
+        )
+        return answer.take()
+
+    def _release(self, connection: ServerConnection, request: Command) -> Command | None:
+        body = bytes(_bytes(request))
+        if len(body) > limits.RELEASED_BODY_BYTES_MAX:
+            raise RequestError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"a release of more than {limits.RELEASED_BODY_BYTES_MAX} bytes",
+            )
+        answer = IntakeAnswer(connection, request, _respond)
+        self._stored_once.release(body, answer, now_ms=self._clock.now_ms())
         return answer.take()
 
     def _publish_transient(self, connection: ServerConnection, request: Command) -> Command:

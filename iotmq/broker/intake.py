@@ -47,12 +47,36 @@ _ANY_QUEUE: list[Queue | None] = [None] * limits.QUEUES_PER_TOPIC_MAX
 _HOST_FLAGS = _BORN_HOST_IS_IPV6 | _STORE_HOST_IS_IPV6
 
 
+class FoundBatch:
+    """Where records stand that were stored before, as Appended says it of new ones."""
+
+    __slots__ = ("_positions", "end_position", "first_offset", "start_position", "store_timestamp_ms")
+
+    def __init__(
+        self, positions: list[int], end_position: int, *, first_offset: int = 0, store_timestamp_ms: int = 0
+    ) -> None:
+        self._positions = positions
+        self.start_position = positions[0] if positions else end_position
+        self.end_position = end_position
+        self.first_offset = first_offset
+        self.store_timestamp_ms = store_timestamp_ms
+
+    @property
+    def count(self) -> int:
+        return len(self._positions)
+
+    def positions(self) -> list[int]:
+        return list(self._positions)
+
+
 class StoredBatch:
     """A batch that is in the log. `status` is SUCCESS, or FLUSH_DISK_TIMEOUT when the disk took too long."""
 
     __slots__ = ("appended", "queue_id", "status")
 
-    def __init__(self, appended: Appended, queue_id: int, status: int = ResponseCode.SUCCESS) -> None:
+    def __init__(
+        self, appended: Appended | FoundBatch, queue_id: int, status: int = ResponseCode.SUCCESS
+    ) -> None:
         self.appended = appended
         self.queue_id = queue_id
         self.status = status
@@ -330,10 +354,7 @@ class Intake:
             self._put_latencies.end(begun_us)
             done(batch)
         elif waits_for_flush:
-            deadline_s = self._clock.monotonic_s() + self._flush_timeout_s
-            self._waiting.append(_Waiting(batch, deadline_s, done, is_patient=is_patient, begun_us=begun_us))
-            if len(self._waiting) == 1:
-                self._timer.arm(deadline_s)
+            self._wait(batch, done, is_patient=is_patient, begun_us=begun_us)
         else:
             self._put_latencies.end(begun_us)
             done(batch)
@@ -408,13 +429,17 @@ class Intake:
         if batches > waiting:
             self._put_latencies.end(self._run_begun_us, batches - waiting)
         if waiting:
-            deadline_s = self._clock.monotonic_s() + self._flush_timeout_s
             run = StoredRun(store.appended_position, waiting)
-            self._waiting.append(
-                _Waiting(run, deadline_s, done, is_patient=False, begun_us=self._run_begun_us)
-            )
-            if len(self._waiting) == 1:
-                self._timer.arm(deadline_s)
+            self._wait(run, done, is_patient=False, begun_us=self._run_begun_us)
+
+    def when_flushed(self, done: Callable[[StoredRun], None]) -> None:
+        """Call `done`, perhaps at once, when all that is appended by now is confirmed, or takes too long."""
+        run = StoredRun(self._store.appended_position, 0)
+        self.settle()
+        if self._store.confirmed_position >= run.end_position:
+            done(run)
+        else:
+            self._wait(run, done, is_patient=False, begun_us=now_us())
 
     def settle(self) -> None:
         """Give what was appended to its queues: what was answered is there for whatever is asked next."""
@@ -543,6 +568,20 @@ class Intake:
     def _refuse(self, done: Done, code: int, remark: str) -> None:
         self.refused_count += 1
         done(IntakeError(code, remark))
+
+    def _wait(
+        self,
+        batch: StoredBatch | StoredRun,
+        done: Callable[[Any], None],
+        *,
+        is_patient: bool,
+        begun_us: int,
+    ) -> None:
+        """Call `done` when the disk has what was appended last, or when that takes too long."""
+        deadline_s = self._clock.monotonic_s() + self._flush_timeout_s
+        self._waiting.append(_Waiting(batch, deadline_s, done, is_patient=is_patient, begun_us=begun_us))
+        if len(self._waiting) == 1:
+            self._timer.arm(deadline_s)
 
     def _time_out(self, waiting: _Waiting) -> None:
         self.flush_timeouts_count += waiting.batch.batches

@@ -26,6 +26,7 @@ from iotmq.broker.sessions import Sessions
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.share_handler import ShareHandler
 from iotmq.broker.shares import ShareSettings
+from iotmq.broker.stored_once import StoredOnce
 from iotmq.broker.timers import Timers
 from iotmq.broker.topics import TopicTable
 from iotmq.clock import Clock
@@ -43,6 +44,7 @@ class MqttParts:
         topics: TopicTable,
         timers: Timers,
         device_replies: DeviceReplies,
+        stored_once: StoredOnce,
         cold_reads: ColdReads,
         clock: Clock,
         *,
@@ -60,6 +62,7 @@ class MqttParts:
         self._intake = intake
         self._topics = topics
         self._device_replies = device_replies
+        self._stored_once = stored_once
         self._clock = clock
         self._host = host
         self._record_bytes_max = store.settings.record_bytes_max
@@ -96,6 +99,7 @@ class MqttParts:
         self._gateway = GatewayHandler(
             intake,
             self._delayed_batches,
+            stored_once,
             self.delivery,
             DeliveryCatchUp(self.delivery, store.recent_records),
             host=host,
@@ -118,6 +122,7 @@ class MqttParts:
         return LocalGateway(
             self._intake,
             self._delayed_batches,
+            self._stored_once,
             self._device_replies,
             self._topics,
             self.delivery,
@@ -150,6 +155,7 @@ class MqttParts:
 
     def metrics(self) -> Iterable[Metric]:
         yield from self._gateway.metrics()
+        yield from self._stored_once.metrics()
         yield from self.session_requests.metrics()
         yield from self.sessions.metrics()
         yield from self.retained.metrics()

@@ -19,6 +19,7 @@ from iotmq.broker.offset_ids import OffsetMessageIds
 from iotmq.broker.request_table import Handler
 from iotmq.broker.send_path import SendPath
 from iotmq.broker.send_properties import element_wishes, without_wait
+from iotmq.broker.stored_once import StoredOnce
 from iotmq.broker.subscription_groups import SubscriptionGroups
 from iotmq.broker.timer_wish import HINT, NOW
 from iotmq.broker.topics import (
@@ -37,6 +38,7 @@ from iotmq.message.record import property_value
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import RequestCode, ResponseCode, Version
 from iotmq.remoting.command import Command
+from iotmq.remoting.send_fields import PACKET_IDS_FIELD, REPEAT_FIELD
 from iotmq.remoting.send_frames import SendRun
 from iotmq.remoting.server import ServerConnection
 from iotmq.store.queue import Queue
@@ -115,6 +117,7 @@ class SendHandler:
         subscription_groups: SubscriptionGroups,
         message_ids: OffsetMessageIds,
         delivery: DelayDelivery,
+        stored_once: StoredOnce,
         *,
         broker_name: str,
         cluster: str,
@@ -132,6 +135,7 @@ class SendHandler:
         self._subscription_groups = subscription_groups
         self._message_ids = message_ids
         self._delivery = delivery
+        self._stored_once = stored_once
         self._is_writable = is_writable
         self._broker_name = broker_name
         # The last property, and none of the format's own records has a separator behind that.
@@ -281,6 +285,7 @@ class SendHandler:
         sys_flag = header.sys_flag
 
         respond = self._respond
+        topics: tuple[str, ...] = (name,)
         if is_batch:
             if properties and not properties.endswith(b"\x02"):
                 properties += b"\x02"
@@ -310,24 +315,36 @@ class SendHandler:
                 is_new = not name.startswith(RETRY_PREFIX)
                 waiting = timers.divert(name, queue_id, properties, wish, is_counted=is_new)
                 name, queue_id, properties = waiting[:3]
+                topics = (name, *topics)
             body = request.body if not isinstance(request.body, list) else request.body_bytes()
             elements = encode_element(body, properties, header.flag)
             batch_properties = self._cluster_property
 
         answer = IntakeAnswer(connection, request, respond)
         is_same = self._topics.version is version
-        self._intake.append(
+        append = partial(
+            self._intake.append,
             name,
             queue_id,
-            elements,
             born_timestamp_ms=header.born_timestamp_ms,
             born_host=self._born_hosts.get(connection) or self._born_host(connection),
             sys_flag=sys_flag,
             reconsume_times=reconsume_times,
             batch_properties=batch_properties,
-            done=answer if is_same else partial(self._answer_when_told, answer),
             waits_for_flush=_NO_WAIT not in header.properties,
         )
+        done = answer if is_same else partial(self._answer_when_told, answer)
+        if REPEAT_FIELD in ext or PACKET_IDS_FIELD in ext:
+            self._stored_once.append(
+                topics,
+                elements,
+                append,
+                done,
+                is_repeat=request.boolean(REPEAT_FIELD, False),
+                has_packet_ids=request.boolean(PACKET_IDS_FIELD, False),
+            )
+        else:
+            append(elements, done=done)
         return answer.take()
 
     def _answer_when_told(self, answer: IntakeAnswer, result: StoredBatch | IntakeError) -> None:

@@ -19,6 +19,7 @@ from iotmq.broker.send_back_handler import SendBackHandler
 from iotmq.broker.send_handler import SendHandler
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.statistics import Statistics
+from iotmq.broker.stored_once import StoredOnce
 from iotmq.broker.subscription_groups import SubscriptionGroups
 from iotmq.broker.timer_handler import TimerHandler
 from iotmq.broker.topics import TopicTable
@@ -42,6 +43,7 @@ class Sending:
         subscription_groups: SubscriptionGroups,
         offsets: ConsumerOffsets,
         statistics: Statistics,
+        stored_once: StoredOnce,
         cold_reads: ColdReads,
         clock: Clock,
         settings: BrokerSettings,
@@ -116,6 +118,7 @@ class Sending:
             subscription_groups,
             message_ids,
             self.delays,
+            stored_once,
             broker_name=settings.name,
             cluster=settings.cluster,
             region=settings.region,

@@ -149,6 +149,9 @@ class SessionProjection(KeyValueProjection):
         self._moved_queues: deque[int] = deque()
         self._is_moved: set[int] = set()
         self._walk: _PlacesWalk | None = None
+        # No session is due before this key. What is removed stays in the database's way for a while: after
+        # 100,000 sessions that expired a scan from the beginning takes 30 ms.
+        self._due_from = _TAG_DUE
         # What is left to look at behind a trimmed log.
         self._min_position = 0
         self._sweep: Iterator[int] = iter(())
@@ -259,7 +262,11 @@ class SessionProjection(KeyValueProjection):
         """Clients whose sessions have expired, with the epoch in which they have."""
         self.write_out()
         found: list[tuple[str, int]] = []
-        for key, _ in self._space.scan(_TAG_DUE, _DUE_KEY.pack(_TAG_DUE, now_ms + 1)):
+        is_first = True
+        for key, _ in self._space.scan(self._due_from, _DUE_KEY.pack(_TAG_DUE, now_ms + 1)):
+            if is_first:
+                self._due_from = key
+                is_first = False
             if len(found) == sessions_max:
                 break
             client_id = key[_DUE_KEY.size :].decode()
@@ -544,7 +551,9 @@ class SessionProjection(KeyValueProjection):
 
     def _set_due(self, client_id: str, due_ms: int | None, *, is_there: bool) -> None:
         if due_ms is not None:
-            self._changes.marks[_DUE_KEY.pack(_TAG_DUE, due_ms) + client_id.encode()] = is_there
+            key = _DUE_KEY.pack(_TAG_DUE, due_ms) + client_id.encode()
+            self._changes.marks[key] = is_there
+            self._due_from = min(self._due_from, key)
 
     # The database
 
@@ -575,6 +584,7 @@ class SessionProjection(KeyValueProjection):
         self._moved_queues.clear()
         self._is_moved.clear()
         self._walk = None
+        self._due_from = _TAG_DUE
 
     def _write(self, marker: bytes) -> None:
         keys, values, removed, ranges = self._changes.all_items()

@@ -10,6 +10,7 @@ from iotmq.broker.topics import (
     OP_HALF_TOPIC,
     PERMISSION_INHERIT,
     PERMISSION_READ_WRITE,
+    RECEIVED_TOPIC,
     SCHEDULE_TOPIC,
     SELF_TEST_TOPIC,
     SESSION_TOPIC,
@@ -64,6 +65,7 @@ def system_topics(
         topic(HALF_TOPIC, 1),
         topic(OP_HALF_TOPIC, 1),
         topic(SESSION_TOPIC, 1),
+        topic(RECEIVED_TOPIC, 1),
         topic(TRACE_TOPIC, 1),
         topic(TRANSACTION_CHECKS_MAX_TOPIC, 1),
     )

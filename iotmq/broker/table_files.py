@@ -17,6 +17,7 @@ from iotmq.broker.changed_settings import ChangedSettings
 from iotmq.broker.config_saver import ConfigSaver, Saved
 from iotmq.broker.subscription_groups import SubscriptionGroups
 from iotmq.broker.topics import TopicTable
+from iotmq.errors import StoreError
 from iotmq.metrics import Metric
 
 logger = logging.getLogger(__name__)
@@ -93,12 +94,13 @@ class TableFiles:
         if self._settings.is_behind:
             self._settings.save()
         for table in self._tables:
-            data = table.take_unsaved()
-            if data is not None:
-                try:
+            try:
+                data = table.take_unsaved()
+                if data is not None:
                     table.write(data)
-                except OSError as error:
-                    _note_failure(table, error)
+            except (OSError, StoreError) as error:
+                # The others are written all the same: what one says may need a database that is closed.
+                _note_failure(table, error)
 
     def metrics(self) -> Iterable[Metric]:
         for saver in self._savers:
@@ -122,6 +124,6 @@ class TableFiles:
                 raise
 
 
-def _note_failure(table: SavedTable, error: OSError) -> None:
+def _note_failure(table: SavedTable, error: OSError | StoreError) -> None:
     table.is_dirty = True
     logger.error("offsets could not be written: %s", error)

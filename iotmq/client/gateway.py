@@ -30,12 +30,16 @@ from iotmq.errors import (
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
+from iotmq.remoting.send_fields import PACKET_IDS_FIELD, REPEAT_FIELD
 from iotmq.supervised import supervise
 
 _log = logging.getLogger("iotmq.mqtt")
 
 _GROUP = "iotmq_mqtt_front"
 _REFRESH_S = 10.0
+# A batch that a broker may have waits for it so long at least, also when it is in no route any more; then it
+# goes elsewhere, or a broker that is gone for good would hold its devices up for ever.
+_BACK_S = 60.0
 # A broker that nobody names any more is forgotten after so long: it may be restarting, and what it stores
 # before its channel is back is to be delivered, as its sessions are to go on (session_brokers).
 FORGET_S = 600.0
@@ -62,6 +66,8 @@ class RemoteGateway:
             ),
         )
         self._queues: dict[str, tuple[MessageQueue, ...]] = {}
+        # Topic, queue id of this port, whether delayed -> where the batch under way went first, and when.
+        self._places: dict[tuple[str, int, bool], tuple[MessageQueue, float]] = {}
         self._filters: dict[int, str] = {}
         # By broker name; and since when nobody names the brokers of some of them.
         self._channels: dict[str, DeliveryChannel] = {}
@@ -146,16 +152,31 @@ class RemoteGateway:
     def queue_count(self, topic: str) -> int:
         return len(self._queues[topic])
 
+    @property
+    def may_lose_answers(self) -> bool:
+        return True
+
     def append(
-        self, topic: str, queue_id: int, elements: Buffer, *, count: int, is_stored: bool, done: AppendDone
+        self,
+        topic: str,
+        queue_id: int,
+        elements: Buffer,
+        *,
+        count: int,
+        is_stored: bool,
+        has_packet_ids: bool,
+        is_repeat: bool,
+        done: AppendDone,
     ) -> None:
-        queue = self._queue(topic, queue_id)
+        queue = self._place((topic, queue_id, False), is_repeat=is_repeat)
         body = memoryview(elements)
         if not is_stored:
-            self._publish(RequestCode.PUBLISH_TRANSIENT, queue, body, done)
+            self._publish(RequestCode.PUBLISH_TRANSIENT, queue, {}, body, done)
             return
         try:
-            sending = self._producer.send_encoded_batch_nowait(topic, queue, body, count)
+            sending = self._producer.send_encoded_batch_nowait(
+                topic, queue, body, count, is_repeat=is_repeat, has_packet_ids=has_packet_ids
+            )
         except MessageRefusedError as error:
             done(ResponseCode.MESSAGE_ILLEGAL, str(error))
             return
@@ -165,9 +186,45 @@ class RemoteGateway:
         sending.add_done_callback(lambda result: _report(result, done))
 
     def append_delayed(
-        self, topic: str, queue_id: int, elements: Buffer, *, count: int, done: AppendDone
+        self,
+        topic: str,
+        queue_id: int,
+        elements: Buffer,
+        *,
+        count: int,
+        has_packet_ids: bool,
+        is_repeat: bool,
+        done: AppendDone,
     ) -> None:
-        self._publish(RequestCode.PUBLISH_DELAYED, self._queue(topic, queue_id), memoryview(elements), done)
+        queue = self._place((topic, queue_id, True), is_repeat=is_repeat)
+        asked = {REPEAT_FIELD: is_repeat, PACKET_IDS_FIELD: has_packet_ids}
+        ext = {name: "true" for name, is_asked in asked.items() if is_asked}
+        self._publish(RequestCode.PUBLISH_DELAYED, queue, ext, memoryview(elements), done)
+
+    def broker_of(self, topic: str, queue_id: int, *, is_delayed: bool) -> str:
+        return self._places[topic, queue_id, is_delayed][0].broker_name
+
+    def release(self, broker: str | None, body: bytes, done: AppendDone) -> None:
+        asyncio.ensure_future(self._release(broker, body, done))  # noqa: RUF006 - `done` ends it
+
+    async def _release(self, broker: str | None, body: bytes, done: AppendDone) -> None:
+        names = list(self._masters) if broker is None else [broker]
+        try:
+            if not names or not all(name in self._masters for name in names):
+                raise ConnectionClosedError(f"broker {broker or ''} has no master now")
+            responses = await asyncio.gather(
+                *(
+                    self._client.request(
+                        self._masters[name], Command.request(RequestCode.RELEASE_PACKET_IDS, {}, body)
+                    )
+                    for name in names
+                )
+            )
+        except IotmqError as error:
+            done(ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
+            return
+        refused = [response for response in responses if response.code != ResponseCode.SUCCESS]
+        done(refused[0].code, refused[0].remark or "") if refused else done(ResponseCode.SUCCESS, "")
 
     def reply(self, broker: str, topic: str, client_id: str, body: bytes) -> None:
         address = self._masters.get(broker)
@@ -230,16 +287,30 @@ class RemoteGateway:
         # When a broker left with its queues, its messages go on in the order they came, to one other queue.
         return queues[queue_id % len(queues)]
 
-    def _publish(self, code: int, queue: MessageQueue, body: memoryview, done: AppendDone) -> None:
+    def _place(self, lane: tuple[str, int, bool], *, is_repeat: bool) -> MessageQueue:
+        """The queue of a batch; one that a broker may have keeps its queue while it may come back."""
+        topic, queue_id, _ = lane
+        now_s = asyncio.get_running_loop().time()
+        if is_repeat and lane in self._places:
+            queue, first_s = self._places[lane]
+            if queue in self._queues[topic] or now_s < first_s + _BACK_S:
+                return queue
+        queue = self._queue(topic, queue_id)
+        self._places[lane] = (queue, now_s)
+        return queue
+
+    def _publish(
+        self, code: int, queue: MessageQueue, ext: dict[str, str], body: memoryview, done: AppendDone
+    ) -> None:
         """Send a batch that is not for the log as it is."""
-        asyncio.ensure_future(self._request_publish(code, queue, body, done))  # noqa: RUF006 - `done` ends it
+        asyncio.ensure_future(self._request_publish(code, queue, ext, body, done))  # noqa: RUF006 - `done` ends it
 
     async def _request_publish(
-        self, code: int, queue: MessageQueue, body: memoryview, done: AppendDone
+        self, code: int, queue: MessageQueue, ext: dict[str, str], body: memoryview, done: AppendDone
     ) -> None:
         route = self._client.routes.known(queue.topic)
         address = None if route is None else route.master(queue.broker_name)
-        ext = {"topic": queue.topic, "queueId": str(queue.queue_id)}
+        ext = {"topic": queue.topic, "queueId": str(queue.queue_id), **ext}
         try:
             if address is None:
                 raise ConnectionClosedError(f"broker {queue.broker_name} has no master now")

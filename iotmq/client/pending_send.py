@@ -19,6 +19,8 @@ class PendingSend:
         "deadline_s",
         "fixed_queue",
         "future",
+        "has_packet_ids",
+        "is_repeat",
         "key",
         "message_id",
         "properties",
@@ -49,7 +51,12 @@ class PendingSend:
         message_id: str,
         timeout_s: float,
         future: asyncio.Future[SendResult],
+        is_repeat: bool = False,
+        has_packet_ids: bool = False,
     ) -> None:
+        """`is_repeat`: a broker may have it already. `has_packet_ids`: messages have MQTT_PACKET_ID."""
+        self.is_repeat = is_repeat
+        self.has_packet_ids = has_packet_ids
         self.topic = topic
         self.code = code
         self.body = body

@@ -55,19 +55,48 @@ class GatewayPort(Protocol):
     def queue_count(self, topic: str) -> int:
         """How many queues a topic of `start` has, over all brokers; queue ids below are 0 to count - 1."""
 
+    @property
+    def may_lose_answers(self) -> bool:
+        """Whether a batch may be stored although its answer says otherwise; then its first message needs a
+        unique key."""
+
     def append(
-        self, topic: str, queue_id: int, elements: Buffer, *, count: int, is_stored: bool, done: AppendDone
+        self,
+        topic: str,
+        queue_id: int,
+        elements: Buffer,
+        *,
+        count: int,
+        is_stored: bool,
+        has_packet_ids: bool,
+        is_repeat: bool,
+        done: AppendDone,
     ) -> None:
         """Hand over `count` messages in batch encoding, to the log or (not stored) to live subscribers only.
 
         `elements` stays untouched until `done` was called. The caller keeps at most one batch of a queue
-        under way, which keeps their order.
+        under way, which keeps their order; one that was not confirmed it hands over again, with `is_repeat`,
+        before any other. `has_packet_ids`: messages have MQTT_PACKET_ID.
         """
 
     def append_delayed(
-        self, topic: str, queue_id: int, elements: Buffer, *, count: int, done: AppendDone
+        self,
+        topic: str,
+        queue_id: int,
+        elements: Buffer,
+        *,
+        count: int,
+        has_packet_ids: bool,
+        is_repeat: bool,
+        done: AppendDone,
     ) -> None:
         """As `append`, but an element comes into its queue when the time its TIMER_DELAY_SEC says is over."""
+
+    def broker_of(self, topic: str, queue_id: int, *, is_delayed: bool) -> str:
+        """Who has the batch of this queue that was confirmed last."""
+
+    def release(self, broker: str | None, body: bytes, done: AppendDone) -> None:
+        """Have a broker (None: all) forget packet ids, as broker.received_ids encodes them. Repeatable."""
 
     def reply(self, broker: str, topic: str, client_id: str, body: bytes) -> None:
         """Hand what a device published to `topic`, a reply topic (mqtt.reply_topics), to the broker it names.

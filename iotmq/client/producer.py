@@ -38,8 +38,9 @@ class Producer(Lifetime):
 
     `send` and `send_nowait` try up to `tries_max` times within `send_timeout_ms`: after a lost
     connection, and after answers that another try may cure. A try whose answer is overdue is not
-    repeated (the message may be stored): RequestTimeoutError. After a lost connection a message may
-    be stored twice. Tries of a keyed message stay on its queue.
+    repeated (the message may be stored): RequestTimeoutError. After a lost connection the same broker
+    stores it once (with its key index); another one may store it, too. Tries of a keyed message stay on
+    its queue.
     """
 
     def __init__(
@@ -176,10 +177,23 @@ class Producer(Lifetime):
         return await self._start(send)
 
     def send_encoded_batch_nowait(
-        self, topic: str, queue: MessageQueue | None, elements: bytes | memoryview, count: int
+        self,
+        topic: str,
+        queue: MessageQueue | None,
+        elements: bytes | memoryview,
+        count: int,
+        *,
+        is_repeat: bool = False,
+        has_packet_ids: bool = False,
     ) -> asyncio.Future[SendResult]:
-        """Like `send_encoded_batch`, without waiting. ProducerBusyError when too many are in flight."""
+        """Like `send_encoded_batch`, without waiting. ProducerBusyError when too many are in flight.
+
+        `is_repeat`: the broker may have stored it before, and looks for it by the unique key of its first
+        message that has one. `has_packet_ids`: messages have MQTT_PACKET_ID.
+        """
         send = self._encoded(topic, queue, elements, count, "")
+        send.is_repeat = is_repeat
+        send.has_packet_ids = has_packet_ids
         self._room.refuse_when_full()
         return self._start(send)
 

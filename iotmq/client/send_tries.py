@@ -26,6 +26,7 @@ from iotmq.errors import (
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
+from iotmq.remoting.send_fields import PACKET_IDS_FIELD, REPEAT_FIELD
 
 _log = logging.getLogger(__name__)
 
@@ -114,26 +115,26 @@ class SendTries:
     def command(self, send: PendingSend, queue: MessageQueue, *, oneway: bool = False) -> Command:
         """The request that sends it."""
         is_batch = send.code == RequestCode.SEND_BATCH_MESSAGE
-        return Command.request(
-            send.code,
-            {
-                "a": self._group,
-                "b": send.topic,
-                "c": self._settings.template_topic,
-                "d": str(self._settings.new_topic_queues),
-                "e": str(queue.queue_id),
-                "f": str(send.sys_flag),
-                "g": str(self._client.clock.now_ms()),
-                "h": str(send.user_flag),
-                "i": send.properties,
-                "j": "0",
-                "k": "false",
-                "m": "true" if is_batch else "false",
-                "n": queue.broker_name,
-            },
-            send.body,
-            oneway,
-        )
+        ext = {
+            "a": self._group,
+            "b": send.topic,
+            "c": self._settings.template_topic,
+            "d": str(self._settings.new_topic_queues),
+            "e": str(queue.queue_id),
+            "f": str(send.sys_flag),
+            "g": str(self._client.clock.now_ms()),
+            "h": str(send.user_flag),
+            "i": send.properties,
+            "j": "0",
+            "k": "false",
+            "m": "true" if is_batch else "false",
+            "n": queue.broker_name,
+        }
+        if send.is_repeat:
+            ext[REPEAT_FIELD] = "true"
+        if send.has_packet_ids:
+            ext[PACKET_IDS_FIELD] = "true"
+        return Command.request(send.code, ext, send.body, oneway)
 
     def time_out(self, send: PendingSend) -> None:
         """The time of a send that has no result is over."""
@@ -153,6 +154,8 @@ class SendTries:
 
     def _write(self, send: PendingSend, connection: ClientConnection, queue: MessageQueue) -> None:
         send.queue = queue
+        # A try that was not answered may have been stored.
+        send.is_repeat = send.is_repeat or send.tries > 0
         send.tries += 1
         send.sent_s = asyncio.get_running_loop().time()
         try:

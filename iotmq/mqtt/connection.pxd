@@ -12,7 +12,8 @@ cdef class ServerConnection(OutboundHalf):
     cdef PublishSink sink
     cdef ByteBuffer _input              # a packet that has begun; all input while the session opens, or events wait
     cdef AcknowledgementRing _acks      # what the device waits for
-    cdef set _qos2_received             # packet ids between PUBLISH and PUBREL; None until the first
+    # Packet ids between PUBLISH and PUBREL, with the broker that has the message, or None; None until the first.
+    cdef dict _qos2_received
     cdef uint32_t _resumed_count        # of those at most, how many came in an earlier connection
     cdef uint32_t _receive_max          # what the device may have sent without an answer
     cdef InboundAliases _inbound_aliases    # None until the device uses one
@@ -53,4 +54,7 @@ cdef class ServerConnection(OutboundHalf):
     cdef int _check_receive_max(self) except -1
     cdef bint _are_flags_right(self, int packet_type, int flags) except -1
     cdef int _release(self, uint16_t packet_id) except -1
+    cdef int released(self, uint16_t packet_id, object broker, bint is_known) except -1
+    cdef int complete(self, uint16_t packet_id, int code) except -1
+    cdef int note_stored(self, uint32_t sequence, uint32_t count, object broker) except -1
     cdef void _fail(self, object reason, str detail)

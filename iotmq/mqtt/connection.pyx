@@ -27,7 +27,9 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t
 from libc.stdlib cimport free
 
 from iotmq.message.layout cimport get_u16
-from iotmq.mqtt.acknowledgements cimport acknowledge_run, check_expected, expect_acknowledgement, expected_at, refuse_repeated
+from iotmq.mqtt.acknowledgements cimport (
+    Acknowledgement, acknowledge_run, check_expected, expect_acknowledgement, expected_at, refuse_repeated,
+)
 from iotmq.mqtt.byte_buffer cimport ByteBuffer, append, release
 from iotmq.mqtt.connection_settings cimport ConnectionSettings
 from iotmq.mqtt.framing cimport Packet, next_packet, variable_integer_size
@@ -45,6 +47,7 @@ from iotmq.mqtt.topic_aliases cimport InboundAliases, OutboundAliases
 from dataclasses import replace
 from functools import partial
 
+from iotmq import limits
 from iotmq.mqtt import packets, reason_codes
 from iotmq.mqtt.enhanced_authentication import EnhancedAuthentication
 from iotmq.mqtt.errors import MqttProtocolError
@@ -52,6 +55,10 @@ from iotmq.mqtt.properties import NO_PROPERTIES, Properties
 
 cdef enum:
     REASON_CHARACTERS_MAX = 512
+
+# What stands for the broker of a packet id that was restored.
+cdef object RESTORED = object()
+cdef uint32_t _CONNECT_BYTES_MAX = limits.MQTT_CONNECT_BYTES_MAX
 
 AWAITING_CONNECT = STATE_AWAITING_CONNECT
 OPENING = STATE_OPENING
@@ -97,6 +104,7 @@ cdef class ServerConnection(OutboundHalf):
     cdef int _receive_packets(self, const uint8_t* data, Py_ssize_t size) except -1:
         cdef Py_ssize_t at = 0
         cdef Packet packet
+        cdef uint32_t bytes_max
         while at < size:
             if self.state == STATE_CLOSED:
                 return 0
@@ -110,7 +118,10 @@ cdef class ServerConnection(OutboundHalf):
                 self._is_waiting_for_events = True
             if self._is_waiting_for_events:
                 return append(&self._input, data + at, size - at)
-            if not next_packet(&self._input, data, size, &at, self.settings.packet_bytes_max, &packet):
+            bytes_max = self.settings.packet_bytes_max
+            if self.state != STATE_CONNECTED:
+                bytes_max = min(bytes_max, _CONNECT_BYTES_MAX)
+            if not next_packet(&self._input, data, size, &at, bytes_max, &packet):
                 return 0
             if self.protocol_level == LEVEL_5 and packet.size + 5 > self.settings.packet_bytes_max:
                 self._check_whole_size(packet.size)
@@ -192,8 +203,10 @@ cdef class ServerConnection(OutboundHalf):
         publication.topic_size = get_u16(body)
         publication.properties = NULL
         publication.sequence = 0
+        publication.packet_id = 0
         publication.qos = <uint8_t>qos
         publication.is_retained = first & 1
+        publication.is_duplicate = first & 8
         head = 2 + publication.topic_size + (2 if qos else 0)
         if head > size:
             raise MqttProtocolError(reason_codes.MALFORMED_PACKET, "PUBLISH ends in its topic or packet id")
@@ -201,6 +214,7 @@ cdef class ServerConnection(OutboundHalf):
             packet_id = get_u16(body + head - 2)
             if packet_id == 0:  # [MQTT-2.3.1-1]
                 raise MqttProtocolError(reason_codes.PROTOCOL_ERROR, "PUBLISH has packet id 0")
+            publication.packet_id = packet_id
         if self.protocol_level == LEVEL_5:
             head += read_publish_properties(body + head, size - head, &properties)
             if properties.raw_size:
@@ -238,12 +252,15 @@ cdef class ServerConnection(OutboundHalf):
         That is method B of section 4.3.3.
         """
         if self._qos2_received is None:
-            self._qos2_received = set()
+            self._qos2_received = {}
         publication.sequence = expect_acknowledgement(&self._acks, packet_id, PACKET_PUBREC)
-        if packet_id in self._qos2_received:
+        if packet_id in self._qos2_received and (
+            # Of an earlier connection: without DUP it is another message [MQTT-4.3.3-12].
+            publication.is_duplicate or self._qos2_received[packet_id] is not RESTORED
+        ):
             self.acknowledge(publication.sequence, 1)
             return False
-        self._qos2_received.add(packet_id)
+        self._qos2_received[packet_id] = None
         return True
 
     cdef int _check_receive_max(self) except -1:
@@ -344,13 +361,20 @@ cdef class ServerConnection(OutboundHalf):
         return self.handle_pubcomp(packet_id)
 
     cdef int _release(self, uint16_t packet_id) except -1:
-        cdef int code = 0
         if packet_id == 0:  # [MQTT-2.2.1-3], 3.1.1 [MQTT-2.3.1-1]
             raise MqttProtocolError(reason_codes.PROTOCOL_ERROR, "PUBREL has packet id 0")
         if self._qos2_received is not None and packet_id in self._qos2_received:
-            self._qos2_received.discard(packet_id)
-        elif self.protocol_level == LEVEL_5:
-            code = reason_codes.PACKET_ID_NOT_FOUND
+            return self.released(packet_id, self._qos2_received.pop(packet_id), True)
+        return self.released(packet_id, None, False)
+
+    cdef int released(self, uint16_t packet_id, object broker, bint is_known) except -1:
+        """PUBREL came, for a message that `broker` has, for one that is not stored yet, or for none."""
+        return self.complete(
+            packet_id, reason_codes.PACKET_ID_NOT_FOUND if not is_known and self.protocol_level == LEVEL_5 else 0
+        )
+
+    cdef int complete(self, uint16_t packet_id, int code) except -1:
+        """Nobody needs the packet id any more: the device may use it for another message."""
         return self.write(packets.encode_acknowledgement(packets.PUBCOMP, packet_id, code))
 
     cdef int _handle_disconnect(self, bytes body) except -1:
@@ -398,6 +422,18 @@ cdef class ServerConnection(OutboundHalf):
             return 0
         return acknowledge_run(&self._acks, sequence, count, 0, &self.output)
 
+    cdef int note_stored(self, uint32_t sequence, uint32_t count, object broker) except -1:
+        """`broker` has the packet ids of QoS 2 among `count` messages from `sequence` on."""
+        cdef uint32_t index
+        cdef Acknowledgement* expected
+        if self.state == STATE_CLOSED or self._qos2_received is None:
+            return 0
+        for index in range(count):
+            expected = expected_at(&self._acks, sequence + index)
+            if expected.packet_type == PACKET_PUBREC and expected.packet_id in self._qos2_received:
+                self._qos2_received[expected.packet_id] = broker
+        return 0
+
     cdef int refuse_published(self, uint32_t sequence, uint32_t count, uint8_t code) except -1:
         """`count` messages from `sequence` on are not stored: tell a device of MQTT 5 with this code."""
         cdef uint32_t index
@@ -407,7 +443,7 @@ cdef class ServerConnection(OutboundHalf):
         for index in range(count):
             # A PUBREC with an error ends the message [MQTT-4.3.3-9].
             if self._qos2_received is not None and expected_at(&self._acks, sequence + index).packet_type == PACKET_PUBREC:
-                self._qos2_received.discard(expected_at(&self._acks, sequence + index).packet_id)
+                self._qos2_received.pop(expected_at(&self._acks, sequence + index).packet_id, None)
                 refuse_repeated(&self._acks, sequence + index, code)
         return acknowledge_run(&self._acks, sequence, count, code, &self.output)
 
@@ -422,12 +458,15 @@ cdef class ServerConnection(OutboundHalf):
 
     @property
     def received_packet_ids(self):
-        """Packet ids of QoS 2 the device has sent and not released, for a session that goes on elsewhere."""
-        return sorted(self._qos2_received) if self._qos2_received else []
+        """Those of `restore_received` that are not released yet, for a session that goes on elsewhere."""
+        return sorted(key for key, broker in (self._qos2_received or {}).items() if broker is RESTORED)
 
     def restore_received(self, packet_ids not None):
-        """Know the packet ids of an earlier connection of the session."""
-        self._qos2_received = set(packet_ids) if packet_ids else None
+        """Know the packet ids of an earlier connection of the session, which no record has.
+
+        Before the connection is open, or what came behind its CONNECT would be handled without them.
+        """
+        self._qos2_received = dict.fromkeys(packet_ids, RESTORED) if packet_ids else None
         self._resumed_count = <uint32_t>len(packet_ids)
 
     # Events and time
@@ -549,11 +588,14 @@ cdef class ServerConnection(OutboundHalf):
         """End the connection; before it is open, with the CONNACK code the specification has for it."""
         self._fail(reason, detail)
 
-    def send_suback(self, packet_id, codes):
-        """Answer a SUBSCRIBE with one code per filter: the granted QoS, or 0x80 and above."""
+    def send_suback(self, packet_id, codes, str detail=""):
+        """Answer a SUBSCRIBE with one code per filter: the granted QoS, or 0x80 and above; MQTT 5 has a reason, too."""
         self.is_answer_due = False
         if self.protocol_level == LEVEL_5:
-            self.write(packets.encode_suback(packet_id, codes, NO_PROPERTIES))
+            packet = packets.encode_suback(packet_id, codes, Properties(reason_string=detail) if detail else NO_PROPERTIES)
+            if detail and len(packet) > self._sent_bytes_max:       # [MQTT-3.9.2-1]
+                packet = packets.encode_suback(packet_id, codes, NO_PROPERTIES)
+            self.write(packet)
         else:
             codes = [min(code, reason_codes.SUBACK_FAILURE) for code in codes]
             self.write(packets.encode_suback(packet_id, codes))

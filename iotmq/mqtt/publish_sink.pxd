@@ -1,4 +1,4 @@
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from iotmq.mqtt.publish_properties cimport PublishProperties
 
@@ -10,13 +10,16 @@ cdef struct Publication:
     const uint8_t* payload
     Py_ssize_t payload_size
     uint32_t sequence       # what `ServerConnection.acknowledge` wants later, for QoS 1 and 2
+    uint16_t packet_id      # 0 for QoS 0
     uint8_t qos
     bint is_retained
+    bint is_duplicate       # the device may have sent it before
     const PublishProperties* properties     # of MQTT 5; NULL for a packet without any
 
 
 cdef class PublishSink:
     cdef int on_publish(self, object connection, const Publication* publication) except -1
+    cdef int on_release(self, object connection, uint16_t packet_id, object broker) except -1
     cdef int end_turn(self) except -1
 
 

@@ -1,6 +1,6 @@
 """Where connections hand their PUBLISH packets."""
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint16_t, uint64_t
 
 from iotmq.mqtt.topics import decode_topic_name
 
@@ -15,6 +15,10 @@ cdef class PublishSink:
     cdef int on_publish(self, object connection, const Publication* publication) except -1:
         """`connection` is the ServerConnection that received it."""
         raise NotImplementedError("a PublishSink overrides on_publish")
+
+    cdef int on_release(self, object connection, uint16_t packet_id, object broker) except -1:
+        """PUBREL came for a message with a packet id that a broker keeps: `broker`, or any when it is None."""
+        raise NotImplementedError("a PublishSink overrides on_release")
 
     cdef int end_turn(self) except -1:
         """Nothing more comes in this turn of the loop; what was collected may go on."""

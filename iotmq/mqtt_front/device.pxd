@@ -31,6 +31,7 @@ cdef class DeviceGroup:
     cdef object _waiting                # deque of devices with events for which this turn had no room
     cdef uint32_t _events_left          # events that may still be handled in this turn
     cdef bint _is_handling_scheduled
+    cdef readonly uint64_t unopened_bytes   # held for devices that are not connected yet
     cdef readonly uint64_t received_bytes
     cdef readonly uint64_t sent_bytes
     cdef public uint64_t dropped            # the oldest of what waited for a window, for something new
@@ -67,11 +68,14 @@ cdef class Device(ServerConnection):
     cdef public object will             # None when there is none, or it was dropped by DISCONNECT
     cdef public bint has_session        # the broker has given it one, in `epoch`, and was not told of its end
     cdef public int64_t epoch
+    cdef public bint is_resumed         # its session was there before it connected
     cdef public DeviceSession session   # None for one that ends with the connection
     cdef public DeviceSession shares    # its part in shared subscriptions; None while it has none
     cdef public uint64_t published_lanes    # those of the ingress it has published to, by place modulo 64
     cdef double _held_since_s           # when it was first not read because of an answer that is due; 0 while it is
     cdef list _unhandled                # events that wait for the next turn; None while there are none
+    cdef uint32_t unparsed_bytes        # in a buffer beside _input, as its transport says before it is connected
+    cdef uint32_t _unopened_bytes       # what of it counts in the group: 0 once it is connected, or closed
     cdef uint32_t _turn                 # the turn _turn_bytes counts
     cdef uint32_t _turn_bytes
     # True or not, in a byte each: there is a device for every connection.
@@ -84,6 +88,7 @@ cdef class Device(ServerConnection):
     cdef int count_input(self, uint32_t size) except -1
     cdef int after_read(self) except -1
     cdef int _after_input(self) except -1
+    cdef int _count_unopened(self) except -1
     cdef int _room_again(self) except -1
     cdef bint _is_held(self) noexcept
     cdef int _resume_if_free(self) except -1

@@ -38,6 +38,8 @@ class DeviceGroup:
     @property
     def paused_count(self) -> int: ...
     @property
+    def unopened_bytes(self) -> int: ...
+    @property
     def received_bytes(self) -> int: ...
     @property
     def sent_bytes(self) -> int: ...
@@ -57,6 +59,7 @@ class Device(ServerConnection, asyncio.BufferedProtocol):
     has_session: bool
     epoch: int
     expiry_s: int
+    is_resumed: bool
     session: DeviceSession | None
     shares: DeviceSession | None
     peer: Peer

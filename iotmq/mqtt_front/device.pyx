@@ -26,8 +26,10 @@ from iotmq.mqtt_front.outgoing cimport OutgoingMessage
 
 from collections import deque
 
+from iotmq import limits
 from iotmq.clock import SystemClock
 from iotmq.limits import MQTT_ANSWER_TIMEOUT_S
+from iotmq.mqtt import reason_codes
 from iotmq.mqtt.properties import NO_PROPERTIES
 from iotmq.mqtt_front.peer import with_address
 
@@ -273,8 +275,24 @@ cdef class Device(ServerConnection):
             self.group._yielding.append(self)
         return 0
 
+    cdef int _count_unopened(self) except -1:
+        """Count what is held for a device that is not connected, and close it when that is too much for all."""
+        cdef DeviceGroup group = self.group
+        cdef uint32_t held = 0
+        if self.state != STATE_CONNECTED and self.state != STATE_CLOSED:
+            held = self._input.capacity + self.unparsed_bytes
+        group.unopened_bytes += held
+        group.unopened_bytes -= self._unopened_bytes
+        self._unopened_bytes = held
+        if held and group.unopened_bytes > <uint64_t>limits.MQTT_UNOPENED_BYTES_MAX:
+            self.close(reason_codes.SERVER_BUSY, "too many connections have sent a part of their CONNECT")
+            return self._count_unopened()
+        return 0
+
     cdef int _after_input(self) except -1:
         self._receive_behind_events()
+        if self.state != STATE_CONNECTED or self._unopened_bytes:
+            self._count_unopened()
         if self._events is not None or self._unhandled is not None:
             self.group.handle_events(self)
         if self._has_acknowledged:
@@ -342,6 +360,8 @@ cdef class Device(ServerConnection):
         self.transport = None
         self.group._paused.discard(self)
         self.receive_eof()
+        if self._unopened_bytes:
+            self._count_unopened()
         self.group.handle_events(self)
         self.group._handler.device_lost(self)
 
@@ -369,6 +389,8 @@ cdef class Device(ServerConnection):
         if not self.open_session(session_present=session_present, properties=properties):
             # A will is one only when its CONNECT was accepted [MQTT-3.1.2-8].
             self.will = None
+        if self._unopened_bytes:
+            self._count_unopened()
         if not self.group.is_congested:
             self.group._paused.discard(self)
             self._resume()
@@ -445,6 +467,13 @@ cdef class Device(ServerConnection):
             self.group.too_large += 1
             return False
         return True
+
+    cdef int released(self, uint16_t packet_id, object broker, bint is_known) except -1:
+        """As of the core; the packet id of a session that is kept is released where the log has it first."""
+        # Restored ones are no broker's but the session's, and nobody has what is not stored yet.
+        if self.session is None or not isinstance(broker, str) and (is_known or not self.is_resumed):
+            return ServerConnection.released(self, packet_id, broker, is_known)
+        return self.group.sink.on_release(self, packet_id, broker)
 
     cdef int message_dropped(self) except -1:
         self.group.dropped += 1

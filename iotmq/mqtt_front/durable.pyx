@@ -87,6 +87,7 @@ cdef class DurableSession(KeptSession):
             (flight.queue_id, flight.position): flight for flight in opened.in_flight if not has_no_queue(flight)
         } or None
         self._done = set(opened.done) or None
+        self.had_received = bool(opened.received)
 
     def __dealloc__(self):
         free_flights(&self._flights)
@@ -96,20 +97,19 @@ cdef class DurableSession(KeptSession):
     def start(self, opened):
         """The CONNECT is answered: go on with what was in flight, then with what came meanwhile."""
         cdef QueueSubscription subscription
-        self.device.restore_received(opened.received)
         self.add(opened.subscriptions, is_resumed=True)
         by_id = self._by_id() if opened.in_flight else {}
         for flight in opened.in_flight:
             subscription = by_id.get(flight.queue_id)
             if has_no_queue(flight):
                 subscription = self._without_queue(flight.queue_id)
-            if flight.is_released and subscription is not None:
+            if not flight.is_released:
+                continue
+            # First, because the packet id keeps the place of its flight.
+            self.device.send_pubrel(flight.packet_id)
+            if subscription is not None:
                 # Taken by the device, and passed over when the queue is read.
                 self._add_flight(subscription, flight.position, flight.packet_id, 2, FLIGHT_RELEASED)
-            if flight.is_released:
-                self.device.send_pubrel(flight.packet_id)
-            elif subscription is not None:
-                self.device.reserve_packet_id(flight.packet_id)
         self.room_again()
         self.egress.group.touch(self.device)
 
@@ -531,6 +531,8 @@ cdef class DurableSession(KeptSession):
 
     cdef int not_persisted(self, to_release) except -1:
         self._to_release = [*to_release, *(self._to_release or ())] or None
+        # What the refused report said of packet ids the next has to say.
+        self.has_moved_flights = True
         return 0
 
     cdef int persisted(self, held, to_release) except -1:
@@ -571,6 +573,13 @@ cdef class DurableEgress:
     def open(self, Device device not None, str client_id not None, opened):
         """The session of a device, which `opened` (OpenedSession) describes; `start` follows its CONNACK."""
         device.session = DurableSession(self, device, client_id, opened)
+        device.is_resumed = opened.is_present
+        # Before what the device sent behind its CONNECT is handled.
+        device.restore_received(opened.received)
+        queue_ids = {entry.queue_id for entry in opened.subscriptions}
+        for flight in opened.in_flight:
+            if not flight.is_released and (flight.queue_id in queue_ids or has_no_queue(flight)):
+                device.reserve_packet_id(flight.packet_id)
         return device.session
 
     def stop(self):

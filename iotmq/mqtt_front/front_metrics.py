@@ -20,6 +20,12 @@ def traffic_metrics(ingress: Ingress, egress: Egress, group: DeviceGroup) -> Ite
         "iotmq_mqtt_received_bytes_total", "counter", "Bytes read from devices.", group.received_bytes
     )
     yield Metric("iotmq_mqtt_sent_bytes_total", "counter", "Bytes written to devices.", group.sent_bytes)
+    yield Metric(
+        "iotmq_mqtt_unopened_bytes",
+        "gauge",
+        "Bytes held for connections whose CONNECT is not accepted yet; past 64 MiB they are closed.",
+        group.unopened_bytes,
+    )
     yield Metric("iotmq_mqtt_paused_connections", "gauge", "Devices not being read.", group.paused_count)
     yield Metric("iotmq_mqtt_published_total", "counter", "Messages published by devices.", ingress.messages)
     yield Metric(

@@ -1,4 +1,4 @@
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from iotmq.mqtt.byte_buffer cimport ByteBuffer
 from iotmq.mqtt.publish_sink cimport Publication, PublishSink
@@ -37,6 +37,9 @@ cdef class Batch:
     cdef Py_ssize_t waiters_capacity
     cdef readonly uint32_t count
     cdef int exports                    # buffers that others hold; the memory may not move
+    cdef bint has_key                   # a message of it has a unique key
+    cdef bint has_packet_ids            # messages of it have MQTT_PACKET_ID
+    cdef bint was_offered               # a broker may have it
     cdef list settling                  # Settling that wait for this batch; None while there are none
     cdef bint is_done                   # `completed` was called; set False when it is handed over
 
@@ -66,6 +69,15 @@ cdef class Lane:
     cdef Batch newest(self)
 
 
+cdef class Release:
+    cdef Ingress ingress
+    cdef object broker                  # by name; None for all
+    cdef bytearray body                 # as in broker.received_ids
+    cdef list waiters                   # (device, packet id)
+
+    cdef int add(self, Device device, uint16_t packet_id) except -1
+
+
 cdef class Ingress(PublishSink):
     cdef object _router
     cdef object _rewrites
@@ -84,6 +96,10 @@ cdef class Ingress(PublishSink):
     cdef Py_ssize_t _record_bytes_max
     cdef double _retry_interval_s
     cdef Py_ssize_t _pending_bytes      # in batches of any kind
+    cdef object _unique_keys            # None where no answer of a broker can get lost
+    cdef dict _releases                 # of this turn: broker, or None for all -> Release
+    cdef bint _is_marked                # the message that is being added has its packet id,
+    cdef bint _is_duplicate             # and may be stored already
     cdef bint _is_closed                # nothing is offered again
     cdef readonly uint64_t messages
     cdef readonly uint64_t message_bytes
@@ -105,6 +121,10 @@ cdef class Ingress(PublishSink):
     cdef int _pass_over_notification(self, Device device, const Publication* publication) except -1
     cdef int _refuse_rewritten(self, Device device, const Publication* publication) except -1
     cdef int add(self, Target* target, Device device, const uint8_t* payload, Py_ssize_t payload_size, int qos, bint retain, bint is_waiting, uint32_t sequence) except -1
+    cdef int _mark(self, Lane lane, const Publication* publication) except -1
+    cdef int _released(self, Release release) except -1
+    cdef int _after_answer(self) except -1
+    cdef int _answer(self, const Waiter* waiter, int code, str remark, object broker) except -1
     cdef Batch _take_batch(self, Lane lane)
     cdef int _batch_done(self, Batch batch, int code, str remark) except -1
     cdef void _drop_targets(self) noexcept

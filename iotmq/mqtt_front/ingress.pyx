@@ -11,13 +11,13 @@ from devices stops until half of it is gone.
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy
 
 from iotmq.message.layout cimport ELEMENT_FIXED_BYTES, RECORD_FIXED_BYTES, put_u16, put_u32
 from iotmq.mqtt.byte_buffer cimport append
-from iotmq.mqtt.packet_types cimport LEVEL_5
+from iotmq.mqtt.packet_types cimport LEVEL_5, STATE_CLOSED, STATE_CONNECTED
 from iotmq.mqtt.publish_properties cimport PublishProperties, read_publish_properties
 from iotmq.mqtt.publish_sink cimport Publication, PublishSink
 from iotmq.mqtt.topic_table cimport TopicTable
@@ -30,7 +30,8 @@ from iotmq import limits
 from iotmq.client.routes import queue_of_key
 from iotmq.client.session_ports import Will as KeptWill
 from iotmq.message.record import encode_batch
-from iotmq.message.properties import KEYS, MQTT_QOS, MQTT_RETAIN, MQTT_TOPIC, TAGS, TIMER_DELAY_S, encode_properties
+from iotmq.message.message_ids import UniqueKeys
+from iotmq.message.properties import KEYS, MQTT_PACKET_ID, MQTT_QOS, MQTT_RETAIN, MQTT_TOPIC, TAGS, TIMER_DELAY_S, UNIQ_KEY, encode_properties
 from iotmq.mqtt.delayed_topics import split_delayed
 from iotmq.mqtt.reply_topics import REPLY_PREFIX, read_reply_topic
 from iotmq.mqtt.errors import MqttProtocolError
@@ -49,8 +50,16 @@ cdef enum:
     CACHED_TOPICS_MAX = 65536
     SPARE_BYTES = 128               # what brokers add to the properties of a record
     REPLY_PREFIX_BYTES = 7
+    UNIQUE_KEY_BYTES = 72           # and what finds a batch again to its first message
     DELAYED_SPARE_BYTES = 384       # and to those of one that waits: where it goes, and when
 
+# What a packet id that is being released counts as among what waits for brokers, with a client id of the usual size.
+cdef enum:
+    RELEASE_BYTES = 256
+
+cdef Py_ssize_t RELEASE_BODY_BYTES_MAX = limits.RELEASED_BODY_BYTES_MAX - 1024
+cdef bytes _PACKET_ID = MQTT_PACKET_ID.encode() + b"\x01"
+cdef bytes _UNIQUE_KEY = UNIQ_KEY.encode() + b"\x01"
 cdef uint32_t BATCH_RECORDS_MAX = limits.BATCH_RECORDS_MAX
 cdef Py_ssize_t PROPERTIES_BYTES_MAX = limits.PROPERTIES_BYTES_MAX
 
@@ -151,6 +160,9 @@ cdef class Batch:
         self.waiters_count = 0
         self.size = 0
         self.count = 0
+        self.has_key = False
+        self.has_packet_ids = False
+        self.was_offered = False
 
     def completed(self, int code, str remark):
         """The broker's answer (client.ports.AppendDone)."""
@@ -178,7 +190,7 @@ cdef class Lane:
         self.queue_id = queue_id
         self.is_stored = is_stored
         self.is_delayed = is_delayed
-        self.spare_bytes = SPARE_BYTES + (DELAYED_SPARE_BYTES if is_delayed else 0)
+        self.spare_bytes = SPARE_BYTES + (UNIQUE_KEY_BYTES if ingress._unique_keys is not None else 0) + (DELAYED_SPARE_BYTES if is_delayed else 0)
         self.waiting = []
         self.filling = ingress._take_batch(self)
 
@@ -210,14 +222,49 @@ cdef class Lane:
         if self.ingress._is_closed:
             return
         batch.is_done = False
+        is_repeat, batch.was_offered = batch.was_offered, True
         if self.is_delayed:
             self.ingress._port.append_delayed(
-                self.topic, self.queue_id, batch, count=batch.count, done=batch.completed
+                self.topic, self.queue_id, batch, count=batch.count, has_packet_ids=batch.has_packet_ids,
+                is_repeat=is_repeat, done=batch.completed,
             )
             return
         self.ingress._port.append(
-            self.topic, self.queue_id, batch, count=batch.count, is_stored=self.is_stored, done=batch.completed
+            self.topic, self.queue_id, batch, count=batch.count, is_stored=self.is_stored,
+            has_packet_ids=batch.has_packet_ids, is_repeat=is_repeat, done=batch.completed,
         )
+
+
+cdef class Release:
+    """Packet ids of one turn for one broker, and the devices that wait for it."""
+
+    def __init__(self, Ingress ingress not None, broker):
+        self.ingress = ingress
+        self.broker = broker
+        self.body = bytearray()
+        self.waiters = []
+
+    cdef int add(self, Device device, uint16_t packet_id) except -1:
+        cdef bytes client_id = device.client_id_utf8
+        self.body += len(client_id).to_bytes(2) + client_id + packet_id.to_bytes(2)
+        self.waiters.append((device, packet_id))
+        return 0
+
+    def offer(self):
+        """Hand it to the broker (again), unless nobody waits for it any more."""
+        if self.ingress._is_closed:
+            return
+        if any([(<Device>device).state != STATE_CLOSED for device, _ in self.waiters]):
+            self.ingress._port.release(self.broker, bytes(self.body), self.completed)
+        else:
+            self.completed(0, "")
+
+    def completed(self, int code, str remark):
+        """The broker's answer (client.ports.AppendDone)."""
+        if code:
+            self.ingress._loop.call_later(self.ingress._retry_interval_s, self.offer)
+        else:
+            self.ingress._released(self)
 
 
 cdef class Ingress(PublishSink):
@@ -251,6 +298,9 @@ cdef class Ingress(PublishSink):
         self._pending_bytes_max = pending_bytes_max
         self._record_bytes_max = port.record_bytes_max
         self._retry_interval_s = retry_interval_s
+        # For brokers that may have to be asked whether they have a batch.
+        self._unique_keys = UniqueKeys() if port.may_lose_answers else None
+        self._releases = {}
 
     def __dealloc__(self):
         if self._targets is not None:
@@ -318,10 +368,23 @@ cdef class Ingress(PublishSink):
         self._own_properties.size = 0
         if publication.properties != NULL:
             append_record_properties(&self._own_properties, publication.properties)
+        if publication.qos == 2 and (<Device>connection).session is not None:
+            self._mark(<Lane>self._lanes[target.lane], publication)
         return self.add(
             target, <Device>connection, publication.payload, publication.payload_size,
             publication.qos, publication.is_retained, publication.qos != 0, publication.sequence,
         )
+
+    cdef int _mark(self, Lane lane, const Publication* publication) except -1:
+        """Give a message of QoS 2, whose session is kept, its packet id, and have its batch say so."""
+        cdef bytes mark
+        if not lane.is_stored:
+            return 0
+        mark = _PACKET_ID + str(publication.packet_id).encode() + (b"D\x02" if publication.is_duplicate else b"\x02")
+        self._is_marked = True
+        self._is_duplicate = publication.is_duplicate
+        append(&self._own_properties, <const uint8_t*>mark, len(mark))
+        return 0
 
     cdef int _take_will_properties(self, object will) except -1:
         """Put a will's properties of MQTT 5 where `add` takes them from."""
@@ -405,6 +468,11 @@ cdef class Ingress(PublishSink):
         cdef Py_ssize_t size = ELEMENT_FIXED_BYTES + payload_size + properties_size
         cdef uint8_t* at
         cdef bint is_full
+        cdef bytes key
+        cdef Py_ssize_t key_size
+        cdef bint is_marked = self._is_marked
+        cdef bint is_duplicate = self._is_duplicate
+        self._is_marked = self._is_duplicate = False
         if (
             size + RECORD_FIXED_BYTES + 127 + lane.spare_bytes > self._record_bytes_max
             or properties_size + lane.spare_bytes > PROPERTIES_BYTES_MAX
@@ -416,6 +484,15 @@ cdef class Ingress(PublishSink):
         if is_full:
             lane.waiting.append(batch)
             lane.filling = batch = self._take_batch(lane)
+        batch.has_packet_ids |= is_marked
+        if not batch.has_key and not is_duplicate and self._unique_keys is not None and lane.is_stored:
+            # By it the broker finds the batch again. Not that of a message which may be stored already.
+            key_size = self._own_properties.size
+            key = _UNIQUE_KEY + self._unique_keys.next().encode() + b"\x02"
+            append(&self._own_properties, <const uint8_t*>key, len(key))
+            batch.has_key = True
+            properties_size += self._own_properties.size - key_size
+            size += self._own_properties.size - key_size
         at = batch.reserve(size)
         put_u32(at, <uint32_t>size)
         put_u32(at + 4, 0)
@@ -596,6 +673,9 @@ cdef class Ingress(PublishSink):
             for lane in active:
                 lane.is_active = False
                 lane.send()
+        releases, self._releases = self._releases, {}
+        for release in releases.values():
+            release.offer()
         return 0
 
     def flush(self):
@@ -611,12 +691,44 @@ cdef class Ingress(PublishSink):
         batch.lane = lane
         return batch
 
+    # Packet ids that are released
+
+    cdef int on_release(self, object connection, uint16_t packet_id, object broker) except -1:
+        cdef Release release = self._releases.get(broker)
+        if release is None:
+            release = self._releases[broker] = Release(self, broker)
+            self.group.schedule_turn()
+        release.add(<Device>connection, packet_id)
+        self._pending_bytes += RELEASE_BYTES
+        if len(release.body) > RELEASE_BODY_BYTES_MAX:
+            del self._releases[broker]
+            release.offer()
+        return 0
+
+    def forget_packet_ids(self, Device device not None):
+        """The device begins a session: packet ids of the one before mean nothing any more."""
+        self.on_release(device, 0, None)
+
+    cdef int _released(self, Release release) except -1:
+        cdef Device device
+        self._pending_bytes -= RELEASE_BYTES * <Py_ssize_t>len(release.waiters)
+        for device, packet_id in release.waiters:
+            if packet_id and device.state == STATE_CONNECTED:
+                device.complete(packet_id, 0)
+                self.group.touch(device)
+        return self._after_answer()
+
+    cdef int _after_answer(self) except -1:
+        if self.group.is_congested and self._pending_bytes * 2 <= self._pending_bytes_max:
+            self.group.resume_all()
+        return 0
+
     # One batch
 
     cdef int _batch_done(self, Batch batch, int code, str remark) except -1:
         cdef Lane lane = batch.lane
         cdef Py_ssize_t index
-        cdef Device device
+        cdef object error = None
         if code != 0 and code not in _FINAL_CODES:
             self.retries += 1
             if self.retries == 1 or self.retries % 100 == 0:
@@ -633,21 +745,15 @@ cdef class Ingress(PublishSink):
                 "batch refused by the broker",
                 extra={"topic": lane.topic, "queue": lane.queue_id, "code": code, "detail": remark},
             )
+        broker = None
+        if batch.has_packet_ids and code == 0:
+            broker = self._port.broker_of(lane.topic, lane.queue_id, is_delayed=lane.is_delayed)
         for index in range(batch.waiters_count):
-            device = <Device>batch.waiters[index].device
-            if code == 0:
-                device.acknowledge(batch.waiters[index].sequence, batch.waiters[index].count)
-                if device.output.size:
-                    self.group.touch(device)
-            elif device.protocol_level == LEVEL_5:
-                device.refuse_published(
-                    batch.waiters[index].sequence, batch.waiters[index].count, _REASON_OF.get(code, NOT_STORED.v5_code)
-                )
-                if device.output.size:
-                    self.group.touch(device)
-            else:
-                device.close(NOT_STORED, remark)
-                device.after_answer()
+            try:
+                self._answer(&batch.waiters[index], code, remark, broker)
+            except Exception as failure:
+                # The others are answered, and the queue goes on.
+                error = failure
         lane.under_way = None
         self._pending_bytes -= batch.size
         if batch.settling is not None:
@@ -657,12 +763,29 @@ cdef class Ingress(PublishSink):
         batch.lane = None
         if batch.exports == 0 and batch.capacity <= 2 * self._batch_bytes_max and len(self._spare) < SPARE_BATCHES_MAX:
             self._spare.append(batch)
-        if self.group.is_congested and self._pending_bytes * 2 <= self._pending_bytes_max:
-            self.group.resume_all()
         if (lane.waiting or lane.filling.count) and not lane.is_active:
             lane.is_active = True
             self._active.append(lane)
             self.group.schedule_turn()
+        self._after_answer()
+        if error is not None:
+            raise error
+        return 0
+
+    cdef int _answer(self, const Waiter* waiter, int code, str remark, object broker) except -1:
+        """Tell a device what became of a run of its messages."""
+        cdef Device device = <Device>waiter.device
+        if code == 0:
+            if broker is not None:
+                device.note_stored(waiter.sequence, waiter.count, broker)
+            device.acknowledge(waiter.sequence, waiter.count)
+        elif device.protocol_level == LEVEL_5:
+            device.refuse_published(waiter.sequence, waiter.count, _REASON_OF.get(code, NOT_STORED.v5_code))
+        else:
+            device.close(NOT_STORED, remark)
+            device.after_answer()
+        if device.output.size:
+            self.group.touch(device)
         return 0
 
 

@@ -13,6 +13,8 @@ from iotmq import limits
 TCP_NAME: Final = "tcp"
 """The name of the listener of `mqtt.listen_port`."""
 WORKER_PLACE: Final = "{worker}"
+# Among allowed_origins: pages of every origin are let in.
+ANY_ORIGIN: Final = "*"
 """Stands in a socket's path for the number of the worker, because no two processes can listen on one."""
 
 
@@ -186,8 +188,10 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             max_length=limits.MQTT_WEBSOCKET_ORIGINS_MAX,
             description=(
                 "Origins of the web pages whose browsers a WebSocket listener lets in, such as "
-                "https://console.example.com; others are answered with 403. Empty: all. Clients that are no "
-                "browsers name none."
+                "https://console.example.com; others are answered with 403. Clients that are no browsers "
+                'name none. ["*"], or empty: all; empty is refused on loopback where devices do not have to '
+                "prove who they are, because any page in a browser of this machine could publish and "
+                "subscribe."
             ),
         ),
     ] = ()

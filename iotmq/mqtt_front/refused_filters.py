@@ -1,6 +1,7 @@
 """Filters of a SUBSCRIBE that are refused before anybody else looks at it.
 
-They keep their places in it under a name that no filter has, which says with which code they are refused.
+They keep their places in it under a name that no filter has, which says with which code they are refused, and
+why, when there is more to say.
 """
 
 from __future__ import annotations
@@ -8,11 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-def refused_filter(code: int) -> str:
+def refused_filter(code: int, why: str = "") -> str:
     """Stands for a filter that is refused with this code."""
-    return f"\0{code:02x}"
+    return f"\0{code:02x}{why}"
 
 
 def refusals(filters: Iterable[tuple[str, int]]) -> dict[str, int]:
     """Of filters and options those that are refused already, and the codes they are refused with."""
-    return {name: int(name[1:], 16) for name, _ in filters if name[0] == "\0"}
+    return {name: int(name[1:3], 16) for name, _ in filters if name[0] == "\0"}
+
+
+def refusal_text(filters: Iterable[tuple[str, int]]) -> str:
+    """Why the first of them is refused that says it; empty when none does."""
+    return next((name[3:] for name, _ in filters if name[0] == "\0" and len(name) > 3), "")

@@ -6,6 +6,8 @@ of the loop in which it began to wait.
 
 from iotmq.mqtt_front.kept_session cimport KeptSession
 
+from functools import partial
+
 # The broker is told so seldom how far sessions have come: what a crash of the front end repeats at most.
 PROGRESS_INTERVAL_S = 0.2
 # A broker that refuses something is asked again after so long.
@@ -48,18 +50,25 @@ cdef class SessionReports:
     def _tell(self, moved):
         """As many as leave the turn room for messages; the rest in the next."""
         cdef KeptSession session
-        changes = [
-            session.progress() for session in moved[:TOLD_PER_TURN] if not session.is_ended and session.is_moved
-        ]
+        cdef list told = []
+        cdef list changes = []
+        for session in moved[:TOLD_PER_TURN]:
+            if not session.is_ended and session.is_moved:
+                told.append(session)
+                changes.append(session.progress())
         if changes:
-            self._port.progress(changes, self._told)
+            self._port.progress(changes, partial(self._told, told))
         if len(moved) > TOLD_PER_TURN:
             self._loop.call_soon(self._tell, moved[TOLD_PER_TURN:])
 
-    def _told(self, refused):
-        if refused is not None:
-            # They are told again with the next progress of each, or when their device goes.
-            self.refused += 1
+    def _told(self, list sessions not None, refused):
+        cdef KeptSession session
+        if refused is None:
+            return
+        self.refused += 1
+        for session in sessions:
+            # Told again with the next progress of each, or when their device goes, packet ids among it.
+            session.has_moved_flights = True
 
     cdef int persist(self, KeptSession session) except -1:
         """The session has something that the broker has to know before its device does."""

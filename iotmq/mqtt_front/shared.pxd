@@ -36,6 +36,7 @@ cdef class SharedSession(DeviceSession):
     cdef dict _flights                  # packet id -> (Source, position)
     cdef object _waiting                # deque of (Source, position, HeldMessage)
     cdef bint is_scheduled
+    cdef double room_interval_s         # until the device is looked at again
 
     cdef int take(self, Source source, int64_t position, OutgoingMessage message, bint is_repeated) except -1
     cdef int sent(self, Source source, int64_t position, uint16_t packet_id) except -1

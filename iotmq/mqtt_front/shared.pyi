@@ -6,7 +6,6 @@ from iotmq.client.session_ports import Refused, SharePort
 from iotmq.mqtt_front.device import Device, DeviceGroup, DeviceSession
 
 RETRY_S: float
-ROOM_INTERVAL_S: float
 
 class SharedSubscription:
     @property

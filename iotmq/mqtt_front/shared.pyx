@@ -26,8 +26,10 @@ _log = logging.getLogger("iotmq.mqtt")
 
 # A broker that refuses a member, or does not hear what is done, is asked again after so long.
 RETRY_S = 1.0
-# A device that takes nothing now, and has nothing to acknowledge, is looked at again after so long.
-ROOM_INTERVAL_S = 0.02
+# A device that takes nothing now, and has nothing to acknowledge, is looked at again after so long, and then
+# after twice as long each time up to the second: one that does not read at all costs next to nothing.
+cdef double ROOM_INTERVAL_MIN_S = 0.02
+cdef double ROOM_INTERVAL_MAX_S = 1.0
 
 
 cdef class SharedSubscription:
@@ -69,6 +71,7 @@ cdef class SharedSession(DeviceSession):
         self.members = {}
         self._flights = {}
         self._waiting = deque()
+        self.room_interval_s = ROOM_INTERVAL_MIN_S
 
     # From brokers
 
@@ -135,6 +138,7 @@ cdef class SharedSession(DeviceSession):
         cdef HeldMessage message
         while self._waiting and self.device.has_room():
             source, position, message = self._waiting.popleft()
+            self.room_interval_s = ROOM_INTERVAL_MIN_S
             if message.is_expired(self.egress.group.now_s):
                 self.egress.group.expired += 1
                 self.egress.finish(<Source>source, position, True)
@@ -146,7 +150,8 @@ cdef class SharedSession(DeviceSession):
         """See to it that what waits goes on when neither an acknowledgement nor the socket will say so."""
         if self._waiting and not self.is_scheduled and self.device.state == STATE_CONNECTED:
             self.is_scheduled = True
-            self.egress.group.loop.call_later(ROOM_INTERVAL_S, self._look)
+            self.egress.group.loop.call_later(self.room_interval_s, self._look)
+            self.room_interval_s = min(2 * self.room_interval_s, ROOM_INTERVAL_MAX_S)
         return 0
 
     def _look(self):

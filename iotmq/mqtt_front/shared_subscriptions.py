@@ -19,7 +19,7 @@ from iotmq.mqtt import reason_codes
 from iotmq.mqtt.topics import is_shared, split_shared
 from iotmq.mqtt_front.device import Device, DeviceGroup
 from iotmq.mqtt_front.durable import DurableSession
-from iotmq.mqtt_front.shared import RETRY_S, SharedEgress
+from iotmq.mqtt_front.shared import RETRY_S, SharedEgress, SharedSession
 
 _log = logging.getLogger("iotmq.mqtt")
 
@@ -35,6 +35,10 @@ class SharedSubscriptions:
         self._loop = group.loop
         self._egress = SharedEgress(group, port, credit=credit)
         port.serve_shares(self._egress)
+
+    def count_of(self, device: Device) -> int:
+        """In how many groups a device takes part."""
+        return len(device.shares.members) if isinstance(device.shares, SharedSession) else 0
 
     def subscribe(
         self, device: Device, filters: Mapping[str, int], done: Callable[[dict[str, int]], None]

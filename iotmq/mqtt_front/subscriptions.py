@@ -18,7 +18,7 @@ from iotmq.client.session_ports import (
     SubscribeRequest,
     UnsubscribeRequest,
 )
-from iotmq.limits import MQTT_WILDCARD_LEVELS_MAX
+from iotmq.limits import MQTT_SHARES_PER_SESSION_MAX, MQTT_WILDCARD_LEVELS_MAX
 from iotmq.mqtt import packets, reason_codes
 from iotmq.mqtt.topics import is_exclusive, is_shared
 from iotmq.mqtt_front.device import Device
@@ -26,7 +26,7 @@ from iotmq.mqtt_front.device_names import names_of
 from iotmq.mqtt_front.durable import DurableSession
 from iotmq.mqtt_front.egress import Egress
 from iotmq.mqtt_front.exclusive_subscriptions import ExclusiveSubscriptions, plain_filters
-from iotmq.mqtt_front.refused_filters import refusals, refused_filter
+from iotmq.mqtt_front.refused_filters import refusal_text, refusals, refused_filter
 from iotmq.mqtt_front.retained_egress import RetainedEgress
 from iotmq.mqtt_front.shared_subscriptions import SharedSubscriptions
 from iotmq.mqtt_front.sys_topics import SysTopics
@@ -128,7 +128,10 @@ class Subscriptions:
         elif self._shared is None:
             refused = reason_codes.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
             self._subscribe_others(device, event, dict.fromkeys(wanted, refused))
-        elif len(device.subscriptions) + new_count > self._per_session_max:
+        elif (
+            len(device.subscriptions) + new_count > self._per_session_max
+            or new_count + self._shared.count_of(device) > MQTT_SHARES_PER_SESSION_MAX
+        ):
             refused = reason_codes.QUOTA_EXCEEDED.v5_code
             self._subscribe_others(device, event, dict.fromkeys(wanted, refused))
         else:
@@ -198,7 +201,7 @@ class Subscriptions:
 
     def _answer(self, device: Device, event: packets.Subscribe, codes: Sequence[int]) -> None:
         if event.packet_id != _UNASKED:
-            device.send_suback(event.packet_id, codes)
+            device.send_suback(event.packet_id, codes, refusal_text(event.subscriptions))
             return
         self.auto_refused += sum(code >= reason_codes.SUBACK_FAILURE for code in codes)
 
@@ -400,7 +403,8 @@ def _not_too_deep(subscription: tuple[str, int]) -> tuple[str, int]:
         levels = levels[1:]
     if len(levels) <= MQTT_WILDCARD_LEVELS_MAX:
         return subscription
-    return refused_filter(reason_codes.QUOTA_EXCEEDED.v5_code), asked
+    why = f"a filter with wildcards has at most {MQTT_WILDCARD_LEVELS_MAX} levels"
+    return refused_filter(reason_codes.QUOTA_EXCEEDED.v5_code, why), asked
 
 
 def _new_count(filters: Collection[str], known: Collection[str]) -> int:

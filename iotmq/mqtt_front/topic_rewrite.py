@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from iotmq import limits
 from iotmq.errors import ConfigError
@@ -18,16 +18,29 @@ from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.reason_codes import TOPIC_FILTER_INVALID, TOPIC_NAME_INVALID
 from iotmq.mqtt_front.device_names import DeviceNames, has_names, with_names
 from iotmq.mqtt_front.refused_filters import refused_filter
-from iotmq.mqtt_front.regular_expressions import compile_pattern
 from iotmq.mqtt_front.topic_settings import RewriteSettings
 
 _GROUP: Final = re.compile(r"\$(\d{1,2})")
 _REFUSED: Final = refused_filter(TOPIC_FILTER_INVALID)
 
 
+class Found(Protocol):
+    """Where a pattern was found."""
+
+    def __getitem__(self, group: int) -> str | None: ...
+
+
+class Pattern(Protocol):
+    """A compiled regular expression."""
+
+    @property
+    def groups(self) -> int: ...
+    def search(self, text: str) -> Found | None: ...
+
+
 class _Rule(NamedTuple):
     filter: str
-    pattern: re.Pattern[str]
+    pattern: Pattern
     # Text of the template and numbers of groups, one after the other.
     parts: list[str]
     has_names: bool
@@ -150,7 +163,7 @@ def _compiled(settings: RewriteSettings, where: str) -> _Rule:
             f"{where}.filter = {settings.filter!r}: not an MQTT topic filter (+ and # stand alone, # last)"
         )
     try:
-        pattern = compile_pattern(settings.pattern, text_characters_max=limits.MQTT_REWRITE_TOPIC_BYTES_MAX)
+        pattern = compile_pattern(settings.pattern)
     except ValueError as error:
         raise ConfigError(f"{where}.pattern = {settings.pattern!r}: {error}") from None
     for number in _GROUP.findall(settings.template):
@@ -167,3 +180,24 @@ def _compiled(settings: RewriteSettings, where: str) -> _Rule:
             'action = "subscribe" it may have them'
         )
     return _Rule(settings.filter, pattern, _GROUP.split(settings.template), has_names(settings.template))
+
+
+def compile_pattern(pattern: str) -> Pattern:
+    """Compile a regular expression of RE2, whose time is linear in the text whatever a device sends.
+
+    Raises ValueError, which says what is wrong with it.
+    """
+    # Loaded by front ends with rewrites only.
+    import re2
+
+    options = re2.Options()
+    options.log_errors = False
+    options.max_mem = limits.MQTT_REWRITE_PROGRAM_BYTES_MAX
+    try:
+        compiled: Pattern = re2.compile(pattern, options)
+    except re2.error as error:
+        what = error.args[0]
+        raise ValueError(
+            f"not a regular expression of RE2: {what.decode() if isinstance(what, bytes) else what}"
+        ) from None
+    return compiled

@@ -29,9 +29,8 @@ class RewriteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             min_length=1,
             max_length=limits.MQTT_REWRITE_PATTERN_CHARACTERS_MAX,
             description=(
-                "Regular expression (of Python) that is looked for in the topic, such as ^x/y/(.+)$; a topic "
-                "it is not found in stays as it is. At most two parts such as (.+) "
-                "and one at its end, and any number such as ([^/]+)."
+                "Regular expression (RE2 syntax) that is looked for in the topic, such as ^x/y/(.+)$; a "
+                "topic it is not found in stays as it is."
             ),
         ),
     ]

@@ -20,7 +20,7 @@ from libc.string cimport memcpy
 
 from picows.picows cimport WSFrame, WSListener, WSMsgType, WSTransport
 
-from iotmq.mqtt.packet_types cimport STATE_CLOSED
+from iotmq.mqtt.packet_types cimport STATE_CLOSED, STATE_CONNECTED, STATE_OPENING
 from iotmq.mqtt_front.device cimport Device
 
 import logging
@@ -47,6 +47,10 @@ cdef enum:
     CODE_INTERNAL_ERROR = 1011
 
 CLOSE_TIMEOUT_S = 1.0
+# With the headers of a packet and of a masked frame, and the request, which counts until the first frame is whole.
+cdef Py_ssize_t _UNPARSED_BYTES_MAX = (
+    limits.MQTT_CONNECT_BYTES_MAX + PACKET_HEADER_BYTES_MAX + 14 + limits.MQTT_WEBSOCKET_REQUEST_BYTES_MAX
+)
 cdef uint16_t _PONGS_PER_READ_MAX = limits.MQTT_WEBSOCKET_PONGS_PER_READ_MAX
 _READ_BUFFER_BYTES_FIRST = 2048         # picows takes no less
 
@@ -164,7 +168,16 @@ cdef class WebSocketLink(WSListener):
             self._check_request()
         elif self._websocket.is_close_frame_sent and not self._is_closing:
             self._closed_by_picows()
+        if self._device.state != STATE_CONNECTED:
+            self._check_unparsed()
         self._device.after_read()
+        return 0
+
+    cdef int _check_unparsed(self) except -1:
+        """A frame of a device that is not connected is no larger than its CONNECT may be."""
+        self._device.unparsed_bytes = <uint32_t>self._unparsed_bytes
+        if self._unparsed_bytes > _UNPARSED_BYTES_MAX and self._device.state != STATE_OPENING:
+            self._device.close(reason_codes.PACKET_TOO_LARGE, f"a frame with more than {_UNPARSED_BYTES_MAX} bytes")
         return 0
 
     # The request

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from iotmq.metrics import Metric
 from iotmq.mqtt_front.device import Device
-from iotmq.mqtt_front.listener_settings import ListenerSettings
+from iotmq.mqtt_front.listener_settings import ANY_ORIGIN, ListenerSettings
 from iotmq.mqtt_front.peer import Peer
 from iotmq.mqtt_front.websocket import WebSocketCounts, WebSocketProtocol
 from iotmq.mqtt_front.websocket_upgrade import UpgradeRules
@@ -19,9 +19,10 @@ class WebSocketListener:
         self._make_device = make_device
         self._name = settings.name
         self._counts = WebSocketCounts()
+        origins = settings.allowed_origins
         self._rules = UpgradeRules(
             settings.websocket_path,
-            frozenset(origin.lower() for origin in settings.allowed_origins),
+            frozenset() if ANY_ORIGIN in origins else frozenset(origin.lower() for origin in origins),
             settings.websocket_subprotocol_required,
         )
 

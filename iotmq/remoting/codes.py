@@ -114,6 +114,7 @@ class RequestCode:
     PUBLISH_TRANSIENT: Final = 30_004
     PUBLISH_DELAYED: Final = 30_005
     PUBLISH_REPLY: Final = 30_006
+    RELEASE_PACKET_IDS: Final = 30_007
     # Ours: messages that wait for a time.
     LIST_TIMERS: Final = 30_030
     CANCEL_TIMER: Final = 30_031

@@ -218,7 +218,8 @@ cdef bint take_field(void* context, const Head* head, const Text* name, const Te
     if not value.is_plain:
         return False
     if field == UNKNOWN:
-        return True
+        # What may be stored already is looked for by the general way.
+        return not is_text(name, b"isRepeat", 8) and not is_text(name, b"hasPacketIds", 12)
     if frame.fields & 1 << field:
         return False
     frame.fields |= 1 << field

@@ -73,6 +73,9 @@ cdef class Queue:
             if file is None or first_bytes >= file.end_position:
                 os.makedirs(self.directory, exist_ok=True)
                 first_bytes -= first_bytes % self.file_bytes
+                if file is not None:
+                    # That may be longer, from before the setting was changed.
+                    first_bytes = max(first_bytes, file.end_position)
                 path = os.path.join(self.directory, segment_name(first_bytes))
                 file = Segment(path, first_bytes, self.file_bytes, is_small=True)
                 fail_points.reach("queue-file-created")
@@ -172,8 +175,10 @@ cdef class Queue:
 
     def is_entry_split(self, int64_t offset):
         """Whether an entry's position and size stand in two disk sectors, of which a power cut may lose one."""
-        cdef int64_t at_bytes = offset * QUEUE_ENTRY_SIZE % self.file_bytes % SECTOR_BYTES
-        return at_bytes + 12 > SECTOR_BYTES
+        cdef Segment file = self.file_of(offset)
+        if file is None:
+            return False
+        return (offset * QUEUE_ENTRY_SIZE - file.start_position) % SECTOR_BYTES + 12 > SECTOR_BYTES
 
     def next_file_offset(self, int64_t offset):
         """First offset of the first file that starts after `offset`; `max_offset` when there is none."""

@@ -207,6 +207,9 @@ cdef bint is_for_waiting(const uint8_t* pair, Py_ssize_t size, bint has_own_time
         return is_named(pair, size, "DELAY\x01", 6)
     if pair[0] == c"R":
         return is_named(pair, size, "REAL_TOPIC\x01", 11) or is_named(pair, size, "REAL_QID\x01", 9)
+    if pair[0] == c"M":
+        # Noted when the message came; its sender has the packet id for other messages by now.
+        return is_named(pair, size, "MQTT_PACKET_ID\x01", 15)
     if pair[0] != c"T" or not is_named(pair, size, "TIMER_", 6):
         return False
     if is_named(pair, size, "TIMER_OUT_MS\x01", 13):

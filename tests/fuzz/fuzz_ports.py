@@ -450,7 +450,7 @@ def fuzzed_gateway(directory: Path) -> GatewayProcess:
     """
     tls = []
     behind = {"name": "behind", "transport": "tcp", "listen_port": free_port(), "proxy_protocol": True}
-    web = {"name": "web", "transport": "ws", "listen_port": free_port()}
+    web = {"name": "web", "transport": "ws", "listen_port": free_port(), "allowed_origins": ["*"]}
     listeners: list[dict[str, object]] = [web, behind]
     if shutil.which("openssl") is not None:
         made = make_certificate(directory, make_root(directory))

@@ -9,6 +9,10 @@ import pytest
 from broker_site import Site
 from eventually import soon
 
+from iotmq.broker.delay_offsets import DelayOffsets
+from iotmq.errors import StoreError
+from iotmq.remoting.codes import RequestCode
+
 
 @pytest.mark.parametrize("count", [1, 5, 50])
 async def test_the_delivered_offsets_of_delay_levels_are_those_of_all_deliveries(
@@ -29,3 +33,23 @@ async def test_the_delivered_offsets_of_delay_levels_are_those_of_all_deliveries
     await site.stop()
     saved = json.loads((tmp_path / "config" / "delayOffset.json").read_text())
     assert saved["offsetTable"] == {"1": count, "2": 0}
+
+
+async def test_a_database_that_is_closed_at_the_stop_keeps_no_other_file_from_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path)
+    await site.start()
+    await site.send(b"1")
+    offset = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "1"}
+    await site.ask(RequestCode.UPDATE_CONSUMER_OFFSET, offset)
+
+    def refused(*_: object) -> object:
+        raise StoreError("the database is closed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DelayOffsets, "take_unsaved", refused)
+        await site.stop()
+    offsets = json.loads((tmp_path / "config" / "consumerOffset.json").read_text())
+    assert offsets["offsetTable"]["T@g"] == {"0": 1}
+    assert (tmp_path / "config" / "topics.json").is_file()

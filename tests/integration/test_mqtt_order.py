@@ -11,6 +11,7 @@ from mqtt5_device import Device5
 from mqtt5_reading import read_publish5
 from mqtt_site import MqttSite, open_site
 
+from iotmq import limits
 from iotmq.mqtt import packets
 from iotmq.mqtt.properties import NO_PROPERTIES
 
@@ -127,6 +128,16 @@ async def test_many_subscribes_at_once_get_no_more_than_a_session_may_have(
     assert codes == [1] * 5 + [0x97] * 3
     assert site.number("iotmq_mqtt_subscriptions") == 5
     await site.close()
+
+
+async def test_who_asks_for_too_deep_a_filter_is_told_the_limit(site: MqttSite) -> None:
+    device = await Device5.connect(site)
+    too_deep = "+/" * limits.MQTT_WILDCARD_LEVELS_MAX + "#"
+    device.client.send(packets.encode_subscribe(3, [(too_deep, 1), ("a", 1)], NO_PROPERTIES))
+    first, body = await device.client.packet()
+    assert first == packets.SUBACK << 4
+    assert b"a filter with wildcards has at most 32 levels" in body
+    assert body[-2:] == b"\x97\1"
 
 
 async def test_a_subscribe_and_a_goodbye_behind_it_are_both_carried_out(site: MqttSite) -> None:

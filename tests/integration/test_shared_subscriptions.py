@@ -12,6 +12,7 @@ import uvloop
 from eventually import soon
 from mqtt_site import MqttSite, SessionDevice, open_site
 
+from iotmq import limits
 from iotmq.broker.shares import REJOIN_GRACE_S
 
 SHARE = "$share/g/t/#"
@@ -199,6 +200,18 @@ async def test_shared_filters_get_nothing_retained_and_malformed_ones_are_refuse
     await kept.connect(site.fronts["one"])
     assert await kept.subscribe(("$share/a/b", 1), ("$share/", 1)) == [1, 0x80]
     assert await kept.subscribe(("$share/x", 1)) == [0x80]
+
+
+async def test_a_session_takes_part_in_as_many_groups_as_it_may(site: MqttSite) -> None:
+    device = SessionDevice("m")
+    await device.connect(site.fronts["one"], clean_session=True)
+    shares = [(f"$share/g{number}/t/#", 1) for number in range(limits.MQTT_SHARES_PER_SESSION_MAX + 1)]
+    assert await device.subscribe(*shares[:-2]) == [1] * (limits.MQTT_SHARES_PER_SESSION_MAX - 1)
+    assert await device.subscribe(*shares[-2:]) == [0x80] * 2, "one of them is too many"
+    assert await device.subscribe(shares[-2]) == [1]
+    assert await device.subscribe(shares[0]) == [1], "it has that one already"
+    assert await device.subscribe(shares[-1]) == [0x80]
+    assert await device.subscribe(("t/#", 1)) == [1], "others are not counted"
 
 
 async def test_unsubscribing_ends_the_membership(site: MqttSite) -> None:

@@ -161,7 +161,7 @@ def test_a_page_publishes_and_subscribes(tmp_path: Path) -> None:
 @pytest.mark.skipif(not LIBRARY.is_file(), reason="MQTT.js is not installed (tools/setup.sh dev, with npm)")
 def test_a_page_with_mqtt_js(tmp_path: Path) -> None:
     pages, web_port = PageServer(), free_port()
-    listener = f'[{{name = "web", transport = "ws", listen_port = {web_port}}}]'
+    listener = f'[{{name = "web", transport = "ws", listen_port = {web_port}, allowed_origins = ["*"]}}]'
     with pages.running(), GatewayProcess(tmp_path / "data", f"mqtt.listeners={listener}"):
         browse(f"{pages.origin}/library.html?mqtt=ws://127.0.0.1:{web_port}/mqtt", tmp_path / "profile")
     assert pages.report == {

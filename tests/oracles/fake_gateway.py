@@ -43,8 +43,12 @@ class Handed:
         done: AppendDone,
         *,
         is_delayed: bool = False,
+        has_packet_ids: bool = False,
+        is_repeat: bool = False,
     ) -> None:
         self.is_delayed = is_delayed
+        self.has_packet_ids = has_packet_ids
+        self.is_repeat = is_repeat
         self.topic = topic
         self.queue_id = queue_id
         self.count = count
@@ -72,6 +76,10 @@ class ScriptedGateway:
         self.record_bytes_max = record_bytes_max
         self.not_ready_reason: str | None = None
         self.queues = queues
+        # Whether a batch may be stored though its answer says otherwise (client.ports.GatewayPort).
+        self.may_lose_answers = False
+        self.released: list[tuple[str | None, bytes, AppendDone]] = []
+        self.releases_at_once = True
         self.automatic: int | None = None
         self.handed: list[Handed] = []
         self.replies: list[tuple[str, str, str, bytes]] = []
@@ -98,18 +106,53 @@ class ScriptedGateway:
         return self.queues
 
     def append(
-        self, topic: str, queue_id: int, elements: Buffer, *, count: int, is_stored: bool, done: AppendDone
+        self,
+        topic: str,
+        queue_id: int,
+        elements: Buffer,
+        *,
+        count: int,
+        is_stored: bool,
+        has_packet_ids: bool,
+        is_repeat: bool,
+        done: AppendDone,
     ) -> None:
-        self.handed.append(Handed(topic, queue_id, elements, count, is_stored, done))
+        self.handed.append(
+            Handed(
+                topic, queue_id, elements, count, is_stored, done,
+                has_packet_ids=has_packet_ids, is_repeat=is_repeat,
+            )
+        )  # fmt: skip
         if self.automatic is not None:
             done(self.automatic, "scripted")
 
     def append_delayed(
-        self, topic: str, queue_id: int, elements: Buffer, *, count: int, done: AppendDone
+        self,
+        topic: str,
+        queue_id: int,
+        elements: Buffer,
+        *,
+        count: int,
+        has_packet_ids: bool,
+        is_repeat: bool,
+        done: AppendDone,
     ) -> None:
-        self.handed.append(Handed(topic, queue_id, elements, count, True, done, is_delayed=True))
+        self.handed.append(
+            Handed(
+                topic, queue_id, elements, count, True, done,
+                is_delayed=True, has_packet_ids=has_packet_ids, is_repeat=is_repeat,
+            )
+        )  # fmt: skip
         if self.automatic is not None:
             done(self.automatic, "scripted")
+
+    def broker_of(self, topic: str, queue_id: int, *, is_delayed: bool) -> str:
+        return f"broker-{queue_id}"
+
+    def release(self, broker: str | None, body: bytes, done: AppendDone) -> None:
+        self.released.append((broker, body, done))
+        if self.releases_at_once:
+            done(0, "")
 
     def reply(self, broker: str, topic: str, client_id: str, body: bytes) -> None:
         self.replies.append((broker, topic, client_id, body))

@@ -33,7 +33,7 @@ def mqtt_roles(
 
 def _front_end(directory: Path, name: str, registry: str) -> GatewayProcess:
     port = free_port()
-    listener = {"name": "web", "transport": "ws", "listen_port": port}
+    listener = {"name": "web", "transport": "ws", "listen_port": port, "allowed_origins": ["*"]}
     front_end = GatewayProcess(
         directory,
         f"mqtt.registries={registry}",

@@ -85,6 +85,15 @@ class Delayed:
         done(Stored())
 
 
+class StoredAtOnce:
+    """Stores everything as something new."""
+
+    def append(
+        self, topics: Any, elements: Any, append: Any, done: Any, *, is_repeat: bool, has_packet_ids: bool
+    ) -> None:
+        append(elements, done=done)
+
+
 class Bench:
     def __init__(self) -> None:
         self.delivery = Delivery(applied_position=0)
@@ -94,6 +103,7 @@ class Bench:
         self.handler = GatewayHandler(
             Intake(),  # type: ignore[arg-type]
             self.delayed,  # type: ignore[arg-type]
+            StoredAtOnce(),  # type: ignore[arg-type]
             self.delivery,
             self.catch_up,
             host=encode_host("127.0.0.1", 1),

@@ -115,6 +115,8 @@ class Site:
             elements,
             count=count,
             is_stored=is_stored,
+            has_packet_ids=False,
+            is_repeat=False,
             done=self.done,
         )
 
@@ -238,7 +240,9 @@ async def test_messages_that_wait_have_a_request_of_their_own() -> None:
         for code in (0, ResponseCode.TOO_MANY_WAITING):
             if code:
                 site.broker.script[RequestCode.PUBLISH_DELAYED].append(code)
-            site.gateway.append_delayed("mqtt", 2, batch(b"x"), count=1, done=site.done)
+            site.gateway.append_delayed(
+                "mqtt", 2, batch(b"x"), count=1, has_packet_ids=False, is_repeat=False, done=site.done
+            )
             assert (await site.answer())[0] == code
         request = site.broker.seen(RequestCode.PUBLISH_DELAYED)[0]
         assert request.ext.items() >= {"topic": "mqtt", "queueId": "2"}.items()

@@ -290,3 +290,20 @@ def test_thousand_queues_in_turn(tmp_path: Path) -> None:
 def test_large_batch_spans_many_files(store: Store) -> None:
     store.append(store.queue("T", 0), batch(b"x") * 100, born_timestamp_ms=0, born_host=bytes(8))
     assert bodies_of(store, "T", 0) == [b"x"] * 100
+
+
+@pytest.mark.parametrize("entries", [3, 5, 7, 11])
+def test_files_of_another_length_are_followed_by_files_of_the_new_one(tmp_path: Path, entries: int) -> None:
+    bodies: list[bytes] = []
+    for file_entries in (7, entries, 4):
+        store = open_small(tmp_path, queue_file_entries=file_entries)
+        for _ in range(17):
+            bodies.append(b"%d" % len(bodies))
+            put(store, "T", 0, bodies[-1])
+        assert bodies_of(store, "T", 0) == bodies
+        assert store.check() == []
+        store.close()
+    store = open_small(tmp_path, queue_file_entries=4)
+    assert store.recovery.queues_from_position == store.appended_position, "no queue was filled again"
+    assert bodies_of(store, "T", 0) == bodies
+    store.close()

@@ -12,7 +12,7 @@ from iotmq.client.routes import queue_of_key
 from iotmq.mqtt import packets, reason_codes
 from iotmq.mqtt.packets import Will
 from iotmq.mqtt.reply_topics import REPLY_PREFIX, ReplyAddress, reply_token
-from iotmq.mqtt_front.device import Device
+from iotmq.mqtt_front.device import Device, DeviceSession
 from iotmq.mqtt_front.ingress import Ingress
 from iotmq.mqtt_front.routes import Router
 from iotmq.mqtt_front.settings import RouteSettings
@@ -31,6 +31,7 @@ class Bench:
         self.gateway = ScriptedGateway(
             queues=queues, record_bytes_max=settings.pop("record_bytes_max", 100_000)
         )
+        self.gateway.may_lose_answers = settings.pop("may_lose_answers", False)
         self.loop = FakeLoop()
         self.router = Router([RouteSettings(**route) for route in routes or []], default_topic="mqtt")
         defaults = {"batch_bytes_max": 64 * 1024, "pending_bytes_max": 1 << 20, "retry_interval_s": RETRY_S}
@@ -152,8 +153,18 @@ def test_queues_do_not_wait_for_each_other_but_a_device_gets_its_answers_in_orde
     assert acknowledged(out) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("code", [BUSY, ResponseCode.SYSTEM_ERROR, ResponseCode.FLUSH_DISK_TIMEOUT])
-def test_a_batch_that_is_not_taken_is_offered_again_and_is_not_overtaken(code: int) -> None:
+# Of the last three a broker has it, and says so when it is asked again: it is not stored twice.
+@pytest.mark.parametrize(
+    "code",
+    [
+        BUSY,
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.FLUSH_DISK_TIMEOUT,
+        ResponseCode.SLAVE_NOT_AVAILABLE,
+        ResponseCode.FLUSH_SLAVE_TIMEOUT,
+    ],
+)
+def test_a_batch_that_is_not_confirmed_is_asked_for_again_as_a_repeat_and_is_not_overtaken(code: int) -> None:
     bench = Bench()
     device, out = bench.connect()
     receive(device, publish(1))
@@ -174,7 +185,147 @@ def test_a_batch_that_is_not_taken_is_offered_again_and_is_not_overtaken(code: i
     bench.handed[-1].answer(0, "")
     bench.loop.run()
     assert [batch.payloads for batch in bench.handed] == [[b"1"]] * 4 + [[b"2"]]
+    assert [batch.is_repeat for batch in bench.handed] == [False, True, True, True, False]
     assert acknowledged(out) == [1, 2]
+
+
+def test_a_batch_can_be_found_again_where_answers_get_lost_and_costs_nothing_elsewhere() -> None:
+    bench = Bench(may_lose_answers=True)
+    device, _ = bench.connect()
+    bench.gateway.automatic = 0
+    for numbers in [(1, 2), (3,)]:
+        receive(device, publish(*numbers))
+        bench.loop.run()
+    keys = [[message.properties.get("UNIQ_KEY") for message in batch.messages] for batch in bench.handed]
+    assert keys[0][0] != keys[1][0]
+    assert keys == [[keys[0][0], None], [keys[1][0]]]
+    assert all(len(batch[0] or "") == 32 for batch in keys)
+    plain = Bench()
+    device, _ = plain.connect()
+    receive(device, publish(1))
+    plain.loop.run()
+    assert "UNIQ_KEY" not in plain.handed[0].messages[0].properties
+
+
+def test_a_waiter_that_fails_leaves_the_others_answered_and_the_queue_going() -> None:
+    bench = Bench()
+    (bad, _), (good, good_out) = bench.connect("bad"), bench.connect("good")
+    receive(bad, publish(1))
+    receive(good, publish(1))
+    bench.loop.run()
+    # What the batch knows of it does not hold any more.
+    bad.acknowledge_published(0)
+    with pytest.raises(ValueError, match="not outstanding"):
+        bench.handed[0].answer(0, "")
+    bench.loop.run()
+    assert acknowledged(good_out) == [1]
+    receive(good, publish(2))
+    bench.loop.run()
+    assert [batch.payloads for batch in bench.handed] == [[b"1", b"1"], [b"2"]]
+
+
+# QoS 2 of kept sessions
+
+
+class KeptSession(DeviceSession):
+    """A session that outlives its connection, as far as publishing asks."""
+
+
+def connect_kept(
+    bench: Bench, client_id: str = "d", *, is_resumed: bool = False
+) -> tuple[Device, FakeTransport]:
+    device, out = bench.connect(client_id)
+    device.session = KeptSession()
+    device.is_resumed = is_resumed
+    return device, out
+
+
+def pubrel(packet_id: int) -> bytes:
+    return packets.encode_acknowledgement(packets.PUBREL, packet_id)
+
+
+def test_packet_ids_of_qos_2_go_with_the_messages_of_kept_sessions_alone() -> None:
+    bench = Bench(may_lose_answers=True)
+    kept, _ = connect_kept(bench)
+    clean, _ = bench.connect("clean")
+    receive(kept, packets.encode_publish("t", b"again", qos=2, packet_id=3, dup=True))
+    receive(kept, publish(4, qos=2) + publish(5))
+    receive(clean, publish(6, qos=2))
+    bench.loop.run()
+    [batch] = bench.handed
+    assert batch.has_packet_ids
+    assert [message.properties.get("MQTT_PACKET_ID") for message in batch.messages] == ["3D", "4", None, None]
+    # By what may be stored already the batch could not be told from another.
+    assert ["UNIQ_KEY" in message.properties for message in batch.messages] == [False, True, False, False]
+    batch.answer(0, "")
+    receive(clean, publish(7, qos=2))
+    bench.loop.run()
+    assert not bench.handed[1].has_packet_ids
+
+
+def test_a_release_is_with_its_broker_before_it_is_answered() -> None:
+    bench = Bench()
+    bench.gateway.releases_at_once = False
+    (one, one_out), (two, two_out) = connect_kept(bench, "one"), connect_kept(bench, "two")
+    receive(one, publish(1, 2, qos=2))
+    receive(two, publish(1, qos=2))
+    bench.loop.run()
+    bench.handed[0].answer(0, "")
+    bench.loop.run()
+    assert acknowledged(one_out, packets.PUBREC) == [1, 2]
+    assert acknowledged(two_out, packets.PUBREC) == [1]
+    receive(one, pubrel(1) + pubrel(2))
+    receive(two, pubrel(1))
+    bench.loop.run()
+    [(broker, body, done)] = bench.gateway.released
+    assert (broker, body) == ("broker-0", b"\0\3one\0\1\0\3one\0\2\0\3two\0\1")
+    assert not one_out.written
+    assert not bench.ingress.is_idle
+    done(BUSY, "")
+    bench.loop.fire()
+    assert bench.gateway.released[1][:2] == (broker, body)
+    bench.gateway.released[1][2](0, "")
+    bench.loop.run()
+    assert acknowledged(one_out, packets.PUBCOMP) == [1, 2]
+    assert acknowledged(two_out, packets.PUBCOMP) == [1]
+    assert bench.ingress.is_idle
+
+
+def test_a_packet_id_of_an_earlier_connection_is_released_at_every_broker() -> None:
+    bench = Bench()
+    resumed, resumed_out = connect_kept(bench, "resumed", is_resumed=True)
+    fresh, fresh_out = connect_kept(bench, "fresh")
+    receive(resumed, pubrel(9))
+    receive(fresh, pubrel(9))
+    bench.loop.run()
+    assert [released[:2] for released in bench.gateway.released] == [(None, b"\0\7resumed\0\x09")]
+    assert acknowledged(resumed_out, packets.PUBCOMP) == [9]
+    assert acknowledged(fresh_out, packets.PUBCOMP) == [9]
+
+
+def test_nobody_is_told_of_a_release_whose_devices_have_gone() -> None:
+    bench = Bench()
+    bench.gateway.releases_at_once = False
+    device, _ = connect_kept(bench, is_resumed=True)
+    receive(device, pubrel(9))
+    bench.loop.run()
+    device.close(reason_codes.SERVER_SHUTTING_DOWN)
+    bench.gateway.released[0][2](BUSY, "")
+    bench.loop.fire()
+    assert len(bench.gateway.released) == 1
+    assert bench.ingress.is_idle
+
+
+def test_releases_of_one_request_at_their_limit_and_past_it() -> None:
+    bench = Bench(pending_bytes_max=1 << 30)
+    client_id = "c" * limits.MQTT_CLIENT_ID_BYTES_MAX
+    device, _ = connect_kept(bench, client_id, is_resumed=True)
+    count = limits.RELEASED_BODY_BYTES_MAX // (len(client_id) + 4) + 1
+    receive(device, b"".join(pubrel(number % 65_535 + 1) for number in range(count)))
+    bench.loop.run()
+    sizes = [len(body) for _, body, _ in bench.gateway.released]
+    assert sum(sizes) == count * (len(client_id) + 4) > limits.RELEASED_BODY_BYTES_MAX
+    assert max(sizes) <= limits.RELEASED_BODY_BYTES_MAX
 
 
 def test_nothing_is_offered_again_once_the_ingress_is_closed() -> None:

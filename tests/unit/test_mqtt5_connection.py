@@ -204,6 +204,18 @@ def test_what_was_received_in_an_earlier_connection_is_not_counted() -> None:
     assert connection.close_reason == reason_codes.RECEIVE_MAXIMUM_EXCEEDED
 
 
+def test_a_restored_packet_id_is_a_duplicate_with_dup_and_a_new_message_without() -> None:
+    connection, sink = open_connection()
+    connection.restore_received([7, 8])
+    for packet_id, payload, dup in [(7, b"again", True), (8, b"new", False), (8, b"new again", True)]:
+        packet = packets.encode_publish(
+            "t", payload, qos=2, packet_id=packet_id, dup=dup, properties=NO_PROPERTIES
+        )
+        connection.receive_data(packet, 0.0)
+    assert [message[1] for message in sink.published] == [b"new"]
+    assert connection.received_packet_ids == [7], "the session has no more of them"
+
+
 def test_the_window_towards_the_device_is_the_smaller_one() -> None:
     connection, _ = open_connection(Properties(receive_max=2), in_flight_max=5)
     for number in range(4):

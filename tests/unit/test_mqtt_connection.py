@@ -8,6 +8,7 @@ from mqtt_core import PACKET_BYTES_MAX, feed, new_connection
 from mqtt_corpus import ANSWERS, ANSWERS_5, CONNECT, CORPUS, Answers, Case
 from mqtt_oracle import run_connection, shortened
 
+from iotmq import limits
 from iotmq.mqtt import packets, reason_codes
 from iotmq.mqtt.connection import (
     AWAITING_CONNECT,
@@ -16,7 +17,7 @@ from iotmq.mqtt.connection import (
     ServerConnection,
 )
 from iotmq.mqtt.connection_settings import ConnectionSettings
-from iotmq.mqtt.packets import Connect
+from iotmq.mqtt.packets import Connect, Will
 from iotmq.mqtt.publish_sink import CollectingSink
 
 
@@ -284,3 +285,27 @@ def test_an_acknowledgement_its_message_does_not_wait_for_ends_the_connection(
         assert connection.in_flight_count == 0
     elif level == 5:
         assert split_output(connection.data_to_send())[-1][1][0] == answers.reason.v5_code
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_connect_is_no_larger_than_the_longest_legal_one_and_other_packets_are(more: int) -> None:
+    size = limits.MQTT_CONNECT_BYTES_MAX + more
+    connection, _ = new_connection(packet_bytes_max=limits.MQTT_PACKET_BYTES_MAX)
+    connection.receive_data(packets.encode_packet(packets.CONNECT, 0, bytes(size))[:-1], 0.0)
+    assert connection.close_reason is (reason_codes.PACKET_TOO_LARGE if more else None)
+    connection, _ = new_connection(packet_bytes_max=limits.MQTT_PACKET_BYTES_MAX)
+    connection.receive_data(packets.encode_connect(Connect("d", True, 0, None, None, None)), 0.0)
+    connection.open_session(session_present=False)
+    connection.receive_data(packets.encode_publish("t", bytes(size)), 0.0)
+    assert connection.close_reason is None
+
+
+def test_the_longest_legal_connect_is_taken() -> None:
+    longest = "x" * 65_535
+    will = Will("t" * limits.MQTT_TOPIC_BYTES_MAX, bytes(65_535), 1, True)
+    client_id = "c" * limits.MQTT_CLIENT_ID_BYTES_MAX
+    packet = packets.encode_connect(Connect(client_id, True, 0, will, longest, longest.encode()))
+    assert len(packet) + 2 * limits.MQTT_PROPERTIES_BYTES_MAX < limits.MQTT_CONNECT_BYTES_MAX
+    connection, _ = new_connection(packet_bytes_max=limits.MQTT_PACKET_BYTES_MAX)
+    connection.receive_data(packet, 0.0)
+    assert len(connection.events_received()) == 1

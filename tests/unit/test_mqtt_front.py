@@ -789,3 +789,32 @@ async def test_what_a_bridge_says_about_itself_goes_nowhere(site: Site) -> None:
     other = await site.connect("other")
     other.send(packets.encode_publish("$SYS/broker/uptime", b"1"))
     assert await other.rest() == b""
+
+
+async def test_what_is_held_for_devices_that_are_not_connected_is_bounded(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Buffers have sizes that are powers of two: two of 64 KiB are at the limit, a few bytes more past it."""
+    monkeypatch.setattr(limits, "MQTT_UNOPENED_BYTES_MAX", 2 * 65_536)
+    part = b"\x10" + b"\xff\xff\x0f" + bytes(40_000)
+    hoarders = [await site.dial() for _ in range(2)]
+    for hoarder in hoarders:
+        hoarder.send(part)
+    held = "iotmq_mqtt_unopened_bytes"
+    await soon(lambda: site.number(held) == 2 * 65_536, "both are held")
+    late = await site.dial()
+    late.send(part[:10])
+    assert await late.rest() == bytes([packets.CONNACK << 4, 2, 0, 3])
+    await site.gone("server_busy")
+    client = await site.connect("d")
+    assert site.number(held) == 2 * 65_536, "a CONNECT that comes whole needs nothing"
+    hoarders[0].abort()
+    await soon(lambda: site.number(held) == 65_536, "its buffer is free")
+    slow = await site.dial()
+    packet = connect_packet("slow")
+    slow.send(packet[:10])
+    await soon(lambda: site.number(held) > 65_536, "a part of a CONNECT")
+    slow.send(packet[10:])
+    assert (await slow.packet())[0] == packets.CONNACK << 4
+    assert site.number(held) == 65_536
+    await client.ping()

@@ -86,7 +86,7 @@ def test_settings_at_their_limits() -> None:
     assert [listener.transport for listener in made.mqtt.all_listeners] == ["tcp", "unix"]
 
 
-WEB = {"name": "web", "transport": "ws"}
+WEB = {"name": "web", "transport": "ws", "allowed_origins": ["*"]}
 LONGEST_PATH = "/" + "p" * (limits.MQTT_WEBSOCKET_PATH_BYTES_MAX - 1)
 LONGEST_ORIGIN = "https://".ljust(limits.MQTT_WEBSOCKET_ORIGIN_BYTES_MAX, "o")
 
@@ -102,6 +102,36 @@ LONGEST_ORIGIN = "https://".ljust(limits.MQTT_WEBSOCKET_ORIGIN_BYTES_MAX, "o")
 def test_settings_of_websockets_past_their_limits(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=rf"listeners\[0\]\.{said}"):
         config(WEB | settings)
+
+
+@pytest.mark.parametrize(
+    ("listener", "mqtt", "is_refused"),
+    [
+        ({}, {}, True),
+        ({"allowed_origins": ["*"]}, {}, False),
+        ({"allowed_origins": ["https://a.example"]}, {}, False),
+        ({}, {"authentication": {"users_file": "users"}}, False),
+        ({}, {"authentication": {"users_file": "users", "allow_anonymous": True}}, True),
+        ({"listen_host": "0.0.0.0"}, {"allow_anonymous_remote": True}, False),
+    ],
+)
+def test_pages_of_any_origin_on_a_browsers_machine_have_to_be_meant(
+    listener: dict[str, Any], mqtt: dict[str, Any], is_refused: bool
+) -> None:
+    made = {"name": "web", "transport": "ws"} | listener
+    if is_refused:
+        with pytest.raises(ConfigError, match=r"listeners\[0\]\.allowed_origins = \[\] is refused"):
+            config(made, **mqtt)
+    else:
+        assert config(made, **mqtt).mqtt.listeners[0].name == "web"
+
+
+async def test_a_page_of_any_origin_where_that_is_meant() -> None:
+    async with running(WEB) as front:
+        peer = await WebSocketPeer.dial(int(front.addresses["web"].rpartition(":")[2]))
+        peer.send(request("/mqtt", Origin="https://anybody.example"))
+        assert (await peer.response())[0] == 101
+        peer.writer.close()
 
 
 async def test_a_websocket_with_the_longest_path_from_the_last_of_all_origins() -> None:

@@ -13,8 +13,10 @@ from iotmq import limits
 from iotmq.broker.delays import DelayDelivery, DelayLevels
 from iotmq.broker.intake import Intake
 from iotmq.broker.offset_ids import OffsetMessageIds
+from iotmq.broker.received_ids import ReceivedIds
 from iotmq.broker.request_table import RequestTable
 from iotmq.broker.send_handler import SendHandler
+from iotmq.broker.stored_once import StoredOnce
 from iotmq.broker.subscription_groups import SubscriptionGroupConfig, SubscriptionGroups
 from iotmq.broker.system_topics import system_topics
 from iotmq.broker.topics import TopicConfig, TopicTable
@@ -76,6 +78,8 @@ class Bench:
         self.intake = Intake(
             store, self.topics, clock, directory=directory, default_topic_queues=8, flush_timeout_s=5.0
         )
+        self.received = ReceivedIds(store.key_values())
+        store.add_projection(self.received)
         levels = DelayLevels("1s 5s 10s", clock)
         self.delays = DelayDelivery(store, self.intake, levels, directory / "delayOffset.json", clock)
         self.handler = SendHandler(
@@ -84,6 +88,7 @@ class Bench:
             self.groups,
             OffsetMessageIds(encode_host("127.0.0.1", 10911)),
             self.delays,
+            StoredOnce(self.intake, self.received, host=encode_host("127.0.0.1", 10911)),
             broker_name="broker-a",
             cluster="C",
             region="R",

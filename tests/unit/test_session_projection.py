@@ -491,3 +491,37 @@ def test_queues_behind_a_trimmed_log_are_looked_at_a_few_at_a_time(
     for _ in range(queues.ids_end // 2):
         broker.projection.tidy()
     assert [queues.first_position(queues.id_of(f"t/{number}") or 0) for number in range(5)] == [end] * 5
+
+
+def test_a_session_that_falls_due_before_one_that_was_found_is_found(broker: Broker) -> None:
+    epochs = {name: connect(broker, name, expiry_s=expiry_s) for name, expiry_s in (("a", 60), ("b", 1))}
+    broker.change(Close("a", epochs["a"], 60, True))
+    due = broker.projection.due
+    assert due(1 << 50, sessions_max=1) == [("a", epochs["a"])]
+    broker.change(Close("b", epochs["b"], 1, True))
+    assert [name for name, _ in due(1 << 50, sessions_max=2)] == ["b", "a"]
+    broker.change(End("b", epochs["b"]))
+    assert [name for name, _ in due(1 << 50, sessions_max=2)] == ["a"]
+    broker.restart()
+    assert [name for name, _ in broker.projection.due(1 << 50, sessions_max=2)] == ["a"]
+
+
+def test_sessions_that_have_expired_do_not_make_a_look_for_others_longer(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    epochs = {f"c{number}": connect(broker, f"c{number}", expiry_s=1) for number in range(20)}
+    broker.change(*(Close(name, epoch, 1, True) for name, epoch in epochs.items()))
+    projection = broker.projection
+    starts: list[bytes] = []
+    scan = projection._space.scan
+
+    def watched(start: bytes, stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        starts.append(start)
+        return scan(start, stop)
+
+    monkeypatch.setattr(projection._space, "scan", watched)
+    for _ in range(10):
+        broker.change(*(End(name, epoch) for name, epoch in projection.due(1 << 50, sessions_max=2)))
+    assert starts == sorted(set(starts)), "each begins farther on"
+    assert projection.due(1 << 50, sessions_max=2) == []
+    assert projection.count == 0

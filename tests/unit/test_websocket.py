@@ -595,3 +595,24 @@ def damaged(data: bytes, choose: random.Random) -> bytes:
         else:
             changed[at:at] = choose.randbytes(choose.randrange(1, 20))
     return bytes(changed)
+
+
+async def test_frames_of_devices_that_are_not_connected_count_and_are_bounded(site: Site) -> None:
+    held = "iotmq_mqtt_unopened_bytes"
+    whole = frame(bytes(limits.MQTT_CONNECT_BYTES_MAX + 10))
+    patient = await WebSocketPeer.connect(port(site))
+    patient.send(whole[:200_000])
+    await soon(lambda: site.number(held) >= 200_000, "a part of a frame")
+    patient.send(whole[200_000 : limits.MQTT_CONNECT_BYTES_MAX + 5])
+    await soon(lambda: site.number(held) > limits.MQTT_CONNECT_BYTES_MAX, "the most there may be")
+    large = await connected(site)
+    received = "iotmq_mqtt_received_bytes_total"
+    before = site.number(received)
+    large.send(frame(bytes(limits.MQTT_PACKET_BYTES_MAX))[: limits.MQTT_CONNECT_BYTES_MAX + 10_000])
+    await soon(lambda: site.number(received) > before + limits.MQTT_CONNECT_BYTES_MAX + 9_000, "it came")
+    assert site.number("iotmq_mqtt_sessions") == 1, "a connected device has larger ones"
+    greedy = await WebSocketPeer.connect(port(site))
+    greedy.send(frame(bytes(limits.MQTT_PACKET_BYTES_MAX))[: limits.MQTT_CONNECT_BYTES_MAX + 10_000])
+    await site.gone("packet_too_large")
+    patient.writer.close()
+    await soon(lambda: site.number(held) == 0, "nothing is held")

@@ -1,0 +1,103 @@
+"""Packet ids of QoS 2 in batches and records: which device's, and whether the message was sent before.
+
+Operations: a look at every message of a batch that has such, and at the records of a stretch of the log. Goals:
+nothing per message but finding that it has no mark; one object for each that has. Plan: the property is looked for
+where the messages lie.
+
+A message of a kept session has MQTT_PACKET_ID: its packet id in decimal, with a D behind it when its PUBLISH said
+that it may have come before. Its key is the client id, 0x00 and the packet id in decimal.
+"""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from libc.stdint cimport uint8_t
+from libc.string cimport memcmp
+
+from iotmq.message.fields cimport element_fields
+from iotmq.message.own_topics cimport is_brokers_own
+from iotmq.message.record cimport FORMAT_OK, Element, RecordParts, find_property
+from iotmq.message.record_walk cimport RecordWalk, begin_walk, check_walk, end_walk, next_record
+
+from iotmq.broker.topics import RECEIVED_TOPIC, TIMER_TOPIC
+from iotmq.message.errors import MessageFormatError
+from iotmq.message.record import problem_text
+
+cdef bytes _RECEIVED_TOPIC = RECEIVED_TOPIC.encode()
+cdef bytes _TIMER_TOPIC = TIMER_TOPIC.encode()
+
+
+cdef object mark_of(const uint8_t* properties, Py_ssize_t size, bint* is_repeated):
+    """The key of a marked message, else None."""
+    cdef const uint8_t* value
+    cdef const uint8_t* client
+    cdef Py_ssize_t value_size = find_property(properties, size, "MQTT_PACKET_ID", 14, &value)
+    cdef Py_ssize_t client_size
+    if value_size <= 0:
+        return None
+    client_size = find_property(properties, size, "MQTT_CLIENT_ID", 14, &client)
+    if client_size < 0:
+        return None
+    is_repeated[0] = value[value_size - 1] == c"D"
+    return client[:client_size] + b"\0" + value[:value_size - is_repeated[0]]
+
+
+def marked_elements(elements):
+    """(key, whether it may have come before, start, end) of each marked element of a batch; MessageFormatError."""
+    cdef Py_buffer buffer
+    cdef Element element
+    cdef const uint8_t* at
+    cdef const uint8_t* end
+    cdef bint is_repeated = False
+    cdef int problem
+    cdef Py_ssize_t start
+    cdef list found = []
+    PyObject_GetBuffer(elements, &buffer, PyBUF_SIMPLE)
+    try:
+        at = <const uint8_t*> buffer.buf
+        end = at + buffer.len
+        while at < end:
+            problem = element_fields(at, end, &element)
+            start = at - <const uint8_t*> buffer.buf
+            if problem != FORMAT_OK:
+                raise MessageFormatError(f"batch element at byte {start}: {problem_text(problem)}", start)
+            key = mark_of(element.properties, element.properties_size, &is_repeated)
+            if key is not None:
+                found.append((key, is_repeated, start, start + element.size))
+            at += element.size
+    finally:
+        PyBuffer_Release(&buffer)
+    return found
+
+
+def collect_received(view, on_received not None, on_released not None):
+    """Call `on_received(key, position)` and `on_released(body)` for what a stretch of the log says, in order.
+
+    Copies that wait in a topic of the brokers' own were seen in their real topic, but for those that wait for their
+    time first. StoreCorruptError when `view` holds something else than whole records.
+    """
+    cdef RecordWalk walk
+    begin_walk(&walk, view)
+    try:
+        _collect(&walk, on_received, on_released)
+    finally:
+        end_walk(&walk)
+    check_walk(&walk)
+
+
+cdef int _collect(RecordWalk* walk, on_received, on_released) except -1:
+    cdef RecordParts parts
+    cdef bint is_repeated = False
+    while next_record(walk, &parts):
+        if is_brokers_own(parts.topic, parts.topic_size):
+            if is_topic(&parts, _RECEIVED_TOPIC):
+                on_released(parts.body[:parts.body_size])
+                continue
+            if not is_topic(&parts, _TIMER_TOPIC):
+                continue
+        key = mark_of(parts.properties, parts.properties_size, &is_repeated)
+        if key is not None:
+            on_received(key, parts.position)
+    return 0
+
+
+cdef bint is_topic(const RecordParts* parts, bytes topic) noexcept:
+    return parts.topic_size == len(topic) and memcmp(parts.topic, <const char*> topic, parts.topic_size) == 0

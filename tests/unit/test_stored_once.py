@@ -1,0 +1,297 @@
+"""Batches that are sent again, and packet ids of devices: what is stored is stored once."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from eventually import soon
+from store_model import open_small
+
+from iotmq import limits
+from iotmq.broker import received_ids
+from iotmq.broker.intake import Intake, IntakeError, StoredBatch
+from iotmq.broker.received_ids import ReceivedIds, encode_release
+from iotmq.broker.stored_once import StoredOnce
+from iotmq.broker.topics import TopicTable
+from iotmq.clock import ManualClock
+from iotmq.message.properties import encode_properties
+from iotmq.message.record import encode_batch, iter_records
+from iotmq.remoting.codes import ResponseCode
+from iotmq.store.store import Store
+
+HOST = bytes.fromhex("7f00000100001388")
+FLUSH_TIMEOUT_S = 5.0
+
+
+class Bench:
+    """A broker's store and what stands before it, started again at will."""
+
+    def __init__(
+        self, directory: Path, *, flush: str = "async", ids_max: int = 100, bytes_max: int = 1 << 20
+    ) -> None:
+        self.directory = directory
+        self.flush = flush
+        self.limits = {"ids_max": ids_max, "bytes_max": bytes_max}
+        self.clock = ManualClock()
+        self.disk_works = threading.Event()
+        self.disk_works.set()
+        self.start()
+
+    def sync_file(self, descriptor: int) -> None:
+        self.disk_works.wait(30)
+
+    def start(self) -> None:
+        self.store: Store = open_small(
+            self.directory / "data", clock=self.clock, segment_bytes=1 << 20, allocation_step_bytes=1 << 18,
+            queue_file_entries=5000, flush=self.flush, sync_file=self.sync_file,
+        )  # fmt: skip
+        topics = TopicTable(self.directory / "topics.json", self.clock)
+        topics.ensure("T", queues=2)
+        self.received = ReceivedIds(self.store.key_values(), **self.limits)
+        self.store.add_projection(self.received)
+        self.received.end_append((), self.store.appended_position)
+        self.intake = Intake(
+            self.store, topics, self.clock,
+            directory=self.directory, default_topic_queues=2, flush_timeout_s=FLUSH_TIMEOUT_S,
+        )  # fmt: skip
+        self.intake.open()
+        self.store.on_flushed = self.intake.on_flushed
+        self.once = StoredOnce(self.intake, self.received, host=HOST)
+
+    def restart(self) -> None:
+        self.store.close()
+        self.start()
+
+    def send(
+        self, *elements: bytes, is_repeat: bool = False, has_packet_ids: bool = False, queue_id: int = 0
+    ) -> list[StoredBatch | IntakeError]:
+        answers: list[StoredBatch | IntakeError] = []
+
+        def append(elements: bytes, *, done: object) -> None:
+            self.intake.append(
+                "T", queue_id, elements, born_timestamp_ms=1, born_host=HOST, done=done, is_patient=True
+            )  # type: ignore[arg-type]
+
+        self.once.append(
+            ("T",), b"".join(elements), append, answers.append,
+            is_repeat=is_repeat, has_packet_ids=has_packet_ids,
+        )  # type: ignore[arg-type]  # fmt: skip
+        self.received._invariants()
+        return answers
+
+    def publish(self, client: str, packet_id: int, body: bytes, *, again: bool = False) -> None:
+        [answer] = self.send(marked(client, packet_id, body, again=again), has_packet_ids=True)
+        assert isinstance(answer, StoredBatch)
+
+    def release(self, client: str, packet_id: int) -> None:
+        answers: list[StoredBatch | IntakeError] = []
+        self.once.release(encode_release(client.encode(), packet_id), answers.append, now_ms=1)
+        self.received._invariants()
+        [answer] = answers
+        assert isinstance(answer, StoredBatch)
+
+    def bodies(self, queue_id: int = 0) -> list[bytes]:
+        self.intake.settle()
+        queue = self.store.queue("T", queue_id)
+        found = self.store.read(queue, 0, records_max=1000, bytes_max=1 << 20)
+        return [record.body for record in iter_records(b"".join(found.views))]
+
+
+def keyed(key: str, body: bytes) -> bytes:
+    return encode_batch([(body, encode_properties({"UNIQ_KEY": key}) if key else b"", 0)])
+
+
+def marked(client: str, packet_id: int, body: bytes, *, again: bool = False, key: str = "") -> bytes:
+    properties = {"MQTT_CLIENT_ID": client, "MQTT_PACKET_ID": f"{packet_id}{'D' if again else ''}"}
+    if key:
+        properties["UNIQ_KEY"] = key
+    return encode_batch([(body, encode_properties(properties), 0)])
+
+
+
+# Batches that are sent again
+
+
+async def test_a_batch_that_is_sent_again_is_answered_with_where_it_stands(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    batch = (keyed("K1", b"one"), keyed("", b"two"), keyed("", b"two"))
+    [first] = bench.send(*batch)
+    bench.send(keyed("K2", b"other"))
+    for _ in range(2):
+        [again] = bench.send(*batch, is_repeat=True)
+        assert isinstance(first, StoredBatch)
+        assert isinstance(again, StoredBatch)
+        assert again.status == ResponseCode.SUCCESS
+        assert (again.first_offset, again.count, again.queue_id) == (0, 3, 0)
+        assert again.appended.positions() == first.appended.positions()
+        bench.restart()
+    assert bench.bodies() == [b"one", b"two", b"two", b"other"]
+    assert bench.once.repeats_total == 0
+
+
+async def test_a_batch_that_never_came_is_stored_when_it_is_sent_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.send(keyed("K1", b"one"))
+    [answer] = bench.send(keyed("K2", b"one"), is_repeat=True)
+    assert isinstance(answer, StoredBatch)
+    assert (answer.first_offset, answer.count) == (1, 1)
+    assert bench.once.found_total == 0
+    # Without a key nothing can be known.
+    bench.send(keyed("", b"two"))
+    bench.send(keyed("", b"two"), is_repeat=True)
+    assert bench.bodies() == [b"one", b"one", b"two", b"two"]
+
+
+async def test_of_a_batch_that_lost_its_end_the_rest_is_stored(tmp_path: Path) -> None:
+    """As a power cut leaves it; what was stored since looks like the rest, and is another's."""
+    bench = Bench(tmp_path)
+    bench.send(keyed("K1", b"one"), keyed("", b"two"))
+    bench.clock.advance(1)
+    bench.send(keyed("K2", b"three"))
+    whole = (keyed("K1", b"one"), keyed("", b"two"), keyed("", b"three"), keyed("", b"four"))
+    bench.send(*whole, is_repeat=True)
+    assert bench.bodies() == [b"one", b"two", b"three", b"three", b"four"]
+
+
+async def test_a_batch_whose_flush_is_late_is_not_stored_again_and_is_answered_by_the_flush(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path, flush="sync")
+    bench.disk_works.clear()
+    first = bench.send(keyed("K1", b"one"))
+    again = bench.send(keyed("K1", b"one"), is_repeat=True)
+    bench.clock.advance(FLUSH_TIMEOUT_S + 1)
+    await soon(lambda: bool(again), "the second is told to try again")
+    [refused] = again
+    assert isinstance(refused, IntakeError)
+    assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert not first, "a patient sender waits"
+    once_more = bench.send(keyed("K1", b"one"), is_repeat=True)
+    bench.disk_works.set()
+    await soon(lambda: bool(first) and bool(once_more), "both are answered by the flush")
+    assert [answer.first_offset for answer in (*first, *once_more)] == [0, 0]  # type: ignore[union-attr]
+    assert bench.bodies() == [b"one"]
+
+
+# Packet ids
+
+
+async def test_what_may_have_come_before_is_stored_once_until_it_is_released(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.publish("c", 5, b"one")
+    bench.publish("c", 5, b"one", again=True)
+    bench.restart()
+    bench.publish("c", 5, b"one", again=True)
+    # Another client's, another id's, and one whose first sending got lost.
+    bench.publish("d", 5, b"two", again=True)
+    bench.publish("c", 6, b"three", again=True)
+    bench.release("c", 5)
+    bench.restart()
+    bench.publish("c", 5, b"four", again=True)
+    bench.release("c", 5)
+    bench.release("c", 5)
+    bench.publish("c", 5, b"five")
+    assert bench.bodies() == [b"one", b"two", b"three", b"four", b"five"]
+    assert bench.received.count == 3
+
+
+async def test_a_new_message_takes_over_a_packet_id_that_was_never_released(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.publish("c", 5, b"one")
+    bench.publish("c", 5, b"two")
+    bench.publish("c", 5, b"two", again=True)
+    assert bench.bodies() == [b"one", b"two"]
+    assert bench.received.count == 1
+
+
+async def test_a_packet_id_counts_from_the_append_on_not_from_the_flush(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, flush="sync")
+    bench.disk_works.clear()
+    element = [marked("c", 5, b"one"), marked("c", 5, b"one", again=True)]
+    first = bench.send(element[0], has_packet_ids=True)
+    again = bench.send(element[1], has_packet_ids=True)
+    assert not first
+    assert not again, "it is not durable yet"
+    bench.disk_works.set()
+    await soon(lambda: bool(first) and bool(again), "both are answered")
+    released: list[StoredBatch | IntakeError] = []
+    bench.disk_works.clear()
+    bench.once.release(encode_release(b"c", 5), released.append, now_ms=1)
+    third = bench.send(element[1], has_packet_ids=True)
+    assert not released
+    bench.disk_works.set()
+    await soon(lambda: bool(released) and bool(third), "all are answered")
+    bench.received._invariants()
+    assert bench.bodies() == [b"one", b"one"]
+
+
+async def test_a_client_that_begins_anew_loses_its_packet_ids_and_nobody_elses(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    for client in ("c", "cc", "d"):
+        for packet_id in (1, 2):
+            bench.publish(client, packet_id, b"x")
+    bench.received.write_out()
+    bench.publish("c", 3, b"x")
+    bench.release("c", received_ids.ALL)
+    assert bench.received.count == 4
+    assert not bench.received.has(b"c\x001")
+    assert bench.received.has(b"cc\x001")
+
+
+async def test_a_repeated_batch_with_packet_ids_stores_neither_twice(tmp_path: Path) -> None:
+    """The answer got lost; of its messages one had come before, and was left out."""
+    bench = Bench(tmp_path)
+    bench.publish("c", 1, b"old")
+    batch = (
+        marked("c", 1, b"old", again=True),
+        marked("c", 2, b"lost", again=True),
+        marked("c", 3, b"new", key="K"),
+        marked("c", 4, b"after"),
+    )
+    bench.send(*batch, has_packet_ids=True)
+    bench.send(*batch, has_packet_ids=True, is_repeat=True)
+    bench.restart()
+    bench.send(*batch, has_packet_ids=True, is_repeat=True)
+    assert bench.bodies() == [b"old", b"lost", b"new", b"after"]
+
+
+@pytest.mark.parametrize("body", [b"\0", b"\0\5abc", b"\0\1c\0"])
+async def test_a_release_that_is_none_is_refused(tmp_path: Path, body: bytes) -> None:
+    bench = Bench(tmp_path)
+    answers: list[StoredBatch | IntakeError] = []
+    bench.once.release(body, answers.append, now_ms=1)
+    [answer] = answers
+    assert isinstance(answer, IntakeError)
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+async def test_packet_ids_at_their_limit_and_past_it(tmp_path: Path, is_written: bool) -> None:
+    bench = Bench(tmp_path, ids_max=3)
+    for packet_id in (1, 2, 3):
+        bench.publish("c", packet_id, b"x")
+    if is_written:
+        bench.received.write_out()
+    assert bench.received.count == 3
+    assert bench.received.forgotten_total == 0
+    bench.publish("c", 4, b"x")
+    assert [bench.received.has(b"c\x00%d" % number) for number in (1, 2, 3, 4)] == [False, True, True, True]
+    assert bench.received.forgotten_total == 1
+    bench.received.write_out()
+    bench.received._invariants()
+
+
+async def test_bytes_of_packet_ids_at_their_limit_and_past_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, bytes_max=2 * (2 * len(b"client\x001") + 64))
+    bench.publish("client", 1, b"x")
+    bench.publish("client", 2, b"x")
+    assert bench.received.count == 2
+    bench.publish("client", 3, b"x")
+    assert bench.received.count == 2
+    assert not bench.received.has(b"client\x001")
+
+
+def test_a_release_of_one_request_fits_a_record() -> None:
+    assert limits.RELEASED_BODY_BYTES_MAX <= limits.RECORD_BYTES_MAX // 2
