@@ -350,6 +350,18 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "RETAINED_TURN_WORK_BYTES_MAX",
         "tests/unit/test_retained.py::test_a_page_ends_where_its_work_is_done_though_nothing_was_found",
     ),
+    Bound(
+        "broker.received_ids: packet ids of QoS 2 not released",
+        "RECEIVED_IDS_MAX",
+        "RECEIVED_IDS_BYTES_MAX",
+        "tests/unit/test_stored_once.py::test_packet_ids_at_their_limit_and_past_it",
+    ),
+    Bound(
+        "mqtt_front.topic_rewrite: a pattern once it is compiled",
+        "MQTT_REWRITE_PATTERN_CHARACTERS_MAX",
+        "MQTT_REWRITE_PROGRAM_BYTES_MAX",
+        "tests/unit/test_topic_rewrite.py::test_a_pattern_has_a_size_in_memory",
+    ),
     # A front end and its devices.
     Bound(
         "mqtt_front.server: connections of devices",
