@@ -25,8 +25,7 @@ from iotmq import limits
 from iotmq.broker.received_marks import collect_received, marked_elements
 from iotmq.errors import StoreCorruptError
 from iotmq.metrics import Metric
-from iotmq.store.kv import after_prefix
-from iotmq.store.kv_projection import MARKER_KEY, KeyValueProjection
+from iotmq.store.kv_projection import MARKER_KEY, KeyValueProjection, after_prefix
 
 if TYPE_CHECKING:
     from iotmq.store.kv import KeyValueStore

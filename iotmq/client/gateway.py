@@ -293,7 +293,16 @@ class RemoteGateway:
         now_s = asyncio.get_running_loop().time()
         if is_repeat and lane in self._places:
             queue, first_s = self._places[lane]
-            if queue in self._queues[topic] or now_s < first_s + _BACK_S:
+            queues = self._queues[topic]
+            if queue in queues:
+                return queue
+            # A broker that is there without this queue knows the batch by its key, in whichever queue it is.
+            of_broker = [other for other in queues if other.broker_name == queue.broker_name]
+            if of_broker:
+                queue = of_broker[queue_id % len(of_broker)]
+                self._places[lane] = (queue, first_s)
+                return queue
+            if now_s < first_s + _BACK_S:
                 return queue
         queue = self._queue(topic, queue_id)
         self._places[lane] = (queue, now_s)

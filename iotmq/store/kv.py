@@ -384,12 +384,6 @@ class KeySpace:
         return 0 if self._family is None else self._family.property_int_value(name) or 0
 
 
-def after_prefix(prefix: bytes) -> bytes | None:
-    """The first key behind all that start with `prefix`; None when there is none."""
-    kept = prefix.rstrip(b"\xff")
-    return kept[:-1] + bytes((kept[-1] + 1,)) if kept else None
-
-
 def set_aside(directory: Path) -> None:
     """Move a database out of the way, in place of the one that was moved before; raises OSError."""
     aside = directory.with_name(DAMAGED_DIRECTORY)

@@ -235,3 +235,9 @@ def read_marker(marker: bytes | None, format_version: int | None = None) -> int 
     if magic != _MAGIC or format_version not in (None, found_version):
         return None
     return int(position)
+
+
+def after_prefix(prefix: bytes) -> bytes | None:
+    """The first key behind all that start with `prefix`; None when there is none."""
+    kept = prefix.rstrip(b"\xff")
+    return kept[:-1] + bytes((kept[-1] + 1,)) if kept else None

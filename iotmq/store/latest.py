@@ -10,8 +10,7 @@ import struct
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from iotmq.store.kv import after_prefix
-from iotmq.store.kv_projection import KeyValueProjection
+from iotmq.store.kv_projection import KeyValueProjection, after_prefix
 from iotmq.store.latest_collector import LatestCollector
 
 if TYPE_CHECKING:

@@ -200,7 +200,14 @@ async def test_a_topic_that_devices_publish_to_is_made_again_at_once_and_is_empt
     def publish(body: bytes) -> None:
         elements = encode_batch([(body, b"", 0)])
         gateway.append(
-            "mqtt", 0, elements, count=1, is_stored=True, done=lambda code, _: answers.append(code)
+            "mqtt",
+            0,
+            elements,
+            count=1,
+            is_stored=True,
+            has_packet_ids=False,
+            is_repeat=False,
+            done=lambda code, _: answers.append(code),
         )
 
     publish(b"old")

@@ -21,8 +21,8 @@ from store_model import open_small, put
 from iotmq.errors import StoreCorruptError, StoreError, StoreFullError
 from iotmq.message.record import iter_records
 from iotmq.store import kv_projection
-from iotmq.store.kv import DAMAGED_DIRECTORY, KeyValueStore, after_prefix
-from iotmq.store.kv_projection import MARKER_KEY, KeyValueProjection, read_marker
+from iotmq.store.kv import DAMAGED_DIRECTORY, KeyValueStore
+from iotmq.store.kv_projection import MARKER_KEY, KeyValueProjection, after_prefix, read_marker
 from iotmq.store.projection import DurableProjection, RewindableProjection
 from iotmq.store.store import Store
 

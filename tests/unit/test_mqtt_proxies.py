@@ -224,7 +224,7 @@ async def test_before_a_websocket() -> None:
     )
     connect = connect_packet("d")
     frame = bytes([0x82, 0x80 | len(connect)]) + bytes(4) + connect
-    async with running(listener("ws")) as front:
+    async with running(listener("ws", allowed_origins=["*"])) as front:
         raw = await raw_connection(front)
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(raw, LINE + request)
