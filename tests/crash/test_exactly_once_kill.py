@@ -25,7 +25,8 @@ pytestmark = [
     # In one of 14 passes (flush async, a busy machine) a message came twice. Until the cause is found this is
     # not part of `make test`.
     pytest.mark.skipif(
-        "IOTMQ_CRASH_ROUNDS" not in os.environ, reason="only in make crash: a known defect, seen in 1 pass of 14"
+        "IOTMQ_CRASH_ROUNDS" not in os.environ,
+        reason="only in make crash: a known defect, seen in 1 pass of 14",
     ),
 ]
 
