@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from iotmq.broker.due_actions import DueActions
+from iotmq.broker.due_actions import DueAction, DueActions
 from iotmq.broker.exclusives import Exclusives
 from iotmq.broker.front_ends import FrontEnds, FrontEndView
 from iotmq.broker.intake import Intake
@@ -102,7 +102,7 @@ class _Owner:
 class _Request:
     """Somebody who waits for a session another front end has."""
 
-    __slots__ = ("channel", "done", "wanted")
+    __slots__ = ("channel", "done", "fence", "wanted")
 
     def __init__(
         self, channel: SessionChannel, wanted: OpenRequest, done: Callable[[OpenedSession | Refused], None]
@@ -110,6 +110,8 @@ class _Request:
         self.channel = channel
         self.wanted = wanted
         self.done = done
+        # What is done when the owner has had its time; set while it has that.
+        self.fence: DueAction | None = None
 
 
 class Sessions:
@@ -184,7 +186,7 @@ class Sessions:
         self.shares.channel_closed(channel)
         orphans = [client_id for client_id, owner in self._owners.items() if owner.channel is channel]
         for request in [request for request in self._requests.values() if request.channel is channel]:
-            del self._requests[request.wanted.client_id]
+            self._take_request(request.wanted.client_id)
         if orphans:
             self._actions.do_later(OWNER_GRACE_S, partial(self._drop_orphans, channel, orphans))
 
@@ -226,12 +228,12 @@ class Sessions:
             self._open(request)
         except StoreError as error:
             if self._requests.get(wanted.client_id) is request:
-                del self._requests[wanted.client_id]
+                self._take_request(wanted.client_id)
             done(_unreadable(error))
 
     def _open(self, request: _Request) -> None:
         client_id, channel = request.wanted.client_id, request.channel
-        former = self._requests.pop(client_id, None)
+        former = self._take_request(client_id)
         if former is not None:
             former.done(_LOST)
         owner = self._owners.get(client_id)
@@ -244,7 +246,7 @@ class Sessions:
             # It knows what it does, and has seen to the will.
             self._close(client_id, expiry_s=None, drops_will=True)
             return
-        self._actions.do_later(FENCE_TIMEOUT_S, partial(self._take, request))
+        request.fence = self._actions.do_later(FENCE_TIMEOUT_S, partial(self._take, request))
         if owner.channel.is_open:
             owner.channel.receiver.fenced(client_id, owner.epoch, "taken over")
         else:
@@ -587,6 +589,13 @@ class Sessions:
         stored = self._projection.session(client_id)
         return None if stored is None or self._ending.get(client_id) == stored.epoch else stored
 
+    def _take_request(self, client_id: str) -> _Request | None:
+        """Who waits for a session; from now on nobody does."""
+        request = self._requests.pop(client_id, None)
+        if request is not None and request.fence is not None:
+            self._actions.cancel(request.fence)
+        return request
+
     def _take(self, request: _Request) -> None:
         """The owner has had its time."""
         wanted = request.wanted
@@ -771,7 +780,7 @@ class Sessions:
                 will = None
         if will is not None:
             self._wills.send(client_id, owner.epoch, will, is_durable=owner.is_durable)
-        request = self._requests.pop(client_id, None)
+        request = self._take_request(client_id)
         if request is not None:
             try:
                 self._grant(request)
@@ -837,6 +846,9 @@ class Sessions:
         for client_id, request in self._requests.items():
             assert request.wanted.client_id == client_id
             assert client_id in self._owners
+            assert request.fence is not None
+            assert request.fence.action is not None
+        self._wills._invariants()
 
 
 def _queue_ids(session: StoredSession) -> tuple[int, ...]:

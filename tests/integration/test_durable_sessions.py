@@ -32,6 +32,7 @@ async def site(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[
     is_remote = request.param == "in processes of their own"
     made = await open_site(tmp_path, "one", "two", in_flight_max=4, is_remote=is_remote)
     yield made
+    made.check_sessions()
     await made.close()
 
 
