@@ -115,7 +115,7 @@ class _Request:
 class Sessions:
     """The sessions of one broker, durable or not. On the loop's thread.
 
-    `publish` stores, or delivers, a will.
+    `publish` stores, or delivers, a will; `forget_packet_ids` is told of clients whose session is a new one.
     """
 
     def __init__(
@@ -128,6 +128,7 @@ class Sessions:
         *,
         host: bytes,
         publish: Callable[[Will], None],
+        forget_packet_ids: Callable[[str], None],
         share_settings: ShareSettings,
         limits: QueueLimits | None = None,
         exclusives_max: int = EXCLUSIVE_SUBSCRIPTIONS_MAX,
@@ -143,6 +144,7 @@ class Sessions:
         self.shares = Shares(
             projection, reader, store, self._log, clock, settings=share_settings, front_end_of=self.owner_of
         )
+        self._forget_packet_ids = forget_packet_ids
         self.front_ends = FrontEnds()
         self._owners: dict[str, _Owner] = {}
         self.exclusives = Exclusives(
@@ -614,9 +616,12 @@ class Sessions:
             self._owners[client_id] = _Owner(channel, epoch, wanted.will, is_durable=False)
             request.done(OpenedSession(epoch, False, [], [], []))
             return
+        is_present = stored is not None and not wanted.is_clean
+        if not is_present:
+            # Before the client hears that its session is new, and uses them.
+            self._forget_packet_ids(client_id)
         # From now on: what comes meanwhile for the same client waits for this owner.
         owner = self._owners[client_id] = _Owner(channel, _OPENING, wanted.will, is_durable=True)
-        is_present = stored is not None and not wanted.is_clean
 
         def logged(position: int | Refused) -> None:
             is_owner = self._owners.get(client_id) is owner
