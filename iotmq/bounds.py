@@ -250,9 +250,15 @@ DERIVED: Final[tuple[Bound, ...]] = (
     ),
     Bound(
         "mqtt.filters: shapes of wildcard filters",
-        "MQTT_WILDCARD_LEVELS_MAX levels",
-        "a few bytes of each level of each filter",
-        "tests/unit/test_filter_index.py::test_ten_thousand_filters_of_as_many_shapes_are_small_and_hold_nobody_up",
+        "FILTER_SHAPES_MAX of kept sessions of a broker, and of clean ones of each front end",
+        "items x MQTT_WILDCARD_LEVELS_MAX",
+        "tests/unit/test_sessions.py::test_shapes_of_filters_at_their_limit_and_past_it",
+    ),
+    Bound(
+        "mqtt_front.filter_shapes: shapes of clean sessions' filters",
+        "FILTER_SHAPES_MAX",
+        "items x MQTT_WILDCARD_LEVELS_MAX",
+        "tests/unit/test_mqtt_front.py::test_shapes_of_filters_at_their_limit_and_past_it",
     ),
     Bound(
         "broker.session_handler: queues whose pushes were not sent",

@@ -163,6 +163,9 @@ MQTT_SHARES_PER_SESSION_MAX: Final = 64
 # millisecond or two), and what looking at one topic counts for beside the bytes of its record.
 RETAINED_TURN_WORK_BYTES_MAX: Final = 256 * 1024
 RETAINED_LOOK_BYTES: Final = 1_024
+# Shapes (at which levels the wildcards are) of the filters of all kept sessions of one broker, and of all
+# clean sessions of one front end: a new topic is compared with each, a tenth of a microsecond for one.
+FILTER_SHAPES_MAX: Final = 16_384
 # Filters that sessions have to themselves, at one broker.
 EXCLUSIVE_SUBSCRIPTIONS_MAX: Final = 100_000
 
