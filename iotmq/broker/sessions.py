@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from iotmq import limits
 from iotmq.broker.due_actions import DueActions
 from iotmq.broker.exclusives import Exclusives
 from iotmq.broker.front_ends import FrontEnds, FrontEndView
@@ -50,9 +51,9 @@ from iotmq.client.session_ports import (
 )
 from iotmq.clock import Clock
 from iotmq.errors import StoreError
-from iotmq.limits import EXCLUSIVE_SUBSCRIPTIONS_MAX
 from iotmq.loop_slice import LoopSlice
 from iotmq.metrics import Metric
+from iotmq.mqtt.topics import wildcard_shape
 from iotmq.remoting.codes import ResponseCode
 from iotmq.store.store import Store
 
@@ -132,7 +133,7 @@ class Sessions:
         forget_packet_ids: Callable[[str], None],
         share_settings: ShareSettings,
         limits: QueueLimits | None = None,
-        exclusives_max: int = EXCLUSIVE_SUBSCRIPTIONS_MAX,
+        exclusives_max: int = limits.EXCLUSIVE_SUBSCRIPTIONS_MAX,
     ) -> None:
         self._projection = projection
         self._reader = reader
@@ -169,6 +170,9 @@ class Sessions:
         self.takeovers_total = 0
         self.expired_total = 0
         self.fenced_total = 0
+        # New shapes of filters that wait for the log, and those that were refused.
+        self._coming_shapes = 0
+        self.refused_shapes_total = 0
 
     # Front ends
 
@@ -264,12 +268,16 @@ class Sessions:
         if not self._owns(channel, client_id, epoch):
             done(_LOST)
             return
-        refused = self.shares.check(name for name, _ in wanted.subscriptions)
+        filters = [name for name, _ in wanted.subscriptions]
+        new_shapes = self._new_shapes(filters)
+        refused = self.shares.check(filters) or self._check_shapes(new_shapes)
         if refused is not None:
             done(refused)
             return
+        self._coming_shapes += new_shapes
 
         def logged(position: int | Refused) -> None:
+            self._coming_shapes -= new_shapes
             try:
                 found = position if isinstance(position, Refused) else self._subscribed(channel, wanted)
             except StoreError as error:
@@ -277,6 +285,22 @@ class Sessions:
             done(found)
 
         self._log.write([Subscribe(client_id, epoch, wanted.subscriptions)], logged)
+
+    def _new_shapes(self, filters: Iterable[str]) -> int:
+        """How many shapes these filters have that no filter of a kept session has yet."""
+        shapes = {wildcard_shape(name) for name in filters if not is_share(name)}
+        known = self._projection.queues.filters
+        return sum(shape is not None and not known.has_shape(shape) for shape in shapes)
+
+    def _check_shapes(self, new_count: int) -> Refused | None:
+        count = self._projection.queues.filters.shape_count + self._coming_shapes + new_count
+        if not new_count or count <= limits.FILTER_SHAPES_MAX:
+            return None
+        self.refused_shapes_total += new_count
+        return Refused(
+            ResponseCode.NO_PERMISSION,
+            f"filters of kept sessions have no more than {limits.FILTER_SHAPES_MAX} shapes of wildcards",
+        )
 
     def _subscribed(
         self, channel: SessionChannel, wanted: SubscribeRequest
@@ -558,6 +582,7 @@ class Sessions:
             ("connected_clients", "Clients connected through front ends.", len(self._owners)),
             ("light_queues", "Filters with durable subscribers.", len(queues)),
             ("light_queue_bytes", "Memory of their filters and places.", queues.memory_bytes),
+            ("filter_shapes", "Shapes of those with wildcards.", queues.filters.shape_count),
         )
         counters: tuple[tuple[str, str, float], ...] = (
             ("light_queue_entries_total", "Records put into light queues.", queues.matched_total),
@@ -565,6 +590,11 @@ class Sessions:
             ("session_takeovers_total", "Sessions taken from another owner.", self.takeovers_total),
             ("sessions_expired_total", "Sessions that expired.", self.expired_total),
             ("wills_total", "Wills published for vanished clients.", self._wills.sent_total),
+            (
+                "filter_shapes_refused_total",
+                "New shapes of filters that kept sessions did not get.",
+                self.refused_shapes_total,
+            ),
             ("fenced_requests_total", "What former owners said too late.", self.fenced_total),
             (
                 "malformed_session_records_total",

@@ -31,7 +31,7 @@ from iotmq.mqtt_front.flight_ring cimport (
     settle_cursors,
     take_done,
 )
-from iotmq.mqtt_front.held_message cimport HeldMessage
+from iotmq.mqtt_front.held_message cimport HeldMessage, MessageCopy
 from iotmq.mqtt_front.kept_session cimport KeptSession, QueueSubscription
 from iotmq.mqtt_front.outgoing cimport OutgoingMessage
 from iotmq.mqtt_front.queue_subscriptions cimport QueueSubscriptions
@@ -257,7 +257,10 @@ cdef class DurableSession(KeptSession):
         if delivery.qos == 2:
             if packet_id == 0:
                 packet_id = device.take_packet_id()
-            self._hold(subscription, position, packet_id, HeldMessage.of(message, &delivery, subscription.identifier))
+            self._hold(
+                subscription, position, packet_id,
+                HeldMessage.of(MessageCopy.of(message), &delivery, subscription.identifier),
+            )
         else:
             packet_id = device.send_message(&message.view, &delivery, packet_id)
             if delivery.qos:
@@ -290,7 +293,7 @@ cdef class DurableSession(KeptSession):
             self._without_queue((<QueueSubscription>self.subscriptions[0]).queue_id),
             0,
             self.device.take_packet_id(),
-            HeldMessage.of(message, delivery, identifier),
+            HeldMessage.of(MessageCopy.of(message), delivery, identifier),
         )
         return True
 
@@ -451,6 +454,7 @@ cdef class DurableSession(KeptSession):
                 repeated = self._repeated.pop((queue_id, position))
                 if not repeated.is_released:
                     self.device.free_packet_id(repeated.packet_id)
+                    self.device.room_comes()
         for queue_id, position in list(self._done or ()):
             if queue_id == subscription.queue_id and position < subscription.next_position:
                 self._done.discard((queue_id, position))
