@@ -58,7 +58,7 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.broker.queue_scan", ".pyx", []),
     ("iotmq.broker.queued_push", ".pyx", []),
     ("iotmq.broker.retained_collector", ".pyx", []),
-    ("iotmq.broker.received_marks", ".pyx", []),
+    ("iotmq.broker.received_marks", ".pyx", ["z"]),
     ("iotmq.remoting.frame_header", ".pyx", []),
     ("iotmq.remoting.send_frames", ".pyx", []),
     ("iotmq.broker.send_properties", ".pyx", []),

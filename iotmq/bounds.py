@@ -250,9 +250,15 @@ DERIVED: Final[tuple[Bound, ...]] = (
     ),
     Bound(
         "mqtt.filters: shapes of wildcard filters",
-        "MQTT_WILDCARD_LEVELS_MAX levels",
-        "a few bytes of each level of each filter",
-        "tests/unit/test_filter_index.py::test_ten_thousand_filters_of_as_many_shapes_are_small_and_hold_nobody_up",
+        "FILTER_SHAPES_MAX of kept sessions of a broker, and of clean ones of each front end",
+        "items x MQTT_WILDCARD_LEVELS_MAX",
+        "tests/unit/test_sessions.py::test_shapes_of_filters_at_their_limit_and_past_it",
+    ),
+    Bound(
+        "mqtt_front.filter_shapes: shapes of clean sessions' filters",
+        "FILTER_SHAPES_MAX",
+        "items x MQTT_WILDCARD_LEVELS_MAX",
+        "tests/unit/test_mqtt_front.py::test_shapes_of_filters_at_their_limit_and_past_it",
     ),
     Bound(
         "broker.session_handler: queues whose pushes were not sent",
@@ -335,8 +341,8 @@ DERIVED: Final[tuple[Bound, ...]] = (
     Bound(
         "broker.share_group: messages read and not acknowledged",
         "broker.shared_in_flight_max, SHARE_IN_FLIGHT_MAX, SHARE_CREDIT_MAX of a member",
-        "SHARE_MEMBER_BYTES_MAX of a member",
-        "tests/unit/test_shares.py::test_a_member_holds_no_more_bytes_than_the_limit",
+        "SHARE_CLIENT_BYTES_MAX of a client in all its groups",
+        "tests/unit/test_shares.py::test_a_client_holds_no_more_bytes_than_the_limit_in_all_its_groups",
     ),
     Bound(
         "broker.retained: retained messages",
@@ -516,8 +522,8 @@ DERIVED: Final[tuple[Bound, ...]] = (
     Bound(
         "mqtt_front.shared: messages held for members",
         "SHARE_CREDIT_MAX of each",
-        "SHARE_MEMBER_BYTES_MAX of each",
-        "tests/unit/test_shares.py::test_a_group_has_no_more_under_way_than_its_limit_and_a_member_than_its_credit",
+        "SHARE_CLIENT_BYTES_MAX of a device and broker, one copy for all who wait",
+        "tests/unit/test_shared_egress.py::test_a_message_that_many_memberships_wait_for_is_there_once",
     ),
     Bound(
         "mqtt_front.websocket: pongs nobody reads",

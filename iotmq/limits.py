@@ -140,14 +140,15 @@ MISSED_QUEUES_MAX: Final = 65_536
 SESSIONS_LISTED_MAX: Final = 1_024
 SHARES_LISTED_MAX: Final = 1_024
 # Shared subscriptions of one broker: the name of a group, groups (one for each name and filter), members of
-# one, messages of one that are read and not acknowledged, credit of a member, bytes it may hold, and what one
-# request of a front end says of how many members and messages.
+# one, messages of one that are read and not acknowledged, credit of a member, bytes that a client may hold in
+# all its groups together (past them it gets nothing more), of how many members and messages one request of a
+# front end tells.
 SHARE_NAME_BYTES_MAX: Final = 255
 SHARE_GROUPS_MAX: Final = 10_000
 SHARE_MEMBERS_MAX: Final = 1_024
 SHARE_IN_FLIGHT_MAX: Final = 4_096
 SHARE_CREDIT_MAX: Final = 1_024
-SHARE_MEMBER_BYTES_MAX: Final = 512 * 1024
+SHARE_CLIENT_BYTES_MAX: Final = 1024 * 1024
 SHARE_REPORT_MEMBERS_MAX: Final = 1_024
 SHARE_REPORT_POSITIONS_MAX: Final = 65_536
 # Packet ids of QoS 2 that devices have not released, at one broker. Past either the oldest are forgotten:
@@ -156,13 +157,15 @@ SHARE_REPORT_POSITIONS_MAX: Final = 65_536
 RECEIVED_IDS_MAX: Final = 1_000_000
 RECEIVED_IDS_BYTES_MAX: Final = 256 * 1024 * 1024
 RELEASED_BODY_BYTES_MAX: Final = 1024 * 1024
-# Groups that one session may join: each message goes out to each of them, and the device may leave what each
-# gives it unread.
+# Groups that one session may join: each message goes out to each of them.
 MQTT_SHARES_PER_SESSION_MAX: Final = 64
 # Looking up retained messages: what one turn of the broker's loop does of it for everybody together (a
 # millisecond or two), and what looking at one topic counts for beside the bytes of its record.
-RETAINED_TURN_WORK_BYTES_MAX: Final = 256 * 1024
+RETAINED_TURN_WORK_BYTES_MAX: Final = 128 * 1024
 RETAINED_LOOK_BYTES: Final = 1_024
+# Shapes (at which levels the wildcards are) of the filters of all kept sessions of one broker, and of all
+# clean sessions of one front end: a new topic is compared with each, a tenth of a microsecond for one.
+FILTER_SHAPES_MAX: Final = 16_384
 # Filters that sessions have to themselves, at one broker.
 EXCLUSIVE_SUBSCRIPTIONS_MAX: Final = 100_000
 

@@ -109,7 +109,7 @@ class Broker:
         )
         received = ReceivedIds(store.key_values())
         store.add_projection(received)
-        received.end_append((), store.appended_position)
+        received.end_append({}, store.appended_position)
         self.stored_once = StoredOnce(self.intake, received, host=host)
         cold_reads = ColdReads(
             store, threads_max=settings.cold_read_threads, waiting_max=settings.cold_reads_max

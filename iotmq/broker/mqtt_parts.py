@@ -92,6 +92,7 @@ class MqttParts:
             clock,
             host=host,
             publish=WillPublisher(intake, self._delayed_batches, self.delivery, clock, host=host).publish,
+            forget_packet_ids=lambda client_id: stored_once.forget(client_id, now_ms=clock.now_ms()),
             share_settings=share_settings,
             limits=session_limits,
             exclusives_max=exclusives_max,

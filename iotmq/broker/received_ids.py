@@ -3,9 +3,12 @@
 A message and its packet id are one record (properties.MQTT_PACKET_ID), and what is released is a record of
 RECEIVED_TOPIC: so whoever stores a message knows, after any death, whether it has it already.
 
-In the column family `received_ids`: 0x01 and the key (received_marks) -> position of the record 8; 0x02 and
-that position -> the key, for the oldest to be found; 0x03 -> how many there are 8, their bytes 8. Most are
-released before they are written.
+In the column family `received_ids`: 0x01 and the key (received_marks) -> position of the record 8, digest 8;
+0x02 and that position -> the key, for the oldest to be found; 0x03 -> how many there are 8, their bytes 8.
+Most are released before they are written.
+
+What comes under an id that is not released is the message that is here when it has its topic and body, with
+DUP or without [MQTT-4.3.3-10]. Another one takes the id over: its client has lost what it knew.
 
 Body of a record of RECEIVED_TOPIC, and of a request that releases: for each, size of the client id 2 | client
 id | packet id 2; packet id 0 is all of the client's.
@@ -16,7 +19,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from typing_extensions import Buffer
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
     from iotmq.store.kv import KeyValueStore
 
 NAME: Final = "received_ids"
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 ALL: Final = 0
 
 _TAG: Final = b"\x01"
@@ -40,6 +43,7 @@ _ORDER_END: Final = b"\x03"
 _TOTALS_KEY: Final = b"\x03"
 _TOTALS: Final = struct.Struct(">QQ")
 _POSITION: Final = struct.Struct(">Q")
+_VALUE: Final = struct.Struct(">QQ")
 _U16: Final = struct.Struct(">H")
 # What an id costs beside its key, which is there twice: tags, positions, what RocksDB has for two entries.
 _ENTRY_BYTES: Final = 64
@@ -50,9 +54,10 @@ logger = logging.getLogger(__name__)
 
 
 class _Entry(NamedTuple):
-    """A packet id in memory. `position` is None once it was released, `stored` what the database has."""
+    """A packet id in memory. `position` is None once it was released, `stored` is that in the database."""
 
     position: int | None
+    digest: int
     stored: int | None
 
 
@@ -65,8 +70,8 @@ class _Changes:
         # Client id -> keys of it that are not released.
         self.keys_of: dict[bytes, set[bytes]] = {}
 
-    def put(self, key: bytes, position: int, stored: int | None) -> None:
-        self.entries[key] = _Entry(position, stored)
+    def put(self, key: bytes, position: int, digest: int, stored: int | None) -> None:
+        self.entries[key] = _Entry(position, digest, stored)
         self.keys_of.setdefault(_client_of(key), set()).add(key)
 
     def release(self, key: bytes, stored: int | None) -> None:
@@ -79,7 +84,7 @@ class _Changes:
         if stored is None:
             del self.entries[key]
         else:
-            self.entries[key] = _Entry(None, stored)
+            self.entries[key] = _Entry(None, 0, stored)
 
     @property
     def count(self) -> int:
@@ -96,7 +101,7 @@ class _Changes:
             if entry.position is not None:
                 position = _POSITION.pack(entry.position)
                 keys += (_TAG + key, _ORDER_TAG + position)
-                values += (position, key)
+                values += (_VALUE.pack(entry.position, entry.digest), key)
         return keys, values
 
     def clear(self) -> None:
@@ -126,9 +131,9 @@ class ReceivedIds(KeyValueProjection):
         self.forgotten_total = 0
         self.is_looking = True
         self._marked_until = _ALL_MARKS
-        # What was appended and is not applied yet: key -> (end of its batch, whether it was released), and
-        # the same in order.
-        self._recent: dict[bytes, tuple[int, bool]] = {}
+        # What was appended and is not applied yet: key -> (end of its batch, digest or None when it was
+        # released), and the same in order.
+        self._recent: dict[bytes, tuple[int, int | None]] = {}
         self._recent_batches: deque[tuple[int, list[bytes]]] = deque()
         super().__init__(key_values, NAME, format_version=FORMAT_VERSION, collector=self._changes)
 
@@ -138,51 +143,58 @@ class ReceivedIds(KeyValueProjection):
         """What is appended next has marked messages, or releases."""
         self._marked_until = _ALL_MARKS
 
-    def end_append(self, keys: Iterable[bytes], end_position: int, *, is_release: bool = False) -> None:
-        """The log ends at `end_position` now, with a batch of these keys; without keys nothing was stored."""
-        self._marked_until = end_position
-        noted = list(keys)
-        if noted and self.applied_position < end_position:
-            self._recent.update(dict.fromkeys(noted, (end_position, is_release)))
-            self._recent_batches.append((end_position, noted))
+    def end_append(self, digests: Mapping[bytes, int | None], end_position: int) -> None:
+        """The log ends at `end_position` now, with a batch of these keys; without them nothing was stored.
 
-    def has(self, key: bytes) -> bool:
-        """Whether a message with this packet id was stored and is not released."""
-        recent = self._recent.get(key)
-        return self._position(key) is not None if recent is None else not recent[1]
-
-    def new_elements(self, elements: Buffer) -> tuple[Buffer, list[bytes]]:
-        """The elements of a batch that are not stored yet, and the keys of those that are marked.
-
-        Only what may have come before is looked up: a message that has not takes its packet id over.
+        A key has the digest of its message, or None when it is released.
         """
-        marked = marked_elements(elements)
-        stored = [(start, end) for key, is_repeated, start, end in marked if is_repeated and self.has(key)]
-        if not stored:
-            return elements, [key for key, *_ in marked]
-        gone = {start for start, _ in stored}
-        view = memoryview(elements)
-        parts, at = [], 0
-        for start, end in stored:
-            parts.append(view[at:start])
-            at = end
-        parts.append(view[at:])
-        return b"".join(parts), [key for key, _, start, _ in marked if start not in gone]
+        self._marked_until = end_position
+        if digests and self.applied_position < end_position:
+            self._recent.update((key, (end_position, digest)) for key, digest in digests.items())
+            self._recent_batches.append((end_position, list(digests)))
 
-    def known_releases(self, body: bytes) -> list[tuple[bytes, bytes]]:
-        """(key, piece of the body) of what a release names and this broker has. ValueError for no release."""
-        found: list[tuple[bytes, bytes]] = []
+    def digest(self, key: bytes) -> int | None:
+        """That of the message that was stored under this packet id; None when there is none, or no more."""
+        recent = self._recent.get(key)
+        if recent is not None:
+            return recent[1]
+        entry = self._entry(key)
+        return None if entry is None or entry.position is None else entry.digest
+
+    def new_elements(self, elements: Buffer) -> tuple[Buffer, dict[bytes, int | None]]:
+        """The elements of a batch that are not stored yet, and the digests of those that are marked.
+
+        Another message under a packet id that is not released takes it over.
+        """
+        view = memoryview(elements)
+        digests: dict[bytes, int | None] = {}
+        parts: list[memoryview] = []
+        at = 0
+        for key, digest, start, end in marked_elements(elements):
+            if digest == (digests[key] if key in digests else self.digest(key)):
+                parts.append(view[at:start])
+                at = end
+            else:
+                digests[key] = digest
+        if not at:
+            return elements, digests
+        parts.append(view[at:])
+        return b"".join(parts), digests
+
+    def known_releases(self, body: bytes) -> tuple[list[bytes], bytes]:
+        """The keys of what a release names and this broker has, and that part of it.
+
+        Raises ValueError for what is no release.
+        """
+        found: list[bytes] = []
+        pieces = bytearray()
         for client, packet_id in split_releases(body):
-            if packet_id != ALL:
-                key = key_of(client, packet_id)
-                if self.has(key):
-                    found.append((key, encode_release(client, packet_id)))
-                continue
-            if not self.count and not self._recent:
-                continue
-            keys = {*self._keys_of(client), *(key for key in self._recent if _client_of(key) == client)}
-            found += [(key, encode_release(client, _packet_id_of(key))) for key in keys if self.has(key)]
-        return found
+            keys = [key_of(client, packet_id)] if packet_id != ALL else self._keys_of(client)
+            known = [key for key in keys if self.digest(key) is not None]
+            if known:
+                found += known
+                pieces += encode_release(client, packet_id)
+        return found, bytes(pieces)
 
     # What is applied
 
@@ -197,19 +209,20 @@ class ReceivedIds(KeyValueProjection):
         while self.count > self._ids_max or self.size_bytes > self._bytes_max:
             self._forget_oldest()
 
-    def put(self, key: bytes, position: int) -> None:
+    def put(self, key: bytes, position: int, digest: int) -> None:
         """A marked message; one that has the packet id of another is in its place."""
         before = self._entry(key)
         if before is None or before.position is None:
             self.count += 1
             self.size_bytes += 2 * len(key) + _ENTRY_BYTES
-        self._changes.put(key, position, None if before is None else before.stored)
+        self._changes.put(key, position, digest, None if before is None else before.stored)
 
     def release_all(self, body: bytes) -> None:
         """What a record says was released."""
         try:
             for client, packet_id in split_releases(body):
-                self._release(key_of(client, packet_id))
+                for key in [key_of(client, packet_id)] if packet_id != ALL else self._keys_of(client):
+                    self._release(key)
         except ValueError as error:
             logger.error("a record of packet ids cannot be read: %s", error)
 
@@ -270,15 +283,20 @@ class ReceivedIds(KeyValueProjection):
         if entry is None:
             value = self._space.get(_TAG + key)
             if value is not None:
-                position: int = _POSITION.unpack(value)[0]
-                entry = _Entry(position, position)
+                position, digest = _VALUE.unpack(value)
+                entry = _Entry(position, digest, position)
         return entry
 
-    def _keys_of(self, client: bytes) -> Iterator[bytes]:
+    def _keys_of(self, client: bytes) -> set[bytes]:
+        """All that a client may have here."""
+        if not self.count and not self._recent:
+            return set()
         prefix = _TAG + client + b"\0"
-        for key, _ in self._space.scan(prefix, after_prefix(prefix)):
-            yield key[1:]
-        yield from self._changes.keys_of.get(client, ())
+        return {
+            *(key[1:] for key, _ in self._space.scan(prefix, after_prefix(prefix))),
+            *self._changes.keys_of.get(client, ()),
+            *(key for key in self._recent if _client_of(key) == client),
+        }
 
     def _load(self) -> None:
         super()._load()
@@ -308,7 +326,7 @@ class ReceivedIds(KeyValueProjection):
 
     def _invariants(self) -> None:
         """Raise AssertionError when the books disagree. For tests."""
-        stored = {key[1:]: _POSITION.unpack(value)[0] for key, value in self._space.scan(_TAG, _ORDER_TAG)}
+        stored = {key[1:]: _VALUE.unpack(value)[0] for key, value in self._space.scan(_TAG, _ORDER_TAG)}
         order = {key: _POSITION.unpack(at[1:])[0] for at, key in self._space.scan(_ORDER_TAG, _ORDER_END)}
         assert order == stored, "the order is not that of the ids"
         for key, entry in self._changes.entries.items():
@@ -351,7 +369,3 @@ def split_releases(body: bytes) -> Iterator[tuple[bytes, int]]:
 
 def _client_of(key: bytes) -> bytes:
     return key.rpartition(b"\0")[0]
-
-
-def _packet_id_of(key: bytes) -> int:
-    return int(key.rpartition(b"\0")[2])

@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from iotmq import limits
 from iotmq.broker.due_actions import DueAction, DueActions
 from iotmq.broker.exclusives import Exclusives
 from iotmq.broker.front_ends import FrontEnds, FrontEndView
@@ -50,8 +51,9 @@ from iotmq.client.session_ports import (
 )
 from iotmq.clock import Clock
 from iotmq.errors import StoreError
-from iotmq.limits import EXCLUSIVE_SUBSCRIPTIONS_MAX
+from iotmq.loop_slice import LoopSlice
 from iotmq.metrics import Metric
+from iotmq.mqtt.topics import wildcard_shape
 from iotmq.remoting.codes import ResponseCode
 from iotmq.store.store import Store
 
@@ -117,7 +119,7 @@ class _Request:
 class Sessions:
     """The sessions of one broker, durable or not. On the loop's thread.
 
-    `publish` stores, or delivers, a will.
+    `publish` stores, or delivers, a will; `forget_packet_ids` is told of clients whose session is a new one.
     """
 
     def __init__(
@@ -130,9 +132,10 @@ class Sessions:
         *,
         host: bytes,
         publish: Callable[[Will], None],
+        forget_packet_ids: Callable[[str], None],
         share_settings: ShareSettings,
         limits: QueueLimits | None = None,
-        exclusives_max: int = EXCLUSIVE_SUBSCRIPTIONS_MAX,
+        exclusives_max: int = limits.EXCLUSIVE_SUBSCRIPTIONS_MAX,
     ) -> None:
         self._projection = projection
         self._reader = reader
@@ -145,6 +148,7 @@ class Sessions:
         self.shares = Shares(
             projection, reader, store, self._log, clock, settings=share_settings, front_end_of=self.owner_of
         )
+        self._forget_packet_ids = forget_packet_ids
         self.front_ends = FrontEnds()
         self._owners: dict[str, _Owner] = {}
         self.exclusives = Exclusives(
@@ -168,6 +172,9 @@ class Sessions:
         self.takeovers_total = 0
         self.expired_total = 0
         self.fenced_total = 0
+        # New shapes of filters that wait for the log, and those that were refused.
+        self._coming_shapes = 0
+        self.refused_shapes_total = 0
 
     # Front ends
 
@@ -263,12 +270,16 @@ class Sessions:
         if not self._owns(channel, client_id, epoch):
             done(_LOST)
             return
-        refused = self.shares.check(name for name, _ in wanted.subscriptions)
+        filters = [name for name, _ in wanted.subscriptions]
+        new_shapes = self._new_shapes(filters)
+        refused = self.shares.check(filters) or self._check_shapes(new_shapes)
         if refused is not None:
             done(refused)
             return
+        self._coming_shapes += new_shapes
 
         def logged(position: int | Refused) -> None:
+            self._coming_shapes -= new_shapes
             try:
                 found = position if isinstance(position, Refused) else self._subscribed(channel, wanted)
             except StoreError as error:
@@ -276,6 +287,22 @@ class Sessions:
             done(found)
 
         self._log.write([Subscribe(client_id, epoch, wanted.subscriptions)], logged)
+
+    def _new_shapes(self, filters: Iterable[str]) -> int:
+        """How many shapes these filters have that no filter of a kept session has yet."""
+        shapes = {wildcard_shape(name) for name in filters if not is_share(name)}
+        known = self._projection.queues.filters
+        return sum(shape is not None and not known.has_shape(shape) for shape in shapes)
+
+    def _check_shapes(self, new_count: int) -> Refused | None:
+        count = self._projection.queues.filters.shape_count + self._coming_shapes + new_count
+        if not new_count or count <= limits.FILTER_SHAPES_MAX:
+            return None
+        self.refused_shapes_total += new_count
+        return Refused(
+            ResponseCode.NO_PERMISSION,
+            f"filters of kept sessions have no more than {limits.FILTER_SHAPES_MAX} shapes of wildcards",
+        )
 
     def _subscribed(
         self, channel: SessionChannel, wanted: SubscribeRequest
@@ -539,7 +566,7 @@ class Sessions:
 
     def _look_after_sessions(self) -> None:
         self._follow_projection()
-        for client_id, epoch in self._projection.due(self._clock.now_ms(), sessions_max=PER_TURN // 2):
+        for client_id, epoch in self._projection.due(self._clock.now_ms(), LoopSlice(PER_TURN)):
             if client_id not in self._owners and client_id not in self._ending:
                 self.expired_total += 1
                 self._end(client_id, epoch)
@@ -557,6 +584,7 @@ class Sessions:
             ("connected_clients", "Clients connected through front ends.", len(self._owners)),
             ("light_queues", "Filters with durable subscribers.", len(queues)),
             ("light_queue_bytes", "Memory of their filters and places.", queues.memory_bytes),
+            ("filter_shapes", "Shapes of those with wildcards.", queues.filters.shape_count),
         )
         counters: tuple[tuple[str, str, float], ...] = (
             ("light_queue_entries_total", "Records put into light queues.", queues.matched_total),
@@ -564,6 +592,11 @@ class Sessions:
             ("session_takeovers_total", "Sessions taken from another owner.", self.takeovers_total),
             ("sessions_expired_total", "Sessions that expired.", self.expired_total),
             ("wills_total", "Wills published for vanished clients.", self._wills.sent_total),
+            (
+                "filter_shapes_refused_total",
+                "New shapes of filters that kept sessions did not get.",
+                self.refused_shapes_total,
+            ),
             ("fenced_requests_total", "What former owners said too late.", self.fenced_total),
             (
                 "malformed_session_records_total",
@@ -623,9 +656,12 @@ class Sessions:
             self._owners[client_id] = _Owner(channel, epoch, wanted.will, is_durable=False)
             request.done(OpenedSession(epoch, False, [], [], []))
             return
+        is_present = stored is not None and not wanted.is_clean
+        if not is_present:
+            # Before the client hears that its session is new, and uses them.
+            self._forget_packet_ids(client_id)
         # From now on: what comes meanwhile for the same client waits for this owner.
         owner = self._owners[client_id] = _Owner(channel, _OPENING, wanted.will, is_durable=True)
-        is_present = stored is not None and not wanted.is_clean
 
         def logged(position: int | Refused) -> None:
             is_owner = self._owners.get(client_id) is owner
@@ -723,13 +759,14 @@ class Sessions:
         """Attach the queues of some of these owners, and those of the others in the turns that follow."""
         if generation == self._projection.queues.generation:
             try:
-                for client_id in client_ids[-PER_TURN:]:
-                    self._attach_owner_again(client_id)
+                turn = LoopSlice(PER_TURN)
+                while client_ids and turn.take():
+                    self._attach_owner_again(client_ids[-1])
+                    client_ids.pop()
             except StoreError as error:
                 self._refused(error)
                 generation = -1
             else:
-                del client_ids[-PER_TURN:]
                 if client_ids:
                     asyncio.get_running_loop().call_soon(self._attach_again, generation, client_ids)
                     return
@@ -803,7 +840,8 @@ class Sessions:
 
     def _drop_orphans(self, channel: SessionChannel, client_ids: list[str]) -> None:
         """The front end did not come back: a part of its clients now, the rest in the next turn."""
-        for _ in range(min(PER_TURN, len(client_ids))):
+        turn = LoopSlice(PER_TURN)
+        while client_ids and turn.take():
             owner = self._owners.get(client_ids[-1])
             if owner is not None and owner.channel is channel:
                 self._close(client_ids[-1], expiry_s=None, drops_will=False)
@@ -814,8 +852,9 @@ class Sessions:
     def _close_unclaimed(self) -> None:
         """Sessions that had an owner before the start, and nobody claims: their clients are gone."""
         unclaimed = self._projection.unsettled(after=self._unclaimed_after or None)
-        for number, (client_id, session) in enumerate(unclaimed):
-            if number == PER_TURN:
+        turn = LoopSlice(PER_TURN)
+        for client_id, session in unclaimed:
+            if not turn.take():
                 return
             self._unclaimed_after = client_id
             # Who had an owner in this life is looked after when that goes, its will included.

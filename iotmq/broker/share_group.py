@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from heapq import heapify, heappop, heappush
 from itertools import islice
@@ -55,22 +55,50 @@ class Handout(NamedTuple):
     is_repeated: bool
 
 
+class Holder:
+    """What one client holds as a member of any groups of a broker: no more bytes than it may."""
+
+    __slots__ = ("_room_again", "client_id", "held_bytes")
+
+    def __init__(self, client_id: str, room_again: Callable[[], None]) -> None:
+        """`room_again()` is called when it had no room and has: any of its groups may go on."""
+        self.client_id = client_id
+        self.held_bytes = 0
+        self._room_again = room_again
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it may be handed one message more, however large that is."""
+        return self.held_bytes < limits.SHARE_CLIENT_BYTES_MAX
+
+    def take(self, size: int) -> None:
+        """It was handed a message."""
+        self.held_bytes += size
+
+    def release(self, size: int) -> None:
+        """It has one no more."""
+        had_room = self.has_room
+        self.held_bytes -= size
+        if not had_room and self.has_room:
+            self._room_again()
+
+
 class _Member:
     __slots__ = (
-        "blocked", "claimed", "client_id", "handed", "held", "held_bytes", "is_away", "is_slow", "limit",
+        "blocked", "claimed", "client_id", "handed", "held", "holder", "is_away", "is_slow", "limit",
         "member_id", "place",
     )  # fmt: skip
 
-    def __init__(self, member_id: int, client_id: str, place: str, limit: int) -> None:
+    def __init__(self, member_id: int, holder: Holder, place: str, limit: int) -> None:
         self.member_id = member_id
-        self.client_id = client_id
+        self.holder = holder
+        self.client_id = holder.client_id
         # Its front end.
         self.place = place
         # How many messages it may be handed in all since it joined, and how many it was.
         self.limit = limit
         self.handed = 0
         self.held: dict[int, _Message] = {}
-        self.held_bytes = 0
         # Positions it said it holds, and that were not read then.
         self.claimed: list[int] = []
         # It let a message's time pass, and has acknowledged nothing since.
@@ -82,11 +110,7 @@ class _Member:
 
     @property
     def has_credit(self) -> bool:
-        return (
-            self.handed < self.limit
-            and not self.is_away
-            and (self.held_bytes < limits.SHARE_MEMBER_BYTES_MAX or not self.held)
-        )
+        return self.handed < self.limit and not self.is_away and self.holder.has_room
 
 
 class _Message:
@@ -182,13 +206,13 @@ class ShareGroup:
             yield member.client_id, member.place, len(member.held), credit, member.is_slow
 
     def join(
-        self, member_id: int, client_id: str, place: str, *, limit: int, held: Sequence[int], now_s: float
+        self, member_id: int, holder: Holder, place: str, *, limit: int, held: Sequence[int], now_s: float
     ) -> None:
         """A member comes, or comes back: it may be handed `limit` more messages, and has those of `held`."""
         member = self._members.get(member_id)
         kept = set(held)
         if member is None:
-            member = self._members[member_id] = _Member(member_id, client_id, place, limit)
+            member = self._members[member_id] = _Member(member_id, holder, place, limit)
         else:
             member.place, member.limit, member.handed = place, limit, 0
             member.is_away = member.is_slow = False
@@ -220,6 +244,11 @@ class ShareGroup:
         self._free_lanes(member)
         if self._sticky is member:
             self._sticky = None
+        if self.strategy.is_ordered:
+            # Of before a start another member may hold messages of a lane, too.
+            for message in self._held.values():
+                lane = self._lanes[message.key]
+                lane.owner = message.member if lane.owner is member else lane.owner
         self._members_changed()
 
     def away(self, member_id: int) -> None:
@@ -236,6 +265,12 @@ class ShareGroup:
         if member is not None and member.is_away:
             member.is_away = False
             self._members_changed()
+            self._can_take(member)
+
+    def room_again(self, member_id: int) -> None:
+        """A member's client had no room for what it may be handed, and has some."""
+        member = self._members.get(member_id)
+        if member is not None:
             self._can_take(member)
 
     def grant(self, member_id: int, limit: int) -> None:
@@ -383,7 +418,11 @@ class ShareGroup:
         is_dirty, self._is_dirty = self._is_dirty, False
         return is_dirty
 
-    def invariants(self) -> None:
+    def held_bytes(self, member_id: int) -> int:
+        """Bytes of what a member holds, counted one by one."""
+        return sum(message.size for message in self._members[member_id].held.values())
+
+    def _invariants(self) -> None:
         """Assert what must always be true; for tests."""
         held = {position for member in self._members.values() for position in member.held}
         assert held == set(self._held)
@@ -393,8 +432,6 @@ class ShareGroup:
             assert position not in self._unread_set
             assert (message.member is None) == (position not in held)
             assert message.member is None or message.member.held[position] is message
-        for member in self._members.values():
-            assert member.held_bytes == sum(message.size for message in member.held.values())
         due = [message.due_s for message in self._held.values()]
         assert due == sorted(due)
         if self.strategy.is_ordered:
@@ -413,6 +450,7 @@ class ShareGroup:
             assert len(messages) - len(waiting) == lane.held_count
             assert messages, "a lane without messages"
             assert lane.is_queued == (key in queued)
+            assert lane.owner is None or lane.owner in self._members.values()
             is_blocked = lane.owner is not None and key in lane.owner.blocked
             assert not waiting or lane.is_queued or is_blocked
         assert {message.key for message in self._undone.values()} == set(self._lanes)
@@ -582,7 +620,7 @@ class ShareGroup:
         message.last_client_id = member.client_id
         message.due_s = now_s + self._timeout_s
         member.held[message.position] = message
-        member.held_bytes += message.size
+        member.holder.take(message.size)
         self._held[message.position] = message
 
     def _let_go(self, message: _Message) -> None:
@@ -590,7 +628,6 @@ class ShareGroup:
         member = message.member
         assert member is not None
         del member.held[message.position]
-        member.held_bytes -= message.size
         del self._held[message.position]
         message.member = None
         if self.strategy.is_ordered:
@@ -601,6 +638,7 @@ class ShareGroup:
                 if lane.owner is not None and lane.owner.blocked.pop(lane.key, None) is not None:
                     self._queue_lane(lane)
                 lane.owner = None
+        member.holder.release(message.size)
 
     def _take_back(self, message: _Message) -> None:
         member = message.member

@@ -20,7 +20,7 @@ from iotmq.broker.queue_reader import QueueReader
 from iotmq.broker.session_log import SessionLog
 from iotmq.broker.session_projection import QueuePlaces, SessionProjection
 from iotmq.broker.session_records import EndShare, OpenShare, ProgressShare
-from iotmq.broker.share_group import Handout, ShareGroup, Strategy
+from iotmq.broker.share_group import Handout, Holder, ShareGroup, Strategy
 from iotmq.broker.stored_shares import StoredShare, is_share
 from iotmq.client.session_ports import HANDOUT_REPEATED, Refused, ShareJoin, ShareReport
 from iotmq.clock import Clock
@@ -99,17 +99,34 @@ class ShareView(NamedTuple):
 
 
 class _Member:
-    __slots__ = ("channel", "client_id", "live", "member_id", "number")
+    __slots__ = ("channel", "live", "member_id", "number")
 
-    def __init__(
-        self, live: _Live, channel: SessionChannel, client_id: str, *, number: int, member_id: int
-    ) -> None:
+    def __init__(self, live: _Live, channel: SessionChannel, *, number: int, member_id: int) -> None:
         self.live = live
         self.channel = channel
-        self.client_id = client_id
         # The front end's, and the group's.
         self.number = number
         self.member_id = member_id
+
+
+class _Client:
+    """Somebody who takes part in groups: its memberships by share, and what it holds as any of them."""
+
+    __slots__ = ("_wake", "holder", "members")
+
+    def __init__(self, client_id: str, wake: Callable[[_Live], None]) -> None:
+        self.members: dict[str, _Member] = {}
+        self.holder = Holder(client_id, self._room_again)
+        self._wake = wake
+
+    def _room_again(self) -> None:
+        """Its groups may go on, another one first each time, so that none takes all of the room."""
+        for member in self.members.values():
+            member.live.group.room_again(member.member_id)
+            self._wake(member.live)
+        share = next(iter(self.members), None)
+        if share is not None:
+            self.members[share] = self.members.pop(share)
 
 
 class _Live:
@@ -162,7 +179,7 @@ class Shares:
         self._live: dict[str, _Live] = {}
         self._by_queue: dict[int, list[_Live]] = {}
         self._by_number: dict[tuple[SessionChannel, int], _Member] = {}
-        self._by_client: dict[str, dict[str, _Member]] = {}
+        self._clients: dict[str, _Client] = {}
         # Joins that wait for the log, by share; and groups whose end is on its way there.
         self._joining: dict[str, int] = {}
         self._ending: set[str] = set()
@@ -216,8 +233,9 @@ class Shares:
         """
         share = wanted.topic_filter
         live = self._live.get(share)
-        known = self._by_client.get(wanted.client_id, {}).get(share)
-        if live is not None and known is None and len(live.members) >= self._settings.members_max:
+        client = self._clients.get(wanted.client_id)
+        is_new = client is None or share not in client.members
+        if live is not None and is_new and len(live.members) >= self._settings.members_max:
             self.refused_joins_total += 1
             text = f"the group has {len(live.members)} members: broker.shared_members_max"
             done(Refused(ResponseCode.NO_PERMISSION, text))
@@ -264,13 +282,14 @@ class Shares:
 
     def leave(self, client_id: str, filters: Iterable[str] | None = None) -> None:
         """A client has gone, or does not want these filters any more: what it held is for others."""
-        members = self._by_client.get(client_id)
-        if members is None:
+        client = self._clients.get(client_id)
+        if client is None:
             return
+        members = client.members
         for share in list(members) if filters is None else [name for name in filters if name in members]:
             self._drop(members.pop(share))
         if not members:
-            self._by_client.pop(client_id, None)
+            self._clients.pop(client_id, None)
 
     def channel_closed(self, channel: SessionChannel) -> None:
         """A front end is not connected: its members may be back soon, with what they hold."""
@@ -297,12 +316,14 @@ class Shares:
             live = None
         if live is None:
             live = self._begin(share, stored)
-        members = self._by_client.setdefault(wanted.client_id, {})
-        member = members.get(share)
+        client = self._clients.get(wanted.client_id)
+        if client is None:
+            client = self._clients[wanted.client_id] = _Client(wanted.client_id, self._wake)
+        member = client.members.get(share)
         if member is None:
             self._last_member_id += 1
-            member = members[share] = _Member(
-                live, channel, wanted.client_id, number=wanted.member, member_id=self._last_member_id
+            member = client.members[share] = _Member(
+                live, channel, number=wanted.member, member_id=self._last_member_id
             )
             live.members[member.member_id] = member
         else:
@@ -311,7 +332,7 @@ class Shares:
         self._by_number[channel, wanted.member] = member
         live.group.join(
             member.member_id,
-            wanted.client_id,
+            client.holder,
             channel.name,
             limit=wanted.credit,
             held=wanted.held,
@@ -629,6 +650,23 @@ class Shares:
             logger.warning("the progress of %s is not stored: %s", live.share, result.remark)
             live.group.mark_dirty()
             self._note_progress(live)
+
+    def _invariants(self) -> None:
+        """Assert what must always be true; for tests."""
+        for share, live in self._live.items():
+            live.group._invariants()
+            assert live.share == share
+            assert live in self._by_queue[live.queue_id]
+        assert {member for live in self._live.values() for member in live.members.values()} == {
+            member for client in self._clients.values() for member in client.members.values()
+        }
+        for client in self._clients.values():
+            held = [member.live.group.held_bytes(member.member_id) for member in client.members.values()]
+            assert held, "a client in no group"
+            assert client.holder.held_bytes == sum(held)
+        for (channel, number), member in self._by_number.items():
+            assert (member.channel, member.number) == (channel, number)
+            assert member.live.members[member.member_id] is member
 
     def stop(self) -> None:
         """Nothing more is done by itself."""

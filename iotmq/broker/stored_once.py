@@ -1,32 +1,40 @@
 """What keeps a message from being stored twice: batches that are sent again, and devices' packet ids.
 
 A sender that lost its connection does not know whether its batch was stored. It sends it again and says so;
-then the batch is looked for by the unique key of its first message, once everything appended so far is
-confirmed, because the key index has nothing sooner. What is found is compared record by record: of a batch
-that a power cut took the end of, the rest is stored. Sends that do not say so cost nothing here.
+then the batch is looked for by the first unique key in it, once everything appended so far is confirmed,
+because the key index has nothing sooner. What is found is compared message by message: of a batch that a
+power cut took the end of, the rest is stored, under the same key. Sends that do not say so cost nothing here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from typing_extensions import Buffer
 
 from iotmq.broker.element import encode_element, split_elements
 from iotmq.broker.intake import Done, FoundBatch, Intake, IntakeError, StoredBatch, StoredRun
-from iotmq.broker.received_ids import ReceivedIds
+from iotmq.broker.received_ids import ALL, ReceivedIds, encode_release
 from iotmq.broker.topics import RECEIVED_TOPIC
 from iotmq.errors import StoreError
 from iotmq.message.errors import MessageFormatError
-from iotmq.message.properties import UNIQ_KEY
+from iotmq.message.properties import MQTT_CLIENT_ID, MQTT_PACKET_ID, UNIQ_KEY
 from iotmq.message.record import Record, decode_record, property_value
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import ResponseCode
 
-_UNIQUE_KEY = UNIQ_KEY.encode()
+logger = logging.getLogger(__name__)
 
+_UNIQUE_KEY = UNIQ_KEY.encode()
+_PACKET_ID = MQTT_PACKET_ID.encode()
+_CLIENT_ID = MQTT_CLIENT_ID.encode()
+
+# Body, properties and flag of an element.
+Part: TypeAlias = tuple[bytes, bytes, int]
 
 
 class Append(Protocol):
@@ -72,7 +80,7 @@ class StoredOnce:
     def release(self, body: bytes, done: Done, *, now_ms: int) -> None:
         """Forget packet ids that devices have released; `done` once that is as durable as promised."""
         try:
-            known = self._received.known_releases(body)
+            keys, known = self._received.known_releases(body)
         except ValueError as error:
             done(IntakeError(ResponseCode.MESSAGE_ILLEGAL, str(error)))
             return
@@ -84,14 +92,18 @@ class StoredOnce:
         self._intake.append(
             RECEIVED_TOPIC,
             0,
-            encode_element(b"".join(piece for _, piece in known), b"", 0),
+            encode_element(known, b"", 0),
             born_timestamp_ms=now_ms,
             born_host=self._host,
             done=done,
             is_patient=True,
             is_internal=True,
         )
-        self._note((key for key, _ in known), before, is_release=True)
+        self._note(dict.fromkeys(keys), before)
+
+    def forget(self, client_id: str, *, now_ms: int) -> None:
+        """A client begins a session: packet ids of the one before mean nothing any more."""
+        self.release(encode_release(client_id.encode(), ALL), _forgotten, now_ms=now_ms)
 
     def metrics(self) -> Iterator[Metric]:
         yield Metric(
@@ -108,23 +120,23 @@ class StoredOnce:
     def _append_new(self, append: Append, elements: Buffer, *, done: Done) -> None:
         """Store the elements whose packet ids are not those of stored messages."""
         try:
-            new, keys = self._received.new_elements(elements)
+            new, digests = self._received.new_elements(elements)
         except MessageFormatError as error:
             done(IntakeError(ResponseCode.MESSAGE_ILLEGAL, str(error)))
             return
         if not memoryview(new).nbytes:
             self._intake.when_flushed(partial(_all_there, done))
             return
+        if new is not elements:
+            new = _encoded(list(split_elements(new)), _key_of(split_elements(elements)))
         self._received.begin_append()
         before = self._store.appended_position
         append(new, done=done)
-        self._note(keys, before)
+        self._note(digests, before)
 
-    def _note(self, keys: Iterator[bytes] | list[bytes], before: int, *, is_release: bool = False) -> None:
+    def _note(self, digests: dict[bytes, int | None], before: int) -> None:
         end_position = self._store.appended_position
-        self._received.end_append(
-            keys if end_position > before else (), end_position, is_release=is_release
-        )
+        self._received.end_append(digests if end_position > before else {}, end_position)
 
     def _look_up(
         self, topics: tuple[str, ...], elements: Buffer, append: Append, done: Done, run: StoredRun
@@ -134,91 +146,123 @@ class StoredOnce:
             return
         try:
             parts = list(split_elements(elements))
-            found = self._find(topics, parts, run.end_position)
+            stored = self._stored_of(topics, parts, run.end_position)
         except MessageFormatError as error:
             done(IntakeError(ResponseCode.MESSAGE_ILLEGAL, str(error)))
             return
         except (StoreError, OSError) as error:
             done(_not_known(str(error)))
             return
-        if not found:
+        if not stored:
             append(elements, done=done)
             return
         self.found_total += 1
         # What has come into its own topic meanwhile waited for its time, and was stored whole.
-        records, rest = self._compare(parts, found) if found.topic == topics[0] else ([found], [])
+        rest = _without(parts, stored) if stored[0].topic == topics[0] else []
         if rest:
-            append(b"".join(encode_element(*part) for part in rest), done=done)
+            append(_encoded(rest, _key_of(parts)), done=done)
         else:
-            stored = FoundBatch(
-                [record.position for record in records],
-                records[-1].position + records[-1].size,
-                first_offset=records[0].queue_offset,
-                store_timestamp_ms=records[0].store_timestamp_ms,
+            found = FoundBatch(
+                [record.position for record in stored],
+                stored[-1].position + stored[-1].size,
+                first_offset=stored[0].queue_offset,
+                store_timestamp_ms=stored[0].store_timestamp_ms,
             )
-            done(StoredBatch(stored, records[0].queue_id))
+            done(StoredBatch(found, stored[0].queue_id))
 
-    def _find(
-        self, topics: tuple[str, ...], parts: list[tuple[bytes, bytes, int]], end_position: int
-    ) -> Record | None:
-        """The first record that was stored of the first element that has a unique key."""
-        if not self._store.settings.index_enabled:
-            return None
+    def _stored_of(self, topics: tuple[str, ...], parts: list[Part], end_position: int) -> list[Record]:
+        """The records of a batch in the first topic that has any, in order."""
+        key = _key_of(parts)
+        if not key or not self._store.settings.index_enabled:
+            return []
         if self._store.indexed_until[1] < end_position:
             raise StoreError("the key index is behind the log")
-        keys = ((body, property_value(properties, _UNIQUE_KEY)) for body, properties, _ in parts)
-        body, key = next(((body, key) for body, key in keys if key), (b"", b""))
-        if not key:
-            return None
+        identities = {_identity(body, properties) for body, properties, _ in parts}
+        keys = {_key_in(properties) for _, properties, _ in parts} | {b""}
         for topic in topics:
-            for view in reversed(self._store.query(topic, key.decode("utf-8", "replace"))):
-                record = decode_record(view)
-                if record.body == body and property_value(record.properties, _UNIQUE_KEY) == key:
-                    return record
-        return None
+            # Several views when it was stored in pieces.
+            found: dict[int, Record] = {}
+            for view in self._store.query(topic, key.decode("utf-8", "replace")):
+                first = decode_record(view)
+                if _key_in(first.properties) != key:
+                    continue
+                for record in self._run_from(first):
+                    is_of_batch = _key_in(record.properties) in keys and (
+                        _identity(record.body, record.properties) in identities
+                    )
+                    if not is_of_batch or record.position in found or len(found) == len(parts):
+                        break
+                    found[record.position] = record
+            if found:
+                return [found[position] for position in sorted(found)]
+        return []
 
-    def _compare(
-        self, parts: list[tuple[bytes, bytes, int]], first: Record
-    ) -> tuple[list[Record], list[tuple[bytes, bytes, int]]]:
-        """The records of a batch from the one that was found on, and the elements that have none.
+    def _run_from(self, record: Record) -> Iterator[Record]:
+        """A record and those behind it that may be of the same batch."""
+        batch = (record.topic, record.queue_id, record.store_timestamp_ms)
+        while (record.topic, record.queue_id, record.store_timestamp_ms) == batch:
+            yield record
+            if record.position + record.size >= self._store.confirmed_position:
+                return
+            view = self._store.read_record(self._store.log.after(record.position))
+            if view is None:
+                return
+            record = decode_record(view)
 
-        What may have come before has none, too, when it was stored before; its packet id says so.
-        """
-        records: list[Record] = []
-        rest: list[tuple[bytes, bytes, int]] = []
-        key = property_value(first.properties, _UNIQUE_KEY)
-        following: Record | None = None
-        for part in parts:
-            body, properties, _ = part
-            if not records and property_value(properties, _UNIQUE_KEY) == key:
-                following = first
-            if following is not None and following.body == body:
-                records.append(following)
-                following = self._after(following)
-            else:
-                rest.append(part)
-        return records, rest
 
-    def _after(self, record: Record) -> Record | None:
-        """The next record of the same batch."""
-        position = record.position + record.size
-        if position >= self._store.confirmed_position:
-            return None
-        view = self._store.read_record(self._store.log.after(record.position))
-        if view is None:
-            return None
-        following = decode_record(view)
-        is_of_batch = (
-            (following.topic, following.queue_id) == (record.topic, record.queue_id)
-            and following.store_timestamp_ms == record.store_timestamp_ms
-        )
-        return following if is_of_batch else None
+def _key_of(parts: Iterable[Part]) -> bytes:
+    """The unique key that a batch is known by: its first one; empty when it has none."""
+    return next((key for _, properties, _ in parts if (key := _key_in(properties))), b"")
+
+
+def _key_in(properties: bytes) -> bytes:
+    return property_value(properties, _UNIQUE_KEY) or b""
+
+
+class _Identity(NamedTuple):
+    """What tells the messages of one batch apart."""
+
+    body: bytes
+    packet_id: bytes | None
+    client_id: bytes | None
+
+
+def _identity(body: bytes, properties: bytes) -> _Identity:
+    packet_id = property_value(properties, _PACKET_ID)
+    return _Identity(body, packet_id, packet_id and property_value(properties, _CLIENT_ID))
+
+
+def _without(parts: list[Part], stored: list[Record]) -> list[Part]:
+    """The elements that have no record. Those with the same packet id and body are one message."""
+    there = Counter(_identity(record.body, record.properties) for record in stored)
+    rest = []
+    for part in parts:
+        identity = _identity(*part[:2])
+        if not there[identity]:
+            rest.append(part)
+        elif identity.packet_id is None:
+            there[identity] -= 1
+    return rest
+
+
+def _encoded(parts: list[Part], key: bytes) -> bytes:
+    """The elements that are left of a batch, the first with its key: it is looked up by that."""
+    if key and _key_of(parts) != key:
+        body, properties, flag = parts[0]
+        separator = b"" if not properties or properties.endswith(b"\x02") else b"\x02"
+        parts[0] = (body, properties + separator + b"%s\x01%s\x02" % (_UNIQUE_KEY, key), flag)
+    return b"".join(encode_element(*part) for part in parts)
 
 
 def _not_known(why: str) -> IntakeError:
     return IntakeError(
         ResponseCode.SERVICE_NOT_AVAILABLE, f"whether the message is stored is not known yet: {why}"
     )
+
+
+def _forgotten(result: StoredBatch | IntakeError) -> None:
+    if isinstance(result, IntakeError):
+        logger.warning("packet ids of a session that is over stay: %s", result.remark)
 
 
 def _all_there(done: Done, run: StoredRun) -> None:

@@ -71,6 +71,7 @@ cdef class Device(ServerConnection):
     cdef public bint is_resumed         # its session was there before it connected
     cdef public DeviceSession session   # None for one that ends with the connection
     cdef public DeviceSession shares    # its part in shared subscriptions; None while it has none
+    cdef object _room_callback          # what waits beside those two for room; None while nothing does
     cdef public uint64_t published_lanes    # those of the ingress it has published to, by place modulo 64
     cdef double _held_since_s           # when it was first not read because of an answer that is due; 0 while it is
     cdef list _unhandled                # events that wait for the next turn; None while there are none
@@ -89,6 +90,7 @@ cdef class Device(ServerConnection):
     cdef int after_read(self) except -1
     cdef int _after_input(self) except -1
     cdef int _count_unopened(self) except -1
+    cdef int room_comes(self) except -1
     cdef int _room_again(self) except -1
     cdef bint _is_held(self) noexcept
     cdef int _resume_if_free(self) except -1

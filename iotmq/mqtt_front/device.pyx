@@ -357,7 +357,7 @@ cdef class Device(ServerConnection):
         return False
 
     def connection_lost(self, error):
-        self.transport = None
+        self.transport = self._room_callback = None
         self.group._paused.discard(self)
         self.receive_eof()
         if self._unopened_bytes:
@@ -439,11 +439,27 @@ cdef class Device(ServerConnection):
         self.group.touch(self)
         return True
 
+    def call_when_room(self, callback not None):
+        """Once the device may take more than now: to be asked after `send_record` said that it has no room."""
+        self._room_callback = callback
+
+    cdef int room_comes(self) except -1:
+        """There is room without an answer of the device: who waits for it hears of it in the next turn."""
+        if not self._has_acknowledged:
+            self._has_acknowledged = True
+            self.group.loop.call_soon(self.after_answer)
+        return 0
+
     cdef int _room_again(self) except -1:
+        """Acknowledgements have come, or the socket has taken something: there may be room."""
+        callback = self._room_callback
         if self.session is not None:
             self.session.room_again()
         if self.shares is not None:
             self.shares.room_again()
+        if callback is not None:
+            self._room_callback = None
+            callback()
         return 0
 
     cdef bint is_for_device(
@@ -484,14 +500,10 @@ cdef class Device(ServerConnection):
         return 0
 
     cdef int message_done(self, uint16_t packet_id, uint32_t place) except -1:
-        if self.shares is not None:
-            self._has_acknowledged = True
-            if self.shares.message_done(packet_id, place):
-                return 0
-        if self.session is not None:
-            self._has_acknowledged = True
-            return self.session.message_done(packet_id, place)
-        return 0
+        self._has_acknowledged = True
+        if self.shares is not None and self.shares.message_done(packet_id, place):
+            return 0
+        return 0 if self.session is None else self.session.message_done(packet_id, place)
 
     cdef int message_received(self, uint16_t packet_id, uint32_t place) except -1:
         if self.shares is not None and self.shares.message_received(packet_id, place):
@@ -512,6 +524,10 @@ cdef class Device(ServerConnection):
         if self.is_write_paused:
             self.group._lagging_count += self.output.size < self.settings.queued_bytes_max // 4 * 3
             return 0
+        cdef bint had_room = self.has_output_room()
         self.group.sent_bytes += self.output.size
         self.transport.write(self.data_to_send())
+        if not had_room and self.state == STATE_CONNECTED and not self.is_write_paused:
+            # The socket took all of it: nobody says `resume_writing`.
+            self._room_again()
         return 0

@@ -33,7 +33,7 @@ from iotmq.mqtt_front.flight_ring cimport (
     in_flight,
     settle_cursors,
 )
-from iotmq.mqtt_front.held_message cimport HeldMessage
+from iotmq.mqtt_front.held_message cimport HeldMessage, MessageCopy
 from iotmq.mqtt_front.kept_session cimport KeptSession, QueueSubscription
 from iotmq.mqtt_front.outgoing cimport OutgoingMessage
 from iotmq.mqtt_front.queue_subscriptions cimport QueueSubscriptions
@@ -281,7 +281,7 @@ cdef class DurableSession(KeptSession):
             if packet_id == 0:
                 packet_id = device.take_packet_id()
             self._add_flight(subscription, position, packet_id, 2, FLIGHT_SENT)
-            self._hold(packet_id, HeldMessage.of(message, &delivery, subscription.identifier))
+            self._hold(packet_id, HeldMessage.of(MessageCopy.of(message), &delivery, subscription.identifier))
         else:
             packet_id = device.send_message(&message.view, &delivery, packet_id)
             if delivery.qos:
@@ -312,7 +312,7 @@ cdef class DurableSession(KeptSession):
             return False
         packet_id = self.device.take_packet_id()
         self._keep_packet_id((<QueueSubscription>self.subscriptions[0]).queue_id, 0, packet_id, FLIGHT_SENT)
-        self._hold(packet_id, HeldMessage.of(message, delivery, identifier))
+        self._hold(packet_id, HeldMessage.of(MessageCopy.of(message), delivery, identifier))
         return True
 
     cdef int missed(self, QueueSubscription subscription) except -1:
@@ -468,6 +468,7 @@ cdef class DurableSession(KeptSession):
                 repeated = self._repeated.pop((queue_id, position))
                 if not repeated.is_released:
                     self.device.free_packet_id(repeated.packet_id)
+                    self.device.room_comes()
         for queue_id, position in list(self._done or ()):
             if queue_id == subscription.queue_id and position < subscription.next_position:
                 self._done.discard((queue_id, position))

@@ -5,15 +5,24 @@ from iotmq.mqtt_front.device cimport Device
 from iotmq.mqtt_front.outgoing cimport OutgoingMessage
 
 
-cdef class HeldMessage:
+cdef class MessageCopy:
     cdef bytes topic
     cdef bytes payload
     cdef bytes properties
-    cdef uint32_t identifier
     cdef OutboundMessage view
+    cdef object __weakref__
+
+    @staticmethod
+    cdef MessageCopy of(OutgoingMessage message)
+    cdef bint is_of(self, OutgoingMessage message) noexcept
+
+
+cdef class HeldMessage:
+    cdef MessageCopy copy
+    cdef uint32_t identifier
     cdef DeliveryOptions delivery
 
     @staticmethod
-    cdef HeldMessage of(OutgoingMessage message, const DeliveryOptions* delivery, uint32_t identifier)
+    cdef HeldMessage of(MessageCopy copy, const DeliveryOptions* delivery, uint32_t identifier)
     cdef bint is_expired(self, double now_s) noexcept
     cdef uint16_t send(self, Device device, uint16_t packet_id) except? 0

@@ -98,8 +98,7 @@ cdef class Ingress(PublishSink):
     cdef Py_ssize_t _pending_bytes      # in batches of any kind
     cdef object _unique_keys            # None where no answer of a broker can get lost
     cdef dict _releases                 # of this turn: broker, or None for all -> Release
-    cdef bint _is_marked                # the message that is being added has its packet id,
-    cdef bint _is_duplicate             # and may be stored already
+    cdef bint _is_marked                # the message that is being added has its packet id
     cdef bint _is_closed                # nothing is offered again
     cdef readonly uint64_t messages
     cdef readonly uint64_t message_bytes

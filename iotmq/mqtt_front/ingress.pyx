@@ -380,9 +380,8 @@ cdef class Ingress(PublishSink):
         cdef bytes mark
         if not lane.is_stored:
             return 0
-        mark = _PACKET_ID + str(publication.packet_id).encode() + (b"D\x02" if publication.is_duplicate else b"\x02")
+        mark = _PACKET_ID + str(publication.packet_id).encode() + b"\x02"
         self._is_marked = True
-        self._is_duplicate = publication.is_duplicate
         append(&self._own_properties, <const uint8_t*>mark, len(mark))
         return 0
 
@@ -471,8 +470,7 @@ cdef class Ingress(PublishSink):
         cdef bytes key
         cdef Py_ssize_t key_size
         cdef bint is_marked = self._is_marked
-        cdef bint is_duplicate = self._is_duplicate
-        self._is_marked = self._is_duplicate = False
+        self._is_marked = False
         if (
             size + RECORD_FIXED_BYTES + 127 + lane.spare_bytes > self._record_bytes_max
             or properties_size + lane.spare_bytes > PROPERTIES_BYTES_MAX
@@ -485,8 +483,8 @@ cdef class Ingress(PublishSink):
             lane.waiting.append(batch)
             lane.filling = batch = self._take_batch(lane)
         batch.has_packet_ids |= is_marked
-        if not batch.has_key and not is_duplicate and self._unique_keys is not None and lane.is_stored:
-            # By it the broker finds the batch again. Not that of a message which may be stored already.
+        if not batch.has_key and self._unique_keys is not None and lane.is_stored:
+            # By it the broker finds the batch again.
             key_size = self._own_properties.size
             key = _UNIQUE_KEY + self._unique_keys.next().encode() + b"\x02"
             append(&self._own_properties, <const uint8_t*>key, len(key))
@@ -705,15 +703,11 @@ cdef class Ingress(PublishSink):
             release.offer()
         return 0
 
-    def forget_packet_ids(self, Device device not None):
-        """The device begins a session: packet ids of the one before mean nothing any more."""
-        self.on_release(device, 0, None)
-
     cdef int _released(self, Release release) except -1:
         cdef Device device
         self._pending_bytes -= RELEASE_BYTES * <Py_ssize_t>len(release.waiters)
         for device, packet_id in release.waiters:
-            if packet_id and device.state == STATE_CONNECTED:
+            if device.state == STATE_CONNECTED:
                 device.complete(packet_id, 0)
                 self.group.touch(device)
         return self._after_answer()

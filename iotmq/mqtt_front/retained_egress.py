@@ -17,10 +17,6 @@ _log = logging.getLogger("iotmq.mqtt")
 
 _PAGE_RECORDS_MAX: Final = 64
 _PAGE_BYTES_MAX: Final = 256 * 1024
-# A device that has no room is looked at again after so long, and then after twice as long each time up to the
-# second: one that does not read at all costs next to nothing.
-_ROOM_INTERVAL_MIN_S: Final = 0.02
-_ROOM_INTERVAL_MAX_S: Final = 1.0
 
 
 _UNLIMITED: Final = PaceLimits()
@@ -30,8 +26,7 @@ class _Job:
     """What a device still has to get: of one filter what was read, and the filters behind it."""
 
     __slots__ = (
-        "after", "current", "is_dropped", "is_last_page", "is_reading", "pace", "records", "room_interval_s",
-        "waiting",
+        "after", "current", "is_dropped", "is_last_page", "is_reading", "pace", "records", "waiting"
     )  # fmt: skip
 
     def __init__(self, pace: Pace | None) -> None:
@@ -44,7 +39,6 @@ class _Job:
         self.after: str | None = None
         self.is_last_page = False
         self.is_reading = False
-        self.room_interval_s = _ROOM_INTERVAL_MIN_S
         # The filter was unsubscribed meanwhile.
         self.is_dropped = False
 
@@ -105,10 +99,8 @@ class RetainedEgress:
                     return
                 is_sent = device.send_record(job.records[0], options, is_retained=True)  # type: ignore[arg-type]
                 if is_sent is False:
-                    self._loop.call_later(job.room_interval_s, self._go_on, device, job)
-                    job.room_interval_s = min(2 * job.room_interval_s, _ROOM_INTERVAL_MAX_S)
+                    device.call_when_room(partial(self._go_on, device, job))
                     return
-                job.room_interval_s = _ROOM_INTERVAL_MIN_S
                 self.delivered += is_sent is True
                 record = job.records.popleft()
                 if is_sent and job.pace is not None:

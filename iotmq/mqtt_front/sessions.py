@@ -221,8 +221,6 @@ class ConnectedSessions:
         if is_kept:
             assert self._durable is not None
             session = self._durable.open(device, client_id, opened)
-            if not opened.is_present:
-                self._ingress.forget_packet_ids(device)
             self._subscriptions.take_over(device, opened.subscriptions)
         device.open(session_present=opened.is_present, properties=told)
         self._deadlines.watch(device, self._clock.monotonic_s())

@@ -1,6 +1,7 @@
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from iotmq.mqtt_front.device cimport Device, DeviceGroup, DeviceSession
+from iotmq.mqtt_front.held_message cimport MessageCopy
 from iotmq.mqtt_front.outgoing cimport OutgoingMessage
 
 
@@ -34,13 +35,10 @@ cdef class SharedSession(DeviceSession):
     cdef readonly int64_t epoch
     cdef readonly dict members          # filter -> SharedSubscription
     cdef dict _flights                  # packet id -> (Source, position)
-    cdef object _waiting                # deque of (Source, position, HeldMessage)
-    cdef bint is_scheduled
-    cdef double room_interval_s         # until the device is looked at again
+    cdef object _waiting                # (Source, position) -> HeldMessage, the oldest first
 
     cdef int take(self, Source source, int64_t position, OutgoingMessage message, bint is_repeated) except -1
     cdef int sent(self, Source source, int64_t position, uint16_t packet_id) except -1
-    cdef int look_again(self) except -1
 
 
 cdef class SharedEgress:
@@ -51,6 +49,7 @@ cdef class SharedEgress:
     cdef uint32_t _last_number
     cdef list _noted                    # sources a broker is to be told of
     cdef OutgoingMessage _message
+    cdef object _copies                 # (number of a broker, position) -> MessageCopy, while some device waits for it
     cdef readonly uint64_t delivered
     cdef readonly uint64_t done
     cdef readonly uint64_t malformed
@@ -60,5 +59,6 @@ cdef class SharedEgress:
 
     cdef int _end(self, SharedSubscription member) except -1
     cdef Source _source(self, SharedSubscription member, uint32_t number)
+    cdef MessageCopy copy_of(self, uint32_t number, int64_t position, OutgoingMessage message)
     cdef int finish(self, Source source, int64_t position, bint is_done) except -1
     cdef int note(self, Source source) except -1

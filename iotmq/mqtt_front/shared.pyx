@@ -2,8 +2,9 @@
 
 Operations: one call per push with any number of messages; one per acknowledgement; one report per broker and
 turn of the loop. Goals: a message is written from where it lies when its device can take it; what a device
-cannot take is bounded by the credit it was given; a broker hears of every message once it is done, and with it
-how many more the member takes. Plan: for each member and broker a *source*: its credit, and the positions that
+cannot take is bounded by the credit it was given and by the bytes a broker lets one client hold, and there is
+one copy of it for all that wait; a broker hears of every message once it is done, and with it how many more
+the member takes. Plan: for each member and broker a *source*: its credit, and the positions that
 are held. A message is done when it was written (QoS 0), at PUBACK (QoS 1) or at PUBCOMP (QoS 2).
 """
 
@@ -11,14 +12,14 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
 from iotmq.mqtt.outbound cimport DeliveryOptions
-from iotmq.mqtt.packet_types cimport STATE_CONNECTED
 from iotmq.mqtt_front.device cimport Device, DeviceGroup, DeviceSession
-from iotmq.mqtt_front.held_message cimport HeldMessage
+from iotmq.mqtt_front.held_message cimport HeldMessage, MessageCopy
 from iotmq.mqtt_front.outgoing cimport OutgoingMessage
 
 import logging
-from collections import deque
+from collections import OrderedDict
 from functools import partial
+from weakref import WeakValueDictionary
 
 from iotmq.client.session_ports import HANDOUT_REPEATED, ShareJoin, ShareReport
 
@@ -26,10 +27,6 @@ _log = logging.getLogger("iotmq.mqtt")
 
 # A broker that refuses a member, or does not hear what is done, is asked again after so long.
 RETRY_S = 1.0
-# A device that takes nothing now, and has nothing to acknowledge, is looked at again after so long, and then
-# after twice as long each time up to the second: one that does not read at all costs next to nothing.
-cdef double ROOM_INTERVAL_MIN_S = 0.02
-cdef double ROOM_INTERVAL_MAX_S = 1.0
 
 
 cdef class SharedSubscription:
@@ -70,8 +67,7 @@ cdef class SharedSession(DeviceSession):
         self.epoch = epoch
         self.members = {}
         self._flights = {}
-        self._waiting = deque()
-        self.room_interval_s = ROOM_INTERVAL_MIN_S
+        self._waiting = OrderedDict()
 
     # From brokers
 
@@ -94,8 +90,10 @@ cdef class SharedSession(DeviceSession):
         if not self._waiting and self.device.has_room():
             packet_id = self.device.send_message(&message.view, &delivery, 0)
             return self.sent(source, position, packet_id)
-        self._waiting.append((source, position, HeldMessage.of(message, &delivery, member.identifier)))
-        return self.look_again()
+        self._waiting[source, position] = HeldMessage.of(
+            self.egress.copy_of(source.number, position, message), &delivery, member.identifier
+        )
+        return 0
 
     cdef int sent(self, Source source, int64_t position, uint16_t packet_id) except -1:
         """A message was written; with QoS 0 it is done."""
@@ -108,18 +106,16 @@ cdef class SharedSession(DeviceSession):
 
     def withdraw(self, Source source not None, int64_t position):
         """A message is for somebody else: if it was not written, it is not."""
-        for entry in self._waiting:
-            if entry[0] is source and entry[1] == position:
-                self._waiting.remove(entry)
-                self.egress.withdrawn += 1
-                self.egress.finish(source, position, False)
-                return
+        if self._waiting.pop((source, position), None) is not None:
+            self.egress.withdrawn += 1
+            self.egress.finish(source, position, False)
 
     def forget(self, SharedSubscription member not None):
         """The device is no member any more: what it was not sent is for others."""
         member.is_ended = True
         del self.members[member.topic_filter]
-        self._waiting = deque([entry for entry in self._waiting if (<Source>entry[0]).member is not member])
+        for place in [place for place in self._waiting if (<Source>place[0]).member is member]:
+            del self._waiting[place]
 
     # From the device
 
@@ -137,26 +133,25 @@ cdef class SharedSession(DeviceSession):
     cdef int room_again(self) except -1:
         cdef HeldMessage message
         while self._waiting and self.device.has_room():
-            source, position, message = self._waiting.popleft()
-            self.room_interval_s = ROOM_INTERVAL_MIN_S
+            (source, position), message = self._waiting.popitem(last=False)
             if message.is_expired(self.egress.group.now_s):
                 self.egress.group.expired += 1
                 self.egress.finish(<Source>source, position, True)
                 continue
             self.sent(<Source>source, position, message.send(self.device, 0))
-        return self.look_again()
-
-    cdef int look_again(self) except -1:
-        """See to it that what waits goes on when neither an acknowledgement nor the socket will say so."""
-        if self._waiting and not self.is_scheduled and self.device.state == STATE_CONNECTED:
-            self.is_scheduled = True
-            self.egress.group.loop.call_later(self.room_interval_s, self._look)
-            self.room_interval_s = min(2 * self.room_interval_s, ROOM_INTERVAL_MAX_S)
         return 0
 
-    def _look(self):
-        self.is_scheduled = False
-        self.room_again()
+    def _invariants(self):
+        """Raise when the books disagree; for tests."""
+        cdef Source source
+        away = set(self._waiting) | set(self._flights.values())
+        assert len(away) == len(self._waiting) + len(self._flights), "a message waits and is in flight"
+        for source, position in away:
+            assert position in source.held or source.member.is_ended
+        for topic_filter, member in self.members.items():
+            assert member.topic_filter == topic_filter and not (<SharedSubscription>member).is_ended
+            for source in (<SharedSubscription>member).sources.values():
+                assert {(source, position) for position in source.held} <= away, "a message is nowhere"
 
 
 cdef class SharedEgress:
@@ -172,6 +167,12 @@ cdef class SharedEgress:
         self._members = {}
         self._noted = []
         self._message = OutgoingMessage(group.clock)
+        self._copies = WeakValueDictionary()
+
+    @property
+    def copy_count(self):
+        """Messages that some device waits for, each once however many do."""
+        return len(self._copies)
 
     @property
     def member_count(self):
@@ -319,6 +320,13 @@ cdef class SharedEgress:
         if source is None:
             source = member.sources[number] = Source(member, number, self.credit)
         return source
+
+    cdef MessageCopy copy_of(self, uint32_t number, int64_t position, OutgoingMessage message):
+        """The one copy that all who wait for a message have."""
+        cdef MessageCopy copy = self._copies.get((number, position))
+        if copy is None or not copy.is_of(message):
+            copy = self._copies[number, position] = MessageCopy.of(message)
+        return copy
 
     # What brokers are told
 

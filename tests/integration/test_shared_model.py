@@ -128,8 +128,7 @@ class Program:
         await soon(lambda: shares.view(SHARE).behind == 0, "everything to be acknowledged")
         got = Counter(body for device in self.members for _, body in device.got)
         assert set(got) == set(self.published)
-        for live in shares._live.values():
-            live.group.invariants()
+        shares._invariants()
         assert shares.view(SHARE).in_flight == 0
 
 

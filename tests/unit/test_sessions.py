@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from session_bench import FrontEnd, SessionBench, open_bench, turns
 
+from iotmq import limits
 from iotmq.broker.due_actions import CANCELLED_KEPT
 from iotmq.broker.element import encode_element
 from iotmq.broker.sessions import FENCE_TIMEOUT_S, OWNER_GRACE_S, START_GRACE_S
@@ -305,6 +306,32 @@ async def test_a_broker_that_takes_nothing_refuses_sessions_but_not_clients_that
     assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert bench.broker.sessions.owner_of("c") is None
     assert (await front.open("c", is_clean=True, expiry_s=0)).epoch < 0
+
+
+async def test_shapes_of_filters_at_their_limit_and_past_it(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "FILTER_SHAPES_MAX", 2)
+    front = FrontEnd(bench, "one")
+    one, two = await front.open("a"), await front.open("b")
+    for topic_filter in ("+/a", "b/#", "+/b", "plain"):
+        assert not isinstance(await front.subscribe("a", one.epoch, topic_filter), Refused)
+    assert not isinstance(await front.subscribe("b", two.epoch, "+/c"), Refused)
+    refused = await front.subscribe("b", two.epoch, "+/#")
+    assert isinstance(refused, Refused)
+    assert refused.code == ResponseCode.NO_PERMISSION
+    assert "no more than 2 shapes" in refused.remark
+    # One after the other, before the first is in the log.
+    monkeypatch.setattr(limits, "FILTER_SHAPES_MAX", 3)
+    first, second = await asyncio.gather(
+        front.subscribe("a", one.epoch, "x/+/y"), front.subscribe("b", two.epoch, "x/+/+")
+    )
+    assert not isinstance(first, Refused)
+    assert isinstance(second, Refused)
+    bench.broker.sessions._invariants()
+    numbers = {metric.name: metric.value for metric in bench.broker.sessions.metrics()}
+    assert numbers["iotmq_broker_filter_shapes"] == 3
+    assert numbers["iotmq_broker_filter_shapes_refused_total"] == 2
 
 
 async def test_numbers_are_reported(bench: SessionBench) -> None:

@@ -16,6 +16,7 @@ from session_bench import FrontEnd, MakeBench, SessionBench, making_benches, tur
 
 from iotmq import limits
 from iotmq.broker.element import encode_element
+from iotmq.broker.share_group import Holder, ShareGroup, Strategy
 from iotmq.broker.share_handler import RemoteMembers, ShareHandler
 from iotmq.broker.stored_shares import StoredShare, StoredShares, is_share
 from iotmq.client.session_ports import HANDOUT_REPEATED, OpenedSession, OpenRequest, Refused, ShareJoin
@@ -111,23 +112,69 @@ async def test_a_group_has_no_more_under_way_than_its_limit_and_a_member_than_it
     assert [len(bodies_of(front, member)) for member in (0, 1)] == [6, 4]
 
 
-async def test_a_member_holds_no_more_bytes_than_the_limit(
+async def test_a_client_holds_no_more_bytes_than_the_limit_in_all_its_groups(
     make: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = await make()
+    shares = bench.broker.sessions.shares
     front = FrontEnd(bench, "one")
-    await front.join("a", await transient(front, "a"), SHARE, 1)
-    monkeypatch.setattr(limits, "SHARE_MEMBER_BYTES_MAX", 2_000)
-    bench.publish("t/1", *(b"x" * 900 for _ in range(5)))
+    epoch = await transient(front, "a")
+    for number in range(3):
+        await front.join("a", epoch, f"$share/g{number}/t/#", number)
+    bench.publish("t/1", b"x" * 900)
     await turns(5)
-    assert len(front.held) == 2, "a third one begins past the limit"
-    front.report(1, front.held[0][1])
+    assert [member for member, _ in front.held] == [0, 1, 2]
+    monkeypatch.setattr(limits, "SHARE_CLIENT_BYTES_MAX", shares._clients["a"].holder.held_bytes)
+    bench.publish("t/1", b"y" * 900)
     await turns(5)
-    assert len(front.held) == 3
-    monkeypatch.setattr(limits, "SHARE_MEMBER_BYTES_MAX", 1)
-    front.report(1, *(position for _, position in front.held))
+    shares._invariants()
+    assert len(front.held) == 3, "it holds as many bytes as it may"
+    monkeypatch.setattr(limits, "SHARE_CLIENT_BYTES_MAX", limits.SHARE_CLIENT_BYTES_MAX + 1)
+    front.report(0, limit=101)
     await turns(5)
-    assert len(front.held) == 4, "one at a time, however large"
+    shares._invariants()
+    assert front.held[3:] == [(0, front.held[3][1])], "one byte less, and it is handed one message more"
+
+
+async def test_room_that_one_group_gives_back_is_for_all_in_turn(
+    make: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = await make()
+    shares = bench.broker.sessions.shares
+    front = FrontEnd(bench, "one")
+    epoch = await transient(front, "a")
+    other = await transient(front, "b")
+    # One message at a time, however large.
+    monkeypatch.setattr(limits, "SHARE_CLIENT_BYTES_MAX", 1)
+    for number in range(3):
+        await front.join("a", epoch, f"$share/g{number}/t/#", number)
+    await front.join("b", other, "$share/g3/t/#", 3)
+    bench.publish("t/1", *(b"%d" % number for number in range(4)))
+    for count in range(1, 13):
+        await turns(5)
+        shares._invariants()
+        mine = [(member, position) for member, position in front.held if member < 3]
+        assert len(mine) == count, "one more, and not two"
+        front.report(mine[-1][0], mine[-1][1])
+    await turns(5)
+    order = [member for member, _ in front.held if member < 3]
+    assert all(set(order[at : at + 5]) == {0, 1, 2} for at in range(6)), str(order)
+    assert bodies_of(front, 3) == [b"0"], "another client has a budget of its own"
+
+
+def test_nothing_is_handed_to_a_member_that_left_while_another_has_messages_of_the_same_key() -> None:
+    """As two members have after a start, when the first was slow before it."""
+    group = ShareGroup(Strategy.STICKY, next_position=4, undone=[1, 2, 3], in_flight_max=10, timeout_s=10)
+    for member_id, client_id in ((1, "a"), (2, "b")):
+        holder = Holder(client_id, lambda: None)
+        group.join(member_id, holder, "one", limit=9, held=[member_id], now_s=0)
+    for position in (1, 2, 3):
+        group.offer(position, 100, "", now_s=0)
+    group._invariants()
+    group.leave(1)
+    group._invariants()
+    assert [handout.member_id for handout in group.hand_out(0)] == [2, 2]
+    group._invariants()
 
 
 def test_a_groups_name_has_a_limit() -> None:
