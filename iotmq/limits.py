@@ -161,7 +161,7 @@ RELEASED_BODY_BYTES_MAX: Final = 1024 * 1024
 MQTT_SHARES_PER_SESSION_MAX: Final = 64
 # Looking up retained messages: what one turn of the broker's loop does of it for everybody together (a
 # millisecond or two), and what looking at one topic counts for beside the bytes of its record.
-RETAINED_TURN_WORK_BYTES_MAX: Final = 256 * 1024
+RETAINED_TURN_WORK_BYTES_MAX: Final = 128 * 1024
 RETAINED_LOOK_BYTES: Final = 1_024
 # Shapes (at which levels the wildcards are) of the filters of all kept sessions of one broker, and of all
 # clean sessions of one front end: a new topic is compared with each, a tenth of a microsecond for one.

@@ -51,6 +51,7 @@ from iotmq.client.session_ports import (
 )
 from iotmq.clock import Clock
 from iotmq.errors import StoreError
+from iotmq.loop_slice import LoopSlice
 from iotmq.metrics import Metric
 from iotmq.mqtt.topics import wildcard_shape
 from iotmq.remoting.codes import ResponseCode
@@ -563,7 +564,7 @@ class Sessions:
 
     def _look_after_sessions(self) -> None:
         self._follow_projection()
-        for client_id, epoch in self._projection.due(self._clock.now_ms(), sessions_max=PER_TURN // 2):
+        for client_id, epoch in self._projection.due(self._clock.now_ms(), LoopSlice(PER_TURN)):
             if client_id not in self._owners and client_id not in self._ending:
                 self.expired_total += 1
                 self._end(client_id, epoch)
@@ -749,13 +750,14 @@ class Sessions:
         """Attach the queues of some of these owners, and those of the others in the turns that follow."""
         if generation == self._projection.queues.generation:
             try:
-                for client_id in client_ids[-PER_TURN:]:
-                    self._attach_owner_again(client_id)
+                turn = LoopSlice(PER_TURN)
+                while client_ids and turn.take():
+                    self._attach_owner_again(client_ids[-1])
+                    client_ids.pop()
             except StoreError as error:
                 self._refused(error)
                 generation = -1
             else:
-                del client_ids[-PER_TURN:]
                 if client_ids:
                     asyncio.get_running_loop().call_soon(self._attach_again, generation, client_ids)
                     return
@@ -829,7 +831,8 @@ class Sessions:
 
     def _drop_orphans(self, channel: SessionChannel, client_ids: list[str]) -> None:
         """The front end did not come back: a part of its clients now, the rest in the next turn."""
-        for _ in range(min(PER_TURN, len(client_ids))):
+        turn = LoopSlice(PER_TURN)
+        while client_ids and turn.take():
             owner = self._owners.get(client_ids[-1])
             if owner is not None and owner.channel is channel:
                 self._close(client_ids[-1], expiry_s=None, drops_will=False)
@@ -840,8 +843,9 @@ class Sessions:
     def _close_unclaimed(self) -> None:
         """Sessions that had an owner before the start, and nobody claims: their clients are gone."""
         unclaimed = self._projection.unsettled(after=self._unclaimed_after or None)
-        for number, (client_id, session) in enumerate(unclaimed):
-            if number == PER_TURN:
+        turn = LoopSlice(PER_TURN)
+        for client_id, session in unclaimed:
+            if not turn.take():
                 return
             self._unclaimed_after = client_id
             # Who had an owner in this life is looked after when that goes, its will included.
