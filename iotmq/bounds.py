@@ -570,6 +570,12 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "tests/unit/test_client_connections.py::test_of_too_many_addresses_the_one_known_longest_without_a_connection_is_forgotten",
     ),
     Bound(
+        "client.broker_health: brokers that failed or are slow",
+        "BROKERS_MAX",
+        "items x one name",
+        "tests/unit/test_client_backoff.py::test_so_many_brokers_are_remembered_and_no_more",
+    ),
+    Bound(
         "client.transactions: questions under way",
         "TRANSACTION_CHECKS_IN_FLIGHT_MAX",
         "items x RECORD_BYTES_MAX",
