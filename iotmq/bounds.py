@@ -280,9 +280,9 @@ DERIVED: Final[tuple[Bound, ...]] = (
     ),
     Bound(
         "broker.session_log: changes of sessions in one record",
-        "as many as the bytes",
+        "SESSION_NAMES_PER_CHANGE_MAX filters and messages in flight of a report",
         "SESSION_RECORD_BYTES_MAX",
-        "tests/unit/test_sessions.py::test_a_report_that_is_too_large_takes_no_other_along",
+        "tests/unit/test_sessions.py::test_a_report_about_the_longest_filters_is_stored_whole",
     ),
     Bound(
         "broker.session_projection: sessions kept decoded",

@@ -134,6 +134,9 @@ WORKER_FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 SESSIONS_PER_REQUEST_MAX: Final = 1_024
 # Changes of sessions in one record: what is larger is stored session by session, or refused alone.
 SESSION_RECORD_BYTES_MAX: Final = RECORD_BYTES_MAX - 1024
+# Filters, and messages in flight, that one change of a session names; a report with more is several changes.
+# The rest of the record is for numbers.
+SESSION_NAMES_PER_CHANGE_MAX: Final = 700
 SESSION_QUEUES_MAX: Final = 65_536
 QUEUE_READ_RECORDS_MAX: Final = 1_024
 MISSED_QUEUES_MAX: Final = 65_536

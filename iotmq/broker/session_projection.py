@@ -520,7 +520,11 @@ class SessionProjection(KeyValueProjection):
 
     def _progress(self, change: Progress, session: StoredSession) -> bool:
         """True when there is more to it than cursors, which are keys of their own."""
-        has_changed = session.done != change.done
+        done, in_flight = change.done, change.in_flight
+        if change.is_more:
+            done = [*session.done, *done]
+            in_flight = in_flight and [*session.in_flight, *in_flight]
+        has_changed = session.done != done
         for topic_filter, cursor, sent in change.cursors:
             subscription = session.subscriptions.get(topic_filter)
             if subscription is not None and not is_share(topic_filter):
@@ -528,13 +532,13 @@ class SessionProjection(KeyValueProjection):
                 place = self.place(queue_id, change.client_id)
                 self._changes.cursors[queue_id, change.client_id] = place.moved(cursor, sent)
                 self._note_moved(queue_id)
-        session.done = change.done
+        session.done = done
         if change.received is not None:
             has_changed = has_changed or session.received != change.received
             session.received = change.received
-        if change.in_flight is not None:
-            has_changed = has_changed or session.in_flight != change.in_flight
-            session.in_flight = change.in_flight
+        if in_flight is not None:
+            has_changed = has_changed or session.in_flight != in_flight
+            session.in_flight = in_flight
         return has_changed
 
     def _skip(self, change: Skip, session: StoredSession) -> None:

@@ -27,7 +27,7 @@ from iotmq.broker.session_limits import SessionLimits
 from iotmq.broker.session_log import LoggedDone, SessionLog
 from iotmq.broker.session_projection import SessionProjection
 from iotmq.broker.session_records import Close, End, Open, Subscribe, Unsubscribe
-from iotmq.broker.session_translation import opened_session, progress_record
+from iotmq.broker.session_translation import opened_session, progress_records
 from iotmq.broker.shares import ShareOutlet, Shares, ShareSettings
 from iotmq.broker.stored_sessions import StoredSession
 from iotmq.broker.stored_shares import is_share
@@ -386,7 +386,12 @@ class Sessions:
             done(_NOT_READY)
             return
         self._log.write_apart(
-            [progress_record(change, self._projection.queues.filter_of) for change in heard], done
+            [
+                record
+                for change in heard
+                for record in progress_records(change, self._projection.queues.filter_of)
+            ],
+            done,
         )
 
     def close_session(self, channel: SessionChannel, gone: CloseRequest) -> None:

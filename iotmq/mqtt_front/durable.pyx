@@ -206,7 +206,7 @@ cdef class DurableSession(KeptSession):
         for subscription in self.subscriptions:
             assert not subscription.is_ended and subscription.session is self
             assert subscription.is_behind == (subscription in behind)
-            assert subscription in self.egress.queues.find(subscription.queue_id)
+            assert self.egress.queues.find(subscription.queue_id)[subscription.place] is subscription
         # Those that have ended leave when they would be read.
         assert len(set(behind)) == len(behind)
         assert {queue_id for queue_id, _ in (*(self._done or ()), *(self._repeated or ()))} <= queue_ids
@@ -547,9 +547,12 @@ cdef class DurableSession(KeptSession):
         return self._held, to_release or ()
 
     cdef int not_persisted(self, to_release) except -1:
+        cdef QueueSubscription subscription
         self._to_release = [*to_release, *(self._to_release or ())] or None
-        # What the refused report said of packet ids the next has to say.
+        # What the refused report said the next has to say.
         self.has_moved_flights = True
+        for subscription in self.subscriptions:
+            subscription.is_moved = True
         return 0
 
     cdef int persisted(self, held, to_release) except -1:
