@@ -551,6 +551,12 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "tests/unit/test_route_table.py::test_so_many_brokers_and_topics_are_remembered_and_no_more",
     ),
     Bound(
+        "registry.server: registrations that wait to be decoded",
+        "REGISTRATIONS_WAITING_MAX",
+        "REGISTRATIONS_WAITING_BYTES_MAX",
+        "tests/unit/test_registry.py::test_so_many_registrations_wait_and_no_more",
+    ),
+    Bound(
         "registry.kv: settings",
         "as many as the bytes",
         "KV_BYTES_MAX",

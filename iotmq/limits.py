@@ -118,6 +118,11 @@ REGISTRATION_INFLATED_BYTES_MAX: Final = 32 * 1024 * 1024
 REGISTRATION_PLAIN_TOPICS_MAX: Final = 4_096
 # The body of a registration: the header has the rest of the frame.
 REGISTRATION_BYTES_MAX: Final = FRAME_BYTES_MAX - 64 * 1024
+# A registry decodes longer ones, and those that are compressed, off the event loop, one after the other: so
+# many may wait for that, with so many bytes.
+REGISTRATION_AT_ONCE_BYTES_MAX: Final = 8 * 1024
+REGISTRATIONS_WAITING_MAX: Final = 1_024
+REGISTRATIONS_WAITING_BYTES_MAX: Final = 64 * 1024 * 1024
 # Key-value settings of a registry: one text, and all of them, which are written as a whole.
 KV_TEXT_BYTES_MAX: Final = 32 * 1024
 KV_BYTES_MAX: Final = 4 * 1024 * 1024
