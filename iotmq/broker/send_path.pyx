@@ -159,6 +159,7 @@ cdef class SendPath:
         """Store sends from number `at` on, and see to their answers; the number of the first not taken."""
         cdef Answers now, later
         cdef int first = at
+        cdef int end = run.count if run.allowed < 0 else min(run.count, run.allowed)
         cdef int64_t now_ms = self.intake.begin_run()
         cdef int64_t begun_us
         cdef const SendFrame* frame
@@ -176,7 +177,7 @@ cdef class SendPath:
             return at
         now = Answers.__new__(Answers, self, connection)
         later = Answers.__new__(Answers, self, connection) if is_sync else now
-        while at < run.count:
+        while at < end:
             frame = &run.frames[at]
             plan = self.plan_of(frame)
             if plan is None or not self.is_plain(run, frame) or not 0 <= frame.queue_id < len(plan.queues):
