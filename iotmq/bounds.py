@@ -250,9 +250,15 @@ DERIVED: Final[tuple[Bound, ...]] = (
     ),
     Bound(
         "mqtt.filters: shapes of wildcard filters",
-        "MQTT_WILDCARD_LEVELS_MAX levels",
-        "a few bytes of each level of each filter",
-        "tests/unit/test_filter_index.py::test_ten_thousand_filters_of_as_many_shapes_are_small_and_hold_nobody_up",
+        "FILTER_SHAPES_MAX of kept sessions of a broker, and of clean ones of each front end",
+        "items x MQTT_WILDCARD_LEVELS_MAX",
+        "tests/unit/test_sessions.py::test_shapes_of_filters_at_their_limit_and_past_it",
+    ),
+    Bound(
+        "mqtt_front.filter_shapes: shapes of clean sessions' filters",
+        "FILTER_SHAPES_MAX",
+        "items x MQTT_WILDCARD_LEVELS_MAX",
+        "tests/unit/test_mqtt_front.py::test_shapes_of_filters_at_their_limit_and_past_it",
     ),
     Bound(
         "broker.session_handler: queues whose pushes were not sent",
@@ -274,9 +280,9 @@ DERIVED: Final[tuple[Bound, ...]] = (
     ),
     Bound(
         "broker.session_log: changes of sessions in one record",
-        "as many as the bytes",
+        "SESSION_NAMES_PER_CHANGE_MAX filters and messages in flight of a report",
         "SESSION_RECORD_BYTES_MAX",
-        "tests/unit/test_sessions.py::test_a_report_that_is_too_large_takes_no_other_along",
+        "tests/unit/test_sessions.py::test_a_report_about_the_longest_filters_is_stored_whole",
     ),
     Bound(
         "broker.session_projection: sessions kept decoded",
@@ -562,6 +568,12 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "ADDRESSES_KNOWN_MAX",
         "items x one address",
         "tests/unit/test_client_connections.py::test_of_too_many_addresses_the_one_known_longest_without_a_connection_is_forgotten",
+    ),
+    Bound(
+        "client.broker_health: brokers that failed or are slow",
+        "BROKERS_MAX",
+        "items x one name",
+        "tests/unit/test_client_backoff.py::test_so_many_brokers_are_remembered_and_no_more",
     ),
     Bound(
         "client.transactions: questions under way",

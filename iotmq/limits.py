@@ -134,6 +134,9 @@ WORKER_FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 SESSIONS_PER_REQUEST_MAX: Final = 1_024
 # Changes of sessions in one record: what is larger is stored session by session, or refused alone.
 SESSION_RECORD_BYTES_MAX: Final = RECORD_BYTES_MAX - 1024
+# Filters, and messages in flight, that one change of a session names; a report with more is several changes.
+# The rest of the record is for numbers.
+SESSION_NAMES_PER_CHANGE_MAX: Final = 700
 SESSION_QUEUES_MAX: Final = 65_536
 QUEUE_READ_RECORDS_MAX: Final = 1_024
 MISSED_QUEUES_MAX: Final = 65_536
@@ -161,8 +164,11 @@ RELEASED_BODY_BYTES_MAX: Final = 1024 * 1024
 MQTT_SHARES_PER_SESSION_MAX: Final = 64
 # Looking up retained messages: what one turn of the broker's loop does of it for everybody together (a
 # millisecond or two), and what looking at one topic counts for beside the bytes of its record.
-RETAINED_TURN_WORK_BYTES_MAX: Final = 256 * 1024
+RETAINED_TURN_WORK_BYTES_MAX: Final = 128 * 1024
 RETAINED_LOOK_BYTES: Final = 1_024
+# Shapes (at which levels the wildcards are) of the filters of all kept sessions of one broker, and of all
+# clean sessions of one front end: a new topic is compared with each, a tenth of a microsecond for one.
+FILTER_SHAPES_MAX: Final = 16_384
 # Filters that sessions have to themselves, at one broker.
 EXCLUSIVE_SUBSCRIPTIONS_MAX: Final = 100_000
 

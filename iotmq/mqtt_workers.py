@@ -310,6 +310,13 @@ class _Worker:
                 if message.ask_id == self._ask_id:
                     self._tell()
 
+    def _invariants(self) -> None:
+        """Assert what must always be true; for tests."""
+        assert self._writer is None or self._process is not None, "nobody reads what is written"
+        assert self._process is not None or self._status is None, "nobody has said that"
+        assert self._process is not None or not self.is_stuck, "only what runs can be stuck"
+        assert self._status is None or self._status.ask_id <= self._ask_id, "an answer before its question"
+
     def _tell(self) -> None:
         if self._answered is not None and not self._answered.done():
             self._answered.set_result(None)

@@ -9,10 +9,11 @@ from typing import Final
 from iotmq.broker.deadline_timer import DeadlineTimer
 from iotmq.clock import Clock
 from iotmq.errors import StoreError
+from iotmq.loop_slice import LoopSlice
 
 # So long after the database has refused an action it is asked again.
 RETRY_S: Final = 1.0
-# So many are done in one turn of the loop.
+# So many are done in one turn of the loop, unless its time is over before.
 PER_TURN: Final = 256
 # Cancelled actions that the heap keeps beside as many as there are others.
 CANCELLED_KEPT: Final = 64
@@ -78,8 +79,9 @@ class DueActions:
         """Do what is due, or the first of very much; the rest in the next turn of the loop."""
         now_s, last_order = self._clock.monotonic_s(), self._order
         # What an action adds is for the next turn of the loop, even when it is due at once.
-        for _ in range(PER_TURN):
-            if not self._heap or self._heap[0].due_s > now_s or self._heap[0].order > last_order:
+        turn = LoopSlice(PER_TURN)
+        while self._heap and turn.take():
+            if self._heap[0].due_s > now_s or self._heap[0].order > last_order:
                 break
             due = heapq.heappop(self._heap)
             if due.action is None:

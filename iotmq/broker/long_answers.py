@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Generator, Iterable
 from typing import Final, TypeAlias
@@ -16,6 +15,7 @@ from typing import Final, TypeAlias
 from iotmq import limits
 from iotmq.broker.cold_reads import ColdReads
 from iotmq.errors import RequestError
+from iotmq.loop_slice import LoopSlice
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import ResponseCode
 from iotmq.remoting.command import Command
@@ -106,8 +106,8 @@ class LongAnswers:
 
     def _advance(self, job: _Job) -> Command | None:
         """Work for one slice; the answer when it is finished."""
-        end_s = time.perf_counter() + self._slice_s
-        while True:
+        turn = LoopSlice(slice_s=self._slice_s)
+        while turn.take():
             try:
                 wanted = next(job.work)
             except StopIteration as finished:
@@ -116,9 +116,8 @@ class LongAnswers:
             if wanted is not None:
                 self._cold_reads.start(wanted, lambda error: self._loaded(job, error))
                 return None
-            if time.perf_counter() >= end_s:
-                self._enqueue(job)
-                return None
+        self._enqueue(job)
+        return None
 
     def _enqueue(self, job: _Job) -> None:
         self._ready.append(job)

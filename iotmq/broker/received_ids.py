@@ -291,11 +291,11 @@ class ReceivedIds(KeyValueProjection):
         """All that a client may have here."""
         if not self.count and not self._recent:
             return set()
-        prefix = _TAG + client + b"\0"
+        prefix = client + b"\0"
         return {
-            *(key[1:] for key, _ in self._space.scan(prefix, after_prefix(prefix))),
+            *(key[1:] for key, _ in self._space.scan(_TAG + prefix, after_prefix(_TAG + prefix))),
             *self._changes.keys_of.get(client, ()),
-            *(key for key in self._recent if _client_of(key) == client),
+            *(key for key in self._recent if key.startswith(prefix)),
         }
 
     def _load(self) -> None:

@@ -60,6 +60,7 @@ from iotmq.broker.stored_sessions import (
 from iotmq.broker.stored_shares import TAG_SHARE, is_share
 from iotmq.broker.topics import SESSION_TOPIC
 from iotmq.errors import StoreCorruptError
+from iotmq.loop_slice import LoopSlice
 from iotmq.store.kv_projection import MARKER_KEY, KeyValueProjection
 
 if TYPE_CHECKING:
@@ -258,8 +259,8 @@ class SessionProjection(KeyValueProjection):
             for place, size, _ in _ENTRY.iter_unpack(value[at:]):
                 yield place, size
 
-    def due(self, now_ms: int, *, sessions_max: int) -> list[tuple[str, int]]:
-        """Clients whose sessions have expired, with the epoch in which they have."""
+    def due(self, now_ms: int, turn: LoopSlice) -> list[tuple[str, int]]:
+        """Clients whose sessions have expired, with the epoch in which they have; as many as `turn` takes."""
         self.write_out()
         found: list[tuple[str, int]] = []
         is_first = True
@@ -267,7 +268,7 @@ class SessionProjection(KeyValueProjection):
             if is_first:
                 self._due_from = key
                 is_first = False
-            if len(found) == sessions_max:
+            if not turn.take():
                 break
             client_id = key[_DUE_KEY.size :].decode()
             session = self.session(client_id)
@@ -290,33 +291,30 @@ class SessionProjection(KeyValueProjection):
         """Look at some queues whose sessions have come further, or whose records are gone."""
         # What the database has is all there is.
         self.write_out()
-        places_left = SWEEP_PLACES
+        turn = LoopSlice(SWEEP_PLACES)
         for _ in range(SWEEP_QUEUES):
             if self._walk is None and self._moved_queues:
                 queue_id = self._moved_queues.popleft()
                 self._is_moved.discard(queue_id)
                 self._walk = _PlacesWalk(queue_id, self.applied_position)
-            if self._walk is None or not places_left:
+            if self._walk is None or turn.is_over:
                 break
-            places_left -= self._walk_on(self._walk, places_left)
+            self._walk_on(self._walk, turn)
         for queue_id in islice(self._sweep, SWEEP_QUEUES):
             self._drop_gone(queue_id)
 
-    def _walk_on(self, walk: _PlacesWalk, places_max: int) -> int:
-        """Go through some places, how many is returned; after the last the queue drops what nobody needs."""
+    def _walk_on(self, walk: _PlacesWalk, turn: LoopSlice) -> None:
+        """Go through some places; after the last the queue drops what nobody needs."""
         stop = QUEUE_KEY.pack(TAG_CURSOR, walk.queue_id + 1)
-        count = 0
         for key, value in self._space.scan(walk.next_key, stop):
-            if count == places_max:
+            if not turn.take():
                 walk.next_key = key
-                return count
-            count += 1
+                return
             cursor = decode_place(value).cursor
             walk.lowest = cursor if walk.lowest is None else min(walk.lowest, cursor)
         self._walk = None
         if walk.lowest is not None and self.queues.filter_of(walk.queue_id) is not None:
             self.queues.advance(walk.queue_id, min(walk.lowest, walk.end_position))
-        return count
 
     def _note_moved(self, queue_id: int) -> None:
         if queue_id not in self._is_moved:
@@ -522,7 +520,11 @@ class SessionProjection(KeyValueProjection):
 
     def _progress(self, change: Progress, session: StoredSession) -> bool:
         """True when there is more to it than cursors, which are keys of their own."""
-        has_changed = session.done != change.done
+        done, in_flight = change.done, change.in_flight
+        if change.is_more:
+            done = [*session.done, *done]
+            in_flight = in_flight and [*session.in_flight, *in_flight]
+        has_changed = session.done != done
         for topic_filter, cursor, sent in change.cursors:
             subscription = session.subscriptions.get(topic_filter)
             if subscription is not None and not is_share(topic_filter):
@@ -530,13 +532,13 @@ class SessionProjection(KeyValueProjection):
                 place = self.place(queue_id, change.client_id)
                 self._changes.cursors[queue_id, change.client_id] = place.moved(cursor, sent)
                 self._note_moved(queue_id)
-        session.done = change.done
+        session.done = done
         if change.received is not None:
             has_changed = has_changed or session.received != change.received
             session.received = change.received
-        if change.in_flight is not None:
-            has_changed = has_changed or session.in_flight != change.in_flight
-            session.in_flight = change.in_flight
+        if in_flight is not None:
+            has_changed = has_changed or session.in_flight != in_flight
+            session.in_flight = in_flight
         return has_changed
 
     def _skip(self, change: Skip, session: StoredSession) -> None:

@@ -14,6 +14,9 @@ import msgspec
 
 from iotmq.client.session_ports import Will
 
+# A filter and positions; or one position, as it was written once.
+DoneOfFilter: TypeAlias = tuple[str, list[int] | int]
+
 
 class Flight(msgspec.Struct, frozen=True, array_like=True):
     """A message that was sent with a packet id and is not done."""
@@ -69,8 +72,10 @@ class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
     cursors: list[tuple[str, int, int]]
     received: list[int] | None = None
     in_flight: list[Flight] | None = None
-    # Messages past the cursors that are done: an older one is still in flight.
-    done: list[tuple[str, int]] = []
+    # Messages past the cursors that are done, by filter: an older one is still in flight.
+    done: list[DoneOfFilter] = []
+    # A report that is too large for one record: `in_flight` and `done` come to those of the change before.
+    is_more: bool = False
 
 
 class Close(msgspec.Struct, frozen=True, array_like=True, tag="close"):

@@ -15,7 +15,8 @@ from typing import Final
 
 import msgspec
 
-from iotmq.broker.due_actions import DueActions
+from iotmq import limits
+from iotmq.broker.due_actions import DueAction, DueActions
 from iotmq.broker.exclusives import Exclusives
 from iotmq.broker.front_ends import FrontEnds, FrontEndView
 from iotmq.broker.intake import Intake
@@ -26,7 +27,7 @@ from iotmq.broker.session_limits import SessionLimits
 from iotmq.broker.session_log import LoggedDone, SessionLog
 from iotmq.broker.session_projection import SessionProjection
 from iotmq.broker.session_records import Close, End, Open, Subscribe, Unsubscribe
-from iotmq.broker.session_translation import opened_session, progress_record
+from iotmq.broker.session_translation import opened_session, progress_records
 from iotmq.broker.shares import ShareOutlet, Shares, ShareSettings
 from iotmq.broker.stored_sessions import StoredSession
 from iotmq.broker.stored_shares import is_share
@@ -50,8 +51,9 @@ from iotmq.client.session_ports import (
 )
 from iotmq.clock import Clock
 from iotmq.errors import StoreError
-from iotmq.limits import EXCLUSIVE_SUBSCRIPTIONS_MAX
+from iotmq.loop_slice import LoopSlice
 from iotmq.metrics import Metric
+from iotmq.mqtt.topics import wildcard_shape
 from iotmq.remoting.codes import ResponseCode
 from iotmq.store.store import Store
 
@@ -102,7 +104,7 @@ class _Owner:
 class _Request:
     """Somebody who waits for a session another front end has."""
 
-    __slots__ = ("channel", "done", "wanted")
+    __slots__ = ("channel", "done", "fence", "wanted")
 
     def __init__(
         self, channel: SessionChannel, wanted: OpenRequest, done: Callable[[OpenedSession | Refused], None]
@@ -110,6 +112,8 @@ class _Request:
         self.channel = channel
         self.wanted = wanted
         self.done = done
+        # What is done when the owner has had its time; set while it has that.
+        self.fence: DueAction | None = None
 
 
 class Sessions:
@@ -131,7 +135,7 @@ class Sessions:
         forget_packet_ids: Callable[[str], None],
         share_settings: ShareSettings,
         limits: QueueLimits | None = None,
-        exclusives_max: int = EXCLUSIVE_SUBSCRIPTIONS_MAX,
+        exclusives_max: int = limits.EXCLUSIVE_SUBSCRIPTIONS_MAX,
     ) -> None:
         self._projection = projection
         self._reader = reader
@@ -168,6 +172,9 @@ class Sessions:
         self.takeovers_total = 0
         self.expired_total = 0
         self.fenced_total = 0
+        # New shapes of filters that wait for the log, and those that were refused.
+        self._coming_shapes = 0
+        self.refused_shapes_total = 0
 
     # Front ends
 
@@ -186,7 +193,7 @@ class Sessions:
         self.shares.channel_closed(channel)
         orphans = [client_id for client_id, owner in self._owners.items() if owner.channel is channel]
         for request in [request for request in self._requests.values() if request.channel is channel]:
-            del self._requests[request.wanted.client_id]
+            self._take_request(request.wanted.client_id)
         if orphans:
             self._actions.do_later(OWNER_GRACE_S, partial(self._drop_orphans, channel, orphans))
 
@@ -228,12 +235,12 @@ class Sessions:
             self._open(request)
         except StoreError as error:
             if self._requests.get(wanted.client_id) is request:
-                del self._requests[wanted.client_id]
+                self._take_request(wanted.client_id)
             done(_unreadable(error))
 
     def _open(self, request: _Request) -> None:
         client_id, channel = request.wanted.client_id, request.channel
-        former = self._requests.pop(client_id, None)
+        former = self._take_request(client_id)
         if former is not None:
             former.done(_LOST)
         owner = self._owners.get(client_id)
@@ -246,7 +253,7 @@ class Sessions:
             # It knows what it does, and has seen to the will.
             self._close(client_id, expiry_s=None, drops_will=True)
             return
-        self._actions.do_later(FENCE_TIMEOUT_S, partial(self._take, request))
+        request.fence = self._actions.do_later(FENCE_TIMEOUT_S, partial(self._take, request))
         if owner.channel.is_open:
             owner.channel.receiver.fenced(client_id, owner.epoch, "taken over")
         else:
@@ -263,12 +270,16 @@ class Sessions:
         if not self._owns(channel, client_id, epoch):
             done(_LOST)
             return
-        refused = self.shares.check(name for name, _ in wanted.subscriptions)
+        filters = [name for name, _ in wanted.subscriptions]
+        new_shapes = self._new_shapes(filters)
+        refused = self.shares.check(filters) or self._check_shapes(new_shapes)
         if refused is not None:
             done(refused)
             return
+        self._coming_shapes += new_shapes
 
         def logged(position: int | Refused) -> None:
+            self._coming_shapes -= new_shapes
             try:
                 found = position if isinstance(position, Refused) else self._subscribed(channel, wanted)
             except StoreError as error:
@@ -276,6 +287,22 @@ class Sessions:
             done(found)
 
         self._log.write([Subscribe(client_id, epoch, wanted.subscriptions)], logged)
+
+    def _new_shapes(self, filters: Iterable[str]) -> int:
+        """How many shapes these filters have that no filter of a kept session has yet."""
+        shapes = {wildcard_shape(name) for name in filters if not is_share(name)}
+        known = self._projection.queues.filters
+        return sum(shape is not None and not known.has_shape(shape) for shape in shapes)
+
+    def _check_shapes(self, new_count: int) -> Refused | None:
+        count = self._projection.queues.filters.shape_count + self._coming_shapes + new_count
+        if not new_count or count <= limits.FILTER_SHAPES_MAX:
+            return None
+        self.refused_shapes_total += new_count
+        return Refused(
+            ResponseCode.NO_PERMISSION,
+            f"filters of kept sessions have no more than {limits.FILTER_SHAPES_MAX} shapes of wildcards",
+        )
 
     def _subscribed(
         self, channel: SessionChannel, wanted: SubscribeRequest
@@ -359,7 +386,12 @@ class Sessions:
             done(_NOT_READY)
             return
         self._log.write_apart(
-            [progress_record(change, self._projection.queues.filter_of) for change in heard], done
+            [
+                record
+                for change in heard
+                for record in progress_records(change, self._projection.queues.filter_of)
+            ],
+            done,
         )
 
     def close_session(self, channel: SessionChannel, gone: CloseRequest) -> None:
@@ -539,7 +571,7 @@ class Sessions:
 
     def _look_after_sessions(self) -> None:
         self._follow_projection()
-        for client_id, epoch in self._projection.due(self._clock.now_ms(), sessions_max=PER_TURN // 2):
+        for client_id, epoch in self._projection.due(self._clock.now_ms(), LoopSlice(PER_TURN)):
             if client_id not in self._owners and client_id not in self._ending:
                 self.expired_total += 1
                 self._end(client_id, epoch)
@@ -557,6 +589,7 @@ class Sessions:
             ("connected_clients", "Clients connected through front ends.", len(self._owners)),
             ("light_queues", "Filters with durable subscribers.", len(queues)),
             ("light_queue_bytes", "Memory of their filters and places.", queues.memory_bytes),
+            ("filter_shapes", "Shapes of those with wildcards.", queues.filters.shape_count),
         )
         counters: tuple[tuple[str, str, float], ...] = (
             ("light_queue_entries_total", "Records put into light queues.", queues.matched_total),
@@ -564,6 +597,11 @@ class Sessions:
             ("session_takeovers_total", "Sessions taken from another owner.", self.takeovers_total),
             ("sessions_expired_total", "Sessions that expired.", self.expired_total),
             ("wills_total", "Wills published for vanished clients.", self._wills.sent_total),
+            (
+                "filter_shapes_refused_total",
+                "New shapes of filters that kept sessions did not get.",
+                self.refused_shapes_total,
+            ),
             ("fenced_requests_total", "What former owners said too late.", self.fenced_total),
             (
                 "malformed_session_records_total",
@@ -588,6 +626,13 @@ class Sessions:
         """The session a client has, unless its end is on its way into the log."""
         stored = self._projection.session(client_id)
         return None if stored is None or self._ending.get(client_id) == stored.epoch else stored
+
+    def _take_request(self, client_id: str) -> _Request | None:
+        """Who waits for a session; from now on nobody does."""
+        request = self._requests.pop(client_id, None)
+        if request is not None and request.fence is not None:
+            self._actions.cancel(request.fence)
+        return request
 
     def _take(self, request: _Request) -> None:
         """The owner has had its time."""
@@ -719,13 +764,14 @@ class Sessions:
         """Attach the queues of some of these owners, and those of the others in the turns that follow."""
         if generation == self._projection.queues.generation:
             try:
-                for client_id in client_ids[-PER_TURN:]:
-                    self._attach_owner_again(client_id)
+                turn = LoopSlice(PER_TURN)
+                while client_ids and turn.take():
+                    self._attach_owner_again(client_ids[-1])
+                    client_ids.pop()
             except StoreError as error:
                 self._refused(error)
                 generation = -1
             else:
-                del client_ids[-PER_TURN:]
                 if client_ids:
                     asyncio.get_running_loop().call_soon(self._attach_again, generation, client_ids)
                     return
@@ -776,7 +822,7 @@ class Sessions:
                 will = None
         if will is not None:
             self._wills.send(client_id, owner.epoch, will, is_durable=owner.is_durable)
-        request = self._requests.pop(client_id, None)
+        request = self._take_request(client_id)
         if request is not None:
             try:
                 self._grant(request)
@@ -799,7 +845,8 @@ class Sessions:
 
     def _drop_orphans(self, channel: SessionChannel, client_ids: list[str]) -> None:
         """The front end did not come back: a part of its clients now, the rest in the next turn."""
-        for _ in range(min(PER_TURN, len(client_ids))):
+        turn = LoopSlice(PER_TURN)
+        while client_ids and turn.take():
             owner = self._owners.get(client_ids[-1])
             if owner is not None and owner.channel is channel:
                 self._close(client_ids[-1], expiry_s=None, drops_will=False)
@@ -810,8 +857,9 @@ class Sessions:
     def _close_unclaimed(self) -> None:
         """Sessions that had an owner before the start, and nobody claims: their clients are gone."""
         unclaimed = self._projection.unsettled(after=self._unclaimed_after or None)
-        for number, (client_id, session) in enumerate(unclaimed):
-            if number == PER_TURN:
+        turn = LoopSlice(PER_TURN)
+        for client_id, session in unclaimed:
+            if not turn.take():
                 return
             self._unclaimed_after = client_id
             # Who had an owner in this life is looked after when that goes, its will included.
@@ -842,6 +890,9 @@ class Sessions:
         for client_id, request in self._requests.items():
             assert request.wanted.client_id == client_id
             assert client_id in self._owners
+            assert request.fence is not None
+            assert request.fence.action is not None
+        self._wills._invariants()
 
 
 def _queue_ids(session: StoredSession) -> tuple[int, ...]:

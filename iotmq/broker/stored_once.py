@@ -84,15 +84,24 @@ class StoredOnce:
         except ValueError as error:
             done(IntakeError(ResponseCode.MESSAGE_ILLEGAL, str(error)))
             return
-        if not known:
+        if known:
+            self._release(keys, known, done, now_ms=now_ms)
+        else:
             self._intake.when_flushed(partial(_all_there, done))
-            return
+
+    def forget(self, client_id: str, *, now_ms: int) -> None:
+        """A client begins a session: packet ids of the one before mean nothing any more."""
+        keys, known = self._received.known_releases(encode_release(client_id.encode(), ALL))
+        if known:
+            self._release(keys, known, _forgotten, now_ms=now_ms)
+
+    def _release(self, keys: list[bytes], body: bytes, done: Done, *, now_ms: int) -> None:
         self._received.begin_append()
         before = self._store.appended_position
         self._intake.append(
             RECEIVED_TOPIC,
             0,
-            encode_element(known, b"", 0),
+            encode_element(body, b"", 0),
             born_timestamp_ms=now_ms,
             born_host=self._host,
             done=done,
@@ -100,10 +109,6 @@ class StoredOnce:
             is_internal=True,
         )
         self._note(dict.fromkeys(keys), before)
-
-    def forget(self, client_id: str, *, now_ms: int) -> None:
-        """A client begins a session: packet ids of the one before mean nothing any more."""
-        self.release(encode_release(client_id.encode(), ALL), _forgotten, now_ms=now_ms)
 
     def metrics(self) -> Iterator[Metric]:
         yield Metric(

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from iotmq.broker.session_records import Flight
+from iotmq.broker.session_records import DoneOfFilter, Flight
 from iotmq.client.session_ports import NEVER_EXPIRES_S, Will
 from iotmq.errors import StoreCorruptError
 
@@ -39,7 +39,7 @@ class StoredSession(msgspec.Struct, array_like=True):
     in_flight: list[Flight]
     will: Will | None = None
     # Messages past the cursors that are done.
-    done: list[tuple[str, int]] = []
+    done: list[DoneOfFilter] = []
     # Messages it did not get because its queue was past a limit.
     dropped: int = 0
 

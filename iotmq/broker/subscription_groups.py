@@ -128,6 +128,12 @@ class SubscriptionGroups:
         """Write the file and wait for the disk; touches nothing else, so that a thread may do it."""
         self._file.write(data, is_synced=True)
 
+    def _invariants(self) -> None:
+        """Assert what must always be true; for tests."""
+        for name, config in self._groups.items():
+            assert config.group_name == name
+            check_group_name(name)
+
     def metrics(self) -> Iterable[Metric]:
         yield Metric(
             "iotmq_broker_subscription_groups", "gauge", "Consumer groups configured.", len(self._groups)

@@ -238,6 +238,15 @@ class TopicTable:
         """Write the file and wait for the disk; touches nothing else, so that a thread may do it."""
         self._file.write(data, is_synced=True)
 
+    def _invariants(self) -> None:
+        """Assert what must always be true; for tests."""
+        for name, config in self._topics.items():
+            assert config.topic_name == name
+            assert is_legal_name(name)
+            assert config.queue_count <= limits.QUEUES_PER_TOPIC_MAX
+            assert list(config.frozen) == sorted(set(config.frozen)), "frozen queues are sorted, each once"
+            assert all(0 <= queue_id < config.queue_count for queue_id in config.frozen)
+
     def metrics(self) -> Iterable[Metric]:
         yield Metric("iotmq_broker_topics", "gauge", "Topics this broker has.", len(self._topics))
         yield Metric(

@@ -98,6 +98,9 @@ class ClientConnection:
         self._unanswered_1 = 0
         self._unanswered_2: set[int] = set()
         self._resumed_count = 0
+        # What CONNACK said, while the owner has not said that it trusts the server; else None.
+        self._is_resumed: bool | None = None
+        self._untaken: list[ReceivedMessage | tuple[int, bytes]] = []
         self._answer_timeout_s = answer_timeout_s
         self._keep_alive_s = connect.keep_alive_s
         self._last_sent_s = self._last_received_s = now_s
@@ -244,11 +247,17 @@ class ClientConnection:
 
     def _take(self, found: list[ReceivedMessage | tuple[int, bytes]]) -> None:
         append = self._events.append
+        if self._is_resumed is not None:
+            self._untaken += found
+            return
         for one in found:
             if self.state == CLOSED:
                 return
             if type(one) is not ReceivedMessage:
                 self._take_packet(*one)  # type: ignore[misc]
+                if self._is_resumed is not None:
+                    self._untaken = found[found.index(one) + 1 :]
+                    return
             elif self.state != CONNECTED:
                 raise MqttProtocolError(PROTOCOL_ERROR, "the first packet is not CONNACK")  # [MQTT-3.2.0-1]
             elif one.qos == 0 or self._is_new(one):
@@ -335,7 +344,10 @@ class ClientConnection:
             # Its CONNACK does not say: what was asked for counts.
             is_resumed = not self._connect.clean_session
         self._events.append(Connected(is_resumed, client_id, told))
-        self._go_on(is_resumed=is_resumed)
+        if self._connect.properties.authentication_method is None:
+            self._go_on(is_resumed=is_resumed)
+        else:
+            self._is_resumed = is_resumed
 
     def _take_limits(self, told: Properties) -> None:
         self.granted = Granted.of(told)
@@ -343,6 +355,21 @@ class ClientConnection:
             self._keep_alive_s = told.server_keep_alive_s
         if told.topic_alias_max and self._gives_aliases:
             self._output.give_aliases(min(told.topic_alias_max, limits.MQTT_TOPIC_ALIASES_MAX))
+
+    def trust(self) -> None:
+        """To be called at once after `Connected` of an exchange, when the server has proved who it is.
+
+        Until then it gets nothing that waits for it, and what it sent behind its CONNACK counts for nothing.
+        """
+        is_resumed, self._is_resumed = self._is_resumed, None
+        if self.state != CONNECTED or is_resumed is None:
+            return
+        self._go_on(is_resumed=is_resumed)
+        untaken, self._untaken = self._untaken, []
+        try:
+            self._take(untaken)
+        except MqttProtocolError as error:
+            self._fail(error.reason, str(error))
 
     def _go_on(self, *, is_resumed: bool) -> None:
         """Send again what a former connection left [MQTT-4.4.0-1], or give it to the new session."""
@@ -439,7 +466,7 @@ class ClientConnection:
     @property
     def _room(self) -> int:
         """How many messages the window takes."""
-        if self.state != CONNECTED:
+        if self.state != CONNECTED or self._is_resumed is not None:
             return 0
         return min(self._in_flight_max, self.granted.receive_max) - len(self._in_flight)
 

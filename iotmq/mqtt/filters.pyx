@@ -97,6 +97,10 @@ cdef class FilterIndex:
         """Shapes that some filter with a wildcard has."""
         return len(self.shape_places)
 
+    def has_shape(self, bytes shape not None):
+        """Whether some filter has this shape (mqtt.topics.wildcard_shape)."""
+        return shape in self.shape_places
+
     @property
     def cached_bytes(self):
         """What the cache of matches takes."""

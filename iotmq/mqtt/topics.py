@@ -21,6 +21,16 @@ _SHARE: Final = "$share/"
 _EXCLUSIVE: Final = "$exclusive/"
 
 
+_WILDCARDS: Final = {"+": 1, "#": 2}
+
+
+def wildcard_shape(topic_filter: str) -> bytes | None:
+    """For each level whether it is literal (0), `+` (1) or `#` (2); None for a filter without wildcards."""
+    if "+" not in topic_filter and "#" not in topic_filter:
+        return None
+    return bytes([_WILDCARDS.get(level, 0) for level in topic_filter.split("/")])
+
+
 def decode_text(raw: bytes, *, what: str) -> str:
     """UTF-8 text of a packet, without control characters.
 

@@ -420,6 +420,7 @@ class MqttClient:
         except ClientError as error:
             self._not_opened(error)
             return
+        connection.core.trust()
         self.connected_with = event
         self._connection = connection
         if self._opening is not None and not self._opening[1].done():

@@ -106,9 +106,11 @@ class MqttConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         core = self.core
         core.receive_data(data, self._loop.time())
-        events = core.events_received()
-        if events:
-            self._owner.events_came(self, events, len(data))
+        size = len(data)
+        while events := core.events_received():
+            # Owners that trust the server only now get what that brings, too.
+            self._owner.events_came(self, events, size)
+            size = 0
         if core.state == CLOSED:
             self.flush()
         elif core.output_bytes:

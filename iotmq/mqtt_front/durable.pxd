@@ -27,8 +27,7 @@ cdef class DurableSession(KeptSession):
     cdef list _to_release               # packet ids whose PUBREL waits for the broker
 
     cdef bint send(self, QueueSubscription subscription, int64_t position, OutgoingMessage message) except -1
-    cdef int _hold(self, QueueSubscription subscription, int64_t position, uint16_t packet_id, HeldMessage held) except -1
-    cdef QueueSubscription _without_queue(self, uint32_t queue_id)
+    cdef int _hold(self, uint16_t packet_id, HeldMessage held) except -1
     cdef int _remove(self, QueueSubscription subscription) except -1
     cdef int _release_repeated(self, QueueSubscription subscription) except -1
     cdef bint may_replay(self) except -1
@@ -39,7 +38,7 @@ cdef class DurableSession(KeptSession):
     cdef int fall_behind(self, QueueSubscription subscription) except -1
     cdef int read(self, QueueSubscription subscription) except -1
     cdef int _add_flight(self, QueueSubscription subscription, int64_t position, uint16_t packet_id, uint8_t qos, uint8_t state) except -1
-    cdef int _drop_done(self) except -1
+    cdef int _keep_packet_id(self, uint32_t queue_id, int64_t position, uint16_t packet_id, uint8_t state) except -1
     cdef list _in_flight(self, int qos_min)
     cdef list _done_past_cursors(self)
     cdef int move(self, QueueSubscription subscription) except -1

@@ -24,12 +24,14 @@ from iotmq.mqtt_front.flight_ring cimport (
     FLIGHT_SENT,
     Flight,
     add_flight,
+    check_flights,
     done_past_cursors,
+    drop_done,
     flight_of,
+    forget_ended,
     free_flights,
     in_flight,
     settle_cursors,
-    take_done,
 )
 from iotmq.mqtt_front.held_message cimport HeldMessage, MessageCopy
 from iotmq.mqtt_front.kept_session cimport KeptSession, QueueSubscription
@@ -100,14 +102,14 @@ cdef class DurableSession(KeptSession):
         self.add(opened.subscriptions, is_resumed=True)
         by_id = self._by_id() if opened.in_flight else {}
         for flight in opened.in_flight:
-            subscription = by_id.get(flight.queue_id)
-            if has_no_queue(flight):
-                subscription = self._without_queue(flight.queue_id)
             if not flight.is_released:
                 continue
             # First, because the packet id keeps the place of its flight.
             self.device.send_pubrel(flight.packet_id)
-            if subscription is not None:
+            subscription = by_id.get(flight.queue_id)
+            if has_no_queue(flight):
+                self._keep_packet_id(flight.queue_id, flight.position, flight.packet_id, FLIGHT_RELEASED)
+            elif subscription is not None:
                 # Taken by the device, and passed over when the queue is read.
                 self._add_flight(subscription, flight.position, flight.packet_id, 2, FLIGHT_RELEASED)
         self.room_again()
@@ -145,6 +147,7 @@ cdef class DurableSession(KeptSession):
                 self._release_repeated(subscription)
             else:
                 kept.append(subscription)
+        forget_ended(&self._flights)
         self.subscriptions = tuple(kept)
 
     cdef int _remove(self, QueueSubscription subscription) except -1:
@@ -156,7 +159,7 @@ cdef class DurableSession(KeptSession):
         for queue_id, position in [place for place in self._repeated or () if place[0] == subscription.queue_id]:
             repeated = self._repeated.pop((queue_id, position))
             if not repeated.is_released:
-                self._add_flight(subscription, position, repeated.packet_id, 2, FLIGHT_RELEASED)
+                self._keep_packet_id(queue_id, position, repeated.packet_id, FLIGHT_RELEASED)
                 self.device.send_pubrel(repeated.packet_id)
                 self.egress.group.touch(self.device)
         self._repeated = self._repeated or None
@@ -182,14 +185,34 @@ cdef class DurableSession(KeptSession):
             self._in_flight(1),
             self._done_past_cursors(),
         )
+        free_flights(&self._flights)
         for subscription in self.subscriptions:
             self._remove(subscription)
         self.subscriptions = ()
         self._behind = None
         self._held = None
-        # They refer to subscriptions, and those to this session.
-        free_flights(&self._flights)
         return progress
+
+    def _invariants(self):
+        """Raise AssertionError when what is in flight, held and read do not agree."""
+        cdef QueueSubscription subscription
+        check_flights(&self._flights, self.subscriptions)
+        if self.is_ended:
+            assert not self._flights.capacity and not self.subscriptions and not self._behind and not self._held
+            return
+        queue_ids = {(<QueueSubscription>subscription).queue_id for subscription in self.subscriptions}
+        assert len(queue_ids) == len(self.subscriptions)
+        behind = self._behind or []
+        for subscription in self.subscriptions:
+            assert not subscription.is_ended and subscription.session is self
+            assert subscription.is_behind == (subscription in behind)
+            assert self.egress.queues.find(subscription.queue_id)[subscription.place] is subscription
+        # Those that have ended leave when they would be read.
+        assert len(set(behind)) == len(behind)
+        assert {queue_id for queue_id, _ in (*(self._done or ()), *(self._repeated or ()))} <= queue_ids
+        in_flight = {flight.packet_id for flight in self._in_flight(2)}
+        assert {packet_id for packet_id, _ in self._held or ()} <= in_flight
+        assert set(self._to_release or ()) <= in_flight
 
     @property
     def behind_count(self):
@@ -223,7 +246,7 @@ cdef class DurableSession(KeptSession):
             self._done.discard((subscription.queue_id, position))
             # Known as long as something older is in flight.
             self._add_flight(subscription, position, 0, 1, FLIGHT_DONE)
-            self._drop_done()
+            drop_done(&self._flights)
             subscription.next_position = position + 1
             self.move(subscription)
             return True
@@ -257,10 +280,8 @@ cdef class DurableSession(KeptSession):
         if delivery.qos == 2:
             if packet_id == 0:
                 packet_id = device.take_packet_id()
-            self._hold(
-                subscription, position, packet_id,
-                HeldMessage.of(MessageCopy.of(message), &delivery, subscription.identifier),
-            )
+            self._add_flight(subscription, position, packet_id, 2, FLIGHT_SENT)
+            self._hold(packet_id, HeldMessage.of(MessageCopy.of(message), &delivery, subscription.identifier))
         else:
             packet_id = device.send_message(&message.view, &delivery, packet_id)
             if delivery.qos:
@@ -271,37 +292,28 @@ cdef class DurableSession(KeptSession):
         self.move(subscription)
         return True
 
-    cdef int _hold(self, QueueSubscription subscription, int64_t position, uint16_t packet_id, HeldMessage held) except -1:
+    cdef int _hold(self, uint16_t packet_id, HeldMessage held) except -1:
         """Send a message of QoS 2 once the broker knows its packet id."""
         if self._held is None or self.is_held_told:
             # Another list, because the broker is being told of those in the one before.
             self._held = [*(self._held or ())]
             self.is_held_told = False
         self._held.append((packet_id, held))
-        self._add_flight(subscription, position, packet_id, 2, FLIGHT_SENT)
         return self.egress.reports.persist(self)
 
     cdef bint send_beside_queues(
         self, OutgoingMessage message, const DeliveryOptions* delivery, uint32_t identifier
     ) except -1:
         """As of DeviceSession; of what is not acknowledged when the connection ends, the packet id is kept."""
+        cdef uint16_t packet_id
         if not self.subscriptions:
             return True     # unsubscribed meanwhile
         if not self._has_room():
             return False
-        self._hold(
-            self._without_queue((<QueueSubscription>self.subscriptions[0]).queue_id),
-            0,
-            self.device.take_packet_id(),
-            HeldMessage.of(MessageCopy.of(message), delivery, identifier),
-        )
+        packet_id = self.device.take_packet_id()
+        self._keep_packet_id((<QueueSubscription>self.subscriptions[0]).queue_id, 0, packet_id, FLIGHT_SENT)
+        self._hold(packet_id, HeldMessage.of(MessageCopy.of(message), delivery, identifier))
         return True
-
-    cdef QueueSubscription _without_queue(self, uint32_t queue_id):
-        """What packet ids belong to that are only to be released; the broker of the queue remembers them."""
-        cdef QueueSubscription subscription = QueueSubscription(self, SessionSubscription("", 2, queue_id, 0, 0))
-        subscription.is_ended = True
-        return subscription
 
     cdef int missed(self, QueueSubscription subscription) except -1:
         self.fall_behind(subscription)
@@ -332,8 +344,10 @@ cdef class DurableSession(KeptSession):
         if flight != NULL:
             self.has_moved_flights = self.has_moved_flights or flight.qos == 2
             flight.state = FLIGHT_DONE
-            self.move(<QueueSubscription>flight.subscription)
-            self._drop_done()
+            if flight.subscription != NULL:
+                (<QueueSubscription>flight.subscription).is_moved = True
+            self.egress.reports.note_moved(self)
+            drop_done(&self._flights)
         return 0
 
     cdef int message_received(self, uint16_t packet_id, uint32_t place) except -1:
@@ -473,16 +487,15 @@ cdef class DurableSession(KeptSession):
     ) except -1:
         if qos == 2:
             self.has_moved_flights = True
-        self.device.set_place(
-            packet_id, <uint32_t>add_flight(&self._flights, subscription, position, packet_id, qos, state)
-        )
+        cdef Flight flight = Flight(NULL, position, subscription.queue_id, packet_id, qos, state)
+        self.device.set_place(packet_id, <uint32_t>add_flight(&self._flights, subscription, flight))
         return 0
 
-    cdef int _drop_done(self) except -1:
-        cdef QueueSubscription subscription = take_done(&self._flights)
-        while subscription is not None:
-            self.move(subscription)
-            subscription = take_done(&self._flights)
+    cdef int _keep_packet_id(self, uint32_t queue_id, int64_t position, uint16_t packet_id, uint8_t state) except -1:
+        """Of a message of QoS 2 only the packet id counts; the broker of the queue remembers it."""
+        cdef Flight flight = Flight(NULL, position, queue_id, packet_id, 2, state)
+        self.has_moved_flights = True
+        self.device.set_place(packet_id, <uint32_t>add_flight(&self._flights, None, flight))
         return 0
 
     cdef list _in_flight(self, int qos_min):
@@ -534,9 +547,12 @@ cdef class DurableSession(KeptSession):
         return self._held, to_release or ()
 
     cdef int not_persisted(self, to_release) except -1:
+        cdef QueueSubscription subscription
         self._to_release = [*to_release, *(self._to_release or ())] or None
-        # What the refused report said of packet ids the next has to say.
+        # What the refused report said the next has to say.
         self.has_moved_flights = True
+        for subscription in self.subscriptions:
+            subscription.is_moved = True
         return 0
 
     cdef int persisted(self, held, to_release) except -1:

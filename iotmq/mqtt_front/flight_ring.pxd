@@ -9,8 +9,9 @@ cdef enum:
 
 
 cdef struct Flight:
-    void* subscription      # a counted reference to the QueueSubscription
+    void* subscription      # the QueueSubscription, which its session keeps; NULL when it has no queue any more
     int64_t position
+    uint32_t queue_id       # with NO_QUEUE_ID in it for one that never had a queue
     uint16_t packet_id
     uint8_t qos
     uint8_t state
@@ -23,11 +24,13 @@ cdef struct FlightRing:
     uint32_t number         # of the oldest; flights are numbered in the order of sending
 
 
-# Returns the number of the flight.
-cdef int64_t add_flight(FlightRing* ring, QueueSubscription subscription, int64_t position, uint16_t packet_id, uint8_t qos, uint8_t state) except -1
+# Returns the number of the flight; `subscription` None is one of which only the packet id counts.
+cdef int64_t add_flight(FlightRing* ring, QueueSubscription subscription, Flight flight) except -1
 cdef Flight* flight_of(const FlightRing* ring, uint32_t number, uint16_t packet_id) noexcept
-cdef QueueSubscription take_done(FlightRing* ring)
+cdef Py_ssize_t drop_done(FlightRing* ring) noexcept
+cdef void forget_ended(FlightRing* ring) noexcept
 cdef void free_flights(FlightRing* ring) noexcept
 cdef int settle_cursors(const FlightRing* ring, tuple subscriptions) except -1
 cdef list in_flight(const FlightRing* ring, int qos_min)
 cdef list done_past_cursors(const FlightRing* ring)
+cdef int check_flights(const FlightRing* ring, tuple subscriptions) except -1

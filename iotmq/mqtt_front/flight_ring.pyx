@@ -6,10 +6,10 @@ one acknowledgement that does not come makes nothing slow. Plan: a ring of fligh
 of sending; the device keeps the number beside the packet id. It is a sliding window: nothing new is sent while
 the oldest is `MQTT_FLIGHTS_MAX` behind. Cursors of all queues come of one pass.
 
-The references in the ring are counted, and the collector does not see them: `free_flights` ends every session.
+A flight refers to its subscription without counting: the session has it in `subscriptions` for as long, and calls
+`forget_ended` before it lets it go. A counted reference would be a circle that the collector does not see.
 """
 
-from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t
 from libc.stdlib cimport calloc, free
 
@@ -24,14 +24,12 @@ cdef inline Flight* _at(const FlightRing* ring, uint32_t index) noexcept:
     return &ring.flights[(ring.first + index) & (ring.capacity - 1)]
 
 
-cdef int64_t add_flight(
-    FlightRing* ring, QueueSubscription subscription, int64_t position, uint16_t packet_id, uint8_t qos, uint8_t state
-) except -1:
+cdef int64_t add_flight(FlightRing* ring, QueueSubscription subscription, Flight flight) except -1:
+    flight.subscription = NULL if subscription is None else <void*>subscription
     if ring.count == ring.capacity:
         _grow(ring)
     ring.count += 1
-    _at(ring, ring.count - 1)[0] = Flight(<void*>subscription, position, packet_id, qos, state)
-    Py_INCREF(subscription)
+    _at(ring, ring.count - 1)[0] = flight
     return <uint32_t>(ring.number + ring.count - 1)
 
 
@@ -60,26 +58,35 @@ cdef Flight* flight_of(const FlightRing* ring, uint32_t number, uint16_t packet_
     return flight if flight.packet_id == packet_id and flight.state != FLIGHT_DONE else NULL
 
 
-cdef QueueSubscription take_done(FlightRing* ring):
-    """Remove the oldest flight when it is done: what it was for, or None when there is nothing to remove."""
-    cdef QueueSubscription subscription
-    if not ring.count or ring.flights[ring.first].state != FLIGHT_DONE:
-        if not ring.count and ring.capacity > KEPT_CAPACITY_MAX:
-            free_flights(ring)
-        return None
-    subscription = <QueueSubscription>ring.flights[ring.first].subscription
-    Py_DECREF(subscription)
-    ring.first = (ring.first + 1) & (ring.capacity - 1)
-    ring.count -= 1
-    ring.number += 1
-    return subscription
+cdef Py_ssize_t drop_done(FlightRing* ring) noexcept:
+    """Remove the oldest flights up to one that is not done; their queues have moved. Returns how many."""
+    cdef Py_ssize_t dropped = 0
+    cdef Flight* flight
+    while ring.count and ring.flights[ring.first].state == FLIGHT_DONE:
+        flight = &ring.flights[ring.first]
+        if flight.subscription != NULL:
+            (<QueueSubscription>flight.subscription).is_moved = True
+        ring.first = (ring.first + 1) & (ring.capacity - 1)
+        ring.count -= 1
+        ring.number += 1
+        dropped += 1
+    if not ring.count and ring.capacity > KEPT_CAPACITY_MAX:
+        free_flights(ring)
+    return dropped
+
+
+cdef void forget_ended(FlightRing* ring) noexcept:
+    """Subscriptions that have ended are about to go; of their flights packet ids are left."""
+    cdef uint32_t index
+    cdef Flight* flight
+    for index in range(ring.count):
+        flight = _at(ring, index)
+        if flight.subscription != NULL and (<QueueSubscription>flight.subscription).is_ended:
+            flight.subscription = NULL
 
 
 cdef void free_flights(FlightRing* ring) noexcept:
     """Forget every flight."""
-    cdef uint32_t index
-    for index in range(ring.count):
-        Py_DECREF(<object>_at(ring, index).subscription)
     free(ring.flights)
     ring[0] = FlightRing(NULL, 0, 0, 0, ring.number + ring.count)
 
@@ -93,7 +100,7 @@ cdef int settle_cursors(const FlightRing* ring, tuple subscriptions) except -1:
         subscription.cursor = subscription.next_position
     for index in range(ring.count):
         flight = _at(ring, index)
-        if flight.state != FLIGHT_DONE:
+        if flight.state != FLIGHT_DONE and flight.subscription != NULL:
             subscription = <QueueSubscription>flight.subscription
             subscription.cursor = min(subscription.cursor, flight.position)
     return 0
@@ -101,20 +108,18 @@ cdef int settle_cursors(const FlightRing* ring, tuple subscriptions) except -1:
 
 cdef list in_flight(const FlightRing* ring, int qos_min):
     """What is not done, as session_ports.InFlight."""
-    cdef QueueSubscription subscription
     cdef list found = []
     cdef uint32_t index
     cdef Flight* flight
     for index in range(ring.count):
         flight = _at(ring, index)
         if flight.state != FLIGHT_DONE and flight.qos >= qos_min:
-            subscription = <QueueSubscription>flight.subscription
-            if not subscription.is_ended:
+            if flight.subscription != NULL:
                 found.append(InFlight(
-                    flight.packet_id, subscription.queue_id, flight.position, flight.state == FLIGHT_RELEASED
+                    flight.packet_id, flight.queue_id, flight.position, flight.state == FLIGHT_RELEASED
                 ))
             elif flight.qos == 2:
-                found.append(InFlight(flight.packet_id, subscription.queue_id | NO_QUEUE_ID, flight.position, True))
+                found.append(InFlight(flight.packet_id, flight.queue_id | NO_QUEUE_ID, flight.position, True))
     return found
 
 
@@ -126,8 +131,30 @@ cdef list done_past_cursors(const FlightRing* ring):
     cdef Flight* flight
     for index in range(ring.count):
         flight = _at(ring, index)
-        if flight.state == FLIGHT_DONE:
+        if flight.state == FLIGHT_DONE and flight.subscription != NULL:
             subscription = <QueueSubscription>flight.subscription
-            if not subscription.is_ended and flight.position >= subscription.cursor:
-                found.append((subscription.queue_id, flight.position))
+            if flight.position >= subscription.cursor:
+                found.append((flight.queue_id, flight.position))
     return found
+
+
+cdef int check_flights(const FlightRing* ring, tuple subscriptions) except -1:
+    """AssertionError when the ring is none, or refers to what its session has let go."""
+    cdef dict kept = {<size_t><void*>subscription: subscription for subscription in subscriptions}
+    cdef set packet_ids = set()
+    cdef uint32_t index
+    cdef Flight* flight
+    assert ring.count <= ring.capacity
+    assert not ring.capacity & (ring.capacity - 1)
+    assert (ring.flights == NULL) == (not ring.capacity)
+    # Or it would have been removed.
+    assert not ring.count or ring.flights[ring.first].state != FLIGHT_DONE
+    for index in range(ring.count):
+        flight = _at(ring, index)
+        if flight.subscription != NULL:
+            assert <size_t>flight.subscription in kept
+            assert kept[<size_t>flight.subscription].queue_id == flight.queue_id
+        if flight.state != FLIGHT_DONE:
+            assert flight.packet_id not in packet_ids and flight.packet_id
+            packet_ids.add(flight.packet_id)
+    return 0

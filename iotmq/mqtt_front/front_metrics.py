@@ -111,6 +111,7 @@ def topic_metrics(
         automatic.refused + subscriptions.auto_refused,
     )
     yield from subscriptions.exclusive.metrics()
+    yield from subscriptions.shapes.metrics()
 
 
 def durable_metrics(durable: DurableEgress) -> Iterable[Metric]:

@@ -9,6 +9,7 @@ cdef class QueueSubscription:
     cdef readonly str topic_filter
     cdef readonly uint32_t queue_id
     cdef uint32_t identifier            # of the subscription; 0 = none
+    cdef uint32_t place                 # among those of its queue (QueueSubscriptions)
     cdef public uint64_t options        # as in client.session_ports.SessionSubscription
     cdef int64_t next_position      # records before were sent
     cdef int64_t cursor             # records before are done with; as `settle_cursors` found last

@@ -67,8 +67,8 @@ cdef class SessionReports:
             return
         self.refused += 1
         for session in sessions:
-            # Told again with the next progress of each, or when their device goes, packet ids among it.
-            session.has_moved_flights = True
+            # Told again with the next progress of each, or when their device goes.
+            session.not_persisted(())
 
     cdef int persist(self, KeptSession session) except -1:
         """The session has something that the broker has to know before its device does."""

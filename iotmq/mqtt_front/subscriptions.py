@@ -26,11 +26,13 @@ from iotmq.mqtt_front.device_names import names_of
 from iotmq.mqtt_front.durable import DurableSession
 from iotmq.mqtt_front.egress import Egress
 from iotmq.mqtt_front.exclusive_subscriptions import ExclusiveSubscriptions, plain_filters
+from iotmq.mqtt_front.filter_shapes import FilterShapes
 from iotmq.mqtt_front.refused_filters import refusal_text, refusals, refused_filter
 from iotmq.mqtt_front.retained_egress import RetainedEgress
 from iotmq.mqtt_front.shared_subscriptions import SharedSubscriptions
 from iotmq.mqtt_front.sys_topics import SysTopics
 from iotmq.mqtt_front.topic_rewrite import TopicRewrites
+from iotmq.remoting.codes import ResponseCode
 
 _log: Final = logging.getLogger("iotmq.mqtt")
 
@@ -68,6 +70,7 @@ class Subscriptions:
         self._shared = shared
         self._rewrites = rewrites
         self.exclusive = exclusive
+        self.shapes = FilterShapes()
         self.auto_refused = 0
         """Subscriptions nobody asked for, and that were refused."""
         self._loop = loop
@@ -150,12 +153,20 @@ class Subscriptions:
             return
         granted = self._granted(device, event, shared)
         new_filters: list[tuple[int, str]] = []
+        too_many: list[str] = []
         for topic_filter, options in granted.filters.items():
             filter_id = self._egress.subscribe(topic_filter, device, options)
             if filter_id is not None:
+                if not self.shapes.take(topic_filter):
+                    self._egress.unsubscribe(topic_filter, device)
+                    too_many.append(topic_filter)
+                    continue
                 new_filters.append((filter_id, topic_filter))
             self.count += topic_filter not in device.subscriptions
             device.subscriptions[topic_filter] = options
+        if too_many:
+            self.exclusive.release(device, _exclusive_of(event, too_many))
+            granted.take_back(event, too_many, reason_codes.QUOTA_EXCEEDED.v5_code)
         if not new_filters:
             self._answer(device, event, granted.codes)
             self._begin(device, granted)
@@ -290,6 +301,7 @@ class Subscriptions:
             filter_id = self._egress.unsubscribe(topic_filter, device)
             if filter_id is not None:
                 unused.append(filter_id)
+                self.shapes.give_back(topic_filter)
         if unused:
             self._gateway.detach(unused)
 
@@ -317,7 +329,9 @@ class Subscriptions:
             if isinstance(found, Refused):
                 _log.warning("no subscription", extra={"client": device.client_id, "detail": found.remark})
                 self.exclusive.release(device, _exclusive_of(event, granted.filters))
-                granted.take_back(event, tuple(granted.filters))
+                is_quota = found.code == ResponseCode.NO_PERMISSION
+                code = reason_codes.QUOTA_EXCEEDED.v5_code if is_quota else reason_codes.SUBACK_FAILURE
+                granted.take_back(event, tuple(granted.filters), code)
                 self._answer(device, event, granted.codes)
             else:
                 self._answer(device, event, granted.codes)
@@ -381,11 +395,13 @@ class _Granted(NamedTuple):
     filters: dict[str, int]
     retained: dict[str, int]
 
-    def take_back(self, event: packets.Subscribe, refused: Collection[str]) -> None:
+    def take_back(
+        self, event: packets.Subscribe, refused: Collection[str], code: int = reason_codes.SUBACK_FAILURE
+    ) -> None:
         """Refuse filters after all."""
         for place, (topic_filter, _) in enumerate(event.subscriptions):
             if topic_filter in refused and self.codes[place] < reason_codes.SUBACK_FAILURE:
-                self.codes[place] = reason_codes.SUBACK_FAILURE
+                self.codes[place] = code
         for topic_filter in tuple(refused):
             self.filters.pop(topic_filter, None)
             self.retained.pop(topic_filter, None)

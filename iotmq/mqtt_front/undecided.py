@@ -36,6 +36,11 @@ class Undecided:
         """The device is known, or gone."""
         self.size -= self._sizes.pop(device, 0)
 
+    def _invariants(self) -> None:
+        """Assert what must always be true; for tests."""
+        assert self.size == sum(self._sizes.values())
+        assert all(size >= _EACH_BYTES for size in self._sizes.values())
+
 
 def _size(connect: Connect) -> int:
     size = len(connect.client_id) + len(connect.user_name or "") + len(connect.password or b"")

@@ -150,6 +150,20 @@ cdef class ConsumeQueue:
                 self.dirty.append(queue)
             (<Queue> queue).delete_files()
 
+    def _invariants(self):
+        """AssertionError when the table, the lists of queues and the queues disagree."""
+        cdef Queue queue
+        queues = self.queues()
+        for queue in queues:
+            queue._invariants()
+            assert self.find_queue(queue.topic, queue.queue_id) is queue, f"{queue!r} is not found"
+        for listed, flagged in (
+            (self.dispatched, [queue for queue in queues if (<Queue> queue).is_dispatched]),
+            (self.dirty, [queue for queue in queues if (<Queue> queue).is_dirty]),
+        ):
+            assert len(listed) == len(set(listed)), "a queue is listed twice"
+            assert set(listed) == set(flagged), "a queue is listed and does not know it, or the other way round"
+
     def take_dispatched(self):
         """The watched queues that got entries since the last call."""
         cdef list taken

@@ -59,6 +59,20 @@ cdef class Queue:
             return None
         return <int64_t> get_u64(at), <int32_t> get_u32(at + 8), <int64_t> get_u64(at + 12)
 
+    def _invariants(self):
+        """AssertionError when offsets and files disagree."""
+        cdef Segment file
+        cdef int64_t end_bytes = 0
+        assert 0 <= self.min_offset <= self.max_offset, f"{self!r} ends before it begins"
+        assert self.max_offset <= self.reserved_offset or not self.files, f"{self!r} has entries without blocks"
+        for file in self.files:
+            assert end_bytes <= file.start_position < file.end_position, f"{file.path} is not behind the one before"
+            assert file.start_position % QUEUE_ENTRY_SIZE == 0 and file.allocated_bytes <= file.size_bytes
+            end_bytes = file.end_position
+        assert not self.files or self.reserved_offset * QUEUE_ENTRY_SIZE <= end_bytes, "blocks behind the last file"
+        assert self.reading is None or self.reading in self.files, "a file is read that is gone"
+        assert self.write_at <= self.write_stop
+
     cdef bint has_entries(self) noexcept:
         """Whether the files say where the queue ends."""
         return bool(self.files) and self.max_offset * QUEUE_ENTRY_SIZE > (<Segment> self.files[0]).start_position

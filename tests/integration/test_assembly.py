@@ -14,7 +14,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 import uvloop
-from eventually import STOP_S
+from eventually import STOP_S, WITHIN_S
 
 from iotmq.assembly import Process, RoleName, StartError
 from iotmq.client.client import IotmqClient
@@ -80,8 +80,10 @@ async def publish_one(address: str) -> None:
 
 async def stored(registry: str, topic: str) -> int:
     async with IotmqClient(ClientSettings(registries=(registry,))) as client:
-        route = await client.routes.find(topic)
-        assert route is not None
+        async with asyncio.timeout(WITHIN_S):
+            # The broker may not have told its registry yet.
+            while (route := await client.routes.find(topic)) is None:
+                continue
         return sum([await max_offset(client, queue) for queue in route.readable])
 
 

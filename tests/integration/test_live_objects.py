@@ -10,9 +10,10 @@ import pytest
 import uvloop
 from eventually import soon
 from fake_gateway import RawClient, connect_packet
-from live_objects import LiveObjects
+from live_objects import leaving_nothing_behind
 from mqtt_site import MqttSite, SessionDevice, open_site
 
+from iotmq.broker.sessions import OWNER_GRACE_S
 from iotmq.mqtt import packets
 from iotmq.mqtt_front.deadlines import RECHECK_S
 
@@ -25,8 +26,8 @@ def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
 
 
 @pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[MqttSite]:
-    made = await open_site(tmp_path, "one", "two", in_flight_max=4)
+async def site(tmp_path: Path, is_remote: bool) -> AsyncIterator[MqttSite]:
+    made = await open_site(tmp_path, "one", "two", in_flight_max=4, is_remote=is_remote)
     yield made
     await made.close()
 
@@ -41,36 +42,57 @@ async def hold_messages(site: MqttSite, device: SessionDevice, topic_filter: str
     site.bench.publish("t", b"1", b"2")
     site.bench.publish("u", b"3", b"4")
     await device.receives(4)
+    site.check_sessions()
     assert device._client is not None
     for packet_id in (900, 901):
         device._client.send(packets.encode_publish("v", b"x", qos=2, packet_id=packet_id))
         await device._answer(packets.PUBREC, packet_id)
 
 
-async def by_loss(site: MqttSite, device: SessionDevice) -> None:
+async def by_loss(site: MqttSite, device: SessionDevice, *, is_clean: bool) -> None:
     await device.drop()
 
 
-async def by_disconnect(site: MqttSite, device: SessionDevice) -> None:
+async def by_disconnect(site: MqttSite, device: SessionDevice, *, is_clean: bool) -> None:
     await device.leave()
     await device.drop()
 
 
-async def by_resuming(site: MqttSite, device: SessionDevice) -> None:
+async def by_takeover(site: MqttSite, device: SessionDevice, *, is_clean: bool) -> None:
+    """No time passes, so the broker may not keep until a time what nobody waits for any more."""
+    await device.take_over(site.fronts["two"], clean_session=is_clean)
+    await device.drop()
+
+
+async def by_takeover_here(site: MqttSite, device: SessionDevice, *, is_clean: bool) -> None:
+    await device.take_over(site.fronts["one"], clean_session=is_clean)
+    await device.drop()
+
+
+async def by_hurry(site: MqttSite, device: SessionDevice, *, is_clean: bool) -> None:
+    """Taken over by connections that do not wait for their CONNACK."""
+    for name in ("two", "one"):
+        hasty = await RawClient.dial(site.fronts[name].mqtt.port)
+        hasty.send(connect_packet(device.client_id, clean_session=is_clean))
+        hasty.abort()
+    await device.drop()
+
+
+async def by_resuming(site: MqttSite, device: SessionDevice, *, is_clean: bool) -> None:
     """And by losing that connection before anything of the former one is done."""
     await device.drop()
-    await device.connect(site.fronts["two"])
+    await device.connect(site.fronts["two"], clean_session=is_clean)
     await device.drop()
 
 
-async def by_violation(site: MqttSite, device: SessionDevice) -> None:
+async def by_violation(site: MqttSite, device: SessionDevice, *, is_clean: bool) -> None:
     assert device._client is not None
     device._client.send(b"\xf0\0")
     await soon(lambda: not device.is_connected, "the server hangs up")
     await device.drop()
 
 
-async def by_refusal(site: MqttSite, device: SessionDevice) -> None:
+async def by_refusal(site: MqttSite, device: SessionDevice, *, is_clean: bool) -> None:
     """Beside one that is refused from the start."""
     refused = await RawClient.dial(site.fronts["one"].mqtt.port)
     refused.send(connect_packet("", clean_session=False))
@@ -79,37 +101,61 @@ async def by_refusal(site: MqttSite, device: SessionDevice) -> None:
     await device.drop()
 
 
+async def by_kill(site: MqttSite, device: SessionDevice, *, is_clean: bool) -> None:
+    await site.kill_front("one")
+    await device.drop()
+    site.bench.pass_time(OWNER_GRACE_S)
+
+
+async def by_lost_link(site: MqttSite, device: SessionDevice, *, is_clean: bool) -> None:
+    """The front end loses its connections to the broker, and makes them again."""
+    await site.cut_broker_links()
+    await device.drop()
+    site.bench.pass_time(OWNER_GRACE_S)
+
+
+End = Callable[..., Awaitable[None]]
+ENDS: list[End] = [
+    by_loss,
+    by_disconnect,
+    by_takeover,
+    by_takeover_here,
+    by_hurry,
+    by_resuming,
+    by_violation,
+    by_refusal,
+    by_kill,
+]
+CASES = [
+    *(pytest.param(False, end, id=f"{end.__name__}-in the broker's process") for end in ENDS),
+    *(pytest.param(True, end, id=f"{end.__name__}-remote broker") for end in [*ENDS, by_lost_link]),
+]
+
+
 async def forget_silent(site: MqttSite) -> None:
-    """Let the minute be over for which a device that has gone may wait to be looked at."""
+    """Let the minutes be over for which a device that has gone may wait to be looked at."""
     for front in site.fronts.values():
         parts = front.mqtt._parts
         assert parts is not None
         await soon(lambda parts=parts: not list(parts.sessions.devices()), "all devices have gone")  # type: ignore[misc]
-        assert not front.mqtt._deadlines.late(front.mqtt._deadlines._next_s + 2 * RECHECK_S)
+        deadlines = front.mqtt._deadlines
+        while deadlines._buckets:
+            assert not deadlines.late(deadlines._next_s + RECHECK_S)
 
 
-ENDS: list[Callable[[MqttSite, SessionDevice], Awaitable[None]]] = [
-    by_loss,
-    by_disconnect,
-    by_resuming,
-    by_violation,
-    by_refusal,
-]
-
-
-@pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
-async def test_rough_ends_leave_nothing_behind(
-    site: MqttSite, end: Callable[[MqttSite, SessionDevice], Awaitable[None]]
-) -> None:
+@pytest.mark.parametrize("kind", ["kept", "clean", "shared"])
+@pytest.mark.parametrize(("is_remote", "end"), CASES)
+async def test_rough_ends_leave_nothing_behind(site: MqttSite, kind: str, end: End) -> None:
     async def round_of(number: int) -> None:
         device = SessionDevice("d")
-        await hold_messages(site, device, "t", is_clean=False)
-        await end(site, device)
+        topic_filter = f"$share/g{number}/t" if kind == "shared" else "t"
+        await hold_messages(site, device, topic_filter, is_clean=kind != "kept")
+        await end(site, device, is_clean=kind != "kept")
+        site.bench.broker.sessions._invariants()
 
     await round_of(0)
     await forget_silent(site)
-    alive = LiveObjects()
-    for number in range(1, ROUNDS):
-        await round_of(number)
-    await forget_silent(site)
-    await alive.check(f"{ROUNDS} ends of kept sessions {end.__name__}")
+    async with leaving_nothing_behind(f"{ROUNDS} ends of {kind} sessions {end.__name__}"):
+        for number in range(1, ROUNDS):
+            await round_of(number)
+        await forget_silent(site)

@@ -99,12 +99,12 @@ class Program:
         self.check_books()
 
     def check_books(self) -> None:
-        """What the parts of a broker know of sessions agrees."""
+        """What the parts of a broker, and of front ends, know of sessions agrees."""
         for bench in self.site.benches:
             sessions = bench.broker.sessions
             sessions._invariants()
-            sessions._wills._invariants()
             sessions._projection._invariants()
+        self.site.check_sessions()
 
     async def connect_publisher(self) -> None:
         await self.publisher.connect(self.front(), clean_session=True)

@@ -4,55 +4,74 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from eventually import soon
 
+from iotmq.broker import gateway, session_handler, sessions, share_group, shares
+from iotmq.broker.delivery import DeliveryChannel
 from iotmq.broker.light_queues import LightChannel
 from iotmq.broker.session_channel import SessionChannel
+from iotmq.client import session_parts
+from iotmq.mqtt_front import retained_egress
 from iotmq.mqtt_front.device import Device
 from iotmq.mqtt_front.durable import DurableSession
 from iotmq.mqtt_front.ingress import Batch
 from iotmq.mqtt_front.kept_session import QueueSubscription
 from iotmq.mqtt_front.shared import SharedSession, SharedSubscription, Source
+from iotmq.remoting.server import ServerConnection
 
 KINDS = (
+    # Of a front end.
     Batch,
     Device,
     DurableSession,
-    LightChannel,
     QueueSubscription,
-    SessionChannel,
     SharedSession,
     SharedSubscription,
     Source,
+    retained_egress._Job,
+    session_parts.SharedSession,
+    # Of a broker.
+    DeliveryChannel,
+    LightChannel,
+    ServerConnection,
+    SessionChannel,
+    gateway._FrontEnd,
+    session_handler._FrontEnd,
+    sessions._Owner,
+    sessions._Request,
+    share_group._Member,
+    share_group._Message,
+    shares._Live,
+    shares._Member,
 )
+
+# Batches are kept for the next use, a few of them.
+SPARE = Counter({"iotmq.mqtt_front.ingress.Batch": 2})
 
 
 def live_objects() -> Counter[str]:
     """How many there are of each kind, once everything that nobody refers to is gone."""
     gc.collect()
-    return Counter(type(one).__name__ for one in gc.get_objects() if isinstance(one, KINDS))
+    kinds = Counter(type(one) for one in gc.get_objects() if isinstance(one, KINDS))
+    return Counter({f"{kind.__module__}.{kind.__qualname__}": count for kind, count in kinds.items()})
 
 
-class LiveObjects:
-    """What is alive now is what may be alive later; batches are kept for the next use, a few of them."""
+@asynccontextmanager
+async def leaving_nothing_behind(what: str) -> AsyncIterator[None]:
+    """No more is alive afterwards than before, as soon as what is under way has ended."""
+    before = live_objects()
+    yield
+    grown: Counter[str] = Counter()
 
-    def __init__(self) -> None:
-        self.before = live_objects()
+    def is_gone() -> bool:
+        grown.clear()
+        grown.update(live_objects() - before - SPARE)
+        return not grown
 
-    def growth(self) -> Counter[str]:
-        return live_objects() - self.before - Counter({"Batch": 2})
-
-    async def check(self, what: str) -> None:
-        """Nothing more is alive, as soon as what is under way has ended."""
-        grown: Counter[str] = Counter()
-
-        def is_gone() -> bool:
-            grown.clear()
-            grown.update(self.growth())
-            return not grown
-
-        try:
-            await soon(is_gone, what, step_s=0.05)
-        except AssertionError:
-            raise AssertionError(f"alive after {what}: {dict(grown)}") from None
+    try:
+        await soon(is_gone, what, step_s=0.05)
+    except AssertionError:
+        raise AssertionError(f"alive after {what}: {dict(grown)}") from None

@@ -19,6 +19,7 @@ from iotmq.client.session_ports import SessionPort
 from iotmq.clock import Clock
 from iotmq.mqtt import packets
 from iotmq.mqtt.packets import Will
+from iotmq.mqtt_front.durable import DurableSession
 from iotmq.mqtt_front.server import MqttFront
 from iotmq.mqtt_front.settings import MqttSettings
 from iotmq.registry.server import Registry
@@ -124,6 +125,40 @@ class MqttSite:
         await bench.start()
         await soon(lambda: not any(port.not_ready_reason for port in ports), "front ends are back")
 
+    async def cut_broker_links(self) -> None:
+        """End all connections between front ends and the brokers; returns when there are others."""
+        ports: list[Any] = [
+            port for front in self.fronts.values() for port in (front.gateway, front.sessions)
+        ]
+        before = self._links_opened()
+        for bench in self.benches:
+            for connection in list(bench.broker._server.connections):
+                connection.abort("cut")
+
+        def are_back() -> bool:
+            opened = self._links_opened() - before
+            return opened == len(self.fronts) * len(self.benches) and not any(
+                port.not_ready_reason for port in ports
+            )
+
+        await soon(are_back, "front ends are back")
+
+    def _links_opened(self) -> float:
+        return sum(
+            metric.value
+            for front in self.fronts.values()
+            for metric in front.sessions.metrics()  # type: ignore[attr-defined]
+            if metric.name == "iotmq_mqtt_session_link_opened_total"
+        )
+
+    def check_sessions(self) -> None:
+        """What front ends know of the kept sessions of their devices agrees."""
+        for front in self.fronts.values():
+            parts = front.mqtt._parts
+            for device in parts.sessions.devices() if parts is not None else ():
+                if isinstance(device.session, DurableSession):
+                    device.session._invariants()
+
     async def close(self) -> None:
         for front in self.fronts.values():
             await front.mqtt.stop()
@@ -190,12 +225,12 @@ class SessionDevice:
         await self.drop()
         await self._open(front, clean_session=clean_session, will=will)
 
-    async def take_over(self, front: Front) -> None:
+    async def take_over(self, front: Front, *, clean_session: bool = False) -> None:
         """Open the session while it has a connection, from which nothing more is read; the server ends it."""
         assert self._client is not None
         old = self._client
         await self._stop_reading()
-        await self._open(front, clean_session=False, will=None)
+        await self._open(front, clean_session=clean_session, will=None)
         old.wait_s = WITHIN_S
         await old.rest()
         old.abort()

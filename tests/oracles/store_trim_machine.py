@@ -243,6 +243,7 @@ class TrimMachine(RuleBasedStateMachine):
     def never_back(self) -> None:
         if hasattr(self, "store"):
             assert self.store.min_position >= self.min_position
+            self.store._queues._invariants()
 
     def begin(self, topic: str) -> int:
         """The position readers of a topic begin at."""

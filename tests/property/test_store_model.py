@@ -163,6 +163,7 @@ class StoreMachine(RuleBasedStateMachine):
         if hasattr(self, "store"):
             assert self.store.min_position <= self.store.confirmed_position <= self.store.appended_position
             assert self.store.flushed_position <= self.store.appended_position
+            self.store._queues._invariants()
             if self.settings["flush"] == "async":
                 assert self.store.confirmed_position == self.store.appended_position
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from iotmq import limits
 from iotmq.client.backoff import Backoff
 from iotmq.client.broker_health import FAILED_AVOID_S_MIN, BrokerHealth
 
@@ -48,3 +49,15 @@ def test_an_answer_in_time_forgives_and_a_slow_one_costs_twice_its_time() -> Non
     assert health.is_avoided("a", 4.9)
     assert not health.is_avoided("a", 5)
     assert not health.is_avoided("b", 2)
+
+
+def test_so_many_brokers_are_remembered_and_no_more() -> None:
+    health = BrokerHealth(slow_s=0.5, avoided_s_max=30)
+    for number in range(limits.BROKERS_MAX):
+        health.failed(f"broker-{number}", now_s=0)
+    health.failed("broker-0", now_s=0)
+    assert all(health.is_avoided(f"broker-{number}", 0.4) for number in range(limits.BROKERS_MAX))
+    health.answered("one-more", took_s=1, now_s=0)
+    assert health.is_avoided("one-more", 0.4)
+    assert not health.is_avoided("broker-1", 0.4), "nobody has heard of it for longest"
+    assert health.is_avoided("broker-0", 0.4)

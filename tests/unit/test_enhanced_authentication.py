@@ -65,6 +65,18 @@ def sent(connection: ServerConnection) -> list[tuple[int, int, dict[str, object]
     return found
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_an_auth_packet_before_the_session_opens_is_no_larger_than_a_connect(more: int) -> None:
+    connection, _ = new_connection(
+        authentication_methods=[METHOD], packet_bytes_max=limits.MQTT_PACKET_BYTES_MAX
+    )
+    connection.receive_data(connect_with(Properties(authentication_method=METHOD)), 0.0)
+    connection.ask_authentication(b"challenge")
+    packet = packets.encode_packet(packets.AUTH, 0, bytes(limits.MQTT_CONNECT_BYTES_MAX + more))
+    connection.receive_data(packet[:-1], 0.0)
+    assert connection.close_reason is (reason_codes.PACKET_TOO_LARGE if more else None)
+
+
 def test_an_exchange_opens_the_session_with_the_method_and_the_last_data() -> None:
     """[MQTT-4.12.0-2], [MQTT-4.12.0-3], [MQTT-4.12.0-5]"""
     connection = begin(b"first")

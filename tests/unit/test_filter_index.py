@@ -8,7 +8,7 @@ import pytest
 
 from iotmq import limits
 from iotmq.mqtt.filters import FilterIndex
-from iotmq.mqtt.topics import matches
+from iotmq.mqtt.topics import matches, wildcard_shape
 
 FILTERS = [
     "a",
@@ -137,6 +137,17 @@ def test_the_place_of_a_shape_is_used_again_when_its_last_filter_goes() -> None:
 def deep_filters(count: int, levels: int) -> list[str]:
     """Filters of so many levels, no two with their wildcards at the same places."""
     return ["/".join("a+"[number >> level & 1] for level in range(levels)) for number in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("topic_filter", ["+", "#", "a/+", "a/+/#", "+//b/+", "/#", "a/b/c/+/+/d"])
+def test_a_shape_is_the_same_for_the_index_and_for_budgets(topic_filter: str) -> None:
+    index = FilterIndex()
+    shape = wildcard_shape(topic_filter)
+    assert shape is not None
+    assert not index.has_shape(shape)
+    index.add(topic_filter)
+    assert index.has_shape(shape)
+    assert wildcard_shape("a/b") is None
 
 
 def test_ten_thousand_filters_of_as_many_shapes_are_small_and_hold_nobody_up() -> None:

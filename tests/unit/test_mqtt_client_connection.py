@@ -90,6 +90,38 @@ def test_a_connection_is_open_with_its_connack(level: int) -> None:
     assert bench.core.state == CONNECTED
 
 
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_a_server_that_has_to_prove_who_it_is_gets_nothing_before(is_resumed: bool) -> None:
+    first = opened(in_flight_max=2)
+    for payload in (b"1", b"2", b"3"):
+        first.publish(payload)
+    bench = Bench(5, first.session, in_flight_max=2, authentication_method="M", clean=False)
+    (event,) = bench.open(is_resumed=is_resumed, authentication_method="M")
+    assert isinstance(event, Connected)
+    assert bench.receive(encode_acknowledgement(PUBACK, 1)) == [], "it was not sent that message"
+    bench.publish(b"4")
+    assert bench.types_sent() == []
+    bench.core.trust()
+    # A new session gives new packet ids, none of which is acknowledged yet.
+    done = [b"1"] if is_resumed else []
+    assert [event.token for event in bench.core.events_received()] == done
+    assert [payload for payload, _, _ in payloads(bench.sent())] == [b"1", b"2", b"3"][: 2 + is_resumed]
+    bench.core.trust()
+    assert bench.types_sent() == []
+
+
+def test_what_a_server_sends_behind_its_connack_waits_until_it_is_trusted() -> None:
+    bench = Bench(5, authentication_method="M")
+    told = Properties(authentication_method="M")
+    connack = packets.encode_connack(0, session_present=False, properties=told)
+    (event,) = bench.receive(connack, encode_publish("t", b"x", properties=NO_PROPERTIES), b"\0\0")
+    assert isinstance(event, Connected)
+    bench.core.trust()
+    (message,) = bench.core.events_received()
+    assert message.payload == b"x"
+    assert bench.core.state == CLOSED, "what follows is no packet"
+
+
 def test_what_the_server_grants_is_kept_to() -> None:
     bench = Bench()
     (event,) = bench.open(assigned_client_id="given", qos_max=1, is_retain_available=0, packet_bytes_max=50)

@@ -452,6 +452,26 @@ async def test_filters_with_wildcards_have_levels_up_to_their_limit(site: Site) 
     assert site.number("iotmq_mqtt_subscriptions") == 2
 
 
+async def test_shapes_of_filters_at_their_limit_and_past_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "FILTER_SHAPES_MAX", 2)
+    one, two = await site.connect("one"), await site.connect("two")
+    assert await one.subscribe(("+/a", 1), ("b/+/#", 1), ("a", 1)) == [1, 1, 1]
+    assert await two.subscribe(("+/b", 1), ("c/+/#", 1), ("+", 1), ("b/c/d", 0)) == [1, 1, 0x80, 0]
+    assert site.number("iotmq_mqtt_filter_shapes") == 2
+    assert site.number("iotmq_mqtt_filter_shapes_refused_total") == 1
+    assert site.number("iotmq_mqtt_subscriptions") == 6
+    assert "+" not in site.gateway.filters.values()
+    for client, filters in ((one, ["+/a"]), (two, ["+/b"])):
+        client.send(packets.encode_unsubscribe(2, filters))
+        assert (await client.packet())[0] == packets.UNSUBACK << 4
+    assert await two.subscribe(("+", 1), ("+/+", 1), packet_id=3) == [1, 0x80]
+    two.abort()
+    await site.gone("connection_lost")
+    assert site.number("iotmq_mqtt_filter_shapes") == 1
+
+
 async def test_who_subscribes_what_the_server_says_of_itself_and_goes_is_forgotten(site: Site) -> None:
     site.gateway.takes_filters = None
     client = await site.connect("d")

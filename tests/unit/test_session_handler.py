@@ -403,3 +403,22 @@ async def test_a_session_opened_elsewhere_is_fenced_and_its_former_owner_not_hea
     assert site.bench.broker.sessions.owner_of("c") == "two"
     answer = await site.ask(one, RequestCode.UNSUBSCRIBE_SESSION, ["c", epoch, ["a"]])
     assert answer.code == ResponseCode.SESSION_LOST
+
+
+async def test_one_unsound_report_takes_no_sound_one_along(site: Site) -> None:
+    front_end = await site.front_end()
+    opened = {name: await site.open(front_end, name, f"t/{name}") for name in ("before", "wrong", "after")}
+    position = site.bench.store.appended_position
+    changes = [
+        SessionProgress(name, epoch, [(queue_id, position, position if name != "wrong" else -1)])
+        for name, (epoch, (queue_id,)) in opened.items()
+    ]
+    code, remark = await refusal(site.ask(front_end, RequestCode.REPORT_PROGRESS, changes))
+    assert code == ResponseCode.SYSTEM_ERROR
+    assert "'wrong' has impossible numbers" in remark
+    sessions = site.bench.broker.sessions
+    for _ in range(20):
+        await turns(1)
+    cursors = {name: sessions.behind(name, queue_id)[0] for name, (_, (queue_id,)) in opened.items()}
+    assert cursors["before"] == cursors["after"] == position
+    assert cursors["wrong"] < position

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from loop_turns import TURN_S_MAX
+from loop_turns import turn_s_max
 from store_model import BORN_HOST, open_small
 
 from iotmq.broker import session_projection
@@ -26,6 +26,7 @@ from iotmq.broker.session_records import (
     encode_changes,
 )
 from iotmq.broker.topics import SESSION_TOPIC
+from iotmq.loop_slice import LoopSlice
 from iotmq.message.record import decode_record, encode_batch
 from iotmq.store.store import Store
 
@@ -280,16 +281,16 @@ def test_sessions_fall_due_when_their_client_is_away_long_enough(broker: Broker)
         assert session is not None
         broker.change(Close(client_id, epochs[client_id], session.expiry_s, False))
     due = broker.projection.due
-    assert due(now_ms, sessions_max=10) == []
-    assert due(now_ms + 500_000, sessions_max=10) == [("short", epochs["short"])]
+    assert due(now_ms, LoopSlice(10)) == []
+    assert due(now_ms + 500_000, LoopSlice(10)) == [("short", epochs["short"])]
     broker.restart()
-    assert broker.projection.due(now_ms + 2_000_000, sessions_max=10) == [
+    assert broker.projection.due(now_ms + 2_000_000, LoopSlice(10)) == [
         ("short", epochs["short"]),
         ("long", epochs["long"]),
     ]
-    assert len(broker.projection.due(now_ms + 2_000_000, sessions_max=1)) == 1
+    assert len(broker.projection.due(now_ms + 2_000_000, LoopSlice(1))) == 1
     connect(broker, "short")
-    assert [name for name, _ in broker.projection.due(now_ms + 2_000_000, sessions_max=10)] == ["long"]
+    assert [name for name, _ in broker.projection.due(now_ms + 2_000_000, LoopSlice(10))] == ["long"]
     assert {name for name, _ in broker.projection.unsettled()} == {"short", "there"}
 
 
@@ -441,7 +442,7 @@ def test_a_filter_of_very_many_sessions_is_looked_at_in_pieces(broker: Broker) -
             assert projection.queues.first_position(queue_id) <= min(positions[5], moved)
         assert projection.queues.first_position(queue_id) == min(positions[5], moved)
     assert calls >= 2 * MANY // session_projection.SWEEP_PLACES
-    assert longest_s < TURN_S_MAX
+    assert longest_s < turn_s_max()
 
 
 def test_a_filter_that_always_moves_keeps_no_other_from_being_looked_at(
@@ -497,13 +498,13 @@ def test_a_session_that_falls_due_before_one_that_was_found_is_found(broker: Bro
     epochs = {name: connect(broker, name, expiry_s=expiry_s) for name, expiry_s in (("a", 60), ("b", 1))}
     broker.change(Close("a", epochs["a"], 60, True))
     due = broker.projection.due
-    assert due(1 << 50, sessions_max=1) == [("a", epochs["a"])]
+    assert due(1 << 50, LoopSlice(1)) == [("a", epochs["a"])]
     broker.change(Close("b", epochs["b"], 1, True))
-    assert [name for name, _ in due(1 << 50, sessions_max=2)] == ["b", "a"]
+    assert [name for name, _ in due(1 << 50, LoopSlice(2))] == ["b", "a"]
     broker.change(End("b", epochs["b"]))
-    assert [name for name, _ in due(1 << 50, sessions_max=2)] == ["a"]
+    assert [name for name, _ in due(1 << 50, LoopSlice(2))] == ["a"]
     broker.restart()
-    assert [name for name, _ in broker.projection.due(1 << 50, sessions_max=2)] == ["a"]
+    assert [name for name, _ in broker.projection.due(1 << 50, LoopSlice(2))] == ["a"]
 
 
 def test_sessions_that_have_expired_do_not_make_a_look_for_others_longer(
@@ -521,7 +522,7 @@ def test_sessions_that_have_expired_do_not_make_a_look_for_others_longer(
 
     monkeypatch.setattr(projection._space, "scan", watched)
     for _ in range(10):
-        broker.change(*(End(name, epoch) for name, epoch in projection.due(1 << 50, sessions_max=2)))
+        broker.change(*(End(name, epoch) for name, epoch in projection.due(1 << 50, LoopSlice(2))))
     assert starts == sorted(set(starts)), "each begins farther on"
-    assert projection.due(1 << 50, sessions_max=2) == []
+    assert projection.due(1 << 50, LoopSlice(2)) == []
     assert projection.count == 0

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from session_bench import FrontEnd, SessionBench, open_bench, turns
 
+from iotmq import limits
 from iotmq.broker.due_actions import CANCELLED_KEPT
 from iotmq.broker.element import encode_element
 from iotmq.broker.sessions import FENCE_TIMEOUT_S, OWNER_GRACE_S, START_GRACE_S
-from iotmq.client.session_ports import Refused, SessionProgress, Will
+from iotmq.client.session_ports import InFlight, Refused, SessionProgress, Will
 from iotmq.errors import StoreError, StoreFullError
 from iotmq.remoting.codes import ResponseCode
 from iotmq.store.kv_projection import KeyValueProjection
@@ -106,6 +107,20 @@ async def test_an_owner_that_does_not_answer_loses_the_session(bench: SessionBen
     assert not isinstance(taken, Refused)
     assert bench.broker.sessions.owner_of("c") == "two"
     assert bench.stored() == [b"will of one"]
+
+
+async def test_takeovers_leave_nothing_to_be_done_later(bench: SessionBench) -> None:
+    one, two = FrontEnd(bench, "one"), FrontEnd(bench, "two")
+    opened = await one.open("c")
+    for former, front in [(one, two), (two, one)] * 50:
+        waiting = front.begin_open("c")
+        assert len(bench.broker.sessions._actions) == 1, "the former owner has its time"
+        former.close("c", opened.epoch)
+        taken = await waiting
+        assert not isinstance(taken, Refused)
+        opened = taken
+        assert len(bench.broker.sessions._actions) == 0
+        bench.broker.sessions._invariants()
 
 
 async def test_of_two_that_want_a_session_the_last_gets_it(bench: SessionBench) -> None:
@@ -307,6 +322,32 @@ async def test_a_broker_that_takes_nothing_refuses_sessions_but_not_clients_that
     assert (await front.open("c", is_clean=True, expiry_s=0)).epoch < 0
 
 
+async def test_shapes_of_filters_at_their_limit_and_past_it(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "FILTER_SHAPES_MAX", 2)
+    front = FrontEnd(bench, "one")
+    one, two = await front.open("a"), await front.open("b")
+    for topic_filter in ("+/a", "b/#", "+/b", "plain"):
+        assert not isinstance(await front.subscribe("a", one.epoch, topic_filter), Refused)
+    assert not isinstance(await front.subscribe("b", two.epoch, "+/c"), Refused)
+    refused = await front.subscribe("b", two.epoch, "+/#")
+    assert isinstance(refused, Refused)
+    assert refused.code == ResponseCode.NO_PERMISSION
+    assert "no more than 2 shapes" in refused.remark
+    # One after the other, before the first is in the log.
+    monkeypatch.setattr(limits, "FILTER_SHAPES_MAX", 3)
+    first, second = await asyncio.gather(
+        front.subscribe("a", one.epoch, "x/+/y"), front.subscribe("b", two.epoch, "x/+/+")
+    )
+    assert not isinstance(first, Refused)
+    assert isinstance(second, Refused)
+    bench.broker.sessions._invariants()
+    numbers = {metric.name: metric.value for metric in bench.broker.sessions.metrics()}
+    assert numbers["iotmq_broker_filter_shapes"] == 3
+    assert numbers["iotmq_broker_filter_shapes_refused_total"] == 2
+
+
 async def test_numbers_are_reported(bench: SessionBench) -> None:
     front = FrontEnd(bench, "one")
     opened = await front.open("c")
@@ -360,27 +401,46 @@ async def test_a_will_is_published_once_while_sessions_of_before_the_start_are_l
     assert bench.stored() == [b"once"]
 
 
-async def test_a_report_that_is_too_large_takes_no_other_along(bench: SessionBench) -> None:
-    """It would not fit a record; they are told in one request, and the others are stored."""
+@pytest.mark.parametrize("count", [1, limits.SESSION_NAMES_PER_CHANGE_MAX, 1_100])
+async def test_a_report_about_the_longest_filters_is_stored_whole(bench: SessionBench, count: int) -> None:
+    """A record has room for some of the filters; nothing is lost of the others, nor of other sessions."""
     front = FrontEnd(bench, "one")
     small, large = await front.open("small"), await front.open("large")
     found = await front.subscribe("small", small.epoch, "t")
-    wide = await front.subscribe("large", large.epoch, "t/" + "x" * 4_000)
     assert not isinstance(found, Refused)
-    assert not isinstance(wide, Refused)
-    position = bench.store.appended_position
-    many = [(wide[0].queue_id, position + number) for number in range(1_100)]
+    filters = [b"%04d/" % number + b"x" * (limits.MQTT_TOPIC_BYTES_MAX - 5) for number in range(count)]
+    queue_ids: list[int] = []
+    for start in range(0, count, 500):
+        page = await front.subscribe(
+            "large", large.epoch, *(name.decode() for name in filters[start : start + 500])
+        )
+        assert not isinstance(page, Refused)
+        queue_ids += [entry.queue_id for entry in page]
+    base = bench.store.appended_position
+    flights = [InFlight(number + 1, queue_ids[number % count], base + 9, False) for number in range(1_000)]
+    done = [(queue_ids[number % count], base + 10 + number) for number in range(limits.MQTT_FLIGHTS_MAX)]
     told = [
-        SessionProgress("small", small.epoch, [(found[0].queue_id, position, position)]),
-        SessionProgress("large", large.epoch, [], done=many),
+        SessionProgress("small", small.epoch, [(found[0].queue_id, base, base)]),
+        SessionProgress(
+            "large", large.epoch, [(one, base, base + 1) for one in queue_ids], [7], flights, done
+        ),
     ]
-    refused = await front.progress(*told)
-    assert isinstance(refused, Refused)
-    assert await front.progress(SessionProgress("large", large.epoch, [], done=many[:1_000])) is None
-    front.close("small", small.epoch)
-    again = await front.open("small")
-    assert again.subscriptions[0].cursor == position
-    front.stop()
+    assert await front.progress(*told) is None
+    for _ in range(2):
+        again = await front.open("large")
+        by_name = {entry.topic_filter: entry.queue_id for entry in again.subscriptions}
+        assert [by_name[name.decode()] for name in filters] == queue_ids
+        assert {(entry.cursor, entry.sent) for entry in again.subscriptions} == {(base, base + 1)}
+        assert again.received == [7]
+        assert again.in_flight == flights
+        assert sorted(again.done) == sorted(done)
+        await bench.restart()
+        front = FrontEnd(bench, "one")
+    again = await front.open("large")
+    assert await front.progress(SessionProgress("large", again.epoch, [], None, [], [])) is None
+    again = await front.open("large")
+    assert (again.in_flight, list(again.done)) == ([], [])
+    assert (await front.open("small")).subscriptions[0].cursor == base
 
 
 @pytest.mark.parametrize("name", ["one", "two"])

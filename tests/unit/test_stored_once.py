@@ -284,6 +284,10 @@ async def test_a_session_that_begins_takes_no_message_for_one_of_the_session_bef
     bench.publish("d", 1, b"on")
     bench.once.forget("c", now_ms=1)
     bench.received._invariants()
+    end_position = bench.store.appended_position
+    bench.once.forget("c", now_ms=1)
+    bench.once.forget("nobody", now_ms=1)
+    assert bench.store.appended_position == end_position
     bench.publish("c", 1, b"on")
     bench.restart()
     bench.publish("c", 2, b"on")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,8 +18,15 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "subscriptionGroup.json"
 
 
+def groups_of(path: Path, **words: Any) -> SubscriptionGroups:
+    groups = SubscriptionGroups(path, ManualClock(), **words)
+    groups._invariants()
+    groups.add_listener(lambda _: groups._invariants())
+    return groups
+
+
 def test_a_group_is_made_on_first_use_with_the_protocols_defaults(path: Path) -> None:
-    groups = SubscriptionGroups(path, ManualClock(), may_create=True)
+    groups = groups_of(path, may_create=True)
     told: list[str] = []
     groups.add_listener(told.append)
     made = groups.find_or_create("g")
@@ -31,7 +39,7 @@ def test_a_group_is_made_on_first_use_with_the_protocols_defaults(path: Path) ->
 
 
 def test_without_auto_create_only_system_groups_are_there(path: Path) -> None:
-    groups = SubscriptionGroups(path, ManualClock(), may_create=False)
+    groups = groups_of(path, may_create=False)
     assert groups.find_or_create("g") is None
     assert groups.find_or_create("CID_RMQ_SYS_TRANS") is not None
     assert all(groups.find(name) is not None for name in SYSTEM_GROUPS)
@@ -39,14 +47,14 @@ def test_without_auto_create_only_system_groups_are_there(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", "a@b", "a.b", "x" * 256])
 def test_bad_names_are_refused(path: Path, name: str) -> None:
-    groups = SubscriptionGroups(path, ManualClock(), may_create=True)
+    groups = groups_of(path, may_create=True)
     with pytest.raises(RequestError, match="group") as caught:
         groups.find_or_create(name)
     assert caught.value.code == 1
 
 
 def test_the_maximum_of_groups_is_kept(path: Path) -> None:
-    groups = SubscriptionGroups(path, ManualClock(), may_create=True, groups_max=len(SYSTEM_GROUPS) + 1)
+    groups = groups_of(path, may_create=True, groups_max=len(SYSTEM_GROUPS) + 1)
     groups.find_or_create("a")
     with pytest.raises(RequestError, match="maximum"):
         groups.find_or_create("b")
@@ -54,7 +62,7 @@ def test_the_maximum_of_groups_is_kept(path: Path) -> None:
 
 
 def test_the_file_has_the_protocols_names_and_comes_back(path: Path) -> None:
-    groups = SubscriptionGroups(path, ManualClock(), may_create=True)
+    groups = groups_of(path, may_create=True)
     groups.put(SubscriptionGroupConfig(group_name="g", retry_max_times=3))
     groups.write(groups.encode())
     stored = json.loads(path.read_text())
@@ -69,6 +77,6 @@ def test_the_file_has_the_protocols_names_and_comes_back(path: Path) -> None:
         "retryQueueNums": 1,
         "whichBrokerWhenConsumeSlowly": 1,
     }
-    again = SubscriptionGroups(path, ManualClock(), may_create=False)
+    again = groups_of(path, may_create=False)
     assert again.find("g") == groups.find("g")
     assert again.version == groups.version

@@ -29,6 +29,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def topics(path: Path) -> TopicTable:
     table = TopicTable(path, ManualClock())
+    table.add_listener(lambda _: table._invariants())
     for topic in system_topics(cluster="C", broker="b", template_queues=8, may_inherit=True):
         table.put(topic)
     return table
