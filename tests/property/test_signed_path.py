@@ -1,7 +1,7 @@
 """The short way of signed requests does what the general way does: same answers, same records, same refusals.
 
-Two brokers with access control get the same bytes, one of them without the short way. Programs are random from
-fixed seeds: sends and pulls of several accounts, some changed after they were signed.
+Two brokers with access control get the same bytes, one of them without the short way. Programs are random
+from fixed seeds: sends and pulls of several accounts, some changed after they were signed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ accounts:
   - {accessKey: producer, secretKey: abcdefgh, topicPerms: [T=PUB]}
   - {accessKey: consumer, secretKey: bcdefghi, topicPerms: [T=SUB, U=PUB|SUB], groupPerms: [g=SUB]}
   - {accessKey: devices, secretKey: cdefghij, topicPerms: [T=PUB, MQTT_TOPIC=PUB]}
-  - {accessKey: forbidden, secretKey: defghijk, defaultTopicPerm: PUB|SUB, topicPerms: [T=DENY], groupPerms: [g=DENY]}
+  - {accessKey: forbidden, secretKey: defghijk, defaultTopicPerm: PUB|SUB, topicPerms: [T=DENY],
+     groupPerms: [g=DENY]}
   - {accessKey: operator, secretKey: efghijkl, admin: true}
   - {accessKey: homebody, secretKey: fghijklm, whiteRemoteAddress: 127.0.0.*}
 """
@@ -45,8 +46,8 @@ LONG = {
     "k": "unitMode", "m": "batch",
 }  # fmt: skip
 PULL = {
-    "consumerGroup": "g", "topic": "T", "queueId": "1", "queueOffset": "0", "maxMsgNums": "32", "sysFlag": "4",
-    "commitOffset": "0", "suspendTimeoutMillis": "0", "subscription": "*", "subVersion": "0",
+    "consumerGroup": "g", "topic": "T", "queueId": "1", "queueOffset": "0", "maxMsgNums": "32",
+    "sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0", "subscription": "*", "subVersion": "0",
 }  # fmt: skip
 FOR_DEVICES = "MQTT_TOPIC\x01a/b\x02"
 
@@ -148,7 +149,8 @@ class Program:
         elif self.random.random() < 0.2:
             command.body = b"another"
         else:
-            command.ext[name] = choice(["", "T", "U", "1", "operator", "x" * 300, "ä", command.ext.get("a", "z")])
+            values = ["", "T", "U", "1", "operator", "x" * 300, "ä", command.ext.get("a", "z")]
+            command.ext[name] = choice(values)
 
 
 @pytest.fixture
@@ -247,7 +249,8 @@ def test_what_was_signed_is_read_as_it_is_meant() -> None:
     assert request is not None
     assert (request.access_key, request.topic, request.group) == ("producer", "T", None)
     assert request.content == (
-        'producer' 'pg' 'T' 'TBW102' '4' '1' '0' '1700000000000' '0' 'ü\x01"\\\n😀\x02' '0' 'false' 'false' 'body'
+        "producer" "pg" "T" "TBW102" "4" "1" "0" "1700000000000" "0"
+        'ü\x01"\\\n😀\x02' "0" "false" "false" "body"
     ).encode()  # fmt: skip
 
 

@@ -27,6 +27,8 @@ from iotmq.message.hosts import encode_host
 from iotmq.message.record import encode_batch
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
+from iotmq.remoting.frame import encode
+from iotmq.remoting.pull_frames import read_pull
 from iotmq.remoting.signature import Credentials, sign
 from iotmq.store.private_file import write_private
 from iotmq.store.settings import StoreSettings
@@ -473,10 +475,16 @@ def test_the_guard_hands_on_what_may_be_done(access: AccessControl) -> None:
     with pytest.raises(RequestError):
         guard.handle(connection, request_of(10, send("topicA"), who="device1"))  # type: ignore[arg-type]
     assert inner.handled == [10]
-    # The short way is for addresses that nobody asks.
-    assert guard.handle_run(connection, nothing, 3) == 3  # type: ignore[arg-type]
+    # The short way is for who may, and for addresses that nobody asks.
+    fields = {
+        "queueId": "1", "queueOffset": "0", "maxMsgNums": "32", "sysFlag": "0", "commitOffset": "0",
+        "suspendTimeoutMillis": "0", "subVersion": "0",
+    }  # fmt: skip
+    run = read_pull(b"".join(encode(request_of(11, {**pull("topicA", "groupA"), **fields}))), 0)
+    assert run is not None
+    assert guard.handle_run(connection, run, 0) == 0  # type: ignore[arg-type]
     connection.peer = ("10.10.103.7", 5000)
-    assert guard.handle_run(connection, nothing, 3) == 10  # type: ignore[arg-type]
+    assert guard.handle_run(connection, run, 0) == 7  # type: ignore[arg-type]
     guard.connection_lost(connection)  # type: ignore[arg-type]
     assert inner.lost == 1
 
