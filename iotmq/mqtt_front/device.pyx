@@ -364,6 +364,9 @@ cdef class Device(ServerConnection):
             self._count_unopened()
         self.group.handle_events(self)
         self.group._handler.device_lost(self)
+        if not self.has_session:
+            # Brokers know how far they came; the device and they refer to each other, and nobody else to them.
+            self.session = self.shares = None
 
     def pause_writing(self):
         self.is_write_paused = True

@@ -155,7 +155,10 @@ async def test_rough_ends_leave_nothing_behind(site: MqttSite, kind: str, end: E
 
     await round_of(0)
     await forget_silent(site)
-    async with leaving_nothing_behind(f"{ROUNDS} ends of {kind} sessions {end.__name__}"):
+    # What dies with its process is looked at here in a process that goes on.
+    async with leaving_nothing_behind(
+        f"{ROUNDS} ends of {kind} sessions {end.__name__}", takes_cycles=end is by_kill
+    ):
         for number in range(1, ROUNDS):
             await round_of(number)
         await forget_silent(site)

@@ -53,20 +53,33 @@ SPARE = Counter({"iotmq.mqtt_front.ingress.Batch": 2})
 
 
 def live_objects() -> Counter[str]:
-    """How many there are of each kind, once everything that nobody refers to is gone."""
-    gc.collect()
+    """How many there are of each kind."""
     kinds = Counter(type(one) for one in gc.get_objects() if isinstance(one, KINDS))
     return Counter({f"{kind.__module__}.{kind.__qualname__}": count for kind, count in kinds.items()})
 
 
 @asynccontextmanager
-async def leaving_nothing_behind(what: str) -> AsyncIterator[None]:
-    """No more is alive afterwards than before, as soon as what is under way has ended."""
+async def leaving_nothing_behind(what: str, *, takes_cycles: bool = False) -> AsyncIterator[None]:
+    """No more is alive afterwards than before, as soon as what is under way has ended.
+
+    Without a collection of cycles, unless it `takes_cycles`: a server does not look at what is old again.
+    """
+    gc.collect()
     before = live_objects()
-    yield
+    gc.disable()
+    try:
+        yield
+        await _all_gone(what, before, takes_cycles=takes_cycles)
+    finally:
+        gc.enable()
+
+
+async def _all_gone(what: str, before: Counter[str], *, takes_cycles: bool) -> None:
     grown: Counter[str] = Counter()
 
     def is_gone() -> bool:
+        if takes_cycles:
+            gc.collect()
         grown.clear()
         grown.update(live_objects() - before - SPARE)
         return not grown

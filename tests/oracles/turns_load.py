@@ -4,8 +4,8 @@ of the loop that each costs. The benchmark and the test differ in the numbers al
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ import msgspec
 from eventually import soon
 from loop_turns import LoopTurns
 from session_bench import HOST, FrontEnd, SessionBench, turns
+from short_collections import short_collections
 
 from iotmq import limits
 from iotmq.broker.element import encode_element
@@ -51,17 +52,17 @@ class LoadedBroker:
     def __init__(self, directory: Path, load: Load) -> None:
         self.load = load
         self.bench = SessionBench(directory)
+        self._cleaning = ExitStack()
 
     async def fill(self) -> None:
         await self.bench.start()
         self._retain()
         self._make_sessions()
         self.front = FrontEnd(self.bench, "front")
-        gc.collect()
-        gc.freeze()
+        self._cleaning.enter_context(short_collections())
 
     async def close(self) -> None:
-        gc.unfreeze()
+        self._cleaning.close()
         await self.bench.close()
 
     def steps(self) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
