@@ -38,6 +38,7 @@ from iotmq.client.session_ports import (
     QueueRead,
     QueueRecords,
     Refused,
+    RefusedByBrokers,
     RetainedRead,
     RetainedRecords,
     SessionProgress,
@@ -192,14 +193,25 @@ class RemoteSessions:
                 for link, part in session.parts_of(change):
                     by_link.setdefault(link, []).append(part)
         step = limits.SESSIONS_PER_REQUEST_MAX
-        gather(
-            [
-                partial(link.progress, parts[start : start + step])
-                for link, parts in by_link.items()
-                for start in range(0, len(parts), step)
-            ],
-            lambda answers: done(next((answer for answer in answers if answer is not None), None)),
-        )
+        pages = [
+            (link, parts[start : start + step])
+            for link, parts in by_link.items()
+            for start in range(0, len(parts), step)
+        ]
+
+        def answered(answers: list[Refused | None]) -> None:
+            refusals = {
+                link.number: answer
+                for (link, _), answer in zip(pages, answers, strict=True)
+                if answer is not None
+            }
+            if refusals:
+                first = next(iter(refusals.values()))
+                done(RefusedByBrokers(first.code, first.remark, frozenset(refusals)))
+            else:
+                done(None)
+
+        gather([partial(link.progress, page) for link, page in pages], answered)
 
     def close_session(self, request: CloseRequest) -> None:
         session = self._session(request.client_id, request.epoch)

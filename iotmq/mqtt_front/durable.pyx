@@ -45,6 +45,7 @@ from functools import partial
 from iotmq import limits
 from iotmq.client.session_ports import (
     NO_QUEUE_ID,
+    QUEUE_ID_BITS,
     QueueRead,
     Refused,
     SessionProgress,
@@ -554,6 +555,17 @@ cdef class DurableSession(KeptSession):
         for subscription in self.subscriptions:
             subscription.is_moved = True
         return 0
+
+    cdef bint partly_persisted(self, held, to_release, brokers) except -1:
+        cdef set refused = {
+            flight.packet_id for flight in self._in_flight(2) if flight.queue_id >> QUEUE_ID_BITS in brokers
+        }
+        cdef bint is_held = held is not None and self._held is held and any([pair[0] in refused for pair in held])
+        cdef list left = [packet_id for packet_id in to_release if packet_id in refused]
+        self.not_persisted(left)
+        # Messages keep their order: none of them goes before those that wait.
+        self.persisted(None if is_held else held, [packet_id for packet_id in to_release if packet_id not in refused])
+        return is_held or bool(left)
 
     cdef int persisted(self, held, to_release) except -1:
         """What waited for the broker to know its packet id may be sent."""

@@ -31,6 +31,7 @@ from iotmq.client.session_gateway import RemoteSessions
 from iotmq.client.settings import ClientSettings
 from iotmq.errors import ClientError
 from iotmq.message.hosts import encode_host
+from iotmq.mqtt import packets
 from iotmq.mqtt.packets import Will
 from iotmq.mqtt_front.server import MqttFront
 from iotmq.mqtt_front.settings import MqttSettings
@@ -333,6 +334,37 @@ async def test_sessions_go_on_without_a_broker_and_have_all_of_it_when_it_is_bac
         await soon(lambda: set(here.got) == wanted, "all messages")
         for device in (here, there):
             await device.drop()
+
+
+async def test_messages_of_qos_2_go_on_without_a_broker(tmp_path: Path) -> None:
+    async with SmallCluster(tmp_path, registries=1) as cluster, fronts(cluster, "one") as (front,):
+        client = await RawClient.connect(front.mqtt.port, client_of(front, 0), clean_session=False)
+        assert await client.subscribe(("t", 2)) == [2]
+
+        def publish_of(first: int, body: bytes) -> tuple[bytes, int]:
+            assert first == packets.PUBLISH << 4 | 4
+            return body[5:], int.from_bytes(body[3:5], "big")
+
+        publish(cluster.brokers[1], "t", b"1")
+        payload, first_id = publish_of(*await client.packet())
+        assert payload == b"1"
+        await stop_broker(cluster, 1)
+        await soon(lambda: front.sessions.not_ready_reason, "the front end notices")
+        # The broker that has it is to know that before it is released.
+        client.send(packets.encode_acknowledgement(packets.PUBREC, first_id))
+        for payload in (b"2", b"3"):
+            publish(cluster.brokers[0], "t", payload)
+            found, packet_id = publish_of(*await client.packet())
+            assert (found, packet_id != first_id) == (payload, True)
+            client.send(packets.encode_acknowledgement(packets.PUBREC, packet_id))
+            assert await client.packet() == (packets.PUBREL << 4 | 2, packet_id.to_bytes(2, "big"))
+            client.send(packets.encode_acknowledgement(packets.PUBCOMP, packet_id))
+        await start_broker(cluster, 1)
+        assert await client.packet() == (packets.PUBREL << 4 | 2, first_id.to_bytes(2, "big"))
+        client.send(packets.encode_acknowledgement(packets.PUBCOMP, first_id))
+        publish(cluster.brokers[1], "t", b"4")
+        assert publish_of(*await client.packet())[0] == b"4"
+        client.close()
 
 
 async def test_retained_messages_come_from_all_brokers(tmp_path: Path) -> None:
