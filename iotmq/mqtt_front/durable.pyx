@@ -347,8 +347,19 @@ cdef class DurableSession(KeptSession):
             flight.state = FLIGHT_DONE
             if flight.subscription != NULL:
                 (<QueueSubscription>flight.subscription).is_moved = True
+                if self._repeated:
+                    self._note_done_early(flight.queue_id, flight.position)
             self.egress.reports.note_moved(self)
             drop_done(&self._flights)
+        return 0
+
+    cdef int _note_done_early(self, uint32_t queue_id, int64_t position) except -1:
+        """Of what was put back in `start` the queue may not be read so far: then it is not sent again."""
+        if self._repeated.pop((queue_id, position), None) is not None:
+            self._repeated = self._repeated or None
+            if self._done is None:
+                self._done = set()
+            self._done.add((queue_id, position))
         return 0
 
     cdef int message_received(self, uint16_t packet_id, uint32_t place) except -1:
