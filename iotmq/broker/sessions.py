@@ -650,6 +650,10 @@ class Sessions:
         stored = self._lasting(client_id)
         # A session that is about to end does not go on, and another one begins [MQTT-3.1.2-6].
         is_clean = wanted.is_clean or (former is not None and stored is None)
+        is_present = stored is not None and not wanted.is_clean
+        if wanted.expiry_s != 0 and not is_present:
+            # Before the client hears that its session is new, and uses them.
+            self._forget_packet_ids(client_id)
         self._wills.client_is_back(client_id, ends=is_clean)
         if stored is not None:
             self._keep_left_will(client_id, stored, is_clean=wanted.is_clean)
@@ -661,10 +665,6 @@ class Sessions:
             self._owners[client_id] = _Owner(channel, epoch, wanted.will, is_durable=False)
             request.done(OpenedSession(epoch, False, [], [], []))
             return
-        is_present = stored is not None and not wanted.is_clean
-        if not is_present:
-            # Before the client hears that its session is new, and uses them.
-            self._forget_packet_ids(client_id)
         # From now on: what comes meanwhile for the same client waits for this owner.
         owner = self._owners[client_id] = _Owner(channel, _OPENING, wanted.will, is_durable=True)
 

@@ -204,6 +204,17 @@ class Refused(NamedTuple):
     remark: str
 
 
+class RefusedByBrokers(Refused):
+    """By some of several brokers: those whose numbers, of the queues' ids, are in `brokers`."""
+
+    def __new__(cls, code: int, remark: str, brokers: frozenset[int]) -> RefusedByBrokers:
+        refused = super().__new__(cls, code, remark)
+        refused.brokers = brokers
+        return refused
+
+    brokers: frozenset[int]
+
+
 class SessionProgress(msgspec.Struct, frozen=True, array_like=True):
     """How far a session has come: (queue id, cursor, sent) as in SessionSubscription.
 
@@ -332,7 +343,10 @@ class SessionPort(SharePort, Protocol):
         """Say whether devices are sent elsewhere, for operators who ask brokers."""
 
     def progress(self, changes: Sequence[SessionProgress], done: Callable[[Refused | None], None]) -> None:
-        """Say how far sessions have come. What is said in a former epoch is not heard."""
+        """Say how far sessions have come. What is said in a former epoch is not heard.
+
+        Refused by some brokers (RefusedByBrokers), the others know what is theirs of it.
+        """
 
     def close_session(self, request: CloseRequest) -> None:
         """The client is gone."""

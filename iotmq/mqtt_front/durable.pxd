@@ -30,6 +30,7 @@ cdef class DurableSession(KeptSession):
     cdef int _hold(self, uint16_t packet_id, HeldMessage held) except -1
     cdef int _remove(self, QueueSubscription subscription) except -1
     cdef int _release_repeated(self, QueueSubscription subscription) except -1
+    cdef int _note_done_early(self, uint32_t queue_id, int64_t position) except -1
     cdef bint may_replay(self) except -1
     cdef int _caught_up(self, QueueSubscription subscription) except -1
     cdef int forget_repeated(self, QueueSubscription subscription) except -1

@@ -45,6 +45,7 @@ from functools import partial
 from iotmq import limits
 from iotmq.client.session_ports import (
     NO_QUEUE_ID,
+    QUEUE_ID_BITS,
     QueueRead,
     Refused,
     SessionProgress,
@@ -346,8 +347,19 @@ cdef class DurableSession(KeptSession):
             flight.state = FLIGHT_DONE
             if flight.subscription != NULL:
                 (<QueueSubscription>flight.subscription).is_moved = True
+                if self._repeated:
+                    self._note_done_early(flight.queue_id, flight.position)
             self.egress.reports.note_moved(self)
             drop_done(&self._flights)
+        return 0
+
+    cdef int _note_done_early(self, uint32_t queue_id, int64_t position) except -1:
+        """Of what was put back in `start` the queue may not be read so far: then it is not sent again."""
+        if self._repeated.pop((queue_id, position), None) is not None:
+            self._repeated = self._repeated or None
+            if self._done is None:
+                self._done = set()
+            self._done.add((queue_id, position))
         return 0
 
     cdef int message_received(self, uint16_t packet_id, uint32_t place) except -1:
@@ -554,6 +566,17 @@ cdef class DurableSession(KeptSession):
         for subscription in self.subscriptions:
             subscription.is_moved = True
         return 0
+
+    cdef bint partly_persisted(self, held, to_release, brokers) except -1:
+        cdef set refused = {
+            flight.packet_id for flight in self._in_flight(2) if flight.queue_id >> QUEUE_ID_BITS in brokers
+        }
+        cdef bint is_held = held is not None and self._held is held and any([pair[0] in refused for pair in held])
+        cdef list left = [packet_id for packet_id in to_release if packet_id in refused]
+        self.not_persisted(left)
+        # Messages keep their order: none of them goes before those that wait.
+        self.persisted(None if is_held else held, [packet_id for packet_id in to_release if packet_id not in refused])
+        return is_held or bool(left)
 
     cdef int persisted(self, held, to_release) except -1:
         """What waited for the broker to know its packet id may be sent."""

@@ -8,6 +8,8 @@ from iotmq.mqtt_front.kept_session cimport KeptSession
 
 from functools import partial
 
+from iotmq.client.session_ports import RefusedByBrokers
+
 # The broker is told so seldom how far sessions have come: what a crash of the front end repeats at most.
 PROGRESS_INTERVAL_S = 0.2
 # A broker that refuses something is asked again after so long.
@@ -96,15 +98,20 @@ cdef class SessionReports:
 
         def persisted(refused):
             cdef KeptSession known
+            cdef list left = []
             for known, held, to_release in waiting:
                 if refused is None:
                     known.persisted(held, to_release)
-                else:
+                elif not isinstance(refused, RefusedByBrokers):
                     # The device is not told, so nothing is wrong yet.
                     known.not_persisted(to_release)
+                    left.append(known)
+                elif known.partly_persisted(held, to_release, refused.brokers):
+                    left.append(known)
             if refused is not None:
                 self.refused += 1
-                self._loop.call_later(RETRY_S, self._persist_again, [known for known, _, _ in waiting])
+                if left:
+                    self._loop.call_later(RETRY_S, self._persist_again, left)
 
         if waiting:
             self._port.progress(changes, persisted)
