@@ -87,8 +87,8 @@ DERIVED: Final[tuple[Bound, ...]] = (
     ),
     Bound(
         "broker.groups: subscriptions of a heartbeat",
-        "HEARTBEAT_GROUPS_MAX x HEARTBEAT_SUBSCRIPTIONS_MAX",
-        "FRAME_BYTES_MAX",
+        "HEARTBEAT_GROUPS_MAX, HEARTBEAT_SUBSCRIPTIONS_MAX of each, HEARTBEAT_SUBSCRIPTIONS_TOTAL_MAX of all",
+        "HEARTBEAT_BYTES_MAX",
         "tests/unit/test_groups.py::test_a_heartbeat_has_at_most_so_many_groups_and_subscriptions",
     ),
     Bound(
@@ -286,9 +286,9 @@ DERIVED: Final[tuple[Bound, ...]] = (
     ),
     Bound(
         "broker.session_projection: sessions kept decoded",
-        "8,192 sessions",
-        "items x mqtt.subscriptions_max x MQTT_TOPIC_BYTES_MAX",
-        "tests/unit/test_session_projection.py::test_more_sessions_than_are_remembered_are_all_found",
+        "RECENT_SESSIONS_MAX of that module",
+        "RECENT_BYTES_MAX of that module, RECENT_SESSION_BYTES_MAX of one",
+        "tests/unit/test_session_projection.py::test_sessions_kept_decoded_at_their_limits_and_past_them",
     ),
     Bound(
         "broker.session_projection: cursors looked at in one turn",
@@ -316,9 +316,9 @@ DERIVED: Final[tuple[Bound, ...]] = (
     ),
     Bound(
         "broker.wills: wills that wait",
-        "one of each client",
-        "items x MQTT_PACKET_BYTES_MAX",
-        "tests/unit/test_sessions.py::test_a_device_that_comes_and_goes_has_one_will_waiting",
+        "one of each session",
+        "WAITING_BYTES_MAX of that module, the rest is on the disk",
+        "tests/unit/test_sessions.py::test_wills_that_wait_at_their_limit_of_memory_and_past_it",
     ),
     Bound(
         "broker.exclusives: filters of one session alone",
@@ -493,7 +493,7 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "mqtt.outbound: messages a device does not take",
         "mqtt.queued_messages_max",
         "mqtt.queued_bytes_max, MQTT_QUEUED_BYTES_MAX",
-        "tests/unit/test_mqtt_connection.py::test_what_a_slow_subscriber_leaves_is_bounded_and_the_rest_is_dropped",
+        "tests/unit/test_mqtt_connection.py::test_what_waits_for_a_subscriber_at_its_limit_of_bytes_and_past_it",
     ),
     Bound(
         "mqtt.topic_aliases: aliases of a connection, each way",
@@ -509,8 +509,8 @@ DERIVED: Final[tuple[Bound, ...]] = (
     ),
     Bound(
         "mqtt_front.session_reports: sessions that moved",
-        "sessions that are connected",
-        "SESSIONS_PER_REQUEST_MAX in one turn",
+        "sessions that are connected, 64 of them in one turn, 256 of those that wait for it",
+        "items x SESSION_RECORD_BYTES_MAX",
         "tests/integration/test_durable_sessions.py::test_the_progress_of_many_sessions_is_told_over_several_turns",
     ),
     Bound(
@@ -621,6 +621,6 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "remoting.accepting: connections that say goodbye by TLS",
         "broker.connections_max, for TLS_SHUTDOWN_S",
         "as those that are open",
-        "tests/unit/test_websocket_tls.py::test_refused_closed_and_stopped",
+        "tests/unit/test_remoting_tls.py::test_who_does_not_say_goodbye_counts_for_so_long_and_no_longer",
     ),
 )

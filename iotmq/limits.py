@@ -28,8 +28,10 @@ INDEX_CANDIDATES_MAX: Final = 1_024
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 HEADER_BYTES_MAX: Final = 1024 * 1024
 HEADER_FIELDS_MAX: Final = 256
-# JSON with unquoted map keys is put right byte by byte in Python, on the event loop.
+# JSON with unquoted map keys is put right byte by byte in Python, on the event loop: up to two microseconds a
+# byte. The first is for answers to what was asked, and for registrations; the other for requests.
 LENIENT_JSON_BYTES_MAX: Final = 512 * 1024
+LENIENT_REQUEST_BYTES_MAX: Final = 8 * 1024
 REQUESTS_IN_FLIGHT_MAX: Final = 16_384
 # Frames that have not arrived whole, of all connections of one listener.
 UNFINISHED_FRAMES_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -53,6 +55,9 @@ GROUP_BYTES_MAX: Final = 255
 CLIENTS_PER_CONNECTION_MAX: Final = 1_024
 HEARTBEAT_GROUPS_MAX: Final = 1_024
 HEARTBEAT_SUBSCRIPTIONS_MAX: Final = 1_024
+# All of a heartbeat's groups together.
+HEARTBEAT_SUBSCRIPTIONS_TOTAL_MAX: Final = 16_384
+HEARTBEAT_BYTES_MAX: Final = 1024 * 1024
 LOCKED_QUEUES_PER_REQUEST_MAX: Final = 65_536
 # Queues that are locked, by all groups; about 500 bytes each. Clients say the name of the broker with each.
 QUEUE_LOCKS_MAX: Final = 262_144

@@ -147,7 +147,7 @@ class _LockBody(msgspec.Struct, rename="camel"):
 
 
 def _locks(request: Command, topic_at: TopicAt) -> Iterable[Need]:
-    return (Need(lenient_json.decode(request.body, _LockBody).consumer_group, True, SUB),)
+    return (Need(lenient_json.decode_request(request.body, _LockBody).consumer_group, True, SUB),)
 
 
 class _Ack(msgspec.Struct):
@@ -160,7 +160,7 @@ class _AckBody(msgspec.Struct):
 
 
 def _acks(request: Command, topic_at: TopicAt) -> Iterable[Need]:
-    for ack in lenient_json.decode(request.body, _AckBody).acks:
+    for ack in lenient_json.decode_request(request.body, _AckBody).acks:
         yield Need(ack.group, True, SUB)
         yield topic_need(ack.topic, SUB)
 

@@ -21,6 +21,7 @@ from iotmq.broker.property_filter import PropertyFilter
 from iotmq.broker.sql_tree import SQL_EXPRESSION
 from iotmq.clock import Clock
 from iotmq.errors import RequestError
+from iotmq.loop_slice import LoopSlice
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import ResponseCode
 
@@ -75,18 +76,22 @@ class ConsumerFilters(DirtyTable):
     def __len__(self) -> int:
         return self._count
 
-    def register(self, group: str, subscriptions: Iterable[SubscriptionData]) -> None:
+    def register(
+        self, group: str, subscriptions: Iterable[SubscriptionData], turn: LoopSlice | None = None
+    ) -> None:
         """Take the subscriptions of a group's heartbeat.
 
         An expression that cannot be parsed is not taken; pulls are told so (27). An older version of a
-        subscription changes nothing while the group lives.
+        subscription changes nothing while the group lives. What `turn` has no room for, because to parse an
+        expression takes milliseconds, comes with the next heartbeat.
         """
         known = self._by_group.get(group)
         wanted: set[str] = set()
         for subscription in subscriptions:
             if not subscription.is_by_tag:
                 wanted.add(subscription.topic)
-                self._register_one(group, subscription)
+                if turn is None or turn.take():
+                    self._register_one(group, subscription)
         if known:
             for topic, data in known.items():
                 if topic not in wanted and not data.dead_time:

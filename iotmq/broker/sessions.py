@@ -540,6 +540,7 @@ class Sessions:
         owner = self._owners.get(client_id)
         if owner is not None:
             self._detach(owner, owner.queue_ids)
+        self._wills.session_ends(client_id)
         self._end(
             client_id,
             stored.epoch,
@@ -574,6 +575,7 @@ class Sessions:
         for client_id, epoch in self._projection.due(self._clock.now_ms(), LoopSlice(PER_TURN)):
             if client_id not in self._owners and client_id not in self._ending:
                 self.expired_total += 1
+                self._wills.session_ends(client_id)
                 self._end(client_id, epoch)
         is_settled = self._clock.monotonic_s() - self._started_s >= START_GRACE_S
         if self._unclaimed_after is not None and is_settled:
@@ -740,13 +742,15 @@ class Sessions:
         if not self._is_attached(owner):
             owner.queue_ids = ()
             owner.generation = self._projection.queues.generation
-        missing = [queue_id for queue_id in queue_ids if queue_id not in owner.queue_ids]
+        # Of thousands each would be looked for among thousands.
+        known = set(owner.queue_ids)
+        missing = [queue_id for queue_id in dict.fromkeys(queue_ids) if queue_id not in known]
         for queue_id in missing:
             self._projection.queues.attach(owner.channel.light, queue_id)
         owner.queue_ids += tuple(missing)
 
     def _detach(self, owner: _Owner, queue_ids: Sequence[int]) -> None:
-        unwanted = [queue_id for queue_id in queue_ids if queue_id in owner.queue_ids]
+        unwanted = set(queue_ids).intersection(owner.queue_ids)
         if self._is_attached(owner) and owner.channel.is_open:
             for queue_id in unwanted:
                 self._projection.queues.detach(owner.channel.light, queue_id)
@@ -817,7 +821,7 @@ class Sessions:
                 self._end(client_id, owner.epoch)
             else:
                 self._log.write([Close(client_id, owner.epoch, lasting_s, drops_will)], _ignore)
-            if will is not None and will.delay_s:
+            if will is not None and will.delay_s and lasting_s:
                 self._wills.delay(client_id, owner.epoch, will, min(will.delay_s, lasting_s))
                 will = None
         if will is not None:

@@ -48,6 +48,7 @@ cdef enum:
     SPARE_BATCHES_MAX = 16
     BATCH_BYTES_INITIAL = 16 * 1024
     CACHED_TOPICS_MAX = 65536
+    NEW_TOPICS_PER_TURN = 256       # some 10 us each, and more at brokers: who has more waits for the next turn
     SPARE_BYTES = 128               # what brokers add to the properties of a record
     REPLY_PREFIX_BYTES = 7
     UNIQUE_KEY_BYTES = 72           # and what finds a batch again to its first message
@@ -301,6 +302,7 @@ cdef class Ingress(PublishSink):
         # For brokers that may have to be asked whether they have a batch.
         self._unique_keys = UniqueKeys() if port.may_lose_answers else None
         self._releases = {}
+        self._new_topics_left = NEW_TOPICS_PER_TURN
 
     def __dealloc__(self):
         if self._targets is not None:
@@ -350,6 +352,7 @@ cdef class Ingress(PublishSink):
     cdef int on_publish(self, object connection, const Publication* publication) except -1:
         cdef Target* target = <Target*>self._targets.find(publication.topic, publication.topic_size)
         if target == NULL:
+            self._count_new(<Device>connection)
             if (
                 publication.topic_size >= REPLY_PREFIX_BYTES
                 and memcmp(publication.topic, _reply_prefix, REPLY_PREFIX_BYTES) == 0
@@ -374,6 +377,13 @@ cdef class Ingress(PublishSink):
             target, <Device>connection, publication.payload, publication.payload_size,
             publication.qos, publication.is_retained, publication.qos != 0, publication.sequence,
         )
+
+    cdef int _count_new(self, Device device) except -1:
+        """A topic that is looked up in Python; what the device sends behind it may have to wait."""
+        self._new_topics_left -= 1
+        if self._new_topics_left <= 0:
+            device.wait_for_turn()
+        return 0
 
     cdef int _mark(self, Lane lane, const Publication* publication) except -1:
         """Give a message of QoS 2, whose session is kept, its packet id, and have its batch say so."""
@@ -580,6 +590,7 @@ cdef class Ingress(PublishSink):
         target = <Target*>self._targets.find(self._personal_topic.data, self._personal_topic.size)
         if target != NULL:
             return target
+        self._count_new(device)
         delay_s, name = split_delayed(topic[:size].decode())
         return self._resolve_name(
             self._personal_topic.data, self._personal_topic.size, delay_s, name, names_of_key(names)
@@ -665,6 +676,7 @@ cdef class Ingress(PublishSink):
     cdef int end_turn(self) except -1:
         """Hand every lane's messages to the broker."""
         cdef Lane lane
+        self._new_topics_left = NEW_TOPICS_PER_TURN
         while self._active:
             active = self._active
             self._active = []

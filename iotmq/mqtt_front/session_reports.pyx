@@ -17,6 +17,7 @@ RETRY_S = 1.0
 
 cdef enum:
     TOLD_PER_TURN = 64              # sessions whose progress is told at once: about a millisecond's work
+    PERSISTED_PER_TURN = 256        # those whose devices wait for it
 
 
 cdef class SessionReports:
@@ -83,7 +84,10 @@ cdef class SessionReports:
         return 0
 
     def _persist(self):
-        sessions, self._persisting = self._persisting, []
+        """As many as leave the turn room for messages: one of QoS 2 may be for all sessions there are."""
+        sessions, self._persisting = self._persisting[:PERSISTED_PER_TURN], self._persisting[PERSISTED_PER_TURN:]
+        if self._persisting:
+            self._loop.call_soon(self._persist)
         self._persist_all(sessions)
 
     def _persist_all(self, sessions):
@@ -119,6 +123,8 @@ cdef class SessionReports:
     def _persist_again(self, sessions):
         """Each alone: what one of them has may be what the broker refuses."""
         cdef KeptSession session
-        for session in sessions:
+        for session in sessions[:TOLD_PER_TURN]:
             if not session.is_ended:
                 self._persist_all([session])
+        if len(sessions) > TOLD_PER_TURN:
+            self._loop.call_soon(self._persist_again, sessions[TOLD_PER_TURN:])

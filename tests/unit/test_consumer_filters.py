@@ -17,6 +17,7 @@ from iotmq.broker.heartbeat import SubscriptionData
 from iotmq.broker.settings import BrokerSettings
 from iotmq.clock import ManualClock
 from iotmq.errors import RequestError
+from iotmq.loop_slice import LoopSlice
 from iotmq.message.hosts import encode_host
 from iotmq.message.properties import encode_properties
 from iotmq.message.record import encode_batch, iter_records
@@ -53,6 +54,16 @@ def code_of(filters: ConsumerFilters, group: str, subscription: SubscriptionData
         filters.of_group(group, subscription)
     assert str(caught.value)
     return caught.value.code
+
+
+def test_what_a_heartbeat_has_no_time_for_comes_with_the_next(filters: ConsumerFilters) -> None:
+    wanted = [wants(f"late > {number}", topic=f"T{number}") for number in range(3)]
+    for count in (1, 2, 3, 3):
+        # Those that are registered take no time; a step for each of them, and one for one more.
+        filters.register("g", wanted, LoopSlice(count))
+        assert len(filters) == count
+    for subscription in wanted:
+        assert filters.of_group("g", subscription).evaluate(encode_properties({"late": "5"})) is True
 
 
 def test_a_pull_gets_what_the_heartbeat_registered(filters: ConsumerFilters) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from loop_turns import turn_s_max
 from session_bench import FrontEnd, SessionBench, open_bench, turns
 
 from iotmq import limits
+from iotmq.broker import wills
 from iotmq.broker.due_actions import CANCELLED_KEPT
 from iotmq.broker.element import encode_element
 from iotmq.broker.sessions import FENCE_TIMEOUT_S, OWNER_GRACE_S, START_GRACE_S
@@ -518,6 +521,76 @@ async def test_a_device_that_comes_and_goes_has_one_will_waiting(bench: SessionB
     assert len(actions._heap) <= CANCELLED_KEPT + 2
     bench.pass_time(86_400)
     assert bench.stored() == [b"299"]
+
+
+async def test_wills_that_wait_at_their_limit_of_memory_and_past_it(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front = FrontEnd(bench, "one")
+    late = will(b"0", delay_s=100)
+    monkeypatch.setattr(wills, "WAITING_BYTES_MAX", 3 * wills._size(late))
+    waiting = bench.broker.sessions._wills._waiting
+
+    async def lose(name: str, body: bytes, *, expiry_s: int = 1_000) -> None:
+        opened = await front.open(name, expiry_s=expiry_s, will=will(body, delay_s=100))
+        front.close(name, opened.epoch, expiry_s=expiry_s, drops_will=False)
+        await turns()
+        check(bench)
+
+    for number in range(3):
+        await lose(f"c{number}", b"%d" % number)
+    assert all(found.will is not None for found in waiting.values()), "at the limit"
+    await lose("past", b"3")
+    await lose("back", b"not sent")
+    await lose("replaced", b"4")
+    await lose("ended", b"5", expiry_s=50)
+    assert [name for name, found in waiting.items() if found.will is None] == [
+        "past", "back", "replaced", "ended"
+    ]  # fmt: skip
+    await front.open("back", expiry_s=1_000)
+    await turns()
+    check(bench)
+    assert bench.stored() == []
+    # A session that ends has its will sent, however long that had to wait yet.
+    await front.open("replaced", is_clean=True, expiry_s=1_000)
+    await turns()
+    check(bench)
+    assert bench.stored() == [b"4"]
+    bench.pass_time(51)
+    await turns()
+    bench.pass_time(1)
+    await turns()
+    check(bench)
+    assert bench.stored() == [b"4", b"5"]
+    bench.pass_time(50)
+    await turns()
+    check(bench)
+    assert sorted(bench.stored()[2:]) == [b"0", b"1", b"2", b"3"]
+    assert not waiting
+    await lose("again", b"6")
+    assert waiting["again"].will is not None, "there is room again"
+
+
+async def test_a_session_of_very_many_filters_keeps_nobody_waiting_when_its_client_comes_and_goes(
+    bench: SessionBench,
+) -> None:
+    front = FrontEnd(bench, "one")
+    opened = await front.open("c")
+    known: list[str] = []
+    for start in range(0, limits.MQTT_SUBSCRIPTIONS_PER_SESSION_MAX, 500):
+        some = [f"own/{number}" for number in range(start, start + 500)]
+        known += some
+        assert not isinstance(await front.subscribe("c", opened.epoch, *some), Refused)
+    owner = bench.broker.sessions._owners["c"]
+    ids = owner.queue_ids
+    assert len(ids) == len(known)
+    began_s = time.thread_time()
+    bench.broker.sessions._detach(owner, ids)
+    bench.broker.sessions._attach(owner, ids[: len(ids) // 2])
+    bench.broker.sessions._attach(owner, ids)
+    assert time.thread_time() - began_s < turn_s_max()
+    assert owner.queue_ids == ids
+    check(bench)
 
 
 async def test_subscriptions_of_a_front_end_that_has_gone_attach_nothing(bench: SessionBench) -> None:
