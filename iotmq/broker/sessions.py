@@ -651,7 +651,7 @@ class Sessions:
         # A session that is about to end does not go on, and another one begins [MQTT-3.1.2-6].
         is_clean = wanted.is_clean or (former is not None and stored is None)
         is_present = stored is not None and not wanted.is_clean
-        if wanted.expiry_s != 0 and not is_present:
+        if wanted.expiry_s != 0 and not is_present and not wanted.is_known:
             # Before the client hears that its session is new, and uses them.
             self._forget_packet_ids(client_id)
         self._wills.client_is_back(client_id, ends=is_clean)
