@@ -235,6 +235,11 @@ cdef class Lane:
         )
 
 
+cdef bytes _release_of(Device device, uint16_t packet_id):
+    cdef bytes client_id = device.client_id_utf8
+    return len(client_id).to_bytes(2) + client_id + packet_id.to_bytes(2)
+
+
 cdef class Release:
     """Packet ids of one turn for one broker, and the devices that wait for it."""
 
@@ -245,17 +250,24 @@ cdef class Release:
         self.waiters = []
 
     cdef int add(self, Device device, uint16_t packet_id) except -1:
-        cdef bytes client_id = device.client_id_utf8
-        self.body += len(client_id).to_bytes(2) + client_id + packet_id.to_bytes(2)
+        self.body += _release_of(device, packet_id)
         self.waiters.append((device, packet_id))
         return 0
 
     def offer(self):
-        """Hand it to the broker (again), unless nobody waits for it any more."""
+        """Hand it to the broker (again), for those who wait for it still.
+
+        Who has gone may have had its answer elsewhere, and use the packet id for another message.
+        """
         if self.ingress._is_closed:
             return
-        if any([(<Device>device).state != STATE_CLOSED for device, _ in self.waiters]):
-            self.ingress._port.release(self.broker, bytes(self.body), self.completed)
+        body = b"".join([
+            _release_of(device, packet_id)
+            for device, packet_id in self.waiters
+            if (<Device>device).state != STATE_CLOSED
+        ])
+        if body:
+            self.ingress._port.release(self.broker, body, self.completed)
         else:
             self.completed(0, "")
 

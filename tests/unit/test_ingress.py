@@ -315,6 +315,29 @@ def test_nobody_is_told_of_a_release_whose_devices_have_gone() -> None:
     assert bench.ingress.is_idle
 
 
+def test_a_release_that_is_repeated_names_nobody_who_has_gone() -> None:
+    """Who has gone may have been answered elsewhere, and use the packet id for another message."""
+    bench = Bench()
+    bench.gateway.releases_at_once = False
+    (gone, _), (left, left_out) = (
+        connect_kept(bench, "gone", is_resumed=True),
+        connect_kept(bench, "left", is_resumed=True),
+    )
+    receive(gone, pubrel(7))
+    receive(left, pubrel(9))
+    bench.loop.run()
+    [(_, body, done)] = bench.gateway.released
+    assert body == b"\0\4gone\0\7\0\4left\0\x09"
+    gone.close(reason_codes.SERVER_SHUTTING_DOWN)
+    done(BUSY, "")
+    bench.loop.fire()
+    assert bench.gateway.released[1][1] == b"\0\4left\0\x09"
+    bench.gateway.released[1][2](0, "")
+    bench.loop.run()
+    assert acknowledged(left_out, packets.PUBCOMP) == [9]
+    assert bench.ingress.is_idle
+
+
 def test_releases_of_one_request_at_their_limit_and_past_it() -> None:
     bench = Bench(pending_bytes_max=1 << 30)
     client_id = "c" * limits.MQTT_CLIENT_ID_BYTES_MAX
