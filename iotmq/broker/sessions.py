@@ -335,10 +335,14 @@ class Sessions:
     ) -> None:
         """Take filters back."""
         client_id, epoch = unwanted.client_id, unwanted.epoch
-        session = self._projection.session(client_id)
         owner = self._owners.get(client_id)
         if owner is None or not self._owns(channel, client_id, epoch):
             done(_LOST)
+            return
+        try:
+            session = self._projection.session(client_id)
+        except StoreError as error:
+            done(_unreadable(error))
             return
         self.shares.leave(client_id, unwanted.filters)
         self.exclusives.release(client_id, unwanted.filters)
@@ -451,7 +455,11 @@ class Sessions:
             done(_LOST)
             return
         is_kept = self._owners[client_id].is_durable
-        session = self._projection.session(client_id) if is_kept else None
+        try:
+            session = self._projection.session(client_id) if is_kept else None
+        except StoreError as error:
+            done(_unreadable(error))
+            return
         if is_kept and (session is None or wanted.topic_filter not in session.subscriptions):
             done(Refused(ResponseCode.QUERY_NOT_FOUND, "the session does not subscribe that filter"))
             return
