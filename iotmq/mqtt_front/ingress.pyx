@@ -223,16 +223,22 @@ cdef class Lane:
             return
         batch.is_done = False
         is_repeat, batch.was_offered = batch.was_offered, True
-        if self.is_delayed:
-            self.ingress._port.append_delayed(
-                self.topic, self.queue_id, batch, count=batch.count, has_packet_ids=batch.has_packet_ids,
-                is_repeat=is_repeat, done=batch.completed,
-            )
-            return
-        self.ingress._port.append(
-            self.topic, self.queue_id, batch, count=batch.count, is_stored=self.is_stored,
-            has_packet_ids=batch.has_packet_ids, is_repeat=is_repeat, done=batch.completed,
-        )
+        try:
+            if self.is_delayed:
+                self.ingress._port.append_delayed(
+                    self.topic, self.queue_id, batch, count=batch.count, has_packet_ids=batch.has_packet_ids,
+                    is_repeat=is_repeat, done=batch.completed,
+                )
+            else:
+                self.ingress._port.append(
+                    self.topic, self.queue_id, batch, count=batch.count, is_stored=self.is_stored,
+                    has_packet_ids=batch.has_packet_ids, is_repeat=is_repeat, done=batch.completed,
+                )
+        except Exception:
+            if self.under_way is batch and not batch.is_done:
+                # Nobody answers for it any more.
+                self.ingress._loop.call_later(self.ingress._retry_interval_s, self.offer)
+            raise
 
 
 cdef bytes _release_of(Device device, uint16_t packet_id):
@@ -677,15 +683,22 @@ cdef class Ingress(PublishSink):
     cdef int end_turn(self) except -1:
         """Hand every lane's messages to the broker."""
         cdef Lane lane
+        cdef object error = None
         while self._active:
             active = self._active
             self._active = []
             for lane in active:
                 lane.is_active = False
-                lane.send()
+                try:
+                    lane.send()
+                except Exception as failure:
+                    # The other queues go on.
+                    error = failure
         releases, self._releases = self._releases, {}
         for release in releases.values():
             release.offer()
+        if error is not None:
+            raise error
         return 0
 
     def flush(self):
