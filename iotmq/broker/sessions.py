@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final
 
 import msgspec
+from typing_extensions import Buffer
 
 from iotmq import limits
 from iotmq.broker.due_actions import DueAction, DueActions
@@ -180,7 +181,16 @@ class Sessions:
 
     def open_channel(self, name: str, receiver: SessionReceiver, shares: ShareOutlet) -> SessionChannel:
         """A channel for a front end that has no sessions here yet."""
-        light = self._projection.queues.open_channel(receiver.deliver_queued)
+
+        def deliver(records: Buffer, pushes: bytes) -> None:
+            try:
+                receiver.deliver_queued(records, pushes)
+            except Exception:
+                # Sessions that were up to date would go on behind it.
+                receiver.missed(_pushed_queue_ids(pushes))
+                raise
+
+        light = self._projection.queues.open_channel(deliver)
         channel = SessionChannel(name, receiver, light, shares)
         self.front_ends.add(channel)
         return channel
@@ -912,6 +922,10 @@ def _queue_ids(session: StoredSession) -> tuple[int, ...]:
     )
 
 
+def _pushed_queue_ids(pushes: bytes) -> list[int]:
+    """The queues in a run of pushes (place 4 | queue id 4)."""
+    return sorted({int.from_bytes(pushes[at : at + 4], "big") for at in range(4, len(pushes), 8)})
+
+
 def _unreadable(error: StoreError) -> Refused:
     return Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"sessions cannot be read: {error}")
-

@@ -553,6 +553,33 @@ async def test_two_subscriptions_at_once_attach_once(bench: SessionBench) -> Non
     check(bench)
 
 
+async def test_a_front_end_that_fails_at_what_it_is_pushed_reads_it(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front = FrontEnd(bench, "one")
+    epoch = (await front.open("c")).epoch
+    subscribed = await front.subscribe("c", epoch, "a")
+    assert not isinstance(subscribed, Refused)
+    fail = [True]
+    deliver = front.deliver_queued
+
+    def failing(records: object, pushes: object) -> None:
+        if fail:
+            fail.clear()
+            raise ValueError("no")
+        deliver(records, pushes)
+
+    front.stop()
+    monkeypatch.setattr(front, "deliver_queued", failing)
+    await front.port.start(front)
+    await front.open("c")
+    bench.publish("a", b"1")
+    assert front.missing == [subscribed[0].queue_id]
+    bench.publish("a", b"2")
+    assert front.pushed == [(subscribed[0].queue_id, b"2")]
+    assert front.backlog(subscribed[0]) == [b"1", b"2"]
+
+
 async def test_connected_sessions_are_pushed_on_after_the_database_was_opened_again(
     bench: SessionBench,
 ) -> None:
