@@ -70,13 +70,20 @@ class SessionLog:
         self.records_total += len(elements)
 
         def stored(result: StoredBatch | IntakeError) -> None:
+            outcomes: Sequence[int | Refused]
             if isinstance(result, IntakeError):
-                refused = Refused(result.code, result.remark)
-                for done in waiting:
-                    done(refused)
+                outcomes = [Refused(result.code, result.remark)] * len(waiting)
             else:
-                for done, position in zip(waiting, result.appended.positions(), strict=True):
-                    done(position)
+                outcomes = result.appended.positions()
+            failure: Exception | None = None
+            for done, outcome in zip(waiting, outcomes, strict=True):
+                try:
+                    done(outcome)
+                except Exception as error:
+                    # What one cannot do is not the others' trouble.
+                    failure = error
+            if failure is not None:
+                raise failure
 
         self._intake.append(
             SESSION_TOPIC,

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final
 
 import msgspec
+from typing_extensions import Buffer
 
 from iotmq import limits
 from iotmq.broker.due_actions import DueAction, DueActions
@@ -180,7 +181,16 @@ class Sessions:
 
     def open_channel(self, name: str, receiver: SessionReceiver, shares: ShareOutlet) -> SessionChannel:
         """A channel for a front end that has no sessions here yet."""
-        light = self._projection.queues.open_channel(receiver.deliver_queued)
+
+        def deliver(records: Buffer, pushes: bytes) -> None:
+            try:
+                receiver.deliver_queued(records, pushes)
+            except Exception:
+                # Sessions that were up to date would go on behind it.
+                receiver.missed(_pushed_queue_ids(pushes))
+                raise
+
+        light = self._projection.queues.open_channel(deliver)
         channel = SessionChannel(name, receiver, light, shares)
         self.front_ends.add(channel)
         return channel
@@ -335,10 +345,14 @@ class Sessions:
     ) -> None:
         """Take filters back."""
         client_id, epoch = unwanted.client_id, unwanted.epoch
-        session = self._projection.session(client_id)
         owner = self._owners.get(client_id)
         if owner is None or not self._owns(channel, client_id, epoch):
             done(_LOST)
+            return
+        try:
+            session = self._projection.session(client_id)
+        except StoreError as error:
+            done(_unreadable(error))
             return
         self.shares.leave(client_id, unwanted.filters)
         self.exclusives.release(client_id, unwanted.filters)
@@ -451,7 +465,11 @@ class Sessions:
             done(_LOST)
             return
         is_kept = self._owners[client_id].is_durable
-        session = self._projection.session(client_id) if is_kept else None
+        try:
+            session = self._projection.session(client_id) if is_kept else None
+        except StoreError as error:
+            done(_unreadable(error))
+            return
         if is_kept and (session is None or wanted.topic_filter not in session.subscriptions):
             done(Refused(ResponseCode.QUERY_NOT_FOUND, "the session does not subscribe that filter"))
             return
@@ -653,7 +671,7 @@ class Sessions:
         # A session that is about to end does not go on, and another one begins [MQTT-3.1.2-6].
         is_clean = wanted.is_clean or (former is not None and stored is None)
         is_present = stored is not None and not wanted.is_clean
-        if wanted.expiry_s != 0 and not is_present:
+        if wanted.expiry_s != 0 and not is_present and not wanted.is_known:
             # Before the client hears that its session is new, and uses them.
             self._forget_packet_ids(client_id)
         self._wills.client_is_back(client_id, ends=is_clean)
@@ -908,6 +926,10 @@ def _queue_ids(session: StoredSession) -> tuple[int, ...]:
     )
 
 
+def _pushed_queue_ids(pushes: bytes) -> list[int]:
+    """The queues in a run of pushes (place 4 | queue id 4)."""
+    return sorted({int.from_bytes(pushes[at : at + 4], "big") for at in range(4, len(pushes), 8)})
+
+
 def _unreadable(error: StoreError) -> Refused:
     return Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"sessions cannot be read: {error}")
-

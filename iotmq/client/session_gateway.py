@@ -132,7 +132,7 @@ class RemoteSessions:
             others = [link for link in self._brokers.links if link is not home]
             asked = [link for link in others if link.is_ready]
             session.is_incomplete = len(asked) < len(others)
-            part = replace(request, will=None)
+            part = replace(request, will=None, is_known=found.is_present)
             gather(
                 [partial(link.open_session, part) for link in asked],
                 lambda answers: self._opened_everywhere(session, part, found, asked, answers, done),

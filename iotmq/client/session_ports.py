@@ -94,12 +94,16 @@ class OpenedSession(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OpenRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """A client that connects; `expiry_s` 0 is a session that is not kept."""
+    """A client that connects; `expiry_s` 0 is a session that is not kept.
+
+    `is_known`: another broker has the session, so the client goes on with the packet ids it has used.
+    """
 
     client_id: ClientId
     is_clean: bool
     expiry_s: Seconds
     will: Will | None
+    is_known: bool = False
 
 
 class SubscribeRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

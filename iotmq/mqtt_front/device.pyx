@@ -84,10 +84,15 @@ cdef class DeviceGroup:
     def end_turn(self):
         """Hand on what was published in this turn, write what became due, and read from everybody again."""
         cdef Device device
+        cdef object error = None
         self._is_turn_scheduled = False
         self._is_ending_turn = True
         try:
-            self.sink.end_turn()
+            try:
+                self.sink.end_turn()
+            except Exception as failure:
+                # What is due is written, and everybody read again, all the same.
+                error = failure
             self.write_touched()
         finally:
             self._is_ending_turn = False
@@ -114,6 +119,8 @@ cdef class DeviceGroup:
                     self._paused.add(device)
                 else:
                     device._resume()
+        if error is not None:
+            raise error
 
     def _share_input(self, uint32_t active_count):
         """Choose how much a device may read in the next turn, after how many were active in the last."""

@@ -72,7 +72,7 @@ cdef class Lane:
 cdef class Release:
     cdef Ingress ingress
     cdef object broker                  # by name; None for all
-    cdef bytearray body                 # as in broker.received_ids
+    cdef Py_ssize_t body_bytes          # of all of them, as in broker.received_ids
     cdef list waiters                   # (device, packet id)
 
     cdef int add(self, Device device, uint16_t packet_id) except -1

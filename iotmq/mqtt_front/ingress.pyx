@@ -224,16 +224,27 @@ cdef class Lane:
             return
         batch.is_done = False
         is_repeat, batch.was_offered = batch.was_offered, True
-        if self.is_delayed:
-            self.ingress._port.append_delayed(
-                self.topic, self.queue_id, batch, count=batch.count, has_packet_ids=batch.has_packet_ids,
-                is_repeat=is_repeat, done=batch.completed,
-            )
-            return
-        self.ingress._port.append(
-            self.topic, self.queue_id, batch, count=batch.count, is_stored=self.is_stored,
-            has_packet_ids=batch.has_packet_ids, is_repeat=is_repeat, done=batch.completed,
-        )
+        try:
+            if self.is_delayed:
+                self.ingress._port.append_delayed(
+                    self.topic, self.queue_id, batch, count=batch.count, has_packet_ids=batch.has_packet_ids,
+                    is_repeat=is_repeat, done=batch.completed,
+                )
+            else:
+                self.ingress._port.append(
+                    self.topic, self.queue_id, batch, count=batch.count, is_stored=self.is_stored,
+                    has_packet_ids=batch.has_packet_ids, is_repeat=is_repeat, done=batch.completed,
+                )
+        except Exception:
+            if self.under_way is batch and not batch.is_done:
+                # Nobody answers for it any more.
+                self.ingress._loop.call_later(self.ingress._retry_interval_s, self.offer)
+            raise
+
+
+cdef bytes _release_of(Device device, uint16_t packet_id):
+    cdef bytes client_id = device.client_id_utf8
+    return len(client_id).to_bytes(2) + client_id + packet_id.to_bytes(2)
 
 
 cdef class Release:
@@ -242,21 +253,27 @@ cdef class Release:
     def __init__(self, Ingress ingress not None, broker):
         self.ingress = ingress
         self.broker = broker
-        self.body = bytearray()
         self.waiters = []
 
     cdef int add(self, Device device, uint16_t packet_id) except -1:
-        cdef bytes client_id = device.client_id_utf8
-        self.body += len(client_id).to_bytes(2) + client_id + packet_id.to_bytes(2)
+        self.body_bytes += 4 + <Py_ssize_t>len(device.client_id_utf8)
         self.waiters.append((device, packet_id))
         return 0
 
     def offer(self):
-        """Hand it to the broker (again), unless nobody waits for it any more."""
+        """Hand it to the broker (again), for those who wait for it still.
+
+        Who has gone may have had its answer elsewhere, and use the packet id for another message.
+        """
         if self.ingress._is_closed:
             return
-        if any([(<Device>device).state != STATE_CLOSED for device, _ in self.waiters]):
-            self.ingress._port.release(self.broker, bytes(self.body), self.completed)
+        body = b"".join([
+            _release_of(device, packet_id)
+            for device, packet_id in self.waiters
+            if (<Device>device).state != STATE_CLOSED
+        ])
+        if body:
+            self.ingress._port.release(self.broker, body, self.completed)
         else:
             self.completed(0, "")
 
@@ -676,16 +693,23 @@ cdef class Ingress(PublishSink):
     cdef int end_turn(self) except -1:
         """Hand every lane's messages to the broker."""
         cdef Lane lane
+        cdef object error = None
         self._new_topics_left = NEW_TOPICS_PER_TURN
         while self._active:
             active = self._active
             self._active = []
             for lane in active:
                 lane.is_active = False
-                lane.send()
+                try:
+                    lane.send()
+                except Exception as failure:
+                    # The other queues go on.
+                    error = failure
         releases, self._releases = self._releases, {}
         for release in releases.values():
             release.offer()
+        if error is not None:
+            raise error
         return 0
 
     def flush(self):
@@ -710,7 +734,7 @@ cdef class Ingress(PublishSink):
             self.group.schedule_turn()
         release.add(<Device>connection, packet_id)
         self._pending_bytes += RELEASE_BYTES
-        if len(release.body) > RELEASE_BODY_BYTES_MAX:
+        if release.body_bytes > RELEASE_BODY_BYTES_MAX:
             del self._releases[broker]
             release.offer()
         return 0

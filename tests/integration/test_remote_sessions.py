@@ -31,6 +31,7 @@ from iotmq.client.session_gateway import RemoteSessions
 from iotmq.client.settings import ClientSettings
 from iotmq.errors import ClientError, StoreFullError
 from iotmq.message.hosts import encode_host
+from iotmq.message.record import iter_records
 from iotmq.mqtt import packets
 from iotmq.mqtt.packets import Will
 from iotmq.mqtt_front.server import MqttFront
@@ -393,6 +394,45 @@ async def test_a_session_that_a_broker_could_not_open_has_its_messages_once_it_c
         await device.connect(front)
         await device.receives(1)
         await device.drop()
+
+
+def stored_bodies(cluster: SmallCluster, number: int) -> list[bytes]:
+    """What one broker has of the topic of devices."""
+    store = cluster.stores[number]
+    found: list[bytes] = []
+    for queue in store.queues():
+        if queue.topic == "T":
+            views = store.read(queue, queue.min_offset, records_max=1000, bytes_max=1 << 20).views
+            found += [record.body for record in iter_records(b"".join(views))]
+    return found
+
+
+async def test_a_broker_that_learns_of_a_session_keeps_what_it_has_of_its_packet_ids(tmp_path: Path) -> None:
+    async with SmallCluster(tmp_path, registries=1) as cluster, fronts(cluster, "one") as (front,):
+        sender = SessionDevice("sender")
+        await sender.connect(front, clean_session=True)
+        count = 0
+        while not stored_bodies(cluster, 1):
+            count += 1
+            await sender.publish(f"t/{count}", b"probe", 1)
+        await sender.disconnect()
+        name = client_of(front, 0)
+        await stop_broker(cluster, 1)
+        await soon(lambda: front.sessions.not_ready_reason, "the front end notices")
+        client = await RawClient.connect(front.mqtt.port, name, clean_session=False)
+        client.send(packets.encode_publish(f"t/{count}", b"once", qos=2, packet_id=7))
+        await client.ping()
+        await start_broker(cluster, 1)
+        await client.rest()
+        await soon(lambda: b"once" in stored_bodies(cluster, 1), "the message is stored")
+        # Whatever came on the connection that has ended did not reach the device.
+        client = await RawClient.dial(front.mqtt.port)
+        client.send(connect_packet(name, clean_session=False))
+        assert await client.packet() == (packets.CONNACK << 4, b"\1\0")
+        client.send(packets.encode_publish(f"t/{count}", b"once", qos=2, packet_id=7, dup=True))
+        assert await client.packet() == (packets.PUBREC << 4, b"\0\7")
+        assert stored_bodies(cluster, 1).count(b"once") == 1
+        client.close()
 
 
 async def test_retained_messages_come_from_all_brokers(tmp_path: Path) -> None:

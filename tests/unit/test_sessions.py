@@ -16,6 +16,7 @@ from iotmq import limits
 from iotmq.broker import wills
 from iotmq.broker.due_actions import CANCELLED_KEPT
 from iotmq.broker.element import encode_element
+from iotmq.broker.session_records import WillSent
 from iotmq.broker.sessions import FENCE_TIMEOUT_S, OWNER_GRACE_S, START_GRACE_S
 from iotmq.client.session_ports import InFlight, Refused, SessionProgress, Will
 from iotmq.errors import StoreError, StoreFullError
@@ -625,6 +626,33 @@ async def test_two_subscriptions_at_once_attach_once(bench: SessionBench) -> Non
     check(bench)
 
 
+async def test_a_front_end_that_fails_at_what_it_is_pushed_reads_it(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front = FrontEnd(bench, "one")
+    epoch = (await front.open("c")).epoch
+    subscribed = await front.subscribe("c", epoch, "a")
+    assert not isinstance(subscribed, Refused)
+    fail = [True]
+    deliver = front.deliver_queued
+
+    def failing(records: object, pushes: object) -> None:
+        if fail:
+            fail.clear()
+            raise ValueError("no")
+        deliver(records, pushes)
+
+    front.stop()
+    monkeypatch.setattr(front, "deliver_queued", failing)
+    await front.port.start(front)
+    await front.open("c")
+    bench.publish("a", b"1")
+    assert front.missing == [subscribed[0].queue_id]
+    bench.publish("a", b"2")
+    assert front.pushed == [(subscribed[0].queue_id, b"2")]
+    assert front.backlog(subscribed[0]) == [b"1", b"2"]
+
+
 async def test_connected_sessions_are_pushed_on_after_the_database_was_opened_again(
     bench: SessionBench,
 ) -> None:
@@ -752,6 +780,34 @@ async def test_a_session_that_cannot_be_read_keeps_no_other_waiting(
     assert not isinstance(found, Refused)
     await front.unsubscribe("c", epochs["c"], "a")
     assert sorted(projection.session("d").subscriptions) == ["a"]
+    check(bench)
+
+
+async def test_what_cannot_be_read_is_refused_and_nobody_else_waits_for_it(
+    bench: SessionBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front = FrontEnd(bench, "one")
+    epoch = (await front.open("c")).epoch
+    await front.subscribe("c", epoch, "a")
+    sessions = bench.broker.sessions
+    outcomes: list[object] = []
+
+    def refuse(client_id: str) -> None:
+        raise StoreError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sessions._projection, "session", refuse)
+        assert isinstance(await front.unsubscribe("c", epoch, "a"), Refused)
+    assert sorted(sessions._projection.session("c").subscriptions) == ["a"]
+
+    def fail(position: int | Refused) -> None:
+        raise StoreError("no room")
+
+    sessions._log.write([WillSent("nobody", 1)], fail)
+    sessions._log.write([WillSent("nobody", 1)], outcomes.append)
+    with pytest.raises(StoreError):
+        sessions._log.flush()
+    assert [type(outcome) for outcome in outcomes] == [int]
     check(bench)
 
 
