@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from iotmq import limits
-from iotmq.broker import consumer_filters
+from iotmq.broker import consumer_filters, tag_filter
 from iotmq.broker.broker import Broker
 from iotmq.broker.consumer_filters import ConsumerFilters, _compiled, compile_filter
 from iotmq.broker.heartbeat import SubscriptionData
@@ -22,6 +22,7 @@ from iotmq.loop_slice import LoopSlice
 from iotmq.message.hosts import encode_host
 from iotmq.message.properties import encode_properties
 from iotmq.message.record import encode_batch, iter_records
+from iotmq.message.tags import tag_hash
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 from iotmq.store.settings import StoreSettings
@@ -100,6 +101,26 @@ def test_an_expression_that_is_refused_for_its_length_is_not_kept(over: int, kep
     else:
         assert compile_filter(expression).evaluate(A5) is True
     assert _compiled.cache_info().currsize == kept
+
+
+@pytest.mark.parametrize(("over", "kept"), [(0, 1), (1, 0)])
+def test_an_expression_of_tags_is_remembered_up_to_a_length(over: int, kept: int) -> None:
+    tag_filter._cached.cache_clear()
+    expression = "a||" + "b" * (tag_filter.CACHED_CHARACTERS_MAX - 3 + over)
+    for _ in range(2):
+        assert tag_filter.parse_tags(expression) == frozenset(map(tag_hash, expression.split("||")))
+        assert tag_filter._cached.cache_info().currsize == kept
+    wrong = "||" * (tag_filter.CACHED_CHARACTERS_MAX // 2) + " " * over
+    with pytest.raises(RequestError, match="names no tag"):
+        tag_filter.parse_tags(wrong)
+    assert tag_filter._cached.cache_info().currsize == kept
+
+
+def test_so_many_expressions_of_tags_are_remembered() -> None:
+    tag_filter._cached.cache_clear()
+    for number in range(tag_filter.CACHED_MAX + 1):
+        tag_filter.parse_tags(f"t{number}")
+        assert tag_filter._cached.cache_info().currsize == min(number + 1, tag_filter.CACHED_MAX)
 
 
 def test_a_pull_gets_what_the_heartbeat_registered(filters: ConsumerFilters) -> None:
