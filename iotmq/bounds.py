@@ -134,9 +134,21 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "tests/unit/test_consumer_filters.py::test_a_broker_keeps_so_many_filters",
     ),
     Bound(
+        "broker.tag_filter: parsed expressions of tags",
+        "CACHED_MAX of that module",
+        "items x CACHED_CHARACTERS_MAX of that module",
+        "tests/unit/test_consumer_filters.py::test_an_expression_of_tags_is_remembered_up_to_a_length",
+    ),
+    Bound(
+        "broker.consumer_filters: filters that wait for a turn of the loop",
+        "_LATE_MAX of that module",
+        "items x FILTER_EXPRESSION_BYTES_MAX",
+        "tests/unit/test_consumer_filters.py::test_so_many_expressions_wait_for_a_turn_and_no_more",
+    ),
+    Bound(
         "broker.consumer_filters: compiled filters",
         "FILTER_CACHE_MAX",
-        "items x FILTER_NODES_MAX nodes",
+        "items x (FILTER_EXPRESSION_BYTES_MAX, and FILTER_NODES_MAX nodes)",
         "tests/unit/test_consumer_filters.py::test_so_many_compiled_filters_are_kept",
     ),
     Bound(

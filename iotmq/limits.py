@@ -58,7 +58,7 @@ HEARTBEAT_SUBSCRIPTIONS_MAX: Final = 1_024
 # All of a heartbeat's groups together.
 HEARTBEAT_SUBSCRIPTIONS_TOTAL_MAX: Final = 16_384
 HEARTBEAT_BYTES_MAX: Final = 1024 * 1024
-LOCKED_QUEUES_PER_REQUEST_MAX: Final = 65_536
+LOCKED_QUEUES_PER_REQUEST_MAX: Final = 16_384
 # Queues that are locked, by all groups; about 500 bytes each. Clients say the name of the broker with each.
 QUEUE_LOCKS_MAX: Final = 262_144
 LOCKED_BROKER_NAME_BYTES_MAX: Final = 255
