@@ -91,6 +91,8 @@ class OpenedSession(msgspec.Struct, frozen=True, array_like=True):
     in_flight: list[InFlight]
     # (queue id, position) of records past a cursor that the session is done with.
     done: Sequence[tuple[int, int]] = ()
+    # Where packet ids for new messages begin; 0 when it does not matter.
+    packet_ids_from: int = 0
 
 
 class OpenRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

@@ -265,6 +265,12 @@ cdef class OutboundHalf:
 
     # Packet ids
 
+    cdef int begin_packet_ids(self, uint16_t packet_id) except -1:
+        """New messages get packet ids from this one on."""
+        self._need_subscriber()
+        self._subscriber.window.last_packet_id = <uint16_t>(packet_id - 1)
+        return 0
+
     cdef int reserve_packet_id(self, uint16_t packet_id) except -1:
         """A packet id of an earlier connection means its message until that is done; no other gets it."""
         self._need_subscriber()

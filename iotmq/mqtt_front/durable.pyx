@@ -632,6 +632,8 @@ cdef class DurableEgress:
         device.is_resumed = opened.is_present
         # Before what the device sent behind its CONNECT is handled.
         device.restore_received(opened.received)
+        if opened.packet_ids_from:
+            device.begin_packet_ids(opened.packet_ids_from)
         queue_ids = {entry.queue_id for entry in opened.subscriptions}
         for flight in opened.in_flight:
             if not flight.is_released and (flight.queue_id in queue_ids or has_no_queue(flight)):

@@ -396,6 +396,36 @@ async def test_a_session_that_a_broker_could_not_open_has_its_messages_once_it_c
         await device.drop()
 
 
+async def test_packet_ids_that_a_broker_knows_which_is_away_are_not_used_for_other_messages(
+    tmp_path: Path,
+) -> None:
+    async with SmallCluster(tmp_path, registries=1) as cluster, fronts(cluster, "one") as (front,):
+        name = client_of(front, 0)
+        client = await RawClient.connect(front.mqtt.port, name, clean_session=False)
+        assert await client.subscribe(("t", 2)) == [2]
+        taken = set()
+        for payload in (b"1", b"2"):
+            publish(cluster.brokers[1], "t", payload)
+            first, body = await client.packet()
+            assert (first, body[5:]) == (packets.PUBLISH << 4 | 4, payload)
+            taken.add(body[3:5])
+        # Its PUBRECs are lost with the connection, so it has both of them still.
+        client.send(packets.DISCONNECT_PACKET)
+        await client.rest()
+        await stop_broker(cluster, 1)
+        await soon(lambda: front.sessions.not_ready_reason, "the front end notices")
+        client = await RawClient.dial(front.mqtt.port)
+        client.send(connect_packet(name, clean_session=False))
+        assert await client.packet() == (packets.CONNACK << 4, b"\1\0")
+        for payload in (b"3", b"4"):
+            publish(cluster.brokers[0], "t", payload)
+            first, body = await client.packet()
+            assert (first, body[5:]) == (packets.PUBLISH << 4 | 4, payload)
+            assert body[3:5] not in taken, "the device takes it for another one"
+        client.close()
+        await start_broker(cluster, 1)
+
+
 def stored_bodies(cluster: SmallCluster, number: int) -> list[bytes]:
     """What one broker has of the topic of devices."""
     store = cluster.stores[number]
