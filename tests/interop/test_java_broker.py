@@ -1,4 +1,4 @@
-"""A Java broker (4.9.7, Maven) beside ours: the same requests make the same records; a directory goes both ways.
+"""A Java broker (4.9.7, Maven) beside ours: same requests, same records; and a directory goes both ways.
 
 What a record has besides the message (positions, times, the port in ids) is its broker's own. The order of
 properties is not looked at: the original has that of its hash table.
