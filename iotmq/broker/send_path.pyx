@@ -269,7 +269,7 @@ cdef class SendPath:
         cdef Py_ssize_t own_size = PyBytes_GET_SIZE(self.batch_properties)
         cdef Py_ssize_t size
         cdef uint8_t* room
-        cdef bint has_wait = has_text(properties, properties_size, b"WAIT\x01", 5)
+        cdef bint has_wait
         self.log.share(&shared, queue, born_host, self.batch_properties, frame.sys_flag)
         shared.born_timestamp_ms = frame.born_timestamp_ms
         shared.store_timestamp_ms = now_ms
@@ -279,8 +279,7 @@ cdef class SendPath:
             if properties_size:
                 # What the header says of a batch is said of each record, before what the broker says.
                 room = self.room_for(properties_size + 1 + own_size)
-                properties_size = put_properties(room, properties, properties_size, has_wait)
-            if properties_size:
+                memcpy(room, properties, properties_size)
                 if room[properties_size - 1] != PROPERTY_END:
                     room[properties_size] = PROPERTY_END
                     properties_size += 1
@@ -289,6 +288,7 @@ cdef class SendPath:
                 shared.properties_size = properties_size + own_size
             self.log.store_batch(queue, frame.body, frame.body + frame.body_size, &shared, place)
             return 0
+        has_wait = has_text(properties, properties_size, b"WAIT\x01", 5)
         size = ELEMENT_FIXED_BYTES + <Py_ssize_t> frame.body_size + properties_size
         room = self.room_for(size)
         properties_size = put_properties(room + 22 + frame.body_size, properties, properties_size, has_wait)

@@ -107,7 +107,7 @@ def test_a_sound_directory_has_no_inconsistencies(directory: Path) -> None:
 
 
 def test_a_directory_that_a_java_broker_has_had_meanwhile_is_sound(directory: Path) -> None:
-    """It goes on with log, queues and index, writes the checkpoint's times, and none of our marks."""
+    """It goes on with log, queues and index, writes the checkpoint's times in no order, and no mark of ours."""
     ours = ["consumequeue/.applied", "index.applied"]
     before = {name: (directory / name).read_bytes() for name in ours}
     store = open_small(directory, latest_enabled=True)
@@ -115,7 +115,7 @@ def test_a_directory_that_a_java_broker_has_had_meanwhile_is_sound(directory: Pa
     store.close()
     for name, data in before.items():
         (directory / name).write_bytes(data)
-    change(directory / "checkpoint", 0, struct.pack(">qqq", *[1_700_000_000_001] * 3))
+    change(directory / "checkpoint", 0, struct.pack(">qqq", 1_700_000_000_001, 1_700_000_000_002, 0))
     (directory / "config").mkdir(exist_ok=True)
     (directory / "config" / "consumerOffset.json").write_text('{"offsetTable":{"T@g":{0:75,1:75}}}')
     (directory / "config" / "delayOffset.json").write_text('{"offsetTable":{1:5,2:0}}')
