@@ -574,8 +574,8 @@ cdef class DurableSession(KeptSession):
     cdef int not_persisted(self, to_release) except -1:
         cdef QueueSubscription subscription
         self._to_release = [*to_release, *(self._to_release or ())] or None
-        # What the refused report said the next has to say.
-        self.has_moved_flights = True
+        # What the refused report said the next has to say, also that no packet id is left.
+        self.has_moved_flights = self.had_received = True
         for subscription in self.subscriptions:
             subscription.is_moved = True
         return 0
