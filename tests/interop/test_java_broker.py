@@ -154,6 +154,11 @@ def work(port: int) -> None:
             WAIT="true", ORIGIN_MESSAGE_ID="id", RECONSUME_TIME="1", MAX_RECONSUME_TIMES="16",
         )  # fmt: skip
 
+        broker.send(
+            "given up by its consumer", topic="%RETRY%cg", UNIQ_KEY="C2", RETRY_TOPIC="Alpha",
+            WAIT="true", ORIGIN_MESSAGE_ID="id", RECONSUME_TIME="16", MAX_RECONSUME_TIMES="16",
+        )  # fmt: skip
+
         # And what was delivered from there is given back in its turn.
         waited = broker.wait_for("Alpha", 1, 2)[0]
         retried = broker.wait_for("%RETRY%cg", 0, 3)[0]
