@@ -107,7 +107,7 @@ def test_a_sound_directory_has_no_inconsistencies(directory: Path) -> None:
 
 
 def test_a_directory_that_a_java_broker_has_had_meanwhile_is_sound(directory: Path) -> None:
-    """It goes on with log, queues and index, writes the checkpoint's times in no order, and none of ours."""
+    """It goes on with log, queues and index, and writes times in no order and none of our marks."""
     ours = ["consumequeue/.applied", "index.applied"]
     before = {name: (directory / name).read_bytes() for name in ours}
     store = open_small(directory, latest_enabled=True)
