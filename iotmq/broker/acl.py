@@ -15,13 +15,24 @@ from typing import Final
 
 from iotmq.broker import acl_file
 from iotmq.broker.acl_file import Account, Accounts, AclFileError
-from iotmq.broker.acl_rules import ANY, DENY, DEVICE_TOPICS, PUB, SUB, Need, TopicAt, rule_of, topic_need
+from iotmq.broker.acl_rules import (
+    ANY,
+    DENY,
+    DEVICE_TOPICS,
+    PUB,
+    SUB,
+    Need,
+    RecordTopics,
+    TopicAt,
+    rule_of,
+    topic_need,
+)
 from iotmq.broker.cold_reads import ColdReads
 from iotmq.broker.late_answer import LateAnswer
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.topics import TRACE_TOPIC, reply_topic
 from iotmq.errors import ConfigError, RequestError
-from iotmq.message.record import decode_record
+from iotmq.message.record import decode_record, property_value
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import ResponseCode
 from iotmq.remoting.command import Command
@@ -47,9 +58,14 @@ def open_access_control(
     if not settings.acl_enabled:
         return None
 
-    def topic_at(position: int) -> str | None:
-        record = store.read_record(position)
-        return None if record is None else decode_record(record).topic
+    def topic_at(position: int) -> RecordTopics | None:
+        view = store.read_record(position)
+        if view is None:
+            return None
+        record = decode_record(view)
+        return RecordTopics(
+            record.topic, (property_value(record.properties, b"REAL_TOPIC") or b"").decode("utf-8", "replace")
+        )
 
     return AccessControl(
         Path(settings.acl_file or default_file),
@@ -250,7 +266,8 @@ class Guard:
         account = self._access.authenticated(request, connection.peer[0])
         if account is None:
             return self._handler.handle(connection, request)
-        if not rule_of(request.code).is_about_record:
+        record_field = rule_of(request.code).record_field
+        if not record_field:
             self._access.check_permitted(account, request)
             return self._handler.handle(connection, request)
         answer = LateAnswer(connection, request)
@@ -262,7 +279,7 @@ class Guard:
                 answer.answer(response)
 
         # Whose the record is decides; it is in memory when that is looked at.
-        position = request.integer("offset", minimum=0)
+        position = request.integer(record_field, minimum=0)
         self._cold_reads.finish(self._store.record_steps(position), read, answer.refuse)
         return answer.take()
 

@@ -33,8 +33,16 @@ ANY: Final = 2
 PUB: Final = 4
 SUB: Final = 8
 
-#: Topic of the record at a position of the log, None when there is none.
-TopicAt: TypeAlias = Callable[[int], str | None]
+
+class RecordTopics(NamedTuple):
+    """The topic a record is in, and the one it waits for; empty when it waits for none."""
+
+    topic: str
+    real_topic: str = ""
+
+
+#: The topics of the record at a position of the log, None when there is none.
+TopicAt: TypeAlias = Callable[[int], RecordTopics | None]
 
 
 class Need(NamedTuple):
@@ -50,8 +58,8 @@ class Rule(NamedTuple):
 
     needs: Callable[[Command, TopicAt], Iterable[Need]]
     is_for_admins: bool = False
-    # Whether it depends on the record at the field `offset`.
-    is_about_record: bool = False
+    # The field with the position of the record that it depends on.
+    record_field: str = ""
 
 
 def topic_need(topic: str, permission: int) -> Need:
@@ -128,11 +136,17 @@ def _record(*groups: str) -> Rule:
     of_fields = _fields(groups=groups)
 
     def needs(request: Command, topic_at: TopicAt) -> Iterable[Need]:
-        topic = topic_at(request.integer("offset", minimum=0))
+        record = topic_at(request.integer("offset", minimum=0))
         found = list(of_fields.needs(request, topic_at))
-        return found if topic is None else [*found, topic_need(topic, SUB)]
+        return found if record is None else [*found, topic_need(record.topic, SUB)]
 
-    return Rule(needs, is_about_record=True)
+    return Rule(needs, record_field="offset")
+
+
+def _ends_transaction(request: Command, topic_at: TopicAt) -> Iterable[Need]:
+    """PUB on the topic that the prepared message is for; the handler refuses what is none."""
+    record = topic_at(request.integer("commitLogOffset", minimum=0))
+    return (topic_need(record.real_topic, PUB),) if record is not None and record.real_topic else ()
 
 
 def _heartbeat(request: Command, topic_at: TopicAt) -> Iterable[Need]:
@@ -187,8 +201,7 @@ RULES: Final[dict[int, Rule]] = {
     # Whoever has an account may answer (acl.py): PUB is needed on topics other than that of replies.
     RequestCode.SEND_REPLY_MESSAGE: _SENDS,
     RequestCode.SEND_REPLY_MESSAGE_V2: _SENDS_SHORT,
-    # A transaction is ended by who knows where its half stands.
-    RequestCode.END_TRANSACTION: _SIGNED,
+    RequestCode.END_TRANSACTION: Rule(_ends_transaction, record_field="commitLogOffset"),
     RequestCode.RECALL_MESSAGE: _fields(topic="topic", topic_permission=PUB),
     RequestCode.CANCEL_TIMER: _fields(topic="topic", topic_permission=PUB),
     RequestCode.LIST_TIMERS: Rule(_one_topic_or_admin),

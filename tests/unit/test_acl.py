@@ -18,7 +18,7 @@ from iotmq.broker import acl_file, acl_handler
 from iotmq.broker.acl import AccessControl, Guard
 from iotmq.broker.acl_file import AclFileError
 from iotmq.broker.acl_handler import AclHandler
-from iotmq.broker.acl_rules import RULES, rule_of
+from iotmq.broker.acl_rules import RULES, RecordTopics, rule_of
 from iotmq.broker.broker import Broker
 from iotmq.broker.settings import BrokerSettings
 from iotmq.clock import ManualClock
@@ -92,7 +92,13 @@ def path(tmp_path: Path) -> Path:
 def access(path: Path) -> AccessControl:
     return AccessControl(
         path,
-        topic_at={7: "topicA", 8: "topicB", 9: "%RETRY%groupC"}.get,
+        topic_at={
+            7: RecordTopics("topicA"),
+            8: RecordTopics("topicB"),
+            9: RecordTopics("%RETRY%groupC"),
+            10: RecordTopics("RMQ_SYS_TRANS_HALF_TOPIC", "topicA"),
+            11: RecordTopics("RMQ_SYS_TRANS_HALF_TOPIC", "topicB"),
+        }.get,
         open_topics={"RMQ_SYS_TRACE_TOPIC", "C_REPLY_TOPIC"},
     )
 
@@ -487,6 +493,20 @@ def test_the_guard_hands_on_what_may_be_done(access: AccessControl) -> None:
     assert guard.handle_run(connection, run, 0) == 7  # type: ignore[arg-type]
     guard.connection_lost(connection)  # type: ignore[arg-type]
     assert inner.lost == 1
+
+
+def test_a_transaction_is_ended_by_who_may_write_to_its_topic(access: AccessControl) -> None:
+    def end(position: int, who: str) -> Command:
+        return request_of(RequestCode.END_TRANSACTION, {"commitLogOffset": str(position)}, who=who)
+
+    access.check(end(11, "device1"), NEAR)
+    assert "lacks PUB on topic 'topicA'" in refusal(access, end(10, "device1"))
+    assert "lacks PUB on topic 'topicB'" in refusal(access, end(11, "reader99"))
+    # What stands there is no prepared message, or nothing does: the handler says so.
+    access.check(end(8, "reader99"), NEAR)
+    access.check(end(12, "reader99"), NEAR)
+    with pytest.raises(RequestError, match="commitLogOffset"):
+        access.check(request_of(RequestCode.END_TRANSACTION, {}, who="device1"), NEAR)
 
 
 # --- changes at run time ----------------------------------------------------------------------------
