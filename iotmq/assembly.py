@@ -26,7 +26,7 @@ from iotmq.client.session_ports import SessionPort
 from iotmq.client.settings import ClientSettings
 from iotmq.clock import Clock, SystemClock
 from iotmq.config import Config
-from iotmq.cycles import keep_collections_short
+from iotmq.cycles import short_collections
 from iotmq.errors import IotmqError, StoreError
 from iotmq.metrics import Metric, MetricSource
 from iotmq.mqtt_front.listener_settings import TCP_NAME
@@ -300,12 +300,12 @@ async def run_process(
             await asyncio.wait((starting,))
             return
         starting.result()
-        keep_collections_short()
-        logger.info("iotmq %s is ready", iotmq.__version__, extra={**fields, **process.addresses})
-        on_ready()
-        await asking
-        began_s = loop.time()
-        await process.stop()
+        with short_collections():
+            logger.info("iotmq %s is ready", iotmq.__version__, extra={**fields, **process.addresses})
+            on_ready()
+            await asking
+            began_s = loop.time()
+            await process.stop()
         logger.info("stopped", extra={"took_ms": round((loop.time() - began_s) * 1000)})
     finally:
         asking.cancel()

@@ -8,25 +8,33 @@ what a full collection leaves is never looked at again.
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 # A full collection comes after about 7,700 new containers times this.
 _MIDDLE_COLLECTIONS: Final = 4
 
 
-def keep_collections_short() -> None:
-    """From now on a full collection looks at what was made since the last one and still lives.
+@contextmanager
+def short_collections() -> Iterator[None]:
+    """In here a full collection looks at what was made since the last one and still lives.
 
-    A cycle that is let go when it is old is therefore never freed: what comes and goes with a connection, a
+    A cycle that is let go when it is old is therefore not freed: what comes and goes with a connection, a
     session or a request must not leave any (tests/integration/test_live_objects.py).
     """
-    newest, middle, _ = gc.get_threshold()
+    newest, middle, oldest = gc.get_threshold()
     gc.set_threshold(newest, middle, _MIDDLE_COLLECTIONS)
-    if _set_aside not in gc.callbacks:
-        gc.callbacks.append(_set_aside)
+    gc.callbacks.append(_set_aside)
     # The second finds little, which counts: the next full one comes when there is a quarter more than that.
     gc.collect()
     gc.collect()
+    try:
+        yield
+    finally:
+        gc.callbacks.remove(_set_aside)
+        gc.set_threshold(newest, middle, oldest)
+        gc.unfreeze()
 
 
 def _set_aside(phase: str, info: dict[str, Any]) -> None:

@@ -13,7 +13,6 @@ import msgspec
 from eventually import soon
 from loop_turns import LoopTurns
 from session_bench import HOST, FrontEnd, SessionBench, turns
-from short_collections import short_collections
 
 from iotmq import limits
 from iotmq.broker.element import encode_element
@@ -22,6 +21,7 @@ from iotmq.broker.session_views_handler import SessionViewsHandler
 from iotmq.broker.sessions import OWNER_GRACE_S
 from iotmq.broker.topics import SESSION_TOPIC
 from iotmq.client.session_ports import Refused, RetainedRead, RetainedRecords, Will
+from iotmq.cycles import short_collections
 from iotmq.message.record import encode_batch
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command

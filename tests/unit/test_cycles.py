@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from short_collections import short_collections
 
-from iotmq.cycles import _set_aside, keep_collections_short
+from iotmq.cycles import short_collections
 
 
 @pytest.fixture
@@ -52,6 +51,9 @@ def test_a_new_cycle_is_collected(looked: list[int]) -> None:
     assert gone() is None
 
 
-def test_it_is_set_once(looked: list[int]) -> None:
-    keep_collections_short()
-    assert gc.callbacks.count(_set_aside) == 1
+def test_afterwards_all_is_as_before() -> None:
+    before = gc.get_threshold(), list(gc.callbacks)
+    with short_collections():
+        assert gc.get_threshold() != before[0]
+    assert (gc.get_threshold(), gc.callbacks) == before
+    assert gc.get_freeze_count() == 0
