@@ -369,8 +369,10 @@ class SessionProjection(KeyValueProjection):
                 first, following = (int(_NUMBER.unpack_from(value)[0]) for _, value in (*found, ending)[:2])
                 kept, last_position, count = _cut(found[0][1], following - first, position)
                 self.queues.rewind(queue_id, first + count)
-                if count:
-                    keys.append(_entries_key(queue_id, last_position))
+                key = _entries_key(queue_id, last_position)
+                # Where the log ended once before there is one that counts those without an entry as its own.
+                if count and (len(kept) > _NUMBER.size or self._space.get(key) is None):
+                    keys.append(key)
                     values.append(kept)
         self.shares.rewind(position)
         for key, share in self.shares.changes():
