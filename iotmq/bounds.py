@@ -55,6 +55,12 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "tests/unit/test_remoting_tls.py::test_so_many_shake_hands_at_a_time",
     ),
     Bound(
+        "remoting.accepting: connections that say goodbye by TLS",
+        "broker.connections_max, for TLS_SHUTDOWN_S",
+        "as those that are open",
+        "tests/unit/test_remoting_tls.py::test_who_does_not_say_goodbye_counts_for_so_long_and_no_longer",
+    ),
+    Bound(
         "message.columns: bodies of one pull, inflated",
         "PULL_RECORDS_MAX",
         "COLUMN_BYTES_MAX",
@@ -400,6 +406,12 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "tests/unit/test_undecided.py::test_there_is_room_to_the_byte",
     ),
     Bound(
+        "mqtt_front.device: parts of CONNECTs, and what came behind them",
+        "as many as the bytes",
+        "MQTT_CONNECT_BYTES_MAX of one packet, MQTT_UNOPENED_BYTES_MAX of all connections",
+        "tests/unit/test_mqtt_front.py::test_what_is_held_for_devices_that_are_not_connected_is_bounded",
+    ),
+    Bound(
         "mqtt_front.arrivals: handshakes under way and waiting",
         "TLS_HANDSHAKES_MAX, TLS_HANDSHAKES_PER_TURN",
         "items x TLS_HELLO_BYTES_MAX",
@@ -538,6 +550,12 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "tests/unit/test_shared_egress.py::test_a_message_that_many_memberships_wait_for_is_there_once",
     ),
     Bound(
+        "mqtt_front.shared_subscriptions: groups of one session",
+        "MQTT_SHARES_PER_SESSION_MAX",
+        "items x (SHARE_NAME_BYTES_MAX + MQTT_TOPIC_BYTES_MAX)",
+        "tests/integration/test_shared_subscriptions.py::test_a_session_takes_part_in_as_many_groups_as_it_may",
+    ),
+    Bound(
         "mqtt_front.websocket: pongs nobody reads",
         "MQTT_WEBSOCKET_PONGS_PER_READ_MAX",
         "items x 125 bytes",
@@ -628,11 +646,5 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "one piece at a time",
         "WORKER_FRAME_BYTES_MAX",
         "tests/unit/test_mqtt_workers.py::test_a_frame_at_the_limit_and_past_it",
-    ),
-    Bound(
-        "remoting.accepting: connections that say goodbye by TLS",
-        "broker.connections_max, for TLS_SHUTDOWN_S",
-        "as those that are open",
-        "tests/unit/test_remoting_tls.py::test_who_does_not_say_goodbye_counts_for_so_long_and_no_longer",
     ),
 )

@@ -159,9 +159,9 @@ SHARE_CREDIT_MAX: Final = 1_024
 SHARE_CLIENT_BYTES_MAX: Final = 1024 * 1024
 SHARE_REPORT_MEMBERS_MAX: Final = 1_024
 SHARE_REPORT_POSITIONS_MAX: Final = 65_536
-# Packet ids of QoS 2 that devices have not released, at one broker. Past either the oldest are forgotten:
-# their devices have not been back for longest. The bytes are those of the keys with what the database has
-# beside them. And what one request releases.
+# Packet ids of QoS 2 that devices have not released, at one broker: how many, and the bytes of their keys and
+# of what the database has beside them. Past either the oldest are forgotten: their devices have not been back
+# for longest. The third is the body of one request that releases some.
 RECEIVED_IDS_MAX: Final = 1_000_000
 RECEIVED_IDS_BYTES_MAX: Final = 256 * 1024 * 1024
 RELEASED_BODY_BYTES_MAX: Final = 1024 * 1024
@@ -182,12 +182,12 @@ EXCLUSIVE_SUBSCRIPTIONS_MAX: Final = 100_000
 MQTT_PACKET_BYTES_MAX: Final = 1024 * 1024
 MQTT_TOPIC_BYTES_MAX: Final = 4_096
 MQTT_TOPIC_LEVELS_MAX: Final = 128
-# Levels of a filter with a wildcard: every topic as deep is compared with each pattern of literals and
-# wildcards that some filter has. And what is remembered of topics, in one table of a broker or front end.
+# Levels of a filter with a wildcard: every topic as deep is compared with each shape (see FILTER_SHAPES_MAX).
+# And the bytes that one table of a broker or front end remembers of topics.
 MQTT_WILDCARD_LEVELS_MAX: Final = 32
 MQTT_TOPIC_CACHE_BYTES_MAX: Final = 32 * 1024 * 1024
-# A topic that is rewritten, whose size is what a regular expression takes; the text of one, what it may
-# become in memory, and how many.
+# Rewriting: the longest topic that patterns are tried on, because their time grows with its size; what one
+# compiled pattern may take in memory; the length of its text; and how many rules there may be.
 MQTT_REWRITE_TOPIC_BYTES_MAX: Final = 256
 MQTT_REWRITE_PROGRAM_BYTES_MAX: Final = 1024 * 1024
 MQTT_REWRITE_PATTERN_CHARACTERS_MAX: Final = 1_024

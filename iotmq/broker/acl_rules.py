@@ -19,13 +19,14 @@ from iotmq.broker.heartbeat import decode_heartbeat
 from iotmq.broker.topics import DLQ_PREFIX, RETRY_PREFIX
 from iotmq.message.bodies import COMPRESSED
 from iotmq.message.errors import MessageFormatError
+from iotmq.message.properties import MQTT_TOPIC
 from iotmq.message.record import property_value
 from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 
-# The property that makes a record a message to devices, and the name under which accounts are permitted it.
-DEVICE_TOPICS: Final = "MQTT_TOPIC"
+# The property that makes a record a message to devices is also the name under which accounts may set it.
+DEVICE_TOPICS: Final = MQTT_TOPIC
 
 DENY: Final = 1
 # Needed only: either of the next two will do.

@@ -330,7 +330,7 @@ class Broker:
         clamped = self.offsets.clamp(self._end_of)
         if clamped:
             logger.warning("%d consumer offsets were past the end of their queues and were set back", clamped)
-        self._files.follow_changes()
+        self._files.save_topics()
         self.topics.add_listener(self._on_topic_changed)
         self.subscription_groups.add_listener(self._on_group_changed)
         self._sending.restore()

@@ -180,9 +180,9 @@ cdef class OutboundHalf:
         return self._window_max - count if count < self._window_max else 0
 
     cdef bint has_room_to_repeat(self) noexcept:
-        """The same for a message of an earlier connection, which counts in this one as soon as it is sent.
+        """Whether the device takes one more message of an earlier connection now.
 
-        [MQTT-3.3.4-9]
+        Such a message counts in the window of this connection as soon as it is sent [MQTT-3.3.4-9].
         """
         return self.has_output_room() and (
             self._subscriber == NULL

@@ -215,14 +215,6 @@ async def test_an_end_of_a_record_that_is_no_half_is_refused(bench: Bench) -> No
     assert len(bench.bodies()) == 1
 
 
-async def test_a_slave_ends_nothing(tmp_path: Path) -> None:
-    bench = await open_bench(tmp_path)
-    bench.settings["broker_id"] = 1
-    await bench.restart()
-    assert bench.end(bench.prepare(), COMMIT).code == 11
-    await bench.close()
-
-
 async def test_an_end_nobody_wants_an_answer_to_works_as_well(bench: Bench) -> None:
     prepared = bench.prepare(b"quiet")
     request = Command.request(
@@ -552,19 +544,6 @@ async def test_what_was_not_given_up_cannot_be_taken_up_again(bench: Bench, mess
     assert answer.code == 1
     assert "msgId" in (answer.remark or "")
     assert len(bench.transactions) == 1
-
-
-async def test_a_slave_takes_nothing_up_again(bench: Bench) -> None:
-    bench.settings["transaction_checks_max"] = 1
-    bench.settings["broker_id"] = 1
-    await bench.restart()
-    bench.prepare()
-    bench.check()
-    bench.check()
-    (given_up,) = bench.records(TRANSACTION_CHECKS_MAX_TOPIC, 0)
-    message_id = f"{HOST.hex().upper()}{given_up.position:016X}"
-    answer = bench.request(Command.request(RequestCode.RESUME_CHECK_HALF_MESSAGE, {"msgId": message_id}))
-    assert answer.code == 11
 
 
 async def test_many_transactions_are_seen_to_in_turns(bench: Bench) -> None:
