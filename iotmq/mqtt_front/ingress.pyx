@@ -734,6 +734,8 @@ cdef class Ingress(PublishSink):
             self.group.schedule_turn()
         release.add(<Device>connection, packet_id)
         self._pending_bytes += RELEASE_BYTES
+        if self._pending_bytes > self._pending_bytes_max:
+            self.group.is_congested = True
         if release.body_bytes > RELEASE_BODY_BYTES_MAX:
             del self._releases[broker]
             release.offer()

@@ -867,3 +867,19 @@ def test_a_device_that_sends_without_pause_waits_for_the_next_turn() -> None:
     bench.loop.run()
     assert out.is_reading
     assert bench.group.paused_count == 0
+
+
+def test_releases_that_are_not_answered_stop_the_reading_from_devices() -> None:
+    bench = Bench(pending_bytes_max=1 << 20)
+    bench.gateway.releases_at_once = False
+    device, _ = connect_kept(bench, "c", is_resumed=True)
+    count = 0
+    while not device.group.is_congested:
+        assert bench.ingress.pending_bytes <= 1 << 20
+        receive(device, pubrel(count % 65_535 + 1))
+        bench.loop.run()
+        count += 1
+    assert (1 << 20) < bench.ingress.pending_bytes < (1 << 20) + 1_000
+    for _, _, done in bench.gateway.released:
+        done(0, "")
+    assert not device.group.is_congested
