@@ -161,7 +161,6 @@ cdef class SendPath:
         cdef int first = at
         cdef int end = run.count if run.allowed < 0 else min(run.count, run.allowed)
         cdef int64_t now_ms = self.intake.begin_run()
-        cdef int64_t begun_us
         cdef const SendFrame* frame
         cdef Plan plan
         cdef Queue queue
