@@ -484,6 +484,12 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "tests/unit/test_ingress.py::test_publishers_are_not_read_while_too_much_waits_and_are_when_half_of_it_is_gone",
     ),
     Bound(
+        "mqtt_front.ingress: packet ids whose release waits for brokers",
+        "as many as the bytes",
+        "mqtt.pending_bytes_max, together with messages",
+        "tests/unit/test_ingress.py::test_releases_that_are_not_answered_stop_the_reading_from_devices",
+    ),
+    Bound(
         "mqtt_front.ingress: topics whose queue is remembered",
         "65,536 topics",
         "MQTT_TOPIC_CACHE_BYTES_MAX",
