@@ -61,6 +61,7 @@ COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
     ("iotmq.broker.received_marks", ".pyx", ["z"]),
     ("iotmq.remoting.frame_header", ".pyx", []),
     ("iotmq.remoting.send_frames", ".pyx", []),
+    ("iotmq.remoting.signed_frames", ".pyx", []),
     ("iotmq.broker.send_properties", ".pyx", []),
     ("iotmq.broker.send_path", ".pyx", ["z"]),
     ("iotmq.remoting.pull_frames", ".pyx", []),

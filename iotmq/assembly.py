@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import gc
 import logging
 import os
 import resource
@@ -27,6 +26,7 @@ from iotmq.client.session_ports import SessionPort
 from iotmq.client.settings import ClientSettings
 from iotmq.clock import Clock, SystemClock
 from iotmq.config import Config
+from iotmq.cycles import short_collections
 from iotmq.errors import IotmqError, StoreError
 from iotmq.metrics import Metric, MetricSource
 from iotmq.mqtt_front.listener_settings import TCP_NAME
@@ -300,14 +300,12 @@ async def run_process(
             await asyncio.wait((starting,))
             return
         starting.result()
-        # What was made while starting lives as long as the process: no collection looks at it again.
-        gc.collect()
-        gc.freeze()
-        logger.info("iotmq %s is ready", iotmq.__version__, extra={**fields, **process.addresses})
-        on_ready()
-        await asking
-        began_s = loop.time()
-        await process.stop()
+        with short_collections():
+            logger.info("iotmq %s is ready", iotmq.__version__, extra={**fields, **process.addresses})
+            on_ready()
+            await asking
+            began_s = loop.time()
+            await process.stop()
         logger.info("stopped", extra={"took_ms": round((loop.time() - began_s) * 1000)})
     finally:
         asking.cancel()

@@ -55,6 +55,12 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "tests/unit/test_remoting_tls.py::test_so_many_shake_hands_at_a_time",
     ),
     Bound(
+        "remoting.accepting: connections that say goodbye by TLS",
+        "broker.connections_max, for TLS_SHUTDOWN_S",
+        "as those that are open",
+        "tests/unit/test_remoting_tls.py::test_who_does_not_say_goodbye_counts_for_so_long_and_no_longer",
+    ),
+    Bound(
         "message.columns: bodies of one pull, inflated",
         "PULL_RECORDS_MAX",
         "COLUMN_BYTES_MAX",
@@ -87,8 +93,8 @@ DERIVED: Final[tuple[Bound, ...]] = (
     ),
     Bound(
         "broker.groups: subscriptions of a heartbeat",
-        "HEARTBEAT_GROUPS_MAX x HEARTBEAT_SUBSCRIPTIONS_MAX",
-        "FRAME_BYTES_MAX",
+        "HEARTBEAT_GROUPS_MAX, HEARTBEAT_SUBSCRIPTIONS_MAX of each, HEARTBEAT_SUBSCRIPTIONS_TOTAL_MAX of all",
+        "HEARTBEAT_BYTES_MAX",
         "tests/unit/test_groups.py::test_a_heartbeat_has_at_most_so_many_groups_and_subscriptions",
     ),
     Bound(
@@ -134,9 +140,21 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "tests/unit/test_consumer_filters.py::test_a_broker_keeps_so_many_filters",
     ),
     Bound(
+        "broker.tag_filter: parsed expressions of tags",
+        "CACHED_MAX of that module",
+        "items x CACHED_CHARACTERS_MAX of that module",
+        "tests/unit/test_consumer_filters.py::test_an_expression_of_tags_is_remembered_up_to_a_length",
+    ),
+    Bound(
+        "broker.consumer_filters: filters that wait for a turn of the loop",
+        "_LATE_MAX of that module",
+        "items x FILTER_EXPRESSION_BYTES_MAX",
+        "tests/unit/test_consumer_filters.py::test_so_many_expressions_wait_for_a_turn_and_no_more",
+    ),
+    Bound(
         "broker.consumer_filters: compiled filters",
         "FILTER_CACHE_MAX",
-        "items x FILTER_NODES_MAX nodes",
+        "items x (FILTER_EXPRESSION_BYTES_MAX, and FILTER_NODES_MAX nodes)",
         "tests/unit/test_consumer_filters.py::test_so_many_compiled_filters_are_kept",
     ),
     Bound(
@@ -286,9 +304,9 @@ DERIVED: Final[tuple[Bound, ...]] = (
     ),
     Bound(
         "broker.session_projection: sessions kept decoded",
-        "8,192 sessions",
-        "items x mqtt.subscriptions_max x MQTT_TOPIC_BYTES_MAX",
-        "tests/unit/test_session_projection.py::test_more_sessions_than_are_remembered_are_all_found",
+        "RECENT_SESSIONS_MAX of that module",
+        "RECENT_BYTES_MAX of that module, RECENT_SESSION_BYTES_MAX of one",
+        "tests/unit/test_session_projection.py::test_sessions_kept_decoded_at_their_limits_and_past_them",
     ),
     Bound(
         "broker.session_projection: cursors looked at in one turn",
@@ -316,9 +334,9 @@ DERIVED: Final[tuple[Bound, ...]] = (
     ),
     Bound(
         "broker.wills: wills that wait",
-        "one of each client",
-        "items x MQTT_PACKET_BYTES_MAX",
-        "tests/unit/test_sessions.py::test_a_device_that_comes_and_goes_has_one_will_waiting",
+        "one of each session",
+        "WAITING_BYTES_MAX of that module, the rest is on the disk",
+        "tests/unit/test_sessions.py::test_wills_that_wait_at_their_limit_of_memory_and_past_it",
     ),
     Bound(
         "broker.exclusives: filters of one session alone",
@@ -386,6 +404,12 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "as many as the bytes",
         "MQTT_UNDECIDED_BYTES_MAX",
         "tests/unit/test_undecided.py::test_there_is_room_to_the_byte",
+    ),
+    Bound(
+        "mqtt_front.device: parts of CONNECTs, and what came behind them",
+        "as many as the bytes",
+        "MQTT_CONNECT_BYTES_MAX of one packet, MQTT_UNOPENED_BYTES_MAX of all connections",
+        "tests/unit/test_mqtt_front.py::test_what_is_held_for_devices_that_are_not_connected_is_bounded",
     ),
     Bound(
         "mqtt_front.arrivals: handshakes under way and waiting",
@@ -460,6 +484,12 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "tests/unit/test_ingress.py::test_publishers_are_not_read_while_too_much_waits_and_are_when_half_of_it_is_gone",
     ),
     Bound(
+        "mqtt_front.ingress: packet ids whose release waits for brokers",
+        "as many as the bytes",
+        "mqtt.pending_bytes_max, together with messages",
+        "tests/unit/test_ingress.py::test_releases_that_are_not_answered_stop_the_reading_from_devices",
+    ),
+    Bound(
         "mqtt_front.ingress: topics whose queue is remembered",
         "65,536 topics",
         "MQTT_TOPIC_CACHE_BYTES_MAX",
@@ -493,7 +523,7 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "mqtt.outbound: messages a device does not take",
         "mqtt.queued_messages_max",
         "mqtt.queued_bytes_max, MQTT_QUEUED_BYTES_MAX",
-        "tests/unit/test_mqtt_connection.py::test_what_a_slow_subscriber_leaves_is_bounded_and_the_rest_is_dropped",
+        "tests/unit/test_mqtt_connection.py::test_what_waits_for_a_subscriber_at_its_limit_of_bytes_and_past_it",
     ),
     Bound(
         "mqtt.topic_aliases: aliases of a connection, each way",
@@ -509,8 +539,8 @@ DERIVED: Final[tuple[Bound, ...]] = (
     ),
     Bound(
         "mqtt_front.session_reports: sessions that moved",
-        "sessions that are connected",
-        "SESSIONS_PER_REQUEST_MAX in one turn",
+        "sessions that are connected, 64 of them in one turn, 256 of those that wait for it",
+        "items x SESSION_RECORD_BYTES_MAX",
         "tests/integration/test_durable_sessions.py::test_the_progress_of_many_sessions_is_told_over_several_turns",
     ),
     Bound(
@@ -524,6 +554,12 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "SHARE_CREDIT_MAX of each",
         "SHARE_CLIENT_BYTES_MAX of a device and broker, one copy for all who wait",
         "tests/unit/test_shared_egress.py::test_a_message_that_many_memberships_wait_for_is_there_once",
+    ),
+    Bound(
+        "mqtt_front.shared_subscriptions: groups of one session",
+        "MQTT_SHARES_PER_SESSION_MAX",
+        "items x (SHARE_NAME_BYTES_MAX + MQTT_TOPIC_BYTES_MAX)",
+        "tests/integration/test_shared_subscriptions.py::test_a_session_takes_part_in_as_many_groups_as_it_may",
     ),
     Bound(
         "mqtt_front.websocket: pongs nobody reads",
@@ -622,11 +658,5 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "one piece at a time",
         "WORKER_FRAME_BYTES_MAX",
         "tests/unit/test_mqtt_workers.py::test_a_frame_at_the_limit_and_past_it",
-    ),
-    Bound(
-        "remoting.accepting: connections that say goodbye by TLS",
-        "broker.connections_max, for TLS_SHUTDOWN_S",
-        "as those that are open",
-        "tests/unit/test_websocket_tls.py::test_refused_closed_and_stopped",
     ),
 )

@@ -28,8 +28,10 @@ INDEX_CANDIDATES_MAX: Final = 1_024
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 HEADER_BYTES_MAX: Final = 1024 * 1024
 HEADER_FIELDS_MAX: Final = 256
-# JSON with unquoted map keys is put right byte by byte in Python, on the event loop.
+# JSON with unquoted map keys is put right byte by byte in Python, on the event loop: up to two microseconds a
+# byte. The first is for answers to what was asked, and for registrations; the other for requests.
 LENIENT_JSON_BYTES_MAX: Final = 512 * 1024
+LENIENT_REQUEST_BYTES_MAX: Final = 8 * 1024
 REQUESTS_IN_FLIGHT_MAX: Final = 16_384
 # Frames that have not arrived whole, of all connections of one listener.
 UNFINISHED_FRAMES_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -53,7 +55,10 @@ GROUP_BYTES_MAX: Final = 255
 CLIENTS_PER_CONNECTION_MAX: Final = 1_024
 HEARTBEAT_GROUPS_MAX: Final = 1_024
 HEARTBEAT_SUBSCRIPTIONS_MAX: Final = 1_024
-LOCKED_QUEUES_PER_REQUEST_MAX: Final = 65_536
+# All of a heartbeat's groups together.
+HEARTBEAT_SUBSCRIPTIONS_TOTAL_MAX: Final = 16_384
+HEARTBEAT_BYTES_MAX: Final = 1024 * 1024
+LOCKED_QUEUES_PER_REQUEST_MAX: Final = 16_384
 # Queues that are locked, by all groups; about 500 bytes each. Clients say the name of the broker with each.
 QUEUE_LOCKS_MAX: Final = 262_144
 LOCKED_BROKER_NAME_BYTES_MAX: Final = 255
@@ -159,9 +164,9 @@ SHARE_CREDIT_MAX: Final = 1_024
 SHARE_CLIENT_BYTES_MAX: Final = 1024 * 1024
 SHARE_REPORT_MEMBERS_MAX: Final = 1_024
 SHARE_REPORT_POSITIONS_MAX: Final = 65_536
-# Packet ids of QoS 2 that devices have not released, at one broker. Past either the oldest are forgotten:
-# their devices have not been back for longest. The bytes are those of the keys with what the database has
-# beside them. And what one request releases.
+# Packet ids of QoS 2 that devices have not released, at one broker: how many, and the bytes of their keys and
+# of what the database has beside them. Past either the oldest are forgotten: their devices have not been back
+# for longest. The third is the body of one request that releases some.
 RECEIVED_IDS_MAX: Final = 1_000_000
 RECEIVED_IDS_BYTES_MAX: Final = 256 * 1024 * 1024
 RELEASED_BODY_BYTES_MAX: Final = 1024 * 1024
@@ -182,12 +187,12 @@ EXCLUSIVE_SUBSCRIPTIONS_MAX: Final = 100_000
 MQTT_PACKET_BYTES_MAX: Final = 1024 * 1024
 MQTT_TOPIC_BYTES_MAX: Final = 4_096
 MQTT_TOPIC_LEVELS_MAX: Final = 128
-# Levels of a filter with a wildcard: every topic as deep is compared with each pattern of literals and
-# wildcards that some filter has. And what is remembered of topics, in one table of a broker or front end.
+# Levels of a filter with a wildcard: every topic as deep is compared with each shape (see FILTER_SHAPES_MAX).
+# And the bytes that one table of a broker or front end remembers of topics.
 MQTT_WILDCARD_LEVELS_MAX: Final = 32
 MQTT_TOPIC_CACHE_BYTES_MAX: Final = 32 * 1024 * 1024
-# A topic that is rewritten, whose size is what a regular expression takes; the text of one, what it may
-# become in memory, and how many.
+# Rewriting: the longest topic that patterns are tried on, because their time grows with its size; what one
+# compiled pattern may take in memory; the length of its text; and how many rules there may be.
 MQTT_REWRITE_TOPIC_BYTES_MAX: Final = 256
 MQTT_REWRITE_PROGRAM_BYTES_MAX: Final = 1024 * 1024
 MQTT_REWRITE_PATTERN_CHARACTERS_MAX: Final = 1_024

@@ -19,13 +19,14 @@ from iotmq.broker.heartbeat import decode_heartbeat
 from iotmq.broker.topics import DLQ_PREFIX, RETRY_PREFIX
 from iotmq.message.bodies import COMPRESSED
 from iotmq.message.errors import MessageFormatError
+from iotmq.message.properties import MQTT_TOPIC
 from iotmq.message.record import property_value
 from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 
-# The property that makes a record a message to devices, and the name under which accounts are permitted it.
-DEVICE_TOPICS: Final = "MQTT_TOPIC"
+# The property that makes a record a message to devices is also the name under which accounts may set it.
+DEVICE_TOPICS: Final = MQTT_TOPIC
 
 DENY: Final = 1
 # Needed only: either of the next two will do.
@@ -33,8 +34,16 @@ ANY: Final = 2
 PUB: Final = 4
 SUB: Final = 8
 
-#: Topic of the record at a position of the log, None when there is none.
-TopicAt: TypeAlias = Callable[[int], str | None]
+
+class RecordTopics(NamedTuple):
+    """The topic a record is in, and the one it waits for; empty when it waits for none."""
+
+    topic: str
+    real_topic: str = ""
+
+
+#: The topics of the record at a position of the log, None when there is none.
+TopicAt: TypeAlias = Callable[[int], RecordTopics | None]
 
 
 class Need(NamedTuple):
@@ -50,8 +59,8 @@ class Rule(NamedTuple):
 
     needs: Callable[[Command, TopicAt], Iterable[Need]]
     is_for_admins: bool = False
-    # Whether it depends on the record at the field `offset`.
-    is_about_record: bool = False
+    # The field with the position of the record that it depends on.
+    record_field: str = ""
 
 
 def topic_need(topic: str, permission: int) -> Need:
@@ -128,11 +137,17 @@ def _record(*groups: str) -> Rule:
     of_fields = _fields(groups=groups)
 
     def needs(request: Command, topic_at: TopicAt) -> Iterable[Need]:
-        topic = topic_at(request.integer("offset", minimum=0))
+        record = topic_at(request.integer("offset", minimum=0))
         found = list(of_fields.needs(request, topic_at))
-        return found if topic is None else [*found, topic_need(topic, SUB)]
+        return found if record is None else [*found, topic_need(record.topic, SUB)]
 
-    return Rule(needs, is_about_record=True)
+    return Rule(needs, record_field="offset")
+
+
+def _ends_transaction(request: Command, topic_at: TopicAt) -> Iterable[Need]:
+    """PUB on the topic that the prepared message is for; the handler refuses what is none."""
+    record = topic_at(request.integer("commitLogOffset", minimum=0))
+    return (topic_need(record.real_topic, PUB),) if record is not None and record.real_topic else ()
 
 
 def _heartbeat(request: Command, topic_at: TopicAt) -> Iterable[Need]:
@@ -147,7 +162,7 @@ class _LockBody(msgspec.Struct, rename="camel"):
 
 
 def _locks(request: Command, topic_at: TopicAt) -> Iterable[Need]:
-    return (Need(lenient_json.decode(request.body, _LockBody).consumer_group, True, SUB),)
+    return (Need(lenient_json.decode_request(request.body, _LockBody).consumer_group, True, SUB),)
 
 
 class _Ack(msgspec.Struct):
@@ -160,7 +175,7 @@ class _AckBody(msgspec.Struct):
 
 
 def _acks(request: Command, topic_at: TopicAt) -> Iterable[Need]:
-    for ack in lenient_json.decode(request.body, _AckBody).acks:
+    for ack in lenient_json.decode_request(request.body, _AckBody).acks:
         yield Need(ack.group, True, SUB)
         yield topic_need(ack.topic, SUB)
 
@@ -187,8 +202,7 @@ RULES: Final[dict[int, Rule]] = {
     # Whoever has an account may answer (acl.py): PUB is needed on topics other than that of replies.
     RequestCode.SEND_REPLY_MESSAGE: _SENDS,
     RequestCode.SEND_REPLY_MESSAGE_V2: _SENDS_SHORT,
-    # A transaction is ended by who knows where its half stands.
-    RequestCode.END_TRANSACTION: _SIGNED,
+    RequestCode.END_TRANSACTION: Rule(_ends_transaction, record_field="commitLogOffset"),
     RequestCode.RECALL_MESSAGE: _fields(topic="topic", topic_permission=PUB),
     RequestCode.CANCEL_TIMER: _fields(topic="topic", topic_permission=PUB),
     RequestCode.LIST_TIMERS: Rule(_one_topic_or_admin),

@@ -105,7 +105,7 @@ class AdminHandler:
         return request.reply(ResponseCode.SUCCESS, body=msgspec.json.encode(config))
 
     def _put_group(self, connection: ServerConnection, request: Command) -> Command | None:
-        config = lenient_json.decode(request.body, SubscriptionGroupConfig)
+        config = lenient_json.decode_request(request.body, SubscriptionGroupConfig)
         if not 0 <= config.retry_queue_nums <= limits.QUEUES_PER_TOPIC_MAX:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,

@@ -15,7 +15,7 @@ from iotmq.broker.administration import Administration
 from iotmq.broker.announced_changes import AnnouncedChanges
 from iotmq.broker.changed_settings import ChangedSettings
 from iotmq.broker.cold_reads import ColdReads
-from iotmq.broker.consumed import lowest_consumed_position
+from iotmq.broker.consumed import ConsumedPosition
 from iotmq.broker.consumer_offsets import ConsumerOffsets
 from iotmq.broker.consuming import Consuming
 from iotmq.broker.gateway import LocalGateway
@@ -276,8 +276,15 @@ class Broker:
         )
         self._work: list[asyncio.Task[None]] = []
         # Nobody consumes what the broker writes there.
-        self._own_topics = system_names - {SCHEDULE_TOPIC, HALF_TOPIC}
-        store.consumed_position = self._consumed_position
+        own_topics = system_names - {SCHEDULE_TOPIC, HALF_TOPIC}
+        self.consumed = ConsumedPosition(
+            store,
+            self.offsets,
+            delivered=self._sending.delays.delivered,
+            ignored_topics=own_topics,
+            is_read=self._is_read,
+        )
+        store.consumed_position = lambda: self.consumed.position
 
     def local_gateway(self) -> LocalGateway:
         """The way to this broker for an MQTT front end in the same process."""
@@ -323,7 +330,7 @@ class Broker:
         clamped = self.offsets.clamp(self._end_of)
         if clamped:
             logger.warning("%d consumer offsets were past the end of their queues and were set back", clamped)
-        self._files.follow_changes()
+        self._files.save_topics()
         self.topics.add_listener(self._on_topic_changed)
         self.subscription_groups.add_listener(self._on_group_changed)
         self._sending.restore()
@@ -399,6 +406,7 @@ class Broker:
         yield "check of the address", self._presence.check_address
         yield "expiry of clients", partial(repeat, _EXPIRY_SCAN_S, self._expire)
         yield "statistics", partial(repeat, SAMPLE_INTERVAL_S, self.sample)
+        yield "consumed positions", self.consumed.look_repeatedly
         yield "retention", partial(repeat, _RETENTION_SCAN_S, self._store.retain)
         yield "expiry of sessions", partial(repeat, _SESSION_SCAN_S, self._mqtt.expire)
         yield "delayed messages", partial(repeat, _RETENTION_SCAN_S, self._sending.delays.roll)
@@ -428,15 +436,6 @@ class Broker:
     def _end_of(self, topic: str, queue_id: int) -> int | None:
         queue = self._store.find_queue(topic, queue_id)
         return None if queue is None else queue.max_offset
-
-    def _consumed_position(self) -> int | None:
-        return lowest_consumed_position(
-            self._store,
-            self.offsets,
-            delivered=self._sending.delays.delivered(),
-            ignored_topics=self._own_topics,
-            is_read=self._is_read,
-        )
 
     def _is_read(self, queue: Queue) -> bool:
         topic = self.topics.find(queue.topic)

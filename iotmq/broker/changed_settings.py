@@ -238,7 +238,7 @@ def _as_texts(broker: BrokerSettings, store: StoreSettings) -> dict[str, str]:
 def _facts(broker: BrokerSettings, store: StoreSettings) -> dict[str, str]:
     """What tools of the RocketMQ family also ask for, and is no setting here or one of another kind."""
     return {
-        "brokerRole": "ASYNC_MASTER" if broker.broker_id == 0 else "SLAVE",
+        "brokerRole": "ASYNC_MASTER",
         "filterServerNums": "0",
         "flushDiskType": "SYNC_FLUSH" if store.flush == "sync" else "ASYNC_FLUSH",
         "msgTraceTopicName": TRACE_TOPIC,

@@ -13,6 +13,7 @@ from iotmq.broker.heartbeat import check_client_id, decode_heartbeat
 from iotmq.broker.request_table import Handler
 from iotmq.broker.subscription_groups import SubscriptionGroupConfig, SubscriptionGroups
 from iotmq.broker.topics import RETRY_PREFIX, TopicTable
+from iotmq.loop_slice import LoopSlice
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
@@ -58,8 +59,9 @@ class ClientHandler:
         changed = self._groups.heartbeat(
             connection, heartbeat, language=request.language, version=request.version
         )
+        turn = LoopSlice()
         for consumer in heartbeat.consumer_data_set or ():
-            self._filters.register(consumer.group_name, consumer.subscription_data_set or ())
+            self._filters.register(consumer.group_name, consumer.subscription_data_set or (), turn)
             group = self._subscription_groups.find_or_create(consumer.group_name)
             if group is not None:
                 self._ensure_retry_topic(group)

@@ -7,6 +7,8 @@ finds them again after a restart of either side.
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -21,10 +23,13 @@ from iotmq.broker.property_filter import PropertyFilter
 from iotmq.broker.sql_tree import SQL_EXPRESSION
 from iotmq.clock import Clock
 from iotmq.errors import RequestError
+from iotmq.loop_slice import LoopSlice
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import ResponseCode
 
 _KEPT_MS: Final = 24 * 3_600 * 1_000
+# Subscriptions that wait for a turn of the loop; more of them come with the next heartbeat.
+_LATE_MAX: Final = 1_024
 
 
 class FilterData(msgspec.Struct, kw_only=True, rename="camel"):
@@ -68,6 +73,7 @@ class ConsumerFilters(DirtyTable):
         # Group -> topic -> filter: what a heartbeat and a pull look for.
         self._by_group: dict[str, dict[str, FilterData]] = {}
         self._count = 0
+        self._late: deque[tuple[str, SubscriptionData]] = deque()
         self.refused_count = 0
         for data in self._read():
             self._put(data)
@@ -75,26 +81,48 @@ class ConsumerFilters(DirtyTable):
     def __len__(self) -> int:
         return self._count
 
-    def register(self, group: str, subscriptions: Iterable[SubscriptionData]) -> None:
+    def register(
+        self, group: str, subscriptions: Iterable[SubscriptionData], turn: LoopSlice | None = None
+    ) -> None:
         """Take the subscriptions of a group's heartbeat.
 
         An expression that cannot be parsed is not taken; pulls are told so (27). An older version of a
-        subscription changes nothing while the group lives.
+        subscription changes nothing while the group lives. What `turn` has no room for, because to parse an
+        expression takes milliseconds, is taken in the turns of the loop that follow.
         """
         known = self._by_group.get(group)
         wanted: set[str] = set()
         for subscription in subscriptions:
             if not subscription.is_by_tag:
                 wanted.add(subscription.topic)
-                self._register_one(group, subscription)
+                is_long = len(subscription.expression) > limits.FILTER_EXPRESSION_BYTES_MAX
+                if turn is None or is_long or turn.take():
+                    self._register_one(group, subscription)
+                elif len(self._late) < _LATE_MAX:
+                    self._register_later(group, subscription)
         if known:
             for topic, data in known.items():
                 if topic not in wanted and not data.dead_time:
                     data.dead_time = self._clock.now_ms()
                     self.is_dirty = True
 
+    def _register_later(self, group: str, subscription: SubscriptionData) -> None:
+        if not self._late:
+            asyncio.get_running_loop().call_soon(self._register_late)
+        self._late.append((group, subscription))
+
+    def _register_late(self) -> None:
+        """Some of those that had to wait."""
+        turn = LoopSlice()
+        while self._late and turn.take():
+            self._register_one(*self._late.popleft())
+        if self._late:
+            asyncio.get_running_loop().call_soon(self._register_late)
+
     def group_left(self, group: str) -> None:
         """The group's last consumer is gone: forget its filters in a day."""
+        if any(name == group for name, _ in self._late):
+            self._late = deque(late for late in self._late if late[0] != group)
         for data in self._by_group.get(group, {}).values():
             if not data.dead_time:
                 data.dead_time = self._clock.now_ms()
@@ -232,10 +260,16 @@ class ConsumerFilters(DirtyTable):
 
 def compile_filter(expression: str) -> PropertyFilter:
     """The filter of an expression, from a bounded cache. Raises RequestError (23) naming what is wrong."""
-    found = _compiled(expression)
+    found = _parsed(expression)
     if isinstance(found, str):
         raise RequestError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, found)
     return found
+
+
+def _parsed(expression: str) -> PropertyFilter | str:
+    """From the cache, but for what is refused for its length: the cache would keep it, and be as large."""
+    is_cached = len(expression) <= limits.FILTER_EXPRESSION_BYTES_MAX
+    return _compiled(expression) if is_cached else _compiled.__wrapped__(expression)
 
 
 @lru_cache(maxsize=limits.FILTER_CACHE_MAX)
@@ -251,5 +285,5 @@ def _compiled(expression: str) -> PropertyFilter | str:
 
 
 def _problem(expression: str) -> str:
-    found = _compiled(expression)
+    found = _parsed(expression)
     return found if isinstance(found, str) else "it may come with the next heartbeat"

@@ -75,14 +75,10 @@ class ConsumerOffsets(DirtyTable):
         suffix = "@" + group
         return [key[: -len(suffix)] for key in self._offsets if key.endswith(suffix)]
 
-    def lowest(self) -> dict[tuple[str, int], int]:
-        """Per topic and queue id the offset of the group that is furthest behind."""
-        lowest: dict[tuple[str, int], int] = {}
-        for key, queues in self._offsets.items():
-            topic = key.partition("@")[0]
-            for queue_id, offset in queues.items():
-                lowest[topic, queue_id] = min(offset, lowest.get((topic, queue_id), offset))
-        return lowest
+    def each_topic(self) -> Iterator[tuple[str, Mapping[int, int]]]:
+        """The topics of this moment's pairs with queue id to offset, one by one: there may be very many."""
+        for key in list(self._offsets):
+            yield key.partition("@")[0], self._offsets.get(key, {})
 
     def forget_group(self, group: str) -> None:
         """Drop every offset of the group."""

@@ -64,8 +64,7 @@ class Consuming:
             filters=self.filters,
             is_readable=settings.is_readable,
             statistics=statistics,
-            # A slave's log is its master's.
-            offset_moved=self._offset_moved.moved if settings.broker_id == 0 else None,
+            offset_moved=self._offset_moved.moved,
         )
         self._clients = ClientHandler(groups, subscription_groups, topics, self.filters)
         self.areas: list[Area] = [

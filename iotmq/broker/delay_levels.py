@@ -47,13 +47,16 @@ class DelayLevels:
         return max(0, min(level, len(self.delays_ms)))
 
     def divert(self, topic: str, queue_id: int, properties: bytes, level: int) -> tuple[str, int, bytes]:
-        """Topic, queue and properties that make a message wait for `level` (1 or more) and then go on."""
+        """Topic, queue and properties that make a message wait for `level` (1 or more) and then go on.
+
+        As in records of the original, no separator stands behind the last property.
+        """
         waiting = without_properties(properties, _DELAY, _REAL_TOPIC, _REAL_QUEUE_ID, _DUE_MS)
         delay_ms = self.delays_ms[level - 1]
         if level > len(USUAL_DELAYS_MS) or delay_ms != USUAL_DELAYS_MS[level - 1]:
             # Otherwise the log alone could not say when it is due.
             waiting += b"TIMER_OUT_MS\x01%d\x02" % (self._clock.now_ms() + delay_ms)
-        waiting += b"DELAY\x01%d\x02REAL_TOPIC\x01%s\x02REAL_QID\x01%d\x02" % (
+        waiting += b"DELAY\x01%d\x02REAL_TOPIC\x01%s\x02REAL_QID\x01%d" % (
             level,
             topic.encode(),
             queue_id,

@@ -35,7 +35,7 @@ class FilterHandler:
         """Nothing is kept per connection."""
 
     def _check(self, connection: ServerConnection, request: Command) -> Command | None:
-        subscription = lenient_json.decode(request.body, CheckClientBody).subscription_data
+        subscription = lenient_json.decode_request(request.body, CheckClientBody).subscription_data
         if subscription is not None:
             if subscription.is_by_tag:
                 parse_tags(subscription.expression)

@@ -33,7 +33,7 @@ COPY_PROPERTIES_BYTES = len(
     b"\x02TRANSACTION_CHECK_TIMES\x01%d\x02TRAN_PREPARED_QUEUE_OFFSET\x01%d\x02" % (10**5, 10**18)
 )
 
-_OP_PROPERTIES = b"TAGS\x01d\x02"
+_OP_PROPERTIES = b"WAIT\x01true\x02TAGS\x01d"
 # A number in a property or an op record has at most so many digits, or it is none of ours.
 _DIGITS_MAX = 18
 
@@ -62,13 +62,13 @@ def is_prepared(properties: bytes, sys_flag: int) -> bool:
 def half_properties(topic: str, queue_id: int, properties: bytes) -> bytes:
     """The properties of a new half. What only brokers may say is taken out: it could name another's half."""
     kept = without_properties(properties, _REAL_TOPIC, _REAL_QUEUE_ID, _CHECK_TIMES, _FIRST_OFFSET)
-    return kept + b"REAL_TOPIC\x01%s\x02REAL_QID\x01%d\x02" % (topic.encode(), queue_id)
+    return kept + b"REAL_TOPIC\x01%s\x02REAL_QID\x01%d" % (topic.encode(), queue_id)
 
 
 def copied_properties(properties: bytes, *, first_offset: int, check_times: int) -> bytes:
     """The properties of a half that is written again."""
     kept = without_properties(properties, _CHECK_TIMES, _FIRST_OFFSET)
-    return kept + b"TRANSACTION_CHECK_TIMES\x01%d\x02TRAN_PREPARED_QUEUE_OFFSET\x01%d\x02" % (
+    return kept + b"TRANSACTION_CHECK_TIMES\x01%d\x02TRAN_PREPARED_QUEUE_OFFSET\x01%d" % (
         check_times,
         first_offset,
     )
@@ -76,12 +76,7 @@ def copied_properties(properties: bytes, *, first_offset: int, check_times: int)
 
 def resumed_properties(properties: bytes) -> bytes:
     """The properties of a half that begins anew, with all its checks before it."""
-    return without_properties(properties, _CHECK_TIMES, _FIRST_OFFSET)
-
-
-def committed_properties(properties: bytes) -> bytes:
-    """The properties of the message that a commit delivers."""
-    return without_properties(properties, _PREPARED_PROPERTY, _REAL_TOPIC, _REAL_QUEUE_ID, _FIRST_OFFSET)
+    return without_properties(properties, _CHECK_TIMES, _FIRST_OFFSET).removesuffix(b"\x02")
 
 
 def read_half(record: Record) -> Half | None:

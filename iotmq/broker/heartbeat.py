@@ -74,8 +74,20 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 def decode_heartbeat(body: Body) -> Heartbeat:
     """The heartbeat in `body`. Raises RequestError (1) naming the field at fault."""
-    heartbeat = lenient_json.decode(body, Heartbeat)
+    size = sum(map(len, body)) if isinstance(body, list) else len(body)
+    if size > limits.HEARTBEAT_BYTES_MAX:
+        raise RequestError(
+            ResponseCode.SYSTEM_ERROR,
+            f"the body has {size} bytes; a heartbeat has at most {limits.HEARTBEAT_BYTES_MAX}",
+        )
+    heartbeat = lenient_json.decode_request(body, Heartbeat)
     check_client_id(heartbeat.client_id)
+    count = sum(len(data.subscription_data_set or ()) for data in heartbeat.consumer_data_set or ())
+    if count > limits.HEARTBEAT_SUBSCRIPTIONS_TOTAL_MAX:
+        raise RequestError(
+            ResponseCode.SYSTEM_ERROR,
+            f"{count} subscriptions; a heartbeat has at most {limits.HEARTBEAT_SUBSCRIPTIONS_TOTAL_MAX}",
+        )
     return heartbeat
 
 

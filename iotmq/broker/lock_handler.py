@@ -71,7 +71,7 @@ class LockHandler:
 
 
 def _decode(request: Command) -> LockRequest:
-    asked = lenient_json.decode(request.body, LockRequest)
+    asked = lenient_json.decode_request(request.body, LockRequest)
     check_group_name(asked.consumer_group, "consumerGroup")
     check_client_id(asked.client_id)
     return asked

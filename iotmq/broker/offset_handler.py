@@ -8,7 +8,7 @@ from iotmq.broker.consumer_offsets import ConsumerOffsets
 from iotmq.broker.long_answers import LongAnswers, Work
 from iotmq.broker.request_table import Handler
 from iotmq.broker.subscription_groups import group_of
-from iotmq.broker.topics import TopicTable, known_topic
+from iotmq.broker.topics import TopicConfig, TopicTable, known_topic
 from iotmq.errors import RequestError
 from iotmq.message.record import decode_record
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -111,15 +111,10 @@ class OffsetHandler:
 
     def _queue_of(self, request: Command) -> tuple[str, int, Queue | None]:
         """The queue a request names; None while nothing was ever written to it."""
-        name = request.text("topic")
-        queue_id = request.integer("queueId", minimum=-(2**31), maximum=2**31 - 1)
-        topic = known_topic(self._topics, name)
+        topic, queue_id = self._named(request)
         if not 0 <= queue_id < topic.queue_count:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"the field queueId is {queue_id}, but topic {name} has {topic.queue_count} queues",
-            )
-        return name, queue_id, self._store.find_queue(name, queue_id)
+            raise _no_such_queue(ResponseCode.SYSTEM_ERROR, topic, queue_id)
+        return topic.topic_name, queue_id, self._store.find_queue(topic.topic_name, queue_id)
 
     def _held_queue_of(self, request: Command) -> Queue | None:
         """As `_queue_of`, and queues that were removed while messages of them are here.
@@ -127,16 +122,17 @@ class OffsetHandler:
         Readers that keep their own offsets see by it whether they had read all. QUERY_NOT_FOUND for a queue
         that is not there.
         """
+        topic, queue_id = self._named(request)
+        queue = self._store.find_queue(topic.topic_name, queue_id)
+        if queue is None and not 0 <= queue_id < topic.queue_count:
+            raise _no_such_queue(ResponseCode.QUERY_NOT_FOUND, topic, queue_id)
+        return queue
+
+    def _named(self, request: Command) -> tuple[TopicConfig, int]:
+        """The topic and the number of a queue that a request names; the topic exists."""
         name = request.text("topic")
         queue_id = request.integer("queueId", minimum=-(2**31), maximum=2**31 - 1)
-        topic = known_topic(self._topics, name)
-        queue = self._store.find_queue(name, queue_id)
-        if queue is None and not 0 <= queue_id < topic.queue_count:
-            raise RequestError(
-                ResponseCode.QUERY_NOT_FOUND,
-                f"the field queueId is {queue_id}, but topic {name} has {topic.queue_count} queues",
-            )
-        return queue
+        return known_topic(self._topics, name), queue_id
 
     def _is_young(self, queue: Queue | None) -> bool:
         if queue is None:
@@ -145,6 +141,13 @@ class OffsetHandler:
             return False
         position = _first_position(queue)
         return position is None or self._store.appended_position - position <= self._young_bytes_max
+
+
+def _no_such_queue(code: int, topic: TopicConfig, queue_id: int) -> RequestError:
+    return RequestError(
+        code,
+        f"the field queueId is {queue_id}, but topic {topic.topic_name} has {topic.queue_count} queues",
+    )
 
 
 def _first_position(queue: Queue) -> int | None:

@@ -358,10 +358,6 @@ class Registration:
         return Command.request(RequestCode.UNREGISTER_BROKER, self._identity)
 
 
-def _nothing() -> None:
-    pass
-
-
 def parse_address(address: str) -> tuple[str, int]:
     """Host and port of `host:port` or `[ipv6]:port`."""
     host, _, port = address.rpartition(":")

@@ -104,7 +104,8 @@ class SendBackHandler:
             times_max = request.integer(
                 "maxReconsumeTimes", times_max, minimum=-_INT32_MAX, maximum=_INT32_MAX
             )
-        properties = without_properties(record.properties, b"DELAY", b"REAL_TOPIC", b"REAL_QID")
+        # Nobody waits for the copy: its consumer has let go of it.
+        properties = without_properties(record.properties, b"DELAY", b"WAIT") + b"WAIT\x01false\x02"
         if property_value(properties, b"RETRY_TOPIC") is None:
             properties += b"RETRY_TOPIC\x01%s\x02" % record.topic.encode()
         if property_value(properties, b"ORIGIN_MESSAGE_ID") is None:
@@ -112,6 +113,7 @@ class SendBackHandler:
 
         if record.reconsume_times >= times_max or level < 0:
             level = 0
+            properties += b"DELAY\x010"
             topic = self._topics.ensure(DLQ_PREFIX + group_name, queues=1).topic_name
             queue_id = 0
         else:

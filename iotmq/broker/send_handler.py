@@ -252,7 +252,7 @@ class SendHandler:
         if not topic.is_writable:
             raise RequestError(ResponseCode.NO_PERMISSION, f"topic {name} does not take messages")
 
-        properties = without_wait(header.properties.encode())
+        properties = header.properties.encode()
         if len(properties) > limits.PROPERTIES_BYTES_MAX:
             raise RequestError(
                 ResponseCode.MESSAGE_ILLEGAL,
@@ -316,6 +316,8 @@ class SendHandler:
                 waiting = timers.divert(name, queue_id, properties, wish, is_counted=is_new)
                 name, queue_id, properties = waiting[:3]
                 topics = (name, *topics)
+            else:
+                properties = without_wait(properties)
             body = request.body if not isinstance(request.body, list) else request.body_bytes()
             elements = encode_element(body, properties, header.flag)
             batch_properties = self._cluster_property

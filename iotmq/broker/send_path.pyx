@@ -159,8 +159,8 @@ cdef class SendPath:
         """Store sends from number `at` on, and see to their answers; the number of the first not taken."""
         cdef Answers now, later
         cdef int first = at
+        cdef int end = run.count if run.allowed < 0 else min(run.count, run.allowed)
         cdef int64_t now_ms = self.intake.begin_run()
-        cdef int64_t begun_us
         cdef const SendFrame* frame
         cdef Plan plan
         cdef Queue queue
@@ -176,7 +176,7 @@ cdef class SendPath:
             return at
         now = Answers.__new__(Answers, self, connection)
         later = Answers.__new__(Answers, self, connection) if is_sync else now
-        while at < run.count:
+        while at < end:
             frame = &run.frames[at]
             plan = self.plan_of(frame)
             if plan is None or not self.is_plain(run, frame) or not 0 <= frame.queue_id < len(plan.queues):
@@ -268,7 +268,7 @@ cdef class SendPath:
         cdef Py_ssize_t own_size = PyBytes_GET_SIZE(self.batch_properties)
         cdef Py_ssize_t size
         cdef uint8_t* room
-        cdef bint has_wait = has_text(properties, properties_size, b"WAIT\x01", 5)
+        cdef bint has_wait
         self.log.share(&shared, queue, born_host, self.batch_properties, frame.sys_flag)
         shared.born_timestamp_ms = frame.born_timestamp_ms
         shared.store_timestamp_ms = now_ms
@@ -278,8 +278,7 @@ cdef class SendPath:
             if properties_size:
                 # What the header says of a batch is said of each record, before what the broker says.
                 room = self.room_for(properties_size + 1 + own_size)
-                properties_size = put_properties(room, properties, properties_size, has_wait)
-            if properties_size:
+                memcpy(room, properties, properties_size)
                 if room[properties_size - 1] != PROPERTY_END:
                     room[properties_size] = PROPERTY_END
                     properties_size += 1
@@ -288,6 +287,7 @@ cdef class SendPath:
                 shared.properties_size = properties_size + own_size
             self.log.store_batch(queue, frame.body, frame.body + frame.body_size, &shared, place)
             return 0
+        has_wait = has_text(properties, properties_size, b"WAIT\x01", 5)
         size = ELEMENT_FIXED_BYTES + <Py_ssize_t> frame.body_size + properties_size
         room = self.room_for(size)
         properties_size = put_properties(room + 22 + frame.body_size, properties, properties_size, has_wait)

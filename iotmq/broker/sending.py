@@ -86,11 +86,7 @@ class Sending:
             checks_max=settings.transaction_checks_max,
             age_max_s=store.settings.retention_hours * 3600,
         )
-        # Each question is a record, and a slave's log is its master's.
-        self._asks_producers = settings.broker_id == 0
-        self.transaction_ends = TransactionHandler(
-            store, self.transactions, cold_reads, is_slave=settings.broker_id != 0
-        )
+        self.transaction_ends = TransactionHandler(store, self.transactions, cold_reads)
         self.replies = ReplyHandler(
             intake,
             topics,
@@ -154,8 +150,7 @@ class Sending:
 
     def start(self) -> None:
         """Deliver what is due, and ask producers after their transactions; the intake is open."""
-        if self._asks_producers:
-            self.transaction_checks.start()
+        self.transaction_checks.start()
         self.delays.start()
 
     def stop(self) -> None:

@@ -250,8 +250,10 @@ class SessionHandler:
     def _drop(self, front_end: _FrontEnd) -> None:
         del self._by_name[front_end.name]
         front_end.close()
-        assert front_end.channel is not None
-        self._sessions.close_channel(front_end.channel)
+        # They refer to each other.
+        channel, front_end.channel = front_end.channel, None
+        assert channel is not None
+        self._sessions.close_channel(channel)
 
     def channel_of(self, connection: ServerConnection) -> SessionChannel:
         """The front end's; RequestError when the connection has introduced none."""

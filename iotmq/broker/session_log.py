@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from iotmq import limits
 from iotmq.broker.element import encode_element
@@ -13,6 +14,10 @@ from iotmq.broker.topics import SESSION_TOPIC
 from iotmq.client.session_ports import Refused
 from iotmq.clock import Clock
 from iotmq.remoting.codes import ResponseCode
+
+# Records that are appended in one turn of the loop, which applies them: some hundred small ones, or a part of
+# how far a session with ten thousand filters has come. The others are for the next, in their order.
+APPENDED_BYTES_PER_TURN: Final = 32 * 1024
 
 LoggedDone = Callable[[int | Refused], None]
 """Told the position of the record, once it is as durable as the broker promises, or why it is not stored."""
@@ -27,6 +32,7 @@ class SessionLog:
         self._host = host
         self._elements: list[bytes] = []
         self._waiting: list[LoggedDone] = []
+        self._is_scheduled = False
         self.records_total = 0
 
     def write(self, changes: Sequence[Change], done: LoggedDone) -> None:
@@ -37,8 +43,7 @@ class SessionLog:
             refused = Refused(ResponseCode.MESSAGE_ILLEGAL, f"changes of sessions of {len(body)} bytes")
             asyncio.get_running_loop().call_soon(done, refused)
             return
-        if not self._elements:
-            asyncio.get_running_loop().call_soon(self._append)
+        self._schedule()
         self._elements.append(encode_element(body, b"", 0))
         self._waiting.append(done)
 
@@ -59,24 +64,47 @@ class SessionLog:
 
     def flush(self) -> None:
         """Append what waits for the end of the turn."""
-        if self._elements:
+        while self._elements:
             self._append()
 
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._is_scheduled = False
+        if self._elements:
+            self._append()
+        if self._elements:
+            self._schedule()
+
     def _append(self) -> None:
-        if not self._elements:
-            return
-        elements, self._elements = self._elements, []
-        waiting, self._waiting = self._waiting, []
+        count = size = 0
+        for element in self._elements:
+            size += len(element)
+            if count and size > APPENDED_BYTES_PER_TURN:
+                break
+            count += 1
+        elements, self._elements = self._elements[:count], self._elements[count:]
+        waiting, self._waiting = self._waiting[:count], self._waiting[count:]
         self.records_total += len(elements)
 
         def stored(result: StoredBatch | IntakeError) -> None:
+            outcomes: Sequence[int | Refused]
             if isinstance(result, IntakeError):
-                refused = Refused(result.code, result.remark)
-                for done in waiting:
-                    done(refused)
+                outcomes = [Refused(result.code, result.remark)] * len(waiting)
             else:
-                for done, position in zip(waiting, result.appended.positions(), strict=True):
-                    done(position)
+                outcomes = result.appended.positions()
+            failure: Exception | None = None
+            for done, outcome in zip(waiting, outcomes, strict=True):
+                try:
+                    done(outcome)
+                except Exception as error:
+                    # What one cannot do is not the others' trouble.
+                    failure = error
+            if failure is not None:
+                raise failure
 
         self._intake.append(
             SESSION_TOPIC,

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import struct
 from bisect import bisect_left
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
@@ -68,8 +68,14 @@ if TYPE_CHECKING:
 
 NAME: Final = "sessions"
 FORMAT_VERSION: Final = 1
-# Sessions that were looked at last and are kept decoded: they say five times a second how far they came.
+# Sessions that were looked at and are kept decoded: they say five times a second how far they came. So many,
+# and so many bytes of memory for all of them, of which one has a part at most: a session may have ten
+# thousand filters, and each filter or message in flight costs its objects beside its bytes.
 RECENT_SESSIONS_MAX: Final = 8_192
+RECENT_BYTES_MAX: Final = 64 << 20
+RECENT_SESSION_BYTES_MAX: Final = RECENT_BYTES_MAX // 8
+_SESSION_BYTES: Final = 512
+_PART_BYTES: Final = 256
 # How many queues are looked at about once a second, once the log has been trimmed or sessions have come
 # further, and how many of their sessions' places: some milliseconds of the loop.
 SWEEP_QUEUES: Final = 128
@@ -139,8 +145,9 @@ class SessionProjection(KeyValueProjection):
             wide_window_records=wide_window_records,
         )
         self._changes = SessionChanges(self.queues)
-        # What the database has, or `_changes`.
-        self._recent: dict[str, StoredSession] = {}
+        # As the database has them, with what each costs, and that of all; the one decoded first comes first.
+        self._recent: OrderedDict[str, tuple[StoredSession, int]] = OrderedDict()
+        self._recent_bytes = 0
         self.shares = self._changes.shares
         self.exclusives = self._changes.exclusives
         self._count = 0
@@ -169,17 +176,32 @@ class SessionProjection(KeyValueProjection):
         """The session of a client, to look at and not to change."""
         recent = self._recent.get(client_id)
         if recent is not None:
-            return recent
+            return recent[0]
         if client_id in self._changes.sessions:
             return self._changes.sessions[client_id]
         value = self._space.get(session_key(client_id))
-        return None if value is None else self._remember(client_id, decode_session(value))
-
-    def _remember(self, client_id: str, session: StoredSession) -> StoredSession:
-        if len(self._recent) >= RECENT_SESSIONS_MAX:
-            self._recent.clear()
-        self._recent[client_id] = session
+        if value is None:
+            return None
+        session = decode_session(value)
+        self._remember(client_id, session, _memory_bytes(session, len(value)))
         return session
+
+    def _remember(self, client_id: str, session: StoredSession, size: int) -> None:
+        if size > RECENT_SESSION_BYTES_MAX:
+            return
+        while self._recent and (
+            len(self._recent) >= RECENT_SESSIONS_MAX or self._recent_bytes + size > RECENT_BYTES_MAX
+        ):
+            _, (_, former_size) = self._recent.popitem(last=False)
+            self._recent_bytes -= former_size
+        self._recent[client_id] = session, size
+        self._recent_bytes += size
+
+    def _forget(self, client_id: str) -> None:
+        """A session is not what the database has any more: until it is written `_changes` has it."""
+        recent = self._recent.pop(client_id, None)
+        if recent is not None:
+            self._recent_bytes -= recent[1]
 
     def sessions(self, *, after: str | None = None) -> Iterator[tuple[str, StoredSession]]:
         """All sessions in the order of their client ids' UTF-8, from behind `after` on."""
@@ -347,8 +369,10 @@ class SessionProjection(KeyValueProjection):
                 first, following = (int(_NUMBER.unpack_from(value)[0]) for _, value in (*found, ending)[:2])
                 kept, last_position, count = _cut(found[0][1], following - first, position)
                 self.queues.rewind(queue_id, first + count)
-                if count:
-                    keys.append(_entries_key(queue_id, last_position))
+                key = _entries_key(queue_id, last_position)
+                # Where the log ended once before there is one that counts those without an entry as its own.
+                if count and (len(kept) > _NUMBER.size or self._space.get(key) is None):
+                    keys.append(key)
                     values.append(kept)
         self.shares.rewind(position)
         for key, share in self.shares.changes():
@@ -397,6 +421,10 @@ class SessionProjection(KeyValueProjection):
             stored = self.shares.get(share)
             assert stored is not None
             subscribers[stored.queue_id] = subscribers.get(stored.queue_id, 0) + 1
+        assert self._recent_bytes == sum(size for _, size in self._recent.values())
+        assert self._recent_bytes <= RECENT_BYTES_MAX
+        assert len(self._recent) <= RECENT_SESSIONS_MAX
+        assert not self._recent.keys() & self._changes.sessions.keys()
         assert subscribers == {
             queue_id: self.queues.subscriber_count(queue_id) for queue_id in self._queue_ids()
         }
@@ -440,9 +468,11 @@ class SessionProjection(KeyValueProjection):
                 subscription = session.subscriptions.pop(topic_filter, None)
                 if subscription is not None:
                     self._unsubscribe(change.client_id, topic_filter, subscription)
+            # A packet names a thousand filters, and there may be as many messages.
+            unwanted = set(change.filters)
             session.in_flight = [
                 Flight(flight.packet_id, "", flight.position, True)
-                if flight.topic_filter in change.filters
+                if flight.topic_filter in unwanted
                 else flight
                 for flight in session.in_flight
             ]
@@ -464,7 +494,8 @@ class SessionProjection(KeyValueProjection):
         self._put(change.client_id, session)
 
     def _put(self, client_id: str, session: StoredSession) -> None:
-        self._changes.sessions[client_id] = self._remember(client_id, session)
+        self._forget(client_id)
+        self._changes.sessions[client_id] = session
         is_unsettled = bool(session.owner) or session.will is not None
         self._changes.marks[_TAG_UNSETTLED + client_id.encode()] = is_unsettled
 
@@ -493,7 +524,7 @@ class SessionProjection(KeyValueProjection):
             self._unsubscribe(client_id, topic_filter, subscription)
         self._set_due(client_id, session.due_ms, is_there=False)
         self._changes.sessions[client_id] = None
-        self._recent.pop(client_id, None)
+        self._forget(client_id)
         self._changes.marks[_TAG_UNSETTLED + client_id.encode()] = False
         self._count -= 1
 
@@ -581,6 +612,7 @@ class SessionProjection(KeyValueProjection):
     def _forget_all(self) -> None:
         self.queues.forget_all()
         self._recent.clear()
+        self._recent_bytes = 0
         self.shares.forget_all()
         self.exclusives.forget_all()
         self._moved_queues.clear()
@@ -613,6 +645,13 @@ class SessionProjection(KeyValueProjection):
     def _queue_ids(self) -> list[int]:
         self.write_out()
         return [QUEUE_KEY.unpack(key)[1] for key, _ in self._space.scan(_TAG_FILTER, _TAG_ENTRIES)]
+
+
+def _memory_bytes(session: StoredSession, encoded_bytes: int) -> int:
+    """About what a session costs that is decoded."""
+    numbers = len(session.received) + sum(len(found) for _, found in session.done if isinstance(found, list))
+    parts = len(session.subscriptions) + len(session.in_flight) + len(session.done) + numbers // 8
+    return _SESSION_BYTES + 2 * encoded_bytes + _PART_BYTES * parts
 
 
 def _entries_before(value: bytes, position: int) -> int:

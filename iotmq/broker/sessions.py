@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final
 
 import msgspec
+from typing_extensions import Buffer
 
 from iotmq import limits
 from iotmq.broker.due_actions import DueAction, DueActions
@@ -180,7 +181,16 @@ class Sessions:
 
     def open_channel(self, name: str, receiver: SessionReceiver, shares: ShareOutlet) -> SessionChannel:
         """A channel for a front end that has no sessions here yet."""
-        light = self._projection.queues.open_channel(receiver.deliver_queued)
+
+        def deliver(records: Buffer, pushes: bytes) -> None:
+            try:
+                receiver.deliver_queued(records, pushes)
+            except Exception:
+                # Sessions that were up to date would go on behind it.
+                receiver.missed(_pushed_queue_ids(pushes))
+                raise
+
+        light = self._projection.queues.open_channel(deliver)
         channel = SessionChannel(name, receiver, light, shares)
         self.front_ends.add(channel)
         return channel
@@ -335,10 +345,14 @@ class Sessions:
     ) -> None:
         """Take filters back."""
         client_id, epoch = unwanted.client_id, unwanted.epoch
-        session = self._projection.session(client_id)
         owner = self._owners.get(client_id)
         if owner is None or not self._owns(channel, client_id, epoch):
             done(_LOST)
+            return
+        try:
+            session = self._projection.session(client_id)
+        except StoreError as error:
+            done(_unreadable(error))
             return
         self.shares.leave(client_id, unwanted.filters)
         self.exclusives.release(client_id, unwanted.filters)
@@ -451,7 +465,11 @@ class Sessions:
             done(_LOST)
             return
         is_kept = self._owners[client_id].is_durable
-        session = self._projection.session(client_id) if is_kept else None
+        try:
+            session = self._projection.session(client_id) if is_kept else None
+        except StoreError as error:
+            done(_unreadable(error))
+            return
         if is_kept and (session is None or wanted.topic_filter not in session.subscriptions):
             done(Refused(ResponseCode.QUERY_NOT_FOUND, "the session does not subscribe that filter"))
             return
@@ -540,6 +558,7 @@ class Sessions:
         owner = self._owners.get(client_id)
         if owner is not None:
             self._detach(owner, owner.queue_ids)
+        self._wills.session_ends(client_id)
         self._end(
             client_id,
             stored.epoch,
@@ -574,6 +593,7 @@ class Sessions:
         for client_id, epoch in self._projection.due(self._clock.now_ms(), LoopSlice(PER_TURN)):
             if client_id not in self._owners and client_id not in self._ending:
                 self.expired_total += 1
+                self._wills.session_ends(client_id)
                 self._end(client_id, epoch)
         is_settled = self._clock.monotonic_s() - self._started_s >= START_GRACE_S
         if self._unclaimed_after is not None and is_settled:
@@ -650,6 +670,10 @@ class Sessions:
         stored = self._lasting(client_id)
         # A session that is about to end does not go on, and another one begins [MQTT-3.1.2-6].
         is_clean = wanted.is_clean or (former is not None and stored is None)
+        is_present = stored is not None and not wanted.is_clean
+        if wanted.expiry_s != 0 and not is_present and not wanted.is_known:
+            # Before the client hears that its session is new, and uses them.
+            self._forget_packet_ids(client_id)
         self._wills.client_is_back(client_id, ends=is_clean)
         if stored is not None:
             self._keep_left_will(client_id, stored, is_clean=wanted.is_clean)
@@ -661,10 +685,6 @@ class Sessions:
             self._owners[client_id] = _Owner(channel, epoch, wanted.will, is_durable=False)
             request.done(OpenedSession(epoch, False, [], [], []))
             return
-        is_present = stored is not None and not wanted.is_clean
-        if not is_present:
-            # Before the client hears that its session is new, and uses them.
-            self._forget_packet_ids(client_id)
         # From now on: what comes meanwhile for the same client waits for this owner.
         owner = self._owners[client_id] = _Owner(channel, _OPENING, wanted.will, is_durable=True)
 
@@ -740,13 +760,15 @@ class Sessions:
         if not self._is_attached(owner):
             owner.queue_ids = ()
             owner.generation = self._projection.queues.generation
-        missing = [queue_id for queue_id in queue_ids if queue_id not in owner.queue_ids]
+        # Of thousands each would be looked for among thousands.
+        known = set(owner.queue_ids)
+        missing = [queue_id for queue_id in dict.fromkeys(queue_ids) if queue_id not in known]
         for queue_id in missing:
             self._projection.queues.attach(owner.channel.light, queue_id)
         owner.queue_ids += tuple(missing)
 
     def _detach(self, owner: _Owner, queue_ids: Sequence[int]) -> None:
-        unwanted = [queue_id for queue_id in queue_ids if queue_id in owner.queue_ids]
+        unwanted = set(queue_ids).intersection(owner.queue_ids)
         if self._is_attached(owner) and owner.channel.is_open:
             for queue_id in unwanted:
                 self._projection.queues.detach(owner.channel.light, queue_id)
@@ -817,7 +839,7 @@ class Sessions:
                 self._end(client_id, owner.epoch)
             else:
                 self._log.write([Close(client_id, owner.epoch, lasting_s, drops_will)], _ignore)
-            if will is not None and will.delay_s:
+            if will is not None and will.delay_s and lasting_s:
                 self._wills.delay(client_id, owner.epoch, will, min(will.delay_s, lasting_s))
                 will = None
         if will is not None:
@@ -904,6 +926,10 @@ def _queue_ids(session: StoredSession) -> tuple[int, ...]:
     )
 
 
+def _pushed_queue_ids(pushes: bytes) -> list[int]:
+    """The queues in a run of pushes (place 4 | queue id 4)."""
+    return sorted({int.from_bytes(pushes[at : at + 4], "big") for at in range(4, len(pushes), 8)})
+
+
 def _unreadable(error: StoreError) -> Refused:
     return Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"sessions cannot be read: {error}")
-

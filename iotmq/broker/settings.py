@@ -31,8 +31,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Meta(
             pattern=_NAME_PATTERN,
             max_length=limits.TOPIC_BYTES_MAX,
-            description="Broker name, the same for a master and its slaves; a topic of this name is made. "
-            "Renaming a broker with data strands the consumer offsets clients keep by broker name.",
+            description="Broker name, which no other broker of the cluster has; a topic of this name is "
+            "made. Renaming a broker with data strands the consumer offsets clients keep by broker name.",
         ),
     ] = "broker-a"
     cluster: Annotated[

@@ -160,6 +160,8 @@ class ShareGroup:
         self._unread = deque(sorted(undone))
         self._unread_set = set(self._unread)
         self._members: dict[int, _Member] = {}
+        # Somebody is neither slow nor away, as of the last change.
+        self._has_active = False
         self._undone: dict[int, _Message] = {}
         # Messages not read yet that members say they hold, or (None) one is done with, from before a start.
         self._early: dict[int, list[int] | None] = {}
@@ -251,20 +253,24 @@ class ShareGroup:
                 lane.owner = message.member if lane.owner is member else lane.owner
         self._members_changed()
 
-    def away(self, member_id: int) -> None:
-        """A member's front end is not connected: it keeps what it holds until it is back, or leaves."""
-        member = self._members.get(member_id)
-        if member is not None:
+    def away(self, *member_ids: int) -> None:
+        """The front end of members is not connected: they keep what they hold until it is back, or leave."""
+        found = [self._members[member_id] for member_id in member_ids if member_id in self._members]
+        for member in found:
             member.is_away = True
             self._free_lanes(member)
+        if found:
             self._members_changed()
 
-    def back(self, member_id: int) -> None:
+    def back(self, *member_ids: int) -> None:
         """It is connected again, and nothing was lost."""
-        member = self._members.get(member_id)
-        if member is not None and member.is_away:
+        members = [self._members[member_id] for member_id in member_ids if member_id in self._members]
+        found = [member for member in members if member.is_away]
+        for member in found:
             member.is_away = False
+        if found:
             self._members_changed()
+        for member in found:
             self._can_take(member)
 
     def room_again(self, member_id: int) -> None:
@@ -383,6 +389,9 @@ class ShareGroup:
     def expire(self, now_s: float) -> list[tuple[int, int]]:
         """Take back what was held too long, where others can have it: (member id, position) of that."""
         taken: list[tuple[int, int]] = []
+        # Counted here once: a thousand members may be late together, each with several messages.
+        active_count = len(self._active())
+        was_active_count = active_count
         while self._held:
             message = next(iter(self._held.values()))
             if message.due_s > now_s:
@@ -391,9 +400,9 @@ class ShareGroup:
             assert member is not None
             if not member.is_slow:
                 member.is_slow = True
+                active_count -= not member.is_away
                 self._free_lanes(member)
-                self._members_changed()
-            if any(other is not member for other in self._active()):
+            if active_count:
                 for late in self._late_together(member, message):
                     self.timed_out_total += 1
                     taken.append((member.member_id, late.position))
@@ -401,6 +410,8 @@ class ShareGroup:
             else:
                 message.due_s = now_s + self._timeout_s
                 self._held.move_to_end(message.position)
+        if active_count != was_active_count:
+            self._members_changed()
         return taken
 
     # What outlives the process
@@ -434,6 +445,7 @@ class ShareGroup:
             assert message.member is None or message.member.held[position] is message
         due = [message.due_s for message in self._held.values()]
         assert due == sorted(due)
+        assert self._has_active == bool(self._active())
         if self.strategy.is_ordered:
             self._lane_invariants()
         else:
@@ -465,11 +477,12 @@ class ShareGroup:
         return self._active() or [member for member in self._members.values() if not member.is_away]
 
     def _is_candidate(self, member: _Member) -> bool:
-        return not member.is_away and (not member.is_slow or not self._active())
+        return not member.is_away and (not member.is_slow or not self._has_active)
 
     def _members_changed(self) -> None:
         """Who candidates are may be different now."""
         self._choices.clear()
+        self._has_active = bool(self._active())
         for member in self._candidates():
             self._list_turns(member)
         for member in self._members.values():

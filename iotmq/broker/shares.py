@@ -11,6 +11,7 @@ import logging
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from typing_extensions import Buffer
@@ -25,6 +26,7 @@ from iotmq.broker.stored_shares import StoredShare, is_share
 from iotmq.client.session_ports import HANDOUT_REPEATED, Refused, ShareJoin, ShareReport
 from iotmq.clock import Clock
 from iotmq.errors import RequestError, StoreError
+from iotmq.loop_slice import LoopSlice
 from iotmq.message.properties import MQTT_CLIENT_ID, MQTT_TOPIC
 from iotmq.message.record import decode_record, property_value
 from iotmq.metrics import Metric
@@ -293,17 +295,25 @@ class Shares:
 
     def channel_closed(self, channel: SessionChannel) -> None:
         """A front end is not connected: its members may be back soon, with what they hold."""
+        for live, member_ids in self._members_at(channel).items():
+            live.group.away(*member_ids)
+            self._wake(live)
         for key in [key for key in self._by_number if key[0] is channel]:
-            member = self._by_number.pop(key)
-            member.live.group.away(member.member_id)
-            self._wake(member.live)
+            del self._by_number[key]
 
     def _drained(self, channel: SessionChannel) -> None:
         """A front end takes again what it is sent."""
+        for live, member_ids in self._members_at(channel).items():
+            live.group.back(*member_ids)
+            self._wake(live)
+
+    def _members_at(self, channel: SessionChannel) -> dict[_Live, list[int]]:
+        """The members at a front end, by group: one change for all of them costs what one for each would."""
+        found: dict[_Live, list[int]] = {}
         for (place, _), member in self._by_number.items():
             if place is channel:
-                member.live.group.back(member.member_id)
-                self._wake(member.live)
+                found.setdefault(member.live, []).append(member.member_id)
+        return found
 
     def _enter(self, channel: SessionChannel, wanted: ShareJoin) -> Refused | None:
         share = wanted.topic_filter
@@ -428,9 +438,16 @@ class Shares:
             asyncio.get_running_loop().call_soon(self._pump)
 
     def _pump(self) -> None:
+        """Serve groups until the turn's share is used up; one message may be for ten thousand of them."""
         self._is_pump_due = False
         busy, self._busy = self._busy, {}
-        for live in busy.values():
+        turn = LoopSlice()
+        for number, live in enumerate(busy.values()):
+            if not turn.take():
+                # Those that have waited come first.
+                self._busy = dict(islice(busy.items(), number, None)) | self._busy
+                self._wake(live)
+                return
             if self._live.get(live.share) is live and live.members and not self._is_stopped:
                 try:
                     self._serve(live)
@@ -564,9 +581,8 @@ class Shares:
 
     def _congested(self, channel: SessionChannel) -> None:
         """A front end does not take what it is sent: others first, until it does."""
-        for (place, _), member in self._by_number.items():
-            if place is channel:
-                member.live.group.away(member.member_id)
+        for live, member_ids in self._members_at(channel).items():
+            live.group.away(*member_ids)
         channel.shares.call_when_drained(lambda: self._drained(channel))
 
     # Time and the log

@@ -84,13 +84,19 @@ class StoredOnce:
         except ValueError as error:
             done(IntakeError(ResponseCode.MESSAGE_ILLEGAL, str(error)))
             return
+        except StoreError as error:
+            done(_not_known(str(error)))
+            return
         if known:
             self._release(keys, known, done, now_ms=now_ms)
         else:
             self._intake.when_flushed(partial(_all_there, done))
 
     def forget(self, client_id: str, *, now_ms: int) -> None:
-        """A client begins a session: packet ids of the one before mean nothing any more."""
+        """A client begins a session: packet ids of the one before mean nothing any more.
+
+        Raises StoreError, with nothing done, while it is not known which those are.
+        """
         keys, known = self._received.known_releases(encode_release(client_id.encode(), ALL))
         if known:
             self._release(keys, known, _forgotten, now_ms=now_ms)
@@ -128,6 +134,9 @@ class StoredOnce:
             new, digests = self._received.new_elements(elements)
         except MessageFormatError as error:
             done(IntakeError(ResponseCode.MESSAGE_ILLEGAL, str(error)))
+            return
+        except StoreError as error:
+            done(_not_known(str(error)))
             return
         if not memoryview(new).nbytes:
             self._intake.when_flushed(partial(_all_there, done))

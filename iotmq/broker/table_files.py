@@ -55,8 +55,8 @@ class TableFiles:
         groups.add_listener(lambda name: self._groups.changed())
         settings.add_listener(self._settings.changed)
 
-    def follow_changes(self) -> None:
-        """Save the topics as they are at the start; `loops` saves what changes."""
+    def save_topics(self) -> None:
+        """Write the topics as they are at the start; `savers` write what changes from then on."""
         self._topics.save()
 
     @property

@@ -96,7 +96,7 @@ def read_wish(properties: bytes, levels: DelayLevels, *, now_ms: int) -> Wish:
 def waiting_until(topic: str, queue_id: int, properties: bytes, due_ms: int) -> Waiting:
     """The message for a time of its own. Raises RequestError (13) when its properties are too long for it."""
     kept = without_properties(properties, REAL_TOPIC, REAL_QUEUE_ID, DUE_MS, ROLL_TIMES, CANCELLED_KEY)
-    waiting = kept + b"TIMER_OUT_MS\x01%d\x02REAL_TOPIC\x01%s\x02REAL_QID\x01%d\x02" % (
+    waiting = kept + b"TIMER_OUT_MS\x01%d\x02REAL_TOPIC\x01%s\x02REAL_QID\x01%d" % (
         due_ms,
         topic.encode(),
         queue_id,
@@ -119,8 +119,8 @@ def moved_properties(properties: bytes, due_ms: int) -> bytes:
     """The properties of a waiting message that is copied farther on in the log."""
     times = property_value(properties, ROLL_TIMES) or b""
     kept = without_properties(properties, DELAY, DUE_MS, ROLL_TIMES, CANCELLED_KEY, b"MQTT_PACKET_ID")
-    moved = kept + b"TIMER_OUT_MS\x01%d\x02" % due_ms
-    counted = moved + b"TIMER_ROLL_TIMES\x01%d\x02" % (int(times[:9]) + 1 if times.isdigit() else 1)
+    moved = kept + b"TIMER_OUT_MS\x01%d" % due_ms
+    counted = moved + b"\x02TIMER_ROLL_TIMES\x01%d" % (int(times[:9]) + 1 if times.isdigit() else 1)
     return counted if len(counted) <= limits.PROPERTIES_BYTES_MAX else moved
 
 

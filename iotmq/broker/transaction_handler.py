@@ -28,13 +28,10 @@ _ENDS = {COMMIT: "committed", ROLLBACK: "rolled back", GIVEN_UP: "given up, beca
 class TransactionHandler:
     """Checks who ends what, and hands it to the table of transactions."""
 
-    def __init__(
-        self, store: Store, transactions: Transactions, cold_reads: ColdReads, *, is_slave: bool
-    ) -> None:
+    def __init__(self, store: Store, transactions: Transactions, cold_reads: ColdReads) -> None:
         self._store = store
         self._transactions = transactions
         self._cold_reads = cold_reads
-        self._is_slave = is_slave
         self.undecided_count = 0
         self.refused_count = 0
 
@@ -72,10 +69,6 @@ class TransactionHandler:
         outcome = request.integer("commitOrRollback")
         request.boolean("fromTransactionCheck")
         request.text("msgId")
-        if self._is_slave:
-            raise RequestError(
-                ResponseCode.SLAVE_NOT_AVAILABLE, "this broker is a slave: end transactions at the master"
-            )
         if outcome == NOT_A_TRANSACTION:
             # The producer does not know yet; it is asked later.
             self.undecided_count += 1
@@ -160,8 +153,6 @@ class TransactionHandler:
             _, _, position = parse_offset_message_id(message_id)
         except MessageFormatError as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"the field msgId: {error}") from error
-        if self._is_slave:
-            raise RequestError(ResponseCode.SLAVE_NOT_AVAILABLE, "this broker is a slave: ask the master")
         answer = IntakeAnswer(connection, request, self._respond)
 
         def read(view: memoryview | None) -> None:

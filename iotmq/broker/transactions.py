@@ -29,7 +29,6 @@ from iotmq.broker.half_messages import (
     ROLLBACK,
     TYPE_MASK,
     Half,
-    committed_properties,
     copied_properties,
     encode_op,
     half_properties,
@@ -443,9 +442,8 @@ class Transactions:
         half = read_half(record)
         assert half is not None
         try:
-            topic, queue_id, properties = self._divert(
-                half.topic, half.queue_id, committed_properties(record.properties)
-            )
+            # All properties of the half stay: Java consumers take the transaction id from TRAN_MSG.
+            topic, queue_id, properties = self._divert(half.topic, half.queue_id, record.properties)
         except RequestError as error:
             done(IntakeError(error.code, str(error)))
             return

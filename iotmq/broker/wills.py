@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from iotmq.broker.due_actions import DueAction, DueActions
 from iotmq.broker.session_log import SessionLog
@@ -12,12 +12,20 @@ from iotmq.broker.session_projection import SessionProjection
 from iotmq.broker.session_records import WillSent
 from iotmq.client.session_ports import Refused, Will
 
+# What wills that wait keep in memory, all of them; others are looked up in their sessions when they are due.
+WAITING_BYTES_MAX: Final = 16 << 20
+# A will beside its message, and its places in the tables here.
+_WILL_BYTES: Final = 512
+
 
 class _Waiting(NamedTuple):
-    """A will with a delay, the epoch of the session it belongs to, and what publishes it."""
+    """A will with a delay, the epoch of the session it belongs to, and what publishes it.
+
+    None for a will that is left to the session, which has it as long as it was not published.
+    """
 
     epoch: int
-    will: Will
+    will: Will | None
     due: DueAction
 
 
@@ -41,6 +49,7 @@ class Wills:
         self._ignore = ignore
         # By client id; a client has one at most, however often it comes and goes.
         self._waiting: dict[str, _Waiting] = {}
+        self._waiting_bytes = 0
         # By client id and epoch.
         self._held: dict[tuple[str, int], Will] = {}
         self.sent_total = 0
@@ -60,7 +69,10 @@ class Wills:
         """Send a will later, in place of one that waits for the same client."""
         self._forget(client_id)
         due = self._actions.do_later(delay_s, partial(self._send_waiting, client_id))
-        self._waiting[client_id] = _Waiting(epoch, will, due)
+        size = _size(will)
+        is_kept = self._waiting_bytes + size <= WAITING_BYTES_MAX
+        self._waiting_bytes += size if is_kept else 0
+        self._waiting[client_id] = _Waiting(epoch, will if is_kept else None, due)
 
     def hold(self, client_id: str, epoch: int, will: Will, *, for_s: float) -> None:
         """Publish the will of a session that has gone on, unless its front end is found to live (`release`).
@@ -78,14 +90,27 @@ class Wills:
         """A client gets a session: its will is dropped, or sent when that `ends` the session of the will."""
         waiting = self._waiting.get(client_id)
         if waiting is not None and ends:
-            self.send(client_id, waiting.epoch, waiting.will)
+            self._send_late(client_id, waiting)
         self._forget(client_id)
 
+    def session_ends(self, client_id: str) -> None:
+        """The session of a client that is away is about to end: what it has of a will is sent now."""
+        waiting = self._waiting.get(client_id)
+        if waiting is not None and waiting.will is None:
+            self.client_is_back(client_id, ends=True)
+
     def _send_waiting(self, client_id: str) -> None:
-        waiting = self._waiting[client_id]
         # First, because the database may refuse it.
-        self.send(client_id, waiting.epoch, waiting.will)
-        del self._waiting[client_id]
+        self._send_late(client_id, self._waiting[client_id])
+        self._drop(client_id)
+
+    def _send_late(self, client_id: str, waiting: _Waiting) -> None:
+        will = waiting.will
+        if will is None:
+            stored = self._projection.session(client_id)
+            will = None if stored is None or stored.epoch != waiting.epoch else stored.will
+        if will is not None:
+            self.send(client_id, waiting.epoch, will)
 
     def _send_held(self, client_id: str, epoch: int) -> None:
         will = self._held.pop((client_id, epoch), None)
@@ -94,11 +119,23 @@ class Wills:
             self._publish(will)
 
     def _forget(self, client_id: str) -> None:
-        waiting = self._waiting.pop(client_id, None)
+        waiting = self._drop(client_id)
         if waiting is not None:
             self._actions.cancel(waiting.due)
+
+    def _drop(self, client_id: str) -> _Waiting | None:
+        waiting = self._waiting.pop(client_id, None)
+        if waiting is not None and waiting.will is not None:
+            self._waiting_bytes -= _size(waiting.will)
+        return waiting
 
     def _invariants(self) -> None:
         """Raise AssertionError when a will waits for nothing."""
         assert all(waiting.due.action is not None for waiting in self._waiting.values())
         assert len(self._waiting) <= len(self._actions)
+        kept = [waiting.will for waiting in self._waiting.values() if waiting.will is not None]
+        assert self._waiting_bytes == sum(map(_size, kept)) <= WAITING_BYTES_MAX
+
+
+def _size(will: Will) -> int:
+    return _WILL_BYTES + len(will.elements)

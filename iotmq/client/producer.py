@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -27,8 +26,6 @@ from iotmq.message.bodies import compress_body
 from iotmq.message.message_ids import UniqueKeys
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import RequestCode
-
-_log = logging.getLogger(__name__)
 
 DEFAULT_GROUP: Final = "DEFAULT_PRODUCER"
 

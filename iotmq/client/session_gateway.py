@@ -38,6 +38,7 @@ from iotmq.client.session_ports import (
     QueueRead,
     QueueRecords,
     Refused,
+    RefusedByBrokers,
     RetainedRead,
     RetainedRecords,
     SessionProgress,
@@ -59,6 +60,8 @@ _START_S: Final = 5.0
 # Sessions that are asked to come anew in one turn, because a broker knows nothing of them, and the pause.
 _RENEWED_PER_TURN: Final = 64
 _RENEW_INTERVAL_S: Final = 0.1
+# A broker that answers, and refused its part of a session, is asked again after so long.
+_ASK_AGAIN_S: Final = 10.0
 
 
 class RemoteSessions:
@@ -129,10 +132,10 @@ class RemoteSessions:
             others = [link for link in self._brokers.links if link is not home]
             asked = [link for link in others if link.is_ready]
             session.is_incomplete = len(asked) < len(others)
-            part = replace(request, will=None)
+            part = replace(request, will=None, is_known=found.is_present)
             gather(
                 [partial(link.open_session, part) for link in asked],
-                lambda answers: self._opened_everywhere(session, found, asked, answers, done),
+                lambda answers: self._opened_everywhere(session, part, found, asked, answers, done),
             )
 
         home.open_session(request, done=opened)
@@ -192,14 +195,25 @@ class RemoteSessions:
                 for link, part in session.parts_of(change):
                     by_link.setdefault(link, []).append(part)
         step = limits.SESSIONS_PER_REQUEST_MAX
-        gather(
-            [
-                partial(link.progress, parts[start : start + step])
-                for link, parts in by_link.items()
-                for start in range(0, len(parts), step)
-            ],
-            lambda answers: done(next((answer for answer in answers if answer is not None), None)),
-        )
+        pages = [
+            (link, parts[start : start + step])
+            for link, parts in by_link.items()
+            for start in range(0, len(parts), step)
+        ]
+
+        def answered(answers: list[Refused | None]) -> None:
+            refusals = {
+                link.number: answer
+                for (link, _), answer in zip(pages, answers, strict=True)
+                if answer is not None
+            }
+            if refusals:
+                first = next(iter(refusals.values()))
+                done(RefusedByBrokers(first.code, first.remark, frozenset(refusals)))
+            else:
+                done(None)
+
+        gather([partial(link.progress, page) for link, page in pages], answered)
 
     def close_session(self, request: CloseRequest) -> None:
         session = self._session(request.client_id, request.epoch)
@@ -284,6 +298,7 @@ class RemoteSessions:
     def _opened_everywhere(
         self,
         session: SharedSession,
+        request: OpenRequest,
         found: OpenedSession,
         links: Sequence[SessionLink],
         answers: Sequence[OpenedSession | Refused],
@@ -318,11 +333,24 @@ class RemoteSessions:
             session.is_opening = False
             if session.fence is not None:
                 self._fence(session, session.fence)
-            elif any(
+                return
+            if any(
                 link.is_ready and link not in opened and link not in links for link in self._brokers.links
             ):
                 # A broker has come back meanwhile.
                 self._renew_later([session])
+            elif session.is_kept:
+                lacking = {link for link, result in results if isinstance(result, Refused)}
+                for link in links:
+                    if link not in opened:
+                        self._ask_again_later(session, link, request, None)
+                    elif link in lacking:
+                        wanted = SubscribeRequest(
+                            client_id=session.client_id,
+                            epoch=session.parts[link],
+                            subscriptions=missing[link][:page],
+                        )
+                        self._ask_again_later(session, link, request, wanted)
 
         page = limits.MQTT_SUBSCRIPTIONS_PER_PACKET_MAX
         gather(
@@ -341,6 +369,49 @@ class RemoteSessions:
             ],
             agreed,
         )
+
+    def _ask_again_later(
+        self,
+        session: SharedSession,
+        link: SessionLink,
+        request: OpenRequest,
+        wanted: SubscribeRequest | None,
+    ) -> None:
+        """Ask a broker that has refused a session, or filters of it, until it does not.
+
+        Then the device comes anew.
+        """
+
+        def is_there() -> bool:
+            return self._sessions.get(session.client_id) is session
+
+        def answered(found: OpenedSession | list[SessionSubscription] | Refused) -> None:
+            if isinstance(found, OpenedSession) and not is_there():
+                link.close_session(
+                    CloseRequest(
+                        client_id=session.client_id,
+                        epoch=found.epoch,
+                        expiry_s=request.expiry_s,
+                        drops_will=True,
+                    )
+                )
+            elif isinstance(found, Refused):
+                self._ask_again_later(session, link, request, wanted)
+            else:
+                if isinstance(found, OpenedSession):
+                    session.add_part(link, found.epoch)
+                self._renew_later([session])
+
+        def again() -> None:
+            # One that is away has the session renewed when it is back.
+            if self._is_stopped or not link.is_ready or not is_there():
+                return
+            if wanted is None:
+                link.open_session(request, answered)
+            else:
+                link.subscribe(wanted, answered)
+
+        asyncio.get_running_loop().call_later(_ASK_AGAIN_S, again)
 
     # session_link.LinkListener
 

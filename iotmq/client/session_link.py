@@ -348,7 +348,8 @@ class SessionLink:
     # The connection
 
     async def _keep_open(self) -> None:
-        backoff = Backoff(min_s=0.05, max_s=3.0)
+        # Devices with sessions are refused while there is no link, so a broker that is back is noticed soon.
+        backoff = Backoff(min_s=0.05, max_s=1.0)
         while True:
             self._lost.clear()
             connection: ClientConnection | None = None

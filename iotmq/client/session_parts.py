@@ -5,6 +5,7 @@ A front end calls a light queue by the number it gave the broker and the broker'
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -20,6 +21,9 @@ from iotmq.client.session_ports import (
 )
 
 _ID_MASK: Final = (1 << QUEUE_ID_BITS) - 1
+# Connections begin with the packet id 1; one that may not know all that are in use, far behind that.
+_FAR_PACKET_ID: Final = 1 << 15
+_FAR_PACKET_IDS: Final = 1 << 14
 BROKERS_MAX: Final = 1 << (32 - QUEUE_ID_BITS)
 
 
@@ -112,6 +116,8 @@ class SharedSession:
             subscriptions=subscriptions,
             in_flight=in_flight,
             done=done,
+            # Those that a broker knows which is away are not known here: they are most likely small.
+            packet_ids_from=_FAR_PACKET_ID + random.randrange(_FAR_PACKET_IDS) if self.is_incomplete else 0,
         )
 
     def parts_of(self, change: SessionProgress) -> Iterable[tuple[SessionLink, SessionProgress]]:

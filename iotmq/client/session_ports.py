@@ -91,15 +91,21 @@ class OpenedSession(msgspec.Struct, frozen=True, array_like=True):
     in_flight: list[InFlight]
     # (queue id, position) of records past a cursor that the session is done with.
     done: Sequence[tuple[int, int]] = ()
+    # Where packet ids for new messages begin; 0 when it does not matter.
+    packet_ids_from: int = 0
 
 
 class OpenRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """A client that connects; `expiry_s` 0 is a session that is not kept."""
+    """A client that connects; `expiry_s` 0 is a session that is not kept.
+
+    `is_known`: another broker has the session, so the client goes on with the packet ids it has used.
+    """
 
     client_id: ClientId
     is_clean: bool
     expiry_s: Seconds
     will: Will | None
+    is_known: bool = False
 
 
 class SubscribeRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -202,6 +208,17 @@ class Refused(NamedTuple):
 
     code: int
     remark: str
+
+
+class RefusedByBrokers(Refused):
+    """By some of several brokers: those whose numbers, of the queues' ids, are in `brokers`."""
+
+    def __new__(cls, code: int, remark: str, brokers: frozenset[int]) -> RefusedByBrokers:
+        refused = super().__new__(cls, code, remark)
+        refused.brokers = brokers
+        return refused
+
+    brokers: frozenset[int]
 
 
 class SessionProgress(msgspec.Struct, frozen=True, array_like=True):
@@ -332,7 +349,10 @@ class SessionPort(SharePort, Protocol):
         """Say whether devices are sent elsewhere, for operators who ask brokers."""
 
     def progress(self, changes: Sequence[SessionProgress], done: Callable[[Refused | None], None]) -> None:
-        """Say how far sessions have come. What is said in a former epoch is not heard."""
+        """Say how far sessions have come. What is said in a former epoch is not heard.
+
+        Refused by some brokers (RefusedByBrokers), the others know what is theirs of it.
+        """
 
     def close_session(self, request: CloseRequest) -> None:
         """The client is gone."""

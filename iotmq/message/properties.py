@@ -62,7 +62,7 @@ MQTT_TOPIC: Final = "MQTT_TOPIC"
 MQTT_QOS: Final = "MQTT_QOS"
 MQTT_CLIENT_ID: Final = "MQTT_CLIENT_ID"
 MQTT_RETAIN: Final = "MQTT_RETAIN"
-# Of a message of QoS 2 whose session is kept, with a D behind it when it may have been sent before.
+# The packet id, in decimal, of a message of QoS 2 whose session is kept.
 MQTT_PACKET_ID: Final = "MQTT_PACKET_ID"
 # What an MQTT 5 message has beside. Its message expiry interval is TIME_TO_LIVE_MS, and each user property
 # one with the prefix before its name, in order.

@@ -12,10 +12,10 @@ from libc.string cimport memchr, memcmp, memcpy
 from iotmq.message.crc cimport crc32
 from iotmq.message.fields cimport element_fields, parse_fields
 from iotmq.message.layout cimport (
-    AT_BODY, AT_BODY_CRC, AT_BODY_SIZE, AT_BORN_HOST, AT_BORN_TIMESTAMP, AT_FLAG, AT_MAGIC, AT_POSITION,
+    AT_BODY, AT_BODY_CRC, AT_BORN_HOST, AT_BORN_TIMESTAMP, AT_FLAG, AT_MAGIC, AT_POSITION,
     AT_QUEUE_ID, AT_QUEUE_OFFSET, AT_SIZE, AT_SYS_FLAG, ELEMENT_FIXED_BYTES, HOST_V6_EXTRA_BYTES,
     NAME_END, PROPERTY_END, RECORD_FIXED_BYTES, RECORD_MAGIC, SYS_FLAG_BORN_HOST_V6, SYS_FLAG_STORE_HOST_V6,
-    get_u16, get_u32, get_u64, put_u16, put_u32, put_u64,
+    put_u16, put_u32, put_u64,
 )
 from iotmq.message.short_bytes cimport copy_short, find_byte
 from iotmq.message.text_hash cimport java_hash

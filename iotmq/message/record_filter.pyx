@@ -3,7 +3,7 @@
 It stands below the store, which scans, and the broker, which knows what subscriptions want.
 """
 
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport uint8_t
 
 
 cdef class RecordFilter:

@@ -410,6 +410,7 @@ cdef class ServerConnection(OutboundHalf):
         self._is_over = True
         self._events_max = 0
         self.is_answer_due = False
+        self._waits_for_turn = False
         self._receive_behind_events()
         if self.state != STATE_CLOSED:
             self._fail(reason_codes.CONNECTION_LOST, "")
@@ -489,7 +490,7 @@ cdef class ServerConnection(OutboundHalf):
 
     cdef int _receive_behind_events(self) except -1:
         """Handle the input that was kept while events waited, or an answer was due."""
-        if self._is_waiting_for_events and not self.is_answer_due:
+        if self._is_waiting_for_events and not self.is_answer_due and not self._waits_for_turn:
             self._is_waiting_for_events = False
             self._receive_waiting()
         return 0

@@ -59,6 +59,7 @@ cdef class OutboundHalf:
     cdef int message_expired(self) except -1
     cdef int message_dropped(self) except -1
     # Packet ids
+    cdef int begin_packet_ids(self, uint16_t packet_id) except -1
     cdef int reserve_packet_id(self, uint16_t packet_id) except -1
     cdef int begin_repeat(self, uint16_t packet_id) except -1
     cdef int free_packet_id(self, uint16_t packet_id) except -1

@@ -180,9 +180,9 @@ cdef class OutboundHalf:
         return self._window_max - count if count < self._window_max else 0
 
     cdef bint has_room_to_repeat(self) noexcept:
-        """The same for a message of an earlier connection, which counts in this one as soon as it is sent.
+        """Whether the device takes one more message of an earlier connection now.
 
-        [MQTT-3.3.4-9]
+        Such a message counts in the window of this connection as soon as it is sent [MQTT-3.3.4-9].
         """
         return self.has_output_room() and (
             self._subscriber == NULL
@@ -264,6 +264,12 @@ cdef class OutboundHalf:
         return 0
 
     # Packet ids
+
+    cdef int begin_packet_ids(self, uint16_t packet_id) except -1:
+        """New messages get packet ids from this one on."""
+        self._need_subscriber()
+        self._subscriber.window.last_packet_id = <uint16_t>(packet_id - 1)
+        return 0
 
     cdef int reserve_packet_id(self, uint16_t packet_id) except -1:
         """A packet id of an earlier connection means its message until that is done; no other gets it."""

@@ -1,6 +1,6 @@
 """Where connections hand their PUBLISH packets."""
 
-from libc.stdint cimport uint16_t, uint64_t
+from libc.stdint cimport uint16_t
 
 from iotmq.mqtt.topics import decode_topic_name
 

@@ -52,7 +52,6 @@ PAYLOAD_FORMAT_INVALID: Final = Reason("payload_format_invalid", 0x99)
 CONNECTION_RATE_EXCEEDED: Final = Reason("connection_rate_exceeded", 0x9F, 3)
 USE_ANOTHER_SERVER: Final = Reason("use_another_server", 0x9C, 3)
 SERVER_MOVED: Final = Reason("server_moved", 0x9D, 3)
-UNACKNOWLEDGED_OVERFLOW: Final = Reason("unacknowledged_overflow", 0x93)
 NOT_STORED: Final = Reason("not_stored", 0x80)
 # Of a connection that was to carry MQTT in a WebSocket: its request, or a rule of RFC 6455 or section 6.
 WEBSOCKET_REFUSED: Final = Reason("websocket_refused", 0x82)

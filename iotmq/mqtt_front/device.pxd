@@ -26,6 +26,7 @@ cdef class DeviceGroup:
     cdef public bint is_congested       # reading from devices is to stop
     cdef public bint is_ending          # and never to go on
     cdef list _touched                  # devices with output, each once
+    cdef list _put_off                  # devices that have more that costs much than this turn has room for
     cdef list _yielding                 # devices that used up their share of this turn
     cdef set _paused                    # devices whose reading stopped for longer
     cdef object _waiting                # deque of devices with events for which this turn had no room
@@ -86,6 +87,7 @@ cdef class Device(ServerConnection):
     cdef uint8_t _is_paused             # reading stopped, for the rest of the turn or for longer
 
     cdef bint is_for_device(self, OutgoingMessage message, DeliveryOptions* delivery, uint8_t options, const uint32_t* identifiers, uint32_t identifiers_count) except -1
+    cdef int wait_for_turn(self) except -1
     cdef int count_input(self, uint32_t size) except -1
     cdef int after_read(self) except -1
     cdef int _after_input(self) except -1

@@ -61,6 +61,7 @@ cdef class DeviceGroup:
         whole = memoryview(self._input)
         self._views = [whole[: READ_BYTES_MIN << index] for index in range(READ_SIZES)]
         self._touched = []
+        self._put_off = []
         self._yielding = []
         self._paused = set()
         self._waiting = deque()
@@ -83,10 +84,15 @@ cdef class DeviceGroup:
     def end_turn(self):
         """Hand on what was published in this turn, write what became due, and read from everybody again."""
         cdef Device device
+        cdef object error = None
         self._is_turn_scheduled = False
         self._is_ending_turn = True
         try:
-            self.sink.end_turn()
+            try:
+                self.sink.end_turn()
+            except Exception as failure:
+                # What is due is written, and everybody read again, all the same.
+                error = failure
             self.write_touched()
         finally:
             self._is_ending_turn = False
@@ -98,6 +104,13 @@ cdef class DeviceGroup:
         self._share_input(self._active_count)
         self._turn += 1
         self._active_count = 0
+        if self._put_off:
+            put_off = self._put_off
+            self._put_off = []
+            for device in put_off:
+                device._waits_for_turn = False
+                if device.state == STATE_CONNECTED and device.transport is not None:
+                    device.after_answer()
         if self._yielding:
             yielding = self._yielding
             self._yielding = []
@@ -106,6 +119,8 @@ cdef class DeviceGroup:
                     self._paused.add(device)
                 else:
                     device._resume()
+        if error is not None:
+            raise error
 
     def _share_input(self, uint32_t active_count):
         """Choose how much a device may read in the next turn, after how many were active in the last."""
@@ -254,6 +269,14 @@ cdef class Device(ServerConnection):
         self.receive(self.group._input_data, size)
         self.after_read()
 
+    cdef int wait_for_turn(self) except -1:
+        """Leave what else has come undecoded until the next turn, and read nothing more: it costs too much."""
+        if self.state == STATE_CONNECTED and not self._waits_for_turn and not self._is_over:
+            self._waits_for_turn = self._is_waiting_for_events = True
+            self.group._put_off.append(self)
+            self.group.schedule_turn()
+        return 0
+
     cdef int count_input(self, uint32_t size) except -1:
         """Bytes have come; they count for the device's share of the turn."""
         cdef DeviceGroup group = self.group
@@ -314,7 +337,7 @@ cdef class Device(ServerConnection):
 
     cdef bint _is_held(self) noexcept:
         """Whether what the device sends has to wait for its session, or for an answer to what it sent before."""
-        if self.state == STATE_OPENING:
+        if self.state == STATE_OPENING or self._waits_for_turn:
             return True
         if self.is_answer_due and self._is_waiting_for_events:
             if not self._held_since_s:
@@ -364,6 +387,9 @@ cdef class Device(ServerConnection):
             self._count_unopened()
         self.group.handle_events(self)
         self.group._handler.device_lost(self)
+        if not self.has_session:
+            # Brokers know how far they came; the device and they refer to each other, and nobody else to them.
+            self.session = self.shares = None
 
     def pause_writing(self):
         self.is_write_paused = True

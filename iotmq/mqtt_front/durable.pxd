@@ -20,7 +20,7 @@ cdef class DurableSession(KeptSession):
     # A hundred thousand of these are idle, and a container without content costs more than all of the above: what
     # is empty mostly is None then.
     cdef object _pace                   # of what had waited, once the first of it was sent; None without limits
-    cdef list _behind                   # subscriptions that have to read
+    cdef dict _behind                   # subscriptions that have to read, those that read longest ago first
     cdef set _done                      # (queue id, position) the device was done with in an earlier connection
     cdef dict _repeated                 # (queue id, position) -> InFlight of an earlier connection
     cdef list _held                     # QoS 2 messages that wait until the broker knows their packet ids
@@ -29,7 +29,8 @@ cdef class DurableSession(KeptSession):
     cdef bint send(self, QueueSubscription subscription, int64_t position, OutgoingMessage message) except -1
     cdef int _hold(self, uint16_t packet_id, HeldMessage held) except -1
     cdef int _remove(self, QueueSubscription subscription) except -1
-    cdef int _release_repeated(self, QueueSubscription subscription) except -1
+    cdef int _note_done_early(self, uint32_t queue_id, int64_t position) except -1
+    cdef int _release_repeated(self, set queue_ids) except -1
     cdef bint may_replay(self) except -1
     cdef int _caught_up(self, QueueSubscription subscription) except -1
     cdef int forget_repeated(self, QueueSubscription subscription) except -1

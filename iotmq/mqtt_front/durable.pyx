@@ -45,6 +45,7 @@ from functools import partial
 from iotmq import limits
 from iotmq.client.session_ports import (
     NO_QUEUE_ID,
+    QUEUE_ID_BITS,
     QueueRead,
     Refused,
     SessionProgress,
@@ -60,6 +61,7 @@ cdef enum:
     READ_RECORDS_MAX = 128
     READ_RECORDS_MIN = 16       # of messages with a window: as many as there is room for, and these at least
     READ_BYTES_MAX = 256 * 1024
+    READS_PER_TURN = 64         # of one session: a millisecond's work where nothing is found
 
 
 # What a session has in flight at most, and what of it is done behind something that is not.
@@ -141,12 +143,16 @@ cdef class DurableSession(KeptSession):
         unwanted = set(filters)
         cdef QueueSubscription subscription
         cdef list kept = []
+        cdef set ended = set()
         for subscription in self.subscriptions:
             if subscription.topic_filter in unwanted:
                 self._remove(subscription)
-                self._release_repeated(subscription)
+                self.move(subscription)
+                ended.add(subscription.queue_id)
             else:
                 kept.append(subscription)
+        if ended:
+            self._release_repeated(ended)
         forget_ended(&self._flights)
         self.subscriptions = tuple(kept)
 
@@ -154,19 +160,19 @@ cdef class DurableSession(KeptSession):
         subscription.is_ended = True
         return self.egress.queues.discard(subscription)
 
-    cdef int _release_repeated(self, QueueSubscription subscription) except -1:
-        """What of an unsubscribed filter was in flight is not sent again, but the device may have taken it."""
-        for queue_id, position in [place for place in self._repeated or () if place[0] == subscription.queue_id]:
+    cdef int _release_repeated(self, set queue_ids) except -1:
+        """What of unsubscribed filters was in flight is not sent again, but the device may have taken it."""
+        for queue_id, position in [place for place in self._repeated or () if place[0] in queue_ids]:
             repeated = self._repeated.pop((queue_id, position))
             if not repeated.is_released:
                 self._keep_packet_id(queue_id, position, repeated.packet_id, FLIGHT_RELEASED)
                 self.device.send_pubrel(repeated.packet_id)
                 self.egress.group.touch(self.device)
         self._repeated = self._repeated or None
-        self._done = {place for place in self._done or () if place[0] != subscription.queue_id} or None
+        self._done = {place for place in self._done or () if place[0] not in queue_ids} or None
         # The broker is told what stays of it: packet ids.
         self.has_moved_flights = True
-        return self.move(subscription)
+        return 0
 
     def _by_id(self):
         return {(<QueueSubscription>subscription).queue_id: subscription for subscription in self.subscriptions}
@@ -202,13 +208,12 @@ cdef class DurableSession(KeptSession):
             return
         queue_ids = {(<QueueSubscription>subscription).queue_id for subscription in self.subscriptions}
         assert len(queue_ids) == len(self.subscriptions)
-        behind = self._behind or []
+        behind = self._behind or {}
         for subscription in self.subscriptions:
             assert not subscription.is_ended and subscription.session is self
+            # Those that have ended leave when they would be read.
             assert subscription.is_behind == (subscription in behind)
             assert self.egress.queues.find(subscription.queue_id)[subscription.place] is subscription
-        # Those that have ended leave when they would be read.
-        assert len(set(behind)) == len(behind)
         assert {queue_id for queue_id, _ in (*(self._done or ()), *(self._repeated or ()))} <= queue_ids
         in_flight = {flight.packet_id for flight in self._in_flight(2)}
         assert {packet_id for packet_id, _ in self._held or ()} <= in_flight
@@ -332,9 +337,8 @@ cdef class DurableSession(KeptSession):
         if not subscription.is_behind:
             subscription.is_behind = True
             if self._behind is None:
-                self._behind = [subscription]
-            else:
-                self._behind.append(subscription)
+                self._behind = {}
+            self._behind[subscription] = None
         return 0
 
     # From the device
@@ -346,8 +350,19 @@ cdef class DurableSession(KeptSession):
             flight.state = FLIGHT_DONE
             if flight.subscription != NULL:
                 (<QueueSubscription>flight.subscription).is_moved = True
+                if self._repeated:
+                    self._note_done_early(flight.queue_id, flight.position)
             self.egress.reports.note_moved(self)
             drop_done(&self._flights)
+        return 0
+
+    cdef int _note_done_early(self, uint32_t queue_id, int64_t position) except -1:
+        """Of what was put back in `start` the queue may not be read so far: then it is not sent again."""
+        if self._repeated.pop((queue_id, position), None) is not None:
+            self._repeated = self._repeated or None
+            if self._done is None:
+                self._done = set()
+            self._done.add((queue_id, position))
         return 0
 
     cdef int message_received(self, uint16_t packet_id, uint32_t place) except -1:
@@ -365,12 +380,18 @@ cdef class DurableSession(KeptSession):
     cdef int room_again(self) except -1:
         """Read on for subscriptions that are behind, while the device takes more."""
         cdef QueueSubscription subscription
+        cdef int left = READS_PER_TURN
         if self._behind is None or self.is_ended:
             return 0
         for subscription in tuple(self._behind):
             if self._held is not None or not (self._has_room() or self._repeated and self.device.has_room_to_repeat()):
                 break
             if not subscription.is_reading and not (self.is_pausing and is_replay(subscription, subscription.next_position)):
+                if not left:
+                    # A session may have ten thousand filters, and a broker in this process answers at once.
+                    self.egress.schedule(self)
+                    break
+                left -= 1
                 self.read(subscription)
         return 0
 
@@ -437,6 +458,10 @@ cdef class DurableSession(KeptSession):
             subscription.live_from = 0
             self._caught_up(subscription)
         else:
+            if len(self._behind) > READS_PER_TURN:
+                # It has had its turn.
+                del self._behind[subscription]
+                self._behind[subscription] = None
             self.egress.schedule(self)
 
     cdef bint may_replay(self) except -1:
@@ -456,7 +481,7 @@ cdef class DurableSession(KeptSession):
         self._try_again()
 
     cdef int _caught_up(self, QueueSubscription subscription) except -1:
-        self._behind.remove(subscription)
+        del self._behind[subscription]
         if not self._behind:
             self._behind = None
         return 0
@@ -549,11 +574,22 @@ cdef class DurableSession(KeptSession):
     cdef int not_persisted(self, to_release) except -1:
         cdef QueueSubscription subscription
         self._to_release = [*to_release, *(self._to_release or ())] or None
-        # What the refused report said the next has to say.
-        self.has_moved_flights = True
+        # What the refused report said the next has to say, also that no packet id is left.
+        self.has_moved_flights = self.had_received = True
         for subscription in self.subscriptions:
             subscription.is_moved = True
         return 0
+
+    cdef bint partly_persisted(self, held, to_release, brokers) except -1:
+        cdef set refused = {
+            flight.packet_id for flight in self._in_flight(2) if flight.queue_id >> QUEUE_ID_BITS in brokers
+        }
+        cdef bint is_held = held is not None and self._held is held and any([pair[0] in refused for pair in held])
+        cdef list left = [packet_id for packet_id in to_release if packet_id in refused]
+        self.not_persisted(left)
+        # Messages keep their order: none of them goes before those that wait.
+        self.persisted(None if is_held else held, [packet_id for packet_id in to_release if packet_id not in refused])
+        return is_held or bool(left)
 
     cdef int persisted(self, held, to_release) except -1:
         """What waited for the broker to know its packet id may be sent."""
@@ -596,6 +632,8 @@ cdef class DurableEgress:
         device.is_resumed = opened.is_present
         # Before what the device sent behind its CONNECT is handled.
         device.restore_received(opened.received)
+        if opened.packet_ids_from:
+            device.begin_packet_ids(opened.packet_ids_from)
         queue_ids = {entry.queue_id for entry in opened.subscriptions}
         for flight in opened.in_flight:
             if not flight.is_released and (flight.queue_id in queue_ids or has_no_queue(flight)):

@@ -167,6 +167,7 @@ cdef class Egress:
         cdef Py_ssize_t place
         cdef LocalSubscriber* entry
         cdef Subscribers subscribers
+        cdef uint32_t used
         if not message.read(record):
             self.malformed += 1
             return 0
@@ -186,10 +187,8 @@ cdef class Egress:
                     self._gather(&subscribers.entries[place], message)
         for device, gathered in self._gathered.items():
             options, identifiers = gathered
-            self._use_identifiers(identifiers)
-            self._deliver_one(
-                <Device>device, message, <uint8_t>options, self._identifiers, <uint32_t>len(identifiers)
-            )
+            used = self._use_identifiers(identifiers)
+            self._deliver_one(<Device>device, message, <uint8_t>options, self._identifiers, used)
         self._gathered.clear()
         return 0
 
@@ -206,17 +205,19 @@ cdef class Egress:
                 return 0
             options &= ~NO_LOCAL
         former = self._gathered.get(device)
-        identifiers = () if former is None else former[1]
+        cdef list identifiers = None if former is None else former[1]
         if former is not None:
             options = max(options & 3, <uint8_t>former[0] & 3) | ((options | <uint8_t>former[0]) & ~3)
         if entry.identifier:
-            identifiers = (*identifiers, entry.identifier)
+            if identifiers is None:
+                identifiers = []
+            identifiers.append(entry.identifier)    # the same list: a device may have thousands that match
         self._gathered[device] = (options, identifiers)
         return 0
 
-    cdef int _use_identifiers(self, tuple identifiers) except -1:
-        """Put them where a delivery finds them."""
-        cdef Py_ssize_t index, count = len(identifiers)
+    cdef uint32_t _use_identifiers(self, list identifiers) except? 0xFFFFFFFF:
+        """Put them where a delivery finds them; how many there are."""
+        cdef Py_ssize_t index, count = 0 if identifiers is None else len(identifiers)
         cdef uint32_t* grown
         if count > self._identifiers_capacity:
             grown = <uint32_t*>realloc(self._identifiers, count * sizeof(uint32_t))
@@ -226,7 +227,7 @@ cdef class Egress:
             self._identifiers_capacity = count
         for index in range(count):
             self._identifiers[index] = identifiers[index]
-        return 0
+        return <uint32_t>count
 
     cdef Subscribers _find(self, uint32_t filter_id):
         return self._filters.get(filter_id)

@@ -53,7 +53,6 @@ class FileAuthenticator:
             waiting_max=settings.waiting_max,
             verified_max=settings.verified_max,
         )
-        self._loop = loop
         self._reloading: asyncio.Task[None] | None = None
         self.reloads_count = 0
         self.failed_reloads_count = 0

@@ -10,7 +10,7 @@ A flight refers to its subscription without counting: the session has it in `sub
 `forget_ended` before it lets it go. A counted reference would be a circle that the collector does not see.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t
+from libc.stdint cimport int64_t, uint16_t, uint32_t
 from libc.stdlib cimport calloc, free
 
 from iotmq.client.session_ports import NO_QUEUE_ID, InFlight

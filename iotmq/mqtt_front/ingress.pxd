@@ -72,7 +72,7 @@ cdef class Lane:
 cdef class Release:
     cdef Ingress ingress
     cdef object broker                  # by name; None for all
-    cdef bytearray body                 # as in broker.received_ids
+    cdef Py_ssize_t body_bytes          # of all of them, as in broker.received_ids
     cdef list waiters                   # (device, packet id)
 
     cdef int add(self, Device device, uint16_t packet_id) except -1
@@ -98,6 +98,7 @@ cdef class Ingress(PublishSink):
     cdef Py_ssize_t _pending_bytes      # in batches of any kind
     cdef object _unique_keys            # None where no answer of a broker can get lost
     cdef dict _releases                 # of this turn: broker, or None for all -> Release
+    cdef int _new_topics_left           # that this turn has room for
     cdef bint _is_marked                # the message that is being added has its packet id
     cdef bint _is_closed                # nothing is offered again
     cdef readonly uint64_t messages
@@ -120,6 +121,7 @@ cdef class Ingress(PublishSink):
     cdef int _pass_over_notification(self, Device device, const Publication* publication) except -1
     cdef int _refuse_rewritten(self, Device device, const Publication* publication) except -1
     cdef int add(self, Target* target, Device device, const uint8_t* payload, Py_ssize_t payload_size, int qos, bint retain, bint is_waiting, uint32_t sequence) except -1
+    cdef int _count_new(self, Device device) except -1
     cdef int _mark(self, Lane lane, const Publication* publication) except -1
     cdef int _released(self, Release release) except -1
     cdef int _after_answer(self) except -1

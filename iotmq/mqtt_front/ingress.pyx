@@ -48,6 +48,7 @@ cdef enum:
     SPARE_BATCHES_MAX = 16
     BATCH_BYTES_INITIAL = 16 * 1024
     CACHED_TOPICS_MAX = 65536
+    NEW_TOPICS_PER_TURN = 256       # some 10 us each, and more at brokers: who has more waits for the next turn
     SPARE_BYTES = 128               # what brokers add to the properties of a record
     REPLY_PREFIX_BYTES = 7
     UNIQUE_KEY_BYTES = 72           # and what finds a batch again to its first message
@@ -223,16 +224,27 @@ cdef class Lane:
             return
         batch.is_done = False
         is_repeat, batch.was_offered = batch.was_offered, True
-        if self.is_delayed:
-            self.ingress._port.append_delayed(
-                self.topic, self.queue_id, batch, count=batch.count, has_packet_ids=batch.has_packet_ids,
-                is_repeat=is_repeat, done=batch.completed,
-            )
-            return
-        self.ingress._port.append(
-            self.topic, self.queue_id, batch, count=batch.count, is_stored=self.is_stored,
-            has_packet_ids=batch.has_packet_ids, is_repeat=is_repeat, done=batch.completed,
-        )
+        try:
+            if self.is_delayed:
+                self.ingress._port.append_delayed(
+                    self.topic, self.queue_id, batch, count=batch.count, has_packet_ids=batch.has_packet_ids,
+                    is_repeat=is_repeat, done=batch.completed,
+                )
+            else:
+                self.ingress._port.append(
+                    self.topic, self.queue_id, batch, count=batch.count, is_stored=self.is_stored,
+                    has_packet_ids=batch.has_packet_ids, is_repeat=is_repeat, done=batch.completed,
+                )
+        except Exception:
+            if self.under_way is batch and not batch.is_done:
+                # Nobody answers for it any more.
+                self.ingress._loop.call_later(self.ingress._retry_interval_s, self.offer)
+            raise
+
+
+cdef bytes _release_of(Device device, uint16_t packet_id):
+    cdef bytes client_id = device.client_id_utf8
+    return len(client_id).to_bytes(2) + client_id + packet_id.to_bytes(2)
 
 
 cdef class Release:
@@ -241,21 +253,27 @@ cdef class Release:
     def __init__(self, Ingress ingress not None, broker):
         self.ingress = ingress
         self.broker = broker
-        self.body = bytearray()
         self.waiters = []
 
     cdef int add(self, Device device, uint16_t packet_id) except -1:
-        cdef bytes client_id = device.client_id_utf8
-        self.body += len(client_id).to_bytes(2) + client_id + packet_id.to_bytes(2)
+        self.body_bytes += 4 + <Py_ssize_t>len(device.client_id_utf8)
         self.waiters.append((device, packet_id))
         return 0
 
     def offer(self):
-        """Hand it to the broker (again), unless nobody waits for it any more."""
+        """Hand it to the broker (again), for those who wait for it still.
+
+        Who has gone may have had its answer elsewhere, and use the packet id for another message.
+        """
         if self.ingress._is_closed:
             return
-        if any([(<Device>device).state != STATE_CLOSED for device, _ in self.waiters]):
-            self.ingress._port.release(self.broker, bytes(self.body), self.completed)
+        body = b"".join([
+            _release_of(device, packet_id)
+            for device, packet_id in self.waiters
+            if (<Device>device).state != STATE_CLOSED
+        ])
+        if body:
+            self.ingress._port.release(self.broker, body, self.completed)
         else:
             self.completed(0, "")
 
@@ -301,6 +319,7 @@ cdef class Ingress(PublishSink):
         # For brokers that may have to be asked whether they have a batch.
         self._unique_keys = UniqueKeys() if port.may_lose_answers else None
         self._releases = {}
+        self._new_topics_left = NEW_TOPICS_PER_TURN
 
     def __dealloc__(self):
         if self._targets is not None:
@@ -350,6 +369,7 @@ cdef class Ingress(PublishSink):
     cdef int on_publish(self, object connection, const Publication* publication) except -1:
         cdef Target* target = <Target*>self._targets.find(publication.topic, publication.topic_size)
         if target == NULL:
+            self._count_new(<Device>connection)
             if (
                 publication.topic_size >= REPLY_PREFIX_BYTES
                 and memcmp(publication.topic, _reply_prefix, REPLY_PREFIX_BYTES) == 0
@@ -374,6 +394,13 @@ cdef class Ingress(PublishSink):
             target, <Device>connection, publication.payload, publication.payload_size,
             publication.qos, publication.is_retained, publication.qos != 0, publication.sequence,
         )
+
+    cdef int _count_new(self, Device device) except -1:
+        """A topic that is looked up in Python; what the device sends behind it may have to wait."""
+        self._new_topics_left -= 1
+        if self._new_topics_left <= 0:
+            device.wait_for_turn()
+        return 0
 
     cdef int _mark(self, Lane lane, const Publication* publication) except -1:
         """Give a message of QoS 2, whose session is kept, its packet id, and have its batch say so."""
@@ -580,6 +607,7 @@ cdef class Ingress(PublishSink):
         target = <Target*>self._targets.find(self._personal_topic.data, self._personal_topic.size)
         if target != NULL:
             return target
+        self._count_new(device)
         delay_s, name = split_delayed(topic[:size].decode())
         return self._resolve_name(
             self._personal_topic.data, self._personal_topic.size, delay_s, name, names_of_key(names)
@@ -665,15 +693,23 @@ cdef class Ingress(PublishSink):
     cdef int end_turn(self) except -1:
         """Hand every lane's messages to the broker."""
         cdef Lane lane
+        cdef object error = None
+        self._new_topics_left = NEW_TOPICS_PER_TURN
         while self._active:
             active = self._active
             self._active = []
             for lane in active:
                 lane.is_active = False
-                lane.send()
+                try:
+                    lane.send()
+                except Exception as failure:
+                    # The other queues go on.
+                    error = failure
         releases, self._releases = self._releases, {}
         for release in releases.values():
             release.offer()
+        if error is not None:
+            raise error
         return 0
 
     def flush(self):
@@ -698,7 +734,9 @@ cdef class Ingress(PublishSink):
             self.group.schedule_turn()
         release.add(<Device>connection, packet_id)
         self._pending_bytes += RELEASE_BYTES
-        if len(release.body) > RELEASE_BODY_BYTES_MAX:
+        if self._pending_bytes > self._pending_bytes_max:
+            self.group.is_congested = True
+        if release.body_bytes > RELEASE_BODY_BYTES_MAX:
             del self._releases[broker]
             release.offer()
         return 0

@@ -46,6 +46,10 @@ cdef class KeptSession(DeviceSession):
         """The broker knows what `begin_persisting` gave."""
         raise NotImplementedError("a KeptSession overrides persisted")
 
+    cdef bint partly_persisted(self, held, to_release, brokers) except -1:
+        """As `persisted`, but for what some brokers were to know; True when that waits on."""
+        raise NotImplementedError("a KeptSession overrides partly_persisted")
+
     cdef int not_persisted(self, to_release) except -1:
         """The broker does not know it; the same has to come again."""
         raise NotImplementedError("a KeptSession overrides not_persisted")

@@ -13,9 +13,9 @@ from iotmq import limits
 TCP_NAME: Final = "tcp"
 """The name of the listener of `mqtt.listen_port`."""
 WORKER_PLACE: Final = "{worker}"
-# Among allowed_origins: pages of every origin are let in.
-ANY_ORIGIN: Final = "*"
 """Stands in a socket's path for the number of the worker, because no two processes can listen on one."""
+ANY_ORIGIN: Final = "*"
+"""Among `allowed_origins`: pages of every origin are let in."""
 
 
 ENCRYPTED_TRANSPORTS: Final = ("tls", "wss")

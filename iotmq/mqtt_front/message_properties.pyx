@@ -5,7 +5,7 @@ number of devices. Goal: no Python object. What a native producer has set is tak
 MQTT 5 has no room for, which are left out.
 """
 
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t
 from libc.stdio cimport snprintf
 from libc.string cimport memchr, memcmp, memcpy
 

@@ -8,6 +8,8 @@ from iotmq.mqtt_front.kept_session cimport KeptSession
 
 from functools import partial
 
+from iotmq.client.session_ports import RefusedByBrokers
+
 # The broker is told so seldom how far sessions have come: what a crash of the front end repeats at most.
 PROGRESS_INTERVAL_S = 0.2
 # A broker that refuses something is asked again after so long.
@@ -15,6 +17,7 @@ RETRY_S = 1.0
 
 cdef enum:
     TOLD_PER_TURN = 64              # sessions whose progress is told at once: about a millisecond's work
+    PERSISTED_PER_TURN = 256        # those whose devices wait for it
 
 
 cdef class SessionReports:
@@ -81,7 +84,10 @@ cdef class SessionReports:
         return 0
 
     def _persist(self):
-        sessions, self._persisting = self._persisting, []
+        """As many as leave the turn room for messages: one of QoS 2 may be for all sessions there are."""
+        sessions, self._persisting = self._persisting[:PERSISTED_PER_TURN], self._persisting[PERSISTED_PER_TURN:]
+        if self._persisting:
+            self._loop.call_soon(self._persist)
         self._persist_all(sessions)
 
     def _persist_all(self, sessions):
@@ -96,15 +102,20 @@ cdef class SessionReports:
 
         def persisted(refused):
             cdef KeptSession known
+            cdef list left = []
             for known, held, to_release in waiting:
                 if refused is None:
                     known.persisted(held, to_release)
-                else:
+                elif not isinstance(refused, RefusedByBrokers):
                     # The device is not told, so nothing is wrong yet.
                     known.not_persisted(to_release)
+                    left.append(known)
+                elif known.partly_persisted(held, to_release, refused.brokers):
+                    left.append(known)
             if refused is not None:
                 self.refused += 1
-                self._loop.call_later(RETRY_S, self._persist_again, [known for known, _, _ in waiting])
+                if left:
+                    self._loop.call_later(RETRY_S, self._persist_again, left)
 
         if waiting:
             self._port.progress(changes, persisted)
@@ -112,6 +123,8 @@ cdef class SessionReports:
     def _persist_again(self, sessions):
         """Each alone: what one of them has may be what the broker refuses."""
         cdef KeptSession session
-        for session in sessions:
+        for session in sessions[:TOLD_PER_TURN]:
             if not session.is_ended:
                 self._persist_all([session])
+        if len(sessions) > TOLD_PER_TURN:
+            self._loop.call_soon(self._persist_again, sessions[TOLD_PER_TURN:])

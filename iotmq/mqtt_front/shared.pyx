@@ -226,10 +226,15 @@ cdef class SharedEgress:
             member = session.members.get(topic_filter)
             if member is not None:
                 self._end(member)
+        if filters is None:
+            # Nobody asks what becomes of them any more.
+            session._flights.clear()
 
     cdef int _end(self, SharedSubscription member) except -1:
         member.session.forget(member)
         del self._members[member.number]
+        # They know the member, and who has a message in flight knows them.
+        member.sources.clear()
         return 0
 
     # client.session_ports.ShareReceiver

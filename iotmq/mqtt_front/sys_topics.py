@@ -14,6 +14,7 @@ import iotmq
 from iotmq.message.properties import MQTT_QOS, MQTT_TOPIC, encode_properties
 from iotmq.message.record import encode_record
 from iotmq.mqtt import topics
+from iotmq.mqtt.filters import FilterIndex
 from iotmq.mqtt_front.device import Device
 
 _ROOT: Final = f"{topics.SYS_PREFIX}broker/"
@@ -64,8 +65,11 @@ class SysTopics:
         self._loads: dict[str, float] = {}
         self._texts: dict[str, str] = {}
         self._records: dict[str, bytes] = {}
-        # Filters below $SYS/ that connected devices have, with options as in client.session_ports.
+        # Filters below $SYS/ of connected devices, each with its number in the index, because a device may
+        # have ten thousand of them; and by that number who has it, with options as in client.session_ports.
+        self._index = _new_index()
         self._subscribers: dict[Device, dict[str, int]] = {}
+        self._options: dict[int, dict[Device, int]] = {}
         self.sent = 0
         """Messages written to subscribers."""
 
@@ -75,19 +79,28 @@ class SysTopics:
             return
         self._next_s = now_s + self._interval_s
         changed = self._renew(now_s)
-        for device, filters in list(self._subscribers.items()):
-            self._send(device, filters.items(), changed, is_retained=False)
+        wanted: dict[Device, dict[str, int]] = {}
+        for topic in changed:
+            for number in self._index.match(topic):
+                for device, options in self._options[number].items():
+                    found = wanted.setdefault(device, {})
+                    found[topic] = max(options, found.get(topic, 0), key=_qos)
+        for device, found in wanted.items():
+            self._send(device, found, is_retained=False)
 
     def subscribe(self, device: Device, subscriptions: Iterable[tuple[str, int]]) -> None:
         """A device subscribed filters, with options as granted; those of other topics are passed over."""
         wanted = self.resume(device, subscriptions)
-        self._send(device, wanted.items(), self._records, is_retained=True)
+        if wanted:
+            self._send(device, self._matching(wanted), is_retained=True)
 
     def resume(self, device: Device, subscriptions: Iterable[tuple[str, int]]) -> Mapping[str, int]:
         """As `subscribe`, of filters that a session had before: it gets what changes from now on."""
         wanted = {name: options for name, options in subscriptions if name.startswith(topics.SYS_PREFIX)}
-        if wanted:
-            self._subscribers.setdefault(device, {}).update(wanted)
+        for name, options in wanted.items():
+            number = self._index.add(name)
+            self._subscribers.setdefault(device, {})[name] = number
+            self._options.setdefault(number, {})[device] = options
         return wanted
 
     def unsubscribe(self, device: Device, filters: Iterable[str]) -> None:
@@ -96,36 +109,50 @@ class SysTopics:
         if known is None:
             return
         for topic_filter in filters:
-            known.pop(topic_filter, None)
+            number = known.pop(topic_filter, None)
+            if number is not None:
+                self._remove(device, topic_filter, number)
         if not known:
             del self._subscribers[device]
 
     def forget(self, device: Device) -> None:
         """The connection is over."""
-        self._subscribers.pop(device, None)
+        for topic_filter, number in self._subscribers.pop(device, {}).items():
+            self._remove(device, topic_filter, number)
+
+    def _remove(self, device: Device, topic_filter: str, number: int) -> None:
+        having = self._options[number]
+        del having[device]
+        if not having:
+            del self._options[number]
+            self._index.remove(topic_filter)
 
     def _invariants(self) -> None:
         """AssertionError when a device is kept that has gone, or has no such filter."""
+        found: dict[int, set[Device]] = {}
         for device, filters in self._subscribers.items():
             assert filters, device.client_id
             assert device.close_reason is None, device.client_id
+            for topic_filter, number in filters.items():
+                assert self._index.id_of(topic_filter) == number
+                found.setdefault(number, set()).add(device)
+        assert found == {number: set(having) for number, having in self._options.items()}
+        assert len(self._index) == len(found)
 
-    def _send(
-        self,
-        device: Device,
-        filters: Iterable[tuple[str, int]],
-        records: Mapping[str, bytes],
-        *,
-        is_retained: bool,
-    ) -> None:
+    def _matching(self, filters: Mapping[str, int]) -> dict[str, int]:
+        """The topics that some filters match, each with the options of the best of them."""
+        index = _new_index()
+        options = {index.add(name): asked for name, asked in filters.items()}
+        return {
+            topic: max((options[number] for number in numbers), key=_qos)
+            for topic in self._records
+            if (numbers := index.match(topic))
+        }
+
+    def _send(self, device: Device, wanted: Mapping[str, int], *, is_retained: bool) -> None:
         """What a device has no room for is left out: newer values follow."""
-        wanted: dict[str, int] = {}
-        for topic_filter, options in filters:
-            for topic in records:
-                if topics.matches(topic_filter, topic):
-                    wanted[topic] = max(options, wanted.get(topic, 0), key=_qos)
         for topic, options in wanted.items():
-            self.sent += device.send_record(records[topic], options, is_retained=is_retained) is True
+            self.sent += device.send_record(self._records[topic], options, is_retained=is_retained) is True
 
     def _renew(self, now_s: float) -> dict[str, bytes]:
         """Make all values; those that changed, as records."""
@@ -169,6 +196,11 @@ class SysTopics:
                 self._loads[topic] = self._loads.get(topic, 0.0) * kept + rate * (1 - kept)
                 texts[topic] = f"{self._loads[topic]:.2f}"
         return texts
+
+
+def _new_index() -> FilterIndex:
+    # There are some thirty topics.
+    return FilterIndex(cached_topics_max=64)
 
 
 def _qos(options: int) -> int:

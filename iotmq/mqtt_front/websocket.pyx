@@ -97,6 +97,22 @@ cdef class WebSocketCounts:
         self.errors = Counter()
 
 
+class _Gone:
+    """Stands for a transport that is lost: picows may still end it a second time."""
+
+    def close(self):
+        """It is."""
+
+    def abort(self):
+        """It is."""
+
+    def is_closing(self):
+        return True
+
+
+_GONE = _Gone()
+
+
 cdef class WebSocketLink(WSListener):
     """One connection: picows' listener, and the device's transport."""
 
@@ -138,6 +154,9 @@ cdef class WebSocketLink(WSListener):
             self._close_timer = None
         self._is_closing = True
         self._device.connection_lost(error)
+        # A TLS transport keeps the methods of its protocol, and so all of this, and this keeps the transport.
+        self._transport = self._websocket.underlying_transport = _GONE
+        self._websocket._tr_write = self._websocket._tr_get_write_buffer_size = None
 
     cdef Py_ssize_t room(self, Py_ssize_t free_bytes) except -1:
         """How much of what is free in picows' buffer is to be read into, so that it grows for a large frame only."""

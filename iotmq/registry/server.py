@@ -305,7 +305,7 @@ class Registry:
 
     def _query_data_version(self, connection: ServerConnection, request: Command) -> Command:
         identity = _identity(request)
-        asked = lenient_json.decode(request.body, VersionDocument).value()
+        asked = lenient_json.decode_request(request.body, VersionDocument).value()
         known = self._routes.data_version(identity.address)
         is_changed = known is None or known != asked
         if not is_changed:

@@ -7,6 +7,7 @@ from typing import Final, cast
 
 from iotmq.errors import ConnectionClosedError, RequestError, RequestTimeoutError
 from iotmq.limits import REQUESTS_IN_FLIGHT_MAX, UNFINISHED_FRAMES_BYTES_MAX, WRITE_BUFFER_BYTES_MAX
+from iotmq.loop_slice import LoopSlice
 from iotmq.remoting.codes import Flag, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.frame import FrameReader, Item, Run, decode_one, encode
@@ -35,6 +36,7 @@ class Channel(asyncio.Protocol):
         "_backlog",
         "_drain_waiters",
         "_holds_back",
+        "_is_backlog_scheduled",
         "_is_flush_scheduled",
         "_is_receiving",
         "_loop",
@@ -45,6 +47,7 @@ class Channel(asyncio.Protocol):
         "_pending",
         "_reader",
         "_requests_held",
+        "_run_at",
         "_scanned_size",
         "_traffic",
         "_transport",
@@ -84,8 +87,11 @@ class Channel(asyncio.Protocol):
         self._next_opaque = 0
         # The peer's requests that were taken and not answered yet.
         self._requests_held = 0
-        # Commands received but not looked at, because the peer does not take its answers.
+        # Commands received but not looked at, because the peer does not take its answers, or because they are
+        # more than its share of a turn; of the first, if that is a run, so many requests were answered.
         self._backlog: list[Item] = []
+        self._run_at = 0
+        self._is_backlog_scheduled = False
         self._drain_waiters: list[asyncio.Future[None]] = []
         # True once close() was called or the peer left: nothing more is sent.
         self.is_closed = False
@@ -325,10 +331,13 @@ class Channel(asyncio.Protocol):
         if reader.frames_ignored:
             traffic.frames_ignored += reader.frames_ignored
             reader.frames_ignored = 0
-        if reader.error is not None and not self.is_closed:
+        if reader.error is not None and not self.is_closed and not self._is_backlog_scheduled:
             self._end_malformed()
 
     def eof_received(self) -> bool:
+        # By TLS it may come with the last commands, before the turn in which these would be taken.
+        while self._backlog and not self.is_congested and not self.is_closed:
+            self._process(self._backlog)
         self._reader.receive_eof()
         if self._reader.error is not None and not self.is_closed:
             self._end_malformed()
@@ -358,10 +367,11 @@ class Channel(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.is_congested = False
         self.is_active = True
-        if self._holds_back and self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        if self._holds_back:
             if self._backlog:
-                self._loop.call_soon(self._process_backlog)
+                self._schedule_backlog()
+            else:
+                self._read_again()
         for waiter in self._drain_waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -372,7 +382,9 @@ class Channel(asyncio.Protocol):
         self._is_receiving = True
         try:
             if not isinstance(item, Command):
-                self._answer_run(item)
+                at = self._answer_run(item, 0, None)
+                if at < item.count:
+                    self._backlog, self._run_at = [item], at
             elif item.flag & Flag.RESPONSE:
                 self._finish(item)
             else:
@@ -380,18 +392,29 @@ class Channel(asyncio.Protocol):
         finally:
             self._is_receiving = False
         self._flush()
+        if self._backlog:
+            self._leave_backlog()
 
     def _process(self, items: list[Item]) -> None:
-        rest = iter(items)
+        """Take commands, and leave what is past the peer's share of the turn, or what it does not take."""
+        # Who asked takes the answers.
+        turn = LoopSlice() if self._holds_back else None
+        place = 0
         self._is_receiving = True
         try:
-            for item in rest:
+            while place < len(items) and (turn is None or turn.take()):
+                item = items[place]
                 if not isinstance(item, Command):
-                    self._answer_run(item)
+                    at, self._run_at = self._run_at, 0
+                    at = self._answer_run(item, at, turn)
+                    if at < item.count:
+                        self._run_at = at
+                        break
                 elif item.flag & Flag.RESPONSE:
                     self._finish(item)
                 else:
                     self._answer(item)
+                place += 1
                 if self._out_size > _HIGH_WATER_BYTES:
                     self._flush()
                     if self.is_congested and self._holds_back:
@@ -400,25 +423,58 @@ class Channel(asyncio.Protocol):
                     return
         finally:
             self._is_receiving = False
-        self._backlog = list(rest)
+        self._backlog = items[place:]
         self._flush()
+        if self._backlog:
+            self._leave_backlog()
+
+    def _leave_backlog(self) -> None:
+        """Go on in the next turn, and read nothing before that is done, or when the peer takes answers."""
+        if not self.is_closed and not self.is_congested:
+            if self._transport is not None and not self._transport.is_closing():
+                self._transport.pause_reading()
+            self._schedule_backlog()
+
+    def _schedule_backlog(self) -> None:
+        if not self._is_backlog_scheduled:
+            self._is_backlog_scheduled = True
+            self._loop.call_soon(self._process_backlog)
 
     def _process_backlog(self) -> None:
-        if not self.is_congested and not self.is_closed:
+        self._is_backlog_scheduled = False
+        if self._backlog and not self.is_congested and not self.is_closed:
             self._process(self._backlog)
+            if self._backlog or self.is_congested or self.is_closed:
+                return
+            if self._reader.error is not None:
+                # It came behind them.
+                self._end_malformed()
+            else:
+                self._read_again()
 
-    def _answer_run(self, run: Run) -> None:
-        """Answer usual requests the short way; those that need more than that, each as any request."""
-        at = 0
+    def _read_again(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _answer_run(self, run: Run, at: int, turn: LoopSlice | None) -> int:
+        """Answer usual requests the short way; those that need more than that, each as any request.
+
+        From number `at` on, as long as the turn has room for those others; the number of the first left.
+        """
         while at < run.count and not self.is_closed:
             if self._requests_held + run.count <= REQUESTS_IN_FLIGHT_MAX:
                 first = at
                 at = self._on_run(run, at)
                 self._traffic.requests += at - first
                 if at == run.count:
-                    return
+                    break
+            if turn is None and self._holds_back:
+                turn = LoopSlice()
+            if turn is not None and not turn.take():
+                return at
             self._answer(decode_one(run.data, run.start_of(at)))
             at += 1
+        return run.count
 
     def _answer(self, request: Command) -> None:
         traffic = self._traffic

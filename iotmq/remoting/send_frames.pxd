@@ -2,6 +2,8 @@
 
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
+from iotmq.remoting.frame_header cimport Text
+
 # One send. Pointers point into the received bytes, except the properties' when they had to be unescaped.
 cdef struct SendFrame:
     const uint8_t* body
@@ -31,6 +33,7 @@ cdef class SendRun:
     cdef readonly bytes data                 # what was received
     cdef readonly int count
     cdef readonly Py_ssize_t end             # in `data`, behind the last frame
+    cdef public int allowed                  # sends that access control has let through; -1: nobody asked it
     cdef SendFrame* frames
     cdef int capacity
     cdef uint8_t* aside                      # unescaped properties of its frames
@@ -40,3 +43,6 @@ cdef class SendRun:
     cdef const uint8_t* properties_of(self, const SendFrame* frame) noexcept
     cdef SendFrame* slot(self) except NULL
     cdef uint8_t* room_aside(self, Py_ssize_t size) except NULL
+
+# Write a field's value as it is meant, never longer than it stands; its size, -1 when it is unusual.
+cdef Py_ssize_t put_text(uint8_t* target, const Text* value, bint is_json) noexcept

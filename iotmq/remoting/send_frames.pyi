@@ -1,4 +1,5 @@
 class SendRun:
+    allowed: int
     @property
     def data(self) -> bytes: ...
     @property

@@ -14,7 +14,7 @@ Usual is: a header in JSON or binary, whose JSON may have spaces, numbers for te
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
-from libc.string cimport memcmp, memset
+from libc.string cimport memcmp, memcpy, memset
 
 from iotmq.message.record cimport decode_point
 from iotmq.remoting.frame_header cimport Head, Text, is_text, read_decimal, read_head
@@ -171,6 +171,7 @@ def read_sends(bytes data not None, Py_ssize_t at):
     else:
         run, spare = spare, None
     reading.run = <void*> run
+    run.allowed = -1
     while end - at >= 8:
         reading.frame = frame = run.slot()
         if not read_head(start, at, end, &head, take_field, &reading):
@@ -259,24 +260,35 @@ cdef bint take_field(void* context, const Head* head, const Text* name, const Te
 
 
 cdef bint take_properties(SendRun run, SendFrame* frame, const Text* value, bint is_json) except -1:
-    cdef uint8_t* target
-    cdef const uint8_t* at = value.at
-    cdef const uint8_t* end = value.at + value.size
-    cdef uint32_t point
     cdef Py_ssize_t size
     if value.is_plain:
         frame.properties = value.at
         frame.properties_size = <int32_t> value.size
         return True
-    # Unescaped it is never longer.
-    target = run.room_aside(value.size)
+    size = put_text(run.room_aside(value.size), value, is_json)
+    if size < 0:
+        return False
     frame.properties = NULL
     frame.properties_at = run.aside_size
+    frame.properties_size = <int32_t> size
+    run.aside_size += size
+    return True
+
+
+cdef Py_ssize_t put_text(uint8_t* target, const Text* value, bint is_json) noexcept:
+    cdef uint8_t* start = target
+    cdef const uint8_t* at = value.at
+    cdef const uint8_t* end = value.at + value.size
+    cdef uint32_t point
+    cdef Py_ssize_t size
+    if value.is_plain:
+        memcpy(target, at, value.size)
+        return value.size
     while at < end:
         if at[0] == c"\\" and is_json:
             size = unescape(at, end, &target)
             if size == 0:
-                return False
+                return -1
         elif at[0] < 0x80:
             target[0] = at[0]
             target += 1
@@ -285,18 +297,11 @@ cdef bint take_properties(SendRun run, SendFrame* frame, const Text* value, bint
             size = decode_point(at, end - at, &point)
             # U+FFFD may stand for bytes that are no UTF-8.
             if point == 0xFFFD:
-                return False
-            target[0] = at[0]
-            target[1] = at[1]
-            if size > 2:
-                target[2] = at[2]
-            if size > 3:
-                target[3] = at[3]
+                return -1
+            memcpy(target, at, size)
             target += size
         at += size
-    frame.properties_size = <int32_t> (target - run.aside - run.aside_size)
-    run.aside_size += frame.properties_size
-    return True
+    return target - start
 
 
 cdef Py_ssize_t unescape(const uint8_t* at, const uint8_t* end, uint8_t** target) noexcept:

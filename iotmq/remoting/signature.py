@@ -49,6 +49,11 @@ def is_signed_with(request: Command, secret_key: bytes) -> bool:
     return False
 
 
+def is_signature_of(claimed: bytes, content: bytes, secret_key: bytes) -> bool:
+    """Whether a signature was made with the secret over what was signed."""
+    return hmac.compare_digest(claimed, base64.b64encode(hmac.digest(secret_key, content, "sha1")))
+
+
 def _signature(request: Command, secret_key: bytes, *, without: str = SIGNATURE) -> bytes:
     ext = request.ext
     content = "".join([ext[name] for name in sorted(ext) if name != SIGNATURE and name != without]).encode(

@@ -325,8 +325,10 @@ class ClosedCheck:
                 self.notes.append("there is no checkpoint: after a crash a start goes through the whole log")
             return
         if checkpoint.position is None:
+            # A Java broker takes its times one by one: that of the queues may be ahead.
             self.notes.append("the checkpoint is another broker's, or damaged: only its times are used")
-        elif checkpoint.position > self.end_position:
+            return
+        if checkpoint.position > self.end_position:
             self._say(f"the checkpoint is for {checkpoint.position}, the log ends at {self.end_position}")
         if checkpoint.queue_timestamp_ms > checkpoint.log_timestamp_ms:
             self._say("the checkpoint has the queues ahead of the log")

@@ -112,7 +112,7 @@ cdef class Delivery:
 
     cdef readonly str topic                  # as in REAL_TOPIC; empty when that is missing
     cdef readonly int queue_id               # as in REAL_QID; -1 when that is missing or no number
-    cdef readonly bytes element              # a batch of one: body, flag, and the sender's own properties
+    cdef readonly bytes element              # a batch of one: body, flag, and the properties that stay
     cdef readonly int64_t born_timestamp_ms
     cdef readonly bytes born_host
     cdef readonly int sys_flag               # without the bits of a transaction
@@ -120,9 +120,9 @@ cdef class Delivery:
 
 
 def delivery_of(buffer, bint has_own_time):
-    """The message that waits in the record in `buffer`, without what was put in front of it to wait.
+    """The message that waits in the record in `buffer`, without what was only there for it to wait.
 
-    With `has_own_time` it keeps TIMER_OUT_MS. Raises ValueError for what is no record.
+    With `has_own_time` it keeps TIMER_OUT_MS, of a level DELAY, REAL_TOPIC and REAL_QID. Raises ValueError for what is no record.
     """
     cdef Py_buffer view
     cdef RecordParts parts
@@ -181,7 +181,7 @@ cdef bytes make_element(const RecordParts* parts, bint has_own_time):
 
 
 cdef Py_ssize_t kept_properties(const RecordParts* parts, bint has_own_time, uint8_t* target) noexcept nogil:
-    """Copy the properties that stay to `target`, each with its separator; NULL only counts the bytes."""
+    """Copy the properties that stay to `target`, a separator between them; NULL only counts the bytes."""
     cdef const uint8_t* at = parts.properties
     cdef const uint8_t* end = at + parts.properties_size
     cdef const uint8_t* stop
@@ -193,19 +193,27 @@ cdef Py_ssize_t kept_properties(const RecordParts* parts, bint has_own_time, uin
             stop = end
         size = stop - at
         if size and not is_for_waiting(at, size, has_own_time):
+            if total:
+                if target != NULL:
+                    target[total] = 2
+                total += 1
             if target != NULL:
                 memcpy(target + total, at, size)
-                target[total + size] = 2
-            total += size + 1
+            total += size
         at = stop + 1
     return total
 
 
 cdef bint is_for_waiting(const uint8_t* pair, Py_ssize_t size, bint has_own_time) noexcept nogil:
-    """Whether a property says when and where to; its sender may have given it, it is carried out now."""
+    """Whether a property says when and where to; its sender may have given it, it is carried out now.
+
+    Those of a delay level stay, as in the original: consumers see how long a message has waited.
+    """
     if pair[0] == c"D":
-        return is_named(pair, size, "DELAY\x01", 6)
+        return has_own_time and is_named(pair, size, "DELAY\x01", 6)
     if pair[0] == c"R":
+        if not has_own_time:
+            return False
         return is_named(pair, size, "REAL_TOPIC\x01", 11) or is_named(pair, size, "REAL_QID\x01", 9)
     if pair[0] == c"M":
         # Noted when the message came; its sender has the packet id for other messages by now.

@@ -562,7 +562,7 @@ async def test_a_message_given_back_is_tried_again_later_and_at_last_a_dead_lett
     assert (first.body, first.reconsume_times) == (b"hard", 1)
     assert properties["RETRY_TOPIC"] == "T"
     assert properties["ORIGIN_MESSAGE_ID"] == answer.ext["msgId"]
-    assert "DELAY" not in properties
+    assert (properties["DELAY"], properties["REAL_TOPIC"], properties["WAIT"]) == ("3", "%RETRY%g", "false")
 
     assert (await give_back(client, first.position)).code == 0
     site.clock.advance(29.9)
@@ -576,7 +576,11 @@ async def test_a_message_given_back_is_tried_again_later_and_at_last_a_dead_lett
     assert (await give_back(client, second.position)).code == 0
     (dead,) = await retries(client, "%DLQ%g")
     assert (dead.body, dead.reconsume_times) == (b"hard", 3)
-    assert decode_properties(dead.properties)["ORIGIN_MESSAGE_ID"] == answer.ext["msgId"]
+    properties = decode_properties(dead.properties)
+    assert properties["ORIGIN_MESSAGE_ID"] == answer.ext["msgId"]
+    # As in the original: it waits no more, and it tells where it had waited for last.
+    assert (properties["DELAY"], properties["REAL_TOPIC"], properties["WAIT"]) == ("0", "%RETRY%g", "false")
+    assert not dead.properties.endswith(b"\x02")
 
 
 async def test_giving_back_by_level_and_what_is_refused(site: Site, client: ClientConnection) -> None:

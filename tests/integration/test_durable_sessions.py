@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -285,10 +286,10 @@ async def test_the_broker_is_told_how_far_a_session_came_without_its_end(
     assert await device.receives(1) == [("t", b"new")]
 
 
+@pytest.mark.parametrize(("count", "told"), [(64, [64]), (65, [64, 1]), (150, [64, 64, 22])])
 async def test_the_progress_of_many_sessions_is_told_over_several_turns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, told: list[int]
 ) -> None:
-    count = 150
     monkeypatch.setattr(session_reports, "PROGRESS_INTERVAL_S", 3600)
     site = await open_site(tmp_path, "one")
     sizes: list[int] = []
@@ -315,7 +316,82 @@ async def test_the_progress_of_many_sessions_is_told_over_several_turns(
         parts.durable.tell_progress()
         assert sizes == [64]
         await soon(lambda: sum(sizes) == count, "all are told")
-        assert max(sizes) == 64
+        assert sizes == told
+    finally:
+        await site.close()
+
+
+async def test_a_session_of_many_filters_that_comes_back_reads_some_of_them_in_each_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 200
+    site = await open_site(tmp_path, "one")
+    loop = asyncio.get_running_loop()
+    read: Counter[int] = Counter()
+    turn, is_over = 0, False
+
+    def next_turn() -> None:
+        nonlocal turn
+        turn += 1
+        if not is_over:
+            loop.call_soon(next_turn)
+
+    read_queue = site.bench.broker.sessions.read_queue
+
+    def counted(*arguments: Any) -> None:
+        read[turn] += 1
+        read_queue(*arguments)
+
+    try:
+        sender, device = await publisher(site, "one"), SessionDevice("d")
+        await device.connect(site.fronts["one"])
+        await device.subscribe(*((f"t/{number}", 1) for number in range(count)))
+        await device.drop()
+        # Nothing came for the first, which are read all the same.
+        for number in range(count - 5, count):
+            for body in bodies(30):
+                await sender.publish(f"t/{number}", body)
+        monkeypatch.setattr(site.bench.broker.sessions, "read_queue", counted)
+        next_turn()
+        await device.connect(site.fronts["one"])
+        got = await device.receives(5 * 30)
+        is_over = True
+        assert max(read.values()) == 64
+        for number in range(count - 5, count):
+            assert [body for topic, body in got if topic == f"t/{number}"] == bodies(30)
+        site.check_sessions()
+    finally:
+        await site.close()
+
+
+@pytest.mark.parametrize(("count", "told"), [(256, [256]), (257, [256, 1])])
+async def test_a_message_of_qos_2_for_very_many_sessions_waits_for_them_over_several_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, told: list[int]
+) -> None:
+    monkeypatch.setattr(session_reports, "PROGRESS_INTERVAL_S", 3600)
+    site = await open_site(tmp_path, "one")
+    sizes: list[int] = []
+    progress = site.bench.broker.sessions.progress
+
+    def counted(*arguments: Any) -> None:
+        sizes.append(len(arguments[1]))
+        progress(*arguments)
+
+    try:
+        sender = await publisher(site, "one")
+        devices = [SessionDevice(f"d{number}") for number in range(count)]
+        for device in devices:
+            await device.connect(site.fronts["one"])
+            device.is_acknowledging = False
+            await device.subscribe(("all", 2))
+        parts = site.fronts["one"].mqtt._parts
+        assert parts is not None
+        kept = [device.session for device in parts.sessions.devices() if device.session is not None]
+        await soon(lambda: not any(session.behind_count for session in kept), "all are up to date")
+        monkeypatch.setattr(site.bench.broker.sessions, "progress", counted)
+        await sender.publish("all", b"x", 2)
+        await soon(lambda: all(device.unanswered for device in devices), "all have it")
+        assert sizes == told
     finally:
         await site.close()
 

@@ -10,12 +10,11 @@ import pytest
 import uvloop
 from eventually import soon
 from fake_gateway import RawClient, connect_packet
-from live_objects import leaving_nothing_behind
+from live_objects import forget_silent, leaving_nothing_behind
 from mqtt_site import MqttSite, SessionDevice, open_site
 
 from iotmq.broker.sessions import OWNER_GRACE_S
 from iotmq.mqtt import packets
-from iotmq.mqtt_front.deadlines import RECHECK_S
 
 ROUNDS = 8
 
@@ -132,15 +131,9 @@ CASES = [
 ]
 
 
-async def forget_silent(site: MqttSite) -> None:
-    """Let the minutes be over for which a device that has gone may wait to be looked at."""
+async def all_forgotten(site: MqttSite) -> None:
     for front in site.fronts.values():
-        parts = front.mqtt._parts
-        assert parts is not None
-        await soon(lambda parts=parts: not list(parts.sessions.devices()), "all devices have gone")  # type: ignore[misc]
-        deadlines = front.mqtt._deadlines
-        while deadlines._buckets:
-            assert not deadlines.late(deadlines._next_s + RECHECK_S)
+        await forget_silent(front.mqtt)
 
 
 @pytest.mark.parametrize("kind", ["kept", "clean", "shared"])
@@ -154,8 +147,11 @@ async def test_rough_ends_leave_nothing_behind(site: MqttSite, kind: str, end: E
         site.bench.broker.sessions._invariants()
 
     await round_of(0)
-    await forget_silent(site)
-    async with leaving_nothing_behind(f"{ROUNDS} ends of {kind} sessions {end.__name__}"):
+    await all_forgotten(site)
+    # What dies with its process is looked at here in a process that goes on.
+    async with leaving_nothing_behind(
+        f"{ROUNDS} ends of {kind} sessions {end.__name__}", takes_cycles=end is by_kill
+    ):
         for number in range(1, ROUNDS):
             await round_of(number)
-        await forget_silent(site)
+        await all_forgotten(site)

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from fake_gateway import RawClient, connect_packet
 from mqtt5_device import Device5
 from mqtt5_reading import read_publish5
 from mqtt_site import MqttSite, open_site
 
 from iotmq import limits
 from iotmq.mqtt import packets
-from iotmq.mqtt.properties import NO_PROPERTIES
+from iotmq.mqtt.properties import NO_PROPERTIES, Properties
 
 RETAIN_AS_PUBLISHED, NEVER = 0x08, 0x20
 KEPT_OR_NOT = pytest.mark.parametrize("expiry_s", [None, 600])
@@ -151,3 +152,42 @@ async def test_a_subscribe_and_a_goodbye_behind_it_are_both_carried_out(site: Mq
     back = await Device5.connect(site, is_clean=False, expiry_s=600)
     assert back.is_present
     assert (await back.received()).payload == b"kept"
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+@pytest.mark.parametrize("front", ["one", "two"])
+@pytest.mark.parametrize("is_released", [False, True])
+async def test_what_is_sent_right_behind_a_connect_meets_the_packet_ids_of_its_session(
+    tmp_path: Path, is_remote: bool, front: str, is_released: bool
+) -> None:
+    site = await open_site(tmp_path, "one", "two", is_remote=is_remote)
+    listener = await Device5.connect(site, "listener")
+    await listener.subscribe(("q", 1))
+    device = await Device5.connect(site, expiry_s=600)
+    device.client.send(publish("q", b"first", qos=2, packet_id=7))
+    assert await device.client.packet() == (packets.PUBREC << 4, b"\0\x07")
+    device.client.abort()
+    client = await RawClient.dial(site.fronts[front].mqtt.port)
+    repeated = packets.encode_publish(
+        "q", b"first", qos=2, packet_id=7, dup=True, properties=NO_PROPERTIES
+    )
+    released, other = (packets.encode_acknowledgement(packets.PUBREL, number) for number in (7, 8))
+    client.send(
+        connect_packet(
+            "d", protocol_level=5, clean_session=False, properties=Properties(session_expiry_s=600)
+        ),
+        released if is_released else repeated,
+        publish("q", b"second", qos=2, packet_id=8),
+    )
+    _, connack = await client.packet()
+    assert connack[:2] == b"\x01\0"
+    answer = packets.PUBCOMP if is_released else packets.PUBREC
+    answers = {await client.packet() for _ in range(2)}
+    assert answers == {(answer << 4, b"\0\x07"), (packets.PUBREC << 4, b"\0\x08")}
+    client.send(*([] if is_released else [released]), other, publish("q", b"third", qos=1, packet_id=7))
+    answers = {await client.packet() for _ in range(2 if is_released else 3)}
+    assert (packets.PUBCOMP << 4, b"\0\x08") in answers
+    assert (packets.PUBACK << 4, b"\0\x07") in answers
+    payloads = [(await listener.received()).payload for _ in range(3)]
+    assert payloads == [b"first", b"second", b"third"]
+    await site.close()

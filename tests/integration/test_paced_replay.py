@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import uvloop
 from eventually import WITHIN_S, soon
+from fake_gateway import RawClient, connect_packet
 from mqtt_site import MqttSite, SessionDevice
 
+from iotmq.mqtt import packets
 from iotmq.mqtt_front.pace import BURST_S
 
 PER_S = 100
@@ -100,6 +102,47 @@ async def test_a_device_that_is_there_is_not_paced_when_it_falls_behind(site: Mq
     assert site.number("iotmq_mqtt_durable_read_total") > 0
     await sender.disconnect()
     await device.disconnect()
+
+
+async def test_what_is_done_before_its_queue_was_read_so_far_is_not_sent_again(site: MqttSite) -> None:
+    sender = await connected(site, "sender")
+    await start_slow(site)
+
+    async def come(name: str) -> RawClient:
+        client = await RawClient.dial(site.fronts[name].mqtt.port)
+        client.send(connect_packet("d", clean_session=False))
+        assert (await client.packet())[0] == packets.CONNACK << 4
+        return client
+
+    def published(packet: tuple[int, bytes], *, is_repeated: bool = False) -> tuple[bytes, int]:
+        first, body = packet
+        assert first == packets.PUBLISH << 4 | 4 | is_repeated << 3
+        return body[5:], int.from_bytes(body[3:5], "big")
+
+    client = await come("one")
+    await client.subscribe(("a", 2))
+    await sender.publish("a", b"1", 2)
+    await sender.publish("a", b"2", 2)
+    (_, first_id), (_, second_id) = [published(await client.packet()) for _ in range(2)]
+    client.send(packets.encode_acknowledgement(packets.PUBREC, second_id))
+    pubrel = (packets.PUBREL << 4 | 2, second_id.to_bytes(2, "big"))
+    assert await client.packet() == pubrel
+    client.send(packets.DISCONNECT_PACKET)
+    await client.rest()
+    # One message a second: it is done with the other one before its turn has come.
+    client = await come("slow")
+    assert await client.packet() == pubrel
+    assert published(await client.packet(), is_repeated=True) == (b"1", first_id)
+    client.send(packets.encode_acknowledgement(packets.PUBCOMP, second_id))
+    await client.ping()
+    client.send(packets.DISCONNECT_PACKET)
+    await client.rest()
+    client = await come("one")
+    assert published(await client.packet(), is_repeated=True) == (b"1", first_id)
+    await sender.publish("a", b"3", 2)
+    assert published(await client.packet())[0] == b"3"
+    client.close()
+    await sender.disconnect()
 
 
 async def test_retained_messages_of_a_wide_filter_come_at_their_pace(site: MqttSite) -> None:

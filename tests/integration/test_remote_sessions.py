@@ -25,12 +25,14 @@ from iotmq.broker.element import encode_element
 from iotmq.broker.sessions import OWNER_GRACE_S, START_GRACE_S
 from iotmq.broker.shares import REJOIN_GRACE_S
 from iotmq.broker.store_host import resolve_store_host
-from iotmq.client import admin_sessions, delivery_channel, gateway, session_link
+from iotmq.client import admin_sessions, delivery_channel, gateway, session_gateway, session_link
 from iotmq.client.gateway import RemoteGateway
 from iotmq.client.session_gateway import RemoteSessions
 from iotmq.client.settings import ClientSettings
-from iotmq.errors import ClientError
+from iotmq.errors import ClientError, StoreFullError
 from iotmq.message.hosts import encode_host
+from iotmq.message.record import iter_records
+from iotmq.mqtt import packets
 from iotmq.mqtt.packets import Will
 from iotmq.mqtt_front.server import MqttFront
 from iotmq.mqtt_front.settings import MqttSettings
@@ -333,6 +335,134 @@ async def test_sessions_go_on_without_a_broker_and_have_all_of_it_when_it_is_bac
         await soon(lambda: set(here.got) == wanted, "all messages")
         for device in (here, there):
             await device.drop()
+
+
+async def test_messages_of_qos_2_go_on_without_a_broker(tmp_path: Path) -> None:
+    async with SmallCluster(tmp_path, registries=1) as cluster, fronts(cluster, "one") as (front,):
+        client = await RawClient.connect(front.mqtt.port, client_of(front, 0), clean_session=False)
+        assert await client.subscribe(("t", 2)) == [2]
+
+        def publish_of(first: int, body: bytes) -> tuple[bytes, int]:
+            assert first == packets.PUBLISH << 4 | 4
+            return body[5:], int.from_bytes(body[3:5], "big")
+
+        publish(cluster.brokers[1], "t", b"1")
+        payload, first_id = publish_of(*await client.packet())
+        assert payload == b"1"
+        await stop_broker(cluster, 1)
+        await soon(lambda: front.sessions.not_ready_reason, "the front end notices")
+        # The broker that has it is to know that before it is released.
+        client.send(packets.encode_acknowledgement(packets.PUBREC, first_id))
+        for payload in (b"2", b"3"):
+            publish(cluster.brokers[0], "t", payload)
+            found, packet_id = publish_of(*await client.packet())
+            assert (found, packet_id != first_id) == (payload, True)
+            client.send(packets.encode_acknowledgement(packets.PUBREC, packet_id))
+            assert await client.packet() == (packets.PUBREL << 4 | 2, packet_id.to_bytes(2, "big"))
+            client.send(packets.encode_acknowledgement(packets.PUBCOMP, packet_id))
+        await start_broker(cluster, 1)
+        assert await client.packet() == (packets.PUBREL << 4 | 2, first_id.to_bytes(2, "big"))
+        client.send(packets.encode_acknowledgement(packets.PUBCOMP, first_id))
+        publish(cluster.brokers[1], "t", b"4")
+        assert publish_of(*await client.packet())[0] == b"4"
+        client.close()
+
+
+async def test_a_session_that_a_broker_could_not_open_has_its_messages_once_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_gateway, "_ASK_AGAIN_S", 0.05)
+    async with SmallCluster(tmp_path, registries=1) as cluster, fronts(cluster, "one") as (front,):
+        device = SessionDevice(client_of(front, 0))
+        await device.connect(front)
+        await device.subscribe(("t", 1))
+        await device.disconnect()
+        key_values = cluster.stores[1].key_values()
+
+        def refuse() -> None:
+            raise StoreFullError("No space left")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(key_values, "_open", refuse)
+            with pytest.raises(StoreFullError):
+                key_values.reopen()
+            await device.connect(front)
+            assert device.is_present
+        key_values.reopen()
+        publish(cluster.brokers[1], "t", b"1")
+        await soon(lambda: not device.is_connected, "it is asked to come anew")
+        await device.connect(front)
+        await device.receives(1)
+        await device.drop()
+
+
+async def test_packet_ids_that_a_broker_knows_which_is_away_are_not_used_for_other_messages(
+    tmp_path: Path,
+) -> None:
+    async with SmallCluster(tmp_path, registries=1) as cluster, fronts(cluster, "one") as (front,):
+        name = client_of(front, 0)
+        client = await RawClient.connect(front.mqtt.port, name, clean_session=False)
+        assert await client.subscribe(("t", 2)) == [2]
+        taken = set()
+        for payload in (b"1", b"2"):
+            publish(cluster.brokers[1], "t", payload)
+            first, body = await client.packet()
+            assert (first, body[5:]) == (packets.PUBLISH << 4 | 4, payload)
+            taken.add(body[3:5])
+        # Its PUBRECs are lost with the connection, so it has both of them still.
+        client.send(packets.DISCONNECT_PACKET)
+        await client.rest()
+        await stop_broker(cluster, 1)
+        await soon(lambda: front.sessions.not_ready_reason, "the front end notices")
+        client = await RawClient.dial(front.mqtt.port)
+        client.send(connect_packet(name, clean_session=False))
+        assert await client.packet() == (packets.CONNACK << 4, b"\1\0")
+        for payload in (b"3", b"4"):
+            publish(cluster.brokers[0], "t", payload)
+            first, body = await client.packet()
+            assert (first, body[5:]) == (packets.PUBLISH << 4 | 4, payload)
+            assert body[3:5] not in taken, "the device takes it for another one"
+        client.close()
+        await start_broker(cluster, 1)
+
+
+def stored_bodies(cluster: SmallCluster, number: int) -> list[bytes]:
+    """What one broker has of the topic of devices."""
+    store = cluster.stores[number]
+    found: list[bytes] = []
+    for queue in store.queues():
+        if queue.topic == "T":
+            views = store.read(queue, queue.min_offset, records_max=1000, bytes_max=1 << 20).views
+            found += [record.body for record in iter_records(b"".join(views))]
+    return found
+
+
+async def test_a_broker_that_learns_of_a_session_keeps_what_it_has_of_its_packet_ids(tmp_path: Path) -> None:
+    async with SmallCluster(tmp_path, registries=1) as cluster, fronts(cluster, "one") as (front,):
+        sender = SessionDevice("sender")
+        await sender.connect(front, clean_session=True)
+        count = 0
+        while not stored_bodies(cluster, 1):
+            count += 1
+            await sender.publish(f"t/{count}", b"probe", 1)
+        await sender.disconnect()
+        name = client_of(front, 0)
+        await stop_broker(cluster, 1)
+        await soon(lambda: front.sessions.not_ready_reason, "the front end notices")
+        client = await RawClient.connect(front.mqtt.port, name, clean_session=False)
+        client.send(packets.encode_publish(f"t/{count}", b"once", qos=2, packet_id=7))
+        await client.ping()
+        await start_broker(cluster, 1)
+        await client.rest()
+        await soon(lambda: b"once" in stored_bodies(cluster, 1), "the message is stored")
+        # Whatever came on the connection that has ended did not reach the device.
+        client = await RawClient.dial(front.mqtt.port)
+        client.send(connect_packet(name, clean_session=False))
+        assert await client.packet() == (packets.CONNACK << 4, b"\1\0")
+        client.send(packets.encode_publish(f"t/{count}", b"once", qos=2, packet_id=7, dup=True))
+        assert await client.packet() == (packets.PUBREC << 4, b"\0\7")
+        assert stored_bodies(cluster, 1).count(b"once") == 1
+        client.close()
 
 
 async def test_retained_messages_come_from_all_brokers(tmp_path: Path) -> None:

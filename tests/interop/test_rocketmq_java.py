@@ -102,6 +102,8 @@ def test_transactions_are_committed_rolled_back_and_asked_about(
     )
     assert (first["prepared_position"], committed["offset"]) == (half.position, half.offset)
     assert (second["body"], second["tags"]) == ("committed later", "b")
+    # Consumers know which transaction a message is from.
+    assert [line["transaction_id"] for line in (first, second)] == [first["id"], second["id"]]
 
     checks = java.wait_for("check", 2)
     assert {line["body"] for line in checks} == {"committed later", "rolled back later"}

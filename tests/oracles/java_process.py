@@ -1,15 +1,18 @@
-"""The scripts of tests/interop/java, with the libraries of rocketmq 4.9.8 (Maven), each in its own home."""
+"""The scripts of tests/interop/java and the broker, with rocketmq 4.9 (Maven), each in its own home."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Self
 
 import pytest
-from gateway_process import ROOT
+from eventually import eventually
+from gateway_process import ROOT, free_port
 from piped_client import PipedClient
 
 LIBRARIES = ROOT / "build" / "interop" / "java"
@@ -76,3 +79,69 @@ def mqadmin_of(javas: JavaProcesses) -> Callable[..., str]:
         return printed
 
     return run
+
+
+class JavaBroker:
+    """A Java broker over a data directory; `with` starts it and ends it as its own scripts do, by SIGTERM."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data
+        self.port = free_port()
+        self._home = data.with_name(data.name + "-home")
+        self._log = self._home / "broker.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        conf = self._home / "conf"
+        conf.mkdir(parents=True, exist_ok=True)
+        (conf / "logback_broker.xml").write_text('<configuration><root level="OFF"/></configuration>')
+        # Names as those of GatewayProcess, so that one can go on where the other has stopped.
+        (conf / "broker.conf").write_text(
+            f"brokerClusterName=DefaultCluster\nbrokerName=broker-a\nbrokerId=0\nbrokerIP1=127.0.0.1\n"
+            f"listenPort={self.port}\nhaListenPort={free_port()}\nstorePathRootDir={self.data}\n"
+            f"storePathCommitLog={self.data}/commitlog\nmappedFileSizeCommitLog={16 << 20}\n"
+            "maxHashSlotNum=1000\nmaxIndexNum=4000\ndiskMaxUsedSpaceRatio=95\n"
+        )
+        # What it reaches into of the runtime it was not written for.
+        opened = [
+            f"--add-{how}=java.base/{what}=ALL-UNNAMED"
+            for how, what in (
+                ("exports", "jdk.internal.ref"), ("exports", "sun.nio.ch"), ("opens", "jdk.internal.ref"),
+                ("opens", "java.nio"), ("opens", "sun.nio.ch"), ("opens", "java.lang"),
+            )
+        ]  # fmt: skip
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    "java", "-Xms64m", "-Xmx512m", f"-Duser.home={self._home}",
+                    f"-Drocketmq.home.dir={self._home}", *opened, "-cp", f"{LIBRARIES}/*",
+                    "org.apache.rocketmq.broker.BrokerStartup", "-c", str(conf / "broker.conf"),
+                ],
+                cwd=self._home,
+                env={**os.environ, "HOME": str(self._home), "ROCKETMQ_HOME": str(self._home)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )  # fmt: skip
+        try:
+            eventually(self._is_ready, "the Java broker is ready")
+        except BaseException:
+            self._process.kill()
+            self._process.wait()
+            raise
+        return self
+
+    def _is_ready(self) -> bool:
+        assert self._process is not None
+        text = self._log.read_text(errors="replace")
+        assert self._process.poll() is None, text[-4000:]
+        return "boot success" in text
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process is not None
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        finally:
+            self._process.kill()
+            self._process.wait()

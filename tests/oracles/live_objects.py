@@ -15,11 +15,14 @@ from iotmq.broker.light_queues import LightChannel
 from iotmq.broker.session_channel import SessionChannel
 from iotmq.client import session_parts
 from iotmq.mqtt_front import retained_egress
+from iotmq.mqtt_front.deadlines import RECHECK_S
 from iotmq.mqtt_front.device import Device
 from iotmq.mqtt_front.durable import DurableSession
 from iotmq.mqtt_front.ingress import Batch
 from iotmq.mqtt_front.kept_session import QueueSubscription
+from iotmq.mqtt_front.server import MqttFront
 from iotmq.mqtt_front.shared import SharedSession, SharedSubscription, Source
+from iotmq.mqtt_front.websocket import WebSocketLink, WebSocketProtocol
 from iotmq.remoting.server import ServerConnection
 
 KINDS = (
@@ -31,6 +34,8 @@ KINDS = (
     SharedSession,
     SharedSubscription,
     Source,
+    WebSocketLink,
+    WebSocketProtocol,
     retained_egress._Job,
     session_parts.SharedSession,
     # Of a broker.
@@ -53,20 +58,33 @@ SPARE = Counter({"iotmq.mqtt_front.ingress.Batch": 2})
 
 
 def live_objects() -> Counter[str]:
-    """How many there are of each kind, once everything that nobody refers to is gone."""
-    gc.collect()
+    """How many there are of each kind."""
     kinds = Counter(type(one) for one in gc.get_objects() if isinstance(one, KINDS))
     return Counter({f"{kind.__module__}.{kind.__qualname__}": count for kind, count in kinds.items()})
 
 
 @asynccontextmanager
-async def leaving_nothing_behind(what: str) -> AsyncIterator[None]:
-    """No more is alive afterwards than before, as soon as what is under way has ended."""
+async def leaving_nothing_behind(what: str, *, takes_cycles: bool = False) -> AsyncIterator[None]:
+    """No more is alive afterwards than before, as soon as what is under way has ended.
+
+    Without a collection of cycles, unless it `takes_cycles`: a server does not look at what is old again.
+    """
+    gc.collect()
     before = live_objects()
-    yield
+    gc.disable()
+    try:
+        yield
+        await _all_gone(what, before, takes_cycles=takes_cycles)
+    finally:
+        gc.enable()
+
+
+async def _all_gone(what: str, before: Counter[str], *, takes_cycles: bool) -> None:
     grown: Counter[str] = Counter()
 
     def is_gone() -> bool:
+        if takes_cycles:
+            gc.collect()
         grown.clear()
         grown.update(live_objects() - before - SPARE)
         return not grown
@@ -75,3 +93,12 @@ async def leaving_nothing_behind(what: str) -> AsyncIterator[None]:
         await soon(is_gone, what, step_s=0.05)
     except AssertionError:
         raise AssertionError(f"alive after {what}: {dict(grown)}") from None
+
+
+async def forget_silent(front: MqttFront) -> None:
+    """Let the minutes be over for which a device that has gone may wait to be looked at."""
+    parts = front._parts
+    assert parts is not None
+    await soon(lambda: not list(parts.sessions.devices()), "all devices have gone")
+    while front._deadlines._buckets:
+        assert not front._deadlines.late(front._deadlines._next_s + RECHECK_S)

@@ -89,7 +89,7 @@ OWN = {
 
 def delivered_properties(properties: bytes, *, has_own_time: bool) -> bytes:
     """What is left of the properties when a message is delivered."""
-    dropped = OWN if has_own_time else OWN | {"TIMER_OUT_MS"}
+    dropped = OWN if has_own_time else OWN - {"DELAY", "REAL_TOPIC", "REAL_QID"} | {"TIMER_OUT_MS"}
     pairs = [pair for pair in properties.split(b"\x02") if pair]
     names = [pair.split(b"\x01")[0].decode("latin-1") if b"\x01" in pair else "" for pair in pairs]
-    return b"".join(pair + b"\x02" for name, pair in zip(names, pairs, strict=True) if name not in dropped)
+    return b"\x02".join(pair for name, pair in zip(names, pairs, strict=True) if name not in dropped)

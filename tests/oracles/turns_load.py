@@ -4,8 +4,8 @@ of the loop that each costs. The benchmark and the test differ in the numbers al
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from iotmq.broker.session_views_handler import SessionViewsHandler
 from iotmq.broker.sessions import OWNER_GRACE_S
 from iotmq.broker.topics import SESSION_TOPIC
 from iotmq.client.session_ports import Refused, RetainedRead, RetainedRecords, Will
+from iotmq.cycles import short_collections
 from iotmq.message.record import encode_batch
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
@@ -51,17 +52,17 @@ class LoadedBroker:
     def __init__(self, directory: Path, load: Load) -> None:
         self.load = load
         self.bench = SessionBench(directory)
+        self._cleaning = ExitStack()
 
     async def fill(self) -> None:
         await self.bench.start()
         self._retain()
         self._make_sessions()
         self.front = FrontEnd(self.bench, "front")
-        gc.collect()
-        gc.freeze()
+        self._cleaning.enter_context(short_collections())
 
     async def close(self) -> None:
-        gc.unfreeze()
+        self._cleaning.close()
         await self.bench.close()
 
     def steps(self) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:

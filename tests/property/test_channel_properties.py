@@ -43,6 +43,12 @@ class Recorder(asyncio.Transport):
     def write(self, data: object) -> None:
         self.written += data  # type: ignore[operator]
 
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
     def writelines(self, pieces: object) -> None:
         for piece in pieces:  # type: ignore[attr-defined]
             self.written += piece

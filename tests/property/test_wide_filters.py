@@ -299,3 +299,15 @@ class WideMachine(RuleBasedStateMachine):
 
 WideMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestWideFilters = WideMachine.TestCase
+
+
+def test_a_log_that_ends_twice_at_one_place_loses_nothing_before_it() -> None:
+    machine = WideMachine()
+    machine.open(percent=60, scanned=1, pending=1, flush=1, piece=100, window=5, scan=1, counted=0)
+    machine.publish_many_to_one(name="c", count=27)
+    machine.lose_the_end_of_the_log(share=24)
+    machine.publish_many_to_one(name="a/1", count=1)
+    machine.report(name="c", place=77, step=0)
+    machine.lose_the_end_of_the_log(share=79)
+    machine.reads_all("#", 1000)
+    machine.teardown()

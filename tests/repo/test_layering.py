@@ -15,7 +15,7 @@ PACKAGE = ROOT / "iotmq"
 # first line may be used by all, and by each other without a circle.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset(
-        {"bounds", "clock", "errors", "limits", "log_format", "loop_slice"}
+        {"bounds", "clock", "cycles", "errors", "limits", "log_format", "loop_slice"}
         | {"metrics", "setting_text", "supervised", "watched_file"}
     ),
     frozenset({"message"}),

@@ -18,7 +18,7 @@ from iotmq.broker import acl_file, acl_handler
 from iotmq.broker.acl import AccessControl, Guard
 from iotmq.broker.acl_file import AclFileError
 from iotmq.broker.acl_handler import AclHandler
-from iotmq.broker.acl_rules import RULES, rule_of
+from iotmq.broker.acl_rules import RULES, RecordTopics, rule_of
 from iotmq.broker.broker import Broker
 from iotmq.broker.settings import BrokerSettings
 from iotmq.clock import ManualClock
@@ -27,6 +27,8 @@ from iotmq.message.hosts import encode_host
 from iotmq.message.record import encode_batch
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
+from iotmq.remoting.frame import encode
+from iotmq.remoting.pull_frames import read_pull
 from iotmq.remoting.signature import Credentials, sign
 from iotmq.store.private_file import write_private
 from iotmq.store.settings import StoreSettings
@@ -90,7 +92,13 @@ def path(tmp_path: Path) -> Path:
 def access(path: Path) -> AccessControl:
     return AccessControl(
         path,
-        topic_at={7: "topicA", 8: "topicB", 9: "%RETRY%groupC"}.get,
+        topic_at={
+            7: RecordTopics("topicA"),
+            8: RecordTopics("topicB"),
+            9: RecordTopics("%RETRY%groupC"),
+            10: RecordTopics("RMQ_SYS_TRANS_HALF_TOPIC", "topicA"),
+            11: RecordTopics("RMQ_SYS_TRANS_HALF_TOPIC", "topicB"),
+        }.get,
         open_topics={"RMQ_SYS_TRACE_TOPIC", "C_REPLY_TOPIC"},
     )
 
@@ -473,12 +481,32 @@ def test_the_guard_hands_on_what_may_be_done(access: AccessControl) -> None:
     with pytest.raises(RequestError):
         guard.handle(connection, request_of(10, send("topicA"), who="device1"))  # type: ignore[arg-type]
     assert inner.handled == [10]
-    # The short way is for addresses that nobody asks.
-    assert guard.handle_run(connection, nothing, 3) == 3  # type: ignore[arg-type]
+    # The short way is for who may, and for addresses that nobody asks.
+    fields = {
+        "queueId": "1", "queueOffset": "0", "maxMsgNums": "32", "sysFlag": "0", "commitOffset": "0",
+        "suspendTimeoutMillis": "0", "subVersion": "0",
+    }  # fmt: skip
+    run = read_pull(b"".join(encode(request_of(11, {**pull("topicA", "groupA"), **fields}))), 0)
+    assert run is not None
+    assert guard.handle_run(connection, run, 0) == 0  # type: ignore[arg-type]
     connection.peer = ("10.10.103.7", 5000)
-    assert guard.handle_run(connection, nothing, 3) == 10  # type: ignore[arg-type]
+    assert guard.handle_run(connection, run, 0) == 7  # type: ignore[arg-type]
     guard.connection_lost(connection)  # type: ignore[arg-type]
     assert inner.lost == 1
+
+
+def test_a_transaction_is_ended_by_who_may_write_to_its_topic(access: AccessControl) -> None:
+    def end(position: int, who: str) -> Command:
+        return request_of(RequestCode.END_TRANSACTION, {"commitLogOffset": str(position)}, who=who)
+
+    access.check(end(11, "device1"), NEAR)
+    assert "lacks PUB on topic 'topicA'" in refusal(access, end(10, "device1"))
+    assert "lacks PUB on topic 'topicB'" in refusal(access, end(11, "reader99"))
+    # What stands there is no prepared message, or nothing does: the handler says so.
+    access.check(end(8, "reader99"), NEAR)
+    access.check(end(12, "reader99"), NEAR)
+    with pytest.raises(RequestError, match="commitLogOffset"):
+        access.check(request_of(RequestCode.END_TRANSACTION, {}, who="device1"), NEAR)
 
 
 # --- changes at run time ----------------------------------------------------------------------------

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from eventually import eventually
+from loop_turns import LoopTurns, turn_s_max
 from store_model import open_small, put, wait_allocated, wait_flushed
 
 from iotmq.broker.broker import Broker
-from iotmq.broker.consumed import lowest_consumed_position
+from iotmq.broker.consumed import ConsumedPosition
 from iotmq.broker.consumer_offsets import ConsumerOffsets
 from iotmq.broker.element import encode_element
 from iotmq.broker.intake import IntakeError, StoredBatch
@@ -21,6 +24,7 @@ from iotmq.broker.topics import SCHEDULE_TOPIC, SELF_TEST_TOPIC
 from iotmq.clock import ManualClock
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
+from iotmq.store.queue import Queue
 from iotmq.store.retention import DiskUsage
 from iotmq.store.store import Store
 
@@ -71,6 +75,15 @@ def fill(store: Store, topic: str, count: int, queue_id: int = 0) -> list[int]:
     return positions
 
 
+def lowest_consumed_position(store: Store, offsets: ConsumerOffsets, **options: Any) -> int | None:
+    """None when everything was consumed."""
+    consumed = ConsumedPosition(store, offsets, **options)
+    assert consumed.position == 0
+    for _ in consumed.look():
+        assert consumed.position == 0
+    return None if consumed.position == store.confirmed_position else consumed.position
+
+
 def test_nothing_stored_is_nothing_to_wait_for(store: Store, offsets: ConsumerOffsets) -> None:
     store.queue("T", 0)
     assert lowest_consumed_position(store, offsets) is None
@@ -88,7 +101,6 @@ def test_the_group_furthest_behind_counts(store: Store, offsets: ConsumerOffsets
     positions = fill(store, "A", 6)
     offsets.commit("fast", "A", 0, 6)
     offsets.commit("slow", "A", 0, 2)
-    assert offsets.lowest() == {("A", 0): 2}
     assert lowest_consumed_position(store, offsets) == positions[2]
     offsets.commit("slow", "A", 0, 5)
     assert lowest_consumed_position(store, offsets) == positions[5]
@@ -117,8 +129,54 @@ def test_an_offset_before_what_is_stored_counts_from_there(
 def test_queues_the_broker_consumes_itself(store: Store, offsets: ConsumerOffsets) -> None:
     positions = fill(store, "Waiting", 3)
     queue = store.queue("Waiting", 0)
-    assert lowest_consumed_position(store, offsets, delivered=[(queue, 2)]) == positions[2]
-    assert lowest_consumed_position(store, offsets, delivered=[(queue, 3)]) is None
+    assert lowest_consumed_position(store, offsets, delivered=lambda: [(queue, 2)]) == positions[2]
+    assert lowest_consumed_position(store, offsets, delivered=lambda: [(queue, 3)]) is None
+
+
+def test_what_comes_while_it_is_looked_is_not_consumed(store: Store, offsets: ConsumerOffsets) -> None:
+    fill(store, "A", 1)
+    offsets.commit("g", "A", 0, 1)
+    consumed = ConsumedPosition(store, offsets)
+    steps = consumed.look()
+    next(steps)
+    later = fill(store, "B", 1)
+    offsets.commit("g", "B", 0, 1)
+    deque(steps, maxlen=0)
+    assert consumed.position == later[0]
+
+
+def test_a_topic_that_is_deleted_while_it_is_looked(store: Store, offsets: ConsumerOffsets) -> None:
+    positions = fill(store, "A", 1) + fill(store, "B", 1)
+    consumed = ConsumedPosition(store, offsets)
+    steps = consumed.look()
+    next(steps)
+    store.hide_topics({"A": store.confirmed_position})
+    deque(steps, maxlen=0)
+    assert consumed.position == positions[1]
+
+
+async def test_very_many_offsets_are_looked_through_in_many_turns(
+    store: Store, offsets: ConsumerOffsets
+) -> None:
+    position = fill(store, "A", 1)[0]
+    for number in range(60_000):
+        offsets.commit("g", f"t{number}", 0, 1)
+    consumed = ConsumedPosition(store, offsets)
+    looked = asyncio.Event()
+    is_read = consumed._is_read
+
+    def note(queue: Queue) -> bool:
+        looked.set()
+        return is_read(queue)
+
+    consumed._is_read = note
+    with LoopTurns() as turns:
+        looking = asyncio.create_task(consumed.look_repeatedly())
+        await looked.wait()
+        looking.cancel()
+    assert turns.count > 3
+    assert consumed.position <= position
+    assert turns.longest_s < turn_s_max()
 
 
 class Connection:
@@ -176,16 +234,23 @@ def test_the_broker_keeps_what_its_groups_have_not_consumed(
     broker.offsets.commit("g", "A", 0, 2)
     wait_flushed(store)
     clock.advance(3700)
+    # Before it has been looked, nothing counts as consumed.
+    store.delete_expired()
+    store.retain()
+    assert store.min_position == 0
+    deque(broker.consumed.look(), maxlen=0)
     delete_expired_up_to(4096, store, clock)
     broker.offsets.commit("g", "A", 0, 7)
+    deque(broker.consumed.look(), maxlen=0)
     delete_expired_up_to(2 * 4096, store, clock)
 
 
 def test_delayed_messages_count_until_they_are_delivered(
     tmp_path: Path, store: Store, clock: ManualClock
 ) -> None:
-    make_broker(tmp_path / "data", store, clock)
+    broker = make_broker(tmp_path / "data", store, clock)
     waiting = fill(store, SCHEDULE_TOPIC, 2)
+    deque(broker.consumed.look(), maxlen=0)
     assert store.consumed_position is not None
     assert store.consumed_position() == waiting[0]
 

@@ -11,15 +11,18 @@ from typing import Any
 import pytest
 
 from iotmq import limits
+from iotmq.broker import consumer_filters, tag_filter
 from iotmq.broker.broker import Broker
 from iotmq.broker.consumer_filters import ConsumerFilters, _compiled, compile_filter
 from iotmq.broker.heartbeat import SubscriptionData
 from iotmq.broker.settings import BrokerSettings
 from iotmq.clock import ManualClock
 from iotmq.errors import RequestError
+from iotmq.loop_slice import LoopSlice
 from iotmq.message.hosts import encode_host
 from iotmq.message.properties import encode_properties
 from iotmq.message.record import encode_batch, iter_records
+from iotmq.message.tags import tag_hash
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 from iotmq.store.settings import StoreSettings
@@ -53,6 +56,71 @@ def code_of(filters: ConsumerFilters, group: str, subscription: SubscriptionData
         filters.of_group(group, subscription)
     assert str(caught.value)
     return caught.value.code
+
+
+async def test_what_a_heartbeat_has_no_time_for_is_taken_in_the_turns_that_follow(
+    filters: ConsumerFilters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer_filters, "LoopSlice", lambda: LoopSlice(2))
+    wanted = [wants(f"late > {number}", topic=f"T{number}") for number in range(6)]
+    filters.register("g", wanted, LoopSlice(1))
+    filters.register("gone", wanted, LoopSlice(1))
+    filters.group_left("gone")
+    counts = [len(filters)]
+    for _ in range(3):
+        await asyncio.sleep(0)
+        counts.append(len(filters))
+    assert counts == [2, 4, 6, 7]
+    for subscription in wanted:
+        assert filters.of_group("g", subscription).evaluate(encode_properties({"late": "9"})) is True
+
+
+async def test_so_many_expressions_wait_for_a_turn_and_no_more(
+    filters: ConsumerFilters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer_filters, "_LATE_MAX", 2)
+    wanted = [wants(f"late > {number}", topic=f"T{number}") for number in range(4)]
+    long = wants("x" * (limits.FILTER_EXPRESSION_BYTES_MAX + 1), topic="long")
+    filters.register("g", [*wanted, long], LoopSlice(1))
+    assert [subscription.topic for _, subscription in filters._late] == ["T1", "T2"]
+    assert filters.refused_count == 1, "what is too long waits for nothing"
+    await asyncio.sleep(0)
+    assert len(filters) == 3
+    # Those that are registered take no time.
+    filters.register("g", wanted, LoopSlice(4))
+    assert len(filters) == 4
+
+
+@pytest.mark.parametrize(("over", "kept"), [(0, 1), (1, 0)])
+def test_an_expression_that_is_refused_for_its_length_is_not_kept(over: int, kept: int) -> None:
+    _compiled.cache_clear()
+    expression = "a > 4" + " " * (limits.FILTER_EXPRESSION_BYTES_MAX - 5 + over)
+    if over:
+        with pytest.raises(RequestError, match="are the maximum"):
+            compile_filter(expression)
+    else:
+        assert compile_filter(expression).evaluate(A5) is True
+    assert _compiled.cache_info().currsize == kept
+
+
+@pytest.mark.parametrize(("over", "kept"), [(0, 1), (1, 0)])
+def test_an_expression_of_tags_is_remembered_up_to_a_length(over: int, kept: int) -> None:
+    tag_filter._cached.cache_clear()
+    expression = "a||" + "b" * (tag_filter.CACHED_CHARACTERS_MAX - 3 + over)
+    for _ in range(2):
+        assert tag_filter.parse_tags(expression) == frozenset(map(tag_hash, expression.split("||")))
+        assert tag_filter._cached.cache_info().currsize == kept
+    wrong = "||" * (tag_filter.CACHED_CHARACTERS_MAX // 2) + " " * over
+    with pytest.raises(RequestError, match="names no tag"):
+        tag_filter.parse_tags(wrong)
+    assert tag_filter._cached.cache_info().currsize == kept
+
+
+def test_so_many_expressions_of_tags_are_remembered() -> None:
+    tag_filter._cached.cache_clear()
+    for number in range(tag_filter.CACHED_MAX + 1):
+        tag_filter.parse_tags(f"t{number}")
+        assert tag_filter._cached.cache_info().currsize == min(number + 1, tag_filter.CACHED_MAX)
 
 
 def test_a_pull_gets_what_the_heartbeat_registered(filters: ConsumerFilters) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from fake_gateway import (
     FakeTransport,
@@ -12,9 +14,13 @@ from fake_gateway import (
     record_of,
     split_output,
 )
+from loop_turns import turn_s_max
+from mqtt5_reading import read_publish5
 
+from iotmq import limits
 from iotmq.message.bodies import COMPRESSED, compress_body
 from iotmq.mqtt import packets, reason_codes
+from iotmq.mqtt.properties import Properties, write_variable_integer
 from iotmq.mqtt.publish_sink import CollectingSink
 from iotmq.mqtt_front.egress import Egress
 
@@ -55,6 +61,24 @@ def test_ids_name_filters_while_somebody_is_on_them_and_are_not_used_again(bench
     assert bench.egress.unsubscribe("a/#", two) is None
     assert bench.egress.filter_count == 0
     assert bench.egress.subscribe("a/#", one, 0) not in (None, first)
+
+
+def test_very_many_filters_of_a_device_that_match_one_message_keep_nobody_waiting(bench: Bench) -> None:
+    count = limits.MQTT_SUBSCRIPTIONS_PER_SESSION_MAX
+    device, transport = bench.front.connect(properties=Properties())
+    ids = [bench.egress.subscribe(f"f{number}", device, (number + 1) << 8) or 0 for number in range(count)]
+    record, matches = record_of("a", b"x"), matches_of((0, ids))
+    began_s = time.thread_time()
+    bench.egress.deliver(record, matches)
+    assert time.thread_time() - began_s < turn_s_max()
+    bench.front.loop.run()
+    ((_, body),) = split_output(transport.take())
+    identifiers = b"".join(b"\x0b" + write_variable_integer(number + 1) for number in range(count))
+    assert identifiers in body
+    # Nothing is left over for the next.
+    bench.deliver(record, matches_of((0, ids[:2])))
+    (packet,) = split_output(transport.take())
+    assert read_publish5(packet).properties.subscription_identifiers == (1, 2)
 
 
 def test_a_record_reaches_everybody_on_its_filter_and_nobody_else(bench: Bench) -> None:

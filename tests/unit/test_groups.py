@@ -185,6 +185,25 @@ def test_a_heartbeat_has_at_most_so_many_groups_and_subscriptions(clock: ManualC
             register(groups, FakeConnection(), body)
 
 
+@pytest.mark.parametrize("over", [0, 1])
+def test_a_heartbeat_has_at_most_so_many_subscriptions_and_bytes_in_all(over: int) -> None:
+    each = limits.HEARTBEAT_SUBSCRIPTIONS_MAX
+    counts = [each] * (limits.HEARTBEAT_SUBSCRIPTIONS_TOTAL_MAX // each) + [over]
+    consumers = [
+        {"groupName": f"g{number}", "subscriptionDataSet": [{"topic": "t"}] * count}
+        for number, count in enumerate(counts)
+    ]
+    many = json.dumps({"clientID": "c", "consumerDataSet": consumers}).encode()
+    few = json.dumps({"clientID": "c"}).encode()
+    large = few + b" " * (limits.HEARTBEAT_BYTES_MAX + over - len(few))
+    for body in (many, large, [large[:100], memoryview(large)[100:]]):
+        if over:
+            with pytest.raises(RequestError, match="a heartbeat has at most"):
+                decode_heartbeat(body)
+        else:
+            assert decode_heartbeat(body).client_id == "c"
+
+
 def test_one_connection_cannot_register_without_end(clock: ManualClock) -> None:
     groups = Groups(clock, expiry_s=120, clients_per_connection_max=2)
     connection = FakeConnection()

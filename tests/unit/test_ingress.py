@@ -224,6 +224,37 @@ def test_a_waiter_that_fails_leaves_the_others_answered_and_the_queue_going() ->
     assert [batch.payloads for batch in bench.handed] == [[b"1", b"1"], [b"2"]]
 
 
+def test_a_broker_that_fails_at_a_batch_is_offered_it_again_and_other_queues_go_on() -> None:
+    bench = Bench(routes=[{"filter": "bad", "topic": "bad"}, {"filter": "good", "topic": "good"}])
+    device, out = bench.connect()
+    append = bench.gateway.append
+    is_failing = True
+
+    def failing(topic: str, *arguments: Any, **fields: Any) -> None:
+        if topic == "bad" and is_failing:
+            raise OSError("no")
+        append(topic, *arguments, **fields)
+
+    bench.gateway.append = failing  # type: ignore[method-assign]
+    receive(device, publish(1, topic="bad") + publish(2, topic="good"))
+    with pytest.raises(OSError, match="no"):
+        bench.loop.run()
+    bench.loop.run()
+    [batch] = bench.handed
+    assert batch.payloads == [b"2"]
+    is_failing = False
+    bench.loop.fire()
+    bench.loop.run()
+    assert [batch.payloads for batch in bench.handed] == [[b"2"], [b"1"]]
+    for batch in bench.handed:
+        batch.answer(0, "")
+    bench.loop.run()
+    assert acknowledged(out) == [1, 2]
+    receive(device, publish(3, topic="bad"))
+    bench.loop.run()
+    assert bench.handed[2].payloads == [b"3"]
+
+
 # QoS 2 of kept sessions
 
 
@@ -312,6 +343,29 @@ def test_nobody_is_told_of_a_release_whose_devices_have_gone() -> None:
     bench.gateway.released[0][2](BUSY, "")
     bench.loop.fire()
     assert len(bench.gateway.released) == 1
+    assert bench.ingress.is_idle
+
+
+def test_a_release_that_is_repeated_names_nobody_who_has_gone() -> None:
+    """Who has gone may have been answered elsewhere, and use the packet id for another message."""
+    bench = Bench()
+    bench.gateway.releases_at_once = False
+    (gone, _), (left, left_out) = (
+        connect_kept(bench, "gone", is_resumed=True),
+        connect_kept(bench, "left", is_resumed=True),
+    )
+    receive(gone, pubrel(7))
+    receive(left, pubrel(9))
+    bench.loop.run()
+    [(_, body, done)] = bench.gateway.released
+    assert body == b"\0\4gone\0\7\0\4left\0\x09"
+    gone.close(reason_codes.SERVER_SHUTTING_DOWN)
+    done(BUSY, "")
+    bench.loop.fire()
+    assert bench.gateway.released[1][1] == b"\0\4left\0\x09"
+    bench.gateway.released[1][2](0, "")
+    bench.loop.run()
+    assert acknowledged(left_out, packets.PUBCOMP) == [9]
     assert bench.ingress.is_idle
 
 
@@ -813,3 +867,19 @@ def test_a_device_that_sends_without_pause_waits_for_the_next_turn() -> None:
     bench.loop.run()
     assert out.is_reading
     assert bench.group.paused_count == 0
+
+
+def test_releases_that_are_not_answered_stop_the_reading_from_devices() -> None:
+    bench = Bench(pending_bytes_max=1 << 20)
+    bench.gateway.releases_at_once = False
+    device, _ = connect_kept(bench, "c", is_resumed=True)
+    count = 0
+    while not device.group.is_congested:
+        assert bench.ingress.pending_bytes <= 1 << 20
+        receive(device, pubrel(count % 65_535 + 1))
+        bench.loop.run()
+        count += 1
+    assert (1 << 20) < bench.ingress.pending_bytes < (1 << 20) + 1_000
+    for _, _, done in bench.gateway.released:
+        done(0, "")
+    assert not device.group.is_congested

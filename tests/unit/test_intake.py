@@ -234,6 +234,23 @@ async def test_group_commit_answers_in_log_order_what_it_covers(sync_bench: Benc
     assert bench.codes() == [0, 0, 0]
 
 
+async def test_whoever_fails_at_its_answer_leaves_the_others_theirs(sync_bench: Bench) -> None:
+    bench = sync_bench
+    woken: list[None] = []
+
+    def fail(outcome: object) -> None:
+        raise ValueError("cannot take it")
+
+    bench.intake.append("T", 0, b"12345678", born_timestamp_ms=1, born_host=HOST, done=fail)
+    bench.append()
+    bench.intake.add_confirmed_listener(lambda: woken.append(None))
+    bench.store.flushed_position = bench.store.appended_position
+    with pytest.raises(ValueError, match="cannot take it"):
+        bench.intake.advance()
+    assert bench.codes() == [0]
+    assert woken == [None]
+
+
 async def test_batches_and_how_long_they_took_are_counted(bench: Bench, sync_bench: Bench) -> None:
     bench.append()
     bench.append(queue_id=1)

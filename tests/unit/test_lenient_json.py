@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
+import time
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loop_turns import turn_s_max
 
 from iotmq.errors import RequestError
-from iotmq.limits import LENIENT_JSON_BYTES_MAX
-from iotmq.remoting.lenient_json import decode, encode, encode_ascii, encode_object_map, standard_json
+from iotmq.limits import LENIENT_JSON_BYTES_MAX, LENIENT_REQUEST_BYTES_MAX
+from iotmq.remoting.lenient_json import (
+    decode,
+    decode_request,
+    encode,
+    encode_ascii,
+    encode_object_map,
+    standard_json,
+)
 
 QUEUE = '{"brokerName":"b","queueId":0,"topic":"T"}'
 
@@ -66,6 +75,23 @@ def test_only_so_much_is_put_right() -> None:
     with pytest.raises(RequestError, match="past the maximum"):
         decode(b"{1:2} " + padding, object)
     assert decode(b'{"1":2} ' + padding, object) == {"1": 2}
+
+
+def test_of_a_request_less_is_put_right() -> None:
+    padding = b" " * (LENIENT_REQUEST_BYTES_MAX - 5)
+    assert decode_request(b"{1:2}" + padding, object) == {"1": 2}
+    with pytest.raises(RequestError, match="past the maximum"):
+        decode_request(b"{1:2} " + padding, object)
+    assert decode_request(b'{"1":2} ' + padding, object) == {"1": 2}
+
+
+@pytest.mark.parametrize("piece", [b"{", b",", b"{}:0,", b"{a:", b'"",'])
+def test_no_request_takes_long_to_be_put_right(piece: bytes) -> None:
+    body = b"{" + piece * ((LENIENT_REQUEST_BYTES_MAX - 1) // len(piece))
+    began_s = time.thread_time()
+    with pytest.raises(RequestError):
+        decode_request(body, dict[str, int])
+    assert time.thread_time() - began_s < turn_s_max()
 
 
 @given(

@@ -202,6 +202,24 @@ def test_what_a_slow_subscriber_leaves_is_bounded_and_the_rest_is_dropped() -> N
         assert not connection.deliver_message(b"t", payload, qos)
 
 
+def test_what_waits_for_a_subscriber_at_its_limit_of_bytes_and_past_it() -> None:
+    payload = bytes(100)
+    least = len(payload) + 1 + 4
+    for qos in (0, 1):
+        connection, _ = open_connection(in_flight_max=1)
+        assert connection.deliver_message(b"t", payload, 1), "fills the window"
+        connection.data_to_send()
+        assert connection.deliver_message(b"t", payload, qos)
+        per_message = connection.output_bytes + connection.queued_bytes
+        for limit, taken in ((9 * per_message + least, 10), (9 * per_message + least - 1, 9)):
+            connection, _ = open_connection(queued_bytes_max=limit, in_flight_max=1)
+            assert connection.deliver_message(b"t", payload, 1)
+            connection.data_to_send()
+            answers = [connection.deliver_message(b"t", payload, qos) for _ in range(12)]
+            assert answers == [True] * taken + [False] * (12 - taken), qos
+            assert connection.output_bytes + connection.queued_bytes == taken * per_message
+
+
 def test_one_message_larger_than_the_bound_is_still_delivered_to_an_idle_subscriber() -> None:
     connection, _ = open_connection(queued_bytes_max=1_000)
     assert connection.deliver_message(b"t", bytes(5_000), 0)

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import socket
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,12 +15,14 @@ import uvloop
 from eventually import STOP_S, soon
 from fake_gateway import RawClient, connect_packet, split_output
 from front_site import Site, running, tick_quickly
+from loop_turns import LoopTurns, turn_s_max
 
 from iotmq import limits
 from iotmq.mqtt import packets
 from iotmq.mqtt.packets import Will
 from iotmq.mqtt_front import server
 from iotmq.mqtt_front.settings import RouteSettings
+from iotmq.mqtt_front.subscriptions import _Granted
 from iotmq.remoting.codes import ResponseCode
 from iotmq.supervised import FAILURES
 
@@ -450,6 +453,45 @@ async def test_filters_with_wildcards_have_levels_up_to_their_limit(site: Site) 
     plain = "/".join("a" * limits.MQTT_TOPIC_LEVELS_MAX)
     assert await client.subscribe((deepest, 1), (deepest + "/#", 1), (plain, 1)) == [1, 0x80, 1]
     assert site.number("iotmq_mqtt_subscriptions") == 2
+
+
+async def test_ever_new_topics_of_a_device_are_looked_up_over_several_turns(site: Site) -> None:
+    site.gateway.automatic = 0
+    count = 10_000
+    client, other = await site.connect("d"), await site.connect("e")
+    messages = [packets.encode_publish(f"{number}", b"%d" % number, qos=0) for number in range(count)]
+    with LoopTurns() as turns:
+        client.send(*messages, publish(1, b"last"))
+        await other.ping()
+        assert await client.puback() == 1
+    assert turns.longest_s < turn_s_max()
+    payloads = [payload for handed in site.gateway.handed for payload in handed.payloads]
+    assert payloads == [*(b"%d" % number for number in range(count)), b"last"]
+    # Known ones need no turns of their own, and the device is read again.
+    client.send(*messages[-1_000:], publish(2, b"again"))
+    assert await client.puback() == 2
+    await client.ping()
+
+
+async def test_new_topics_of_a_device_that_has_left_are_not_lost(site: Site) -> None:
+    site.gateway.automatic = 0
+    count = 3_000
+    client = await site.connect("d")
+    client.send(*(packets.encode_publish(f"{number}", b"x", qos=0) for number in range(count)))
+    client.close()
+    await site.gone("connection_lost")
+    await soon(lambda: sum(len(handed.payloads) for handed in site.gateway.handed) == count, "all came")
+
+
+def test_very_many_filters_are_refused_at_once() -> None:
+    names = [f"{number:0>1000}" for number in range(limits.MQTT_SUBSCRIPTIONS_PER_PACKET_MAX)]
+    granted = _Granted([1] * len(names), dict.fromkeys(names, 1), dict.fromkeys(names[:7], 1))
+    event = packets.Subscribe(1, tuple((f"{number:0>1000}", 1) for number in range(len(names))))
+    began_s = time.thread_time()
+    granted.take_back(event, set(names[1:]), 0x97)
+    assert time.thread_time() - began_s < turn_s_max() / 2
+    assert granted.codes == [1] + [0x97] * (len(names) - 1)
+    assert list(granted.filters) == list(granted.retained) == names[:1]
 
 
 async def test_shapes_of_filters_at_their_limit_and_past_it(

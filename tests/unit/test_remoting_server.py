@@ -6,15 +6,18 @@ import asyncio
 import logging
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 import uvloop
 from eventually import STOP_S
+from loop_turns import LoopTurns, turn_s_max
 
 from iotmq.clock import ManualClock
 from iotmq.errors import ConnectionClosedError, RequestError, RequestTimeoutError
 from iotmq.limits import FRAME_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX
+from iotmq.loop_slice import LoopSlice
 from iotmq.remoting import channel
 from iotmq.remoting.codes import ResponseCode, Serialize
 from iotmq.remoting.command import Command
@@ -24,8 +27,9 @@ from iotmq.remoting.server import RemotingServer, ServerConnection
 
 WAIT_S = 30.0
 
-ECHO, HOLD, FAIL, REFUSE, LARGE, ASK, LEAVE, HOLD_AND_REPLY, TOO_LARGE = range(1, 10)
+ECHO, HOLD, FAIL, REFUSE, LARGE, ASK, LEAVE, HOLD_AND_REPLY, TOO_LARGE, SLOW = range(1, 11)
 LARGE_BYTES = 256 * 1024
+SLOW_S = 0.001
 
 
 class Handler:
@@ -59,6 +63,11 @@ class Handler:
                 connection.reply(request.reply(0))
             case 9:
                 return request.reply(0, body=bytes(FRAME_BYTES_MAX))
+            case 10:
+                until_s = time.thread_time() + SLOW_S
+                while time.thread_time() < until_s:
+                    pass
+                return request.reply(0)
             case _:
                 return request.not_supported()
         return None
@@ -166,7 +175,71 @@ async def test_every_request_of_a_chunk_is_answered_in_order(peer: RawPeer) -> N
     assert [(answer.opaque, answer.ext) for answer in answers] == [(n, {"n": str(n)}) for n in range(500)]
 
 
-async def test_answers_of_one_chunk_leave_in_one_write(handler: Handler) -> None:
+async def test_requests_of_one_peer_that_take_long_are_answered_over_several_turns(
+    server: RemotingServer, handler: Handler, peer: RawPeer
+) -> None:
+    count = 100
+    oneways = [numbered(SLOW, 1, oneway=True) for _ in range(20)]
+    with LoopTurns() as turns:
+        peer.send(*[numbered(SLOW if number % 2 else ECHO, number) for number in range(count)], *oneways)
+        # Nothing that comes later overtakes them.
+        peer.send(numbered(ECHO, count))
+        answers = await peer.receive(count + 1)
+    assert [answer.opaque for answer in answers] == [*range(count + 1)]
+    assert handler.handled == count + len(oneways) + 1
+    assert turns.longest_s < turn_s_max()
+    (connection,) = server.connections
+    assert not connection._backlog
+    peer.send(numbered(ECHO, 7))
+    assert [answer.opaque for answer in await peer.receive(1)] == [7], "it is read again"
+
+
+async def test_requests_that_wait_for_their_turn_are_carried_out_although_their_peer_has_left(
+    server: RemotingServer, handler: Handler
+) -> None:
+    peer = await RawPeer.connect(server)
+    peer.send(*[numbered(SLOW, 1, oneway=True) for _ in range(50)])
+    await peer.close()
+    await until(lambda: handler.lost)
+    assert handler.handled == 50
+
+
+async def test_requests_before_bytes_that_are_no_frame_are_carried_out_over_several_turns(
+    server: RemotingServer, handler: Handler, peer: RawPeer
+) -> None:
+    with LoopTurns() as turns:
+        peer.send(*[numbered(SLOW, number) for number in range(50)])
+        peer.writer.write(b"\xff" * 100)
+        answers = FrameReader()
+        answers.receive_data(await peer.ended())
+    assert [answer.opaque for answer in answers.commands_received()] == list(range(50))
+    assert turns.longest_s < turn_s_max()
+
+
+async def test_requests_that_wait_for_their_turn_come_with_the_end_of_an_encrypted_peer(
+    handler: Handler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = RemotingServer(handler)
+    server._server = object()  # type: ignore[assignment]
+    connection = server._accept()
+    transport = PausableTransport()
+    connection.connection_made(transport)
+    monkeypatch.setattr(channel, "LoopSlice", lambda: LoopSlice(2))
+    connection.data_received(b"".join(b"".join(encode(numbered(ECHO, number))) for number in range(5)))
+    assert handler.handled == 2
+    assert transport.is_paused
+    connection.eof_received()
+    assert handler.handled == 5
+    frames = FrameReader()
+    frames.receive_data(b"".join(transport.writes))
+    assert [answer.opaque for answer in frames.commands_received()] == list(range(5))
+
+
+async def test_answers_of_one_chunk_leave_in_one_write(
+    handler: Handler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # However slow the processor is.
+    monkeypatch.setattr(channel, "LoopSlice", lambda: LoopSlice(slice_s=60))
     server = RemotingServer(handler)
     server._server = object()  # type: ignore[assignment]
     connection = server._accept()
@@ -199,6 +272,19 @@ class FakeTransport(asyncio.Transport):
 
     def get_write_buffer_size(self) -> int:
         return 0
+
+
+class PausableTransport(FakeTransport):
+    is_paused = False
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None:
+        self.is_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_paused = False
 
 
 @pytest.mark.parametrize("serialize", [Serialize.JSON, Serialize.BINARY])

@@ -239,6 +239,46 @@ async def test_so_many_shake_hands_at_a_time(files: Files) -> None:
             raw.close()
 
 
+async def shaken_hands(raw: socket.socket, context: ssl.SSLContext) -> None:
+    """Do the handshake, and leave unread and unanswered whatever comes then."""
+    loop = asyncio.get_running_loop()
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    session = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    is_done = False
+    while not is_done:
+        try:
+            session.do_handshake()
+            is_done = True
+        except ssl.SSLWantReadError:
+            pass
+        await loop.sock_sendall(raw, outgoing.read())
+        if not is_done:
+            incoming.write(await loop.sock_recv(raw, 1 << 16))
+
+
+async def test_who_does_not_say_goodbye_counts_for_so_long_and_no_longer(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "TLS_SHUTDOWN_S", 0.5)
+    loop = asyncio.get_running_loop()
+    async with serving(tls_of(files.server), connections_max=1) as (server, _):
+        silent = await connect_raw(server)
+        await shaken_hands(silent, client_tls(ca_file=files.root.certificate))
+        await soon(lambda: list(server.connections), "it is there", within_s=WAIT_S)
+        (connection,) = server.connections
+        began_s = loop.time()
+        connection.close()
+        second = await connect_raw(server)
+        assert await received(second) == b""
+        assert closed(server, "refused") == 1
+        await soon(lambda: not list(server.connections), "it is gone", within_s=WAIT_S)
+        assert loop.time() - began_s >= 0.5
+        for raw in (silent, second):
+            raw.close()
+        third = await echo(server, None)
+        await third.close()
+
+
 async def test_silent_connections_count_among_the_connections(files: Files) -> None:
     async with serving(tls_of(files.server), connections_max=2) as (server, _):
         silent = [await connect_raw(server) for _ in range(2)]

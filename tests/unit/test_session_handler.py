@@ -245,7 +245,7 @@ async def test_a_session_lives_over_requests(site: Site) -> None:
     assert (await site.ask(front_end, RequestCode.CLOSE_SESSION, ["c", epoch, 60, True])).code == 0
     again = await site.ask(front_end, RequestCode.OPEN_SESSION, ["c", False, 60, None])
     found = msgspec.msgpack.decode(again.body_bytes())
-    assert found[1:] == [True, [["a/#", 1, queue_id, change.cursors[0][1], 0]], [3], [], []]
+    assert found[1:] == [True, [["a/#", 1, queue_id, change.cursors[0][1], 0]], [3], [], [], 0]
     answer = await site.ask(front_end, RequestCode.UNSUBSCRIBE_SESSION, ["c", found[0], ["a/#"]])
     assert answer.code == 0
     gone = await site.ask(front_end, RequestCode.READ_LIGHT_QUEUE, **ext)

@@ -25,6 +25,7 @@ from iotmq.broker.session_records import (
     Unsubscribe,
     encode_changes,
 )
+from iotmq.broker.stored_sessions import encode_session
 from iotmq.broker.topics import SESSION_TOPIC
 from iotmq.loop_slice import LoopSlice
 from iotmq.message.record import decode_record, encode_batch
@@ -175,6 +176,68 @@ def test_more_sessions_than_are_remembered_are_all_found(
         name: session.received for name in epochs if (session := broker.projection.session(name)) is not None
     }
     assert received == {"one": [1], "three": [3], "four": [4], "five": [5]}
+
+
+def test_sessions_kept_decoded_at_their_limits_and_past_them(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    projection = broker.projection
+    filters = [f"level/{number}" for number in range(8)]
+    for name in ("one", "two", "three"):
+        connect(broker, name, *filters)
+    connect(broker, "large", *filters, *(f"more/{number}" for number in range(100)))
+    projection.write_out()
+    assert projection.session("one") is not None
+    size = projection._recent_bytes
+    assert size > len(encode_session(projection._recent["one"][0]))
+
+    def look(names: str) -> list[str]:
+        """Which sessions are kept after a look at these."""
+        projection._recent.clear()
+        projection._recent_bytes = 0
+        for name in names.split():
+            assert projection.session(name) is not None
+            projection._invariants()
+        return list(projection._recent)
+
+    monkeypatch.setattr(session_projection, "RECENT_SESSIONS_MAX", 2)
+    assert look("one two") == ["one", "two"]
+    assert look("one two three") == ["two", "three"]
+    monkeypatch.setattr(session_projection, "RECENT_SESSIONS_MAX", 10)
+    names = "one two three"
+    sizes = sum(projection._recent[name][1] for name in look(names))
+    monkeypatch.setattr(session_projection, "RECENT_BYTES_MAX", sizes)
+    assert look(names) == ["one", "two", "three"]
+    monkeypatch.setattr(session_projection, "RECENT_BYTES_MAX", sizes - 1)
+    assert look(names) == ["two", "three"]
+    monkeypatch.setattr(session_projection, "RECENT_BYTES_MAX", 100 * sizes)
+    large = projection._recent["large"][1] if look("large") else 0
+    assert large > 10 * size
+    monkeypatch.setattr(session_projection, "RECENT_SESSION_BYTES_MAX", large)
+    assert look("one large") == ["one", "large"]
+    monkeypatch.setattr(session_projection, "RECENT_SESSION_BYTES_MAX", large - 1)
+    assert look("one large") == ["one"]
+
+
+def test_a_session_that_changes_is_not_kept_beside_its_changes(broker: Broker) -> None:
+    projection = broker.projection
+    epoch = connect(broker, "one", "a")
+    projection.write_out()
+    before = projection.session("one")
+    assert list(projection._recent) == ["one"]
+    broker.change(Subscribe("one", epoch, [("b", 1)]))
+    assert not projection._recent
+    assert projection._recent_bytes == 0
+    assert projection.session("one") is projection._changes.sessions["one"] is before
+    projection.write_out()
+    again = projection.session("one")
+    assert again is not before
+    assert again is not None
+    assert list(again.subscriptions) == ["a", "b"]
+    broker.change(End("one", epoch))
+    assert not projection._recent
+    assert projection.session("one") is None
+    projection._invariants()
 
 
 def test_a_queue_keeps_what_the_slowest_of_its_sessions_needs_written_or_not(broker: Broker) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
+import time
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,18 @@ from typing import Any
 import msgspec
 import pytest
 from eventually import soon
+from loop_turns import turn_s_max
 from session_bench import FrontEnd, MakeBench, SessionBench, making_benches, turns
 
 from iotmq import limits
+from iotmq.broker import shares
 from iotmq.broker.element import encode_element
 from iotmq.broker.share_group import Holder, ShareGroup, Strategy
 from iotmq.broker.share_handler import RemoteMembers, ShareHandler
 from iotmq.broker.stored_shares import StoredShare, StoredShares, is_share
 from iotmq.client.session_ports import HANDOUT_REPEATED, OpenedSession, OpenRequest, Refused, ShareJoin
 from iotmq.errors import RequestError, StoreCorruptError, StoreError
+from iotmq.loop_slice import LoopSlice
 from iotmq.mqtt.topics import split_shared
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
@@ -160,6 +164,73 @@ async def test_room_that_one_group_gives_back_is_for_all_in_turn(
     order = [member for member, _ in front.held if member < 3]
     assert all(set(order[at : at + 5]) == {0, 1, 2} for at in range(6)), str(order)
     assert bodies_of(front, 3) == [b"0"], "another client has a budget of its own"
+
+
+def full_group(members: int, each: int) -> ShareGroup:
+    """A group without an order whose members hold so many messages each, of time 0."""
+    group = ShareGroup(Strategy.ROUND_ROBIN, next_position=0, in_flight_max=members * each, timeout_s=10)
+    for number in range(members):
+        group.join(number, Holder(f"c{number}", lambda: None), "one", limit=each, held=(), now_s=0)
+    for position in range(members * each):
+        group.offer(position, 1, "", now_s=0)
+    assert len(group.hand_out(0)) == members * each
+    return group
+
+
+def test_very_many_members_that_are_late_together_keep_nobody_waiting() -> None:
+    count = limits.SHARE_MEMBERS_MAX - 1
+    group = full_group(count, 2)
+    group.join(count, Holder("quick", lambda: None), "one", limit=10_000, held=(), now_s=0)
+    began_s = time.thread_time()
+    taken = group.expire(11)
+    expired_s = time.thread_time()
+    handed = group.hand_out(11)
+    assert max(expired_s - began_s, time.thread_time() - expired_s) < turn_s_max()
+    assert len(taken) == 2 * count
+    assert sorted(position for _, position in taken) == [position for _, position, _ in handed]
+    assert {member for member, _, _ in handed} == {count}
+    group._invariants()
+
+
+def test_members_that_are_all_late_keep_what_they_hold() -> None:
+    group = full_group(3, 2)
+    group.away(2)
+    # The first to be late is not the last who could take it.
+    assert group.expire(11) == [(0, 0)]
+    assert group.in_flight_count == 5
+    group._invariants()
+    assert group.acknowledge(0, 3)
+    assert {member for member, _ in group.expire(22)} == {1, 2}
+    group._invariants()
+
+
+def test_a_front_end_of_very_many_members_that_goes_and_comes_keeps_nobody_waiting() -> None:
+    numbers = range(limits.SHARE_MEMBERS_MAX)
+    group = full_group(len(numbers), 1)
+    for change in (group.away, group.back):
+        began_s = time.thread_time()
+        change(*numbers, len(numbers) + 1)
+        assert time.thread_time() - began_s < turn_s_max()
+        group._invariants()
+    assert group.in_flight_count == len(numbers)
+
+
+async def test_a_message_for_very_many_groups_is_handed_out_over_several_turns(
+    make: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = await make()
+    front = FrontEnd(bench, "one")
+    epoch = await transient(front, "c")
+    for number in range(5):
+        assert await front.join("c", epoch, f"$share/g{number}/t/#", number) is None
+    monkeypatch.setattr(shares, "LoopSlice", lambda: LoopSlice(2))
+    bench.publish("t/x", b"1")
+    counts = [len(front.handed)]
+    while counts[-1] < 5:
+        await turns(1)
+        counts.append(len(front.handed))
+    assert sorted(set(counts)) == [0, 2, 4, 5]
+    assert [member for member, _ in front.handed] == list(range(5)), "who has waited comes first"
 
 
 def test_nothing_is_handed_to_a_member_that_left_while_another_has_messages_of_the_same_key() -> None:

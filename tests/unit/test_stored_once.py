@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from pathlib import Path
 
 import pytest
 from eventually import soon
+from file_size_limit import files_end_at
 from store_model import open_small
 
 from iotmq import limits
@@ -16,6 +18,7 @@ from iotmq.broker.received_ids import ReceivedIds, encode_release
 from iotmq.broker.stored_once import StoredOnce
 from iotmq.broker.topics import TopicTable
 from iotmq.clock import ManualClock
+from iotmq.errors import StoreError, StoreFullError
 from iotmq.message.properties import encode_properties
 from iotmq.message.record import encode_batch, iter_records
 from iotmq.remoting.codes import ResponseCode
@@ -344,6 +347,66 @@ async def test_a_repeated_batch_with_packet_ids_stores_neither_twice(tmp_path: P
     bench.restart()
     bench.send(*batch, has_packet_ids=True, is_repeat=True)
     assert bench.bodies() == [b"old", b"lost", b"new", b"after"]
+
+
+async def test_while_the_database_is_closed_nobody_is_told_what_is_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path)
+    bench.publish("d", 7, b"one")
+    bench.received.sync()
+    key_values = bench.store.key_values()
+    answers: list[StoredBatch | IntakeError] = []
+    elements = marked("d", 7, b"one") + marked("d", 9, b"two")
+
+    def refuse() -> None:
+        raise StoreFullError("No space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(key_values, "_open", refuse)
+        with pytest.raises(StoreFullError):
+            key_values.reopen()
+        bench.once.append(
+            ("T",), elements, lambda elements, *, done: None, answers.append,
+            is_repeat=False, has_packet_ids=True,
+        )  # fmt: skip
+        bench.once.release(encode_release(b"d", 7), answers.append, now_ms=1)
+        with pytest.raises(StoreError):
+            bench.once.forget("d", now_ms=1)
+    assert [type(answer) for answer in answers] == [IntakeError, IntakeError]
+    assert {answer.code for answer in answers} == {ResponseCode.SERVICE_NOT_AVAILABLE}  # type: ignore[union-attr]
+    key_values.reopen()
+    [answer] = bench.send(elements, has_packet_ids=True)
+    assert isinstance(answer, IntakeError), "what was applied is not known yet"
+    bench.store.retain()
+    [answer] = bench.send(elements, has_packet_ids=True)
+    assert isinstance(answer, StoredBatch)
+    assert bench.bodies() == [b"one", b"two"]
+
+
+async def test_after_the_database_was_opened_again_nothing_is_forgotten(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, ids_max=1000)
+    names = [b"%032x" % number for number in random.Random(1).sample(range(1 << 60), 200)]
+    for name in names:
+        bench.publish(name.decode(), 7, b"one")
+    bench.publish("d", 7, b"one")
+    bench.publish("d", 8, b"on")
+    bench.received.write_out()
+    key_values = bench.store.key_values()
+    with files_end_at(4096), pytest.raises(StoreFullError):
+        key_values.space("received_ids").flush(wait=True)
+    # As another of its projections does: what was written and not flushed is not in it any more.
+    key_values.reopen()
+    answers = bench.send(marked("d", 7, b"one"), has_packet_ids=True)
+    bench.once.release(encode_release(b"d", 8), answers.append, now_ms=1)
+    assert [type(answer) for answer in answers] == [IntakeError, IntakeError]
+    assert {answer.code for answer in answers} == {ResponseCode.SERVICE_NOT_AVAILABLE}  # type: ignore[union-attr]
+    bench.store.retain()
+    bench.publish("d", 7, b"one")
+    bench.release("d", 8)
+    # Another message, which is like the one before.
+    bench.publish("d", 8, b"on")
+    assert bench.bodies()[200:] == [b"one", b"on", b"on"]
 
 
 @pytest.mark.parametrize("body", [b"\0", b"\0\5abc", b"\0\1c\0"])

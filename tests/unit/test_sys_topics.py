@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import pytest
+from loop_turns import turn_s_max
 
 from iotmq.message.properties import decode_properties
 from iotmq.message.record import decode_record
@@ -17,6 +19,9 @@ RECEIVED = "$SYS/broker/publish/messages/received"
 
 class ListeningDevice:
     """Takes records while it has room."""
+
+    client_id = "d"
+    close_reason = None
 
     def __init__(self) -> None:
         self.records: list[tuple[str, str, int, bool]] = []
@@ -66,6 +71,27 @@ def test_a_subscriber_gets_what_there_is_as_retained_and_then_what_changes(count
     assert device.take() == [], "nothing changed"
     assert counted.device((CONNECTED, 0)).take() == [(CONNECTED, "2", 0, True)]
     assert counted.tree.sent == 4
+
+
+def test_a_device_with_very_many_filters_keeps_nobody_waiting(counted: Counted) -> None:
+    filters = [(f"$SYS/broker/clients/{number}", 0) for number in range(9_999)]
+    began_s = time.thread_time()
+    device = counted.device(*filters[:1_000], (CONNECTED, 1))
+    subscribed_s = time.thread_time() - began_s
+    counted.tree.resume(device, filters)
+    counted.values["sessions"] = 2
+    began_s = time.thread_time()
+    counted.tree.tick(110)
+    sent_s = time.thread_time() - began_s
+    assert max(subscribed_s, sent_s) < turn_s_max()
+    assert device.take() == [(CONNECTED, "0", 1, True), (CONNECTED, "2", 1, False)]
+    counted.tree._invariants()
+    counted.tree.unsubscribe(device, ["$SYS/broker/clients/1", "$SYS/unknown"])
+    counted.tree._invariants()
+    counted.tree.forget(device)
+    counted.tree._invariants()
+    counted.tree.tick(120)
+    assert device.take() == []
 
 
 def test_wildcards_see_the_tree_from_their_first_level_on_only(counted: Counted) -> None:

@@ -94,8 +94,9 @@ def test_a_message_that_waits_has_its_own_properties_again_when_it_is_delivered(
     stored = encode_record(topic=waiting.topic, body=b"body", properties=moved, flag=7, sys_flag=8 + 1)
     delivery = delivery_of(stored, True)
     assert (delivery.topic, delivery.queue_id, delivery.sys_flag) == ("T", 3, 1)
-    assert delivery.element == encode_batch([(b"body", b"KEYS\x01k\x02TIMER_OUT_MS\x01%d\x02" % NOW_MS, 7)])
-    assert delivery_of(stored, False).element == encode_batch([(b"body", b"KEYS\x01k\x02", 7)])
+    assert delivery.element == encode_batch([(b"body", b"KEYS\x01k\x02TIMER_OUT_MS\x01%d" % NOW_MS, 7)])
+    left = b"KEYS\x01k\x02REAL_TOPIC\x01T\x02REAL_QID\x013"
+    assert delivery_of(stored, False).element == encode_batch([(b"body", left, 7)])
 
 
 def test_properties_leave_room_for_what_waiting_needs() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -161,10 +163,34 @@ def test_patterns_that_no_linear_engine_has_are_refused(pattern: str) -> None:
         compile_pattern(pattern)
 
 
-def test_a_pattern_has_a_size_in_memory() -> None:
-    compile_pattern(r"\pL{10}")
+def test_a_pattern_has_a_size_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fits(count: int) -> bool:
+        try:
+            compile_pattern(f"\\pL{{{count}}}")
+        except ValueError:
+            return False
+        return True
+
     with pytest.raises(ValueError, match="too large"):
         compile_pattern(r"\pL{1000}")
+    # One more of it does not fit, and did not fit for want of a byte: the engine knows of no other maximum.
+    most = bisect_left(range(1, 1000), True, key=lambda count: not fits(count))
+    assert 10 < most < 999
+    assert fits(most)
+    assert not fits(most + 1)
+    least = bisect_left(
+        range(2 * limits.MQTT_REWRITE_PROGRAM_BYTES_MAX),
+        True,
+        key=lambda size: _fits_into(monkeypatch, size, lambda: fits(most + 1)),
+    )
+    assert limits.MQTT_REWRITE_PROGRAM_BYTES_MAX < least < 1.5 * limits.MQTT_REWRITE_PROGRAM_BYTES_MAX
+    assert not _fits_into(monkeypatch, least - 1, lambda: fits(most + 1))
+
+
+def _fits_into(monkeypatch: pytest.MonkeyPatch, size: int, fits: Callable[[], bool]) -> bool:
+    with monkeypatch.context() as patched:
+        patched.setattr(limits, "MQTT_REWRITE_PROGRAM_BYTES_MAX", max(size, 1))
+        return fits()
 
 
 # Each is exponential, or of a high power, in engines that go back.

@@ -197,6 +197,7 @@ public class JavaClient {
                 line.put("group", group);
                 line.put("prepared_position", message.getPreparedTransactionOffset());
                 line.put("sys_flag", message.getSysFlag());
+                line.put("transaction_id", message.getTransactionId());
                 say("message", line);
                 if (replier == null) {
                     continue;
