@@ -58,7 +58,8 @@ HEARTBEAT_SUBSCRIPTIONS_MAX: Final = 1_024
 # All of a heartbeat's groups together.
 HEARTBEAT_SUBSCRIPTIONS_TOTAL_MAX: Final = 16_384
 HEARTBEAT_BYTES_MAX: Final = 1024 * 1024
-LOCKED_QUEUES_PER_REQUEST_MAX: Final = 16_384
+# Eight of the widest topics; each is another queue to look at, and to name in the answer.
+LOCKED_QUEUES_PER_REQUEST_MAX: Final = 8_192
 # Queues that are locked, by all groups; about 500 bytes each. Clients say the name of the broker with each.
 QUEUE_LOCKS_MAX: Final = 262_144
 LOCKED_BROKER_NAME_BYTES_MAX: Final = 255
