@@ -58,7 +58,8 @@ HEARTBEAT_SUBSCRIPTIONS_MAX: Final = 1_024
 # All of a heartbeat's groups together.
 HEARTBEAT_SUBSCRIPTIONS_TOTAL_MAX: Final = 16_384
 HEARTBEAT_BYTES_MAX: Final = 1024 * 1024
-LOCKED_QUEUES_PER_REQUEST_MAX: Final = 16_384
+# Eight of the widest topics; each is another queue to look at, and to name in the answer.
+LOCKED_QUEUES_PER_REQUEST_MAX: Final = 8_192
 # Queues that are locked, by all groups; about 500 bytes each. Clients say the name of the broker with each.
 QUEUE_LOCKS_MAX: Final = 262_144
 LOCKED_BROKER_NAME_BYTES_MAX: Final = 255
@@ -179,6 +180,17 @@ RETAINED_LOOK_BYTES: Final = 1_024
 # Shapes (at which levels the wildcards are) of the filters of all kept sessions of one broker, and of all
 # clean sessions of one front end: a new topic is compared with each, a tenth of a microsecond for one.
 FILTER_SHAPES_MAX: Final = 16_384
+# And those of one session: each may match the same message.
+MQTT_SHAPES_PER_SESSION_MAX: Final = 64
+# Records that wait to be matched with the filters of clean sessions, at one broker, and calls of what comes
+# behind them; records, with their matches, that wait to be written to subscribers, at one front end. Past a
+# limit they are not put off any more. And what a broker hands to a front end at once.
+DELIVERY_BACKLOG_BYTES_MAX: Final = 16 * 1024 * 1024
+DELIVERY_BACKLOG_ITEMS_MAX: Final = 10_000
+EGRESS_BACKLOG_BYTES_MAX: Final = 16 * 1024 * 1024
+PUSH_BYTES_MAX: Final = 256 * 1024
+# Pushes that a front end in another process has not taken; what comes on top is dropped and counted.
+PUSHES_UNSENT_BYTES_MAX: Final = 16 * 1024 * 1024
 # Filters that sessions have to themselves, at one broker.
 EXCLUSIVE_SUBSCRIPTIONS_MAX: Final = 100_000
 

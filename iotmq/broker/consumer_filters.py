@@ -20,6 +20,7 @@ from iotmq import limits
 from iotmq.broker.dirty_table import DirtyTable
 from iotmq.broker.heartbeat import SubscriptionData
 from iotmq.broker.property_filter import PropertyFilter
+from iotmq.broker.sql import parse_sql
 from iotmq.broker.sql_tree import SQL_EXPRESSION
 from iotmq.clock import Clock
 from iotmq.errors import RequestError
@@ -274,9 +275,6 @@ def _parsed(expression: str) -> PropertyFilter | str:
 
 @lru_cache(maxsize=limits.FILTER_CACHE_MAX)
 def _compiled(expression: str) -> PropertyFilter | str:
-    # The parser costs memory, which a broker without such a subscription does not have to pay.
-    from iotmq.broker.sql import parse_sql
-
     # What is wrong is remembered, too: a consumer with a wrong expression pulls again and again.
     try:
         return PropertyFilter(parse_sql(expression))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated
 
 import msgspec
@@ -52,8 +52,7 @@ class LockHandler:
 
     def _lock(self, connection: ServerConnection, request: Command) -> Command | None:
         asked = _decode(request)
-        queues = [queue for queue in asked.mq_set if self._exists(queue)]
-        locked = self._locks.lock(asked.consumer_group, asked.client_id, queues) if queues else []
+        locked = self._locks.lock(asked.consumer_group, asked.client_id, self._existing(asked.mq_set))
         return request.reply(ResponseCode.SUCCESS, body=msgspec.json.encode(LockedQueues(locked=locked)))
 
     def _unlock(self, connection: ServerConnection, request: Command) -> Command | None:
@@ -61,13 +60,21 @@ class LockHandler:
         self._locks.unlock(asked.consumer_group, asked.client_id, asked.mq_set)
         return request.reply(ResponseCode.SUCCESS)
 
-    def _exists(self, queue: MessageQueue) -> bool:
-        topic = self._topics.find(queue.topic)
-        return (
-            topic is not None
-            and 0 <= queue.queue_id < topic.queue_count
-            and len(queue.broker_name.encode("utf-8", "surrogatepass")) <= limits.LOCKED_BROKER_NAME_BYTES_MAX
-        )
+    def _existing(self, queues: Iterable[MessageQueue]) -> Iterator[MessageQueue]:
+        """Those that are, a topic looked at once and not for each of its thousand queues."""
+        counts: dict[tuple[str, str], int] = {}
+        for queue in queues:
+            key = queue.broker_name, queue.topic
+            count = counts.get(key)
+            if count is None:
+                count = counts[key] = self._queue_count(*key)
+            if 0 <= queue.queue_id < count:
+                yield queue
+
+    def _queue_count(self, broker_name: str, topic_name: str) -> int:
+        topic = self._topics.find(topic_name)
+        is_short = len(broker_name.encode("utf-8", "surrogatepass")) <= limits.LOCKED_BROKER_NAME_BYTES_MAX
+        return topic.queue_count if topic is not None and is_short else 0
 
 
 def _decode(request: Command) -> LockRequest:

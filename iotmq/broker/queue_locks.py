@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 
 from iotmq import limits
 from iotmq.clock import Clock
+from iotmq.loop_slice import LoopSlice
 
 LOCK_EXPIRY_S = 60.0
 
 
-class MessageQueue(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class MessageQueue(msgspec.Struct, frozen=True, kw_only=True, gc=False, rename="camel"):
     """A queue as clients name it."""
 
     broker_name: str
@@ -20,12 +23,11 @@ class MessageQueue(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     topic: str
 
 
-class _Lock:
-    __slots__ = ("client_id", "renewed_s")
+class _Claim(NamedTuple):
+    """What one request of a client locks or renews."""
 
-    def __init__(self, client_id: str, renewed_s: float) -> None:
-        self.client_id = client_id
-        self.renewed_s = renewed_s
+    client_id: str
+    renewed_s: float
 
 
 class QueueLocks:
@@ -42,63 +44,72 @@ class QueueLocks:
         self._expiry_s = expiry_s
         self._locks_max = locks_max
         self._count = 0
-        self._locks: dict[str, dict[MessageQueue, _Lock]] = {}
+        # By (group, broker, topic), in the order in which `expire` looks at them: claims by queue id.
+        self._tables: OrderedDict[tuple[str, str, str], dict[int, _Claim]] = OrderedDict()
+
+    @property
+    def count(self) -> int:
+        """How many queues are locked, or were by who has not renewed since."""
+        return self._count
 
     def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
         """Take or renew; returns the queues the client holds now."""
         now_s = self._clock.monotonic_s()
-        locks = self._locks.get(group, {})
+        horizon_s = now_s - self._expiry_s
+        claim = _Claim(client_id, now_s)
         held: list[MessageQueue] = []
         for queue in queues:
-            current = locks.get(queue)
+            key = group, queue.broker_name, queue.topic
+            table = self._tables.get(key)
+            current = None if table is None else table.get(queue.queue_id)
             if current is None:
                 if self._count >= self._locks_max:
                     continue
                 self._count += 1
-                locks[queue] = _Lock(client_id, now_s)
-            elif current.client_id == client_id:
-                current.renewed_s = now_s
-            elif now_s - current.renewed_s > self._expiry_s:
-                current.client_id = client_id
-                current.renewed_s = now_s
-            else:
+                if table is None:
+                    table = self._tables[key] = {}
+            elif current.client_id != client_id and current.renewed_s >= horizon_s:
                 continue
+            assert table is not None
+            table[queue.queue_id] = claim
             held.append(queue)
-        if locks:
-            self._locks[group] = locks
         return held
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
         """Release what the client holds of `queues`."""
-        locks = self._locks.get(group, {})
         for queue in queues:
-            current = locks.get(queue)
+            key = group, queue.broker_name, queue.topic
+            table = self._tables.get(key, {})
+            current = table.get(queue.queue_id)
             if current is not None and current.client_id == client_id:
-                self._drop(locks, queue)
-        if not locks:
-            self._locks.pop(group, None)
+                del table[queue.queue_id]
+                self._count -= 1
+                if not table:
+                    del self._tables[key]
 
     def expire(self) -> None:
-        """Forget locks nobody renews, so that groups that went away cost nothing."""
+        """Forget locks nobody renews, so that groups that went away cost nothing: some with each call."""
         horizon_s = self._clock.monotonic_s() - self._expiry_s
-        for group, locks in list(self._locks.items()):
-            for queue in [queue for queue, lock in locks.items() if lock.renewed_s < horizon_s]:
-                self._drop(locks, queue)
-            if not locks:
-                del self._locks[group]
+        turn = LoopSlice(len(self._tables))
+        while self._tables and turn.take():
+            key, table = next(iter(self._tables.items()))
+            late = [queue_id for queue_id, claim in table.items() if claim.renewed_s < horizon_s]
+            self._count -= len(late)
+            for queue_id in late:
+                del table[queue_id]
+            if table:
+                self._tables.move_to_end(key)
+            else:
+                del self._tables[key]
 
     def holder(self, group: str, queue: MessageQueue) -> str | None:
         """The client that holds the queue; None when free or expired."""
-        lock = self._locks.get(group, {}).get(queue)
-        if lock is None or self._clock.monotonic_s() - lock.renewed_s > self._expiry_s:
+        claim = self._tables.get((group, queue.broker_name, queue.topic), {}).get(queue.queue_id)
+        if claim is None or self._clock.monotonic_s() - claim.renewed_s > self._expiry_s:
             return None
-        return lock.client_id
-
-    def _drop(self, locks: dict[MessageQueue, _Lock], queue: MessageQueue) -> None:
-        del locks[queue]
-        self._count -= 1
+        return claim.client_id
 
     def _invariants(self) -> None:
         """Raise AssertionError when what is counted is not what is held."""
-        assert all(self._locks.values()), "a group without a lock is still there"
-        assert self._count == sum(map(len, self._locks.values())) <= self._locks_max
+        assert all(self._tables.values()), "a table without a lock is still there"
+        assert self._count == sum(map(len, self._tables.values())) <= self._locks_max

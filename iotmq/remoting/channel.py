@@ -37,6 +37,7 @@ class Channel(asyncio.Protocol):
         "_drain_waiters",
         "_holds_back",
         "_is_backlog_scheduled",
+        "_is_ending",
         "_is_flush_scheduled",
         "_is_receiving",
         "_loop",
@@ -92,6 +93,8 @@ class Channel(asyncio.Protocol):
         self._backlog: list[Item] = []
         self._run_at = 0
         self._is_backlog_scheduled = False
+        # The peer has ended the connection, and what it sent before is still being taken.
+        self._is_ending = False
         self._drain_waiters: list[asyncio.Future[None]] = []
         # True once close() was called or the peer left: nothing more is sent.
         self.is_closed = False
@@ -190,6 +193,11 @@ class Channel(asyncio.Protocol):
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._drain_waiters.append(waiter)
             await waiter
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What was sent here and the system has not taken yet."""
+        return self._out_size + (0 if self._transport is None else self._transport.get_write_buffer_size())
 
     def take_activity(self) -> bool:
         """True when something moved since the last call: a whole command came or the peer took bytes."""
@@ -335,11 +343,16 @@ class Channel(asyncio.Protocol):
             self._end_malformed()
 
     def eof_received(self) -> bool:
-        # By TLS it may come with the last commands, before the turn in which these would be taken.
-        while self._backlog and not self.is_congested and not self.is_closed:
+        # By TLS it may come with the last commands, before the turns in which these would be taken, and the
+        # transport takes no answer after this.
+        if self._backlog and not self.is_congested and not self.is_closed:
             self._process(self._backlog)
         self._reader.receive_eof()
-        if self._reader.error is not None and not self.is_closed:
+        if self._backlog and not self.is_congested and not self.is_closed:
+            self._stop_sending("")
+            self._is_ending = True
+            self._loop.call_soon(self._process_left)
+        elif self._reader.error is not None and not self.is_closed:
             self._end_malformed()
         return False
 
@@ -354,10 +367,12 @@ class Channel(asyncio.Protocol):
             if not waiter.done():
                 waiter.set_exception(ConnectionClosedError("the connection ended"))
         self._drain_waiters.clear()
-        self._backlog.clear()
         self._traffic.unfinished_bytes -= self._unfinished_size
         self._unfinished_size = 0
-        self._on_lost()
+        self._transport = None
+        if not self._is_ending:
+            self._backlog.clear()
+            self._on_lost()
 
     def pause_writing(self) -> None:
         self.is_congested = True
@@ -419,7 +434,7 @@ class Channel(asyncio.Protocol):
                     self._flush()
                     if self.is_congested and self._holds_back:
                         break
-                if self.is_closed:
+                if self.is_closed and not self._is_ending:
                     return
         finally:
             self._is_receiving = False
@@ -452,6 +467,18 @@ class Channel(asyncio.Protocol):
             else:
                 self._read_again()
 
+    def _process_left(self) -> None:
+        """Take some of what came right before the end of the connection, which ends for us behind it."""
+        self._process(self._backlog)
+        if self._backlog:
+            self._loop.call_soon(self._process_left)
+            return
+        self._is_ending = False
+        if self._reader.error is not None:
+            self._end_malformed()
+        if self._transport is None:
+            self._on_lost()
+
     def _read_again(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
@@ -461,7 +488,7 @@ class Channel(asyncio.Protocol):
 
         From number `at` on, as long as the turn has room for those others; the number of the first left.
         """
-        while at < run.count and not self.is_closed:
+        while at < run.count and (not self.is_closed or self._is_ending):
             if self._requests_held + run.count <= REQUESTS_IN_FLIGHT_MAX:
                 first = at
                 at = self._on_run(run, at)

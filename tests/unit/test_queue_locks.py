@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import time
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+from loop_turns import turn_s_max
+
+from iotmq import limits
+from iotmq.broker.lock_handler import LockHandler
 from iotmq.broker.queue_locks import MessageQueue, QueueLocks
 from iotmq.clock import ManualClock
+from iotmq.remoting.codes import RequestCode
+from iotmq.remoting.command import Command
 
 
-def queue(queue_id: int) -> MessageQueue:
-    return MessageQueue(broker_name="b", topic="T", queue_id=queue_id)
+def queue(queue_id: int, topic: str = "T") -> MessageQueue:
+    return MessageQueue(broker_name="b", topic=topic, queue_id=queue_id)
 
 
 def test_a_queue_is_held_by_one_client_of_a_group() -> None:
@@ -67,3 +78,41 @@ def test_so_many_queues_may_be_locked_and_no_more() -> None:
         queue(2),
     ]
     locks._invariants()
+
+
+def test_very_many_locks_that_end_together_are_forgotten_some_at_a_time() -> None:
+    clock = ManualClock()
+    locks = QueueLocks(clock)
+    count = limits.QUEUE_LOCKS_MAX
+    locks.lock("g", "c1", [queue(number, f"T{number // 1_000}") for number in range(count)])
+    longest_s = []
+    for late in (False, True):
+        clock.advance(61 if late else 0)
+        began_s = time.thread_time()
+        locks.expire()
+        longest_s.append(time.thread_time() - began_s)
+        locks._invariants()
+    assert max(longest_s) < turn_s_max()
+    while locks.count:
+        before = locks.count
+        locks.expire()
+        assert locks.count < before
+    locks._invariants()
+
+
+def test_as_many_queues_as_a_request_may_name_hold_nobody_up() -> None:
+    topics = Mock(**{"find.return_value": SimpleNamespace(queue_count=limits.QUEUES_PER_TOPIC_MAX)})
+    handler = LockHandler(QueueLocks(ManualClock()), topics)
+    names = [
+        {"brokerName": "b", "topic": f"T{number % 8}", "queueId": number // 8}
+        for number in range(limits.LOCKED_QUEUES_PER_REQUEST_MAX)
+    ]
+    body = json.dumps({"clientId": "c", "consumerGroup": "g", "mqSet": names}).encode()
+    took_s = []
+    for _ in range(3):
+        for code in (RequestCode.LOCK_BATCH_QUEUES, RequestCode.UNLOCK_BATCH_QUEUES):
+            began_s = time.thread_time()
+            handler.handlers()[code](Mock(), Command.request(code, body=body))
+            took_s.append(time.thread_time() - began_s)
+    assert min(took_s[::2]) < turn_s_max() / 2
+    assert min(took_s[1::2]) < turn_s_max() / 2

@@ -216,8 +216,9 @@ async def test_requests_before_bytes_that_are_no_frame_are_carried_out_over_seve
     assert turns.longest_s < turn_s_max()
 
 
-async def test_requests_that_wait_for_their_turn_come_with_the_end_of_an_encrypted_peer(
-    handler: Handler, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_lost_at_once", [True, False])
+async def test_what_waits_when_an_encrypted_peer_ends_is_carried_out_over_several_turns(
+    handler: Handler, monkeypatch: pytest.MonkeyPatch, is_lost_at_once: bool
 ) -> None:
     server = RemotingServer(handler)
     server._server = object()  # type: ignore[assignment]
@@ -225,14 +226,26 @@ async def test_requests_that_wait_for_their_turn_come_with_the_end_of_an_encrypt
     transport = PausableTransport()
     connection.connection_made(transport)
     monkeypatch.setattr(channel, "LoopSlice", lambda: LoopSlice(2))
-    connection.data_received(b"".join(b"".join(encode(numbered(ECHO, number))) for number in range(5)))
+    connection.data_received(b"".join(b"".join(encode(numbered(ECHO, number))) for number in range(7)))
     assert handler.handled == 2
     assert transport.is_paused
     connection.eof_received()
-    assert handler.handled == 5
+    assert handler.handled == 4
+    if is_lost_at_once:
+        connection.connection_lost(None)
+    for handled in (6, 7):
+        assert not handler.lost, "it has ended for the handler behind all its requests"
+        await asyncio.sleep(0)
+        assert handler.handled == handled
+    if not is_lost_at_once:
+        assert not handler.lost
+        connection.connection_lost(None)
+    assert handler.lost == [connection]
     frames = FrameReader()
     frames.receive_data(b"".join(transport.writes))
-    assert [answer.opaque for answer in frames.commands_received()] == list(range(5))
+    assert [answer.opaque for answer in frames.commands_received()] == list(range(4))
+    await asyncio.sleep(0)
+    assert (handler.handled, handler.lost) == (7, [connection])
 
 
 async def test_answers_of_one_chunk_leave_in_one_write(

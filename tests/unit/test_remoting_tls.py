@@ -18,6 +18,7 @@ import pytest
 import uvloop
 from certificates import Certificate, make_certificate, make_root
 from eventually import soon
+from loop_turns import LoopTurns, turn_s_max
 
 from iotmq import limits
 from iotmq.errors import ConfigError, ConnectionClosedError
@@ -25,6 +26,7 @@ from iotmq.registry.settings import RegistrySettings
 from iotmq.remoting.blocking import BlockingConnection
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
+from iotmq.remoting.frame import encode
 from iotmq.remoting.server import RemotingServer, ServerConnection
 from iotmq.remoting.tls import ServerTls, client_tls, server_tls
 from iotmq.remoting.tls_context import CertificateFiles, ContextSettings
@@ -33,6 +35,8 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="the ope
 
 WAIT_S = 30.0
 LARGE_BYTES = 3 * 1024 * 1024
+SLOW = 10
+SLOW_S = 0.001
 
 
 class Files:
@@ -63,6 +67,10 @@ class Handler:
 
     def handle(self, connection: ServerConnection, request: Command) -> Command | None:
         self.peers.append(connection.peer)
+        if request.code == SLOW:
+            until_s = time.thread_time() + SLOW_S
+            while time.thread_time() < until_s:
+                pass
         if request.code == 5:
             return request.reply(0, body=[memoryview(bytes(LARGE_BYTES))])
         return request.reply(0, ext=request.ext, body=request.body)
@@ -108,6 +116,19 @@ async def echo(
     response = await connection.request(Command.request(1, {"a": "b"}, b"body"), timeout_s=WAIT_S)
     assert (response.ext, bytes(response.body_bytes())) == ({"a": "b"}, b"body")
     return connection
+
+
+async def test_all_that_comes_with_the_end_of_an_encrypted_peer_holds_nobody_up(files: Files) -> None:
+    async with serving(tls_of(files.server)) as (server, handler):
+        trusting = client_tls(ca_file=files.root.certificate)
+        with LoopTurns() as turns:
+            _, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=trusting)
+            request = Command.request(SLOW, oneway=True)
+            writer.write(b"".join(bytes(part) for part in encode(request)) * 100)
+            writer.close()
+            await soon(lambda: handler.lost, "the end of the connection")
+        assert len(handler.peers) == 100
+        assert turns.longest_s < turn_s_max()
 
 
 async def test_plain_and_encrypted_connections_share_a_port(files: Files) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from iotmq import limits
@@ -149,13 +151,45 @@ def test_an_expression_may_be_so_deep() -> None:
     # A comparison and its operands are two levels.
     parse_sql("NOT " * (limits.FILTER_DEPTH_MAX - 2) + "a = 1")
     assert "levels" in refusal("NOT " * (limits.FILTER_DEPTH_MAX - 1) + "a = 1")
-    assert parse_sql("(" * 4_000 + "a = 1" + ")" * 4_000) == parse_sql("a = 1")
+    depth = limits.FILTER_DEPTH_MAX
+    assert parse_sql("(" * depth + "a = 1" + ")" * depth) == parse_sql("a = 1")
+    assert "levels" in refusal("(" * (depth + 1) + "a = 1" + ")" * (depth + 1))
 
 
 def test_an_expression_may_have_so_many_parts() -> None:
     texts = ["'x'"] * (limits.FILTER_NODES_MAX - 1)
     parse_sql(f"a IN ({','.join(texts)})")
     assert "operators, names and constants" in refusal(f"a IN ({','.join([*texts, *texts[:1]])})")
+
+
+def _calls(expression: str) -> int:
+    """How many functions of Python are called for an expression, whatever becomes of it."""
+    count = 0
+
+    def called(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(called)
+    try:
+        parse_sql(expression)
+    except RequestError:
+        pass
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["a=1 OR ", "a OR ", "(", "NOT ", "a=(", "a=1 AND NOT(", "1<1OR ", "a IN('')OR ", "a in(" + "''," * 2_720,
+     "- ", "a=-1 OR ", "/**/"],
+)  # fmt: skip
+def test_what_is_refused_takes_no_more_work_than_what_is_allowed(part: str) -> None:
+    comparisons = limits.FILTER_NODES_MAX // 3
+    allowed = _calls(" AND ".join(["a=1"] * comparisons))
+    longest = part * (limits.FILTER_EXPRESSION_BYTES_MAX // len(part))
+    assert _calls(longest) <= 2 * allowed < 40 * limits.FILTER_NODES_MAX
 
 
 def test_an_expression_may_name_so_many_properties() -> None:
