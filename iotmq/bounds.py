@@ -261,6 +261,44 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "tests/unit/test_broker_gateway.py::test_filters_of_a_channel_at_their_limit_and_past_it",
     ),
     Bound(
+        "broker.delivery: records that wait to be matched",
+        "DELIVERY_BACKLOG_ITEMS_MAX",
+        "DELIVERY_BACKLOG_BYTES_MAX",
+        "tests/unit/test_delivery.py::test_past_what_may_wait_records_are_matched_at_once",
+    ),
+    Bound(
+        "broker.delivery: calls that wait behind records",
+        "DELIVERY_BACKLOG_ITEMS_MAX",
+        "items x one request",
+        "tests/unit/test_delivery.py::test_calls_that_wait_at_their_limit_and_past_it",
+    ),
+    Bound(
+        "broker.push_channel: matches handed over at once",
+        "PUSH_BYTES_MAX / 4, and those of one record",
+        "PUSH_BYTES_MAX, and one record's",
+        "tests/unit/test_delivery.py::"
+        "test_records_that_match_very_many_filters_take_several_turns_and_small_pushes",
+    ),
+    Bound(
+        "broker.gateway: pushes a front end has not taken",
+        "PUSHES_UNSENT_BYTES_MAX / the smallest push",
+        "PUSHES_UNSENT_BYTES_MAX, and one push",
+        "tests/unit/test_broker_gateway.py::"
+        "test_a_front_end_that_does_not_take_its_pushes_loses_them_and_nobody_else",
+    ),
+    Bound(
+        "mqtt_front.egress: records that wait to be written",
+        "EGRESS_BACKLOG_BYTES_MAX / the smallest record",
+        "EGRESS_BACKLOG_BYTES_MAX, and one push",
+        "tests/unit/test_egress.py::test_nothing_is_read_from_devices_while_much_waits_for_subscribers",
+    ),
+    Bound(
+        "mqtt_front.filter_shapes: shapes of one session's filters",
+        "MQTT_SHAPES_PER_SESSION_MAX",
+        "items x MQTT_WILDCARD_LEVELS_MAX",
+        "tests/unit/test_mqtt_front.py::test_shapes_of_one_session_at_their_limit_and_past_it",
+    ),
+    Bound(
         "mqtt.filters: topics whose filters are remembered",
         "65,536 topics",
         "MQTT_TOPIC_CACHE_BYTES_MAX",
@@ -585,6 +623,12 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "BROKERS_MAX, TOPICS_MAX",
         "as those that are there",
         "tests/unit/test_route_table.py::test_so_many_brokers_and_topics_are_remembered_and_no_more",
+    ),
+    Bound(
+        "registry.server: registrations that wait to be decoded",
+        "REGISTRATIONS_WAITING_MAX",
+        "REGISTRATIONS_WAITING_BYTES_MAX",
+        "tests/unit/test_registry.py::test_so_many_registrations_wait_and_no_more",
     ),
     Bound(
         "registry.kv: settings",

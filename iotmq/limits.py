@@ -124,6 +124,11 @@ REGISTRATION_INFLATED_BYTES_MAX: Final = 32 * 1024 * 1024
 REGISTRATION_PLAIN_TOPICS_MAX: Final = 4_096
 # The body of a registration: the header has the rest of the frame.
 REGISTRATION_BYTES_MAX: Final = FRAME_BYTES_MAX - 64 * 1024
+# A registry decodes longer ones, and those that are compressed, off the event loop, one after the other: so
+# many may wait for that, with so many bytes.
+REGISTRATION_AT_ONCE_BYTES_MAX: Final = 8 * 1024
+REGISTRATIONS_WAITING_MAX: Final = 1_024
+REGISTRATIONS_WAITING_BYTES_MAX: Final = 64 * 1024 * 1024
 # Key-value settings of a registry: one text, and all of them, which are written as a whole.
 KV_TEXT_BYTES_MAX: Final = 32 * 1024
 KV_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -175,6 +180,17 @@ RETAINED_LOOK_BYTES: Final = 1_024
 # Shapes (at which levels the wildcards are) of the filters of all kept sessions of one broker, and of all
 # clean sessions of one front end: a new topic is compared with each, a tenth of a microsecond for one.
 FILTER_SHAPES_MAX: Final = 16_384
+# And those of one session: each may match the same message.
+MQTT_SHAPES_PER_SESSION_MAX: Final = 64
+# Records that wait to be matched with the filters of clean sessions, at one broker, and calls of what comes
+# behind them; records, with their matches, that wait to be written to subscribers, at one front end. Past a
+# limit they are not put off any more. And what a broker hands to a front end at once.
+DELIVERY_BACKLOG_BYTES_MAX: Final = 16 * 1024 * 1024
+DELIVERY_BACKLOG_ITEMS_MAX: Final = 10_000
+EGRESS_BACKLOG_BYTES_MAX: Final = 16 * 1024 * 1024
+PUSH_BYTES_MAX: Final = 256 * 1024
+# Pushes that a front end in another process has not taken; what comes on top is dropped and counted.
+PUSHES_UNSENT_BYTES_MAX: Final = 16 * 1024 * 1024
 # Filters that sessions have to themselves, at one broker.
 EXCLUSIVE_SUBSCRIPTIONS_MAX: Final = 100_000
 

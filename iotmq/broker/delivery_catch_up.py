@@ -58,7 +58,7 @@ class DeliveryCatchUp:
         *,
         since: int,
     ) -> bool:
-        alone = Delivery(applied_position=since)
+        alone = Delivery(applied_position=since, call_soon=asyncio.get_running_loop().call_soon)
         alone.attach(alone.open_channel(push), filters)
         while True:
             found = self._recent_records(alone.applied_position, _PIECE_BYTES)
@@ -66,6 +66,9 @@ class DeliveryCatchUp:
                 return False
             next_position, records = found
             alone.apply(records, alone.applied_position, next_position)
+            matched = asyncio.Event()
+            alone.call_matched(matched.set)
+            await matched.wait()
             if next_position >= self._delivery.applied_position:
                 # In this turn: whatever is appended next is pushed by the channel.
                 return True

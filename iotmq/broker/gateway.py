@@ -130,7 +130,7 @@ class LocalGateway:
             except MessageFormatError as error:
                 done(ResponseCode.MESSAGE_ILLEGAL, str(error))
                 return
-            done(ResponseCode.SUCCESS, "")
+            self._done(done)
             return
 
         if not self._is_writable():
@@ -147,7 +147,7 @@ class LocalGateway:
         if has_packet_ids:
             self._store_once(topic, elements, append, done)
         else:
-            append(elements, done=partial(_report, done))
+            append(elements, done=partial(self._report, done))
 
     def append_delayed(
         self,
@@ -168,13 +168,28 @@ class LocalGateway:
         if has_packet_ids:
             self._store_once(topic, elements, append, done)
         else:
-            append(elements, done=partial(_report, done))
+            append(elements, done=partial(self._report, done))
 
     def _store_once(self, topic: str, elements: Buffer, append: Append, done: AppendDone) -> None:
         # What is offered again was refused before: here nothing is uncertain.
         self._stored_once.append(
-            (topic,), elements, append, partial(_report, done), is_repeat=False, has_packet_ids=True
+            (topic,), elements, append, partial(self._report, done), is_repeat=False, has_packet_ids=True
         )
+
+    def _report(self, done: AppendDone, outcome: StoredBatch | IntakeError) -> None:
+        """Turn the intake's answer into the port's."""
+        if isinstance(outcome, IntakeError):
+            # As from afar, where the route has no queue that takes messages: devices wait until there is one.
+            is_topic_closed = outcome.code == ResponseCode.NO_PERMISSION
+            done(ResponseCode.SERVICE_NOT_AVAILABLE if is_topic_closed else outcome.code, outcome.remark)
+        elif outcome.status == ResponseCode.SUCCESS:
+            self._done(done)
+        # Else it is in the log, and the store has given up or stops: whether it stays there the next start
+        # finds out. Nobody is told that it is stored, and nobody that it is not, or it would be stored again.
+
+    def _done(self, done: AppendDone) -> None:
+        """Answer once subscribers have been told, so that publishers are no faster than matching is."""
+        self._delivery.call_matched(partial(done, ResponseCode.SUCCESS, ""))
 
     @property
     def may_lose_answers(self) -> bool:
@@ -184,7 +199,7 @@ class LocalGateway:
         return ""
 
     def release(self, broker: str | None, body: bytes, done: AppendDone) -> None:
-        self._stored_once.release(body, partial(_report, done), now_ms=self._clock.now_ms())
+        self._stored_once.release(body, partial(self._report, done), now_ms=self._clock.now_ms())
 
     def reply(self, broker: str, topic: str, client_id: str, body: bytes) -> None:
         # Whatever broker it names: who asks is connected here, or to nobody this process could reach.
@@ -226,18 +241,6 @@ _Body = TypeVar("_Body", bound=msgspec.Struct)
 
 def _nothing() -> None:
     pass
-
-
-def _report(done: AppendDone, outcome: StoredBatch | IntakeError) -> None:
-    """Turn the intake's answer into the port's."""
-    if isinstance(outcome, IntakeError):
-        # As from afar, where the route has no queue that takes messages: devices wait until there is one.
-        is_topic_closed = outcome.code == ResponseCode.NO_PERMISSION
-        done(ResponseCode.SERVICE_NOT_AVAILABLE if is_topic_closed else outcome.code, outcome.remark)
-    elif outcome.status == ResponseCode.SUCCESS:
-        done(ResponseCode.SUCCESS, "")
-    # Else it is in the log, and the store has given up or stops: whether it stays there the next start finds
-    # out. Nobody is told that it is stored, and nobody that it is not, or it would be stored again.
 
 
 def _check_filters(filters: Sequence[tuple[int, str]]) -> None:
@@ -331,7 +334,8 @@ class GatewayHandler:
             self._front_ends[connection] = front_end
         _check_filters(body.filters)
         channel = front_end.channel
-        if len(channel.filters) + len(front_end.held) + len(body.filters) > limits.FILTERS_PER_CHANNEL_MAX:
+        count = len(channel.filters) + channel.coming + len(front_end.held) + len(body.filters)
+        if count > limits.FILTERS_PER_CHANNEL_MAX:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR, f"a channel has at most {limits.FILTERS_PER_CHANNEL_MAX} filters"
             )
@@ -372,12 +376,15 @@ class GatewayHandler:
         connection.reply(answer)
 
     def _attached(self, request: Command) -> Command:
-        """What matches from `position` on will be pushed, what matched before has been."""
+        """What matches from `position` on will be pushed, what matched before has been.
+
+        The filters just attached may begin a little later: at what was stored when their request came.
+        """
         return request.reply(
             ResponseCode.SUCCESS,
             ext={
                 "recordBytesMax": str(self._record_bytes_max),
-                "position": str(self._delivery.applied_position),
+                "position": str(self._delivery.matched_position),
             },
         )
 
@@ -442,7 +449,7 @@ class GatewayHandler:
 
     def _pusher(self, connection: ServerConnection) -> Callable[[Buffer, bytes], None]:
         def push(records: Buffer, matches: bytes) -> None:
-            if connection.is_congested:
+            if connection.unsent_bytes > limits.PUSHES_UNSENT_BYTES_MAX:
                 self.dropped_pushes += 1
                 return
             wanted, places, next_position = gather(records, matches)
@@ -467,6 +474,12 @@ class GatewayHandler:
         )
         yield Metric(
             "iotmq_broker_filters", "gauge", "Distinct MQTT topic filters.", self._delivery.filter_count
+        )
+        yield Metric(
+            "iotmq_broker_delivery_backlog_bytes",
+            "gauge",
+            "Bytes of records that are to be matched with live filters in the next turns.",
+            self._delivery.backlog_bytes,
         )
         yield Metric(
             "iotmq_broker_matched_total",

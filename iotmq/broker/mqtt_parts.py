@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 
 from iotmq.broker.cold_reads import ColdReads
@@ -67,7 +68,10 @@ class MqttParts:
         self._host = host
         self._record_bytes_max = store.settings.record_bytes_max
         self._delayed_batches = DelayedBatches(timers, intake, clock)
-        self.delivery = Delivery(applied_position=store.confirmed_position)
+        self.delivery = Delivery(
+            applied_position=store.confirmed_position,
+            call_soon=lambda callback: asyncio.get_running_loop().call_soon(callback),
+        )
         store.add_projection(self.delivery)
         self.retained = RetainedProjection(
             store.key_values(),

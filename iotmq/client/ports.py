@@ -22,7 +22,7 @@ class DeliveryReceiver(Protocol):
     """Where a gateway pushes the records that match a front end's filters."""
 
     def deliver(self, records: Buffer, matches: Buffer) -> None:
-        """Take records for subscribers; both buffers may be reused once this returns.
+        """Take records for subscribers; both buffers are kept until these have them, and may not change.
 
         `records` holds whole records; `matches` is a run of: u32 place of a record in `records`, u32 count,
         count x u32 filter ids of `GatewayPort.attach`, all big-endian.

@@ -6,6 +6,13 @@ from iotmq.mqtt.publish_sink cimport PublishSink
 from iotmq.mqtt_front.outgoing cimport OutgoingMessage
 
 
+# Whose work may pile up (DeviceGroup.congest).
+cdef enum:
+    CONGESTED_INGRESS = 1   # messages wait for a broker
+    CONGESTED_EGRESS = 2    # messages wait to be written to subscribers
+    CONGESTED_STOP = 4      # what there is goes out, nothing more comes in
+
+
 cdef class DeviceGroup:
     cdef readonly object loop
     cdef readonly PublishSink sink
@@ -23,8 +30,8 @@ cdef class DeviceGroup:
     cdef uint32_t _active_count         # devices that sent something in this turn
     cdef bint _is_turn_scheduled
     cdef bint _is_ending_turn
-    cdef public bint is_congested       # reading from devices is to stop
-    cdef public bint is_ending          # and never to go on
+    cdef readonly bint is_congested     # reading from devices is to stop
+    cdef uint8_t _congested_by          # whose work piles up, a bit for each
     cdef list _touched                  # devices with output, each once
     cdef list _put_off                  # devices that have more that costs much than this turn has room for
     cdef list _yielding                 # devices that used up their share of this turn
@@ -44,6 +51,8 @@ cdef class DeviceGroup:
     cdef int write_touched(self) except -1
     cdef int pause(self, Device device) except -1
     cdef int handle_events(self, Device device) except -1
+    cpdef int congest(self, uint8_t cause) except -1
+    cpdef int relieve(self, uint8_t cause) except -1
     cdef int _schedule_handling(self) except -1
 
 

@@ -209,12 +209,23 @@ cdef class DeviceGroup:
                 device.transport.pause_reading()
         return 0
 
-    def resume_all(self):
-        """Read again from the devices that were paused, except those that leave their answers unread or that wait
-        for their session or an answer: what they send is kept meanwhile."""
+    cpdef int congest(self, uint8_t cause) except -1:
+        """Read nothing more from devices until `relieve` is called for each cause."""
+        self._congested_by |= cause
+        self.is_congested = True
+        return 0
+
+    def read_no_more(self):
+        """Read nothing from devices any more: the front end ends."""
+        self.congest(CONGESTED_STOP)
+
+    cpdef int relieve(self, uint8_t cause) except -1:
+        """What piled up is gone. With the last cause devices are read again, except those that leave their answers
+        unread or that wait for their session or an answer: what they send is kept meanwhile."""
         cdef Device device
-        if self.is_ending:
-            return
+        self._congested_by &= ~cause
+        if self._congested_by or not self.is_congested:
+            return 0
         self.is_congested = False
         waiting = self._paused
         self._paused = set()
@@ -223,6 +234,7 @@ cdef class DeviceGroup:
                 self._paused.add(device)
             else:
                 device._resume()
+        return 0
 
 
 cdef class DeviceSession:

@@ -3,7 +3,8 @@
 Operations: subscribe, unsubscribe, and one call per push with any number of records. Goals: no Python object
 per record and delivery; a device that several of its filters select gets one copy, of the highest QoS granted
 [MQTT-3.3.5-1]; what a slow device cannot take is dropped and counted, and nobody else waits. Plan: per
-filter an array of (device, QoS); records are read where they lie.
+filter an array of (device, QoS); records are read where they lie. What is too much for one turn of the loop
+goes on in the next ones, in its order; while very much waits nothing is read from devices.
 """
 
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -14,10 +15,18 @@ from iotmq.message.layout cimport get_u32
 from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
 from iotmq.mqtt.outbound cimport DeliveryOptions
 from iotmq.mqtt.packet_types cimport STATE_CONNECTED
-from iotmq.mqtt_front.device cimport Device, DeviceGroup
+from iotmq.mqtt_front.device cimport CONGESTED_EGRESS, Device, DeviceGroup
 from iotmq.mqtt_front.outgoing cimport OutgoingMessage
 
+from collections import deque
+
+from iotmq import limits
+from iotmq.loop_slice import LoopSlice
+
+cdef Py_ssize_t BACKLOG_BYTES_MAX = limits.EGRESS_BACKLOG_BYTES_MAX
+
 cdef enum:
+    LOOK_AFTER = 256    # subscribers served before the clock is looked at again
     NO_LOCAL = 4        # of the options of a subscription [section 3.8.3.1]
 
 
@@ -81,10 +90,34 @@ cdef class Subscribers:
         return 0
 
 
+cdef class Push:
+    """Records on their way to subscribers: what a broker handed over, and how much of it is done."""
+
+    cdef object records
+    cdef object matches
+    cdef Py_ssize_t size        # of the matches
+    cdef Py_ssize_t at
+
+    def __init__(self, records, matches):
+        self.records = records
+        self.matches = matches
+        self.size = len(matches)
+
+    cdef Py_ssize_t held_bytes(self):
+        return self.size + len(self.records)
+
+
 cdef class Egress:
     """The fan-out of one front end (client.ports.DeliveryReceiver)."""
 
     cdef DeviceGroup group
+    cdef object _backlog                # deque of Push, the first perhaps begun
+    cdef readonly Py_ssize_t backlog_bytes
+    cdef bint _is_going_on
+    cdef bint _is_scheduled
+    cdef object _slice                  # of the turn with number `_turn`
+    cdef uint32_t _turn
+    cdef uint32_t _served               # subscribers since the clock was looked at
     cdef dict _filters                  # filter id -> Subscribers
     cdef uint32_t _last_id              # ids are not used again: pushes for an old one may be under way
     cdef dict _id_of                    # filter -> id
@@ -98,6 +131,7 @@ cdef class Egress:
 
     def __init__(self, DeviceGroup group not None):
         self.group = group
+        self._backlog = deque()
         self._filters = {}
         self._id_of = {}
         self._gathered = {}
@@ -139,27 +173,93 @@ cdef class Egress:
         del self._filters[filter_id]
         return filter_id
 
-    def deliver(self, const uint8_t[::1] records not None, const uint8_t[::1] matches not None):
+    @property
+    def is_idle(self):
+        """True when nothing waits to be written to subscribers."""
+        return not self._backlog
+
+    def close(self):
+        """Let go of what was not written: nobody is connected any more."""
+        self._backlog.clear()
+        self.backlog_bytes = 0
+
+    def deliver(self, records not None, matches not None):
         """Write each matched record to the subscribers of its filters (client.ports.DeliveryReceiver)."""
-        cdef Py_ssize_t at = 0, size = matches.shape[0]
+        cdef Push push = Push(records, matches)
+        self._backlog.append(push)
+        self.backlog_bytes += push.held_bytes()
+        if self._is_going_on:
+            return
+        if self.backlog_bytes > BACKLOG_BYTES_MAX:
+            # Not even what was read from devices before they were held back is to pile up.
+            self._go_on(None)
+        elif len(self._backlog) == 1:
+            if self._slice is None or self._turn != self.group._turn:
+                self._begin_slice()
+            self._go_on(self._slice)
+        if self.backlog_bytes * 2 > BACKLOG_BYTES_MAX:
+            self.group.congest(CONGESTED_EGRESS)
+
+    def _go_on_later(self):
+        self._is_scheduled = False
+        self._begin_slice()
+        self._go_on(self._slice)
+
+    cdef int _begin_slice(self) except -1:
+        self._slice = LoopSlice()
+        self._turn = self.group._turn
+        return 0
+
+    cdef int _go_on(self, loop_slice) except -1:
+        """Deliver what waits, for the time of a slice; without one, until there is room for more."""
+        cdef Push push
+        self._is_going_on = True
+        try:
+            while self._backlog and (loop_slice is not None or self.backlog_bytes > BACKLOG_BYTES_MAX):
+                push = self._backlog[0]
+                if not self._deliver_push(push, loop_slice):
+                    break
+                if self._backlog:       # it was not closed by what came of it
+                    self._backlog.popleft()
+                    self.backlog_bytes -= push.held_bytes()
+        finally:
+            self._is_going_on = False
+            if self._backlog and not self._is_scheduled:
+                self._is_scheduled = True
+                self.group.loop.call_soon(self._go_on_later)
+        if self.group.is_congested and self.backlog_bytes * 4 <= BACKLOG_BYTES_MAX:
+            self.group.relieve(CONGESTED_EGRESS)
+        return 0
+
+    cdef bint _deliver_push(self, Push push, loop_slice) except -1:
+        """Deliver its records from where it stands; whether that was all."""
+        cdef const uint8_t[::1] records = push.records
+        cdef const uint8_t[::1] matches = push.matches
         cdef Py_ssize_t records_size = records.shape[0]
         cdef uint32_t place, count
         cdef RecordParts record
         cdef const uint8_t* match
-        while at + 8 <= size:
-            match = &matches[0] + at
+        while push.at + 8 <= push.size:
+            match = &matches[0] + push.at
             place = get_u32(match)
             count = get_u32(match + 4)
-            if count > <uint64_t>(size - at - 8) // 4 or place >= <uint64_t>records_size:
+            if count > <uint64_t>(push.size - push.at - 8) // 4 or place >= <uint64_t>records_size:
                 self.malformed += 1
-                return
-            at += 8 + 4 * <Py_ssize_t>count
+                return True
+            if self._served >= LOOK_AFTER:
+                self._served = 0
+                if loop_slice is not None and not loop_slice.take():
+                    return False
+            # First: whatever happens to it, it is not delivered twice.
+            push.at += 8 + 4 * <Py_ssize_t>count
+            self._served += 1
             if parse_record(&records[0] + place, &records[0] + records_size, &record) != FORMAT_OK:
                 self.malformed += 1
                 continue
             self._deliver_record(&record, match + 8, count)
-        if at != size:
+        if push.at != push.size:
             self.malformed += 1
+        return True
 
     cdef int _deliver_record(self, const RecordParts* record, const uint8_t* ids, uint32_t count) except -1:
         cdef OutgoingMessage message = self._message
@@ -174,6 +274,7 @@ cdef class Egress:
         if count == 1:
             subscribers = self._find(get_u32(ids))
             if subscribers is not None:
+                self._served += <uint32_t>subscribers.count
                 for place in range(subscribers.count):
                     entry = &subscribers.entries[place]
                     self._deliver_one(
@@ -183,6 +284,7 @@ cdef class Egress:
         for index in range(count):
             subscribers = self._find(get_u32(ids + 4 * index))
             if subscribers is not None:
+                self._served += <uint32_t>subscribers.count
                 for place in range(subscribers.count):
                     self._gather(&subscribers.entries[place], message)
         for device, gathered in self._gathered.items():

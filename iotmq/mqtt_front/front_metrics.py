@@ -63,6 +63,12 @@ def traffic_metrics(ingress: Ingress, egress: Egress, group: DeviceGroup) -> Ite
     )
     yield Metric("iotmq_mqtt_filters", "gauge", "Topic filters with local subscribers.", egress.filter_count)
     yield Metric(
+        "iotmq_mqtt_delivery_backlog_bytes",
+        "gauge",
+        "Bytes of pushed records and their matches that are to be written to subscribers in the next turns.",
+        egress.backlog_bytes,
+    )
+    yield Metric(
         "iotmq_mqtt_delivered_total", "counter", "Messages written to subscribers.", egress.delivered
     )
     yield Metric(

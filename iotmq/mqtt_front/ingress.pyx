@@ -21,7 +21,7 @@ from iotmq.mqtt.packet_types cimport LEVEL_5, STATE_CLOSED, STATE_CONNECTED
 from iotmq.mqtt.publish_properties cimport PublishProperties, read_publish_properties
 from iotmq.mqtt.publish_sink cimport Publication, PublishSink
 from iotmq.mqtt.topic_table cimport TopicTable
-from iotmq.mqtt_front.device cimport Device, DeviceGroup
+from iotmq.mqtt_front.device cimport CONGESTED_INGRESS, Device, DeviceGroup
 from iotmq.mqtt_front.message_properties cimport append_record_properties
 
 import logging
@@ -548,7 +548,7 @@ cdef class Ingress(PublishSink):
             self._active.append(lane)
             self.group.schedule_turn()
         if self._pending_bytes > self._pending_bytes_max:
-            self.group.is_congested = True
+            self.group.congest(CONGESTED_INGRESS)
         if is_full:
             lane.send()     # last, because its answer may come at once and change anything, `target` included
         return 0
@@ -735,7 +735,7 @@ cdef class Ingress(PublishSink):
         release.add(<Device>connection, packet_id)
         self._pending_bytes += RELEASE_BYTES
         if self._pending_bytes > self._pending_bytes_max:
-            self.group.is_congested = True
+            self.group.congest(CONGESTED_INGRESS)
         if release.body_bytes > RELEASE_BODY_BYTES_MAX:
             del self._releases[broker]
             release.offer()
@@ -752,7 +752,7 @@ cdef class Ingress(PublishSink):
 
     cdef int _after_answer(self) except -1:
         if self.group.is_congested and self._pending_bytes * 2 <= self._pending_bytes_max:
-            self.group.resume_all()
+            self.group.relieve(CONGESTED_INGRESS)
         return 0
 
     # One batch

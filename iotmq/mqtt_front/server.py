@@ -232,12 +232,13 @@ class MqttFront:
         parts = self._parts
         if parts is not None:
             # Nothing more is read while the rest goes out.
-            parts.group.is_congested = parts.group.is_ending = True
-            await self._drain(parts.ingress, _DRAIN_TIMEOUT_S)
+            parts.group.read_no_more()
+            await self._drain(parts, _DRAIN_TIMEOUT_S)
             if self._connections:
                 await self._hang_up(parts.sessions, parts.admission.stop_reason)
-                await self._drain(parts.ingress, _WILLS_TIMEOUT_S)
+                await self._drain(parts, _WILLS_TIMEOUT_S)
             parts.ingress.close()
+            parts.egress.close()
         await self._stop_ports()
 
     async def _stop_ports(self) -> None:
@@ -247,12 +248,12 @@ class MqttFront:
             await self._session_port.stop()
         await self._gateway.stop()
 
-    async def _drain(self, ingress: Ingress, timeout_s: float) -> None:
+    async def _drain(self, parts: _Parts, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         while True:
-            ingress.flush()
-            if ingress.is_idle or loop.time() >= deadline_s:
+            parts.ingress.flush()
+            if (parts.ingress.is_idle and parts.egress.is_idle) or loop.time() >= deadline_s:
                 return
             await asyncio.sleep(0.01)
 

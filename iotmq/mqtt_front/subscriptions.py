@@ -159,6 +159,7 @@ class Subscriptions:
             if filter_id is not None:
                 if not self.shapes.take(topic_filter):
                     self._egress.unsubscribe(topic_filter, device)
+                    self.shapes.give_back_for(device, topic_filter)
                     too_many.add(topic_filter)
                     continue
                 new_filters.append((filter_id, topic_filter))
@@ -198,7 +199,10 @@ class Subscriptions:
                 granted.codes.append(shared[topic_filter])
                 continue
             is_known = topic_filter in known or topic_filter in granted.filters
-            if not is_known and count >= self._per_session_max:
+            if not is_known and (
+                count >= self._per_session_max
+                or not self.shapes.take_for(device, known, granted.filters, topic_filter)
+            ):
                 granted.codes.append(reason_codes.QUOTA_EXCEEDED.v5_code)
                 continue
             count += not is_known
@@ -273,6 +277,7 @@ class Subscriptions:
             self._retained.forget(device)
         if self._sys_topics is not None:
             self._sys_topics.forget(device)
+        self.shapes.forget(device)
         if not device.subscriptions:
             return
         if device.session is not None:
@@ -298,6 +303,7 @@ class Subscriptions:
         for topic_filter in dict.fromkeys(filters):
             del subscriptions[topic_filter]
             self.count -= 1
+            self.shapes.give_back_for(device, topic_filter)
             filter_id = self._egress.unsubscribe(topic_filter, device)
             if filter_id is not None:
                 unused.append(filter_id)
@@ -331,6 +337,8 @@ class Subscriptions:
                 self.exclusive.release(device, _exclusive_of(event, granted.filters))
                 is_quota = found.code == ResponseCode.NO_PERMISSION
                 code = reason_codes.QUOTA_EXCEEDED.v5_code if is_quota else reason_codes.SUBACK_FAILURE
+                for topic_filter in granted.filters.keys() - known.keys():
+                    self.shapes.give_back_for(device, topic_filter)
                 granted.take_back(event, set(granted.filters), code)
                 self._answer(device, event, granted.codes)
             else:
@@ -367,6 +375,7 @@ class Subscriptions:
         for topic_filter in event.filters:
             if device.subscriptions.pop(topic_filter, None) is not None:
                 self.count -= 1
+                self.shapes.give_back_for(device, topic_filter)
         session.remove(event.filters)
         if self._sys_topics is not None:
             self._sys_topics.unsubscribe(device, event.filters)

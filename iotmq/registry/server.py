@@ -11,11 +11,16 @@ from typing import Final, TypeAlias
 
 from iotmq.clock import Clock, SystemClock
 from iotmq.errors import RequestError
-from iotmq.limits import REGISTRY_NAME_BYTES_MAX
+from iotmq.limits import (
+    REGISTRATION_AT_ONCE_BYTES_MAX,
+    REGISTRATIONS_WAITING_BYTES_MAX,
+    REGISTRATIONS_WAITING_MAX,
+    REGISTRY_NAME_BYTES_MAX,
+)
 from iotmq.metrics import Metric
 from iotmq.registry.changed_settings import ChangedSettingsFile, changed, setting_texts
 from iotmq.registry.kv import ORDER_TOPIC_NAMESPACE, KeyValueFile, KeyValues, check_texts
-from iotmq.registry.registration import VersionDocument, decode_registration
+from iotmq.registry.registration import Registration, VersionDocument, decode_registration
 from iotmq.registry.routes import BrokerGroup, BrokerIdentity, RouteTable, TopicQueues, TopicRoute
 from iotmq.registry.settings import RegistrySettings
 from iotmq.remoting import lenient_json
@@ -24,7 +29,7 @@ from iotmq.remoting.command import Command
 from iotmq.remoting.properties_text import parse_properties, properties_text
 from iotmq.remoting.server import RemotingServer, ServerConnection
 from iotmq.remoting.tls import server_tls
-from iotmq.supervised import supervise, surviving
+from iotmq.supervised import end, supervise, surviving
 
 logger = logging.getLogger("iotmq.registry")
 
@@ -36,7 +41,9 @@ _UNIT: Final = 1
 _UNIT_SUBSCRIPTION: Final = 2
 
 _Handle: TypeAlias = Callable[[ServerConnection, Command], Command | None]
-_Change: TypeAlias = Callable[[], Awaitable[None]]
+# Without an answer of its own it is SUCCESS.
+_Change: TypeAlias = Callable[[], Awaitable[Command | None]]
+_Changes: TypeAlias = asyncio.Queue[tuple[ServerConnection, Command, _Change]]
 
 
 class Registry:
@@ -59,11 +66,14 @@ class Registry:
             None if directory is None else ChangedSettingsFile(directory / SETTINGS_FILE_NAME, settings)
         )
         # Changes of settings and key-value settings, applied one after the other.
-        self._changes: asyncio.Queue[tuple[ServerConnection, Command, _Change]] = asyncio.Queue(
-            _CHANGES_WAITING_MAX
-        )
+        self._changes: _Changes = asyncio.Queue(_CHANGES_WAITING_MAX)
+        # Registrations that take long to decode, and what came behind them; the bytes and the number of those
+        # not applied yet.
+        self._late: _Changes = asyncio.Queue()
+        self._late_size = 0
+        self._late_count = 0
         # Both are set from start() to stop().
-        self._changer: asyncio.Task[None] | None = None
+        self._changers: list[asyncio.Task[None]] = []
         self._scan_timer: asyncio.TimerHandle | None = None
         self._registrations_count = 0
         self._topics_refused_count = 0
@@ -112,20 +122,25 @@ class Registry:
             self._values = await asyncio.to_thread(self._file.load)
         if self._settings_file is not None:
             self._settings = await asyncio.to_thread(self._settings_file.load)
-        self._changer = supervise("changes of settings", self._apply_changes)
+        self._changers = [
+            supervise("changes of settings", partial(self._apply, self._changes)),
+            supervise("registrations", partial(self._apply, self._late)),
+        ]
         await self._server.start()
         self._scan_after(min(_FIRST_SCAN_S, self._settings.scan_interval_s))
 
     async def stop(self) -> None:
-        """Stop listening; changes already asked for are saved and answered."""
+        """Stop listening; changes already asked for are saved and answered.
+
+        Registrations that still wait are not: the brokers are registered nowhere then.
+        """
         if self._scan_timer is not None:
             self._scan_timer.cancel()
             self._scan_timer = None
-        if self._changer is not None:
+        if self._changers:
             await self._changes.join()
-            self._changer.cancel()
-            await asyncio.gather(self._changer, return_exceptions=True)
-            self._changer = None
+            await end(self._changers)
+            self._changers.clear()
         await self._server.stop()
 
     def metrics(self) -> Iterable[Metric]:
@@ -190,17 +205,61 @@ class Registry:
 
     # Brokers.
 
-    def _register(self, connection: ServerConnection, request: Command) -> Command:
+    def _register(self, connection: ServerConnection, request: Command) -> Command | None:
         identity = _identity(request)
-        registration = decode_registration(
-            request.body_bytes(),
-            is_compressed=request.boolean("compressed"),
-            crc=request.integer("bodyCrc32", 0),
+        ha_address = _name(request, "haServerAddr", "")
+        body = request.body_bytes()
+        is_compressed = request.boolean("compressed")
+        decode = partial(
+            decode_registration, body, is_compressed=is_compressed, crc=request.integer("bodyCrc32", 0)
         )
+        if not self._late_count and not is_compressed and len(body) <= REGISTRATION_AT_ONCE_BYTES_MAX:
+            return self._registered(connection, request, identity, ha_address, decode())
+
+        async def register() -> Command | None:
+            registration = await asyncio.to_thread(decode)
+            if connection.is_closed:
+                # Its broker has left meanwhile; nobody would end what it is given now.
+                return None
+            return self._registered(connection, request, identity, ha_address, registration)
+
+        self._later(connection, request, register, len(body))
+        return None
+
+    def _later(self, connection: ServerConnection, request: Command, change: _Change, size: int) -> None:
+        """Carry out a broker's request when those before it are done: what it says last is what counts."""
+        if (
+            self._late_count >= REGISTRATIONS_WAITING_MAX
+            or self._late_size + size > REGISTRATIONS_WAITING_BYTES_MAX
+        ):
+            raise RequestError(
+                ResponseCode.SYSTEM_BUSY,
+                f"{self._late_count} registrations with {self._late_size} bytes wait to be decoded",
+            )
+
+        async def apply() -> Command | None:
+            try:
+                return await change()
+            finally:
+                self._late_count -= 1
+                self._late_size -= size
+
+        self._late_count += 1
+        self._late_size += size
+        self._late.put_nowait((connection, request, apply))
+
+    def _registered(
+        self,
+        connection: ServerConnection,
+        request: Command,
+        identity: BrokerIdentity,
+        ha_address: str,
+        registration: Registration,
+    ) -> Command:
         count_before = self._routes.broker_count
         master = self._routes.register(
             identity,
-            ha_address=_name(request, "haServerAddr", ""),
+            ha_address=ha_address,
             data_version=registration.data_version,
             topics=registration.topics,
             channel=connection,
@@ -228,11 +287,21 @@ class Registry:
         table = {"table": self._values.namespace(ORDER_TOPIC_NAMESPACE)}
         return request.reply(ResponseCode.SUCCESS, ext=ext, body=lenient_json.encode(table))
 
-    def _unregister(self, connection: ServerConnection, request: Command) -> Command:
+    def _unregister(self, connection: ServerConnection, request: Command) -> Command | None:
         identity = _identity(request)
+
+        async def unregister() -> None:
+            self._unregistered(identity)
+
+        if self._late_count:
+            self._later(connection, request, unregister, 0)
+            return None
+        self._unregistered(identity)
+        return request.reply(ResponseCode.SUCCESS)
+
+    def _unregistered(self, identity: BrokerIdentity) -> None:
         if self._routes.unregister(identity):
             self._lost("unregistered", [identity])
-        return request.reply(ResponseCode.SUCCESS)
 
     def _query_data_version(self, connection: ServerConnection, request: Command) -> Command:
         identity = _identity(request)
@@ -374,13 +443,15 @@ class Registry:
                 ResponseCode.SYSTEM_BUSY, f"{_CHANGES_WAITING_MAX} changes wait for the disk"
             ) from None
 
-    async def _apply_changes(self) -> None:
-        """Save each change off the loop, then use it and answer: what was answered is on the disk."""
+    async def _apply(self, changes: _Changes) -> None:
+        """Save each change off the loop, or decode it there, then use it and answer.
+
+        What was answered is on the disk.
+        """
         while True:
-            connection, request, change = await self._changes.get()
+            connection, request, change = await changes.get()
             try:
-                await change()
-                response = request.reply(ResponseCode.SUCCESS)
+                response = await change() or request.reply(ResponseCode.SUCCESS)
             except RequestError as error:
                 response = request.reply(error.code, remark=str(error))
             except OSError as error:
@@ -393,7 +464,7 @@ class Registry:
                 self._server.traffic.handler_failed(request.code, error)
                 response = request.reply(ResponseCode.SYSTEM_ERROR, remark=type(error).__name__)
             finally:
-                self._changes.task_done()
+                changes.task_done()
             connection.reply(response)
 
 

@@ -194,6 +194,11 @@ class Channel(asyncio.Protocol):
             self._drain_waiters.append(waiter)
             await waiter
 
+    @property
+    def unsent_bytes(self) -> int:
+        """What was sent here and the system has not taken yet."""
+        return self._out_size + (0 if self._transport is None else self._transport.get_write_buffer_size())
+
     def take_activity(self) -> bool:
         """True when something moved since the last call: a whole command came or the peer took bytes."""
         size = 0 if self._transport is None else self._transport.get_write_buffer_size()

@@ -10,8 +10,11 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from contextlib import ExitStack
 from statistics import median
 from types import TracebackType
+
+from iotmq.cycles import short_collections
 
 # What a handler may take of the loop, whatever a peer asks; of a processor that does the work of `_work_s` in
 # _WORK_S. The numbers of benchmarks/broker_loop_turns.py are those of the machine it runs on.
@@ -42,9 +45,12 @@ class LoopTurns:
         self.count = 0
         self._handle: asyncio.Handle | None = None
         self._began_s = 0.0
+        self._cleaning = ExitStack()
 
     def __enter__(self) -> LoopTurns:
         self._loop = asyncio.get_running_loop()
+        # As in a server: else it is chance whether a collection of all of a test's objects falls into a turn.
+        self._cleaning.enter_context(short_collections())
         self._began_s = time.thread_time()
         self._handle = self._loop.call_soon(self._turn)
         return self
@@ -55,6 +61,7 @@ class LoopTurns:
         assert self._handle is not None
         self._handle.cancel()
         self._look()
+        self._cleaning.close()
 
     def _turn(self) -> None:
         self._look()

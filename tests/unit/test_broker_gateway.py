@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from collections.abc import Callable
+from itertools import islice, product
 from typing import Any
 
 import msgspec
@@ -14,7 +17,7 @@ from iotmq import limits
 from iotmq.broker import gateway as gateway_module
 from iotmq.broker.delivery import Delivery
 from iotmq.broker.delivery_catch_up import DeliveryCatchUp
-from iotmq.broker.gateway import GatewayHandler
+from iotmq.broker.gateway import GatewayHandler, LocalGateway
 from iotmq.broker.intake import IntakeError
 from iotmq.broker.topics import TIMER_TOPIC
 from iotmq.clock import ManualClock
@@ -32,6 +35,7 @@ class Connection:
 
     def __init__(self) -> None:
         self.is_congested = False
+        self.unsent_bytes = 0
         self.pushed: list[tuple[bytes, bytes]] = []
         self.replies: list[Command] = []
         self.has_room = asyncio.Event()
@@ -303,9 +307,9 @@ def test_a_front_end_that_does_not_take_its_pushes_loses_them_and_nobody_else(be
     other = Connection()
     bench.attach((1, "a"))
     bench.attach((1, "a"), connection=other)
-    bench.connection.is_congested = True
+    bench.connection.unsent_bytes = limits.PUSHES_UNSENT_BYTES_MAX + 1
     bench.apply(record_of("a", b"1"))
-    bench.connection.is_congested = False
+    bench.connection.unsent_bytes = limits.PUSHES_UNSENT_BYTES_MAX
     bench.apply(record_of("a", b"2"))
     assert [records for records, _ in bench.connection.pushed] == [record_of("a", b"2")]
     assert len(other.pushed) == 2
@@ -381,3 +385,55 @@ def test_messages_do_not_wait_for_topics_that_take_none(bench: Bench, topic: str
         bench.ask(RequestCode.PUBLISH_DELAYED, BATCH, topic=topic, queueId="0")
     assert raised.value.code == ResponseCode.NO_PERMISSION
     assert not bench.delayed.taken
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_a_publisher_is_answered_when_its_records_are_matched(is_stored: bool) -> None:
+    calls: deque[Callable[[], None]] = deque()
+    delivery = Delivery(applied_position=0, call_soon=calls.append)
+    answers: list[tuple[int, str]] = []
+    topic = "/".join("a" * 12)
+    taken: list[bytes] = []
+
+    class Taking(Intake):
+        refusal = ""
+
+        def append(self, topic_name: str, queue_id: int, elements: bytes, *, done: Any, **_: Any) -> None:
+            record = record_of(topic, b"x" * 1000) * 100
+            taken.append(elements)
+            delivery.apply(memoryview(record).toreadonly(), 0, len(record))
+            done(Stored())
+
+    gateway = LocalGateway(
+        Taking(),  # type: ignore[arg-type]
+        Delayed(),  # type: ignore[arg-type]
+        StoredAtOnce(),  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        delivery,
+        is_writable=lambda: True,
+        host=encode_host("127.0.0.1", 1),
+        record_bytes_max=70_000,
+        clock=ManualClock(),
+    )
+    channel = delivery.open_channel(lambda records, matches: None)
+    names = ["/".join(levels) for levels in islice(product("a+", repeat=12), 4096)]
+    delivery.attach(channel, list(enumerate(names, 1)))
+    gateway._queue_counts["T"] = 1
+    elements = encode_batch([(b"x", encode_properties({MQTT_TOPIC: topic}), 0)] * 100)
+    gateway.append(
+        "T",
+        0,
+        elements,
+        count=100,
+        is_stored=is_stored,
+        has_packet_ids=False,
+        is_repeat=False,
+        done=lambda code, remark: answers.append((code, remark)),
+    )
+    assert taken == [elements] * is_stored
+    assert answers == []
+    while calls:
+        assert answers == []
+        calls.popleft()()
+    assert answers == [(0, "")]

@@ -55,5 +55,9 @@ def test_afterwards_all_is_as_before() -> None:
     before = gc.get_threshold(), list(gc.callbacks)
     with short_collections():
         assert gc.get_threshold() != before[0]
+        inside = gc.get_threshold(), list(gc.callbacks)
+        with short_collections():
+            assert (gc.get_threshold(), gc.callbacks) == inside
+        assert (gc.get_threshold(), gc.callbacks) == inside
     assert (gc.get_threshold(), gc.callbacks) == before
     assert gc.get_freeze_count() == 0

@@ -102,12 +102,12 @@ def test_a_device_is_not_late_while_it_is_us_who_do_not_read(front: Front, deadl
     """Publishers are held back while a broker is away, for longer than their keep-alive."""
     device, transport = front.connect(keep_alive_s=10)
     deadlines.watch(device, START_S)
-    front.group.is_congested = True
+    front.group.congest(1)
     receive(device, packets.PINGREQ_PACKET)
     assert not transport.is_reading
     for seconds in range(1, 200):
         assert late_at(deadlines, front, START_S + seconds) == []
-    front.group.resume_all()
+    front.group.relieve(1)
     assert transport.is_reading
     assert late_at(deadlines, front, *(START_S + seconds for seconds in range(200, 213))) == []
     late = late_at(deadlines, front, *(START_S + seconds for seconds in range(213, 213 + RECHECK_S)))
@@ -120,13 +120,13 @@ def test_a_device_that_does_not_take_its_answers_is_late_all_the_same(
     device, _ = front.connect(keep_alive_s=10)
     deadlines.watch(device, START_S)
     device.pause_writing()
-    front.group.is_congested = True
+    front.group.congest(1)
     receive(device, packets.PINGREQ_PACKET)
     assert late_at(deadlines, front, START_S + 15) == [(START_S + 15, device)]
 
 
 def test_a_connect_in_pieces_is_read_to_its_end_while_publishers_are_held_back(front: Front) -> None:
-    front.group.is_congested = True
+    front.group.congest(1)
     device = Device(front.group, front.settings)
     transport = FakeTransport(device)
     device.connection_made(transport)  # type: ignore[arg-type]

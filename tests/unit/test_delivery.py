@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
+from collections.abc import Callable
+from itertools import islice, product
+
 import pytest
 from fake_gateway import matches_of, record_of
+from loop_turns import turn_s_max
 
 from iotmq import limits
 from iotmq.broker.delivery import Delivery, gather
@@ -258,3 +264,126 @@ def test_many_matches_of_one_push(delivery: Delivery, log: Log) -> None:
     delivery.attach(channel, [(5_000, "#")])
     log.append(*(record_of(f"t/{number}", b"%d" % number) for number in range(1_000)))
     assert inbox.received == [([number + 1, 5_000], b"%d" % number) for number in range(1_000)]
+
+
+class Turns:
+    """A delivery on an event loop that runs when the test says so."""
+
+    def __init__(self, filters: int) -> None:
+        self.calls: deque[Callable[[], None]] = deque()
+        self.delivery = Delivery(applied_position=0, call_soon=self.calls.append)
+        self.log = Log(self.delivery)
+        self.inbox = Inbox()
+        self.pushes: list[tuple[memoryview, bytes]] = []
+        self.channel = self.delivery.open_channel(lambda *push: self.pushes.append(push))
+        names = ["/".join(levels) for levels in islice(product("a+", repeat=12), filters)]
+        self.delivery.attach(self.channel, list(enumerate(names, 1)))
+        self.longest_s = 0.0
+        self.turns = 0
+
+    def timed(self, call: Callable[[], None]) -> None:
+        began_s = time.thread_time()
+        call()
+        self.longest_s = max(self.longest_s, time.thread_time() - began_s)
+        self.turns += 1
+
+    def run(self) -> None:
+        while self.calls:
+            self.timed(self.calls.popleft())
+            self.delivery._invariants()
+
+    @property
+    def received(self) -> list[tuple[list[int], bytes]]:
+        """What was pushed, taken apart here and not in a turn."""
+        pushes, self.pushes = self.pushes, []
+        for records, matches in pushes:
+            self.inbox(records, matches)
+        return self.inbox.received
+
+
+TOPIC = "/".join("a" * 12)
+
+
+def test_records_that_match_very_many_filters_take_several_turns_and_small_pushes() -> None:
+    turns = Turns(4096)
+    records = [record_of(TOPIC, b"%03d" % number) for number in range(500)]
+    turns.timed(lambda: turns.log.append(*records))
+    assert turns.delivery.backlog_bytes == sum(map(len, records))
+    assert turns.delivery.matched_position < turns.delivery.applied_position
+    turns.run()
+    assert turns.longest_s < turn_s_max()
+    assert turns.turns > 10
+    assert turns.delivery.matched_position == turns.delivery.applied_position == turns.log.position
+    assert turns.delivery.backlog_bytes == 0
+    assert [body for _, body in turns.received] == [b"%03d" % number for number in range(500)]
+    assert all(len(ids) == 4096 for ids, _ in turns.received)
+    one = 8 + 4 * 4096
+    assert max(len(matches) for _, matches in turns.inbox.raw) < limits.PUSH_BYTES_MAX + one
+    assert turns.delivery.matched == 500
+
+
+def test_who_attaches_while_records_wait_gets_what_comes_behind_them() -> None:
+    turns = Turns(4096)
+    late, left = Inbox(), Inbox()
+    heard: list[str] = []
+    turns.log.append(*[record_of(TOPIC, b"before")] * 50)
+    channel, gone = turns.delivery.open_channel(late), turns.delivery.open_channel(left)
+    turns.delivery.attach(channel, [(1, "#"), (2, "a/#"), (3, "b")])
+    turns.delivery.attach(gone, [(1, "#")])
+    assert (channel.coming, gone.coming) == (3, 1)
+    turns.delivery.call_matched(lambda: heard.append(f"{len(turns.received)} matched"))
+    turns.log.append(record_of(TOPIC, b"behind"))
+    turns.delivery.detach(channel, [2])
+    turns.log.append(record_of(TOPIC, b"last"))
+    turns.delivery.close_channel(gone)
+    assert heard == late.received == []
+    turns.run()
+    assert heard == ["50 matched"]
+    assert late.received == [([1, 2], b"behind"), ([1], b"last")]
+    assert left.received == []
+    assert (channel.coming, gone.coming) == (0, 0)
+    assert channel.filters == {1: "#", 3: "b"}
+    assert [body for _, body in turns.received] == [b"before"] * 50 + [b"behind", b"last"]
+    # With nothing that waits it is at once.
+    turns.delivery.call_matched(lambda: heard.append("now"))
+    assert heard[1:] == ["now"]
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_past_what_may_wait_records_are_matched_at_once(is_stored: bool) -> None:
+    turns = Turns(64)
+    body = bytes(1024 * 1024)
+    count = limits.DELIVERY_BACKLOG_BYTES_MAX // (len(body) + 512)
+    records = b"".join([record_of(TOPIC, b"")] * 20_000)
+    turns.log.append(records)
+    assert turns.delivery.backlog_bytes == len(records)
+    bound = limits.DELIVERY_BACKLOG_BYTES_MAX - len(records)
+    size = 0
+    for _ in range(count + 1):
+        if is_stored:
+            record = record_of(TOPIC, body)
+            turns.log.append(record)
+        else:
+            elements = encode_batch([(body, encode_properties({MQTT_TOPIC: TOPIC}), 0)])
+            turns.delivery.publish_transient(elements, b"T", 0, now_ms=1, host=HOST)
+        assert turns.delivery.backlog_bytes <= limits.DELIVERY_BACKLOG_BYTES_MAX
+        size += len(body)
+        if size + len(body) < bound:
+            assert len(turns.received) < 20_000
+    assert len(turns.received) >= 20_000
+    turns.run()
+    assert len(turns.received) == 20_000 + count + 1
+    assert turns.delivery.backlog_bytes == 0
+
+
+def test_calls_that_wait_at_their_limit_and_past_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = Turns(4096)
+    heard: list[int] = []
+    turns.log.append(*[record_of(TOPIC, b"x")] * 100)
+    for number in range(limits.DELIVERY_BACKLOG_ITEMS_MAX - 1):
+        turns.delivery.call_matched(lambda number=number: heard.append(number))
+    assert not heard
+    turns.delivery.call_matched(lambda: heard.append(-1))
+    assert len(turns.received) == 100
+    turns.run()
+    assert heard == [*range(limits.DELIVERY_BACKLOG_ITEMS_MAX - 1), -1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 from fake_gateway import (
@@ -258,3 +259,85 @@ def test_topics_and_payloads_of_any_size(bench: Bench) -> None:
         topic, payload = "é" * (topic_size // 2) + "t" * (topic_size % 2), bytes(payload_size)
         bench.deliver(record_of(topic, payload), matches_of((0, [filter_id])))
         assert received(out) == [(topic, payload, 0)]
+
+
+def overlapping(bench: Bench, subscribers: int) -> tuple[list[FakeTransport], bytes, bytes]:
+    """Devices on one filter, and a push of 300 records for it."""
+    devices = [bench.front.connect(f"d{number}") for number in range(subscribers)]
+    (filter_id, *_) = [bench.egress.subscribe("a", device, 0) for device, _ in devices]
+    assert filter_id is not None
+    records = [record_of("a", b"%03d" % number) for number in range(300)]
+    places = [(number * len(records[0]), [filter_id]) for number in range(300)]
+    return [out for _, out in devices], b"".join(records), matches_of(*places)
+
+
+def test_a_push_for_very_many_takes_several_turns_and_keeps_its_order() -> None:
+    bench = Bench(queued_bytes_max=1 << 24)
+    outs, records, matches = overlapping(bench, 500)
+    longest_s, turns = 0.0, 0
+
+    def timed(call: Callable[[], None]) -> None:
+        nonlocal longest_s, turns
+        began_s = time.thread_time()
+        call()
+        longest_s = max(longest_s, time.thread_time() - began_s)
+        turns += 1
+
+    timed(lambda: bench.egress.deliver(records, matches))
+    assert not bench.egress.is_idle
+    # What comes behind it waits behind it.
+    timed(lambda: bench.egress.deliver(record_of("a", b"end"), matches[:12]))
+    assert bench.egress.backlog_bytes > len(records)
+    while bench.front.loop.ready:
+        timed(bench.front.loop.turn)
+    assert longest_s < turn_s_max()
+    assert turns > 3
+    assert bench.egress.is_idle
+    assert bench.egress.backlog_bytes == 0
+    expected = [("a", b"%03d" % number, 0) for number in range(300)] + [("a", b"end", 0)]
+    for out in outs:
+        assert received(out) == expected
+    assert bench.counts == (500 * 301, 0, 0)
+
+
+def test_nothing_is_read_from_devices_while_much_waits_for_subscribers() -> None:
+    bench = Bench(queued_bytes_max=1 << 24)
+    outs, records, matches = overlapping(bench, 200)
+    size = len(records) + len(matches)
+    pushes = limits.EGRESS_BACKLOG_BYTES_MAX // size
+    bench.egress.deliver(records, matches)
+    assert not bench.front.group.is_congested
+    for _ in range(pushes - 1):
+        bench.egress.deliver(records, matches)
+    waiting = bench.egress.backlog_bytes
+    assert limits.EGRESS_BACKLOG_BYTES_MAX - size < waiting <= limits.EGRESS_BACKLOG_BYTES_MAX
+    assert bench.front.group.is_congested
+    delivered = bench.egress.delivered
+    # One more is past the limit: as much is delivered as has to be, and nothing is lost.
+    bench.egress.deliver(records, matches)
+    assert bench.egress.delivered > delivered
+    assert bench.egress.backlog_bytes <= limits.EGRESS_BACKLOG_BYTES_MAX
+    assert bench.front.group.is_congested
+    # One that is congested for another reason stays so.
+    bench.front.group.congest(1)
+    while bench.front.loop.ready:
+        bench.front.loop.turn()
+        for out in outs:
+            out.take()
+    assert bench.egress.is_idle
+    assert bench.counts == (200 * 300 * (pushes + 1), 0, 0)
+    assert bench.front.group.is_congested
+    bench.front.group.relieve(1)
+    assert not bench.front.group.is_congested
+
+
+def test_closing_lets_go_of_what_was_not_written() -> None:
+    bench = Bench(queued_bytes_max=1 << 24)
+    _, records, matches = overlapping(bench, 500)
+    bench.egress.deliver(records, matches)
+    delivered = bench.egress.delivered
+    bench.egress.close()
+    assert bench.egress.is_idle
+    bench.front.loop.run()
+    assert bench.egress.delivered == delivered
+    assert bench.egress.backlog_bytes == 0

@@ -593,7 +593,7 @@ def test_a_device_that_was_held_back_can_end() -> None:
 def test_devices_stay_paused_when_the_group_is_ending() -> None:
     bench = Bench(pending_bytes_max=1)
     device, out = bench.connect()
-    bench.group.is_congested = bench.group.is_ending = True
+    bench.group.read_no_more()
     receive(device, publish(1))
     bench.loop.run()
     bench.handed[0].answer(0, "")

@@ -509,8 +509,8 @@ async def test_a_device_is_not_read_while_its_password_is_looked_at_whatever_hap
         assert device.transport is not None
         assert not device.transport.is_reading()
         # The brokers had been behind, and are not any more; the device takes what it is sent again.
-        device.group.is_congested = True
-        device.group.resume_all()
+        device.group.congest(1)
+        device.group.relieve(1)
         device.resume_writing()
         assert not device.transport.is_reading()
         client.send(packets.PINGREQ_PACKET)

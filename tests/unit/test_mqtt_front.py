@@ -514,6 +514,34 @@ async def test_shapes_of_filters_at_their_limit_and_past_it(
     assert site.number("iotmq_mqtt_filter_shapes") == 1
 
 
+def filter_of_shape(number: int, end: str = "x") -> str:
+    """A filter whose wildcards are at other levels than those of each other number."""
+    return "/".join("+" if number >> bit & 1 else "a" for bit in range(8)) + f"/{end}/#"
+
+
+async def test_shapes_of_one_session_at_their_limit_and_past_it(site: Site) -> None:
+    count = limits.MQTT_SHAPES_PER_SESSION_MAX
+    one, two = await site.connect("one"), await site.connect("two")
+    wanted = [(filter_of_shape(number), 1) for number in range(count)]
+    assert await one.subscribe(*wanted[: count // 2]) == [1] * (count // 2)
+    more = [*wanted[count // 2 :], (filter_of_shape(count), 1), ("a", 0), (filter_of_shape(1, "y"), 1)]
+    assert await one.subscribe(*more) == [*[1] * (count // 2), 0x80, 0, 1]
+    assert await one.subscribe((filter_of_shape(count), 1)) == [0x80]
+    assert site.number("iotmq_mqtt_filter_shapes_refused_total") == 2
+    # It is one session's limit, and what it has no more leaves room.
+    assert await two.subscribe((filter_of_shape(count), 1)) == [1]
+    one.send(packets.encode_unsubscribe(2, [filter_of_shape(1)]))
+    assert (await one.packet())[0] == packets.UNSUBACK << 4
+    assert await one.subscribe((filter_of_shape(count), 1)) == [0x80], "another filter has the shape"
+    one.send(packets.encode_unsubscribe(2, [filter_of_shape(1, "y")]))
+    assert (await one.packet())[0] == packets.UNSUBACK << 4
+    assert await one.subscribe((filter_of_shape(count), 1), (filter_of_shape(count + 1), 1)) == [1, 0x80]
+    one.abort()
+    await site.gone("connection_lost")
+    assert site.front._parts is not None
+    assert not site.front._parts.subscriptions.shapes._of_sessions
+
+
 async def test_who_subscribes_what_the_server_says_of_itself_and_goes_is_forgotten(site: Site) -> None:
     site.gateway.takes_filters = None
     client = await site.connect("d")

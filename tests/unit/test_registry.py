@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from iotmq import limits
 from iotmq.clock import ManualClock
-from iotmq.errors import StoreCorruptError
+from iotmq.errors import ConnectionClosedError, StoreCorruptError
+from iotmq.registry import server
+from iotmq.registry.registration import Registration, decode_registration
 from iotmq.registry.server import Registry
 from iotmq.registry.settings import RegistrySettings
 from iotmq.remoting.codes import RequestCode, ResponseCode, Serialize
@@ -154,6 +158,115 @@ async def test_a_compressed_registration_is_understood(peer: ClientConnection) -
     assert (await ask(peer, RequestCode.GET_ROUTE_INFO_BY_TOPIC, topic="%RETRY%g")).code == 0
     answer = await ask(peer, RequestCode.QUERY_DATA_VERSION, b'{"counter":3,"timestamp":5}', **identity())
     assert answer.ext == {"changed": "false"}
+
+
+class Decoding:
+    """Decodes registrations when it is told to, and remembers in which threads."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.threads: list[int] = []
+        self.may_go_on = threading.Event()
+        monkeypatch.setattr(server, "decode_registration", self._decode)
+
+    def _decode(self, body: bytes, *, is_compressed: bool, crc: int) -> Registration:
+        self.threads.append(threading.get_ident())
+        if threading.current_thread() is not threading.main_thread():
+            assert self.may_go_on.wait(WAIT_S)
+        return decode_registration(body, is_compressed=is_compressed, crc=crc)
+
+
+@pytest.fixture
+def decoding(monkeypatch: pytest.MonkeyPatch) -> Iterator[Decoding]:
+    decoding = Decoding(monkeypatch)
+    yield decoding
+    decoding.may_go_on.set()
+
+
+def long_body(over: int, **more: int) -> bytes:
+    """A registration of topic T, so many bytes past what is decoded at once."""
+    body = registration_body([topic("T", **more)])
+    return body + b" " * (limits.REGISTRATION_AT_ONCE_BYTES_MAX + over - len(body))
+
+
+@pytest.mark.parametrize(
+    ("body", "compressed", "is_at_once"),
+    [(long_body(0), "false", True), (long_body(1), "false", False), (zlib.compress(b""), "true", False)],
+)
+async def test_what_takes_long_to_decode_keeps_nobody_waiting(
+    registry: Registry, decoding: Decoding, body: bytes, compressed: str, is_at_once: bool
+) -> None:
+    async with connected(registry) as broker, connected(registry) as client:
+        answer = broker.request(registration(body=body, compressed=compressed), WAIT_S)
+        await until(lambda: decoding.threads)
+        assert (await ask(client, RequestCode.GET_BROKER_CLUSTER_INFO)).code == 0
+        if not is_at_once:
+            assert not answer.done()
+        decoding.may_go_on.set()
+        assert (await answer).code == (1 if compressed == "true" else 0)
+        assert (threading.get_ident() in decoding.threads) == is_at_once
+
+
+async def test_what_brokers_say_last_counts_however_long_the_first_takes(
+    registry: Registry, decoding: Decoding
+) -> None:
+    async with connected(registry) as broker, connected(registry) as client:
+        answers = [
+            broker.request(request, WAIT_S)
+            for request in (
+                registration(body=long_body(1, queues=1)),
+                registration(topic("T", queues=2), counter=2),
+                Command.request(RequestCode.UNREGISTER_BROKER, identity()),
+                registration(topic("T", queues=3), counter=3),
+            )
+        ]
+        await until(lambda: decoding.threads)
+        assert (await ask(client, RequestCode.GET_ROUTE_INFO_BY_TOPIC, topic="T")).code == 17
+        decoding.may_go_on.set()
+        assert [(await answer).code for answer in answers] == [0, 0, 0, 0]
+        (queues,) = (await document(client, RequestCode.GET_ROUTE_INFO_BY_TOPIC, topic="T"))["queueDatas"]
+        assert queues["readQueueNums"] == 3
+        assert registry._brokers_lost["unregistered"] == 1
+        assert (registry._late_count, registry._late_size) == (0, 0)
+
+
+async def test_a_broker_that_leaves_while_its_registration_is_decoded_is_not_registered(
+    registry: Registry, decoding: Decoding
+) -> None:
+    async with connected(registry) as broker:
+        broker.request(registration(body=long_body(1)), WAIT_S)
+        await until(lambda: decoding.threads)
+    await until(lambda: not list(registry._server.connections))
+    decoding.may_go_on.set()
+    await until(lambda: not registry._late_count)
+    assert registry._routes.broker_count == 0
+
+
+@pytest.mark.parametrize("limit", ["REGISTRATIONS_WAITING_MAX", "REGISTRATIONS_WAITING_BYTES_MAX"])
+async def test_so_many_registrations_wait_and_no_more(
+    registry: Registry, decoding: Decoding, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    body = long_body(1)
+    monkeypatch.setattr(server, limit, 2 if limit == "REGISTRATIONS_WAITING_MAX" else 2 * len(body))
+    async with connected(registry) as broker:
+        answers = [broker.request(registration(body=body), WAIT_S) for _ in range(3)]
+        assert (await answers[2]).code == ResponseCode.SYSTEM_BUSY
+        decoding.may_go_on.set()
+        assert [(await answer).code for answer in answers[:2]] == [0, 0]
+        # There is room again.
+        assert (await broker.request(registration(body=body), WAIT_S)).code == 0
+
+
+async def test_a_registry_that_stops_waits_for_no_registrations(decoding: Decoding) -> None:
+    registry = Registry(SETTINGS)
+    await registry.start()
+    async with connected(registry) as broker:
+        answers = [broker.request(registration(body=long_body(1)), WAIT_S) for _ in range(3)]
+        await until(lambda: decoding.threads)
+        async with asyncio.timeout(WAIT_S):
+            await registry.stop()
+        assert all(isinstance(error, ConnectionClosedError) for error in
+                   await asyncio.gather(*answers, return_exceptions=True))  # fmt: skip
+    assert len(decoding.threads) == 1
 
 
 async def test_a_wrong_crc_is_code_1_and_changes_nothing(peer: ClientConnection) -> None:
