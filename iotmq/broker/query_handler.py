@@ -118,7 +118,7 @@ class QueryHandler:
 
     def _view(self, request: Command, position: int) -> Work:
         yield self._store.plan_records([(position, _SIZE_BYTES)])
-        yield self._store.plan_records([(position, self._size_at(position))])
+        yield self._store.plan_records([(position, self._store.size_at(position))])
         view = self._store.read_record(position)
         if view is None:
             raise RequestError(
@@ -141,7 +141,7 @@ class QueryHandler:
             some = positions[at : at + _LOOKED_AT]
             # First where their sizes stand, then all of them.
             yield self._store.plan_records((position, _SIZE_BYTES) for position in some)
-            yield self._store.plan_records((position, self._size_at(position)) for position in some)
+            yield self._store.plan_records((position, self._store.size_at(position)) for position in some)
             for position in some:
                 view = self._store.read_record(position)
                 if view is None or not query.wants(view):
@@ -151,14 +151,6 @@ class QueryHandler:
                     return _found(request, query, found, indexed_ms, indexed_position)
                 found.append(view)
         return _found(request, query, found, indexed_ms, indexed_position)
-
-    def _size_at(self, position: int) -> int:
-        """What the log says at a position, for planning; 0 when it is not stored any more."""
-        try:
-            size = int.from_bytes(self._store.log_view(position, position + _SIZE_BYTES))
-        except ValueError:
-            return 0
-        return min(size, limits.RECORD_BYTES_MAX)
 
     def _entries(self, connection: ServerConnection, request: Command) -> Command | None:
         topic = request.text("topic")

@@ -68,26 +68,16 @@ class QueueReader:
         """
         self._go_on(self._steps(wanted), done if skip is None else partial(_give_without, skip, done))
 
-    def places(
-        self, queue_id: int, position: int, *, places_max: int, is_waiting: bool = False
-    ) -> QueuePlaces | ColdRead:
+    def place_steps(self, queue_id: int, position: int, *, places_max: int) -> Steps[QueuePlaces]:
         """Where records of a queue stand, for who reads them later. KeyError as `read`.
 
-        Or what has to be in memory first: load that and ask again, unless this `is_waiting` for the disk
-        itself. May have none without being at the end: then it has gone through as much as one read may.
+        May have none without being at the end: then it has gone through as much as one read may.
         """
         position = self._projection.start_of(queue_id, position)
         if self._projection.scan_end(queue_id, position) is None:
             return self._projection.places(queue_id, position, places_max=places_max)
         wanted = QueueRead(queue_id=queue_id, position=position, records_max=places_max, bytes_max=_ALL)
-        steps = self._scan_steps(wanted, position)
-        try:
-            plan = None if is_waiting else next(steps)
-            if plan is not None:
-                return plan
-            found = finish(steps, self._store.load)
-        except StopIteration as finished:
-            found = finished.value
+        found = yield from self._scan_steps(wanted, position)
         views = [memoryview(record) for record in found.records]
         places = [(int.from_bytes(view[_POSITION], "big"), len(view)) for view in views]
         return QueuePlaces(places, found.next_position, found.is_end)
@@ -99,7 +89,7 @@ class QueueReader:
         self._cold_reads.finish(steps, done, refused)
 
     def load(self, plan: ColdRead, ready: Callable[[OSError | None], None]) -> None:
-        """Bring in what `places` wants; RequestError when too many wait for the disk."""
+        """Bring in what a step wants; RequestError when too many wait for the disk."""
         self._cold_reads.start(plan, ready)
 
     def backlog(self, queue_id: int, position: int) -> int:

@@ -52,6 +52,7 @@ class Handout(NamedTuple):
 
     member_id: int
     position: int
+    size: int
     is_repeated: bool
 
 
@@ -378,6 +379,11 @@ class ShareGroup:
             self._serve_heap(handed, now_s)
         return handed
 
+    def holds(self, handout: Handout) -> bool:
+        """Whether what was handed out is at its member still."""
+        member = self._members.get(handout.member_id)
+        return member is not None and handout.position in member.held
+
     # Time
 
     def next_deadline(self) -> float | None:
@@ -615,7 +621,7 @@ class ShareGroup:
         self.repeated_total += message.last_client_id is not None
         member.handed += 1
         self._hold(member, message, now_s)
-        handed.append(Handout(member.member_id, message.position, is_repeated))
+        handed.append(Handout(member.member_id, message.position, message.size, is_repeated))
 
     def _give(self, member: _Member, message: _Message, now_s: float) -> None:
         """A member has a message that this broker did not hand it."""

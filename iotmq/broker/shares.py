@@ -31,6 +31,7 @@ from iotmq.message.properties import MQTT_CLIENT_ID, MQTT_TOPIC
 from iotmq.message.record import decode_record, property_value
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import ResponseCode
+from iotmq.store.cold_steps import Steps
 from iotmq.store.residency import ColdRead
 from iotmq.store.store import Store
 
@@ -52,7 +53,7 @@ _PAGE: Final = 256
 _STEPS_PER_TURN: Final = 8
 # Messages that came while a group could not take them are remembered up to here; past it they are read.
 _FRESH_MAX: Final = 4_096
-# So often what a step needs is brought in; after that the loop waits for what has left the memory meanwhile.
+# So often what is next is brought in when it has left the memory each time; after that a second is waited.
 _LOADS_MAX: Final = 4
 # Most records are no longer, where only their place is known.
 _FIRST_BYTES: Final = 4_096
@@ -134,8 +135,8 @@ class _Client:
 class _Live:
     """A group somebody takes part in."""
 
-    __slots__ = ("fresh", "generation", "group", "is_current", "is_loading", "loads", "members", "queue_id",
-                 "share", "since")  # fmt: skip
+    __slots__ = ("fresh", "generation", "group", "handouts", "is_current", "is_loading", "loads", "members",
+                 "queue_id", "search", "share", "since")  # fmt: skip
 
     def __init__(self, share: str, stored: StoredShare, group: ShareGroup) -> None:
         self.share = share
@@ -151,6 +152,10 @@ class _Live:
         # True while the disk is waited for, for the messages that come next; and how often it was for those.
         self.is_loading = False
         self.loads = 0
+        # What looks for them, where that needs the disk.
+        self.search: Steps[QueuePlaces] | None = None
+        # Messages members have by the group's books, whose records have to come from the disk first.
+        self.handouts: list[Handout] = []
 
 
 class Shares:
@@ -369,6 +374,7 @@ class Shares:
         self._by_queue.setdefault(live.queue_id, []).append(live)
         live.is_current = False
         live.fresh.clear()
+        live.search = None
 
     def _detach(self, live: _Live) -> None:
         others = self._by_queue[live.queue_id]
@@ -462,12 +468,20 @@ class Shares:
         if not self._is_settled and live.since < self._started_position:
             # `expire` has it looked at again.
             return
+        if live.is_loading:
+            return
+        # Meanwhile some may be for others.
+        live.handouts = [handout for handout in live.handouts if group.holds(handout)]
         for _ in range(_STEPS_PER_TURN):
+            if not self._hand(live):
+                return
             now_s = self._clock.monotonic_s()
             wanted = min(group.wanted(), _PAGE)
-            has_more = wanted > 0 and not live.is_loading and self._offer(live, wanted, now_s)
-            self._hand(live, group.hand_out(now_s))
-            if not has_more:
+            has_more = wanted > 0 and self._offer(live, wanted, now_s)
+            if live.is_loading:
+                return
+            live.handouts = group.hand_out(now_s)
+            if not self._hand(live) or not has_more:
                 return
         # Others first.
         self._wake(live)
@@ -477,23 +491,17 @@ class Shares:
         group = live.group
         unread = group.unread(wanted)
         if unread:
-            if not self._is_loaded(live, self._store.plan_records((at, _FIRST_BYTES) for at in unread)):
-                return False
-            for position in unread:
-                record = self._store.read_record(position)
-                if record is None:
-                    self.lost_records_total += 1
-                    group.gone(position)
-                else:
-                    group.offer(position, len(record), self._key_of(record), now_s=now_s)
-            return True
+            return self._offer_unread(live, unread, now_s)
         found = self._next_places(live, wanted)
         if found is None:
             return False
-        places = found.places
         # Also where only their places are needed now: they are handed out next.
-        if not self._is_loaded(live, self._store.plan_records(places)):
-            return False
+        places = self._in_memory(live, found.places)
+        if len(places) < len(found.places):
+            found = QueuePlaces(places, found.places[len(places)][0], is_end=False)
+            if not places:
+                return False
+        live.loads = 0
         if live.is_current:
             del live.fresh[: len(places)]
         is_keyed = group.strategy not in (Strategy.ROUND_ROBIN, Strategy.STICKY)
@@ -508,50 +516,87 @@ class Shares:
         # A wide filter's messages may be far from each other.
         return bool(places) or not found.is_end
 
+    def _offer_unread(self, live: _Live, unread: list[int], now_s: float) -> bool:
+        """`_offer` of what was read before the start; only the positions are known."""
+        first = self._in_memory(live, [(position, _FIRST_BYTES) for position in unread])
+        # The first pages say how many there are.
+        places = self._in_memory(live, [(position, self._store.size_at(position)) for position, _ in first])
+        for position, _ in places:
+            live.loads = 0
+            record = self._store.read_record(position)
+            if record is None:
+                self.lost_records_total += 1
+                live.group.gone(position)
+            else:
+                live.group.offer(position, len(record), self._key_of(record), now_s=now_s)
+        return bool(places)
+
     def _next_places(self, live: _Live, wanted: int) -> QueuePlaces | None:
         """Where the next messages stand; None when that cannot be said now."""
         group = live.group
         if live.is_current:
             taken = live.fresh[:wanted]
             return QueuePlaces(taken, taken[-1][0] + 1 if taken else group.next_position, is_end=True)
+        search, live.search = live.search, None
+        if search is None:
+            search = self._reader.place_steps(live.queue_id, group.next_position, places_max=wanted)
         try:
-            found = self._reader.places(
-                live.queue_id, group.next_position, places_max=wanted, is_waiting=live.loads >= _LOADS_MAX
-            )
+            plan = next(search)
+        except StopIteration as finished:
+            found: QueuePlaces = finished.value
+            return found
         except KeyError:
             # The database was opened again, and `expire` sees to it.
             return None
-        if isinstance(found, ColdRead):
-            self._is_loaded(live, found)
-            return None
-        return found
+        assert plan is not None, "a read of a queue only waits for the disk"
+        live.search = search
+        self._load(live, plan)
+        return None
 
-    def _is_loaded(self, live: _Live, plan: ColdRead | None) -> bool:
-        """True when there is nothing to load; otherwise it is loaded, and then the group is served again.
+    def _in_memory(self, live: _Live, places: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The first of some places, as many as are in memory; if none is, they are brought in.
 
-        What leaves the memory as fast as it comes is read all the same after some tries.
+        The group is served again then.
         """
-        if plan is None or live.loads >= _LOADS_MAX:
+        plan = self._store.plan_records(places)
+        if plan is None:
+            return places
+        if live.loads:
+            # They may be more than are brought in, or stay, at one time.
+            is_absent = (self._store.plan_records([place]) is not None for place in places)
+            count = next((number for number, absent in enumerate(is_absent) if absent), len(places))
+            if count:
+                return places[:count]
+        if live.loads < _LOADS_MAX:
+            live.loads += 1
+            self._load(live, plan)
+        else:
             live.loads = 0
-            return True
+            self._stalled.append(live)
+        return []
+
+    def _load(self, live: _Live, plan: ColdRead) -> None:
+        """Wait for the disk off the loop; then, or when `expire` looks at it again, the group is served."""
 
         def ready(error: OSError | None) -> None:
             live.is_loading = False
+            if self._live.get(live.share) is not live:
+                return
             if error is None:
                 self._wake(live)
             else:
                 logger.warning("shared subscriptions wait for the disk: %s", error)
+                live.search = None
                 self._stalled.append(live)
 
-        live.loads += 1
         try:
             self._reader.load(plan, ready)
         except RequestError:
-            # Too many wait for the disk: `expire` has it looked at again.
+            # Too many wait for the disk.
+            live.search = None
             self._stalled.append(live)
         else:
             live.is_loading = True
-        return False
 
     def _key_of(self, record: memoryview) -> str:
         strategy = self._settings.strategy
@@ -562,9 +607,24 @@ class Shares:
         key = (value or b"").decode("utf-8", "replace")
         return self._front_end_of(key) or "" if strategy is Strategy.LOCAL_FIRST else key
 
-    def _hand(self, live: _Live, handed: Sequence[Handout]) -> None:
+    def _hand(self, live: _Live) -> bool:
+        """Send members what they are to have; False while some of it is not in memory.
+
+        What was handed out before, or has waited for a member, may have left it.
+        """
+        while live.handouts:
+            places = [(handout.position, handout.size) for handout in live.handouts]
+            count = len(self._in_memory(live, places))
+            if not count:
+                return False
+            live.loads = 0
+            handed, live.handouts = live.handouts[:count], live.handouts[count:]
+            self._send(live, handed)
+        return True
+
+    def _send(self, live: _Live, handed: Sequence[Handout]) -> None:
         by_channel: dict[SessionChannel, tuple[list[tuple[int, int]], list[memoryview]]] = {}
-        for member_id, position, is_repeated in handed:
+        for member_id, position, _, is_repeated in handed:
             record = self._store.read_record(position)
             if record is None:
                 self.lost_records_total += 1
@@ -575,6 +635,9 @@ class Shares:
             handouts.append((member.number, HANDOUT_REPEATED if is_repeated else 0))
             records.append(record)
         for channel, (handouts, records) in by_channel.items():
+            if not channel.is_open:
+                # It went while the disk was waited for, and says what it has when it is back.
+                continue
             channel.shares.hand_out(handouts, records)
             if channel.shares.is_congested:
                 self._congested(channel)

@@ -41,15 +41,15 @@ def record_steps(
     """`CommitLog.read_record`; what stands from `hot_position` on counts as in memory."""
     if log.min_position <= position < min(hot_position, end_position):
         for size in (_FIRST_BYTES, None):
-            places = [(position, _size_at(log, position) if size is None else size)]
+            places = [(position, size_at(log, position) if size is None else size)]
             plan = plan_records(log, places, hot_position=hot_position)
             if plan is not None:
                 yield plan
     return log.read_record(position, end_position)
 
 
-def _size_at(log: CommitLog, position: int) -> int:
-    """What stands where a record has its size, 0 at the end of a file."""
+def size_at(log: CommitLog, position: int) -> int:
+    """What stands where a record has its size, 0 where the log has nothing; touches its first page."""
     try:
         return int.from_bytes(log.view(position, position + 4), "big")
     except ValueError:

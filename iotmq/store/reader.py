@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from iotmq.errors import StoreCorruptError, StoreError
 from iotmq.limits import INDEX_QUERY_RECORDS_MAX
 from iotmq.message.record import decode_record, property_value
-from iotmq.store.cold_steps import finish, record_steps
+from iotmq.store.cold_steps import finish, record_steps, size_at
 from iotmq.store.key_query import candidate_steps, is_match
 from iotmq.store.queue import FILLER_SIZE
 from iotmq.store.raw import read_raw
@@ -292,6 +292,10 @@ class StoreReader:
         if end_position is None:
             end_position = self.confirmed_position
         return read_raw(self._log, position, bytes_max, end_position)
+
+    def size_at(self, position: int) -> int:
+        """What stands where a record has its size, 0 where the log has nothing; touches its first page."""
+        return size_at(self._log, position)
 
     def recent_records(self, position: int, bytes_max: int) -> tuple[int, memoryview] | None:
         """Whole records from the start of one on, about `bytes_max` of them, and the position behind them.

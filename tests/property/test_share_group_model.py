@@ -234,7 +234,7 @@ class ShareGroupModel(RuleBasedStateMachine):
     def hand_out(self) -> int:
         handed = self.group.hand_out(self.now_s)
         names = {number: client for client, number in self.joined.items()}
-        for member_id, position, _ in handed:
+        for member_id, position, _, _ in handed:
             client = names[member_id]
             assert client not in self.away, "handed to a member that is away"
             assert position not in self.acknowledged, "handed out again after its acknowledgement"

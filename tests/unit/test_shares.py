@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
 import shutil
 import threading
 import time
@@ -13,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 from eventually import soon
-from loop_turns import turn_s_max
+from loop_turns import LoopTurns, turn_s_max
 from session_bench import FrontEnd, MakeBench, SessionBench, making_benches, turns
 
 from iotmq import limits
@@ -28,6 +30,7 @@ from iotmq.loop_slice import LoopSlice
 from iotmq.mqtt.topics import split_shared
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
+from iotmq.store.residency import Window
 
 SHARE = "$share/g/t/#"
 
@@ -187,8 +190,8 @@ def test_very_many_members_that_are_late_together_keep_nobody_waiting() -> None:
     handed = group.hand_out(11)
     assert max(expired_s - began_s, time.thread_time() - expired_s) < turn_s_max()
     assert len(taken) == 2 * count
-    assert sorted(position for _, position in taken) == [position for _, position, _ in handed]
-    assert {member for member, _, _ in handed} == {count}
+    assert sorted(position for _, position in taken) == [position for _, position, _, _ in handed]
+    assert {member for member, _, _, _ in handed} == {count}
     group._invariants()
 
 
@@ -691,16 +694,126 @@ async def test_a_group_that_lags_waits_for_the_disk_off_the_loop(
     assert bodies_of(front, 1) == [*bodies, b"later"]
 
 
-async def test_what_leaves_the_memory_as_fast_as_it_comes_is_read_all_the_same(
+async def test_what_leaves_the_memory_as_fast_as_it_comes_is_asked_for_again_a_second_later(
     make: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench, front, opened, bodies = await lagging(make, "round_robin")
     disk = Disk(bench, monkeypatch, times=1_000_000)
     disk.may_go_on.set()
     assert await front.join("k", opened.epoch, SHARE, 1, credit=100) is None
+    for loads in (4, 8):
+        await soon(lambda: bench.broker.sessions.shares._stalled, "the last try")
+        assert (front.handed, disk.loads) == ([], loads)
+        bench.pass_time(1.0)
+    disk.times = 0
     await soon(lambda: len(front.handed) == 30, "all messages")
     assert bodies_of(front, 1) == bodies
-    assert disk.loads == 4
+
+
+async def test_of_more_than_stays_in_memory_what_is_there_is_handed_out(
+    make: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, front, opened, bodies = await lagging(make, "round_robin")
+    loads = 0
+
+    def load(plan: Any) -> None:
+        nonlocal loads
+        loads += 1
+
+    # Seven records are there after each load, and none before the first.
+    def cold(places: Iterable[tuple[int, int]]) -> Any:
+        wanted = [position for position, _ in places]
+        there = positions[: 7 * loads][-7:]
+        return None if set(wanted) <= set(there) else "what is not in memory"
+
+    positions = [record.position for record in bench.stored_records()]
+    monkeypatch.setattr(bench.store, "plan_records", cold)
+    monkeypatch.setattr(bench.store, "load", load)
+    assert await front.join("k", opened.epoch, SHARE, 1, credit=100) is None
+    await soon(lambda: len(front.handed) == 30, "all messages")
+    assert bodies_of(front, 1) == bodies
+    assert loads == 5
+
+
+async def test_what_is_handed_out_again_waits_for_the_disk_off_the_loop(
+    make: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = await make()
+    front = FrontEnd(bench, "one")
+    for number, client_id in enumerate("abc"):
+        await front.join(client_id, await transient(front, client_id), SHARE, number, credit=3)
+    shares = bench.broker.sessions.shares
+    bench.publish("t/1", *(b"%d" % number for number in range(3)))
+    await turns(5)
+    (first,) = bodies_of(front, 0)
+    disk = Disk(bench, monkeypatch, times=1)
+    shares.leave("a")
+    await turns(5)
+    shares._invariants()
+    assert len(front.handed) == 3, "nothing is read on the loop"
+    assert bench.broker._consuming.cold_reads.waiting_count == 1
+    # Whoever was to have it goes, too, and another one has it then.
+    (waiting,) = next(iter(shares._live.values())).handouts
+    (last,) = [name for name in "bc" if shares._clients[name].members[SHARE].member_id != waiting.member_id]
+    shares.leave("bc".replace(last, ""))
+    await turns(5)
+    assert len(front.handed) == 3
+    disk.may_go_on.set()
+    await soon(lambda: len(front.handed) == 5, "both messages")
+    shares._invariants()
+    assert sorted(bodies_of(front, "abc".index(last))) == [b"0", b"1", b"2"]
+    assert front.handed[3:].count(("abc".index(last), first)) == 1
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("strategy", ["round_robin", "hash_topic"])
+async def test_no_page_of_a_group_is_read_on_the_loop(
+    make: MakeBench, monkeypatch: pytest.MonkeyPatch, strategy: str, is_restarted: bool
+) -> None:
+    bench = await make(shared_strategy=strategy)
+    bench.store_settings["hot_bytes"] = 0
+    await bench.restart()
+    front = FrontEnd(bench, "one")
+    opened = await kept(front, "k")
+    assert await front.join("k", opened.epoch, SHARE, 1, credit=100) is None
+    # Each has more than its first pages.
+    bodies = [b"%06d" % number + os.urandom(10_000) for number in range(40)]
+    bench.publish("t/1", *bodies)
+    await soon(lambda: len(front.handed) == 40, "all messages")
+    if is_restarted:
+        # One of them is done, and not the first.
+        front.report(1, front.held[5][1])
+        await turns()
+        await bench.restart()
+        front = FrontEnd(bench, "one")
+        opened = await front.open("k")
+        bench.pass_time(3)
+        # Pages that somebody else has mapped are not let go.
+        gc.collect()
+    for segment in bench.store._log.segment_list():
+        segment.sync(os.fdatasync)
+        window = Window(segment, 0, segment.allocated_bytes)
+        window.drop()
+        assert window.absent_pages()
+    absent: list[int] = []
+    read_record = bench.store.read_record
+
+    def read(position: int) -> memoryview | None:
+        plan = bench.store.plan_records([(position, 10_100)])
+        absent.extend([] if plan is None else [position])
+        return read_record(position)
+
+    monkeypatch.setattr(bench.store, "read_record", read)
+    before = len(front.handed)
+    if not is_restarted:
+        bench.broker.sessions.shares.leave("k")
+    with LoopTurns() as looks:
+        assert await front.join("k", opened.epoch, SHARE, 2, credit=100) is None
+        await soon(lambda: len(front.handed) == before + 40 - is_restarted, "all messages")
+    assert absent == []
+    assert looks.longest_s < turn_s_max()
+    assert sorted(bodies_of(front, 2)) == [body for body in bodies if not is_restarted or body != bodies[5]]
+    assert bench.broker._consuming.cold_reads.reads_count > 0
 
 
 async def test_a_disk_that_refuses_is_asked_again_a_second_later(
