@@ -614,13 +614,19 @@ DERIVED: Final[tuple[Bound, ...]] = (
     # A registry.
     Bound(
         "registry.routes: brokers and their topics",
-        "BROKERS_MAX, TOPICS_MAX",
+        "BROKERS_MAX, REGISTRY_TOPICS_MAX",
         "items x REGISTRY_NAME_BYTES_MAX, and TOPIC_BYTES_MAX",
-        "tests/unit/test_route_table.py::test_a_full_table_refuses_one_more_broker_and_keeps_the_rest",
+        "tests/unit/test_route_table.py::test_a_full_table_refuses_one_more_topic_and_changes_nothing",
+    ),
+    Bound(
+        "registry.server: lists of topics that wait",
+        "256",
+        "items x one request",
+        "tests/unit/test_registry.py::test_so_many_lists_of_topics_wait_and_no_more",
     ),
     Bound(
         "registry.routes: brokers that have left",
-        "BROKERS_MAX, TOPICS_MAX",
+        "BROKERS_MAX, REGISTRY_TOPICS_MAX",
         "as those that are there",
         "tests/unit/test_route_table.py::test_so_many_brokers_and_topics_are_remembered_and_no_more",
     ),

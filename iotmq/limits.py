@@ -116,6 +116,8 @@ ACL_ACCOUNTS_MAX: Final = 10_000
 ACL_KEY_BYTES_MAX: Final = 1_024
 ACL_ADDRESSES_REMEMBERED_MAX: Final = 4_096
 BROKERS_MAX: Final = 1_024
+# Topics of all brokers of a registry, each counted for each broker; as many of brokers that have left.
+REGISTRY_TOPICS_MAX: Final = 1_000_000
 REGISTRY_NAME_BYTES_MAX: Final = 255
 # What a compressed registration may be of: so many topics with the longest names take 15.4 MB.
 REGISTRATION_INFLATED_BYTES_MAX: Final = 32 * 1024 * 1024

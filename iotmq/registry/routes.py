@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Generator, Hashable, Mapping
 from typing import Final, NamedTuple
 
 from iotmq.errors import RequestError
-from iotmq.limits import BROKERS_MAX, TOPICS_MAX
+from iotmq.limits import BROKERS_MAX, REGISTRY_TOPICS_MAX
 from iotmq.remoting.codes import ResponseCode
 
 MASTER_ID: Final = 0
+# Topics looked at in one step: a millisecond or two.
+_STEP_TOPICS: Final = 10_000
 _PERMISSION_WRITE: Final = 2
 
 
@@ -103,16 +105,21 @@ class RouteTable:
     An address holds at most one place (broker name and id), and a place at most one address; the later
     registration wins. The topics of a broker name are those its master registered last, and stay as long
     as any broker of that name lives. After that they are remembered for those who ask for what is away.
+
+    Each broker's table is kept as it came, so that brokers of very many topics come and go in no time.
     """
 
-    def __init__(self, *, brokers_max: int = BROKERS_MAX, topics_max: int = TOPICS_MAX) -> None:
+    def __init__(self, *, brokers_max: int = BROKERS_MAX, topics_max: int = REGISTRY_TOPICS_MAX) -> None:
+        """`topics_max`: topics of all brokers, each counted for each broker."""
         self._brokers_max = brokers_max
         self._topics_max = topics_max
         self._leases: dict[str, _Lease] = {}
         self._groups: dict[str, BrokerGroup] = {}
-        self._topics: dict[str, dict[str, TopicQueues]] = {}
-        # Broker name -> its topics, the other way round.
-        self._topics_of: dict[str, set[str]] = {}
+        # Broker name -> its topics, and how many these are of all brokers.
+        self._tables: dict[str, dict[str, TopicQueues]] = {}
+        self.topic_count = 0
+        # Broker name -> whether an operator has given or taken the write permission of all its topics.
+        self._writable: dict[str, bool] = {}
         # Broker name -> what it had; those that left first come first. At most `brokers_max` names with
         # `topics_max` topics in all.
         self._away: dict[str, _Away] = {}
@@ -125,13 +132,13 @@ class RouteTable:
         *,
         ha_address: str,
         data_version: DataVersion | None,
-        topics: Mapping[str, TopicQueues],
+        topics: dict[str, TopicQueues],
         channel: Hashable,
         now_s: float,
     ) -> MasterAddress:
         """Take or renew a place; a master's topics are replaced when its data version changed.
 
-        RequestError when the registry is full; nothing has changed then.
+        `topics` is the table's from then on. RequestError when the registry is full, and nothing has changed.
         """
         address = identity.address
         lease = self._leases.get(address)
@@ -144,7 +151,7 @@ class RouteTable:
             is_new or lease is None or lease.data_version is None or lease.data_version != data_version
         )
         if is_changed:
-            self._check_room(topics)
+            self._check_room(identity.name, topics)
         if is_new:
             if lease is not None:
                 self._leave(lease.identity)
@@ -201,7 +208,9 @@ class RouteTable:
 
     def route(self, topic: str, *, with_away: bool = False) -> TopicRoute | None:
         """The route of a topic; None when no live broker has it, nor (`with_away`) one that has left."""
-        queues = self._topics.get(topic, {})
+        queues = {name: table[topic] for name, table in self._tables.items() if topic in table}
+        for name in queues.keys() & self._writable.keys():
+            queues[name] = _with_write_permission(queues[name], self._writable[name])
         if with_away:
             left = {name: away.topics[topic] for name, away in self._away.items() if topic in away.topics}
             queues = left | queues
@@ -221,32 +230,40 @@ class RouteTable:
             clusters.setdefault(group.cluster, []).append(group.name)
         return dict(sorted(clusters.items()))
 
-    def topics(self, cluster: str | None = None, *, with_away: bool = False) -> list[str]:
-        """The names of all topics (`with_away`: of brokers that have left, too), or a cluster's; sorted."""
-        if cluster is None:
-            away = self._away.values() if with_away else ()
-            return sorted(self._topics.keys() | {topic for broker in away for topic in broker.topics})
-        names: set[str] = set()
-        for group in self._groups.values():
-            if group.cluster == cluster:
-                names |= self._topics_of.get(group.name, set())
-        return sorted(names)
+    def topics(
+        self, cluster: str | None = None, *, with_away: bool = False, mask: int = 0, flags: int = 0
+    ) -> Generator[None, None, list[str]]:
+        """The names of all topics (`with_away`: of brokers that have left, too), or a cluster's, in no order.
 
-    def topics_with_flags(self) -> Iterator[tuple[str, int]]:
-        """Every topic with its sys flags, those of all brokers joined."""
-        for topic in sorted(self._topics):
-            flags = 0
-            for queues in self._topics[topic].values():
-                flags |= queues.sys_flag
-            yield topic, flags
+        With a `mask` those whose sys flags, of all brokers together, are `flags` under it, which are not 0. A
+        generator, because there may be very many: each step is short, and what it returns is the list.
+        """
+        groups = self._groups.values()
+        tables: list[dict[str, TopicQueues]] = [
+            self._tables[group.name]
+            for group in groups
+            if cluster in (None, group.cluster) and group.name in self._tables
+        ]
+        if with_away:
+            tables += [away.topics for away in self._away.values()]
+        found: dict[str, int] = {}
+        for table in tables:
+            names = list(table)
+            for start in range(0, len(names), _STEP_TOPICS):
+                some = names[start : start + _STEP_TOPICS]
+                if mask:
+                    for topic in some:
+                        queues = table.get(topic)
+                        if queues is not None and queues.sys_flag:
+                            found[topic] = found.get(topic, 0) | queues.sys_flag
+                else:
+                    found.update(dict.fromkeys(some, 0))
+                yield
+        return [topic for topic, joined in found.items() if joined & mask == flags] if mask else list(found)
 
     @property
     def broker_count(self) -> int:
         return len(self._leases)
-
-    @property
-    def topic_count(self) -> int:
-        return len(self._topics)
 
     # Administration.
 
@@ -255,31 +272,24 @@ class RouteTable:
 
         Lasts until the broker registers with another data version.
         """
-        topics = self._topics_of.get(broker_name, set())
-        for topic in topics:
-            queues = self._topics[topic][broker_name]
-            permissions = (
-                queues.permissions | _PERMISSION_WRITE
-                if is_writable
-                else queues.permissions & ~_PERMISSION_WRITE
-            )
-            self._topics[topic][broker_name] = queues._replace(permissions=permissions)
-        return len(topics)
+        if broker_name in self._tables:
+            self._writable[broker_name] = is_writable
+        return len(self._tables.get(broker_name, ()))
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
         """Forget a topic, everywhere or in one cluster, until a broker registers it again."""
         for away in self._away.values():
             away.topics.pop(topic, None)
-        for name in list(self._topics.get(topic, ())):
-            if cluster is None or self._groups[name].cluster == cluster:
-                self._drop_topic(name, topic)
+        for name, table in self._tables.items():
+            if topic in table and cluster in (None, self._groups[name].cluster):
+                del table[topic]
+                self.topic_count -= 1
 
-    def _check_room(self, topics: Mapping[str, TopicQueues]) -> None:
-        if len(self._topics) + len(topics) <= self._topics_max:
-            return
-        if len(self._topics.keys() | topics.keys()) > self._topics_max:
+    def _check_room(self, name: str, topics: Mapping[str, TopicQueues]) -> None:
+        if self.topic_count - len(self._tables.get(name, ())) + len(topics) > self._topics_max:
             raise RequestError(
-                ResponseCode.SYSTEM_ERROR, f"the registry is full: more than {self._topics_max} topics"
+                ResponseCode.SYSTEM_ERROR,
+                f"the registry is full: more than {self._topics_max} topics, each counted for each broker",
             )
 
     def _take_place(self, identity: BrokerIdentity) -> None:
@@ -298,11 +308,14 @@ class RouteTable:
         del group.addresses[identity.broker_id]
         if not group.addresses:
             del self._groups[identity.name]
-            topics = self._topics_of.pop(identity.name, set())
-            queues_of = {topic: self._topics[topic][identity.name] for topic in topics}
-            self._remember(identity.name, queues_of, lease.renewed_s)
-            for topic in topics:
-                self._drop_queues(identity.name, topic)
+            topics = self._take_table(identity.name)
+            self._remember(identity.name, topics, lease.renewed_s)
+
+    def _take_table(self, name: str) -> dict[str, TopicQueues]:
+        topics = self._tables.pop(name, {})
+        self.topic_count -= len(topics)
+        self._writable.pop(name, None)
+        return topics
 
     def _remember(self, name: str, topics: dict[str, TopicQueues], heard_s: float) -> None:
         if not topics:
@@ -312,24 +325,11 @@ class RouteTable:
         while room < 0 or len(self._away) > self._brokers_max:
             room += len(self._away.pop(next(iter(self._away))).topics)
 
-    def _replace_topics(self, name: str, topics: Mapping[str, TopicQueues]) -> None:
-        former = self._topics_of.get(name, set())
-        self._topics_of[name] = set(topics)
+    def _replace_topics(self, name: str, topics: dict[str, TopicQueues]) -> None:
+        self._take_table(name)
+        self._tables[name] = topics
+        self.topic_count += len(topics)
         self._away.pop(name, None)
-        for topic in former - topics.keys():
-            self._drop_queues(name, topic)
-        for topic, queues in topics.items():
-            self._topics.setdefault(topic, {})[name] = queues
-
-    def _drop_topic(self, name: str, topic: str) -> None:
-        self._topics_of[name].discard(topic)
-        self._drop_queues(name, topic)
-
-    def _drop_queues(self, name: str, topic: str) -> None:
-        brokers = self._topics[topic]
-        del brokers[name]
-        if not brokers:
-            del self._topics[topic]
 
     def _master_of(self, name: str) -> MasterAddress:
         address = self._groups[name].addresses.get(MASTER_ID)
@@ -352,13 +352,19 @@ class RouteTable:
         if places != leased:
             problems.append(f"places {places} and leases {leased} differ")
         problems += [f"{name} has no address" for name, group in self._groups.items() if not group.addresses]
-        by_topic = {(topic, name) for topic, brokers in self._topics.items() for name in brokers}
-        by_broker = {(topic, name) for name, topics in self._topics_of.items() for topic in topics}
-        if by_topic != by_broker:
-            problems.append(f"topics {by_topic ^ by_broker} are known one way only")
-        problems += [f"{name} is both here and away" for name in self._away.keys() & self._topics_of.keys()]
-        problems += [f"topic {topic} has no broker" for topic, brokers in self._topics.items() if not brokers]
+        count = sum(map(len, self._tables.values()))
+        if count != self.topic_count:
+            problems.append(f"{count} topics are counted as {self.topic_count}")
+        problems += [f"{name} is both here and away" for name in self._away.keys() & self._tables.keys()]
         problems += [
-            f"topics of {name}, which is not registered" for name in self._topics_of.keys() - self._groups
+            f"topics of {name}, which is not registered" for name in self._tables.keys() - self._groups
+        ]
+        problems += [
+            f"a permission of {name}, which has no topics" for name in self._writable.keys() - self._tables
         ]
         return problems
+
+
+def _with_write_permission(queues: TopicQueues, is_writable: bool) -> TopicQueues:
+    permissions = queues.permissions & ~_PERMISSION_WRITE
+    return queues._replace(permissions=permissions | _PERMISSION_WRITE if is_writable else permissions)

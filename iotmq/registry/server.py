@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -37,6 +37,7 @@ KV_FILE_NAME: Final = "kvConfig.json"
 SETTINGS_FILE_NAME: Final = "registrySettings.json"
 _FIRST_SCAN_S: Final = 5.0
 _CHANGES_WAITING_MAX: Final = 256
+_LISTS_WAITING_MAX: Final = 256
 _UNIT: Final = 1
 _UNIT_SUBSCRIPTION: Final = 2
 
@@ -67,6 +68,8 @@ class Registry:
         )
         # Changes of settings and key-value settings, applied one after the other.
         self._changes: _Changes = asyncio.Queue(_CHANGES_WAITING_MAX)
+        # Lists of topics that were asked for, made one after the other.
+        self._lists: _Changes = asyncio.Queue(_LISTS_WAITING_MAX)
         # Registrations that take long to decode, and what came behind them; the bytes and the number of those
         # not applied yet.
         self._late: _Changes = asyncio.Queue()
@@ -124,6 +127,7 @@ class Registry:
             self._settings = await asyncio.to_thread(self._settings_file.load)
         self._changers = [
             supervise("changes of settings", partial(self._apply, self._changes)),
+            supervise("lists of topics", partial(self._apply, self._lists)),
             supervise("registrations", partial(self._apply, self._late)),
         ]
         await self._server.start()
@@ -132,7 +136,7 @@ class Registry:
     async def stop(self) -> None:
         """Stop listening; changes already asked for are saved and answered.
 
-        Registrations that still wait are not: the brokers are registered nowhere then.
+        Registrations, and lists of topics, that still wait are not: the brokers are registered nowhere then.
         """
         if self._scan_timer is not None:
             self._scan_timer.cancel()
@@ -147,7 +151,8 @@ class Registry:
         yield from self._server.metrics()
         prefix = "iotmq_registry_"
         yield Metric(f"{prefix}brokers", "gauge", "Registered brokers.", self._routes.broker_count)
-        yield Metric(f"{prefix}topics", "gauge", "Topics with a route.", self._routes.topic_count)
+        text = "Topics of all brokers, each counted for each broker."
+        yield Metric(f"{prefix}topics", "gauge", text, self._routes.topic_count)
         yield Metric(f"{prefix}kv_entries", "gauge", "Key-value settings.", self._values.count)
         yield Metric(
             f"{prefix}registrations_total", "counter", "Registrations taken.", self._registrations_count
@@ -341,11 +346,11 @@ class Registry:
         }
         return request.reply(ResponseCode.SUCCESS, body=lenient_json.encode(document))
 
-    def _topics(self, connection: ServerConnection, request: Command) -> Command:
-        return _topic_list(request, self._routes.topics(with_away=request.boolean("withAway")))
+    def _topics(self, connection: ServerConnection, request: Command) -> None:
+        self._list(connection, request, self._routes.topics(with_away=request.boolean("withAway")))
 
-    def _topics_of_cluster(self, connection: ServerConnection, request: Command) -> Command:
-        return _topic_list(request, self._routes.topics(request.text("cluster")))
+    def _topics_of_cluster(self, connection: ServerConnection, request: Command) -> None:
+        self._list(connection, request, self._routes.topics(request.text("cluster")))
 
     def _system_topics(self, connection: ServerConnection, request: Command) -> Command:
         names: list[str] = []
@@ -355,18 +360,31 @@ class Registry:
         address = groups[0].addresses[min(groups[0].addresses)] if groups else None
         return _topic_list(request, list(dict.fromkeys(names)), address)
 
-    def _unit_topics(self, connection: ServerConnection, request: Command) -> Command:
-        return self._topics_with(request, _UNIT, _UNIT)
+    def _unit_topics(self, connection: ServerConnection, request: Command) -> None:
+        self._list(connection, request, self._routes.topics(mask=_UNIT, flags=_UNIT))
 
-    def _unit_subscription_topics(self, connection: ServerConnection, request: Command) -> Command:
-        return self._topics_with(request, _UNIT_SUBSCRIPTION, _UNIT_SUBSCRIPTION)
+    def _unit_subscription_topics(self, connection: ServerConnection, request: Command) -> None:
+        mask = _UNIT_SUBSCRIPTION
+        self._list(connection, request, self._routes.topics(mask=mask, flags=mask))
 
-    def _unit_subscription_only_topics(self, connection: ServerConnection, request: Command) -> Command:
-        return self._topics_with(request, _UNIT | _UNIT_SUBSCRIPTION, _UNIT_SUBSCRIPTION)
+    def _unit_subscription_only_topics(self, connection: ServerConnection, request: Command) -> None:
+        mask = _UNIT | _UNIT_SUBSCRIPTION
+        self._list(connection, request, self._routes.topics(mask=mask, flags=_UNIT_SUBSCRIPTION))
 
-    def _topics_with(self, request: Command, mask: int, flags: int) -> Command:
-        found = self._routes.topics_with_flags()
-        return _topic_list(request, [topic for topic, sys_flag in found if sys_flag & mask == flags])
+    def _list(
+        self, connection: ServerConnection, request: Command, topics: Generator[None, None, list[str]]
+    ) -> None:
+        """Answer with the names, one list after the other, each step of them in a turn of the loop."""
+
+        async def collect() -> Command:
+            while True:
+                try:
+                    next(topics)
+                except StopIteration as end:
+                    return _topic_list(request, end.value)
+                await asyncio.sleep(0)
+
+        self._put(self._lists, connection, request, collect, "lists of topics wait")
 
     # Operators.
 
@@ -436,12 +454,16 @@ class Registry:
         self._change(connection, request, apply)
 
     def _change(self, connection: ServerConnection, request: Command, change: _Change) -> None:
+        self._put(self._changes, connection, request, change, "changes wait for the disk")
+
+    @staticmethod
+    def _put(
+        waiting: _Changes, connection: ServerConnection, request: Command, change: _Change, what: str
+    ) -> None:
         try:
-            self._changes.put_nowait((connection, request, change))
+            waiting.put_nowait((connection, request, change))
         except asyncio.QueueFull:
-            raise RequestError(
-                ResponseCode.SYSTEM_BUSY, f"{_CHANGES_WAITING_MAX} changes wait for the disk"
-            ) from None
+            raise RequestError(ResponseCode.SYSTEM_BUSY, f"{waiting.maxsize} {what}") from None
 
     async def _apply(self, changes: _Changes) -> None:
         """Save each change off the loop, or decode it there, then use it and answer.

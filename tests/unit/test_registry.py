@@ -256,6 +256,21 @@ async def test_so_many_registrations_wait_and_no_more(
         assert (await broker.request(registration(body=body), WAIT_S)).code == 0
 
 
+async def test_so_many_lists_of_topics_wait_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_LISTS_WAITING_MAX", 2)
+    registry = Registry(SETTINGS)
+    await registry.start()
+    async with connected(registry) as peer:
+        assert (await peer.request(registration(topic("T", sys_flag=1)), WAIT_S)).code == 0
+        codes = (RequestCode.GET_ALL_TOPIC_LIST_FROM_REGISTRY, RequestCode.GET_UNIT_TOPIC_LIST)
+        requests = [peer.request(Command.request(code), WAIT_S) for code in codes * 2]
+        answers = await asyncio.gather(*requests)
+        assert [answer.code for answer in answers] == [0, 0] + [ResponseCode.SYSTEM_BUSY] * 2
+        assert [json.loads(answer.body_bytes())["topicList"] for answer in answers[:2]] == [["T"]] * 2
+        assert (await peer.request(Command.request(codes[0]), WAIT_S)).code == 0, "there is room again"
+    await registry.stop()
+
+
 async def test_a_registry_that_stops_waits_for_no_registrations(decoding: Decoding) -> None:
     registry = Registry(SETTINGS)
     await registry.start()
