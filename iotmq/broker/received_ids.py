@@ -26,7 +26,7 @@ from typing_extensions import Buffer
 
 from iotmq import limits
 from iotmq.broker.received_marks import collect_received, marked_elements
-from iotmq.errors import StoreCorruptError, StoreError
+from iotmq.errors import StoreCorruptError
 from iotmq.metrics import Metric
 from iotmq.store.kv_projection import MARKER_KEY, KeyValueProjection, after_prefix
 
@@ -131,8 +131,6 @@ class ReceivedIds(KeyValueProjection):
         self.forgotten_total = 0
         self.is_looking = True
         self._marked_until = _ALL_MARKS
-        # Up to here all was applied once: what came later is in `_recent`.
-        self._known_until = 0
         # What was appended and is not applied yet: key -> (end of its batch, digest or None when it was
         # released), and the same in order.
         self._recent: dict[bytes, tuple[int, int | None]] = {}
@@ -206,7 +204,6 @@ class ReceivedIds(KeyValueProjection):
     def apply(self, view: memoryview, start_position: int, end_position: int) -> None:
         self.is_looking = start_position < self._marked_until
         super().apply(view, start_position, end_position)
-        self._known_until = max(self._known_until, end_position)
         while self._recent_batches and self._recent_batches[0][0] <= end_position:
             position, keys = self._recent_batches.popleft()
             for key in keys:
@@ -251,12 +248,6 @@ class ReceivedIds(KeyValueProjection):
             "Packet ids of QoS 2 dropped because there were too many.",
             self.forgotten_total,
         )
-
-    def _check_known(self) -> None:
-        """Raise StoreError while a database that was opened again has less than was applied."""
-        self._follow_generation()
-        if self.applied_position < self._known_until:
-            raise StoreError(f"projection {NAME} goes on from {self.applied_position}")
 
     def _release(self, key: bytes) -> None:
         entry = self._entry(key)

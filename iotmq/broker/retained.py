@@ -108,10 +108,12 @@ class RetainedProjection(KeyValueProjection):
         """Retained records that match a filter, in the order of their topics' UTF-8, from behind `after` on.
 
         A page ends when its records are enough, or when finding them was `work_bytes_max` of work; it may be
-        empty when there are more. ValueError for what is not a filter.
+        empty when there are more. ValueError for what is not a filter, StoreError while a database that was
+        opened again has less than was applied.
         """
         if not is_valid_filter(topic_filter):
             raise ValueError(f"{topic_filter!r} is not a topic filter")
+        self._check_known()
         records: list[bytes] = []
         size = 0
         # The look-up itself, which finds that there is nothing.

@@ -327,6 +327,9 @@ class Timers:
             return
         if self._index.applied_position < self._store.confirmed_position:
             self._store.catch_up()
+            if self._index.applied_position < self._store.confirmed_position:
+                # It may not know what was delivered.
+                raise StoreError(f"the index of waiting messages is at {self._index.applied_position}")
         now_ms = self._clock.now_ms()
         if now_s >= self._checked_at_s:
             self._checked_at_s = now_s + LOOK_AGAIN_S

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Final
 
+from iotmq.client.backoff import Backoff
 from iotmq.client.session_ports import Refused, RetainedRead, RetainedRecords, SessionPort
 from iotmq.mqtt_front.device import Device
 from iotmq.mqtt_front.pace import Pace, PaceLimits
@@ -17,6 +18,9 @@ _log = logging.getLogger("iotmq.mqtt")
 
 _PAGE_RECORDS_MAX: Final = 64
 _PAGE_BYTES_MAX: Final = 256 * 1024
+# Between two tries to read what a broker does not give now.
+_RETRY_MIN_S: Final = 0.5
+_RETRY_MAX_S: Final = 10.0
 
 
 _UNLIMITED: Final = PaceLimits()
@@ -26,11 +30,14 @@ class _Job:
     """What a device still has to get: of one filter what was read, and the filters behind it."""
 
     __slots__ = (
-        "after", "current", "is_dropped", "is_last_page", "is_reading", "pace", "records", "waiting"
+        "after", "backoff", "current", "is_dropped", "is_last_page", "is_reading", "pace", "records",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self, pace: Pace | None) -> None:
         self.pace = pace
+        # Between tries that were refused.
+        self.backoff = Backoff(min_s=_RETRY_MIN_S, max_s=_RETRY_MAX_S)
         self.current: tuple[str, int] | None = None
         # Each once, however often it was subscribed meanwhile: a device that subscribes and acknowledges
         # nothing would make it ever longer.
@@ -126,11 +133,16 @@ class RetainedEgress:
     def _read(self, device: Device, job: _Job, found: RetainedRecords | Refused) -> None:
         job.is_reading = False
         if isinstance(found, Refused):
-            _log.warning(
-                "retained messages cannot be read", extra={"client": device.client_id, "detail": found.remark}
-            )
-            job.is_last_page = True
-        elif not job.is_dropped:
+            # Its broker is away, or reads a part of its log again: what is retained there is not gone.
+            if not job.backoff.failures:
+                _log.warning(
+                    "retained messages cannot be read for now",
+                    extra={"client": device.client_id, "detail": found.remark},
+                )
+            self._loop.call_later(job.backoff.next_s(), self._go_on, device, job)
+            return
+        job.backoff.reset()
+        if not job.is_dropped:
             job.records.extend(found.records)
             job.after = found.after
             job.is_last_page = found.after is None

@@ -188,7 +188,7 @@ class KeyValueStore:
     def _open_again(self, *, between: Callable[[], None]) -> None:
         spaces = dict(self._spaces)
         self.close()
-        self._spaces = spaces
+        self._spaces.update(spaces)
         self.generation += 1
         try:
             between()
@@ -197,7 +197,8 @@ class KeyValueStore:
                 self._bind(name, space)
         except Exception as error:
             self.close()
-            self._spaces = spaces
+            # To be bound when it is opened in the end.
+            self._spaces.update(spaces)
             raise _translated(error, self.directory) from error
 
     def _move_aside(self) -> None:

@@ -74,6 +74,8 @@ class KeyValueProjection:
         self._collector = collector
         # Set while the database refuses writes: when it may be opened again, in monotonic seconds.
         self._reopen_s: float | None
+        # How far the log had been applied before the database was opened again.
+        self._known_until = 0
         self._load()
 
     def _load(self) -> None:
@@ -206,8 +208,15 @@ class KeyValueProjection:
     def _follow_generation(self) -> None:
         """After the database was opened again go back to what it has."""
         if self._key_values.generation != self._generation:
+            self._known_until = max(self._known_until, self.applied_position)
             self._load()
             # The caller has a later range in hand; the next time it begins where we are.
+            raise StoreError(f"projection {self.name} goes on from {self.applied_position}")
+
+    def _check_known(self) -> None:
+        """Raise StoreError while a database that was opened again has less than was applied."""
+        self._follow_generation()
+        if self.applied_position < self._known_until:
             raise StoreError(f"projection {self.name} goes on from {self.applied_position}")
 
     def _flush_when_due(self) -> None:

@@ -402,6 +402,27 @@ def test_a_closed_database_says_so(tmp_path: Path) -> None:
     assert space.buffered_bytes == 0
 
 
+def test_a_space_is_valid_again_also_when_the_first_try_to_reopen_failed(
+    key_values: KeyValueStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = key_values.space("one")
+    space.write([b"x"], [b"y"])
+
+    def refuse() -> None:
+        raise StoreFullError("No space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(key_values, "_open", refuse)
+        for _ in range(2):
+            with pytest.raises(StoreFullError):
+                key_values.reopen()
+            with pytest.raises(StoreError, match="closed"):
+                space.get(b"x")
+    key_values.reopen()
+    assert space.get(b"x") == b"y"
+    assert key_values.space("one") is space
+
+
 def test_another_format_starts_over(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     put(store, "T", 0, b"x", b"y")
     key_values = store.key_values()

@@ -18,6 +18,7 @@ from iotmq.broker.retained_expiry import SWEEP_PAUSE_S, SWEEP_RECORDS_MAX
 from iotmq.broker.retained_reads import RetainedReads
 from iotmq.client.session_ports import Refused, RetainedRead, RetainedRecords
 from iotmq.clock import ManualClock
+from iotmq.errors import StoreError
 from iotmq.message.record import decode_record, encode_batch
 from iotmq.mqtt.topics import matches
 from iotmq.store.store import Store
@@ -101,6 +102,17 @@ def test_the_last_message_with_the_flag_is_kept_and_an_empty_one_takes_it_away(b
     broker.restart()
     assert (broker.projection.count, broker.projection.size_bytes) == (0, 0)
     assert broker.find("#") == []
+
+
+def test_a_database_that_starts_again_finds_nothing_until_it_has_caught_up(broker: Broker) -> None:
+    broker.publish(("a", b"1"), ("b", b"1"))
+    assert sorted(broker.find("#")) == [b"1", b"1"]
+    broker.store.key_values().start_over()
+    for _ in range(2):
+        with pytest.raises(StoreError, match="goes on from 0"):
+            broker.find("#")
+    broker.store.retain()
+    assert sorted(broker.find("#")) == [b"1", b"1"]
 
 
 def test_copies_on_their_way_are_not_retained(broker: Broker) -> None:

@@ -39,6 +39,22 @@ class Port:
         done(RetainedRecords([b"1", b"2", b"3"], None))
 
 
+class RefusingPort(Port):
+    """Says no so many times."""
+
+    def __init__(self, refusals: int) -> None:
+        self.refusals = refusals
+
+    def read_retained(
+        self, request: RetainedRead, done: Callable[[RetainedRecords | Refused], None]
+    ) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            done(Refused(1, "retained messages cannot be read: goes on from 0"))
+            return
+        super().read_retained(request, done)
+
+
 class Device:
     close_reason = None
     client_id = "d"
@@ -70,3 +86,31 @@ def test_a_device_that_takes_nothing_is_left_alone_until_it_has_room() -> None:
         device.waiting()
     assert device.got == [b"1", b"2", b"3"]
     assert loop.calls == []
+
+
+def test_what_a_broker_does_not_give_now_is_asked_for_again() -> None:
+    loop, device, port = Loop(), Device(), RefusingPort(6)
+    device.room = 6
+    egress = RetainedEgress(port, loop)  # type: ignore[arg-type]
+    egress.send(device, [("#", 1), ("a", 1)])  # type: ignore[arg-type, list-item]
+    pauses = [loop.next() for _ in range(6)]
+    assert 0.25 <= pauses[0] <= 0.5 < pauses[2] < pauses[4] <= 10
+    while loop.calls:
+        loop.next()
+    assert device.got == [b"1", b"2", b"3"] * 2
+
+
+def test_nobody_is_asked_for_a_device_that_is_gone_or_a_filter_it_has_no_more() -> None:
+    for leaves in (True, False):
+        loop, device, port = Loop(), Device(), RefusingPort(1)
+        device.room = 3
+        egress = RetainedEgress(port, loop)  # type: ignore[arg-type]
+        egress.send(device, [("#", 1)])  # type: ignore[arg-type, list-item]
+        if leaves:
+            egress.forget(device)  # type: ignore[arg-type]
+        else:
+            egress.unsubscribe(device, ["#"])  # type: ignore[arg-type]
+        loop.next()
+        assert loop.calls == []
+        assert device.got == []
+        assert not egress._jobs

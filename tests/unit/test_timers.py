@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from file_size_limit import files_end_at
 from timer_bench import TimerBench
 
 from iotmq.broker.deleted_topics import DeletedTopic
@@ -142,6 +144,36 @@ async def test_a_database_that_starts_again_catches_up_by_itself(bench: TimerBen
     bench.pass_time(1)
     assert bench.bodies() == [b"one"]
     assert bench.index.count == 1
+
+
+async def test_what_was_delivered_is_not_again_while_the_index_cannot_catch_up(
+    bench: TimerBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.put(b"one", in_ms=1_000)
+    bench.index.sync()
+    bench.pass_time(1)
+    assert bench.bodies() == [b"one"]
+    bench.index.write_out()
+    key_values = bench.store.key_values()
+    # Of another kind, and more than gets to the disk.
+    bench.index._space.write([b"\xff%d" % number for number in range(500)], [random.randbytes(20)] * 500)
+    with files_end_at(4096), pytest.raises(StoreFullError):
+        key_values.space(bench.index.name).flush(wait=True)
+
+    def refuse(*args: object) -> None:
+        raise StoreFullError("full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TimerIndex, "apply", refuse)
+        key_values.reopen()
+        for _ in range(4):
+            bench.pass_time(1)
+        assert "have to wait" in caplog.text
+        assert bench.bodies() == [b"one"]
+    for _ in range(4):
+        bench.pass_time(1)
+    assert bench.bodies() == [b"one"]
+    assert bench.index.count == 0
 
 
 async def test_a_log_where_nothing_ever_waited_is_not_gone_through(
