@@ -55,21 +55,14 @@ def _split(whole: Progress) -> list[Progress]:
 
 
 def opened_session(
-    epoch: int,
-    session: StoredSession,
-    cursor_of: Callable[[int], tuple[int, int]],
-    *,
-    is_present: bool,
+    epoch: int, session: StoredSession, subscriptions: list[SessionSubscription], *, is_present: bool
 ) -> OpenedSession:
-    """What a front end that has opened a session goes on with; `cursor_of` a queue id is (cursor, sent)."""
-    queue_ids = {name: subscription.queue_id for name, subscription in session.subscriptions.items()}
+    """What a front end that has opened a session goes on with."""
+    queue_ids = {found.topic_filter: found.queue_id for found in subscriptions}
     return OpenedSession(
         epoch,
         is_present,
-        [
-            SessionSubscription(name, subscription.options, queue_ids[name], *cursor_of(queue_ids[name]))
-            for name, subscription in session.subscriptions.items()
-        ],
+        subscriptions,
         list(session.received),
         [
             InFlight(

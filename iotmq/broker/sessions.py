@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -68,6 +69,8 @@ OWNER_GRACE_S: Final = 2.0
 START_GRACE_S: Final = 10.0
 # Sessions ended, and owned ones looked at after a start, in one turn.
 PER_TURN: Final = 256
+# Filters of a session that is opened, in one step.
+_OPENED_AT_ONCE: Final = 64
 # In place of the epoch of a kept session that the log does not have yet.
 _OPENING: Final = -1
 _NOT_READY: Final = Refused(
@@ -688,19 +691,22 @@ class Sessions:
         # From now on: what comes meanwhile for the same client waits for this owner.
         owner = self._owners[client_id] = _Owner(channel, _OPENING, wanted.will, is_durable=True)
 
-        def logged(position: int | Refused) -> None:
-            is_owner = self._owners.get(client_id) is owner
-            try:
-                opened = self._opened(request, owner, position, is_present=is_present) if is_owner else _LOST
-            except StoreError as error:
-                opened = _unreadable(error)
-            if isinstance(opened, Refused):
-                if is_owner:
+        def opened(position: int | Refused, outcome: OpenedSession | Refused) -> None:
+            if isinstance(outcome, Refused):
+                if self._owners.get(client_id) is owner:
+                    self._detach(owner, owner.queue_ids)
                     del self._owners[client_id]
                 if not isinstance(position, Refused):
                     # Nobody has what this record opens.
                     self._log.write([Close(client_id, position, wanted.expiry_s, True)], _ignore)
-            request.done(opened)
+            request.done(outcome)
+
+        def logged(position: int | Refused) -> None:
+            if isinstance(position, Refused):
+                opened(position, position)
+            else:
+                steps = self._open_steps(request, owner, position, is_present=is_present)
+                self._go_on_opening(steps, partial(opened, position))
 
         change = Open(
             client_id,
@@ -715,28 +721,57 @@ class Sessions:
         else:
             self._log.write([change], logged)
 
-    def _opened(
-        self, request: _Request, owner: _Owner, position: int | Refused, *, is_present: bool
-    ) -> OpenedSession | Refused:
-        """The record that opens a session for an owner is stored at a position, or is not."""
-        if isinstance(position, Refused):
-            return position
+    def _go_on_opening(
+        self,
+        steps: Generator[None, None, OpenedSession | Refused],
+        done: Callable[[OpenedSession | Refused], None],
+    ) -> None:
+        """Open a session, one of very many filters over several turns."""
+        try:
+            turn = LoopSlice()
+            while turn.take():
+                next(steps)
+        except StopIteration as finished:
+            outcome: OpenedSession | Refused = finished.value
+        except StoreError as error:
+            outcome = _unreadable(error)
+        else:
+            asyncio.get_running_loop().call_soon(self._go_on_opening, steps, done)
+            return
+        done(outcome)
+
+    def _open_steps(
+        self, request: _Request, owner: _Owner, position: int, *, is_present: bool
+    ) -> Generator[None, None, OpenedSession | Refused]:
+        """The record that opens a session for an owner is stored: find its places, and attach its queues."""
         client_id = request.wanted.client_id
-        session = self._projection.session(client_id)
-        if session is None or session.epoch != position:
-            return _NOT_READY
-        if not request.channel.is_open:
-            return _LOST
-        opened = opened_session(
-            position,
-            session,
-            lambda queue_id: self._projection.cursor(queue_id, client_id),
-            is_present=is_present,
-        )
+        found: list[SessionSubscription] = []
+        while True:
+            session = self._projection.session(client_id)
+            if self._owners.get(client_id) is not owner or not request.channel.is_open:
+                return _LOST
+            if session is None or session.epoch != position:
+                return _NOT_READY
+            if not self._is_attached(owner):
+                # At first, and when the queues have got other numbers meanwhile.
+                found.clear()
+                self._attach(owner, ())
+            names = islice(session.subscriptions, len(found), len(found) + _OPENED_AT_ONCE)
+            some = [self._subscription(client_id, name, session) for name in names]
+            if not some:
+                break
+            found += some
+            self._attach(owner, [entry.queue_id for entry in some if not is_share(entry.topic_filter)])
+            yield
         owner.epoch = position
         self.limits.opened(client_id)
-        self._attach(owner, _queue_ids(session))
-        return opened
+        return opened_session(position, session, found, is_present=is_present)
+
+    def _subscription(self, client_id: str, topic_filter: str, session: StoredSession) -> SessionSubscription:
+        subscription = session.subscriptions[topic_filter]
+        queue_id = subscription.queue_id
+        place = self._projection.cursor(queue_id, client_id)
+        return SessionSubscription(topic_filter, subscription.options, queue_id, *place)
 
     def _keep_left_will(self, client_id: str, stored: StoredSession, *, is_clean: bool) -> None:
         """A client is back before it is settled whether the front end that had it outlived the start."""

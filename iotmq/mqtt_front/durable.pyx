@@ -179,6 +179,9 @@ cdef class DurableSession(KeptSession):
 
     def end(self):
         """The connection is over: what the broker has to know of it, as a SessionProgress."""
+        cdef QueueSubscription subscription
+        # What is under way to the broker may be refused, and nobody says it again then.
+        cdef bint is_all = self.reports_under_way > 0
         if self.is_ended:
             return None
         self.is_ended = True
@@ -186,7 +189,7 @@ cdef class DurableSession(KeptSession):
         progress = SessionProgress(
             self.client_id,
             self.epoch,
-            [self._place(subscription) for subscription in self.subscriptions],
+            [self._place(subscription) for subscription in self.subscriptions if is_all or subscription.is_moved],
             self.device.received_packet_ids,
             self._in_flight(1),
             self._done_past_cursors(),
@@ -321,6 +324,8 @@ cdef class DurableSession(KeptSession):
         return True
 
     cdef int missed(self, QueueSubscription subscription) except -1:
+        # Its broker may have come back without what it was told last.
+        subscription.is_moved = True
         self.fall_behind(subscription)
         return self.egress.schedule(self)
 

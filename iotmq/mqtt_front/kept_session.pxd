@@ -33,6 +33,7 @@ cdef class KeptSession(DeviceSession):
     # True or not, in a byte each.
     cdef uint8_t is_moved               # the broker is to be told of something
     cdef uint8_t is_persisting          # the broker is to know of something first
+    cdef int reports_under_way          # the broker has not answered yet
     cdef uint8_t is_scheduled           # to read on
     cdef uint8_t has_moved_flights      # of QoS 2
 

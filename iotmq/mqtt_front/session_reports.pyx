@@ -58,6 +58,7 @@ cdef class SessionReports:
         for session in moved[:TOLD_PER_TURN]:
             if not session.is_ended and session.is_moved:
                 told.append(session)
+                session.reports_under_way += 1
                 changes.append(session.progress())
         if changes:
             self._port.progress(changes, partial(self._told, told))
@@ -66,6 +67,8 @@ cdef class SessionReports:
 
     def _told(self, list sessions not None, refused):
         cdef KeptSession session
+        for session in sessions:
+            session.reports_under_way -= 1
         if refused is None:
             return
         self.refused += 1
@@ -98,12 +101,14 @@ cdef class SessionReports:
             session.is_persisting = False
             if not session.is_ended:
                 waiting.append((session, *session.begin_persisting()))
+                session.reports_under_way += 1
                 changes.append(session.progress())
 
         def persisted(refused):
             cdef KeptSession known
             cdef list left = []
             for known, held, to_release in waiting:
+                known.reports_under_way -= 1
                 if refused is None:
                     known.persisted(held, to_release)
                 elif not isinstance(refused, RefusedByBrokers):

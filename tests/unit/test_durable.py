@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 from fake_gateway import Front
 from mqtt_core import CollectingSink
 
-from iotmq.client.session_ports import OpenedSession, SessionSubscription
+from iotmq.client.session_ports import OpenedSession, Refused, SessionProgress, SessionSubscription
 from iotmq.mqtt_front.device import Device
 from iotmq.mqtt_front.durable import DurableEgress, DurableSession
 
@@ -23,10 +25,22 @@ class SilentPort:
         pass
 
 
-def open_sessions(count: int) -> tuple[DurableEgress, list[DurableSession]]:
+class AnsweringPort(SilentPort):
+    """A broker that answers reports, when it is told to."""
+
+    def __init__(self) -> None:
+        self.reports: list[tuple[Sequence[SessionProgress], Callable[[Refused | None], None]]] = []
+
+    def progress(self, changes: Sequence[SessionProgress], done: Callable[[Refused | None], None]) -> None:
+        self.reports.append((changes, done))
+
+
+def open_sessions(
+    count: int, port: SilentPort | None = None
+) -> tuple[DurableEgress, list[DurableSession]]:
     """Sessions that all subscribe one queue, and each one of its own."""
     front = Front(CollectingSink())
-    egress = DurableEgress(front.group, SilentPort(), SilentPort())  # type: ignore[arg-type]
+    egress = DurableEgress(front.group, port or SilentPort(), SilentPort())  # type: ignore[arg-type]
     sessions = []
     for number in range(count):
         subscriptions = [
@@ -55,3 +69,25 @@ def test_sessions_of_one_filter_leave_it_in_any_order() -> None:
         for other in sessions:
             other._invariants()
         assert egress.queue_count == len(sessions) + bool(sessions)
+
+
+@pytest.mark.parametrize("answer", ["none yet", "stored", "refused"])
+def test_a_session_that_ends_tells_only_what_its_broker_may_not_know(answer: str) -> None:
+    port = AnsweringPort()
+    egress, (session,) = open_sessions(1, port)
+    session.remove(["own/0"])
+    egress.tell_progress()
+    ((changes, done),) = port.reports
+    assert [change.cursors for change in changes] == [[]]
+    if answer != "none yet":
+        done(None if answer == "stored" else Refused(1, "the disk is full"))
+    progress = session.end()
+    assert progress is not None
+    assert progress.cursors == ([] if answer == "stored" else [(7, 0, 0)])
+
+
+def test_a_session_that_ends_tells_of_queues_whose_broker_was_away() -> None:
+    egress, sessions = open_sessions(2)
+    egress.missed([100])
+    ended = [session.end() for session in sessions]
+    assert [progress and progress.cursors for progress in ended] == [[(100, 0, 0)], []]
