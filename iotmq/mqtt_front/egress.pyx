@@ -24,6 +24,8 @@ from iotmq import limits
 from iotmq.loop_slice import LoopSlice
 
 cdef Py_ssize_t BACKLOG_BYTES_MAX = limits.EGRESS_BACKLOG_BYTES_MAX
+# More than other work has of a turn: each turn ends with a write to every device that got something.
+SLICE_S = 0.008
 
 cdef enum:
     LOOK_AFTER = 256    # subscribers served before the clock is looked at again
@@ -206,7 +208,7 @@ cdef class Egress:
         self._go_on(self._slice)
 
     cdef int _begin_slice(self) except -1:
-        self._slice = LoopSlice()
+        self._slice = LoopSlice(slice_s=SLICE_S)
         self._turn = self.group._turn
         return 0
 

@@ -273,7 +273,7 @@ def overlapping(bench: Bench, subscribers: int) -> tuple[list[FakeTransport], by
 
 def test_a_push_for_very_many_takes_several_turns_and_keeps_its_order() -> None:
     bench = Bench(queued_bytes_max=1 << 24)
-    outs, records, matches = overlapping(bench, 500)
+    outs, records, matches = overlapping(bench, 1_000)
     longest_s, turns = 0.0, 0
 
     def timed(call: Callable[[], None]) -> None:
@@ -297,12 +297,13 @@ def test_a_push_for_very_many_takes_several_turns_and_keeps_its_order() -> None:
     expected = [("a", b"%03d" % number, 0) for number in range(300)] + [("a", b"end", 0)]
     for out in outs:
         assert received(out) == expected
-    assert bench.counts == (500 * 301, 0, 0)
+    assert bench.counts == (1_000 * 301, 0, 0)
 
 
 def test_nothing_is_read_from_devices_while_much_waits_for_subscribers() -> None:
     bench = Bench(queued_bytes_max=1 << 24)
-    outs, records, matches = overlapping(bench, 200)
+    outs, records, matches = overlapping(bench, 1_000)
+    records += bytes(3 * 1024 * 1024)  # what nobody here wants of the same push
     size = len(records) + len(matches)
     pushes = limits.EGRESS_BACKLOG_BYTES_MAX // size
     bench.egress.deliver(records, matches)
@@ -325,7 +326,7 @@ def test_nothing_is_read_from_devices_while_much_waits_for_subscribers() -> None
         for out in outs:
             out.take()
     assert bench.egress.is_idle
-    assert bench.counts == (200 * 300 * (pushes + 1), 0, 0)
+    assert bench.counts == (1_000 * 300 * (pushes + 1), 0, 0)
     assert bench.front.group.is_congested
     bench.front.group.relieve(1)
     assert not bench.front.group.is_congested
@@ -333,7 +334,7 @@ def test_nothing_is_read_from_devices_while_much_waits_for_subscribers() -> None
 
 def test_closing_lets_go_of_what_was_not_written() -> None:
     bench = Bench(queued_bytes_max=1 << 24)
-    _, records, matches = overlapping(bench, 500)
+    _, records, matches = overlapping(bench, 1_000)
     bench.egress.deliver(records, matches)
     delivered = bench.egress.delivered
     bench.egress.close()
