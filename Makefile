@@ -62,7 +62,7 @@ interop:  ## The tests with foreign clients only
 	@tools/setup.sh dev
 	@$(PYTHON_ENV) -m pytest tests/interop $(ARGS)
 
-reference:  ## Write the configuration reference into docs/operating.md
+reference:  ## Write the references of settings and metrics into docs/
 	@tools/setup.sh core
 	@$(PYTHON_ENV) tools/write_reference.py
 

@@ -1,23 +1,36 @@
-"""Write the reference of all settings into docs/operating.md."""
+"""Write the references: of all settings into docs/operating.md, of all metrics into docs/metrics.md."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import metrics_reference
+
 from iotmq.config import Config
 from iotmq.setting_text import reference
 
-BEGIN = "<!-- reference: begin -->\n"
-END = "<!-- reference: end -->\n"
-DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "operating.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+SETTINGS_PAGE = DOCS / "operating.md"
+METRICS_PAGE = DOCS / "metrics.md"
 
 
-def with_reference(text: str) -> str:
-    """`text` with what stands between the two marks made new."""
-    head, rest = text.split(BEGIN, 1)
-    tail = rest.split(END, 1)[1]
-    return f"{head}{BEGIN}\n{reference(Config)}\n{END}{tail}"
+def settings_page() -> str:
+    """docs/operating.md with all settings."""
+    return _renewed(SETTINGS_PAGE, "reference", reference(Config))
+
+
+def metrics_page() -> str:
+    """docs/metrics.md with all metrics."""
+    return _renewed(METRICS_PAGE, "metrics", metrics_reference.tables(metrics_reference.families()))
+
+
+def _renewed(page: Path, mark: str, text: str) -> str:
+    begin, end = f"<!-- {mark}: begin -->\n", f"<!-- {mark}: end -->\n"
+    head, rest = page.read_text().split(begin, 1)
+    tail = rest.split(end, 1)[1]
+    return f"{head}{begin}\n{text}\n{end}{tail}"
 
 
 if __name__ == "__main__":
-    DOCUMENT.write_text(with_reference(DOCUMENT.read_text()))
+    SETTINGS_PAGE.write_text(settings_page())
+    METRICS_PAGE.write_text(metrics_page())

@@ -117,8 +117,8 @@ class Exclusives:
             len(self._stored),
         )
         for name, text, value in (
-            ("refused", "Refused, for another session or a limit.", self.refused_total),
-            ("swept", "Freed late: their session had gone.", self.swept_total),
+            ("refused", "Exclusive subscriptions refused: another's, or too many.", self.refused_total),
+            ("swept", "Exclusive subscriptions freed late: their session had gone.", self.swept_total),
         ):
             yield Metric(f"iotmq_broker_exclusive_{name}_total", "counter", text, value)
 

@@ -204,7 +204,7 @@ class RetainedProjection(KeyValueProjection):
     def metrics(self) -> Iterable[Metric]:
         """How many there are, and what was not kept."""
         yield Metric("iotmq_broker_retained_messages", "gauge", "Retained messages.", self.count)
-        yield Metric("iotmq_broker_retained_bytes", "gauge", "Bytes of their records.", self.size_bytes)
+        yield Metric("iotmq_broker_retained_bytes", "gauge", "Bytes of retained messages.", self.size_bytes)
         yield Metric(
             "iotmq_broker_retained_refused_total",
             "counter",

@@ -611,8 +611,8 @@ class Sessions:
             ("sessions", "Durable sessions.", self._projection.count),
             ("connected_clients", "Clients connected through front ends.", len(self._owners)),
             ("light_queues", "Filters with durable subscribers.", len(queues)),
-            ("light_queue_bytes", "Memory of their filters and places.", queues.memory_bytes),
-            ("filter_shapes", "Shapes of those with wildcards.", queues.filters.shape_count),
+            ("light_queue_bytes", "Memory of light queues in bytes.", queues.memory_bytes),
+            ("filter_shapes", "Shapes of wildcards in filters of kept sessions.", queues.filters.shape_count),
         )
         counters: tuple[tuple[str, str, float], ...] = (
             ("light_queue_entries_total", "Records put into light queues.", queues.matched_total),
@@ -625,7 +625,7 @@ class Sessions:
                 "New shapes of filters that kept sessions did not get.",
                 self.refused_shapes_total,
             ),
-            ("fenced_requests_total", "What former owners said too late.", self.fenced_total),
+            ("fenced_requests_total", "Requests of former owners of a session.", self.fenced_total),
             (
                 "malformed_session_records_total",
                 "Session records that cannot be read; the log has where.",

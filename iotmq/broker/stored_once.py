@@ -124,7 +124,7 @@ class StoredOnce:
             self.repeats_total,
         )
         yield Metric(
-            "iotmq_broker_found_batches_total", "counter", "Those of them that were.", self.found_total
+            "iotmq_broker_found_batches_total", "counter", "Sends known to be stored.", self.found_total
         )
         yield from self._received.metrics()
 

@@ -91,7 +91,10 @@ class TimerRolls:
             self.moved_count,
         )
         yield Metric(
-            "iotmq_broker_delayed_messages_moved_bytes_total", "counter", "Their bytes.", self.moved_bytes
+            "iotmq_broker_delayed_messages_moved_bytes_total",
+            "counter",
+            "Bytes of waiting messages copied to the end of the log.",
+            self.moved_bytes,
         )
 
     def _next(self, wanted_position: int) -> Sequence[Timer]:

@@ -315,7 +315,7 @@ class Timers:
              self.refused_count),
             ("delayed_messages_late_ms", "gauge", "Milliseconds the last delayed message came too late.",
              self.late_ms),
-            ("delayed_messages_late_ms_max", "gauge", "The most of them since this was read before.", latest),
+            ("delayed_messages_late_ms_max", "gauge", "Most milliseconds too late since last read.", latest),
         ):  # fmt: skip
             yield Metric(f"iotmq_broker_{name}", "counter" if kind == "counter" else "gauge", text, value)
 

@@ -52,7 +52,7 @@ class TransactionHandler:
             "Ends that left it open how the transaction ends.",
             self.undecided_count,
         )
-        yield Metric(f"{prefix}_refused_total", "counter", "Ends refused.", self.refused_count)
+        yield Metric(f"{prefix}_refused_total", "counter", "Transaction ends refused.", self.refused_count)
 
     def _end(self, connection: ServerConnection, request: Command) -> Command | None:
         try:

@@ -401,7 +401,7 @@ class Transactions:
         prefix = "iotmq_broker_transactions"
         yield Metric(f"{prefix}_pending", "gauge", "Transactions without an end.", len(self._pending))
         for name, text, value in (
-            ("prepared", "Halves stored.", self.prepared_count),
+            ("prepared", "Prepared messages of transactions stored.", self.prepared_count),
             ("committed", "Transactions committed.", self.committed_count),
             ("rolled_back", "Transactions rolled back.", self.rolled_back_count),
             ("given_up", "Transactions that nobody ended in time.", self.given_up_count),

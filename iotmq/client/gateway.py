@@ -263,14 +263,14 @@ class RemoteGateway:
             yield Metric(
                 "iotmq_mqtt_delivery_channel_up",
                 "gauge",
-                "1 while the channel is open.",
+                "1 while the delivery channel to a broker is open.",
                 channel.is_open,
                 labels,
             )
             yield Metric(
                 "iotmq_mqtt_delivery_channel_opened_total",
                 "counter",
-                "Times the channel was opened.",
+                "Times the delivery channel to a broker was opened.",
                 channel.opened_total,
                 labels,
             )

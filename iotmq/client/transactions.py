@@ -199,14 +199,24 @@ class TransactionProducer(Producer):
         yield from super().metrics()
         labels = (("group", self.group),)
         prefix = "iotmq_client_transaction_checks"
-        yield Metric(f"{prefix}_total", "counter", "Questions of brokers", self._checks_total, labels)
         yield Metric(
-            f"{prefix}_failed_total", "counter", "Checks that raised", self._failed_checks_total, labels
+            f"{prefix}_total",
+            "counter",
+            "Times a broker asked about a transaction",
+            self._checks_total,
+            labels,
+        )
+        yield Metric(
+            f"{prefix}_failed_total",
+            "counter",
+            "Questions about transactions in which the listener raised an exception",
+            self._failed_checks_total,
+            labels,
         )
         yield Metric(
             f"{prefix}_dropped_total",
             "counter",
-            "Questions not looked into because of too many",
+            "Questions about transactions dropped because too many waited",
             self._checks_dropped_total,
             labels,
         )

@@ -76,7 +76,7 @@ class Drain:
         )
         for name, text, value in (
             ("drained", "Devices told to go elsewhere.", self.drained_total),
-            ("drain_refused", "CONNECTs refused meanwhile.", self.refused_total),
+            ("drain_refused", "CONNECTs refused while devices are sent elsewhere.", self.refused_total),
         ):
             yield Metric(f"iotmq_mqtt_{name}_total", "counter", text, value)
 

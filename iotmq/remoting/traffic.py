@@ -79,13 +79,13 @@ class Traffic:
             ("tls_connections", "Native connections by TLS accepted.", self.tls_connections),
             ("requests", "Requests received.", self.requests),
             ("requests_refused", "Requests refused: too many in flight.", self.requests_refused),
-            ("requests_timed_out", "Our requests that got no answer in time.", self.requests_timed_out),
+            ("requests_timed_out", "Requests to peers that got no answer in time.", self.requests_timed_out),
             ("request_errors", "Requests answered with an error code.", self.request_errors),
             ("responses_unmatched", "Responses to no waiting request.", self.responses_unmatched),
-            ("handler_failures", "Requests that hit a fault of ours.", self.handler_failures),
+            ("handler_failures", "Requests that failed for a fault of iotmq.", self.handler_failures),
             ("frames_ignored", "Frames with an empty header, skipped.", self.frames_ignored),
             ("received_bytes", "Bytes received.", self.bytes_received),
-            ("sent_bytes", "Bytes handed to the transport.", self.bytes_sent),
+            ("sent_bytes", "Bytes sent.", self.bytes_sent),
         ):
             yield Metric(f"{prefix}{name}_total", "counter", help_text, value, labels)
         for reason, count in self.malformed.items():

@@ -546,8 +546,8 @@ class Store(StoreReader):
             ("read_only", "1 after the disk refused for good", float(self.failure is not None)),
             ("failed_projections", "Projections that stay behind", self._dispatch.failed_count),
             ("cold_loads_total", "Reads that had to wait for the disk", self._cold_pages.loads),
-            ("cold_loaded_bytes_total", "Bytes read from the disk for them", self._cold_pages.loaded_bytes),
-            ("cold_held_bytes", "Page cache they take", self._cold_pages.held_bytes),
+            ("cold_loaded_bytes_total", "Bytes read from the disk for reads", self._cold_pages.loaded_bytes),
+            ("cold_held_bytes", "Page cache that reads from the disk take", self._cold_pages.held_bytes),
         )
         for name, text, value in samples:
             kind: Literal["counter", "gauge"] = "counter" if name.endswith("_total") else "gauge"

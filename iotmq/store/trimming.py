@@ -174,7 +174,7 @@ class Trimmer:
             "iotmq_store_deleted_segments_total", "counter", "Log files deleted.", remover.removed_segments
         )
         yield Metric(
-            "iotmq_store_deleted_bytes_total", "counter", "Their bytes on the disk.", remover.removed_bytes
+            "iotmq_store_deleted_bytes_total", "counter", "Bytes of deleted log files.", remover.removed_bytes
         )
         yield Metric(
             "iotmq_store_deleted_queue_files_total",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import tomllib
 from pathlib import Path
 
@@ -246,15 +245,3 @@ def test_every_setting_has_a_meaning_and_a_valid_default() -> None:
             if inner := struct_of(setting.type) or element_struct_of(setting.type):
                 structs.append((f"{path}{setting.key}.", inner))
     assert config_from_table(msgspec.to_builtins(Config())) == Config()
-
-
-def test_the_reference_in_the_documents_is_what_the_code_says() -> None:
-    specification = importlib.util.spec_from_file_location(
-        "write_reference", ROOT / "tools" / "write_reference.py"
-    )
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    text = module.DOCUMENT.read_text()
-    assert module.with_reference(text) == text, "make reference"

@@ -1,0 +1,31 @@
+"""The references of settings and of metrics in docs/ are what the code says."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+
+
+@pytest.fixture
+def write_reference(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(TOOLS))
+    specification = importlib.util.spec_from_file_location("write_reference", TOOLS / "write_reference.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_all_settings_are_in_the_documents(write_reference: ModuleType) -> None:
+    assert write_reference.settings_page() == write_reference.SETTINGS_PAGE.read_text(), "make reference"
+
+
+def test_all_metrics_are_in_the_documents(write_reference: ModuleType) -> None:
+    """Those of a running process, and those that the code names and that come with the first event."""
+    assert write_reference.metrics_page() == write_reference.METRICS_PAGE.read_text(), "make reference"

@@ -1,0 +1,135 @@
+"""All metrics there are, for docs/metrics.md: their names, types, labels, and what each counts."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from iotmq.assembly import Process
+from iotmq.config import load_config
+from iotmq.metrics import Metric
+
+PACKAGE: Final = Path(__file__).resolve().parents[1] / "iotmq"
+
+# An all-in-one process in which everything that has numbers is on.
+_SETTINGS: Final = (
+    "registry.listen_port=0",
+    "broker.listen_port=0",
+    "http.listen_port=0",
+    "mqtt.listen_port=0",
+    "mqtt.sys_interval_s=1.0",
+    "store.latest_enabled=true",
+)
+
+_PARTS: Final = (
+    ("iotmq_mqtt_", "MQTT front ends"),
+    ("iotmq_broker_", "Brokers"),
+    ("iotmq_store_", "The store"),
+    ("iotmq_registry_", "Registries"),
+    ("iotmq_http_", "The HTTP port"),
+    ("iotmq_client_", "The native client"),
+    ("iotmq_", "Every process"),
+)
+
+
+class Family(NamedTuple):
+    """A metric with all its samples."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    text: str
+
+
+def families() -> list[Family]:
+    """All there are, by name: what a process says right after its start, and what the code says later."""
+    found = {family.name: family for family in _in_the_code()}
+    for metric in asyncio.run(_at_the_start()):
+        known = found.get(metric.name)
+        labels = dict.fromkeys((*(known.labels if known else ()), *(name for name, _ in metric.labels)))
+        found[metric.name] = Family(metric.name, metric.kind, tuple(labels), metric.help)
+    return [found[name] for name in sorted(found)]
+
+
+def tables(all_families: Iterable[Family]) -> str:
+    """Tables of them, a part of iotmq each."""
+    left = list(all_families)
+    lines = []
+    for prefix, title in _PARTS:
+        mine = [family for family in left if family.name.startswith(prefix)]
+        left = [family for family in left if family not in mine]
+        lines += [
+            f"## {title}",
+            "",
+            "| metric | type | labels | what it counts |",
+            "| --- | --- | --- | --- |",
+        ]
+        lines += [
+            f"| `{family.name}` | {family.kind} | {', '.join(f'`{name}`' for name in family.labels)} "
+            f"| {family.text.rstrip('.').replace('|', chr(92) + '|')} |"
+            for family in mine
+        ]
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+def _in_the_code() -> Iterable[Family]:
+    """Calls of Metric with a name and a text that stand there."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef):
+                texts = dict(_texts_of(function))
+                for node in ast.walk(function):
+                    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Metric":
+                        yield from _family_of(node, texts)
+
+
+def _texts_of(function: ast.FunctionDef) -> Iterable[tuple[str, str]]:
+    """What names stand for that a function gives a text."""
+    for node in ast.walk(function):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(text))):
+                yield name, text
+
+
+def _family_of(call: ast.Call, texts: Mapping[str, str]) -> Iterable[Family]:
+    try:
+        name, kind, text = (_text(argument, texts) for argument in call.args[:3])
+    except (KeyError, ValueError):
+        return  # made from a table: a process says it
+    given = [*call.args[4:], *(word.value for word in call.keywords if word.arg == "labels")]
+    yield Family(name, kind, tuple(_label_names(given)), text)
+
+
+def _text(node: ast.expr, texts: Mapping[str, str]) -> str:
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.Name(id=name):
+            return texts[name]
+        case ast.JoinedStr(values=parts):
+            values = [part.value if isinstance(part, ast.FormattedValue) else part for part in parts]
+            return "".join(_text(value, texts) for value in values)
+    raise ValueError(ast.unparse(node))
+
+
+def _label_names(given: Iterable[ast.expr]) -> Iterable[str]:
+    for labels in given:
+        for node in ast.walk(labels):
+            match node:
+                case ast.Tuple(elts=[ast.Constant(value=str(name)), _]):
+                    yield name
+
+
+async def _at_the_start() -> list[Metric]:
+    with tempfile.TemporaryDirectory() as directory:
+        process = Process(load_config(data=directory, assignments=_SETTINGS), "serve")
+        await process.start()
+        try:
+            return list(process.metrics())
+        finally:
+            await process.stop()
