@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from fake_gateway import Front
+from fake_gateway import Front, receive
 from mqtt_core import CollectingSink
 
 from iotmq.client.session_ports import OpenedSession, Refused, SessionProgress, SessionSubscription
@@ -91,3 +91,24 @@ def test_a_session_that_ends_tells_of_queues_whose_broker_was_away() -> None:
     egress.missed([100])
     ended = [session.end() for session in sessions]
     assert [progress and progress.cursors for progress in ended] == [[(100, 0, 0)], []]
+
+
+def test_a_report_that_was_refused_says_again_that_no_packet_id_is_left() -> None:
+    front, port = Front(CollectingSink()), AnsweringPort()
+    egress = DurableEgress(front.group, port, SilentPort())  # type: ignore[arg-type]
+    device, _ = front.connect("d")
+    subscriptions = [SessionSubscription(name, 1, number, 0, 0) for number, name in enumerate("abc")]
+    session = egress.open(device, "d", OpenedSession(1, True, subscriptions, [5], []))
+    session.add(subscriptions)
+    receive(device, bytes((0x62, 2, 0, 5)))
+    assert device.received_packet_ids == []
+    for name, answer in (("a", Refused(1, "the disk is full")), ("b", None)):
+        session.remove([name])
+        egress.tell_progress()
+        ((change,), done) = port.reports.pop()
+        assert change.received == []
+        done(answer)
+    session.remove(["c"])
+    egress.tell_progress()
+    (((change,), _),) = port.reports
+    assert change.received is None
