@@ -35,6 +35,7 @@ from iotmq.remoting.codes import ResponseCode
 from iotmq.store.commit_log import Appended
 from iotmq.store.queue import Queue
 from iotmq.store.store import Store
+from iotmq.supervised import surviving
 
 logger = logging.getLogger(__name__)
 
@@ -475,18 +476,13 @@ class Intake:
         if confirmed_position == before:
             return
         waiting = self._waiting
-        failure: Exception | None = None
         while waiting and waiting[0].batch.end_position <= confirmed_position:
             head = waiting.popleft()
             self._put_latencies.end(head.begun_us, head.batch.batches)
-            try:
+            # The others are answered whatever it raises: nobody would come by for them before the next flush.
+            with surviving("answers to flushed batches"):
                 head.done(head.batch)
-            except Exception as error:
-                # The others are answered: nobody would come by for them before the next flush.
-                failure = error
         self._notify()
-        if failure is not None:
-            raise failure
 
     def expire(self) -> None:
         """Answer the batches whose group commit takes longer than the flush timeout."""

@@ -14,6 +14,7 @@ from iotmq.broker.topics import SESSION_TOPIC
 from iotmq.client.session_ports import Refused
 from iotmq.clock import Clock
 from iotmq.remoting.codes import ResponseCode
+from iotmq.supervised import surviving
 
 # Records that are appended in one turn of the loop, which applies them: some hundred small ones, or a part of
 # how far a session with ten thousand filters has come. The others are for the next, in their order.
@@ -96,15 +97,10 @@ class SessionLog:
                 outcomes = [Refused(result.code, result.remark)] * len(waiting)
             else:
                 outcomes = result.appended.positions()
-            failure: Exception | None = None
             for done, outcome in zip(waiting, outcomes, strict=True):
-                try:
+                # What one cannot do is not the others' trouble.
+                with surviving("answers to changes of sessions"):
                     done(outcome)
-                except Exception as error:
-                    # What one cannot do is not the others' trouble.
-                    failure = error
-            if failure is not None:
-                raise failure
 
         self._intake.append(
             SESSION_TOPIC,

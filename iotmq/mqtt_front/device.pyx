@@ -32,6 +32,7 @@ from iotmq.limits import MQTT_ANSWER_TIMEOUT_S
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.properties import NO_PROPERTIES
 from iotmq.mqtt_front.peer import with_address
+from iotmq.supervised import FAILURES
 
 cdef double ANSWER_TIMEOUT_S = MQTT_ANSWER_TIMEOUT_S
 
@@ -84,15 +85,14 @@ cdef class DeviceGroup:
     def end_turn(self):
         """Hand on what was published in this turn, write what became due, and read from everybody again."""
         cdef Device device
-        cdef object error = None
         self._is_turn_scheduled = False
         self._is_ending_turn = True
         try:
             try:
                 self.sink.end_turn()
-            except Exception as failure:
+            except Exception:
                 # What is due is written, and everybody read again, all the same.
-                error = failure
+                FAILURES.note("the end of a turn")
             self.write_touched()
         finally:
             self._is_ending_turn = False
@@ -119,8 +119,6 @@ cdef class DeviceGroup:
                     self._paused.add(device)
                 else:
                     device._resume()
-        if error is not None:
-            raise error
 
     def _share_input(self, uint32_t active_count):
         """Choose how much a device may read in the next turn, after how many were active in the last."""

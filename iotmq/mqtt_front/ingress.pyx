@@ -41,6 +41,7 @@ from iotmq.mqtt.topics import BRIDGE_PREFIX, SYS_PREFIX, decode_topic_name
 from iotmq.mqtt_front.device_names import names_of_key
 from iotmq.mqtt_front.topic_rewrite import TopicRewrites
 from iotmq.remoting.codes import ResponseCode
+from iotmq.supervised import FAILURES
 
 _log = logging.getLogger("iotmq.mqtt")
 
@@ -693,7 +694,6 @@ cdef class Ingress(PublishSink):
     cdef int end_turn(self) except -1:
         """Hand every lane's messages to the broker."""
         cdef Lane lane
-        cdef object error = None
         self._new_topics_left = NEW_TOPICS_PER_TURN
         while self._active:
             active = self._active
@@ -702,14 +702,12 @@ cdef class Ingress(PublishSink):
                 lane.is_active = False
                 try:
                     lane.send()
-                except Exception as failure:
+                except Exception:
                     # The other queues go on.
-                    error = failure
+                    FAILURES.note("batches of devices' messages")
         releases, self._releases = self._releases, {}
         for release in releases.values():
             release.offer()
-        if error is not None:
-            raise error
         return 0
 
     def flush(self):
@@ -760,7 +758,6 @@ cdef class Ingress(PublishSink):
     cdef int _batch_done(self, Batch batch, int code, str remark) except -1:
         cdef Lane lane = batch.lane
         cdef Py_ssize_t index
-        cdef object error = None
         if code != 0 and code not in _FINAL_CODES:
             self.retries += 1
             if self.retries == 1 or self.retries % 100 == 0:
@@ -783,9 +780,9 @@ cdef class Ingress(PublishSink):
         for index in range(batch.waiters_count):
             try:
                 self._answer(&batch.waiters[index], code, remark, broker)
-            except Exception as failure:
+            except Exception:
                 # The others are answered, and the queue goes on.
-                error = failure
+                FAILURES.note("answers to devices")
         lane.under_way = None
         self._pending_bytes -= batch.size
         if batch.settling is not None:
@@ -800,8 +797,6 @@ cdef class Ingress(PublishSink):
             self._active.append(lane)
             self.group.schedule_turn()
         self._after_answer()
-        if error is not None:
-            raise error
         return 0
 
     cdef int _answer(self, const Waiter* waiter, int code, str remark, object broker) except -1:
