@@ -351,28 +351,24 @@ def test_who_attaches_while_records_wait_gets_what_comes_behind_them() -> None:
 
 @pytest.mark.parametrize("is_stored", [True, False])
 def test_past_what_may_wait_records_are_matched_at_once(is_stored: bool) -> None:
-    turns = Turns(64)
+    turns = Turns(4096)
+    first = b"".join([record_of(TOPIC, b"")] * 200)
+    turns.log.append(first)
+    assert turns.delivery.backlog_bytes == len(first)
     body = bytes(1024 * 1024)
-    count = limits.DELIVERY_BACKLOG_BYTES_MAX // (len(body) + 512)
-    records = b"".join([record_of(TOPIC, b"")] * 20_000)
-    turns.log.append(records)
-    assert turns.delivery.backlog_bytes == len(records)
-    bound = limits.DELIVERY_BACKLOG_BYTES_MAX - len(records)
-    size = 0
-    for _ in range(count + 1):
+    room = (limits.DELIVERY_BACKLOG_BYTES_MAX - len(first)) // (len(body) + 1024)
+    for number in range(1, room + 2):
         if is_stored:
-            record = record_of(TOPIC, body)
-            turns.log.append(record)
+            turns.log.append(record_of(TOPIC, body))
         else:
             elements = encode_batch([(body, encode_properties({MQTT_TOPIC: TOPIC}), 0)])
             turns.delivery.publish_transient(elements, b"T", 0, now_ms=1, host=HOST)
         assert turns.delivery.backlog_bytes <= limits.DELIVERY_BACKLOG_BYTES_MAX
-        size += len(body)
-        if size + len(body) < bound:
-            assert len(turns.received) < 20_000
-    assert len(turns.received) >= 20_000
+        if number <= room:
+            assert turns.delivery.backlog_bytes > len(first) + number * len(body), "all of it waits"
+    assert len(turns.received) >= 200
     turns.run()
-    assert len(turns.received) == 20_000 + count + 1
+    assert [received for _, received in turns.received] == [b""] * 200 + [body] * (room + 1)
     assert turns.delivery.backlog_bytes == 0
 
 

@@ -282,6 +282,7 @@ async def test_a_registry_that_stops_waits_for_no_registrations(decoding: Decodi
         assert all(isinstance(error, ConnectionClosedError) for error in
                    await asyncio.gather(*answers, return_exceptions=True))  # fmt: skip
     assert len(decoding.threads) == 1
+    decoding.may_go_on.set()  # before the loop waits for its threads
 
 
 async def test_a_wrong_crc_is_code_1_and_changes_nothing(peer: ClientConnection) -> None:
