@@ -16,7 +16,7 @@ from typing import Final
 
 from iotmq.remoting.codes import RequestCode, Serialize
 from iotmq.remoting.command import Command
-from iotmq.remoting.frame import FrameReader, encode
+from iotmq.remoting.frames.frame import FrameReader, encode
 
 _SIZE: Final = struct.Struct(">I")
 _RECEIVED_BYTES: Final = 1 << 20

@@ -24,16 +24,16 @@ from statistics import median
 from typing import Final
 
 from benchmarks import machine
-from iotmq.broker.acl import AccessControl
-from iotmq.broker.property_filter import PropertyFilter
-from iotmq.broker.sql import parse_sql
+from iotmq.broker.access.acl import AccessControl
+from iotmq.broker.filters.property_filter import PropertyFilter
+from iotmq.broker.filters.sql import parse_sql
 from iotmq.message.properties import decode_properties, encode_properties
 from iotmq.message.record import encode_batch, iter_records
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
-from iotmq.remoting.frame import encode
+from iotmq.remoting.frames.frame import encode
 from iotmq.remoting.signature import Credentials, sign
-from iotmq.store.queue import Queue
+from iotmq.store.log.queue import Queue
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 

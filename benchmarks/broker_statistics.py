@@ -19,8 +19,8 @@ from typing import Final
 
 from benchmarks import machine
 from iotmq import limits
-from iotmq.broker.latencies import now_us
-from iotmq.broker.statistics import Statistics
+from iotmq.broker.statistics.latencies import now_us
+from iotmq.broker.statistics.statistics import Statistics
 from iotmq.clock import SystemClock
 
 CALLS: Final = 200_000

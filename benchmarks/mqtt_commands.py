@@ -19,7 +19,7 @@ from statistics import median
 from typing import Final
 
 from benchmarks import machine
-from iotmq.mqtt import packets
+from iotmq.mqtt.codec import packets
 
 TOPIC: Final = "devices/4711/telemetry"
 CLIENTS: Final = {"mosquitto": "mosquitto_{}", "iotmq": f"{sys.executable} -m iotmq {{}}"}

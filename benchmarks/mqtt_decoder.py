@@ -11,12 +11,12 @@ from statistics import median
 from typing import Final
 
 from benchmarks import machine
-from iotmq.mqtt import packets
-from iotmq.mqtt.connection import ServerConnection
-from iotmq.mqtt.connection_settings import ConnectionSettings
-from iotmq.mqtt.packets import Connect
-from iotmq.mqtt.properties import NO_PROPERTIES, Properties
-from iotmq.mqtt.publish_sink import CountingSink
+from iotmq.mqtt.codec import packets
+from iotmq.mqtt.codec.packets import Connect
+from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties
+from iotmq.mqtt.server.connection import ServerConnection
+from iotmq.mqtt.server.connection_settings import ConnectionSettings
+from iotmq.mqtt.server.publish_sink import CountingSink
 
 TOPIC: Final = "devices/4711/telemetry"
 CHUNK_BYTES: Final = 64 * 1024

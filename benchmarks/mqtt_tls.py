@@ -27,7 +27,7 @@ from statistics import median
 from typing import Final, NamedTuple
 
 from benchmarks import machine, peers
-from iotmq.mqtt import packets
+from iotmq.mqtt.codec import packets
 
 GOAL_BYTES: Final = 30 * 1024
 GOAL_PER_S: Final = 1_000

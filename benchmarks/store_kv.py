@@ -25,7 +25,7 @@ from statistics import median
 
 from benchmarks import machine
 from iotmq.message.record import encode_batch
-from iotmq.store.kv import KeyValueStore
+from iotmq.store.kv.kv import KeyValueStore
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 

@@ -23,9 +23,9 @@ import msgspec
 
 from benchmarks import machine
 from iotmq.message.record import encode_batch
-from iotmq.store.rebuild import INDEX, LATEST, QUEUES, rebuild
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
+from iotmq.store.tools.rebuild import INDEX, LATEST, QUEUES, rebuild
 
 HOST = b"\x7f\x00\x00\x01" + (10911).to_bytes(4, "big")
 MARK_BYTES_PER_S = 500e6

@@ -33,7 +33,7 @@ from iotmq.message.record import encode_batch
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
-from iotmq.store.checkpoint import read_checkpoint
+from iotmq.store.recovery.checkpoint import read_checkpoint
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 

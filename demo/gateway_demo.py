@@ -28,11 +28,11 @@ from typing import Final, TextIO
 from fleet import Fleet
 from measurements import Machine
 
-from iotmq.client.client import IotmqClient
-from iotmq.client.message import ReceivedMessage
-from iotmq.client.offsets import max_offset, min_offset
-from iotmq.client.push_consumer import PushConsumer
-from iotmq.client.settings import ClientSettings, PushConsumerSettings
+from iotmq.client.consuming.offsets import max_offset, min_offset
+from iotmq.client.consuming.push_consumer import PushConsumer
+from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.message import ReceivedMessage
+from iotmq.client.transport.settings import ClientSettings, PushConsumerSettings
 from iotmq.errors import IotmqError
 
 ROOT: Final = Path(__file__).resolve().parents[1]

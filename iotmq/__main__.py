@@ -2,6 +2,6 @@
 
 import sys
 
-from iotmq.cli import main
+from iotmq.commands.cli import main
 
 sys.exit(main())

@@ -19,23 +19,23 @@ import iotmq
 from iotmq.broker.broker import Broker
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.store_host import resolve_store_host
-from iotmq.client.gateway import RemoteGateway
-from iotmq.client.ports import GatewayPort
-from iotmq.client.session_gateway import RemoteSessions
-from iotmq.client.session_ports import SessionPort
-from iotmq.client.settings import ClientSettings
+from iotmq.client.transport.settings import ClientSettings
 from iotmq.clock import Clock, SystemClock
-from iotmq.config import Config
+from iotmq.config.config import Config
 from iotmq.cycles import short_collections
 from iotmq.errors import IotmqError, StoreError
+from iotmq.front_port.gateway import RemoteGateway
+from iotmq.front_port.session_gateway import RemoteSessions
 from iotmq.metrics import Metric, MetricSource
-from iotmq.mqtt_front.listener_settings import TCP_NAME
 from iotmq.mqtt_front.server import MqttFront
-from iotmq.mqtt_front.settings import MqttSettings
-from iotmq.mqtt_workers import MqttWorkers
+from iotmq.mqtt_front.settings.listeners import TCP_NAME
+from iotmq.mqtt_front.settings.mqtt import MqttSettings
+from iotmq.ports.gateway import GatewayPort
+from iotmq.ports.sessions import SessionPort
 from iotmq.registry.server import Registry
 from iotmq.store.store import Store
 from iotmq.supervised import FAILURES
+from iotmq.workers.supervisor import MqttWorkers
 
 logger = logging.getLogger("iotmq")
 

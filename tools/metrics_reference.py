@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from iotmq.assembly import Process
-from iotmq.config import load_config
+from iotmq.config.config import load_config
 from iotmq.metrics import Metric
 
 PACKAGE: Final = Path(__file__).resolve().parents[1] / "iotmq"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import metrics_reference
 
-from iotmq.config import Config
-from iotmq.setting_text import reference
+from iotmq.config.config import Config
+from iotmq.config.setting_text import reference
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 SETTINGS_PAGE = DOCS / "operating.md"

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from iotmq.bridge.offsets import QueueBounds, QueueKey
 from iotmq.bridge.options import parse_address
-from iotmq.client.routes import MASTER_ID, parse_cluster, parse_route, parse_topics
+from iotmq.client.transport.routes import MASTER_ID, parse_cluster, parse_route, parse_topics
 from iotmq.clock import Clock, SystemClock
 from iotmq.errors import BrokerError, ConnectionClosedError, IotmqError, RequestTimeoutError
 from iotmq.remoting.blocking import BlockingConnection

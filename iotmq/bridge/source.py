@@ -47,7 +47,7 @@ from iotmq.errors import ConfigError, IotmqError
 from iotmq.message.record import decode_record
 from iotmq.remoting.blocking import BlockingConnection
 from iotmq.remoting.signature import Credentials
-from iotmq.remoting.tls import client_tls
+from iotmq.remoting.tls.files import client_tls
 
 FORMAT_NAME: Final = "iotmq"
 

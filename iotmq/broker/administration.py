@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from iotmq.broker.acl import AccessControl
-from iotmq.broker.acl_handler import AclHandler
-from iotmq.broker.admin_handler import AdminHandler
-from iotmq.broker.changed_settings import ChangedSettings
-from iotmq.broker.consumer_offsets import ConsumerOffsets
-from iotmq.broker.delays import DelayDelivery
-from iotmq.broker.group_changes_handler import GroupChangesHandler
-from iotmq.broker.groups import Groups
-from iotmq.broker.long_answers import LongAnswers
-from iotmq.broker.queue_scaling_handler import QueueScalingHandler
-from iotmq.broker.request_table import Area
-from iotmq.broker.retention_handler import RetentionHandler
-from iotmq.broker.settings_handler import SettingsHandler
-from iotmq.broker.subscription_groups import SubscriptionGroups
-from iotmq.broker.topic_removal import TopicRemoval
-from iotmq.broker.topic_removal_handler import TopicRemovalHandler
-from iotmq.broker.topics import TopicTable
+from iotmq.broker.access.acl import AccessControl
+from iotmq.broker.handlers.admin.accounts import AclHandler
+from iotmq.broker.handlers.admin.configuration import AdminHandler
+from iotmq.broker.handlers.admin.queue_scaling import QueueScalingHandler
+from iotmq.broker.handlers.admin.retention import RetentionHandler
+from iotmq.broker.handlers.admin.settings import SettingsHandler
+from iotmq.broker.handlers.admin.topic_removal import TopicRemovalHandler
+from iotmq.broker.handlers.native.group_changes import GroupChangesHandler
+from iotmq.broker.members.groups import Groups
+from iotmq.broker.replies.request_table import Area
+from iotmq.broker.replies.sliced_reply import LongAnswers
+from iotmq.broker.scheduled.scheduling import DelayDelivery
+from iotmq.broker.tables.changed_settings import ChangedSettings
+from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
+from iotmq.broker.tables.subscription_groups import SubscriptionGroups
+from iotmq.broker.tables.topics import TopicTable
+from iotmq.broker.topic_changes.topic_removal import TopicRemoval
 from iotmq.clock import Clock
 from iotmq.store.store import Store
 

@@ -10,46 +10,46 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from iotmq.broker.acl import Guard, open_access_control
+from iotmq.broker.access.acl import Guard, open_access_control
 from iotmq.broker.administration import Administration
-from iotmq.broker.announced_changes import AnnouncedChanges
-from iotmq.broker.changed_settings import ChangedSettings
-from iotmq.broker.cold_reads import ColdReads
-from iotmq.broker.consumed import ConsumedPosition
-from iotmq.broker.consumer_offsets import ConsumerOffsets
 from iotmq.broker.consuming import Consuming
-from iotmq.broker.gateway import LocalGateway
-from iotmq.broker.groups import Groups
-from iotmq.broker.intake import Intake
-from iotmq.broker.last_flushes import finish_flushes
-from iotmq.broker.lost_topics import recall_topics
+from iotmq.broker.exactly_once.received_ids import ReceivedIds
+from iotmq.broker.exactly_once.stored_once import StoredOnce
+from iotmq.broker.handlers.admin.runtime_info import RuntimeInfo
+from iotmq.broker.handlers.mqtt.gateway import LocalGateway
+from iotmq.broker.handlers.mqtt.local_sessions import LocalSessions
+from iotmq.broker.handlers.native.offsets import OffsetHandler
+from iotmq.broker.members.groups import Groups
 from iotmq.broker.mqtt_parts import MqttParts
-from iotmq.broker.offset_handler import OffsetHandler
-from iotmq.broker.presence import Presence
 from iotmq.broker.queue_limits import QueueLimits
-from iotmq.broker.rates import SAMPLE_INTERVAL_S
-from iotmq.broker.received_ids import ReceivedIds
-from iotmq.broker.request_table import Area, RequestTable
-from iotmq.broker.runtime_info import RuntimeInfo
+from iotmq.broker.registration.service import Presence
+from iotmq.broker.replies.cold_reads import ColdReads
+from iotmq.broker.replies.reply_after_registration import AnnouncedChanges
+from iotmq.broker.replies.request_table import Area, RequestTable
+from iotmq.broker.scheduled.timers import Timers
 from iotmq.broker.sending import Sending
-from iotmq.broker.session_gateway import LocalSessions
 from iotmq.broker.settings import BrokerSettings
-from iotmq.broker.share_group import Strategy
-from iotmq.broker.shares import ShareSettings
-from iotmq.broker.statistics import Statistics
+from iotmq.broker.shares.share_group import Strategy
+from iotmq.broker.shares.shares import ShareSettings
+from iotmq.broker.statistics.rates import SAMPLE_INTERVAL_S
+from iotmq.broker.statistics.statistics import Statistics
 from iotmq.broker.store_host import resolve_store_host
-from iotmq.broker.stored_once import StoredOnce
-from iotmq.broker.subscription_groups import SubscriptionGroups
-from iotmq.broker.system_topics import make_system_topics, system_topic_names
-from iotmq.broker.table_files import TableFiles
-from iotmq.broker.timers import Timers
-from iotmq.broker.topics import HALF_TOPIC, SCHEDULE_TOPIC, TopicTable
+from iotmq.broker.tables.changed_settings import ChangedSettings
+from iotmq.broker.tables.consumed import ConsumedPosition
+from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
+from iotmq.broker.tables.subscription_groups import SubscriptionGroups
+from iotmq.broker.tables.system_topics import make_system_topics, system_topic_names
+from iotmq.broker.tables.table_files import TableFiles
+from iotmq.broker.tables.topic_recovery import recall_topics
+from iotmq.broker.tables.topics import HALF_TOPIC, SCHEDULE_TOPIC, TopicTable
 from iotmq.broker.views import Views
+from iotmq.broker.writing.last_flushes import finish_flushes
+from iotmq.broker.writing.message_writer import Intake
 from iotmq.clock import Clock, SystemClock
 from iotmq.metrics import Metric
 from iotmq.remoting.server import RemotingServer, RequestHandler
-from iotmq.remoting.tls import server_tls
-from iotmq.store.queue import Queue
+from iotmq.remoting.tls.files import server_tls
+from iotmq.store.log.queue import Queue
 from iotmq.store.store import Store
 from iotmq.supervised import end, repeat, supervise
 

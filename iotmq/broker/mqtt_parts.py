@@ -5,31 +5,31 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from iotmq.broker.cold_reads import ColdReads
-from iotmq.broker.delayed_batches import DelayedBatches
-from iotmq.broker.delivery import Delivery
-from iotmq.broker.delivery_catch_up import DeliveryCatchUp
-from iotmq.broker.device_replies import DeviceReplies
-from iotmq.broker.exclusive_handler import ExclusiveHandler
-from iotmq.broker.front_end_handler import FrontEndHandler
-from iotmq.broker.gateway import GatewayHandler, LocalGateway
-from iotmq.broker.intake import Intake
+from iotmq.broker.delivery.delivery import Delivery
+from iotmq.broker.delivery.delivery_catch_up import DeliveryCatchUp
+from iotmq.broker.delivery.retained import RetainedProjection
+from iotmq.broker.delivery.retained_reads import RetainedReads
+from iotmq.broker.exactly_once.stored_once import StoredOnce
+from iotmq.broker.handlers.mqtt.exclusives import ExclusiveHandler
+from iotmq.broker.handlers.mqtt.front_ends import FrontEndHandler
+from iotmq.broker.handlers.mqtt.gateway import GatewayHandler, LocalGateway
+from iotmq.broker.handlers.mqtt.local_sessions import LocalSessions, WillPublisher
+from iotmq.broker.handlers.mqtt.session_views import SessionViewsHandler
+from iotmq.broker.handlers.mqtt.sessions import SessionHandler
+from iotmq.broker.handlers.mqtt.shares import ShareHandler
+from iotmq.broker.questions.device_replies import DeviceReplies
 from iotmq.broker.queue_limits import QueueLimits
-from iotmq.broker.queue_reader import QueueReader
-from iotmq.broker.request_table import Area
-from iotmq.broker.retained import RetainedProjection
-from iotmq.broker.retained_reads import RetainedReads
-from iotmq.broker.session_gateway import LocalSessions, WillPublisher
-from iotmq.broker.session_handler import SessionHandler
-from iotmq.broker.session_projection import SessionProjection
-from iotmq.broker.session_views_handler import SessionViewsHandler
-from iotmq.broker.sessions import Sessions
+from iotmq.broker.replies.cold_reads import ColdReads
+from iotmq.broker.replies.request_table import Area
+from iotmq.broker.scheduled.delayed_batches import DelayedBatches
+from iotmq.broker.scheduled.timers import Timers
+from iotmq.broker.sessions.queue_reader import QueueReader
+from iotmq.broker.sessions.sessions import Sessions
+from iotmq.broker.sessions.stored.projection import SessionProjection
 from iotmq.broker.settings import BrokerSettings
-from iotmq.broker.share_handler import ShareHandler
-from iotmq.broker.shares import ShareSettings
-from iotmq.broker.stored_once import StoredOnce
-from iotmq.broker.timers import Timers
-from iotmq.broker.topics import TopicTable
+from iotmq.broker.shares.shares import ShareSettings
+from iotmq.broker.tables.topics import TopicTable
+from iotmq.broker.writing.message_writer import Intake
 from iotmq.clock import Clock
 from iotmq.metrics import Metric
 from iotmq.store.store import Store

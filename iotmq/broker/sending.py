@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from iotmq.broker.announced_changes import WhenTold
-from iotmq.broker.cold_reads import ColdReads
-from iotmq.broker.consumer_offsets import ConsumerOffsets
-from iotmq.broker.delays import DelayDelivery, DelayLevels
-from iotmq.broker.device_replies import DeviceReplies
-from iotmq.broker.groups import Groups
-from iotmq.broker.intake import Intake
-from iotmq.broker.offset_ids import OffsetMessageIds
-from iotmq.broker.reply_handler import ReplyHandler
-from iotmq.broker.request_table import Area
-from iotmq.broker.send_back_handler import SendBackHandler
-from iotmq.broker.send_handler import SendHandler
+from iotmq.broker.exactly_once.stored_once import StoredOnce
+from iotmq.broker.handlers.native.send import SendHandler
+from iotmq.broker.handlers.native.send_back import SendBackHandler
+from iotmq.broker.handlers.native.timers import TimerHandler
+from iotmq.broker.handlers.native.transactions import TransactionHandler
+from iotmq.broker.members.groups import Groups
+from iotmq.broker.questions.device_replies import DeviceReplies
+from iotmq.broker.questions.replies import ReplyHandler
+from iotmq.broker.replies.cold_reads import ColdReads
+from iotmq.broker.replies.reply_after_registration import WhenTold
+from iotmq.broker.replies.request_table import Area
+from iotmq.broker.scheduled.scheduling import DelayDelivery, DelayLevels
 from iotmq.broker.settings import BrokerSettings
-from iotmq.broker.statistics import Statistics
-from iotmq.broker.stored_once import StoredOnce
-from iotmq.broker.subscription_groups import SubscriptionGroups
-from iotmq.broker.timer_handler import TimerHandler
-from iotmq.broker.topics import TopicTable
-from iotmq.broker.transaction_checks import TransactionChecks
-from iotmq.broker.transaction_handler import TransactionHandler
-from iotmq.broker.transactions import Transactions
+from iotmq.broker.statistics.statistics import Statistics
+from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
+from iotmq.broker.tables.subscription_groups import SubscriptionGroups
+from iotmq.broker.tables.topics import TopicTable
+from iotmq.broker.transactions.transaction_checks import TransactionChecks
+from iotmq.broker.transactions.transactions import Transactions
+from iotmq.broker.writing.message_ids import OffsetMessageIds
+from iotmq.broker.writing.message_writer import Intake
 from iotmq.clock import Clock
 from iotmq.metrics import Metric
 from iotmq.store.store import Store

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from iotmq import limits
 from iotmq.broker.queue_limits import QueuePolicy
-from iotmq.remoting.tls import (
+from iotmq.remoting.tls.files import (
     TLS_HANDSHAKE_S,
     TlsCertificateFile,
     TlsClientCaFile,

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
-from iotmq.broker.cold_reads import ColdReads
-from iotmq.broker.connection_handler import ConnectionHandler
-from iotmq.broker.consume_stats import ConsumeStats
-from iotmq.broker.consume_stats_handler import ConsumeStatsHandler
-from iotmq.broker.consumer_offsets import ConsumerOffsets
-from iotmq.broker.groups import Groups
-from iotmq.broker.long_answers import LongAnswers
-from iotmq.broker.query_handler import QueryHandler
-from iotmq.broker.relay_handler import RelayHandler
-from iotmq.broker.request_table import Area
-from iotmq.broker.statistics import Statistics
-from iotmq.broker.statistics_handler import StatisticsHandler
-from iotmq.broker.topics import TopicTable
+from iotmq.broker.handlers.admin.connections import ConnectionHandler
+from iotmq.broker.handlers.admin.consume_stats import ConsumeStatsHandler
+from iotmq.broker.handlers.admin.queries import QueryHandler
+from iotmq.broker.handlers.admin.statistics import StatisticsHandler
+from iotmq.broker.members.groups import Groups
+from iotmq.broker.replies.client_relay import RelayHandler
+from iotmq.broker.replies.cold_reads import ColdReads
+from iotmq.broker.replies.request_table import Area
+from iotmq.broker.replies.sliced_reply import LongAnswers
+from iotmq.broker.statistics.statistics import Statistics
+from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
+from iotmq.broker.tables.topics import TopicTable
+from iotmq.broker.topic_changes.consume_stats import ConsumeStats
 from iotmq.clock import Clock
 from iotmq.metrics import Metric
 from iotmq.store.store import Store

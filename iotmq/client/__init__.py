@@ -9,66 +9,66 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from iotmq.client.admin import Admin, QueueOffsets
-    from iotmq.client.blocking import (
+    from iotmq.client.admin.admin import Admin, QueueOffsets
+    from iotmq.client.admin.scheduled import WaitingMessage, WaitingMessages
+    from iotmq.client.blocking.client import (
         SyncAdmin,
         SyncClient,
         SyncProducer,
         SyncPullConsumer,
         SyncPushConsumer,
     )
-    from iotmq.client.blocking_requests import SyncReplier, SyncRequester
-    from iotmq.client.blocking_transactions import SyncTransaction, SyncTransactionProducer
-    from iotmq.client.client import IotmqClient
-    from iotmq.client.message import Message, ReceivedMessage, SendResult, SendStatus
-    from iotmq.client.producer import Producer
-    from iotmq.client.pull_consumer import PullConsumer
-    from iotmq.client.push_consumer import PushConsumer
+    from iotmq.client.blocking.requests import SyncReplier, SyncRequester
+    from iotmq.client.blocking.transactions import SyncTransaction, SyncTransactionProducer
+    from iotmq.client.consuming.pull_consumer import PullConsumer
+    from iotmq.client.consuming.push_consumer import PushConsumer
     from iotmq.client.requests import Replier, Requester
-    from iotmq.client.routes import MessageQueue, TopicRoute, queue_of_key
-    from iotmq.client.settings import (
+    from iotmq.client.sending.producer import Producer
+    from iotmq.client.sending.transactions import Transaction, TransactionProducer, TransactionState
+    from iotmq.client.transport.client import IotmqClient
+    from iotmq.client.transport.message import Message, ReceivedMessage, SendResult, SendStatus
+    from iotmq.client.transport.routes import MessageQueue, TopicRoute, queue_of_key
+    from iotmq.client.transport.settings import (
         ClientSettings,
         ProducerSettings,
         PullConsumerSettings,
         PushConsumerSettings,
     )
-    from iotmq.client.transactions import Transaction, TransactionProducer, TransactionState
-    from iotmq.client.waiting_messages import WaitingMessage, WaitingMessages
 
 _MODULES = {
-    "Admin": "admin",
-    "ClientSettings": "settings",
-    "IotmqClient": "client",
-    "Message": "message",
-    "MessageQueue": "routes",
-    "Producer": "producer",
-    "ProducerSettings": "settings",
-    "PullConsumer": "pull_consumer",
-    "PullConsumerSettings": "settings",
-    "PushConsumer": "push_consumer",
-    "PushConsumerSettings": "settings",
-    "QueueOffsets": "admin",
-    "ReceivedMessage": "message",
+    "Admin": "admin.admin",
+    "ClientSettings": "transport.settings",
+    "IotmqClient": "transport.client",
+    "Message": "transport.message",
+    "MessageQueue": "transport.routes",
+    "Producer": "sending.producer",
+    "ProducerSettings": "transport.settings",
+    "PullConsumer": "consuming.pull_consumer",
+    "PullConsumerSettings": "transport.settings",
+    "PushConsumer": "consuming.push_consumer",
+    "PushConsumerSettings": "transport.settings",
+    "QueueOffsets": "admin.admin",
+    "ReceivedMessage": "transport.message",
     "Replier": "requests",
     "Requester": "requests",
-    "SendResult": "message",
-    "SendStatus": "message",
-    "SyncAdmin": "blocking",
-    "SyncClient": "blocking",
-    "SyncProducer": "blocking",
-    "SyncPullConsumer": "blocking",
-    "SyncPushConsumer": "blocking",
-    "SyncReplier": "blocking_requests",
-    "SyncRequester": "blocking_requests",
-    "SyncTransaction": "blocking_transactions",
-    "SyncTransactionProducer": "blocking_transactions",
-    "TopicRoute": "routes",
-    "Transaction": "transactions",
-    "TransactionProducer": "transactions",
-    "TransactionState": "transactions",
-    "WaitingMessage": "waiting_messages",
-    "WaitingMessages": "waiting_messages",
-    "queue_of_key": "routes",
+    "SendResult": "transport.message",
+    "SendStatus": "transport.message",
+    "SyncAdmin": "blocking.client",
+    "SyncClient": "blocking.client",
+    "SyncProducer": "blocking.client",
+    "SyncPullConsumer": "blocking.client",
+    "SyncPushConsumer": "blocking.client",
+    "SyncReplier": "blocking.requests",
+    "SyncRequester": "blocking.requests",
+    "SyncTransaction": "blocking.transactions",
+    "SyncTransactionProducer": "blocking.transactions",
+    "TopicRoute": "transport.routes",
+    "Transaction": "sending.transactions",
+    "TransactionProducer": "sending.transactions",
+    "TransactionState": "sending.transactions",
+    "WaitingMessage": "admin.scheduled",
+    "WaitingMessages": "admin.scheduled",
+    "queue_of_key": "transport.routes",
 }
 
 __all__ = [

@@ -13,13 +13,13 @@ import uuid
 from collections.abc import Mapping
 from typing import Final
 
-from iotmq.client.client import IotmqClient, expect_success
-from iotmq.client.lifetime import Lifetime
-from iotmq.client.message import Message, ReceivedMessage
-from iotmq.client.offsets import broker_address
-from iotmq.client.producer import Producer
-from iotmq.client.routes import MASTER_ID, MessageQueue
-from iotmq.client.settings import ProducerSettings
+from iotmq.client.consuming.offsets import broker_address
+from iotmq.client.sending.producer import Producer
+from iotmq.client.transport.client import IotmqClient, expect_success
+from iotmq.client.transport.lifetime import Lifetime
+from iotmq.client.transport.message import Message, ReceivedMessage
+from iotmq.client.transport.routes import MASTER_ID, MessageQueue
+from iotmq.client.transport.settings import ProducerSettings
 from iotmq.errors import ClientError, ConnectionClosedError, ProducerBusyError, RequestTimeoutError
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.hosts import encode_host

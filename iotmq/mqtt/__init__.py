@@ -1,1 +1,4 @@
-"""The MQTT language, sans-I/O: packets, connection core, topics and filters."""
+"""The MQTT language without any I/O, for servers and clients.
+
+Start with `codec.packets`, then `server.connection` or `client.connection`.
+"""

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, Self
 
-from iotmq.client.backoff import Backoff
+from iotmq.client.transport.backoff import Backoff
 from iotmq.errors import (
     ClientClosedError,
     ClientError,
@@ -28,8 +28,8 @@ from iotmq.errors import (
     MessageRefusedError,
     SubscriptionError,
 )
-from iotmq.mqtt.client_connection import ClientConnection
-from iotmq.mqtt.client_events import (
+from iotmq.mqtt.client.connection import ClientConnection
+from iotmq.mqtt.client.events import (
     Acknowledged,
     Challenged,
     ClientEvent,
@@ -39,12 +39,12 @@ from iotmq.mqtt.client_events import (
     Subscribed,
     Unsubscribed,
 )
-from iotmq.mqtt.client_input import ReceivedMessage
-from iotmq.mqtt.client_session import ClientSession, OutgoingMessage
-from iotmq.mqtt.packets import PROTOCOL_LEVEL_3_1
-from iotmq.mqtt.properties import NO_PROPERTIES, Properties
+from iotmq.mqtt.client.input import ReceivedMessage
+from iotmq.mqtt.client.server_packets import AUTH_CONTINUE, ServerAuth
+from iotmq.mqtt.client.session import ClientSession, OutgoingMessage
+from iotmq.mqtt.codec.packets import PROTOCOL_LEVEL_3_1
+from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties
 from iotmq.mqtt.reason_texts import reason_text
-from iotmq.mqtt.server_packets import AUTH_CONTINUE, ServerAuth
 from iotmq.mqtt_client.address import Address, parse_references
 from iotmq.mqtt_client.connection import MqttConnection
 from iotmq.mqtt_client.errors import ServerRefusedError, error_of, is_final

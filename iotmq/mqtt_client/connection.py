@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Protocol
 
-from iotmq.mqtt.client_connection import CLOSED, ClientConnection
-from iotmq.mqtt.client_events import ClientEvent, Ending
+from iotmq.mqtt.client.connection import CLOSED, ClientConnection
+from iotmq.mqtt.client.events import ClientEvent, Ending
 from iotmq.mqtt_client.links import Link
 
 # Packets of one turn of the loop leave together, or when they are this many bytes.

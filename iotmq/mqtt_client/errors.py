@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from iotmq.errors import ConnectionClosedError, IotmqError
-from iotmq.mqtt.client_events import Ending
+from iotmq.mqtt.client.events import Ending
 
 # What another try cannot cure: the server refuses who we are or what we said, or another took our place.
 _FINAL_CODES: Final = frozenset(

@@ -11,7 +11,7 @@ from typing import Final
 
 from iotmq import limits
 from iotmq.errors import ClientError
-from iotmq.mqtt.saslprep import saslprep
+from iotmq.mqtt.auth.saslprep import saslprep
 
 METHOD: Final = "SCRAM-SHA-256"
 _NONCE_BYTES: Final = 18

@@ -9,9 +9,9 @@ from typing import Protocol
 
 from iotmq import limits
 from iotmq.errors import ClientError
-from iotmq.mqtt.client_connection import ANSWER_TIMEOUT_S
-from iotmq.mqtt.packets import PROTOCOL_LEVEL_3_1, PROTOCOL_LEVEL_5, Connect, Will
-from iotmq.mqtt.properties import NO_PROPERTIES, Properties
+from iotmq.mqtt.client.connection import ANSWER_TIMEOUT_S
+from iotmq.mqtt.codec.packets import PROTOCOL_LEVEL_3_1, PROTOCOL_LEVEL_5, Connect, Will
+from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties
 from iotmq.mqtt_client.address import Address
 from iotmq.mqtt_client.tls import TlsOptions
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from iotmq.mqtt.client_input import ReceivedMessage
+from iotmq.mqtt.client.input import ReceivedMessage
 from iotmq.mqtt_client.connection import MqttConnection
 
 Batch = list[ReceivedMessage]

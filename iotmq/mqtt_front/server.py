@@ -9,36 +9,37 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from iotmq.client.ports import GatewayPort
-from iotmq.client.session_ports import SessionPort
 from iotmq.clock import Clock, SystemClock
 from iotmq.metrics import Metric
-from iotmq.mqtt import packets, reason_codes
-from iotmq.mqtt.connection_settings import ConnectionSettings
-from iotmq.mqtt_front.admission import Admission
-from iotmq.mqtt_front.authentication import Authentication, open_authentication
-from iotmq.mqtt_front.auto_subscriptions import AutoSubscriptions
-from iotmq.mqtt_front.deadlines import Deadlines
-from iotmq.mqtt_front.device import Device, DeviceGroup
-from iotmq.mqtt_front.drain import Drain
-from iotmq.mqtt_front.durable import DurableEgress
-from iotmq.mqtt_front.egress import Egress
-from iotmq.mqtt_front.exclusive_subscriptions import ExclusiveSubscriptions
-from iotmq.mqtt_front.file_authenticator import FileAuthenticator
-from iotmq.mqtt_front.front_metrics import durable_metrics, topic_metrics, traffic_metrics
-from iotmq.mqtt_front.ingress import Ingress
-from iotmq.mqtt_front.listener_settings import TCP_NAME
-from iotmq.mqtt_front.listeners import Listeners
-from iotmq.mqtt_front.pace import PaceLimits
-from iotmq.mqtt_front.retained_egress import RetainedEgress
-from iotmq.mqtt_front.routes import Router
-from iotmq.mqtt_front.session_events import SessionEvents
-from iotmq.mqtt_front.sessions import ConnectedSessions
-from iotmq.mqtt_front.settings import MqttSettings
-from iotmq.mqtt_front.shared_subscriptions import SharedSubscriptions
-from iotmq.mqtt_front.subscriptions import Subscriptions
-from iotmq.mqtt_front.sys_topics import FrontEndTotals, SysTopics
-from iotmq.mqtt_front.topic_rewrite import TopicRewrites
+from iotmq.mqtt import reason_codes
+from iotmq.mqtt.codec import packets
+from iotmq.mqtt.server.connection_settings import ConnectionSettings
+from iotmq.mqtt_front.access.authentication import Authentication, open_authentication
+from iotmq.mqtt_front.access.file_authenticator import FileAuthenticator
+from iotmq.mqtt_front.connection.deadlines import Deadlines
+from iotmq.mqtt_front.connection.device import Device, DeviceGroup
+from iotmq.mqtt_front.connection.pace import PaceLimits
+from iotmq.mqtt_front.deliver.egress import Egress
+from iotmq.mqtt_front.deliver.retained_egress import RetainedEgress
+from iotmq.mqtt_front.deliver.sys_topics import FrontEndTotals, SysTopics
+from iotmq.mqtt_front.listen.admission import Admission
+from iotmq.mqtt_front.listen.listeners import Listeners
+from iotmq.mqtt_front.metrics import durable_metrics, topic_metrics, traffic_metrics
+from iotmq.mqtt_front.publish.ingress import Ingress
+from iotmq.mqtt_front.publish.routes import Router
+from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
+from iotmq.mqtt_front.sessions.auto_subscriptions import AutoSubscriptions
+from iotmq.mqtt_front.sessions.drain import Drain
+from iotmq.mqtt_front.sessions.durable import DurableEgress
+from iotmq.mqtt_front.sessions.exclusive import ExclusiveSubscriptions
+from iotmq.mqtt_front.sessions.session_events import SessionEvents
+from iotmq.mqtt_front.sessions.sessions import ConnectedSessions
+from iotmq.mqtt_front.sessions.shared_subscriptions import SharedSubscriptions
+from iotmq.mqtt_front.sessions.subscriptions import Subscriptions
+from iotmq.mqtt_front.settings.listeners import TCP_NAME
+from iotmq.mqtt_front.settings.mqtt import MqttSettings
+from iotmq.ports.gateway import GatewayPort
+from iotmq.ports.sessions import SessionPort
 from iotmq.supervised import surviving
 
 _log = logging.getLogger("iotmq.mqtt")
@@ -72,7 +73,7 @@ class _Parts:
 class MqttFront:
     """One process's MQTT listeners over a gateway to the brokers. A role: `start()`, `stop()`, `metrics()`.
 
-    `port` is the gateway (client.ports). `start` raises OSError when the address cannot be listened on, and
+    `port` is the gateway (ports.gateway). `start` raises OSError when the address cannot be listened on, and
     what the gateway raises when its brokers do not answer.
     """
 

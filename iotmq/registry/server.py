@@ -28,7 +28,7 @@ from iotmq.remoting.codes import RequestCode, ResponseCode, Version
 from iotmq.remoting.command import Command
 from iotmq.remoting.properties_text import parse_properties, properties_text
 from iotmq.remoting.server import RemotingServer, ServerConnection
-from iotmq.remoting.tls import server_tls
+from iotmq.remoting.tls.files import server_tls
 from iotmq.supervised import end, supervise, surviving
 
 logger = logging.getLogger("iotmq.registry")

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from iotmq import limits
 from iotmq.limits import NATIVE_CONNECTIONS_MAX, NATIVE_IDLE_S
-from iotmq.remoting.tls import (
+from iotmq.remoting.tls.files import (
     TLS_HANDSHAKE_S,
     TlsCertificateFile,
     TlsClientCaFile,

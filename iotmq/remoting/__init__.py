@@ -1,1 +1,4 @@
-"""The native wire protocol: frames, commands, codes, server and client connections."""
+"""The native protocol: commands, frames, and connections of both sides.
+
+Start with `command`; `server` and `connection` carry commands, `frames` makes bytes of them.
+"""

@@ -11,7 +11,7 @@ from typing import Final, Self
 from iotmq.errors import ConnectionClosedError, RequestTimeoutError
 from iotmq.remoting.codes import Flag
 from iotmq.remoting.command import Command
-from iotmq.remoting.frame import FrameReader, encode
+from iotmq.remoting.frames.frame import FrameReader, encode
 from iotmq.remoting.signature import Credentials, sign
 
 _RECEIVE_BYTES_MIN: Final = 64 * 1024

@@ -10,7 +10,7 @@ from iotmq.limits import REQUESTS_IN_FLIGHT_MAX, UNFINISHED_FRAMES_BYTES_MAX, WR
 from iotmq.loop_slice import LoopSlice
 from iotmq.remoting.codes import Flag, ResponseCode
 from iotmq.remoting.command import Command
-from iotmq.remoting.frame import FrameReader, Item, Run, decode_one, encode
+from iotmq.remoting.frames.frame import FrameReader, Item, Run, decode_one, encode
 from iotmq.remoting.traffic import Traffic
 
 # Above the high mark the transport reports congestion, and a server stops reading from the peer.

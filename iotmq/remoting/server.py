@@ -12,9 +12,9 @@ from iotmq.limits import NATIVE_CONNECTIONS_MAX, NATIVE_IDLE_S, WRITE_BUFFER_BYT
 from iotmq.metrics import Metric
 from iotmq.remoting.channel import Channel
 from iotmq.remoting.command import Command
-from iotmq.remoting.first_byte import FirstByteListener
-from iotmq.remoting.frame import Run
-from iotmq.remoting.tls import ServerTls
+from iotmq.remoting.frames.frame import Run
+from iotmq.remoting.tls.files import ServerTls
+from iotmq.remoting.tls.first_byte import FirstByteListener
 from iotmq.remoting.traffic import Traffic
 from iotmq.supervised import supervise, surviving
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import request_name
-from iotmq.remoting.frame import REASONS
+from iotmq.remoting.frames.frame import REASONS
 
 _log = logging.getLogger("iotmq.remoting")
 

@@ -1,1 +1,4 @@
-"""The CommitLog and its projections; knows no sockets and no event loop."""
+"""The log and all that is derived from it; no sockets, no event loop.
+
+Start with `store`, which writes, and `reader`, which reads; then `log`, which the others are built on.
+"""

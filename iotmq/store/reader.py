@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING
 from iotmq.errors import StoreCorruptError, StoreError
 from iotmq.limits import INDEX_QUERY_RECORDS_MAX
 from iotmq.message.record import decode_record, property_value
-from iotmq.store.cold_steps import finish, record_steps, size_at
-from iotmq.store.key_query import candidate_steps, is_match
-from iotmq.store.queue import FILLER_SIZE
-from iotmq.store.raw import read_raw
-from iotmq.store.reads import Read, read_queue
-from iotmq.store.residency import ColdRead, plan_bytes, plan_read, plan_records
-from iotmq.store.time_search import offset_at_time_steps
+from iotmq.store.log.queue import FILLER_SIZE
+from iotmq.store.projections.key_index.key_query import candidate_steps, is_match
+from iotmq.store.queues.cold_steps import finish, record_steps, size_at
+from iotmq.store.queues.reads import Read, read_queue
+from iotmq.store.queues.residency import ColdRead, plan_bytes, plan_read, plan_records
+from iotmq.store.queues.time_search import offset_at_time_steps
+from iotmq.store.replication.raw import read_raw
 
 if TYPE_CHECKING:
     from iotmq.clock import Clock
     from iotmq.message.record_filter import RecordFilter
-    from iotmq.store.cold_pages import ColdPages
-    from iotmq.store.cold_steps import Steps
-    from iotmq.store.commit_log import CommitLog
-    from iotmq.store.dispatch import Dispatch
-    from iotmq.store.key_index import KeyIndex
-    from iotmq.store.latest import LatestPlace
-    from iotmq.store.projections import Projections
-    from iotmq.store.queue import Queue
+    from iotmq.store.kv.latest import LatestPlace
+    from iotmq.store.log.commit_log import CommitLog
+    from iotmq.store.log.queue import Queue
+    from iotmq.store.projections.dispatch import Dispatch
+    from iotmq.store.projections.key_index.key_index import KeyIndex
+    from iotmq.store.projections.projections import Projections
+    from iotmq.store.queues.cold_pages import ColdPages
+    from iotmq.store.queues.cold_steps import Steps
 
 
 class StoreReader:
@@ -163,7 +163,7 @@ class StoreReader:
         return self._log.read_record(position, self.confirmed_position)
 
     def record_steps(self, position: int) -> Steps[memoryview | None]:
-        """`read_record` for the loop: see `iotmq.store.cold_steps`."""
+        """`read_record` for the loop: see `iotmq.store.queues.cold_steps`."""
         return record_steps(
             self._log, position, end_position=self.confirmed_position, hot_position=self._hot_position
         )
@@ -196,7 +196,7 @@ class StoreReader:
         end_ms: int = 1 << 62,
         records_max: int = INDEX_QUERY_RECORDS_MAX,
     ) -> Steps[list[memoryview]]:
-        """`query` for the loop: see `iotmq.store.cold_steps`."""
+        """`query` for the loop: see `iotmq.store.queues.cold_steps`."""
         views: list[memoryview] = []
         positions = yield from self.candidate_steps(topic, key, begin_ms=begin_ms, end_ms=end_ms)
         for position in positions:
@@ -267,7 +267,7 @@ class StoreReader:
         return finish(self.offset_at_time_steps(queue, timestamp_ms), self.load)
 
     def offset_at_time_steps(self, queue: Queue, timestamp_ms: int) -> Steps[int]:
-        """`offset_at_time` for the loop: see `iotmq.store.cold_steps`."""
+        """`offset_at_time` for the loop: see `iotmq.store.queues.cold_steps`."""
         return offset_at_time_steps(self._log, queue, timestamp_ms, hot_position=self._hot_position)
 
     def position_of(self, queue: Queue, offset: int) -> int | None:

@@ -15,35 +15,35 @@ from iotmq.clock import Clock, SystemClock
 from iotmq.errors import StoreError
 from iotmq.metrics import Metric
 from iotmq.store import fail_points
-from iotmq.store.allocation import AheadAllocator
-from iotmq.store.catch_up import CatchUpProgress
-from iotmq.store.check import check_store
-from iotmq.store.checkpoint import Checkpointer
-from iotmq.store.cold_pages import ColdPages
-from iotmq.store.commit_log import Appended, CommitLog
-from iotmq.store.dispatch import Dispatch
-from iotmq.store.flush import Flusher
-from iotmq.store.flushed_mark import FlushedMark
-from iotmq.store.flushed_waiters import FlushedWaiters
-from iotmq.store.index_check import check_index
-from iotmq.store.lock import DirectoryLock
-from iotmq.store.opening import CHECKPOINT_NAME, OpenedParts, locked, open_parts
-from iotmq.store.projection import Projection
-from iotmq.store.projections import Projections
-from iotmq.store.queue import Queue
-from iotmq.store.queue_begins import BEGINS_NAME, BeginsFile, QueueBegins
-from iotmq.store.raw import append_raw, start_at
+from iotmq.store.checks.check import check_store
+from iotmq.store.checks.index_check import check_index
+from iotmq.store.files.flushed_position import FlushedMark
+from iotmq.store.files.lock import DirectoryLock
+from iotmq.store.log.allocation import AheadAllocator
+from iotmq.store.log.commit_log import Appended, CommitLog
+from iotmq.store.log.flush import Flusher
+from iotmq.store.log.queue import Queue
+from iotmq.store.projections.catch_up import CatchUpProgress
+from iotmq.store.projections.dispatch import Dispatch
+from iotmq.store.projections.projection import Projection
+from iotmq.store.projections.projections import Projections
+from iotmq.store.queues.cold_pages import ColdPages
+from iotmq.store.queues.queue_begins import BEGINS_NAME, BeginsFile, QueueBegins
 from iotmq.store.reader import StoreReader
-from iotmq.store.refusals import Refusals, is_of_one_queue
-from iotmq.store.retention import DiskUsage, read_disk_usage
+from iotmq.store.recovery.checkpoint import Checkpointer
+from iotmq.store.recovery.opening import CHECKPOINT_NAME, OpenedParts, locked, open_parts
+from iotmq.store.recovery.write_state import Refusals, is_of_one_queue
+from iotmq.store.replication.flushed_waiters import FlushedWaiters
+from iotmq.store.replication.raw import append_raw, start_at
+from iotmq.store.retention.apply import Trimmer
+from iotmq.store.retention.decide import DiskUsage, read_disk_usage
 from iotmq.store.settings import StoreSettings
-from iotmq.store.trimming import Trimmer
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from iotmq.store.kv import KeyValueStore
-    from iotmq.store.timer_index import TimerIndex
+    from iotmq.store.kv.kv import KeyValueStore
+    from iotmq.store.kv.timer_index import TimerIndex
 
 P = TypeVar("P", bound=Projection)
 

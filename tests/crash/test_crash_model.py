@@ -26,7 +26,7 @@ from store_trim_machine import Disk, SteppedRemover
 
 from iotmq.clock import ManualClock
 from iotmq.message.record import decode_record, encode_batch, property_value
-from iotmq.store.projection import DurableProjection
+from iotmq.store.projections.projection import DurableProjection
 from iotmq.store.store import Store
 
 STATES = int(os.environ.get("IOTMQ_CRASH_STATES", "100"))

@@ -19,11 +19,11 @@ import slow_scan
 from store_model import log_records, open_small, put, wait_flushed
 
 from iotmq.message.record import iter_records
-from iotmq.store.commit_log import CommitLog
-from iotmq.store.damage import Loss
-from iotmq.store.log_scan import scan
-from iotmq.store.reads import ReadStatus
-from iotmq.store.segment import segment_name
+from iotmq.store.log.commit_log import CommitLog
+from iotmq.store.log.segment import segment_name
+from iotmq.store.projections.log_scan import scan
+from iotmq.store.queues.reads import ReadStatus
+from iotmq.store.recovery.damage import Loss
 from iotmq.store.store import Store
 
 ROUNDS = int(os.environ.get("IOTMQ_DAMAGE_ROUNDS", "40"))

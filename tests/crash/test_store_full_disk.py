@@ -72,7 +72,7 @@ from eventually import eventually
 from store_model import bodies_of, open_small, put, wait_flushed
 from iotmq.clock import ManualClock
 from iotmq.errors import StoreFullError
-from iotmq.store.segment import segment_name
+from iotmq.store.log.segment import segment_name
 
 root, filled_by = Path(sys.argv[2]), sys.argv[3]
 clock = ManualClock()

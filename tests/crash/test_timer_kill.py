@@ -29,11 +29,12 @@ from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
 from timer_bench import TimerBench
-from iotmq.broker.intake import StoredBatch
+from iotmq.broker.writing.message_writer import StoredBatch
 from iotmq.clock import SystemClock
-from iotmq.store import kv_projection, timer_index, trimming
+from iotmq.store.kv import kv_projection, timer_index
+from iotmq.store.retention import apply as trimming
 from iotmq.store import store as store_module
-from iotmq.store.retention import DiskUsage
+from iotmq.store.retention.decide import DiskUsage
 
 directory, seed, mode = Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 source = random.Random(seed)

@@ -20,7 +20,7 @@ from eventually import STOP_S, eventually
 from gateway_process import ROOT, GatewayProcess
 
 from iotmq.client import ClientSettings, SyncClient
-from iotmq.client.admin_sessions import SessionAdmin
+from iotmq.client.admin.sessions import SessionAdmin
 
 pytestmark = pytest.mark.crash
 
@@ -67,8 +67,8 @@ def worker_pids(front: GatewayProcess) -> dict[int, int]:
                 parent = re.search(r"^PPid:\s+(\d+)$", (entry / "status").read_text(), re.M)
             except OSError:
                 continue
-            if b"iotmq.mqtt_worker" in words and parent is not None and int(parent[1]) == front.pid:
-                found[int(words[words.index(b"iotmq.mqtt_worker") + 1])] = int(entry.name)
+            if b"iotmq.workers.worker" in words and parent is not None and int(parent[1]) == front.pid:
+                found[int(words[words.index(b"iotmq.workers.worker") + 1])] = int(entry.name)
     return found
 
 

@@ -46,12 +46,13 @@ from mqtt_core import new_connection  # noqa: E402
 from mqtt_corpus import CONNECT, CORPUS  # noqa: E402
 from mqtt_malformed import MALFORMED_5, MALFORMED_311  # noqa: E402
 
-from iotmq.mqtt import packets, reason_codes  # noqa: E402
-from iotmq.mqtt.connection import CLOSED, CONNECTED, OPENING  # noqa: E402
-from iotmq.mqtt.packet_reader import PacketReader  # noqa: E402
-from iotmq.mqtt.packets import Connect, Will  # noqa: E402
-from iotmq.mqtt.properties import NO_PROPERTIES, Properties, encode_properties, read_properties  # noqa: E402
+from iotmq.mqtt import reason_codes  # noqa: E402
+from iotmq.mqtt.codec import packets  # noqa: E402
+from iotmq.mqtt.codec.packet_reader import PacketReader  # noqa: E402
+from iotmq.mqtt.codec.packets import Connect, Will  # noqa: E402
+from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties, encode_properties, read_properties  # noqa: E402
 from iotmq.mqtt.reason_codes import Reason  # noqa: E402
+from iotmq.mqtt.server.connection import CLOSED, CONNECTED, OPENING  # noqa: E402
 
 fuzz_ports = load_module(ROOT / "tests" / "fuzz" / "fuzz_ports.py")
 Finding = fuzz_ports.Finding

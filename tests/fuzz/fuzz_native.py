@@ -31,7 +31,7 @@ from short_and_general import Side  # noqa: E402
 
 from iotmq.remoting.codes import Flag, Serialize  # noqa: E402
 from iotmq.remoting.command import Command  # noqa: E402
-from iotmq.remoting.frame import REASONS, FrameReader, encode  # noqa: E402
+from iotmq.remoting.frames.frame import REASONS, FrameReader, encode  # noqa: E402
 
 fuzz_ports = load_module(ROOT / "tests" / "fuzz" / "fuzz_ports.py")
 requests = load_module(ROOT / "tests" / "property" / "test_broker_requests.py")

@@ -35,8 +35,8 @@ from mqtt5_corpus import CONNECT5  # noqa: E402
 from mqtt5_corpus import CORPUS as CORPUS5  # noqa: E402
 from mqtt_publisher import remaining_length  # noqa: E402
 
+from iotmq.config.setting_text import toml_value  # noqa: E402
 from iotmq.remoting.codes import RequestCode, ResponseCode  # noqa: E402
-from iotmq.setting_text import toml_value  # noqa: E402
 
 ANSWER_S = 10.0
 GROWTH_BYTES_MAX = 100 << 20

@@ -41,11 +41,11 @@ from store_model import SMALL, open_small, put, wait_flushed  # noqa: E402
 
 from iotmq.errors import StoreError  # noqa: E402
 from iotmq.message.record import iter_records  # noqa: E402
-from iotmq.store.closed_check import ClosedCheck  # noqa: E402
-from iotmq.store.inspection import ClosedStore  # noqa: E402
+from iotmq.store.files.state_record import sealed, unsealed  # noqa: E402
 from iotmq.store.settings import StoreSettings  # noqa: E402
-from iotmq.store.state_record import sealed, unsealed  # noqa: E402
 from iotmq.store.store import Store  # noqa: E402
+from iotmq.store.tools.closed_check import ClosedCheck  # noqa: E402
+from iotmq.store.tools.inspection import ClosedStore  # noqa: E402
 
 # A case takes some ten milliseconds; so long is a hang, on a busy machine too.
 CASE_S = 60.0

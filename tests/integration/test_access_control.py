@@ -30,8 +30,8 @@ from iotmq.client import (
     SyncClient,
     SyncProducer,
 )
-from iotmq.client.gateway import RemoteGateway
 from iotmq.errors import BrokerError, IotmqError, RouteNotFoundError
+from iotmq.front_port.gateway import RemoteGateway
 from iotmq.registry.server import Registry
 from iotmq.registry.settings import RegistrySettings
 from iotmq.remoting.blocking import BlockingConnection

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from small_cluster import SmallCluster
 
-from iotmq.client.admin import Admin
-from iotmq.client.admin_changes import END_MS, AdminChanges
-from iotmq.client.client import IotmqClient
-from iotmq.client.dead_letters import DeadLetters, exported, topic_of
-from iotmq.client.message import Message, ReceivedMessage
-from iotmq.client.producer import Producer
-from iotmq.client.push_consumer import PushConsumer
-from iotmq.client.queue_scaling import QueueScaling
-from iotmq.client.settings import PushConsumerSettings
+from iotmq.client.admin.admin import Admin
+from iotmq.client.admin.changes import END_MS, AdminChanges
+from iotmq.client.admin.dead_letters import DeadLetters, exported, topic_of
+from iotmq.client.admin.queue_scaling import QueueScaling
+from iotmq.client.consuming.push_consumer import PushConsumer
+from iotmq.client.sending.producer import Producer
+from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.message import Message, ReceivedMessage
+from iotmq.client.transport.settings import PushConsumerSettings
 from iotmq.errors import BrokerError, ClientError, RouteNotFoundError
 from iotmq.message.properties import decode_properties
 from iotmq.message.record import encode_batch, iter_records

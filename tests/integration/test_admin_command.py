@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from small_cluster import SmallCluster
 
-from iotmq import cli
-from iotmq.admin_command.command import run_action
-from iotmq.client.dead_letters import topic_of
-from iotmq.client.message import Message, ReceivedMessage
-from iotmq.client.producer import Producer
-from iotmq.client.push_consumer import PushConsumer
-from iotmq.client.settings import PushConsumerSettings
+from iotmq.client.admin.dead_letters import topic_of
+from iotmq.client.consuming.push_consumer import PushConsumer
+from iotmq.client.sending.producer import Producer
+from iotmq.client.transport.message import Message, ReceivedMessage
+from iotmq.client.transport.settings import PushConsumerSettings
+from iotmq.commands import cli
+from iotmq.commands.admin.command import run_action
 from iotmq.errors import BrokerError, ClientError, IotmqError, RouteNotFoundError
 from iotmq.message.record import encode_batch
 

@@ -62,11 +62,11 @@ async def test_a_registry_that_hangs_holds_an_answer_up_for_a_limited_time(
     registration = cluster.brokers[0]._presence._registration
     assert registration is not None
     monkeypatch.setattr(registration.links[0], "_register", hang)
-    monkeypatch.setattr("iotmq.broker.registration._TOLD_S", 0.05)
+    monkeypatch.setattr("iotmq.broker.registration.registration._TOLD_S", 0.05)
     broker = await ClientConnection.connect("127.0.0.1", cluster.brokers[0].port)
     assert (await broker.request(REQUESTS["New"], timeout_s=WAIT_S)).code == 0
     # The stop of a broker does not wait for it, and answers.
-    monkeypatch.setattr("iotmq.broker.registration._TOLD_S", 60.0)
+    monkeypatch.setattr("iotmq.broker.registration.registration._TOLD_S", 60.0)
     answer = broker.request(REQUESTS["Made"], timeout_s=WAIT_S)
     await cluster.until(lambda: cluster.brokers[0].topics.find("Made") is not None)
     await registration.stop()

@@ -17,12 +17,12 @@ import uvloop
 from eventually import STOP_S, WITHIN_S
 
 from iotmq.assembly import Process, RoleName, StartError
-from iotmq.client.client import IotmqClient
-from iotmq.client.message import Message
-from iotmq.client.offsets import max_offset
-from iotmq.client.producer import Producer
-from iotmq.client.settings import ClientSettings
-from iotmq.config import Config, load_config
+from iotmq.client.consuming.offsets import max_offset
+from iotmq.client.sending.producer import Producer
+from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.message import Message
+from iotmq.client.transport.settings import ClientSettings
+from iotmq.config.config import Config, load_config
 from iotmq.errors import StoreError, StoreLockedError
 from iotmq.message.hosts import encode_host
 from iotmq.store.settings import StoreSettings

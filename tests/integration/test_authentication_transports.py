@@ -15,13 +15,13 @@ from fake_gateway import RawClient, ScriptedGateway, connect_packet
 from mqtt_transports import TRANSPORTS, Files, Transport, make_files, usable
 from scram_client import AGAIN, ScramClient, auth, prove, scram_connect
 
-from iotmq.config import config_from_table
-from iotmq.mqtt import packets
-from iotmq.mqtt_front.authentication_settings import AuthenticationSettings
-from iotmq.mqtt_front.scram import make_verifier
+from iotmq.config.config import config_from_table
+from iotmq.mqtt.codec import packets
+from iotmq.mqtt_front.access.scram import make_verifier
+from iotmq.mqtt_front.access.users_file import write_users
 from iotmq.mqtt_front.server import MqttFront
-from iotmq.mqtt_front.settings import MqttSettings
-from iotmq.mqtt_front.users_file import write_users
+from iotmq.mqtt_front.settings.authentication import AuthenticationSettings
+from iotmq.mqtt_front.settings.mqtt import MqttSettings
 
 ACCEPTED = (packets.CONNACK << 4, b"\0\0")
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from broker_site import WAIT_S, Site
 
-from iotmq.client.admin import Admin
-from iotmq.client.client import IotmqClient
-from iotmq.client.message import Message
-from iotmq.client.producer import Producer
-from iotmq.client.settings import ClientSettings
+from iotmq.client.admin.admin import Admin
+from iotmq.client.sending.producer import Producer
+from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.message import Message
+from iotmq.client.transport.settings import ClientSettings
 from iotmq.registry.server import Registry
 from iotmq.registry.settings import RegistrySettings
 from iotmq.remoting.codes import RequestCode

@@ -31,13 +31,13 @@ from iotmq.bridge.jobs.device_statistics import (
 )
 from iotmq.bridge.spark_session import LOW_LATENCY_OPTIONS, session
 from iotmq.broker.broker import Broker
-from iotmq.broker.intake import IntakeError, StoredBatch
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.store_host import resolve_store_host
-from iotmq.client.admin_changes import AdminChanges
-from iotmq.client.client import IotmqClient
-from iotmq.client.queue_scaling import QueueScaling
-from iotmq.client.settings import ClientSettings
+from iotmq.broker.writing.message_writer import IntakeError, StoredBatch
+from iotmq.client.admin.changes import AdminChanges
+from iotmq.client.admin.queue_scaling import QueueScaling
+from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.settings import ClientSettings
 from iotmq.message.properties import KEYS, MQTT_CLIENT_ID, MQTT_TOPIC, TAGS, encode_properties
 from iotmq.message.record import encode_batch
 from iotmq.registry.server import Registry

@@ -20,7 +20,7 @@ from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import LanguageCode, RequestCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
-from iotmq.remoting.frame import encode
+from iotmq.remoting.frames.frame import encode
 
 MQ = {"brokerName": "broker-a", "queueId": 0, "topic": "T"}
 MQ_TEXT = json.dumps(MQ, separators=(",", ":")).encode()

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 import uvloop
 
-from iotmq import by_hand
 from iotmq.assembly import Process
-from iotmq.client.message import ReceivedMessage, SendResult
-from iotmq.client.routes import MessageQueue
-from iotmq.client.settings import ClientSettings
-from iotmq.config import load_config
+from iotmq.client.transport.message import ReceivedMessage, SendResult
+from iotmq.client.transport.routes import MessageQueue
+from iotmq.client.transport.settings import ClientSettings
+from iotmq.commands import produce_consume as by_hand
+from iotmq.config.config import load_config
 from iotmq.errors import MessageRefusedError
 from iotmq.limits import RECORD_BYTES_MAX
 from iotmq.message.record import decode_record, encode_record

@@ -10,8 +10,8 @@ import pytest
 from broker_site import PULL, SEND, Site
 
 from iotmq import limits
-from iotmq.broker.changed_settings import CHANGEABLE
 from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.tables.changed_settings import CHANGEABLE
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.properties_text import parse_properties

@@ -9,7 +9,7 @@ import pytest
 from broker_site import Site
 from eventually import soon
 
-from iotmq.broker.delay_offsets import DelayOffsets
+from iotmq.broker.scheduled.delay_offsets import DelayOffsets
 from iotmq.errors import StoreError
 from iotmq.remoting.codes import RequestCode
 

@@ -26,8 +26,8 @@ from iotmq.client import (
     ReceivedMessage,
     SendResult,
 )
-from iotmq.client.admin_messages import Track, TrackState
-from iotmq.client.queue_tables import by_queue
+from iotmq.client.admin.messages import Track, TrackState
+from iotmq.client.transport.queue_tables import by_queue
 from iotmq.errors import BrokerError, ClientError, RouteNotFoundError
 from iotmq.registry.server import Registry
 from iotmq.registry.settings import RegistrySettings

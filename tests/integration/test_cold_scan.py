@@ -23,7 +23,7 @@ from iotmq.message.record import encode_batch
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
-from iotmq.store.residency import Window
+from iotmq.store.queues.residency import Window
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 

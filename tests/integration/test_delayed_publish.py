@@ -13,7 +13,7 @@ from mqtt_site import MqttSite, SessionDevice, open_site
 
 from iotmq.message.properties import decode_properties
 from iotmq.message.record import iter_records
-from iotmq.mqtt.packets import Will
+from iotmq.mqtt.codec.packets import Will
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ from mqtt5_reading import read_publish5
 from mqtt_site import MqttSite, SessionDevice, open_site
 
 from iotmq import limits
-from iotmq.broker.sessions import OWNER_GRACE_S
-from iotmq.mqtt import packets
-from iotmq.mqtt.packets import Will
-from iotmq.mqtt.properties import Properties
-from iotmq.mqtt_front import session_reports
+from iotmq.broker.sessions.sessions import OWNER_GRACE_S
+from iotmq.mqtt.codec import packets
+from iotmq.mqtt.codec.packets import Will
+from iotmq.mqtt.codec.properties import Properties
+from iotmq.mqtt_front.sessions import reports as session_reports
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from eventually import soon
 from fake_gateway import RawClient
 from mqtt_site import MqttSite, SessionDevice, open_site
 
-from iotmq.broker.exclusives import START_GRACE_S, SWEEP_INTERVAL_S
-from iotmq.broker.sessions import OWNER_GRACE_S
-from iotmq.mqtt import packets
-from iotmq.mqtt.properties import NO_PROPERTIES
+from iotmq.broker.sessions.exclusives import START_GRACE_S, SWEEP_INTERVAL_S
+from iotmq.broker.sessions.sessions import OWNER_GRACE_S
+from iotmq.mqtt.codec import packets
+from iotmq.mqtt.codec.properties import NO_PROPERTIES
 
 TAKEN = [0x80]
 

@@ -11,12 +11,12 @@ import uvloop
 from eventually import soon
 from mqtt_site import MqttSite, SessionDevice, open_site
 
-from iotmq import cli
-from iotmq.admin_command import front_ends
-from iotmq.admin_command.command import run_action
-from iotmq.client import session_link
-from iotmq.client.session_ports import DrainOrder
+from iotmq.commands import cli
+from iotmq.commands.admin import front_ends
+from iotmq.commands.admin.command import run_action
 from iotmq.errors import ClientError
+from iotmq.front_port import session_link
+from iotmq.ports.sessions import DrainOrder
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ async def test_waiting_has_an_end_when_nobody_goes(
     site = await open_site(tmp_path, "one", is_remote=True)
     device = SessionDevice("d")
     await device.connect(site.fronts["one"])
-    monkeypatch.setattr("iotmq.mqtt_front.drain.Drain._step", lambda drain: None)
+    monkeypatch.setattr("iotmq.mqtt_front.sessions.drain.Drain._step", lambda drain: None)
     said = await command(site, capsys, "drain", "one")
     assert said["clients"] == 1
     said = await command(site, capsys, "drain", "one", "--no-wait")

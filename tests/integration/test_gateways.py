@@ -19,16 +19,16 @@ from fake_gateway import RawClient
 from iotmq.broker.broker import Broker
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.store_host import resolve_store_host
-from iotmq.broker.topics import TopicConfig
+from iotmq.broker.tables.topics import TopicConfig
 from iotmq.client import Admin, ClientSettings, IotmqClient, Message, Producer, PullConsumer, ReceivedMessage
-from iotmq.client.gateway import RemoteGateway
-from iotmq.client.ports import GatewayPort
 from iotmq.errors import ConfigError
+from iotmq.front_port.gateway import RemoteGateway
 from iotmq.message.properties import MQTT_TOPIC
-from iotmq.mqtt import packets
-from iotmq.mqtt.packets import Will
+from iotmq.mqtt.codec import packets
+from iotmq.mqtt.codec.packets import Will
 from iotmq.mqtt_front.server import MqttFront
-from iotmq.mqtt_front.settings import MqttSettings, RouteSettings
+from iotmq.mqtt_front.settings.mqtt import MqttSettings, RouteSettings
+from iotmq.ports.gateway import GatewayPort
 from iotmq.registry.server import Registry
 from iotmq.registry.settings import RegistrySettings
 from iotmq.store.settings import StoreSettings

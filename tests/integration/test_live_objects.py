@@ -13,8 +13,8 @@ from fake_gateway import RawClient, connect_packet
 from live_objects import forget_silent, leaving_nothing_behind
 from mqtt_site import MqttSite, SessionDevice, open_site
 
-from iotmq.broker.sessions import OWNER_GRACE_S
-from iotmq.mqtt import packets
+from iotmq.broker.sessions.sessions import OWNER_GRACE_S
+from iotmq.mqtt.codec import packets
 
 ROUNDS = 8
 

@@ -11,9 +11,9 @@ from fake_gateway import RawClient, ScriptedGateway, connect_packet
 from live_objects import forget_silent, leaving_nothing_behind
 from mqtt_transports import TRANSPORTS, Files, Transport, make_files, usable
 
-from iotmq.mqtt import packets
+from iotmq.mqtt.codec import packets
 from iotmq.mqtt_front.server import MqttFront
-from iotmq.mqtt_front.settings import MqttSettings
+from iotmq.mqtt_front.settings.mqtt import MqttSettings
 
 CONNECTIONS = 8
 

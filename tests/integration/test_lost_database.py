@@ -18,11 +18,11 @@ import uvloop
 from eventually import soon
 from mqtt_site import MqttSite, SessionDevice, open_site
 
-from iotmq.broker.shares import REJOIN_GRACE_S
+from iotmq.broker.shares.shares import REJOIN_GRACE_S
 from iotmq.errors import StoreCorruptError
 from iotmq.message.record import decode_record
-from iotmq.store.kv import KV_DIRECTORY
-from iotmq.store.rebuild import rebuild
+from iotmq.store.kv.kv import KV_DIRECTORY
+from iotmq.store.tools.rebuild import rebuild
 
 BACKLOG = [b"%d" % number for number in range(30)]
 FOR_THE_GROUP = b"for whoever of the group comes back"

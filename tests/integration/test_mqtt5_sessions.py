@@ -12,9 +12,9 @@ import uvloop
 from mqtt5_device import Device5
 from mqtt_site import MqttSite, open_site
 
-from iotmq.mqtt import packets
-from iotmq.mqtt.packets import Will
-from iotmq.mqtt.properties import NO_PROPERTIES, Properties
+from iotmq.mqtt.codec import packets
+from iotmq.mqtt.codec.packets import Will
+from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties
 
 EXPIRY_S_MAX = 7 * 24 * 3600  # mqtt.session_expiry_s_max, by default
 NO_LOCAL, RETAIN_AS_PUBLISHED, IF_NEW, NEVER = 0x04, 0x08, 0x10, 0x20

@@ -22,9 +22,10 @@ from mqtt_malformed import MALFORMED_5, MALFORMED_311
 from mqtt_transports import TRANSPORTS, Files, Transport, make_files, usable
 
 from iotmq.limits import MQTT_PACKET_BYTES_MAX
-from iotmq.mqtt import packets, reason_codes
+from iotmq.mqtt import reason_codes
+from iotmq.mqtt.codec import packets
 from iotmq.mqtt_front.server import MqttFront
-from iotmq.mqtt_front.settings import MqttSettings
+from iotmq.mqtt_front.settings.mqtt import MqttSettings
 
 CONNECTIONS_AT_ONCE = 32
 # Of what is made from tables every nth, where not everything is sent.

@@ -20,9 +20,9 @@ from mqtt_core import new_connection
 from mqtt_site import MqttSite, SessionDevice, open_site
 
 from iotmq import limits
-from iotmq.mqtt import packets
-from iotmq.mqtt.packets import Connect, Will
-from iotmq.mqtt.properties import NO_PROPERTIES, Properties
+from iotmq.mqtt.codec import packets
+from iotmq.mqtt.codec.packets import Connect, Will
+from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties
 
 # Levels of the longest topic the protocol has room for.
 LEVELS = "/" * 65_535

@@ -13,8 +13,8 @@ from mqtt5_reading import read_publish5
 from mqtt_site import MqttSite, open_site
 
 from iotmq import limits
-from iotmq.mqtt import packets
-from iotmq.mqtt.properties import NO_PROPERTIES, Properties
+from iotmq.mqtt.codec import packets
+from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties
 
 RETAIN_AS_PUBLISHED, NEVER = 0x08, 0x20
 KEPT_OR_NOT = pytest.mark.parametrize("expiry_s", [None, 600])

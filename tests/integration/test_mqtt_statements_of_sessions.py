@@ -17,9 +17,9 @@ from mqtt5_device import Device5
 from mqtt5_reading import read_publish5
 from mqtt_site import MqttSite, SessionDevice, open_site
 
-from iotmq.mqtt import packets
-from iotmq.mqtt.packets import Will
-from iotmq.mqtt.properties import NO_PROPERTIES, Properties
+from iotmq.mqtt.codec import packets
+from iotmq.mqtt.codec.packets import Will
+from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from fake_gateway import connect_packet
 from gateway_process import GatewayProcess, free_port
 from websocket_peer import frame, request
 
-from iotmq.setting_text import toml_value
+from iotmq.config.setting_text import toml_value
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command is not there")
 

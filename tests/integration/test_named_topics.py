@@ -11,8 +11,8 @@ from eventually import soon
 from fake_gateway import RawClient
 from mqtt_site import MqttSite, SessionDevice, open_site
 
-from iotmq.mqtt import packets
-from iotmq.mqtt_front.topic_settings import AutoSubscriptionSettings, RewriteSettings
+from iotmq.mqtt.codec import packets
+from iotmq.mqtt_front.settings.topics import AutoSubscriptionSettings, RewriteSettings
 
 MARKS = {
     "rewrites": (

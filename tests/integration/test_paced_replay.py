@@ -12,8 +12,8 @@ from eventually import WITHIN_S, soon
 from fake_gateway import RawClient, connect_packet
 from mqtt_site import MqttSite, SessionDevice
 
-from iotmq.mqtt import packets
-from iotmq.mqtt_front.pace import BURST_S
+from iotmq.mqtt.codec import packets
+from iotmq.mqtt_front.connection.pace import BURST_S
 
 PER_S = 100
 COUNT = 60

@@ -18,24 +18,25 @@ from fake_gateway import RawClient, connect_packet
 from mqtt_site import MqttSite, SessionDevice, open_site
 from small_cluster import SmallCluster
 
-from iotmq import cli
-from iotmq.admin_command.command import run_action
 from iotmq.broker.broker import Broker
-from iotmq.broker.element import encode_element
-from iotmq.broker.sessions import OWNER_GRACE_S, START_GRACE_S
-from iotmq.broker.shares import REJOIN_GRACE_S
+from iotmq.broker.sessions.sessions import OWNER_GRACE_S, START_GRACE_S
+from iotmq.broker.shares.shares import REJOIN_GRACE_S
 from iotmq.broker.store_host import resolve_store_host
-from iotmq.client import admin_sessions, delivery_channel, gateway, session_gateway, session_link
-from iotmq.client.gateway import RemoteGateway
-from iotmq.client.session_gateway import RemoteSessions
-from iotmq.client.settings import ClientSettings
+from iotmq.broker.writing.single_message_batch import encode_element
+from iotmq.client.admin import sessions as admin_sessions
+from iotmq.client.transport.settings import ClientSettings
+from iotmq.commands import cli
+from iotmq.commands.admin.command import run_action
 from iotmq.errors import ClientError, StoreFullError
+from iotmq.front_port import delivery_channel, gateway, session_gateway, session_link
+from iotmq.front_port.gateway import RemoteGateway
+from iotmq.front_port.session_gateway import RemoteSessions
 from iotmq.message.hosts import encode_host
 from iotmq.message.record import iter_records
-from iotmq.mqtt import packets
-from iotmq.mqtt.packets import Will
+from iotmq.mqtt.codec import packets
+from iotmq.mqtt.codec.packets import Will
 from iotmq.mqtt_front.server import MqttFront
-from iotmq.mqtt_front.settings import MqttSettings
+from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 from iotmq.store.store import Store

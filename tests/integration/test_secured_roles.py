@@ -12,8 +12,8 @@ from certificates import make_certificate, make_root
 from eventually import eventually
 from gateway_process import GatewayProcess
 
-from iotmq.cli import main
 from iotmq.client import ClientSettings, SyncAdmin, SyncClient
+from iotmq.commands.cli import main
 
 FILE = """
 accounts:

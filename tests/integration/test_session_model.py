@@ -20,9 +20,9 @@ from eventually import soon
 from mqtt_site import MqttSite, SessionDevice, open_site
 from session_oracle import RECORD_BYTES_MOST, Bounds, Expected
 
-from iotmq.broker.session_cut import RECORD_BYTES_MIN, Queue, waiting_count
-from iotmq.broker.sessions import Sessions
-from iotmq.mqtt.topics import matches
+from iotmq.broker.sessions.queue_trim import RECORD_BYTES_MIN, Queue, waiting_count
+from iotmq.broker.sessions.sessions import Sessions
+from iotmq.mqtt.topics.topics import matches
 
 PROGRAMS = int(os.environ.get("IOTMQ_SESSION_PROGRAMS", "34"))
 SEED = int(os.environ.get("IOTMQ_SESSION_SEED", "1"))

@@ -10,7 +10,7 @@ import pytest
 import uvloop
 from mqtt_site import MqttSite, SessionDevice
 
-from iotmq.broker.session_limits import CHECK_INTERVAL_S
+from iotmq.broker.sessions.limits import CHECK_INTERVAL_S
 
 
 @pytest.fixture

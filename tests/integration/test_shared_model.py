@@ -16,8 +16,8 @@ import uvloop
 from eventually import soon
 from mqtt_site import Front, MqttSite, SessionDevice, open_site
 
-from iotmq.broker.share_group import Strategy
-from iotmq.broker.shares import REJOIN_GRACE_S
+from iotmq.broker.shares.share_group import Strategy
+from iotmq.broker.shares.shares import REJOIN_GRACE_S
 
 PROGRAMS = int(os.environ.get("IOTMQ_SHARED_PROGRAMS", "1"))
 SEED = int(os.environ.get("IOTMQ_SHARED_SEED", "1"))

@@ -13,7 +13,7 @@ from eventually import soon
 from mqtt_site import MqttSite, SessionDevice, open_site
 
 from iotmq import limits
-from iotmq.broker.shares import REJOIN_GRACE_S
+from iotmq.broker.shares.shares import REJOIN_GRACE_S
 
 SHARE = "$share/g/t/#"
 

@@ -28,7 +28,7 @@ from iotmq.client import (
 from iotmq.errors import SubscriptionError
 from iotmq.registry.server import Registry
 from iotmq.registry.settings import RegistrySettings
-from iotmq.store.residency import Window
+from iotmq.store.queues.residency import Window
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 

@@ -23,9 +23,9 @@ from mqtt5_oracle import read_properties
 from mqtt5_reading import read_publish5
 from scram_client import CONTINUE, METHOD, ScramClient, answer, auth, scram_connect
 
-from iotmq.cli import main
-from iotmq.mqtt import packets
-from iotmq.mqtt.properties import NO_PROPERTIES
+from iotmq.commands.cli import main
+from iotmq.mqtt.codec import packets
+from iotmq.mqtt.codec.properties import NO_PROPERTIES
 
 pytestmark = pytest.mark.interop
 

@@ -23,8 +23,8 @@ from eventually import eventually
 from gateway_process import ROOT, GatewayProcess, free_port
 from mosquitto_broker import PROGRAM, MosquittoBroker
 
-from iotmq import cli
-from iotmq.setting_text import toml_value
+from iotmq.commands import cli
+from iotmq.config.setting_text import toml_value
 
 pytestmark = [
     pytest.mark.interop,

@@ -22,7 +22,7 @@ from iotmq.client import (
     SyncProducer,
     SyncPushConsumer,
 )
-from iotmq.client.admin import Admin
+from iotmq.client.admin.admin import Admin
 from iotmq.errors import BrokerError, RouteNotFoundError
 
 CLUSTER = "DefaultCluster"

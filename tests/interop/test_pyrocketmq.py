@@ -17,7 +17,7 @@ from log_reader import read_topic
 from piped_client import PipedClient
 
 from iotmq.client import ClientSettings, SyncAdmin, SyncClient
-from iotmq.client.admin import Admin
+from iotmq.client.admin.admin import Admin
 
 SCRIPT = Path(__file__).with_name("pyrocketmq_client.py")
 LIBRARIES = ROOT / "build" / "interop" / "java"

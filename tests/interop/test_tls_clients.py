@@ -16,7 +16,7 @@ from eventually import eventually
 from gateway_process import GatewayProcess, free_port
 from paho.mqtt.enums import CallbackAPIVersion
 
-from iotmq.setting_text import toml_value
+from iotmq.config.setting_text import toml_value
 
 pytestmark = [
     pytest.mark.interop,

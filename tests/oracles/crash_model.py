@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-import iotmq.store.consume_queue as consume_queue_module
-import iotmq.store.recovery as recovery_module
-from iotmq.store.segment import Segment
+import iotmq.store.queues.consume_queue as consume_queue_module
+import iotmq.store.recovery.recovery as recovery_module
+from iotmq.store.log.segment import Segment
 
 PAGE_BYTES = 4096
 SECTOR_BYTES = 512

@@ -1,4 +1,5 @@
-"""Brokers a test answers for: a scripted `client.ports.GatewayPort`, and what hands a front end its bytes."""
+"""Brokers a test answers for: a scripted `ports.gateway.GatewayPort`, and what hands a front end its
+bytes."""
 
 from __future__ import annotations
 
@@ -10,16 +11,16 @@ from typing import Any, NamedTuple
 from fake_broker import split_batch
 from typing_extensions import Buffer
 
-from iotmq.client.ports import AppendDone, DeliveryReceiver
 from iotmq.clock import ManualClock
 from iotmq.message.properties import MQTT_QOS, MQTT_TOPIC, decode_properties, encode_properties
 from iotmq.message.record import check_batch, encode_record
 from iotmq.metrics import Metric
-from iotmq.mqtt import packets
-from iotmq.mqtt.connection_settings import ConnectionSettings
-from iotmq.mqtt.packets import Connect
-from iotmq.mqtt.properties import Properties
-from iotmq.mqtt_front.device import Device, DeviceGroup
+from iotmq.mqtt.codec import packets
+from iotmq.mqtt.codec.packets import Connect
+from iotmq.mqtt.codec.properties import Properties
+from iotmq.mqtt.server.connection_settings import ConnectionSettings
+from iotmq.mqtt_front.connection.device import Device, DeviceGroup
+from iotmq.ports.gateway import AppendDone, DeliveryReceiver
 
 
 class Message(NamedTuple):
@@ -76,7 +77,7 @@ class ScriptedGateway:
         self.record_bytes_max = record_bytes_max
         self.not_ready_reason: str | None = None
         self.queues = queues
-        # Whether a batch may be stored though its answer says otherwise (client.ports.GatewayPort).
+        # Whether a batch may be stored though its answer says otherwise (ports.gateway.GatewayPort).
         self.may_lose_answers = False
         self.released: list[tuple[str | None, bytes, AppendDone]] = []
         self.releases_at_once = True

@@ -17,7 +17,7 @@ from front_metrics import number_of
 from iotmq.clock import ManualClock
 from iotmq.mqtt_front import server
 from iotmq.mqtt_front.server import MqttFront
-from iotmq.mqtt_front.settings import MqttSettings
+from iotmq.mqtt_front.settings.mqtt import MqttSettings
 
 
 class Site:

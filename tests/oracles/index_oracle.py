@@ -1,4 +1,5 @@
-"""The key index as plainly as it can be said: the slow twin of iotmq/store/key_index.pyx."""
+"""The key index as plainly as it can be said: the slow twin of
+iotmq/store/projections/key_index/key_index.pyx."""
 
 from __future__ import annotations
 

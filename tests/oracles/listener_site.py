@@ -10,7 +10,7 @@ from typing import Any
 
 from fake_gateway import ScriptedGateway
 
-from iotmq.config import Config, config_from_table
+from iotmq.config.config import Config, config_from_table
 from iotmq.mqtt_front.server import MqttFront
 
 

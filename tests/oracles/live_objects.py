@@ -9,20 +9,23 @@ from contextlib import asynccontextmanager
 
 from eventually import soon
 
-from iotmq.broker import gateway, session_handler, sessions, share_group, shares
-from iotmq.broker.delivery import DeliveryChannel
-from iotmq.broker.light_queues import LightChannel
-from iotmq.broker.session_channel import SessionChannel
-from iotmq.client import session_parts
-from iotmq.mqtt_front import retained_egress
-from iotmq.mqtt_front.deadlines import RECHECK_S
-from iotmq.mqtt_front.device import Device
-from iotmq.mqtt_front.durable import DurableSession
-from iotmq.mqtt_front.ingress import Batch
-from iotmq.mqtt_front.kept_session import QueueSubscription
+from iotmq.broker.delivery.delivery import DeliveryChannel
+from iotmq.broker.handlers.mqtt import gateway
+from iotmq.broker.handlers.mqtt import sessions as session_handler
+from iotmq.broker.light_queues.light_queues import LightChannel
+from iotmq.broker.sessions import sessions
+from iotmq.broker.sessions.channel import SessionChannel
+from iotmq.broker.shares import share_group, shares
+from iotmq.front_port import session_parts
+from iotmq.mqtt_front.connection.deadlines import RECHECK_S
+from iotmq.mqtt_front.connection.device import Device
+from iotmq.mqtt_front.deliver import retained_egress
+from iotmq.mqtt_front.listen.websocket import WebSocketLink, WebSocketProtocol
+from iotmq.mqtt_front.publish.ingress import Batch
 from iotmq.mqtt_front.server import MqttFront
-from iotmq.mqtt_front.shared import SharedSession, SharedSubscription, Source
-from iotmq.mqtt_front.websocket import WebSocketLink, WebSocketProtocol
+from iotmq.mqtt_front.sessions.durable import DurableSession
+from iotmq.mqtt_front.sessions.kept_session import QueueSubscription
+from iotmq.mqtt_front.sessions.shared import SharedSession, SharedSubscription, Source
 from iotmq.remoting.server import ServerConnection
 
 KINDS = (
@@ -54,7 +57,7 @@ KINDS = (
 )
 
 # Batches are kept for the next use, a few of them.
-SPARE = Counter({"iotmq.mqtt_front.ingress.Batch": 2})
+SPARE = Counter({"iotmq.mqtt_front.publish.ingress.Batch": 2})
 
 
 def live_objects() -> Counter[str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from mqtt_corpus import Case
 
 from iotmq import limits
-from iotmq.mqtt import packets, reason_codes
-from iotmq.mqtt.packets import Connect, Will
-from iotmq.mqtt.properties import (
+from iotmq.mqtt import reason_codes
+from iotmq.mqtt.codec import packets
+from iotmq.mqtt.codec.packets import Connect, Will
+from iotmq.mqtt.codec.properties import (
     NO_PROPERTIES,
     Properties,
     encode_properties,

@@ -8,9 +8,9 @@ from fake_gateway import RawClient, connect_packet
 from mqtt5_reading import Received, read_publish5
 from mqtt_site import MqttSite
 
-from iotmq.mqtt import packets
-from iotmq.mqtt.packet_reader import PacketReader
-from iotmq.mqtt.properties import Properties, read_properties
+from iotmq.mqtt.codec import packets
+from iotmq.mqtt.codec.packet_reader import PacketReader
+from iotmq.mqtt.codec.properties import Properties, read_properties
 
 
 class Device5:

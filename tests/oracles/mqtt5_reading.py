@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from fake_gateway import split_output
 
-from iotmq.mqtt import packets
-from iotmq.mqtt.packet_reader import PacketReader
-from iotmq.mqtt.properties import Properties, read_properties
+from iotmq.mqtt.codec import packets
+from iotmq.mqtt.codec.packet_reader import PacketReader
+from iotmq.mqtt.codec.properties import Properties, read_properties
 
 
 @dataclass(frozen=True)

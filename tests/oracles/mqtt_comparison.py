@@ -8,7 +8,7 @@ from fake_gateway import split_output
 from mqtt_core import feed
 from mqtt_oracle import Outcome, run_connection, shortened
 
-from iotmq.mqtt import packets
+from iotmq.mqtt.codec import packets
 
 
 def check_against_twin(chunks: Sequence[bytes], *, packet_bytes_max: int) -> Outcome:

@@ -7,10 +7,10 @@ from typing import Any
 
 from mqtt_oracle import Outcome
 
-from iotmq.mqtt.connection import CONNECTED, ServerConnection
-from iotmq.mqtt.connection_settings import ConnectionSettings
-from iotmq.mqtt.packets import Connect
-from iotmq.mqtt.publish_sink import CollectingSink
+from iotmq.mqtt.codec.packets import Connect
+from iotmq.mqtt.server.connection import CONNECTED, ServerConnection
+from iotmq.mqtt.server.connection_settings import ConnectionSettings
+from iotmq.mqtt.server.publish_sink import CollectingSink
 
 PACKET_BYTES_MAX = 100_000
 

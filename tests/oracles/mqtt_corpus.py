@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from iotmq.mqtt import packets, reason_codes
-from iotmq.mqtt.packets import Connect, Will
+from iotmq.mqtt import reason_codes
+from iotmq.mqtt.codec import packets
+from iotmq.mqtt.codec.packets import Connect, Will
 from iotmq.mqtt.reason_codes import Reason
 
 

@@ -12,8 +12,9 @@ import mqtt5_oracle
 from mqtt5_corpus import MALFORMED, PROTOCOL, connect_with
 from mqtt_corpus import CONNECT, Case
 
-from iotmq.mqtt import packets, reason_codes
-from iotmq.mqtt.properties import Properties, write_binary, write_text, write_variable_integer
+from iotmq.mqtt import reason_codes
+from iotmq.mqtt.codec import packets
+from iotmq.mqtt.codec.properties import Properties, write_binary, write_text, write_variable_integer
 from iotmq.mqtt.reason_codes import Reason
 
 # Table 2-2: the flags that each type has to have; of PUBLISH they mean something.

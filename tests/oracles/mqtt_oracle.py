@@ -1,4 +1,5 @@
-"""The slow, obvious twin of `iotmq.mqtt.connection.ServerConnection`: whole packets, Python objects."""
+"""The slow, obvious twin of `iotmq.mqtt.server.connection.ServerConnection`: whole packets, Python
+objects."""
 
 from __future__ import annotations
 
@@ -8,10 +9,12 @@ from typing import Any
 import mqtt5_oracle
 
 from iotmq import limits
-from iotmq.mqtt import packets, reason_codes, topics
+from iotmq.mqtt import reason_codes
+from iotmq.mqtt.codec import packets
+from iotmq.mqtt.codec.properties import NO_PROPERTIES
 from iotmq.mqtt.errors import MqttProtocolError
-from iotmq.mqtt.properties import NO_PROPERTIES
 from iotmq.mqtt.reason_codes import Reason
+from iotmq.mqtt.topics import topics
 
 
 @dataclass

@@ -10,7 +10,7 @@ from pathlib import Path
 from crash_load import SMALL_FILES
 from gateway_process import GatewayProcess, free_port
 
-from iotmq.setting_text import toml_value
+from iotmq.config.setting_text import toml_value
 
 
 @contextmanager

@@ -12,16 +12,16 @@ from eventually import WITHIN_S, soon
 from fake_gateway import RawClient, connect_packet
 from session_bench import SessionBench
 
-from iotmq.client.gateway import RemoteGateway
-from iotmq.client.ports import GatewayPort
-from iotmq.client.session_gateway import RemoteSessions
-from iotmq.client.session_ports import SessionPort
 from iotmq.clock import Clock
-from iotmq.mqtt import packets
-from iotmq.mqtt.packets import Will
-from iotmq.mqtt_front.durable import DurableSession
+from iotmq.front_port.gateway import RemoteGateway
+from iotmq.front_port.session_gateway import RemoteSessions
+from iotmq.mqtt.codec import packets
+from iotmq.mqtt.codec.packets import Will
 from iotmq.mqtt_front.server import MqttFront
-from iotmq.mqtt_front.settings import MqttSettings
+from iotmq.mqtt_front.sessions.durable import DurableSession
+from iotmq.mqtt_front.settings.mqtt import MqttSettings
+from iotmq.ports.gateway import GatewayPort
+from iotmq.ports.sessions import SessionPort
 from iotmq.registry.server import Registry
 from iotmq.registry.settings import RegistrySettings
 

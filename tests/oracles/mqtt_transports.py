@@ -13,8 +13,8 @@ from certificates import Certificate, make_certificate, make_root
 from fake_gateway import RawClient
 from websocket_peer import WebSocketPeer
 
-from iotmq.mqtt_front.listener_settings import ENCRYPTED_TRANSPORTS, CertificateSettings, ListenerSettings
 from iotmq.mqtt_front.server import MqttFront
+from iotmq.mqtt_front.settings.listeners import ENCRYPTED_TRANSPORTS, CertificateSettings, ListenerSettings
 
 
 class Files(NamedTuple):

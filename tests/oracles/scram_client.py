@@ -11,8 +11,8 @@ from typing import Any
 from fake_gateway import RawClient, connect_packet
 from mqtt5_oracle import read_properties
 
-from iotmq.mqtt import packets
-from iotmq.mqtt.properties import Properties
+from iotmq.mqtt.codec import packets
+from iotmq.mqtt.codec.properties import Properties
 
 METHOD = "SCRAM-SHA-256"
 CONTINUE, AGAIN = 0x18, 0x19

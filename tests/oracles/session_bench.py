@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from iotmq.broker.broker import Broker
-from iotmq.broker.element import encode_element
-from iotmq.broker.session_gateway import LocalSessions
+from iotmq.broker.handlers.mqtt.local_sessions import LocalSessions
 from iotmq.broker.settings import BrokerSettings
-from iotmq.client.session_ports import (
+from iotmq.broker.writing.single_message_batch import encode_element
+from iotmq.clock import ManualClock
+from iotmq.message.hosts import encode_host
+from iotmq.message.record import decode_record
+from iotmq.ports.sessions import (
     CloseRequest,
     OpenedSession,
     OpenRequest,
@@ -27,9 +30,6 @@ from iotmq.client.session_ports import (
     UnsubscribeRequest,
     Will,
 )
-from iotmq.clock import ManualClock
-from iotmq.message.hosts import encode_host
-from iotmq.message.record import decode_record
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from iotmq.mqtt.topics import matches
+from iotmq.mqtt.topics.topics import matches
 
 # No record of the programs is larger: so many fit in a limit of bytes.
 RECORD_BYTES_MOST = 600

@@ -11,15 +11,15 @@ from typing import Any
 
 from eventually import soon
 
-from iotmq.broker.acl import AccessControl, Guard
+from iotmq.broker.access.acl import AccessControl, Guard
 from iotmq.broker.broker import Broker
-from iotmq.broker.cold_reads import ColdReads
+from iotmq.broker.replies.cold_reads import ColdReads
 from iotmq.broker.settings import BrokerSettings
 from iotmq.clock import ManualClock
 from iotmq.message.hosts import encode_host
 from iotmq.metrics import Metric
-from iotmq.remoting.frame import FrameReader, Run
-from iotmq.remoting.pull_frames import PullFrame
+from iotmq.remoting.frames.frame import FrameReader, Run
+from iotmq.remoting.frames.pull_frames import PullFrame
 from iotmq.remoting.server import RequestHandler, RunHandler, ServerConnection
 from iotmq.remoting.traffic import Traffic
 from iotmq.store.settings import StoreSettings

@@ -13,8 +13,8 @@ from gateway_process import free_port
 from iotmq.broker.broker import Broker
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.store_host import resolve_store_host
-from iotmq.client.client import IotmqClient
-from iotmq.client.settings import ClientSettings
+from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.settings import ClientSettings
 from iotmq.registry.server import Registry
 from iotmq.registry.settings import RegistrySettings
 from iotmq.store.settings import StoreSettings

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from iotmq.broker.sql_tree import And, Compare, Constant, In, IsNull, Node, Not, Or, Property, Search
+from iotmq.broker.filters.sql_tree import And, Compare, Constant, In, IsNull, Node, Not, Or, Property, Search
 
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 

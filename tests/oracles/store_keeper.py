@@ -9,7 +9,7 @@ from typing import Any
 from store_model import open_small, put, wait_allocated, wait_flushed
 
 from iotmq.clock import ManualClock
-from iotmq.store.retention import DiskUsage
+from iotmq.store.retention.decide import DiskUsage
 from iotmq.store.store import Store
 
 WAIT_S = 20.0

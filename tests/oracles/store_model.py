@@ -11,8 +11,8 @@ from eventually import eventually
 
 from iotmq.clock import Clock, ManualClock
 from iotmq.message.record import decode_record, encode_batch, iter_records
-from iotmq.store.commit_log import Appended
-from iotmq.store.reads import ReadStatus
+from iotmq.store.log.commit_log import Appended
+from iotmq.store.queues.reads import ReadStatus
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 

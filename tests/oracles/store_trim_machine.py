@@ -14,9 +14,9 @@ from store_model import BORN_HOST, ListModel, Stored, log_records, open_small, w
 
 from iotmq.clock import ManualClock
 from iotmq.message.record import encode_batch, iter_records
-from iotmq.store.reads import ReadStatus
-from iotmq.store.removal import Remover
-from iotmq.store.retention import DiskUsage
+from iotmq.store.queues.reads import ReadStatus
+from iotmq.store.retention.decide import DiskUsage
+from iotmq.store.retention.delete_thread import Remover
 from iotmq.store.store import Store
 
 TOPICS = ("a", "telemetry", "%RETRY%group")

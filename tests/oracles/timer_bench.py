@@ -7,19 +7,19 @@ from typing import Any
 
 from eventually import soon
 
-from iotmq.broker.delay_levels import DelayLevels
-from iotmq.broker.delays import DelayDelivery
-from iotmq.broker.element import encode_element
-from iotmq.broker.intake import Intake, IntakeError, StoredBatch
-from iotmq.broker.timer_wish import Wish
-from iotmq.broker.timers import Timers
-from iotmq.broker.topics import SCHEDULE_TOPIC, TIMER_TOPIC, TopicTable
+from iotmq.broker.scheduled.delay_levels import DelayLevels
+from iotmq.broker.scheduled.delivery_time import Wish
+from iotmq.broker.scheduled.scheduling import DelayDelivery
+from iotmq.broker.scheduled.timers import Timers
+from iotmq.broker.tables.topics import SCHEDULE_TOPIC, TIMER_TOPIC, TopicTable
+from iotmq.broker.writing.message_writer import Intake, IntakeError, StoredBatch
+from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.clock import ManualClock
 from iotmq.message.hosts import encode_host
 from iotmq.message.record import Record, iter_records
+from iotmq.store.kv.timer_index import TimerIndex
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
-from iotmq.store.timer_index import TimerIndex
 
 HOST = encode_host("127.0.0.1", 10911)
 LEVELS = "1s 5s 10s 30s 1m"

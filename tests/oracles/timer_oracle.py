@@ -7,8 +7,8 @@ from typing import NamedTuple
 from store_model import log_records
 
 from iotmq.message.record import Record, property_value
+from iotmq.store.kv.timer_index import TimerIndex
 from iotmq.store.store import Store
-from iotmq.store.timer_index import TimerIndex
 
 LEVEL_TOPIC = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC = "rmq_sys_wheel_timer"

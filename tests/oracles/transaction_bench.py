@@ -10,8 +10,8 @@ from typing import Any
 from eventually import soon
 
 from iotmq.broker.broker import Broker
-from iotmq.broker.intake import Intake, IntakeError
 from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.writing.message_writer import Intake, IntakeError
 from iotmq.clock import ManualClock
 from iotmq.errors import RequestError
 from iotmq.message.hosts import encode_host

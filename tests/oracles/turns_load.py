@@ -15,14 +15,14 @@ from loop_turns import LoopTurns
 from session_bench import HOST, FrontEnd, SessionBench, turns
 
 from iotmq import limits
-from iotmq.broker.element import encode_element
-from iotmq.broker.session_records import Close, Open, Subscribe, encode_changes
-from iotmq.broker.session_views_handler import SessionViewsHandler
-from iotmq.broker.sessions import OWNER_GRACE_S
-from iotmq.broker.topics import SESSION_TOPIC
-from iotmq.client.session_ports import Refused, RetainedRead, RetainedRecords, Will
+from iotmq.broker.handlers.mqtt.session_views import SessionViewsHandler
+from iotmq.broker.sessions.sessions import OWNER_GRACE_S
+from iotmq.broker.sessions.stored.records import Close, Open, Subscribe, encode_changes
+from iotmq.broker.tables.topics import SESSION_TOPIC
+from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.cycles import short_collections
 from iotmq.message.record import encode_batch
+from iotmq.ports.sessions import Refused, RetainedRead, RetainedRecords, Will
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 

@@ -12,13 +12,13 @@ from fake_gateway import RawClient, ScriptedGateway, connect_packet
 from front_metrics import number_of
 
 from iotmq.clock import ManualClock
-from iotmq.config import config_from_table
-from iotmq.mqtt import packets
-from iotmq.mqtt_front.device import Device
-from iotmq.mqtt_front.file_authenticator import FileAuthenticator
-from iotmq.mqtt_front.scram import make_verifier
+from iotmq.config.config import config_from_table
+from iotmq.mqtt.codec import packets
+from iotmq.mqtt_front.access.file_authenticator import FileAuthenticator
+from iotmq.mqtt_front.access.scram import make_verifier
+from iotmq.mqtt_front.access.users_file import write_users
+from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.server import MqttFront
-from iotmq.mqtt_front.users_file import write_users
 
 WAY = "iotmq_mqtt_authenticated_total"
 REFUSED = "iotmq_mqtt_authentication_refused_total"

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from mqtt5_corpus import connect_with
 from mqtt_core import new_connection
 
-from iotmq.mqtt import packets, reason_codes
-from iotmq.mqtt.connection import AUTHENTICATING, CLOSED, CONNECTED, OPENING
-from iotmq.mqtt.packets import Auth, Connect, Subscribe
-from iotmq.mqtt.properties import NO_PROPERTIES, Properties
+from iotmq.mqtt import reason_codes
+from iotmq.mqtt.codec import packets
+from iotmq.mqtt.codec.packets import Auth, Connect, Subscribe
+from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties
+from iotmq.mqtt.server.connection import AUTHENTICATING, CLOSED, CONNECTED, OPENING
 
 METHOD = "SCRAM-SHA-256"
 

@@ -13,13 +13,13 @@ import msgspec
 import pytest
 
 from iotmq.broker.broker import Broker
-from iotmq.broker.recall_handle import RecallHandle
+from iotmq.broker.scheduled.recall_handle import RecallHandle
 from iotmq.broker.settings import BrokerSettings
 from iotmq.clock import ManualClock
 from iotmq.errors import RequestError
 from iotmq.message.hosts import encode_host
 from iotmq.message.record import encode_batch
-from iotmq.mqtt.reply_topics import ReplyAddress, reply_token
+from iotmq.mqtt.topics.reply import ReplyAddress, reply_token
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 from iotmq.store.settings import StoreSettings

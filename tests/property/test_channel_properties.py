@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from iotmq.errors import RequestError
 from iotmq.remoting.codes import Flag, Serialize
 from iotmq.remoting.command import Command
-from iotmq.remoting.frame import FrameReader, encode
+from iotmq.remoting.frames.frame import FrameReader, encode
 from iotmq.remoting.server import ServerConnection
 from iotmq.remoting.traffic import Traffic
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from session_bench import FrontEnd, SessionBench, turns
 
-from iotmq.broker.exclusives import START_GRACE_S, SWEEP_INTERVAL_S
-from iotmq.broker.sessions import FENCE_TIMEOUT_S, OWNER_GRACE_S
-from iotmq.client.session_ports import ExclusiveClaim, Refused
+from iotmq.broker.sessions.exclusives import START_GRACE_S, SWEEP_INTERVAL_S
+from iotmq.broker.sessions.sessions import FENCE_TIMEOUT_S, OWNER_GRACE_S
+from iotmq.ports.sessions import ExclusiveClaim, Refused
 
 CLIENTS = ("a", "b", "c", "d")
 FILTERS = ("1", "2", "3")

@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from iotmq.mqtt.filters import FilterIndex
-from iotmq.mqtt.topics import matches
+from iotmq.mqtt.topics.filters import FilterIndex
+from iotmq.mqtt.topics.topics import matches
 
 LEVEL = st.sampled_from(["", "a", "b", "$s", "é"])
 TOPIC = st.lists(LEVEL, min_size=1, max_size=4).map("/".join).filter(bool)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from iotmq.errors import MalformedFrameError
 from iotmq.remoting.codes import Serialize
 from iotmq.remoting.command import Command
-from iotmq.remoting.frame import REASONS, FrameReader, encode
+from iotmq.remoting.frames.frame import REASONS, FrameReader, encode
 
 Facts = tuple[object, ...]
 

@@ -7,10 +7,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from iotmq.mqtt import packets, reason_codes
-from iotmq.mqtt_front.device import Device
-from iotmq.mqtt_front.ingress import Ingress
-from iotmq.mqtt_front.routes import Router
+from iotmq.mqtt import reason_codes
+from iotmq.mqtt.codec import packets
+from iotmq.mqtt_front.connection.device import Device
+from iotmq.mqtt_front.publish.ingress import Ingress
+from iotmq.mqtt_front.publish.routes import Router
 from iotmq.remoting.codes import ResponseCode
 
 DEVICES = st.integers(0, 2)

@@ -14,9 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from index_oracle import IndexOracle, index_hash, java_hash, keys_of
 
 from iotmq.message.record import decode_record, encode_record
-from iotmq.store.index_file import key_hash
-from iotmq.store.key_index import KeyIndex
-from iotmq.store.key_query import record_keys
+from iotmq.store.projections.key_index.index_file import key_hash
+from iotmq.store.projections.key_index.key_index import KeyIndex
+from iotmq.store.projections.key_index.key_query import record_keys
 
 T0_MS = 1_700_000_000_000
 TOPICS = ("T", "TT", "a" * 127)

@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from store_model import BORN_HOST, open_small
 
 from iotmq.message.record import decode_record, encode_batch
-from iotmq.store import kv_projection
-from iotmq.store.rebuild import rebuild
-from iotmq.store.segment import segment_name
+from iotmq.store.kv import kv_projection
+from iotmq.store.log.segment import segment_name
+from iotmq.store.tools.rebuild import rebuild
 
 MQTT_TOPICS = ("a", "a/b", "a/b/c", "dev/1/t", "dev/2/t", "\u00fc", "x" * 300)
 TOPICS = ("T", "U", "%RETRY%g", "SCHEDULE_TOPIC_XXXX")

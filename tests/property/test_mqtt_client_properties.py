@@ -8,14 +8,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from mqtt_core import new_connection
 
-from iotmq.mqtt import packets
-from iotmq.mqtt.client_connection import CONNECTED, ClientConnection
-from iotmq.mqtt.client_events import Acknowledged
-from iotmq.mqtt.client_input import ReceivedMessage
-from iotmq.mqtt.client_session import ClientSession, OutgoingMessage
-from iotmq.mqtt.connection import CONNECTED as SERVER_CONNECTED
-from iotmq.mqtt.packets import Connect
-from iotmq.mqtt.properties import NO_PROPERTIES, Properties
+from iotmq.mqtt.client.connection import CONNECTED, ClientConnection
+from iotmq.mqtt.client.events import Acknowledged
+from iotmq.mqtt.client.input import ReceivedMessage
+from iotmq.mqtt.client.session import ClientSession, OutgoingMessage
+from iotmq.mqtt.codec import packets
+from iotmq.mqtt.codec.packets import Connect
+from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties
+from iotmq.mqtt.server.connection import CONNECTED as SERVER_CONNECTED
 
 _TOPIC = b"a/topic/of/some/length"
 _ENOUGH = 1_000_000

@@ -9,11 +9,11 @@ from mqtt5_corpus import CORPUS as CORPUS5
 from mqtt_comparison import check_against_twin
 from mqtt_corpus import CONNECT, CORPUS
 
-from iotmq.mqtt import packets
-from iotmq.mqtt.connection import ServerConnection
-from iotmq.mqtt.connection_settings import ConnectionSettings
-from iotmq.mqtt.properties import NO_PROPERTIES, Properties
-from iotmq.mqtt.publish_sink import CollectingSink
+from iotmq.mqtt.codec import packets
+from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties
+from iotmq.mqtt.server.connection import ServerConnection
+from iotmq.mqtt.server.connection_settings import ConnectionSettings
+from iotmq.mqtt.server.publish_sink import CollectingSink
 
 PACKET_BYTES_MAX = 2_000
 

@@ -8,9 +8,8 @@ import mqtt5_oracle
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from iotmq.mqtt.errors import MqttProtocolError
-from iotmq.mqtt.packet_reader import PacketReader
-from iotmq.mqtt.properties import (
+from iotmq.mqtt.codec.packet_reader import PacketReader
+from iotmq.mqtt.codec.properties import (
     PROPERTIES,
     WILL,
     Properties,
@@ -18,7 +17,8 @@ from iotmq.mqtt.properties import (
     read_properties,
     write_variable_integer,
 )
-from iotmq.mqtt.publish_properties import decode_publish_properties
+from iotmq.mqtt.codec.publish_properties import decode_publish_properties
+from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.reason_codes import PROTOCOL_ERROR, Reason
 
 PUBLISH = 3

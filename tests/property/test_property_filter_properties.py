@@ -7,9 +7,9 @@ import sql_oracle
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iotmq.broker.property_filter import PropertyFilter
-from iotmq.broker.sql import parse_sql
-from iotmq.broker.sql_tree import And, Compare, Constant, In, IsNull, Node, Not, Or, Property, Search
+from iotmq.broker.filters.property_filter import PropertyFilter
+from iotmq.broker.filters.sql import parse_sql
+from iotmq.broker.filters.sql_tree import And, Compare, Constant, In, IsNull, Node, Not, Or, Property, Search
 from iotmq.errors import RequestError
 from iotmq.message.properties import decode_properties, encode_properties
 from iotmq.message.record import encode_record

@@ -16,13 +16,13 @@ import msgspec
 import pytest
 from short_and_general import Side, check_alike
 
-from iotmq.broker.pull_handler import _maxima, _read_header
-from iotmq.broker.topics import TopicConfig
+from iotmq.broker.handlers.native.pull import _maxima, _read_header
+from iotmq.broker.tables.topics import TopicConfig
 from iotmq.message.record import encode_batch
 from iotmq.remoting.codes import RequestCode, Serialize
 from iotmq.remoting.command import Command
-from iotmq.remoting.frame import FrameReader, encode
-from iotmq.remoting.pull_frames import PullFrame, read_pull
+from iotmq.remoting.frames.frame import FrameReader, encode
+from iotmq.remoting.frames.pull_frames import PullFrame, read_pull
 
 TAGS = ("A", "B")
 PLAIN = {

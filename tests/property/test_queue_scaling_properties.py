@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from broker_site import SEND, Site
 
-from iotmq.broker.topics import TopicConfig
+from iotmq.broker.tables.topics import TopicConfig
 from iotmq.errors import RequestError
 from iotmq.message.record import iter_records
 from iotmq.remoting.codes import RequestCode

@@ -6,9 +6,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scram_client import ScramClient
 
-from iotmq.mqtt.saslprep import saslprep
-from iotmq.mqtt_front.scram import ScramError, ScramExchange, make_verifier, parse_verifier
-from iotmq.mqtt_front.users_file import UsersFileError, parse_users, with_users, without_user
+from iotmq.mqtt.auth.saslprep import saslprep
+from iotmq.mqtt_front.access.scram import ScramError, ScramExchange, make_verifier, parse_verifier
+from iotmq.mqtt_front.access.users_file import UsersFileError, parse_users, with_users, without_user
 
 VERIFIER = make_verifier(b"pencil", iterations=4_096)
 

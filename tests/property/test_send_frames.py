@@ -9,12 +9,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from iotmq.broker.send_handler import _LONG_NAMES, _SHORT_NAMES, _read_header
+from iotmq.broker.handlers.native.send import _LONG_NAMES, _SHORT_NAMES, _read_header
 from iotmq.errors import RequestError
 from iotmq.remoting.codes import Serialize
 from iotmq.remoting.command import Command
-from iotmq.remoting.frame import FrameReader, encode
-from iotmq.remoting.send_frames import SendRun, read_sends
+from iotmq.remoting.frames.frame import FrameReader, encode
+from iotmq.remoting.frames.send_frames import SendRun, read_sends
 
 LETTERS = "abcdefghijklmn"
 LONG = [*_LONG_NAMES[:-1], "unitMode", "batch", "bname"]

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from short_and_general import RECORD_BYTES_MAX, Side, check_alike
 
-from iotmq.broker.topics import TopicConfig
+from iotmq.broker.tables.topics import TopicConfig
 from iotmq.message.record import encode_batch
 from iotmq.remoting.codes import Serialize
 from iotmq.remoting.command import Command
-from iotmq.remoting.frame import FrameReader, encode
+from iotmq.remoting.frames.frame import FrameReader, encode
 
 LETTERS = "abcdefghijklm"
 LONG = (

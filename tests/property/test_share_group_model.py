@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from iotmq.broker.share_group import Holder, ShareGroup, Strategy
+from iotmq.broker.shares.share_group import Holder, ShareGroup, Strategy
 
 TIMEOUT_S = 10.0
 IN_FLIGHT_MAX = 12
@@ -58,7 +58,7 @@ class ShareGroupModel(RuleBasedStateMachine):
             in_flight_max=IN_FLIGHT_MAX,
             timeout_s=TIMEOUT_S,
         )
-        # Their limit is out of reach here; `unit/test_shares.py` has it.
+        # Their limit is out of reach here; `unit/broker/shares/test_shares.py` has it.
         self.holders = {client: Holder(client, lambda: None) for client in CLIENTS}
 
     def key_of(self, position: int) -> str:

@@ -17,9 +17,9 @@ from short_and_general import Side, check_alike
 from iotmq.message.record import encode_batch
 from iotmq.remoting.codes import Serialize
 from iotmq.remoting.command import Command
-from iotmq.remoting.frame import encode
+from iotmq.remoting.frames.frame import encode
+from iotmq.remoting.frames.signed_frames import read_signed
 from iotmq.remoting.signature import Credentials, sign
-from iotmq.remoting.signed_frames import read_signed
 
 ACCOUNTS = """
 globalWhiteRemoteAddresses: [10.9.8.*]

@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from store_model import BORN_HOST, ListModel, log_records, open_small, wait_flushed
 
 from iotmq.message.record import encode_batch, iter_records
-from iotmq.store.flushed_mark import write_flushed_mark
-from iotmq.store.reads import ReadStatus
-from iotmq.store.segment import segment_name
+from iotmq.store.files.flushed_position import write_flushed_mark
+from iotmq.store.log.segment import segment_name
+from iotmq.store.queues.reads import ReadStatus
 
 TOPICS = ("a", "telemetry", "%RETRY%group", "T" * 127)
 

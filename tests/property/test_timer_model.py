@@ -16,9 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from timer_bench import TimerBench
 from timer_oracle import check_index
 
-from iotmq.broker.intake import StoredBatch
+from iotmq.broker.writing.message_writer import StoredBatch
 from iotmq.clock import ManualClock
-from iotmq.store import timer_index
+from iotmq.store.kv import timer_index
 
 PENDING_KEYS_MAX = timer_index.PENDING_KEYS_MAX
 LEVEL_MS = (1_000, 5_000, 10_000, 30_000, 60_000)

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from store_model import BORN_HOST, open_small
 
-from iotmq.broker import queue_reader
-from iotmq.broker.cold_reads import ColdReads
-from iotmq.broker.queue_reader import QueueReader
-from iotmq.broker.session_projection import SessionProjection
-from iotmq.broker.session_records import Change, Open, Progress, Subscribe, encode_changes
-from iotmq.broker.topics import SESSION_TOPIC
-from iotmq.client.session_ports import QueueRead, QueueRecords, Refused
+from iotmq.broker.replies.cold_reads import ColdReads
+from iotmq.broker.sessions import queue_reader
+from iotmq.broker.sessions.queue_reader import QueueReader
+from iotmq.broker.sessions.stored.projection import SessionProjection
+from iotmq.broker.sessions.stored.records import Change, Open, Progress, Subscribe, encode_changes
+from iotmq.broker.tables.topics import SESSION_TOPIC
 from iotmq.message.record import decode_record, encode_batch
-from iotmq.store import kv_projection
+from iotmq.ports.sessions import QueueRead, QueueRecords, Refused
+from iotmq.store.kv import kv_projection
 
 FILTERS = ("#", "a/#", "b/+", "c")
 MATCHED_BY = {

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from iotmq.cli import parser
-from iotmq.config import load_config
+from iotmq.commands.cli import parser
+from iotmq.config.config import load_config
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))

@@ -12,27 +12,27 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from iotmq.broker.changed_settings import ChangedSettings
-from iotmq.broker.config_files import ConfigFile
-from iotmq.broker.consumer_filters import ConsumerFilters
-from iotmq.broker.consumer_offsets import ConsumerOffsets
-from iotmq.broker.delays import DelayOffsetTable
-from iotmq.broker.deleted_topics import DeletedTopic, DeletedTopics
-from iotmq.broker.heartbeat import SubscriptionData
+from iotmq.broker.filters.consumer_filters import ConsumerFilters
+from iotmq.broker.filters.subscription import SubscriptionData
+from iotmq.broker.scheduled.scheduling import DelayOffsetTable
 from iotmq.broker.settings import BrokerSettings
-from iotmq.broker.subscription_groups import SYSTEM_GROUPS, SubscriptionGroups
-from iotmq.broker.topics import TopicConfig, TopicTable
+from iotmq.broker.tables.changed_settings import ChangedSettings
+from iotmq.broker.tables.config_files import ConfigFile
+from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
+from iotmq.broker.tables.deleted_topics import DeletedTopic, DeletedTopics
+from iotmq.broker.tables.subscription_groups import SYSTEM_GROUPS, SubscriptionGroups
+from iotmq.broker.tables.topics import TopicConfig, TopicTable
 from iotmq.clock import ManualClock
 from iotmq.message.message_ids import offset_message_id
 from iotmq.message.properties import decode_properties
 from iotmq.message.record import check_record, decode_record, encode_batch, iter_records
 from iotmq.message.tags import tag_hash
-from iotmq.store.checkpoint import Checkpoint, read_checkpoint
-from iotmq.store.consume_queue import ConsumeQueue
-from iotmq.store.flushed_mark import read_flushed_mark
-from iotmq.store.index_file import IndexFile, key_hash
-from iotmq.store.key_index import KeyIndex
-from iotmq.store.queue_begins import BEGINS_NAME, QueueBegins, decode_begins
+from iotmq.store.files.flushed_position import read_flushed_mark
+from iotmq.store.projections.key_index.index_file import IndexFile, key_hash
+from iotmq.store.projections.key_index.key_index import KeyIndex
+from iotmq.store.queues.consume_queue import ConsumeQueue
+from iotmq.store.queues.queue_begins import BEGINS_NAME, QueueBegins, decode_begins
+from iotmq.store.recovery.checkpoint import Checkpoint, read_checkpoint
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 

@@ -12,7 +12,7 @@ import pytest
 from iotmq import limits
 from iotmq.bounds import DERIVED, Bound
 from iotmq.broker.settings import BrokerSettings
-from iotmq.mqtt_front.settings import MqttSettings
+from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.registry.settings import RegistrySettings
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,0 +1,308 @@
+"""Access control: which requests are carried out for whom (wire document 15).
+
+A guard stands between a listener and the areas that answer requests. Where access control is off there is
+none, and nothing is asked. The accounts are in a file that is read again when it changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import stat
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Final
+
+from iotmq.broker.access import accounts_file
+from iotmq.broker.access.accounts_file import Account, Accounts, AclFileError
+from iotmq.broker.access.rules import (
+    ANY,
+    DENY,
+    DEVICE_TOPICS,
+    PUB,
+    SUB,
+    Need,
+    RecordTopics,
+    TopicAt,
+    rule_of,
+    topic_need,
+)
+from iotmq.broker.replies.cold_reads import ColdReads
+from iotmq.broker.replies.deferred_reply import LateAnswer
+from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.tables.topics import TRACE_TOPIC, reply_topic
+from iotmq.errors import ConfigError, RequestError
+from iotmq.message.record import decode_record, property_value
+from iotmq.metrics import Metric
+from iotmq.remoting.codes import ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.frames.frame import Run
+from iotmq.remoting.frames.send_frames import SendRun
+from iotmq.remoting.frames.signed_frames import read_signed
+from iotmq.remoting.server import RequestHandler, RunHandler, ServerConnection
+from iotmq.remoting.signature import ACCESS_KEY, is_signature_of, is_signed_with
+from iotmq.store.store import Store
+from iotmq.watched_file import WatchedFiles
+
+logger = logging.getLogger(__name__)
+
+_REASONS: Final = ("unsigned", "account", "signature", "admin", "permission")
+_DEVICE_HINT: Final = DEVICE_TOPICS.encode()
+_WORDS: Final = {PUB: "PUB", SUB: "SUB", ANY: "PUB or SUB"}
+
+
+def open_access_control(
+    settings: BrokerSettings, store: Store, *, default_file: Path
+) -> AccessControl | None:
+    """None where it is off. ConfigError when there are no accounts to go by."""
+    if not settings.acl_enabled:
+        return None
+
+    def topic_at(position: int) -> RecordTopics | None:
+        view = store.read_record(position)
+        if view is None:
+            return None
+        record = decode_record(view)
+        return RecordTopics(
+            record.topic, (property_value(record.properties, b"REAL_TOPIC") or b"").decode("utf-8", "replace")
+        )
+
+    return AccessControl(
+        Path(settings.acl_file or default_file),
+        topic_at=topic_at,
+        open_topics={TRACE_TOPIC, reply_topic(settings.cluster)},
+    )
+
+
+class AccessControl:
+    """The accounts in force, and what was refused for want of them."""
+
+    def __init__(self, path: Path, *, topic_at: TopicAt, open_topics: Collection[str] = ()) -> None:
+        """`open_topics` take messages of every account: clients trace and answer without being asked.
+
+        ConfigError when the file is missing or breaks a rule: nobody would be let in, or the wrong.
+        """
+        self._open_topics = frozenset(open_topics)
+        self.path = path
+        self._topic_at = topic_at
+        self._watched = WatchedFiles(path)
+        try:
+            self._accounts = accounts_file.read_accounts(path)
+        except FileNotFoundError:
+            raise ConfigError(
+                f"broker.acl_enabled is on and {path} is not there: write it first "
+                "(docs/operating.md, Security)"
+            ) from None
+        except (OSError, AclFileError) as error:
+            raise ConfigError(f"the accounts in {path} cannot be used: {error}") from error
+        self._warn_when_open()
+        self.refused = dict.fromkeys(_REASONS, 0)
+        self.reloads_count = 0
+        self.failed_reloads_count = 0
+
+    @property
+    def accounts(self) -> Accounts:
+        return self._accounts
+
+    def check(self, request: Command, address: str) -> None:
+        """Return when the request may be carried out, else RequestError (16) with account and resource.
+
+        Of a request about a record that is read, which may have to wait for the disk.
+        """
+        account = self.authenticated(request, address)
+        if account is not None:
+            self.check_permitted(account, request)
+
+    def authenticated(self, request: Command, address: str) -> Account | None:
+        """The account that signed the request; None when its address alone is enough. RequestError (16)."""
+        accounts = self._accounts
+        return None if accounts.is_white(address) else self._authenticated(accounts, request, address)
+
+    def check_permitted(self, account: Account, request: Command) -> None:
+        """Return when an account may have the request carried out, else RequestError (16)."""
+        rule = rule_of(request.code)
+        if rule.is_for_admins:
+            if not account.is_admin:
+                raise self._refusal(
+                    "admin",
+                    f"account {account.access_key} is no administrator: request {request.code} is for them",
+                )
+            return
+        for need in rule.needs(request, self._topic_at):
+            if not self._is_permitted(account, need):
+                raise self._refusal(
+                    "permission",
+                    f"account {account.access_key} lacks {_WORDS[need.permission]} on "
+                    f"{'group' if need.is_group else 'topic'} {need.name[:128]!a}",
+                )
+
+    def is_allowed(self, data: bytes, at: int, address: str) -> bool:
+        """Whether the usual send or pull at `at` may be carried out, as `check` would say; False in doubt."""
+        request = read_signed(data, at)
+        account = None if request is None else self._accounts.by_key.get(request.access_key)
+        if request is None or account is None:
+            return False
+        if account.address.matches(address):
+            return True
+        if not is_signature_of(request.signature, request.content, account.secret_key):
+            return False
+        if request.group is not None:
+            return self._is_permitted(account, topic_need(request.topic, SUB)) and self._is_permitted(
+                account, Need(request.group, True, SUB)
+            )
+        # To speak to devices needs a look at the properties.
+        return _DEVICE_HINT not in request.content and self._is_permitted(
+            account, topic_need(request.topic, PUB)
+        )
+
+    def use(self, accounts: Accounts) -> None:
+        """Put accounts in force that were written by this process just now."""
+        self._accounts = accounts
+        self._watched.remember()
+
+    async def reload_repeatedly(self, interval_s: float) -> None:
+        """Read the file again whenever it changed. One that breaks a rule changes nothing and is said."""
+        while True:
+            await asyncio.sleep(interval_s)
+            await self.reload()
+
+    async def reload(self) -> None:
+        """Look at the file once, off the loop."""
+        if not await self._watched.have_changed():
+            return
+        try:
+            self._accounts = await asyncio.to_thread(accounts_file.read_accounts, self.path)
+        except (OSError, AclFileError) as error:
+            self.failed_reloads_count += 1
+            logger.error("the changed accounts in %s are not used: %s", self.path, error)
+            return
+        self.reloads_count += 1
+        logger.info("%d accounts read from %s", len(self._accounts.by_key), self.path)
+        self._warn_when_open()
+
+    def metrics(self) -> Iterable[Metric]:
+        for reason, count in self.refused.items():
+            yield Metric(
+                "iotmq_broker_acl_refused_total", "counter", "Requests refused by access control.", count,
+                (("reason", reason),),
+            )  # fmt: skip
+        yield Metric(
+            "iotmq_broker_acl_accounts", "gauge", "Accounts of access control.", len(self._accounts.by_key)
+        )
+        yield Metric(
+            "iotmq_broker_acl_reloads_total",
+            "counter",
+            "Times changed accounts were read.",
+            self.reloads_count,
+        )
+        yield Metric(
+            "iotmq_broker_acl_failed_reloads_total",
+            "counter",
+            "Times changed accounts could not be used.",
+            self.failed_reloads_count,
+        )
+
+    def _authenticated(self, accounts: Accounts, request: Command, address: str) -> Account | None:
+        """The account that signed the request; None when its address alone is enough."""
+        access_key = request.ext.get(ACCESS_KEY)
+        if not access_key:
+            raise self._refusal(
+                "unsigned", f"request {request.code} from {address} is not signed: no AccessKey"
+            )
+        account = accounts.by_key.get(access_key)
+        if account is None:
+            raise self._refusal("account", f"there is no account {access_key[:64]!a}")
+        if account.address.matches(address):
+            return None
+        if not is_signed_with(request, account.secret_key):
+            raise self._refusal("signature", f"the signature of account {access_key} is wrong")
+        return account
+
+    def _is_permitted(self, account: Account, need: Need) -> bool:
+        if need.permission == PUB and need.name in self._open_topics:
+            return True
+        if need.name == "*" and not account.is_admin:
+            return False
+        owned = account.permission(need.name, is_group=need.is_group)
+        if owned & DENY:
+            return False
+        return bool(owned & (PUB | SUB if need.permission == ANY else need.permission))
+
+    def _refusal(self, reason: str, text: str) -> RequestError:
+        self.refused[reason] += 1
+        # The log itself stops floods.
+        logger.warning("access refused", extra={"reason": reason, "detail": text})
+        return RequestError(ResponseCode.NO_PERMISSION, text)
+
+    def _warn_when_open(self) -> None:
+        try:
+            mode = self.path.stat().st_mode
+        except OSError:
+            return
+        if mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP):
+            logger.warning(
+                "%s holds secrets and others on this machine may read or change it: chmod 600 it", self.path
+            )
+
+
+class Guard:
+    """Lets requests through to a handler when access control says so; is itself a RequestHandler."""
+
+    def __init__(
+        self,
+        handler: RequestHandler,
+        handle_run: RunHandler,
+        access: AccessControl,
+        store: Store,
+        cold_reads: ColdReads,
+    ) -> None:
+        self._handler = handler
+        self._handle_run = handle_run
+        self._access = access
+        self._store = store
+        self._cold_reads = cold_reads
+
+    def handle(self, connection: ServerConnection, request: Command) -> Command | None:
+        account = self._access.authenticated(request, connection.peer[0])
+        if account is None:
+            return self._handler.handle(connection, request)
+        record_field = rule_of(request.code).record_field
+        if not record_field:
+            self._access.check_permitted(account, request)
+            return self._handler.handle(connection, request)
+        answer = LateAnswer(connection, request)
+
+        def read(_: memoryview | None) -> None:
+            self._access.check_permitted(account, request)
+            response = self._handler.handle(connection, request)
+            if response is not None:
+                answer.answer(response)
+
+        # Whose the record is decides; it is in memory when that is looked at.
+        position = request.integer(record_field, minimum=0)
+        self._cold_reads.finish(self._store.record_steps(position), read, answer.refuse)
+        return answer.take()
+
+    def handle_run(self, connection: ServerConnection, run: Run, at: int) -> int:
+        """The short way, for addresses that are not asked and for usual requests that show their signature.
+
+        What is not let through here is not refused either: the general way asks again, and says why.
+        """
+        address = connection.peer[0]
+        if self._access.accounts.is_white(address):
+            return self._handle_run(connection, run, at)
+        if isinstance(run, SendRun):
+            # Each is looked at once, however often the general way takes one between.
+            if run.allowed <= at:
+                run.allowed = self._allowed_end(run, at, address)
+            return self._handle_run(connection, run, at) if run.allowed > at else at
+        return self._handle_run(connection, run, at) if self._allowed_end(run, at, address) > at else at
+
+    def _allowed_end(self, run: Run, at: int, address: str) -> int:
+        """The number of the first request of a run from `at` on that access control does not let through."""
+        while at < run.count and self._access.is_allowed(run.data, run.start_of(at), address):
+            at += 1
+        return at
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        self._handler.connection_lost(connection)

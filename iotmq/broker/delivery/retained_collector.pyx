@@ -1,0 +1,48 @@
+"""Which records of the log are retained messages.
+
+Operations: a look at every record, and a call for the few that carry the flag. Goals: nothing per record but
+finding that it has no flag. Plan: the property is looked for where the records lie.
+"""
+
+from libc.stdint cimport uint8_t
+
+from iotmq.message.device_topic cimport device_topic
+from iotmq.message.record cimport RecordParts, find_property
+from iotmq.message.record_walk cimport RecordWalk, begin_walk, check_walk, end_walk, next_record
+from iotmq.mqtt.topics.filters cimport is_topic
+
+from iotmq.message.properties import MQTT_RETAIN
+
+cdef bytes _RETAIN = MQTT_RETAIN.encode()
+cdef const char* _retain_key = _RETAIN
+cdef Py_ssize_t _retain_key_size = len(_RETAIN)
+
+
+def collect_retained(view, on_retained not None):
+    """Call `on_retained(MQTT topic, record)` for each retained message of a stretch of the log, in order.
+
+    Both are bytes; the record of a message without a body, which takes the retained one away, is None.
+    StoreCorruptError when `view` holds something else than whole records.
+    """
+    cdef RecordWalk walk
+    begin_walk(&walk, view)
+    try:
+        _collect(&walk, on_retained)
+    finally:
+        end_walk(&walk)
+    check_walk(&walk)
+
+
+cdef int _collect(RecordWalk* walk, on_retained) except -1:
+    cdef RecordParts parts
+    cdef const uint8_t* value
+    cdef const uint8_t* topic
+    cdef Py_ssize_t size
+    while next_record(walk, &parts):
+        size = find_property(parts.properties, parts.properties_size, _retain_key, _retain_key_size, &value)
+        if size == 1 and value[0] == b"1":
+            size = device_topic(&parts, &topic)
+            # As live deliveries: what is no topic name no device can be sent [MQTT-3.3.2-2].
+            if size > 0 and is_topic(topic, size):
+                on_retained(topic[:size], (walk.at - parts.size)[:parts.size] if parts.body_size else None)
+    return 0

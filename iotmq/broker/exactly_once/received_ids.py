@@ -1,0 +1,374 @@
+"""Packet ids of QoS 2 that devices with kept sessions have sent and not released, as the log has them.
+
+A message and its packet id are one record (properties.MQTT_PACKET_ID), and what is released is a record of
+RECEIVED_TOPIC: so whoever stores a message knows, after any death, whether it has it already.
+
+In the column family `received_ids`: 0x01 and the key (received_marks) -> position of the record 8, digest 8;
+0x02 and that position -> the key, for the oldest to be found; 0x03 -> how many there are 8, their bytes 8.
+Most are released before they are written.
+
+What comes under an id that is not released is the message that is here when it has its topic and body, with
+DUP or without [MQTT-4.3.3-10]. Another one takes the id over: its client has lost what it knew.
+
+Body of a record of RECEIVED_TOPIC, and of a request that releases: for each, size of the client id 2 | client
+id | packet id 2; packet id 0 is all of the client's.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from typing_extensions import Buffer
+
+from iotmq import limits
+from iotmq.broker.exactly_once.received_marks import collect_received, marked_elements
+from iotmq.errors import StoreCorruptError
+from iotmq.metrics import Metric
+from iotmq.store.kv.kv_projection import MARKER_KEY, KeyValueProjection, after_prefix
+
+if TYPE_CHECKING:
+    from iotmq.store.kv.kv import KeyValueStore
+
+NAME: Final = "received_ids"
+FORMAT_VERSION: Final = 2
+ALL: Final = 0
+
+_TAG: Final = b"\x01"
+_ORDER_TAG: Final = b"\x02"
+_ORDER_END: Final = b"\x03"
+_TOTALS_KEY: Final = b"\x03"
+_TOTALS: Final = struct.Struct(">QQ")
+_POSITION: Final = struct.Struct(">Q")
+_VALUE: Final = struct.Struct(">QQ")
+_U16: Final = struct.Struct(">H")
+# What an id costs beside its key, which is there twice: tags, positions, what RocksDB has for two entries.
+_ENTRY_BYTES: Final = 64
+_NO_MARKS: Final = -1
+_ALL_MARKS: Final = 1 << 62
+
+logger = logging.getLogger(__name__)
+
+
+class _Entry(NamedTuple):
+    """A packet id in memory. `position` is None once it was released, `stored` is that in the database."""
+
+    position: int | None
+    digest: int
+    stored: int | None
+
+
+class _Changes:
+    """What came since the last write (store.kv_projection.Collector)."""
+
+    def __init__(self, projection: ReceivedIds) -> None:
+        self._projection = projection
+        self.entries: dict[bytes, _Entry] = {}
+        # Client id -> keys of it that are not released.
+        self.keys_of: dict[bytes, set[bytes]] = {}
+
+    def put(self, key: bytes, position: int, digest: int, stored: int | None) -> None:
+        self.entries[key] = _Entry(position, digest, stored)
+        self.keys_of.setdefault(_client_of(key), set()).add(key)
+
+    def release(self, key: bytes, stored: int | None) -> None:
+        client = _client_of(key)
+        keys = self.keys_of.get(client)
+        if keys is not None:
+            keys.discard(key)
+            if not keys:
+                del self.keys_of[client]
+        if stored is None:
+            del self.entries[key]
+        else:
+            self.entries[key] = _Entry(None, 0, stored)
+
+    @property
+    def count(self) -> int:
+        return len(self.entries)
+
+    def collect(self, view: memoryview) -> None:
+        if self._projection.is_looking:
+            collect_received(view, self._projection.put, self._projection.release_all)
+
+    def items(self) -> tuple[list[bytes], list[bytes]]:
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        for key, entry in self.entries.items():
+            if entry.position is not None:
+                position = _POSITION.pack(entry.position)
+                keys += (_TAG + key, _ORDER_TAG + position)
+                values += (_VALUE.pack(entry.position, entry.digest), key)
+        return keys, values
+
+    def clear(self) -> None:
+        self.entries.clear()
+        self.keys_of.clear()
+
+
+class ReceivedIds(KeyValueProjection):
+    """The projection. For the store's thread alone.
+
+    It looks at stretches of the log alone that were said to have marked messages (`begin_append`), and at all
+    of them while it catches up at a start.
+    """
+
+    def __init__(
+        self,
+        key_values: KeyValueStore,
+        *,
+        ids_max: int = limits.RECEIVED_IDS_MAX,
+        bytes_max: int = limits.RECEIVED_IDS_BYTES_MAX,
+    ) -> None:
+        self._changes = _Changes(self)
+        self._ids_max = ids_max
+        self._bytes_max = bytes_max
+        self.count = 0
+        self.size_bytes = 0
+        self.forgotten_total = 0
+        self.is_looking = True
+        self._marked_until = _ALL_MARKS
+        # What was appended and is not applied yet: key -> (end of its batch, digest or None when it was
+        # released), and the same in order.
+        self._recent: dict[bytes, tuple[int, int | None]] = {}
+        self._recent_batches: deque[tuple[int, list[bytes]]] = deque()
+        super().__init__(key_values, NAME, format_version=FORMAT_VERSION, collector=self._changes)
+
+    # What is appended
+
+    def begin_append(self) -> None:
+        """What is appended next has marked messages, or releases."""
+        self._marked_until = _ALL_MARKS
+
+    def end_append(self, digests: Mapping[bytes, int | None], end_position: int) -> None:
+        """The log ends at `end_position` now, with a batch of these keys; without them nothing was stored.
+
+        A key has the digest of its message, or None when it is released.
+        """
+        self._marked_until = end_position
+        if digests and self.applied_position < end_position:
+            self._recent.update((key, (end_position, digest)) for key, digest in digests.items())
+            self._recent_batches.append((end_position, list(digests)))
+
+    def digest(self, key: bytes) -> int | None:
+        """That of the message that was stored under this packet id; None when there is none, or no more."""
+        recent = self._recent.get(key)
+        if recent is not None:
+            return recent[1]
+        entry = self._entry(key)
+        return None if entry is None or entry.position is None else entry.digest
+
+    def new_elements(self, elements: Buffer) -> tuple[Buffer, dict[bytes, int | None]]:
+        """The elements of a batch that are not stored yet, and the digests of those that are marked.
+
+        Another message under a packet id that is not released takes it over. Raises StoreError while that is
+        not known.
+        """
+        self._check_known()
+        view = memoryview(elements)
+        digests: dict[bytes, int | None] = {}
+        parts: list[memoryview] = []
+        at = 0
+        for key, digest, start, end in marked_elements(elements):
+            if digest == (digests[key] if key in digests else self.digest(key)):
+                parts.append(view[at:start])
+                at = end
+            else:
+                digests[key] = digest
+        if not at:
+            return elements, digests
+        parts.append(view[at:])
+        return b"".join(parts), digests
+
+    def known_releases(self, body: bytes) -> tuple[list[bytes], bytes]:
+        """The keys of what a release names and this broker has, and that part of it.
+
+        Raises ValueError for what is no release, and StoreError while that is not known.
+        """
+        self._check_known()
+        found: list[bytes] = []
+        pieces = bytearray()
+        for client, packet_id in split_releases(body):
+            keys = [key_of(client, packet_id)] if packet_id != ALL else self._keys_of(client)
+            known = [key for key in keys if self.digest(key) is not None]
+            if known:
+                found += known
+                pieces += encode_release(client, packet_id)
+        return found, bytes(pieces)
+
+    # What is applied
+
+    def apply(self, view: memoryview, start_position: int, end_position: int) -> None:
+        self.is_looking = start_position < self._marked_until
+        super().apply(view, start_position, end_position)
+        while self._recent_batches and self._recent_batches[0][0] <= end_position:
+            position, keys = self._recent_batches.popleft()
+            for key in keys:
+                if self._recent.get(key, (_NO_MARKS,))[0] == position:
+                    del self._recent[key]
+        while self.count > self._ids_max or self.size_bytes > self._bytes_max:
+            self._forget_oldest()
+
+    def put(self, key: bytes, position: int, digest: int) -> None:
+        """A marked message; one that has the packet id of another is in its place."""
+        before = self._entry(key)
+        if before is None or before.position is None:
+            self.count += 1
+            self.size_bytes += 2 * len(key) + _ENTRY_BYTES
+        self._changes.put(key, position, digest, None if before is None else before.stored)
+
+    def release_all(self, body: bytes) -> None:
+        """What a record says was released."""
+        try:
+            for client, packet_id in split_releases(body):
+                for key in [key_of(client, packet_id)] if packet_id != ALL else self._keys_of(client):
+                    self._release(key)
+        except ValueError as error:
+            logger.error("a record of packet ids cannot be read: %s", error)
+
+    def trim(self, min_position: int) -> None:
+        """The log begins there now: devices whose messages it has lost have been away for as long."""
+        for position, _ in list(self._space.scan(_ORDER_TAG, _ORDER_TAG + _POSITION.pack(min_position))):
+            self._forget(self._space.get(position) or b"", _POSITION.unpack(position[1:])[0])
+        super().trim(min_position)
+
+    def metrics(self) -> Iterable[Metric]:
+        yield Metric(
+            "iotmq_broker_received_ids",
+            "gauge",
+            "Packet ids of QoS 2 that devices have not released.",
+            self.count,
+        )
+        yield Metric(
+            "iotmq_broker_forgotten_received_ids_total",
+            "counter",
+            "Packet ids of QoS 2 dropped because there were too many.",
+            self.forgotten_total,
+        )
+
+    def _release(self, key: bytes) -> None:
+        entry = self._entry(key)
+        if entry is None or entry.position is None:
+            return
+        self.count -= 1
+        self.size_bytes -= 2 * len(key) + _ENTRY_BYTES
+        self._changes.release(key, entry.stored)
+
+    def _forget_oldest(self) -> None:
+        """Release one, the one whose message is the oldest."""
+        for order_key, key in self._space.scan(_ORDER_TAG, _ORDER_END):
+            position = _POSITION.unpack(order_key[1:])[0]
+            if self._position(key) == position:
+                self.forgotten_total += 1
+                self._release(key)
+                return
+        # What the database has is all released; what is in memory came in this order.
+        for key, entry in self._changes.entries.items():
+            if entry.position is not None:
+                self.forgotten_total += 1
+                self._release(key)
+                return
+        raise AssertionError(f"{self.count} packet ids are counted and none is there")
+
+    def _forget(self, key: bytes, position: int) -> None:
+        if self._position(key) == position:
+            self._release(key)
+
+    def _position(self, key: bytes) -> int | None:
+        entry = self._entry(key)
+        return None if entry is None else entry.position
+
+    def _entry(self, key: bytes) -> _Entry | None:
+        entry = self._changes.entries.get(key)
+        if entry is None:
+            value = self._space.get(_TAG + key)
+            if value is not None:
+                position, digest = _VALUE.unpack(value)
+                entry = _Entry(position, digest, position)
+        return entry
+
+    def _keys_of(self, client: bytes) -> set[bytes]:
+        """All that a client may have here."""
+        if not self.count and not self._recent:
+            return set()
+        prefix = client + b"\0"
+        return {
+            *(key[1:] for key, _ in self._space.scan(_TAG + prefix, after_prefix(_TAG + prefix))),
+            *self._changes.keys_of.get(client, ()),
+            *(key for key in self._recent if key.startswith(prefix)),
+        }
+
+    def _load(self) -> None:
+        super()._load()
+        try:
+            stored = self._space.get(_TOTALS_KEY)
+        except StoreCorruptError as error:
+            logger.warning("projection %s is damaged (%s) and starts over from the log", NAME, error)
+            self.clear(0)
+            return
+        self.count, self.size_bytes = (0, 0) if stored is None else _TOTALS.unpack(stored)
+
+    def clear(self, position: int) -> None:
+        super().clear(position)
+        self.count = self.size_bytes = 0
+
+    def _write(self, marker: bytes) -> None:
+        keys, values = self._changes.items()
+        keys += [_TOTALS_KEY, MARKER_KEY]
+        values += [_TOTALS.pack(self.count, self.size_bytes), marker]
+        removed: list[bytes] = []
+        for key, entry in self._changes.entries.items():
+            if entry.position is None:
+                removed.append(_TAG + key)
+            if entry.stored is not None and entry.stored != entry.position:
+                removed.append(_ORDER_TAG + _POSITION.pack(entry.stored))
+        self._space.write(keys, values, removed_keys=removed)
+
+    def _invariants(self) -> None:
+        """Raise AssertionError when the books disagree. For tests."""
+        stored = {key[1:]: _VALUE.unpack(value)[0] for key, value in self._space.scan(_TAG, _ORDER_TAG)}
+        order = {key: _POSITION.unpack(at[1:])[0] for at, key in self._space.scan(_ORDER_TAG, _ORDER_END)}
+        assert order == stored, "the order is not that of the ids"
+        for key, entry in self._changes.entries.items():
+            assert entry.stored == stored.get(key), "a change is about another value"
+            if entry.position is None:
+                del stored[key]
+            else:
+                stored[key] = entry.position
+        assert self.count == len(stored), f"{self.count} counted, {len(stored)} there"
+        size_bytes = sum(2 * len(key) + _ENTRY_BYTES for key in stored)
+        assert self.size_bytes == size_bytes, f"{self.size_bytes} bytes counted, {size_bytes} there"
+        unreleased = {key for key, entry in self._changes.entries.items() if entry.position is not None}
+        assert unreleased == {key for keys in self._changes.keys_of.values() for key in keys}
+        noted = {key for _, keys in self._recent_batches for key in keys}
+        assert self._recent.keys() <= noted, "a recent id would never leave"
+
+
+def key_of(client: bytes, packet_id: int) -> bytes:
+    """As received_marks has it."""
+    return b"%s\0%d" % (client, packet_id)
+
+
+def encode_release(client: bytes, packet_id: int) -> bytes:
+    """One piece of a release."""
+    return _U16.pack(len(client)) + client + _U16.pack(packet_id)
+
+
+def split_releases(body: bytes) -> Iterator[tuple[bytes, int]]:
+    """(client id, packet id) of each piece. Raises ValueError for what is no release."""
+    at = 0
+    while at < len(body):
+        if at + 2 > len(body):
+            raise ValueError("a release ends in the size of a client id")
+        client_end = at + 2 + _U16.unpack_from(body, at)[0]
+        if client_end + 2 > len(body):
+            raise ValueError("a release ends in a client id or packet id")
+        yield body[at + 2 : client_end], _U16.unpack_from(body, client_end)[0]
+        at = client_end + 2
+
+
+def _client_of(key: bytes) -> bytes:
+    return key.rpartition(b"\0")[0]

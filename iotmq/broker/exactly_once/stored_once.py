@@ -1,0 +1,287 @@
+"""What keeps a message from being stored twice: batches that are sent again, and devices' packet ids.
+
+A sender that lost its connection does not know whether its batch was stored. It sends it again and says so;
+then the batch is looked for by the first unique key in it, once everything appended so far is confirmed,
+because the key index has nothing sooner. What is found is compared message by message: of a batch that a
+power cut took the end of, the rest is stored, under the same key. Sends that do not say so cost nothing here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import NamedTuple, Protocol, TypeAlias
+
+from typing_extensions import Buffer
+
+from iotmq.broker.exactly_once.received_ids import ALL, ReceivedIds, encode_release
+from iotmq.broker.tables.topics import RECEIVED_TOPIC
+from iotmq.broker.writing.message_writer import Done, FoundBatch, Intake, IntakeError, StoredBatch, StoredRun
+from iotmq.broker.writing.single_message_batch import encode_element, split_elements
+from iotmq.errors import StoreError
+from iotmq.message.errors import MessageFormatError
+from iotmq.message.properties import MQTT_CLIENT_ID, MQTT_PACKET_ID, UNIQ_KEY
+from iotmq.message.record import Record, decode_record, property_value
+from iotmq.metrics import Metric
+from iotmq.remoting.codes import ResponseCode
+
+logger = logging.getLogger(__name__)
+
+_UNIQUE_KEY = UNIQ_KEY.encode()
+_PACKET_ID = MQTT_PACKET_ID.encode()
+_CLIENT_ID = MQTT_CLIENT_ID.encode()
+
+# Body, properties and flag of an element.
+Part: TypeAlias = tuple[bytes, bytes, int]
+
+
+class Append(Protocol):
+    """Stores elements as the intake does."""
+
+    def __call__(self, elements: Buffer, *, done: Done) -> None: ...
+
+
+class StoredOnce:
+    """Stores batches that may be there already. For the loop's thread."""
+
+    def __init__(self, intake: Intake, received: ReceivedIds, *, host: bytes) -> None:
+        self._intake = intake
+        self._store = intake.store
+        self._received = received
+        self._host = host
+        self.repeats_total = 0
+        self.found_total = 0
+
+    def append(
+        self,
+        topics: tuple[str, ...],
+        elements: Buffer,
+        append: Append,
+        done: Done,
+        *,
+        is_repeat: bool,
+        has_packet_ids: bool,
+    ) -> None:
+        """Store what of a batch is not there yet, by `append`; `done` is called once, as by the intake.
+
+        `is_repeat`: the sender does not know whether it was stored, in the first of `topics`; it may
+        have gone on to another since. `has_packet_ids`: messages of it have MQTT_PACKET_ID.
+        """
+        if has_packet_ids:
+            append = partial(self._append_new, append)
+        if is_repeat:
+            self.repeats_total += 1
+            self._intake.when_flushed(partial(self._look_up, topics, elements, append, done))
+        else:
+            append(elements, done=done)
+
+    def release(self, body: bytes, done: Done, *, now_ms: int) -> None:
+        """Forget packet ids that devices have released; `done` once that is as durable as promised."""
+        try:
+            keys, known = self._received.known_releases(body)
+        except ValueError as error:
+            done(IntakeError(ResponseCode.MESSAGE_ILLEGAL, str(error)))
+            return
+        except StoreError as error:
+            done(_not_known(str(error)))
+            return
+        if known:
+            self._release(keys, known, done, now_ms=now_ms)
+        else:
+            self._intake.when_flushed(partial(_all_there, done))
+
+    def forget(self, client_id: str, *, now_ms: int) -> None:
+        """A client begins a session: packet ids of the one before mean nothing any more.
+
+        Raises StoreError, with nothing done, while it is not known which those are.
+        """
+        keys, known = self._received.known_releases(encode_release(client_id.encode(), ALL))
+        if known:
+            self._release(keys, known, _forgotten, now_ms=now_ms)
+
+    def _release(self, keys: list[bytes], body: bytes, done: Done, *, now_ms: int) -> None:
+        self._received.begin_append()
+        before = self._store.appended_position
+        self._intake.append(
+            RECEIVED_TOPIC,
+            0,
+            encode_element(body, b"", 0),
+            born_timestamp_ms=now_ms,
+            born_host=self._host,
+            done=done,
+            is_patient=True,
+            is_internal=True,
+        )
+        self._note(dict.fromkeys(keys), before)
+
+    def metrics(self) -> Iterator[Metric]:
+        yield Metric(
+            "iotmq_broker_repeated_batches_total",
+            "counter",
+            "Sends that may have been stored before.",
+            self.repeats_total,
+        )
+        yield Metric(
+            "iotmq_broker_found_batches_total", "counter", "Sends known to be stored.", self.found_total
+        )
+        yield from self._received.metrics()
+
+    def _append_new(self, append: Append, elements: Buffer, *, done: Done) -> None:
+        """Store the elements whose packet ids are not those of stored messages."""
+        try:
+            new, digests = self._received.new_elements(elements)
+        except MessageFormatError as error:
+            done(IntakeError(ResponseCode.MESSAGE_ILLEGAL, str(error)))
+            return
+        except StoreError as error:
+            done(_not_known(str(error)))
+            return
+        if not memoryview(new).nbytes:
+            self._intake.when_flushed(partial(_all_there, done))
+            return
+        if new is not elements:
+            new = _encoded(list(split_elements(new)), _key_of(split_elements(elements)))
+        self._received.begin_append()
+        before = self._store.appended_position
+        append(new, done=done)
+        self._note(digests, before)
+
+    def _note(self, digests: dict[bytes, int | None], before: int) -> None:
+        end_position = self._store.appended_position
+        self._received.end_append(digests if end_position > before else {}, end_position)
+
+    def _look_up(
+        self, topics: tuple[str, ...], elements: Buffer, append: Append, done: Done, run: StoredRun
+    ) -> None:
+        if run.status != ResponseCode.SUCCESS:
+            done(_not_known("the disk takes too long"))
+            return
+        try:
+            parts = list(split_elements(elements))
+            stored = self._stored_of(topics, parts, run.end_position)
+        except MessageFormatError as error:
+            done(IntakeError(ResponseCode.MESSAGE_ILLEGAL, str(error)))
+            return
+        except (StoreError, OSError) as error:
+            done(_not_known(str(error)))
+            return
+        if not stored:
+            append(elements, done=done)
+            return
+        self.found_total += 1
+        # What has come into its own topic meanwhile waited for its time, and was stored whole.
+        rest = _without(parts, stored) if stored[0].topic == topics[0] else []
+        if rest:
+            append(_encoded(rest, _key_of(parts)), done=done)
+        else:
+            found = FoundBatch(
+                [record.position for record in stored],
+                stored[-1].position + stored[-1].size,
+                first_offset=stored[0].queue_offset,
+                store_timestamp_ms=stored[0].store_timestamp_ms,
+            )
+            done(StoredBatch(found, stored[0].queue_id))
+
+    def _stored_of(self, topics: tuple[str, ...], parts: list[Part], end_position: int) -> list[Record]:
+        """The records of a batch in the first topic that has any, in order."""
+        key = _key_of(parts)
+        if not key or not self._store.settings.index_enabled:
+            return []
+        if self._store.indexed_until[1] < end_position:
+            raise StoreError("the key index is behind the log")
+        identities = {_identity(body, properties) for body, properties, _ in parts}
+        keys = {_key_in(properties) for _, properties, _ in parts} | {b""}
+        for topic in topics:
+            # Several views when it was stored in pieces.
+            found: dict[int, Record] = {}
+            for view in self._store.query(topic, key.decode("utf-8", "replace")):
+                first = decode_record(view)
+                if _key_in(first.properties) != key:
+                    continue
+                for record in self._run_from(first):
+                    is_of_batch = _key_in(record.properties) in keys and (
+                        _identity(record.body, record.properties) in identities
+                    )
+                    if not is_of_batch or record.position in found or len(found) == len(parts):
+                        break
+                    found[record.position] = record
+            if found:
+                return [found[position] for position in sorted(found)]
+        return []
+
+    def _run_from(self, record: Record) -> Iterator[Record]:
+        """A record and those behind it that may be of the same batch."""
+        batch = (record.topic, record.queue_id, record.store_timestamp_ms)
+        while (record.topic, record.queue_id, record.store_timestamp_ms) == batch:
+            yield record
+            if record.position + record.size >= self._store.confirmed_position:
+                return
+            view = self._store.read_record(self._store.log.after(record.position))
+            if view is None:
+                return
+            record = decode_record(view)
+
+
+def _key_of(parts: Iterable[Part]) -> bytes:
+    """The unique key that a batch is known by: its first one; empty when it has none."""
+    return next((key for _, properties, _ in parts if (key := _key_in(properties))), b"")
+
+
+def _key_in(properties: bytes) -> bytes:
+    return property_value(properties, _UNIQUE_KEY) or b""
+
+
+class _Identity(NamedTuple):
+    """What tells the messages of one batch apart."""
+
+    body: bytes
+    packet_id: bytes | None
+    client_id: bytes | None
+
+
+def _identity(body: bytes, properties: bytes) -> _Identity:
+    packet_id = property_value(properties, _PACKET_ID)
+    return _Identity(body, packet_id, packet_id and property_value(properties, _CLIENT_ID))
+
+
+def _without(parts: list[Part], stored: list[Record]) -> list[Part]:
+    """The elements that have no record. Those with the same packet id and body are one message."""
+    there = Counter(_identity(record.body, record.properties) for record in stored)
+    rest = []
+    for part in parts:
+        identity = _identity(*part[:2])
+        if not there[identity]:
+            rest.append(part)
+        elif identity.packet_id is None:
+            there[identity] -= 1
+    return rest
+
+
+def _encoded(parts: list[Part], key: bytes) -> bytes:
+    """The elements that are left of a batch, the first with its key: it is looked up by that."""
+    if key and _key_of(parts) != key:
+        body, properties, flag = parts[0]
+        separator = b"" if not properties or properties.endswith(b"\x02") else b"\x02"
+        parts[0] = (body, properties + separator + b"%s\x01%s\x02" % (_UNIQUE_KEY, key), flag)
+    return b"".join(encode_element(*part) for part in parts)
+
+
+def _not_known(why: str) -> IntakeError:
+    return IntakeError(
+        ResponseCode.SERVICE_NOT_AVAILABLE, f"whether the message is stored is not known yet: {why}"
+    )
+
+
+def _forgotten(result: StoredBatch | IntakeError) -> None:
+    if isinstance(result, IntakeError):
+        logger.warning("packet ids of a session that is over stay: %s", result.remark)
+
+
+def _all_there(done: Done, run: StoredRun) -> None:
+    """Everything was stored before; it is as durable as promised unless the disk takes too long."""
+    if run.status == ResponseCode.SUCCESS:
+        done(StoredBatch(FoundBatch([], run.end_position), 0))
+    else:
+        done(_not_known("the disk takes too long"))

@@ -1,0 +1,135 @@
+"""What the broker is configured to do and tells slaves and tools: topics (17, 21), groups (200, 201), offsets
+(43, 45), runtime info (28)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from iotmq import limits
+from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.scheduled.scheduling import DelayDelivery
+from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
+from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig, SubscriptionGroups
+from iotmq.broker.tables.topics import (
+    BENCHMARK_TOPIC,
+    TEMPLATE_TOPIC,
+    UNSENDABLE_TOPICS,
+    TopicConfig,
+    TopicTable,
+)
+from iotmq.errors import RequestError
+from iotmq.remoting import lenient_json
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.server import ServerConnection
+
+_PERMISSION_MAX = 15
+_FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
+
+
+class AdminHandler:
+    """Shows and changes what the broker is configured to do."""
+
+    def __init__(
+        self,
+        topics: TopicTable,
+        subscription_groups: SubscriptionGroups,
+        offsets: ConsumerOffsets,
+        delays: DelayDelivery,
+        *,
+        broker_name: str,
+        cluster: str,
+        runtime_info: Callable[[], Mapping[str, str]],
+    ) -> None:
+        self._topics = topics
+        self._subscription_groups = subscription_groups
+        self._offsets = offsets
+        self._delays = delays
+        self._runtime_info = runtime_info
+        # Topics the broker depends on; their configuration is not a client's to change.
+        self._fixed_topics = UNSENDABLE_TOPICS | {TEMPLATE_TOPIC, BENCHMARK_TOPIC, cluster, broker_name}
+
+    def handlers(self) -> Mapping[int, Handler]:
+        return {
+            RequestCode.UPDATE_AND_CREATE_TOPIC: self._put_topic,
+            RequestCode.GET_ALL_TOPIC_CONFIG: self._all_topics,
+            RequestCode.GET_TOPIC_CONFIG: self._one_topic,
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTION_GROUP: self._put_group,
+            RequestCode.GET_ALL_SUBSCRIPTION_GROUP_CONFIG: self._all_groups,
+            RequestCode.GET_ALL_CONSUMER_OFFSET: self._all_offsets,
+            RequestCode.GET_ALL_DELAY_OFFSET: self._delay_offsets,
+            RequestCode.GET_BROKER_RUNTIME_INFO: self._runtime,
+        }
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        """Nothing is kept per connection."""
+
+    def _put_topic(self, connection: ServerConnection, request: Command) -> Command | None:
+        name = request.text("topic")
+        request.text("defaultTopic")
+        queues_max = limits.QUEUES_PER_TOPIC_MAX
+        read_queues = request.integer("readQueueNums", minimum=1, maximum=queues_max)
+        write_queues = request.integer("writeQueueNums", minimum=1, maximum=queues_max)
+        permission = request.integer("perm", minimum=0, maximum=_PERMISSION_MAX)
+        filter_type = request.text("topicFilterType")
+        if filter_type not in _FILTER_TYPES:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the field topicFilterType is not one of {', '.join(_FILTER_TYPES)}",
+            )
+        if name in self._fixed_topics:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"the field topic names {name}, which belongs to the broker"
+            )
+        current = self._topics.find(name)
+        self._topics.put(
+            TopicConfig(
+                topic_name=name,
+                read_queue_nums=read_queues,
+                write_queue_nums=write_queues,
+                frozen_queues=msgspec.UNSET if current is None else current.frozen_below(read_queues),
+                perm=permission,
+                topic_filter_type=filter_type,
+                topic_sys_flag=request.integer("topicSysFlag", 0, minimum=0, maximum=2**31 - 1),
+                order=request.boolean("order"),
+            )
+        )
+        return request.reply(ResponseCode.SUCCESS)
+
+    def _all_topics(self, connection: ServerConnection, request: Command) -> Command | None:
+        return request.reply(ResponseCode.SUCCESS, body=self._topics.encode())
+
+    def _one_topic(self, connection: ServerConnection, request: Command) -> Command | None:
+        name = request.text("topic")
+        config = self._topics.find(name)
+        if config is None:
+            raise RequestError(
+                ResponseCode.TOPIC_NOT_EXIST, f"the field topic names {name}, which does not exist"
+            )
+        return request.reply(ResponseCode.SUCCESS, body=msgspec.json.encode(config))
+
+    def _put_group(self, connection: ServerConnection, request: Command) -> Command | None:
+        config = lenient_json.decode_request(request.body, SubscriptionGroupConfig)
+        if not 0 <= config.retry_queue_nums <= limits.QUEUES_PER_TOPIC_MAX:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the field retryQueueNums must be in 0..{limits.QUEUES_PER_TOPIC_MAX}",
+            )
+        self._subscription_groups.put(config)
+        return request.reply(ResponseCode.SUCCESS)
+
+    def _all_groups(self, connection: ServerConnection, request: Command) -> Command | None:
+        return request.reply(ResponseCode.SUCCESS, body=self._subscription_groups.encode())
+
+    def _all_offsets(self, connection: ServerConnection, request: Command) -> Command | None:
+        return request.reply(ResponseCode.SUCCESS, body=self._offsets.encode())
+
+    def _delay_offsets(self, connection: ServerConnection, request: Command) -> Command | None:
+        return request.reply(ResponseCode.SUCCESS, body=self._delays.encode())
+
+    def _runtime(self, connection: ServerConnection, request: Command) -> Command | None:
+        return request.reply(
+            ResponseCode.SUCCESS, body=msgspec.json.encode({"table": dict(self._runtime_info())})
+        )

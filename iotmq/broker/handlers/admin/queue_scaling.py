@@ -1,0 +1,118 @@
+"""More queues or fewer for a topic in use: codes 30040 to 30044 (docs/wire-protocol.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from iotmq import limits
+from iotmq.broker.members.groups import Groups
+from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
+from iotmq.broker.tables.topics import TopicConfig, TopicTable, known_topic
+from iotmq.broker.topic_changes import queue_scaling
+from iotmq.broker.topic_changes.queue_scaling import QueueState, TopicState
+from iotmq.errors import RequestError
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.server import ServerConnection
+from iotmq.store.store import Store
+
+# What lists of as many queues as a topic may have take as text.
+_QUEUE_IDS_TEXT_MAX = 5 * limits.QUEUES_PER_TOPIC_MAX
+
+
+class QueueScalingHandler:
+    """Every answer has the topic's state after the change."""
+
+    def __init__(
+        self,
+        store: Store,
+        topics: TopicTable,
+        groups: Groups,
+        offsets: ConsumerOffsets,
+        *,
+        own_topics: Collection[str],
+    ) -> None:
+        """`own_topics` are the broker's; their queues are not a client's to change."""
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._own_topics = own_topics
+
+    def handlers(self) -> Mapping[int, Handler]:
+        return {
+            RequestCode.GET_QUEUE_STATES: self._states,
+            RequestCode.ADD_QUEUES: self._add,
+            RequestCode.FREEZE_QUEUES: self._freeze,
+            RequestCode.THAW_QUEUES: self._thaw,
+            RequestCode.REMOVE_QUEUES: self._remove,
+        }
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        """Nothing is kept per connection."""
+
+    def _states(self, connection: ServerConnection, request: Command) -> Command | None:
+        return self._answer(request, self._topic(request))
+
+    def _add(self, connection: ServerConnection, request: Command) -> Command | None:
+        topic = self._changeable_topic(request)
+        return self._change(request, queue_scaling.grown(topic, request.integer("queueNums")))
+
+    def _freeze(self, connection: ServerConnection, request: Command) -> Command | None:
+        topic = self._changeable_topic(request)
+        return self._change(request, queue_scaling.frozen(topic, _queue_ids(request)))
+
+    def _thaw(self, connection: ServerConnection, request: Command) -> Command | None:
+        topic = self._changeable_topic(request)
+        return self._change(request, queue_scaling.thawed(topic, _queue_ids(request)))
+
+    def _remove(self, connection: ServerConnection, request: Command) -> Command | None:
+        topic = self._changeable_topic(request)
+        queue_count = request.integer("queueNums")
+        is_forced = request.boolean("isForce")
+        states = self._queue_states(topic)
+        return self._change(request, queue_scaling.shrunk(topic, queue_count, states, is_forced=is_forced))
+
+    def _change(self, request: Command, topic: TopicConfig) -> Command:
+        """The table tells the registries, at once."""
+        return self._answer(request, self._topics.put(topic))
+
+    def _answer(self, request: Command, topic: TopicConfig) -> Command:
+        state = TopicState(
+            topic=topic.topic_name,
+            read_queue_nums=topic.read_queue_nums,
+            write_queue_nums=topic.write_queue_nums,
+            queues=self._queue_states(topic),
+        )
+        return request.reply(ResponseCode.SUCCESS, body=msgspec.json.encode(state))
+
+    def _queue_states(self, topic: TopicConfig) -> list[QueueState]:
+        return queue_scaling.queue_states(
+            topic, store=self._store, offsets=self._offsets, groups=self._groups
+        )
+
+    def _topic(self, request: Command) -> TopicConfig:
+        return known_topic(self._topics, request.text("topic"))
+
+    def _changeable_topic(self, request: Command) -> TopicConfig:
+        topic = self._topic(request)
+        if topic.topic_name in self._own_topics:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the field topic names {topic.topic_name}, which belongs to the broker",
+            )
+        return topic
+
+
+def _queue_ids(request: Command) -> set[int]:
+    """The field queueIds: numbers with commas between them."""
+    text = request.text("queueIds")
+    parts = text.split(",") if len(text) <= _QUEUE_IDS_TEXT_MAX else [""]
+    if not all(part.isascii() and part.isdigit() and len(part) <= 9 for part in parts):
+        raise RequestError(
+            ResponseCode.SYSTEM_ERROR, f"the field queueIds is not like 3 or 4,5,6: {text[:40]!r}"
+        )
+    return {int(part) for part in parts}

@@ -1,0 +1,113 @@
+"""What the broker counted, by name (315), and the topics it made itself (305)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Final, TypeAlias
+
+import msgspec
+
+from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.replies.sliced_reply import LongAnswers, Work
+from iotmq.broker.statistics.statistics import (
+    BROKER_STATISTIC_NAMES,
+    STATISTIC_NAMES,
+    WINDOWS,
+    Statistic,
+    Statistics,
+    topic_queue_and_group,
+)
+from iotmq.errors import RequestError
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.server import ServerConnection
+from iotmq.store.queues.cold_steps import Steps
+
+# How far a group is behind the end of the log, in bytes and in milliseconds, by (topic, queue id, group);
+# None when it has consumed nothing.
+Behind: TypeAlias = "Callable[[str, int, str], Steps[tuple[int, int] | None]]"
+
+_FALL_SIZE: Final = "GROUP_GET_FALL_SIZE"
+_FALL_TIME: Final = "GROUP_GET_FALL_TIME"
+_ALL_NAMES: Final = sorted((*STATISTIC_NAMES, _FALL_SIZE, _FALL_TIME))
+
+
+class StatisticsHandler:
+    """Answers with the last minute, hour and day of one name and key."""
+
+    def __init__(
+        self,
+        statistics: Statistics,
+        behind: Behind,
+        long_answers: LongAnswers,
+        *,
+        cluster: str,
+        system_topics: Collection[str],
+        address: Callable[[], str],
+    ) -> None:
+        """`address()` is the broker's own, as HOST:PORT."""
+        self._statistics = statistics
+        self._behind = behind
+        self._long_answers = long_answers
+        self._cluster = cluster
+        self._system_topics = sorted(system_topics)
+        self._address = address
+
+    def handlers(self) -> Mapping[int, Handler]:
+        return {
+            RequestCode.VIEW_BROKER_STATS_DATA: self._view,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self._list_system_topics,
+        }
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        self._long_answers.connection_lost(connection)
+
+    def _view(self, connection: ServerConnection, request: Command) -> Command | None:
+        name = request.text("statsName")
+        key = request.text("statsKey")
+        if name in (_FALL_SIZE, _FALL_TIME):
+            return self._long_answers.answer(connection, request, self._measure(request, name, key))
+        if name not in STATISTIC_NAMES:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the field statsName is {name[:40]!r}; there are {', '.join(_ALL_NAMES[:3])} and others",
+            )
+        if name in BROKER_STATISTIC_NAMES and key != self._cluster:
+            raise _nothing_of(name, key)
+        return _shown(
+            request, name, key, {window: self._statistics.find(name, key, window) for window in WINDOWS}
+        )
+
+    def _measure(self, request: Command, name: str, key: str) -> Work:
+        """What is not counted but measured when somebody asks: the same in every window."""
+        parts = topic_queue_and_group(key)
+        if parts is None:
+            raise _nothing_of(name, key)
+        behind = yield from self._behind(*parts)
+        if behind is None:
+            raise _nothing_of(name, key)
+        value = behind[0] if name == _FALL_SIZE else behind[1]
+        found = dict.fromkeys(WINDOWS, Statistic(sum=value, tps=0.0, average=float(value)))
+        return _shown(request, name, key, found)
+
+    def _list_system_topics(self, connection: ServerConnection, request: Command) -> Command | None:
+        body = {"brokerAddr": self._address(), "topicList": self._system_topics}
+        return request.reply(ResponseCode.SUCCESS, body=msgspec.json.encode(body))
+
+
+def _shown(request: Command, name: str, key: str, found: Mapping[str, Statistic | None]) -> Command:
+    if found["minute"] is None:
+        raise _nothing_of(name, key)
+    body = {f"stats{window.capitalize()}": _shape(statistic) for window, statistic in found.items()}
+    return request.reply(ResponseCode.SUCCESS, body=msgspec.json.encode(body))
+
+
+def _nothing_of(name: str, key: str) -> RequestError:
+    return RequestError(
+        ResponseCode.SYSTEM_ERROR, f"the field statsKey is {key[:80]!r}: {name} has nothing of it"
+    )
+
+
+def _shape(statistic: Statistic | None) -> dict[str, float | int]:
+    statistic = statistic or Statistic(0, 0.0, 0.0)
+    return {"avgpt": statistic.average, "sum": statistic.sum, "tps": statistic.tps}

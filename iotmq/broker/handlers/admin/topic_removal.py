@@ -1,0 +1,95 @@
+"""Deleting topics: one by name (215), and what is left of topics that are not configured (316)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping
+
+from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.tables.topics import TopicTable
+from iotmq.broker.topic_changes.topic_removal import TopicRemoval
+from iotmq.errors import RequestError
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.server import ServerConnection
+
+logger = logging.getLogger(__name__)
+
+
+class TopicRemovalHandler:
+    """Answers when the deletion is on the disk. What many ask for at a time is written together."""
+
+    def __init__(self, removal: TopicRemoval, topics: TopicTable, *, own_topics: Collection[str]) -> None:
+        """`own_topics` cannot be deleted: the broker makes them and needs them."""
+        self._removal = removal
+        self._topics = topics
+        self._own_topics = own_topics
+        # Whoever waits for the disk.
+        self._waiting: list[tuple[ServerConnection, Command]] = []
+        # Set while a write is under way; it goes on until nobody waits.
+        self._saving: asyncio.Task[None] | None = None
+
+    def handlers(self) -> Mapping[int, Handler]:
+        return {
+            RequestCode.DELETE_TOPIC_IN_BROKER: self._delete,
+            RequestCode.CLEAN_UNUSED_TOPIC: self._clean_unused,
+        }
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        """A deletion is carried out whether or not anybody waits for the answer."""
+
+    async def stop(self) -> None:
+        """Return when every deletion is on the disk and answered."""
+        if self._saving is not None:
+            await self._saving
+
+    def _delete(self, connection: ServerConnection, request: Command) -> Command | None:
+        name = request.text("topic")
+        if not name:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, "the field topic is empty")
+        if name in self._own_topics:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"the field topic names {name}, which belongs to the broker"
+            )
+        # A tool asks every broker of a cluster, also those that never had the topic.
+        self._removal.delete(name)
+        return self._reply_when_saved(connection, request)
+
+    def _clean_unused(self, connection: ServerConnection, request: Command) -> Command | None:
+        for name in self._removal.unused():
+            if name not in self._own_topics:
+                self._removal.delete(name)
+        return self._reply_when_saved(connection, request)
+
+    def _reply_when_saved(self, connection: ServerConnection, request: Command) -> Command | None:
+        if not self._topics.deleted.is_dirty and self._saving is None:
+            return request.reply(ResponseCode.SUCCESS)
+        self._waiting.append((connection, request))
+        if self._saving is None:
+            self._saving = asyncio.get_running_loop().create_task(self._save())
+        return None
+
+    async def _save(self) -> None:
+        while self._waiting:
+            waiting, self._waiting = self._waiting, []
+            remark = await self._write()
+            code = ResponseCode.SUCCESS if remark is None else ResponseCode.SYSTEM_ERROR
+            for connection, request in waiting:
+                connection.reply(request.reply(code, remark=remark))
+        self._saving = None
+
+    async def _write(self) -> str | None:
+        """Write the deletions; what is wrong when that fails."""
+        deleted = self._topics.deleted
+        try:
+            data = deleted.take_unsaved()
+            if data is not None:
+                await asyncio.to_thread(deleted.write, data)
+        except Exception as error:
+            # Whatever it is: the next deletion must not wait for a write that has ended.
+            deleted.is_dirty = True
+            logger.error("deletedTopics.json could not be written: %s", error)
+            reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            return f"deleted, but a crash may bring it back: deletedTopics.json: {reason}"
+        return None

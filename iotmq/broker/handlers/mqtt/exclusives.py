@@ -1,0 +1,44 @@
+"""Exclusive subscriptions of front ends in other processes (code 30066, docs/wire-protocol.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.sessions.channel import SessionChannel
+from iotmq.broker.sessions.requests import Answer, decode_body
+from iotmq.broker.sessions.sessions import Sessions
+from iotmq.errors import RequestError
+from iotmq.mqtt.topics.topics import is_shared, is_valid_filter
+from iotmq.ports.sessions import ExclusiveClaim
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.server import ServerConnection
+
+_claim = msgspec.msgpack.Decoder(ExclusiveClaim)
+
+
+class ExclusiveHandler:
+    """An area of the request table. `channel_of(connection)` is the front end's, or raises RequestError."""
+
+    def __init__(self, sessions: Sessions, channel_of: Callable[[ServerConnection], SessionChannel]) -> None:
+        self._sessions = sessions
+        self._channel_of = channel_of
+
+    def handlers(self) -> Mapping[int, Handler]:
+        return {RequestCode.CLAIM_EXCLUSIVE: self._take}
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        """The sessions' handler sees to it."""
+
+    def _take(self, connection: ServerConnection, request: Command) -> Command | None:
+        channel = self._channel_of(connection)
+        wanted = decode_body(_claim, request)
+        for topic_filter in wanted.filters:
+            if not is_valid_filter(topic_filter) or is_shared(topic_filter):
+                raise RequestError(ResponseCode.SYSTEM_ERROR, f"{topic_filter[:40]!r} is not a topic filter")
+        answer = Answer(connection, request)
+        self._sessions.claim_exclusive(channel, wanted, answer.give_encoded)
+        return answer.take()

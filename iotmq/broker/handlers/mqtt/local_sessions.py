@@ -1,0 +1,171 @@
+"""Sessions for an MQTT front end in the same process, and the way of a will into the log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from iotmq.broker.delivery.delivery import Delivery
+from iotmq.broker.delivery.retained_reads import RetainedReads
+from iotmq.broker.scheduled.delayed_batches import DelayedBatches
+from iotmq.broker.sessions.channel import SessionChannel
+from iotmq.broker.sessions.sessions import Sessions
+from iotmq.broker.writing.message_writer import Intake, IntakeError, StoredBatch
+from iotmq.clock import Clock
+from iotmq.message.errors import MessageFormatError
+from iotmq.ports.sessions import (
+    CloseRequest,
+    ExclusiveClaim,
+    OpenedSession,
+    OpenRequest,
+    QueueRead,
+    QueueRecords,
+    Refused,
+    RetainedRead,
+    RetainedRecords,
+    SessionProgress,
+    SessionReceiver,
+    SessionSubscription,
+    ShareJoin,
+    ShareReceiver,
+    ShareReport,
+    SubscribeRequest,
+    UnsubscribeRequest,
+    Will,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class LocalSessions:
+    """`ports.sessions.SessionPort` as method calls on the broker of the same process."""
+
+    def __init__(self, sessions: Sessions, retained: RetainedReads, *, name: str) -> None:
+        self._sessions = sessions
+        self._retained = retained
+        self._name = name
+        self._members = _LocalMembers()
+        # Set by start().
+        self._channel: SessionChannel | None = None
+
+    def serve_shares(self, receiver: ShareReceiver) -> None:
+        self._members.receiver = receiver
+
+    async def start(self, receiver: SessionReceiver) -> None:
+        """Tell `receiver` about the sessions opened from now on."""
+        self._channel = self._sessions.open_channel(self._name, receiver, self._members)
+
+    async def stop(self) -> None:
+        """Give the sessions up that were not closed."""
+        if self._channel is not None:
+            self._sessions.close_channel(self._channel)
+            self._channel = None
+
+    @property
+    def _open_channel(self) -> SessionChannel:
+        assert self._channel is not None, "start() was not called"
+        return self._channel
+
+    def open_session(self, request: OpenRequest, done: Callable[[OpenedSession | Refused], None]) -> None:
+        self._sessions.open_session(self._open_channel, request, done)
+
+    def subscribe(
+        self, request: SubscribeRequest, done: Callable[[list[SessionSubscription] | Refused], None]
+    ) -> None:
+        self._sessions.subscribe(self._open_channel, request, done)
+
+    def unsubscribe(self, request: UnsubscribeRequest, done: Callable[[Refused | None], None]) -> None:
+        self._sessions.unsubscribe(self._open_channel, request, done)
+
+    def claim_exclusive(self, request: ExclusiveClaim, done: Callable[[list[Refused | None]], None]) -> None:
+        self._sessions.claim_exclusive(self._open_channel, request, done)
+
+    def report_draining(self, *, is_draining: bool) -> None:
+        self._open_channel.is_draining = is_draining
+
+    def progress(self, changes: Sequence[SessionProgress], done: Callable[[Refused | None], None]) -> None:
+        self._sessions.progress(self._open_channel, changes, done)
+
+    def close_session(self, request: CloseRequest) -> None:
+        self._sessions.close_session(self._open_channel, request)
+
+    def read_queue(self, request: QueueRead, done: Callable[[QueueRecords | Refused], None]) -> None:
+        self._sessions.read_queue(request, done)
+
+    def join_shares(
+        self, source: int | None, joins: Sequence[ShareJoin], done: Callable[[list[Refused | None]], None]
+    ) -> None:
+        self._sessions.join_shares(self._open_channel, joins, done)
+
+    def report_shares(
+        self, source: int, reports: Sequence[ShareReport], done: Callable[[Refused | None], None]
+    ) -> None:
+        done(self._sessions.report_shares(self._open_channel, reports))
+
+    def read_retained(self, request: RetainedRead, done: Callable[[RetainedRecords | Refused], None]) -> None:
+        self._retained.read(request, done)
+
+
+class _LocalMembers:
+    """The members of shared subscriptions at the front end of this process (shares.ShareOutlet)."""
+
+    is_congested = False
+
+    def __init__(self) -> None:
+        # Set by serve_shares(), before anybody can join.
+        self.receiver: ShareReceiver | None = None
+
+    def call_when_drained(self, callback: Callable[[], None]) -> None:
+        callback()
+
+    def hand_out(self, handouts: Sequence[tuple[int, int]], records: Sequence[memoryview]) -> None:
+        if self.receiver is not None:
+            self.receiver.hand_out(0, handouts, records)
+
+    def withdraw(self, positions: Sequence[tuple[int, int]]) -> None:
+        if self.receiver is not None:
+            self.receiver.withdraw(0, positions)
+
+
+class WillPublisher:
+    """Stores the wills of clients that vanished, or delivers those whose route does not store."""
+
+    def __init__(
+        self, intake: Intake, delayed: DelayedBatches, delivery: Delivery, clock: Clock, *, host: bytes
+    ) -> None:
+        self._intake = intake
+        self._delayed = delayed
+        self._delivery = delivery
+        self._clock = clock
+        self._host = host
+
+    def publish(self, will: Will) -> None:
+        """Publish a will; one that cannot be is in the log of this process."""
+        now_ms = self._clock.now_ms()
+        if will.is_delayed:
+            self._delayed.append(
+                will.topic, will.queue_id, will.elements, born_host=self._host, done=_look_at
+            )
+            return
+        if not will.is_stored:
+            try:
+                self._delivery.publish_transient(
+                    will.elements, will.topic.encode(), will.queue_id, now_ms=now_ms, host=self._host
+                )
+            except MessageFormatError as error:
+                logger.warning("a will is not published: %s", error)
+            return
+        self._intake.append(
+            will.topic,
+            will.queue_id,
+            will.elements,
+            born_timestamp_ms=now_ms,
+            born_host=self._host,
+            done=_look_at,
+            is_patient=True,
+        )
+
+
+def _look_at(result: StoredBatch | IntakeError) -> None:
+    if isinstance(result, IntakeError):
+        logger.warning("a will is not published: %s", result.remark)

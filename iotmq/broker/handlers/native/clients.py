@@ -1,0 +1,112 @@
+"""Clients: heartbeat (34), goodbye (35), members of a group (38), and telling members of changes (40)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from iotmq import limits
+from iotmq.broker.filters.consumer_filters import ConsumerFilters
+from iotmq.broker.filters.subscription import check_client_id, decode_heartbeat
+from iotmq.broker.members.groups import Groups
+from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig, SubscriptionGroups
+from iotmq.broker.tables.topics import RETRY_PREFIX, TopicTable
+from iotmq.loop_slice import LoopSlice
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.server import ServerConnection
+
+
+class ConsumerIds(msgspec.Struct, kw_only=True, rename="camel"):
+    """The answer to code 38."""
+
+    consumer_id_list: list[str]
+
+
+class ClientHandler:
+    """Keeps the live groups up to date and tells their members."""
+
+    def __init__(
+        self,
+        groups: Groups,
+        subscription_groups: SubscriptionGroups,
+        topics: TopicTable,
+        filters: ConsumerFilters,
+    ) -> None:
+        self._groups = groups
+        self._filters = filters
+        self._subscription_groups = subscription_groups
+        self._topics = topics
+
+    def handlers(self) -> Mapping[int, Handler]:
+        return {
+            RequestCode.HEART_BEAT: self._heartbeat,
+            RequestCode.UNREGISTER_CLIENT: self._unregister,
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP: self._consumer_list,
+        }
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        self._notify(self._groups.connection_lost(connection))
+
+    def expire(self) -> None:
+        """Drop silent clients; call every ten seconds or so."""
+        self._notify(self._groups.expire())
+
+    def _heartbeat(self, connection: ServerConnection, request: Command) -> Command | None:
+        heartbeat = decode_heartbeat(request.body)
+        changed = self._groups.heartbeat(
+            connection, heartbeat, language=request.language, version=request.version
+        )
+        turn = LoopSlice()
+        for consumer in heartbeat.consumer_data_set or ():
+            self._filters.register(consumer.group_name, consumer.subscription_data_set or (), turn)
+            group = self._subscription_groups.find_or_create(consumer.group_name)
+            if group is not None:
+                self._ensure_retry_topic(group)
+        self._notify(changed)
+        return request.reply(ResponseCode.SUCCESS)
+
+    def _unregister(self, connection: ServerConnection, request: Command) -> Command | None:
+        client_id = request.text("clientID")
+        check_client_id(client_id)
+        self._notify(
+            self._groups.unregister(
+                connection,
+                client_id,
+                producer_group=request.ext.get("producerGroup"),
+                consumer_group=request.ext.get("consumerGroup"),
+            )
+        )
+        return request.reply(ResponseCode.SUCCESS)
+
+    def _consumer_list(self, connection: ServerConnection, request: Command) -> Command | None:
+        name = request.text("consumerGroup")
+        group = self._groups.consumer_group(name)
+        if group is None:
+            return request.reply(ResponseCode.SYSTEM_ERROR, remark=f"no consumer for this group, {name}")
+        body = msgspec.json.encode(ConsumerIds(consumer_id_list=list(group.members)))
+        return request.reply(ResponseCode.SUCCESS, body=body)
+
+    def _ensure_retry_topic(self, group: SubscriptionGroupConfig) -> None:
+        """Consumers look for the route of their retry topic right after the first heartbeat."""
+        name = RETRY_PREFIX + group.group_name
+        if group.retry_queue_nums > 0 and len(name.encode()) <= limits.TOPIC_BYTES_MAX:
+            self._topics.ensure(name, queues=group.retry_queue_nums)
+
+    def _notify(self, changed: Iterable[str]) -> None:
+        """Tell every member of the groups that members or subscriptions changed."""
+        for name in changed:
+            group = self._groups.consumer_group(name)
+            if group is None:
+                self._filters.group_left(name)
+            config = self._subscription_groups.find(name)
+            if group is None or (config is not None and not config.notify_consumer_ids_changed_enable):
+                continue
+            for member in group.members.values():
+                member.connection.send_oneway(
+                    Command.request(
+                        RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": name}, oneway=True
+                    )
+                )

@@ -1,0 +1,180 @@
+"""Changing consumer groups: delete (207), move to a time (222 and 220), start where another is (314)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from iotmq.broker.members.groups import ConsumerGroup, Groups, Member
+from iotmq.broker.members.queue_locks import MessageQueue
+from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.replies.sliced_reply import LongAnswers, Work
+from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
+from iotmq.broker.tables.subscription_groups import SYSTEM_GROUPS, SubscriptionGroups, group_of
+from iotmq.broker.tables.topics import TopicTable, known_topic
+from iotmq.errors import RequestError
+from iotmq.remoting import lenient_json
+from iotmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.server import ServerConnection
+from iotmq.store.queues.cold_steps import Steps
+from iotmq.store.store import Store
+
+# Members of an older version would not understand code 220.
+_RESET_VERSION_MIN: Final = 28
+# The timestamp that stands for the end of every queue.
+_NOW: Final = -1
+
+
+class GroupChangesHandler:
+    """Moves committed offsets, by way of the members where there are any: they commit what they hold."""
+
+    def __init__(
+        self,
+        store: Store,
+        topics: TopicTable,
+        groups: Groups,
+        subscription_groups: SubscriptionGroups,
+        offsets: ConsumerOffsets,
+        long_answers: LongAnswers,
+        *,
+        broker_name: str,
+    ) -> None:
+        self._long_answers = long_answers
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._subscription_groups = subscription_groups
+        self._offsets = offsets
+        self._broker_name = broker_name
+
+    def handlers(self) -> Mapping[int, Handler]:
+        return {
+            RequestCode.DELETE_SUBSCRIPTION_GROUP: self._delete,
+            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self._reset,
+            RequestCode.CLONE_GROUP_OFFSET: self._clone,
+        }
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        self._long_answers.connection_lost(connection)
+
+    def _delete(self, connection: ServerConnection, request: Command) -> Command | None:
+        name = group_of(request, "groupName")
+        if name in SYSTEM_GROUPS:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"the field groupName names {name}, which belongs to the broker"
+            )
+        # A tool asks every broker of a cluster, also those the group never came to.
+        self._subscription_groups.delete(name)
+        if request.boolean("removeOffset"):
+            self._offsets.forget_group(name)
+        return request.reply(ResponseCode.SUCCESS)
+
+    def _reset(self, connection: ServerConnection, request: Command) -> Command | None:
+        topic, group_name = request.text("topic"), group_of(request, "group")
+        timestamp_ms = request.integer("timestamp", minimum=_NOW)
+        request.text("isForce")
+        is_forced = request.boolean("isForce")
+        work = self._move(request, topic, group_name, timestamp_ms, is_forced=is_forced)
+        return self._long_answers.answer(connection, request, work)
+
+    def _move(
+        self, request: Command, topic: str, group_name: str, timestamp_ms: int, *, is_forced: bool
+    ) -> Work:
+        wanted = yield from self._wanted_offsets(topic, group_name, timestamp_ms, is_forced=is_forced)
+        group = self._groups.consumer_group(group_name)
+        if group is None:
+            raise RequestError(
+                ResponseCode.CONSUMER_NOT_ONLINE,
+                f"group {group_name} has no live consumer: set its offsets with code 15 "
+                "(iotmq admin group reset-offset does)",
+            )
+        old = [member.client_id for member in group.members.values() if member.version < _RESET_VERSION_MIN]
+        if old:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the client {old[0]} is too old to be moved: stop it, and set the offsets with code 15",
+            )
+        ext = {
+            "topic": topic,
+            "group": group_name,
+            "timestamp": str(timestamp_ms),
+            # The C++ client aborts without it.
+            "isForce": "true" if is_forced else "false",
+        }
+        _tell(group, ext, wanted)
+        return request.reply(ResponseCode.SUCCESS, body=_offset_table(wanted))
+
+    def _wanted_offsets(
+        self, topic: str, group: str, timestamp_ms: int, *, is_forced: bool
+    ) -> Steps[dict[MessageQueue, int]]:
+        """Where each queue is to go on. Without force nobody is moved forward past what he has not seen."""
+        config = self._topics.find(topic)
+        if config is None:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"the field topic names the topic {topic}, which does not exist"
+            )
+        wanted: dict[MessageQueue, int] = {}
+        for queue_id in range(config.read_queue_nums):
+            queue = self._store.find_queue(topic, queue_id)
+            committed = self._offsets.find(group, topic, queue_id)
+            if queue is None:
+                offset = 0
+            elif timestamp_ms == _NOW:
+                offset = queue.max_offset
+            else:
+                found = yield from self._store.offset_at_time_steps(queue, timestamp_ms)
+                offset = max(queue.min_offset, found)
+            if not is_forced and committed is not None:
+                offset = min(offset, committed)
+            wanted[MessageQueue(broker_name=self._broker_name, queue_id=queue_id, topic=topic)] = offset
+        return wanted
+
+    def _clone(self, connection: ServerConnection, request: Command) -> Command | None:
+        source, target = group_of(request, "srcGroup"), group_of(request, "destGroup")
+        is_offline = request.boolean("offline")
+        topic = request.text("topic", "")
+        if topic:
+            known_topic(self._topics, topic)
+        topics = [topic] if topic else self._offsets.topics_of(source)
+        live = self._groups.consumer_group(source)
+        for name in topics:
+            is_unsubscribed = live is not None and live.subscriptions and name not in live.subscriptions
+            if self._topics.find(name) is None or (is_unsubscribed and not is_offline):
+                continue
+            for queue_id, offset in dict(self._offsets.of_topic(source, name)).items():
+                self._offsets.commit(target, name, queue_id, offset)
+        return request.reply(ResponseCode.SUCCESS)
+
+
+def _tell(group: ConsumerGroup, ext: dict[str, str], wanted: Mapping[MessageQueue, int]) -> None:
+    for member in group.members.values():
+        body = _offset_list(wanted) if _reads_lists(member) else _offset_table(wanted)
+        member.connection.send_oneway(
+            Command.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, ext, body, oneway=True)
+        )
+
+
+def _reads_lists(member: Member) -> bool:
+    """The C++ client's JSON has no objects as keys."""
+    return member.language == LanguageCode.CPP
+
+
+def _offset_table(offsets: Mapping[MessageQueue, int]) -> bytes:
+    rows = [(msgspec.json.encode(queue), b"%d" % offset) for queue, offset in offsets.items()]
+    return b'{"offsetTable":%s}' % lenient_json.encode_object_map(rows)
+
+
+def _offset_list(offsets: Mapping[MessageQueue, int]) -> bytes:
+    rows = [
+        {
+            "brokerName": queue.broker_name,
+            "offset": offset,
+            "queueId": queue.queue_id,
+            "topic": queue.topic,
+        }
+        for queue, offset in offsets.items()
+    ]
+    return msgspec.json.encode({"offsetTable": rows})

@@ -1,0 +1,175 @@
+"""Parked pulls: which queue each waits for, and when its time is over.
+
+Operations: park, find all of one queue, remove one, drop all of one connection, take the overdue ones.
+Goals: ten thousand and more parked at no cost while nothing happens, an append wakes only those of
+its queue, no timer or task per pull. Plan: a dictionary per queue and per connection, and deadlines
+rounded up to ticks of 100 ms with one set of holds per tick and a heap of the ticks in use, of which
+there are at most HOLD_MS_MAX / 100.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable
+
+from iotmq.message.record_filter import RecordFilter
+from iotmq.metrics import Metric
+from iotmq.remoting.command import Command
+from iotmq.remoting.server import ServerConnection
+from iotmq.store.log.queue import Queue
+
+_TICKS_PER_S = 10
+
+
+class Hold:
+    """One parked pull. `offset` moves on past records that its filter does not want."""
+
+    __slots__ = (
+        "bytes_max",
+        "connection",
+        "group",
+        "is_plain",
+        "offset",
+        "queue",
+        "records_max",
+        "request",
+        "tags",
+        "tick",
+        "with_expired",
+    )
+
+    def __init__(
+        self,
+        connection: ServerConnection,
+        request: Command,
+        queue: Queue,
+        *,
+        group: str,
+        offset: int,
+        tags: frozenset[int] | RecordFilter | None,
+        records_max: int,
+        bytes_max: int,
+        deadline_s: float,
+        is_plain: bool = False,
+        with_expired: bool = False,
+    ) -> None:
+        self.connection = connection
+        self.request = request
+        self.queue = queue
+        self.group = group
+        self.offset = offset
+        self.tags = tags
+        self.records_max = records_max
+        self.bytes_max = bytes_max
+        self.tick = math.ceil(deadline_s * _TICKS_PER_S)
+        # It came the short way, and may be answered so.
+        self.is_plain = is_plain
+        self.with_expired = with_expired
+
+
+class Holds:
+    """The parked pulls of a broker. While a queue has one, its `watched` is set."""
+
+    def __init__(self, *, held_max: int) -> None:
+        self.held_max = held_max
+        self._count = 0
+        self._by_queue: dict[Queue, dict[Hold, None]] = {}
+        self._by_connection: dict[ServerConnection, set[Hold]] = {}
+        self._by_tick: dict[int, set[Hold]] = {}
+        # Every key of _by_tick once, smallest first.
+        self._ticks: list[int] = []
+        self.parked_count = 0
+        self.expired_count = 0
+        self.refused_count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `park` would keep one more."""
+        return self._count < self.held_max
+
+    def park(self, hold: Hold) -> bool:
+        """Keep the pull; False when there is no room, and then it has to be answered at once."""
+        if self._count >= self.held_max:
+            self.refused_count += 1
+            return False
+        self._count += 1
+        self.parked_count += 1
+        waiting = self._by_queue.get(hold.queue)
+        if waiting is None:
+            waiting = self._by_queue[hold.queue] = {}
+            hold.queue.watched = True
+        waiting[hold] = None
+        self._by_connection.setdefault(hold.connection, set()).add(hold)
+        due_together = self._by_tick.get(hold.tick)
+        if due_together is None:
+            due_together = self._by_tick[hold.tick] = set()
+            heapq.heappush(self._ticks, hold.tick)
+        due_together.add(hold)
+        return True
+
+    def waiting_for(self, queue: Queue) -> list[Hold]:
+        """The pulls parked on the queue, longest waiting first."""
+        return list(self._by_queue.get(queue, ()))
+
+    def remove(self, hold: Hold) -> None:
+        """Forget a parked pull that is being answered."""
+        self._forget(hold)
+        of_connection = self._by_connection[hold.connection]
+        of_connection.discard(hold)
+        if not of_connection:
+            del self._by_connection[hold.connection]
+
+    def drop_connection(self, connection: ServerConnection) -> None:
+        """Forget every pull of a connection that ended."""
+        for hold in self._by_connection.pop(connection, ()):
+            self._forget(hold)
+
+    def take_overdue(self, now_s: float) -> list[Hold]:
+        """Remove and return the pulls whose time is over."""
+        now_tick = math.floor(now_s * _TICKS_PER_S)
+        overdue: list[Hold] = []
+        while self._ticks and self._ticks[0] <= now_tick:
+            tick = heapq.heappop(self._ticks)
+            for hold in list(self._by_tick[tick]):
+                self.remove(hold)
+                overdue.append(hold)
+            del self._by_tick[tick]
+        self.expired_count += len(overdue)
+        return overdue
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When `take_overdue` is to be called next, None while nothing is parked."""
+        return self._ticks[0] / _TICKS_PER_S if self._ticks else None
+
+    def metrics(self) -> Iterable[Metric]:
+        yield Metric("iotmq_broker_held_pulls", "gauge", "Pulls parked now.", self._count)
+        yield Metric(
+            "iotmq_broker_parked_pulls_total", "counter", "Pulls that were parked.", self.parked_count
+        )
+        yield Metric(
+            "iotmq_broker_expired_pulls_total",
+            "counter",
+            "Parked pulls that ended empty.",
+            self.expired_count,
+        )
+        yield Metric(
+            "iotmq_broker_unheld_pulls_total",
+            "counter",
+            "Pulls not parked for want of room.",
+            self.refused_count,
+        )
+
+    def _forget(self, hold: Hold) -> None:
+        waiting = self._by_queue[hold.queue]
+        del waiting[hold]
+        if not waiting:
+            del self._by_queue[hold.queue]
+            hold.queue.watched = False
+        # An emptied tick stays until its time, so that the heap and the dictionary agree.
+        self._by_tick[hold.tick].discard(hold)
+        self._count -= 1

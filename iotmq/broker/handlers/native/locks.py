@@ -1,0 +1,84 @@
+"""Queue locks of consumers that keep order: codes 41 and 42."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from iotmq import limits
+from iotmq.broker.filters.subscription import check_client_id
+from iotmq.broker.members.queue_locks import MessageQueue, QueueLocks
+from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.tables.subscription_groups import check_group_name
+from iotmq.broker.tables.topics import TopicTable
+from iotmq.remoting import lenient_json
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.server import ServerConnection
+
+
+class LockRequest(msgspec.Struct, kw_only=True, rename="camel"):
+    """The body of both codes."""
+
+    client_id: str
+    consumer_group: str
+    mq_set: Annotated[list[MessageQueue], Meta(max_length=limits.LOCKED_QUEUES_PER_REQUEST_MAX)] = []
+
+
+class LockedQueues(msgspec.Struct, kw_only=True):
+    """The answer to code 41."""
+
+    locked: list[MessageQueue] = msgspec.field(name="lockOKMQSet")
+
+
+class LockHandler:
+    """Locks queues that exist, while there is room for locks."""
+
+    def __init__(self, locks: QueueLocks, topics: TopicTable) -> None:
+        self._locks = locks
+        self._topics = topics
+
+    def handlers(self) -> Mapping[int, Handler]:
+        return {
+            RequestCode.LOCK_BATCH_QUEUES: self._lock,
+            RequestCode.UNLOCK_BATCH_QUEUES: self._unlock,
+        }
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        """Locks outlive connections: a client that comes back in time keeps its queues."""
+
+    def _lock(self, connection: ServerConnection, request: Command) -> Command | None:
+        asked = _decode(request)
+        locked = self._locks.lock(asked.consumer_group, asked.client_id, self._existing(asked.mq_set))
+        return request.reply(ResponseCode.SUCCESS, body=msgspec.json.encode(LockedQueues(locked=locked)))
+
+    def _unlock(self, connection: ServerConnection, request: Command) -> Command | None:
+        asked = _decode(request)
+        self._locks.unlock(asked.consumer_group, asked.client_id, asked.mq_set)
+        return request.reply(ResponseCode.SUCCESS)
+
+    def _existing(self, queues: Iterable[MessageQueue]) -> Iterator[MessageQueue]:
+        """Those that are, a topic looked at once and not for each of its thousand queues."""
+        counts: dict[tuple[str, str], int] = {}
+        for queue in queues:
+            key = queue.broker_name, queue.topic
+            count = counts.get(key)
+            if count is None:
+                count = counts[key] = self._queue_count(*key)
+            if 0 <= queue.queue_id < count:
+                yield queue
+
+    def _queue_count(self, broker_name: str, topic_name: str) -> int:
+        topic = self._topics.find(topic_name)
+        is_short = len(broker_name.encode("utf-8", "surrogatepass")) <= limits.LOCKED_BROKER_NAME_BYTES_MAX
+        return topic.queue_count if topic is not None and is_short else 0
+
+
+def _decode(request: Command) -> LockRequest:
+    asked = lenient_json.decode_request(request.body, LockRequest)
+    check_group_name(asked.consumer_group, "consumerGroup")
+    check_client_id(asked.client_id)
+    return asked

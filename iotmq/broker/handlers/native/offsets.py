@@ -1,0 +1,158 @@
+"""Offsets: of groups (14, 15) and of queues (29, 30, 31, 32)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.replies.sliced_reply import LongAnswers, Work
+from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
+from iotmq.broker.tables.subscription_groups import group_of
+from iotmq.broker.tables.topics import TopicConfig, TopicTable, known_topic
+from iotmq.errors import RequestError
+from iotmq.message.record import decode_record
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.server import ServerConnection
+from iotmq.store.log.queue import Queue
+from iotmq.store.store import Store
+
+
+class OffsetHandler:
+    """Answers where groups are, and where queues begin and end."""
+
+    def __init__(
+        self,
+        store: Store,
+        topics: TopicTable,
+        offsets: ConsumerOffsets,
+        long_answers: LongAnswers,
+        *,
+        young_bytes_max: int,
+    ) -> None:
+        """A queue is young while its first record is within the last `young_bytes_max` bytes of the log."""
+        self._store = store
+        self._topics = topics
+        self._offsets = offsets
+        self._long_answers = long_answers
+        self._young_bytes_max = young_bytes_max
+
+    def handlers(self) -> Mapping[int, Handler]:
+        return {
+            RequestCode.QUERY_CONSUMER_OFFSET: self._query,
+            RequestCode.UPDATE_CONSUMER_OFFSET: self._update,
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self._search,
+            RequestCode.GET_MAX_OFFSET: self._max_offset,
+            RequestCode.GET_MIN_OFFSET: self._min_offset,
+            RequestCode.GET_EARLIEST_MESSAGE_STORE_TIME: self._earliest_time,
+        }
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        self._long_answers.connection_lost(connection)
+
+    def _query(self, connection: ServerConnection, request: Command) -> Command | None:
+        group = group_of(request, "consumerGroup")
+        topic, queue_id, queue = self._queue_of(request)
+        offset = self._offsets.find(group, topic, queue_id)
+        if offset is None and self._is_young(queue):
+            # Wire document 9.5: a new group starts at the beginning of a queue that is all there still.
+            offset = 0 if queue is None else queue.first_offset
+        if offset is None:
+            return request.reply(
+                ResponseCode.QUERY_NOT_FOUND,
+                remark=f"group {group} has no offset for queue {queue_id} of topic {topic}",
+            )
+        return request.reply(ResponseCode.SUCCESS, ext={"offset": str(offset)})
+
+    def _update(self, connection: ServerConnection, request: Command) -> Command | None:
+        group = group_of(request, "consumerGroup")
+        topic, queue_id, queue = self._queue_of(request)
+        offset = request.integer("commitOffset", minimum=0)
+        # A group past the end would skip what is appended there later.
+        end = 0 if queue is None else queue.max_offset
+        self._offsets.commit(group, topic, queue_id, min(offset, end))
+        return request.reply(ResponseCode.SUCCESS)
+
+    def _search(self, connection: ServerConnection, request: Command) -> Command | None:
+        _, _, queue = self._queue_of(request)
+        timestamp_ms = request.integer("timestamp")
+        if queue is None:
+            return request.reply(ResponseCode.SUCCESS, ext={"offset": "0"})
+        return self._long_answers.answer(connection, request, self._find_time(request, queue, timestamp_ms))
+
+    def _find_time(self, request: Command, queue: Queue, timestamp_ms: int) -> Work:
+        offset = yield from self._store.offset_at_time_steps(queue, timestamp_ms)
+        return request.reply(ResponseCode.SUCCESS, ext={"offset": str(offset)})
+
+    def _max_offset(self, connection: ServerConnection, request: Command) -> Command | None:
+        queue = self._held_queue_of(request)
+        return request.reply(
+            ResponseCode.SUCCESS, ext={"offset": str(0 if queue is None else queue.max_offset)}
+        )
+
+    def _min_offset(self, connection: ServerConnection, request: Command) -> Command | None:
+        queue = self._held_queue_of(request)
+        return request.reply(
+            ResponseCode.SUCCESS, ext={"offset": str(0 if queue is None else queue.min_offset)}
+        )
+
+    def _earliest_time(self, connection: ServerConnection, request: Command) -> Command | None:
+        _, _, queue = self._queue_of(request)
+        return self._long_answers.answer(connection, request, self._first_time(request, queue))
+
+    def _first_time(self, request: Command, queue: Queue | None) -> Work:
+        timestamp_ms = -1
+        position = None if queue is None else _first_position(queue)
+        if position is not None:
+            view = yield from self._store.record_steps(position)
+            if view is not None:
+                timestamp_ms = decode_record(view).store_timestamp_ms
+        return request.reply(ResponseCode.SUCCESS, ext={"timestamp": str(timestamp_ms)})
+
+    def _queue_of(self, request: Command) -> tuple[str, int, Queue | None]:
+        """The queue a request names; None while nothing was ever written to it."""
+        topic, queue_id = self._named(request)
+        if not 0 <= queue_id < topic.queue_count:
+            raise _no_such_queue(ResponseCode.SYSTEM_ERROR, topic, queue_id)
+        return topic.topic_name, queue_id, self._store.find_queue(topic.topic_name, queue_id)
+
+    def _held_queue_of(self, request: Command) -> Queue | None:
+        """As `_queue_of`, and queues that were removed while messages of them are here.
+
+        Readers that keep their own offsets see by it whether they had read all. QUERY_NOT_FOUND for a queue
+        that is not there.
+        """
+        topic, queue_id = self._named(request)
+        queue = self._store.find_queue(topic.topic_name, queue_id)
+        if queue is None and not 0 <= queue_id < topic.queue_count:
+            raise _no_such_queue(ResponseCode.QUERY_NOT_FOUND, topic, queue_id)
+        return queue
+
+    def _named(self, request: Command) -> tuple[TopicConfig, int]:
+        """The topic and the number of a queue that a request names; the topic exists."""
+        name = request.text("topic")
+        queue_id = request.integer("queueId", minimum=-(2**31), maximum=2**31 - 1)
+        return known_topic(self._topics, name), queue_id
+
+    def _is_young(self, queue: Queue | None) -> bool:
+        if queue is None:
+            return True
+        if queue.min_offset > queue.first_offset:
+            return False
+        position = _first_position(queue)
+        return position is None or self._store.appended_position - position <= self._young_bytes_max
+
+
+def _no_such_queue(code: int, topic: TopicConfig, queue_id: int) -> RequestError:
+    return RequestError(
+        code,
+        f"the field queueId is {queue_id}, but topic {topic.topic_name} has {topic.queue_count} queues",
+    )
+
+
+def _first_position(queue: Queue) -> int | None:
+    """Where the queue's first record stands in the log; None for an empty queue."""
+    if queue.min_offset >= queue.max_offset:
+        return None
+    entry = queue.entry(queue.min_offset)
+    return None if entry is None else entry[0]

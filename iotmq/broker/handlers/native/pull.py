@@ -1,0 +1,594 @@
+"""Pulling: code 11, parked pulls and their waking (wire document 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, TypeAlias, cast
+
+from iotmq import limits
+from iotmq.broker.deadline_timer import DeadlineTimer
+from iotmq.broker.filters.consumer_filters import ConsumerFilters
+from iotmq.broker.filters.subscription import TAG_EXPRESSION
+from iotmq.broker.filters.tags import parse_tags
+from iotmq.broker.handlers.native.held_pulls import Hold, Holds
+from iotmq.broker.handlers.native.pull_fast_path import PlainPull, PullPath
+from iotmq.broker.members.groups import Groups
+from iotmq.broker.replies.cold_reads import ColdReads
+from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.statistics.latencies import now_us
+from iotmq.broker.statistics.statistics import Statistics
+from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
+from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig, SubscriptionGroups
+from iotmq.broker.tables.topics import TopicTable
+from iotmq.clock import Clock
+from iotmq.errors import RequestError
+from iotmq.message.record_filter import RecordFilter
+from iotmq.metrics import Metric
+from iotmq.remoting.codes import LanguageCode, RequestCode, ResponseCode, Serialize
+from iotmq.remoting.command import Command
+from iotmq.remoting.frames.pull_frames import PullFrame
+from iotmq.remoting.server import ServerConnection
+from iotmq.store.log.queue import Queue
+from iotmq.store.queues.reads import Read, ReadStatus
+from iotmq.store.store import Store
+
+# Bits of a pull's sysFlag.
+_COMMITS = 1
+_MAY_WAIT = 2
+_HAS_SUBSCRIPTION = 4
+
+_INT32_MAX = 2**31 - 1
+_INT64_MAX = 2**63 - 1
+
+# A pull waits for the disk so often before it reads whatever is there: under memory pressure pages may go
+# as fast as they come.
+_COLD_LOADS_MAX = 4
+
+_CODES: dict[ReadStatus, int] = {
+    ReadStatus.FOUND: ResponseCode.SUCCESS,
+    ReadStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
+    ReadStatus.OFFSET_FOUND_NULL: ResponseCode.PULL_NOT_FOUND,
+    ReadStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    ReadStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    ReadStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
+    ReadStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
+}
+
+
+# Told group, topic, queue id, the offset asked for and the one to go on at.
+OffsetMoved: TypeAlias = Callable[[str, str, int, int, int], None]
+
+
+class PullHeader(NamedTuple):
+    """The header of a pull, checked."""
+
+    group: str
+    topic: str
+    queue_id: int
+    offset: int
+    records_max: int
+    sys_flag: int
+    commit_offset: int
+    suspend_ms: int
+    subscription_version: int
+
+
+class _Asked(NamedTuple):
+    """A pull that may be read: what for, how much, and until when it would wait (None: not at all)."""
+
+    connection: ServerConnection
+    request: Command
+    queue: Queue
+    group: str
+    offset: int
+    tags: frozenset[int] | RecordFilter | None
+    records_max: int
+    bytes_max: int
+    deadline_s: float | None
+    begun_us: int
+    is_from_disk: bool = False
+    # Whether records whose time to live is over are wanted, too.
+    with_expired: bool = False
+    # How many entries a read through a filter may look at; 0 as many as any pull.
+    entries_max: int = 0
+
+
+class PullHandler:
+    """Answers pulls from the store, and parks those that ask for what is not there yet."""
+
+    def __init__(
+        self,
+        store: Store,
+        topics: TopicTable,
+        groups: Groups,
+        subscription_groups: SubscriptionGroups,
+        offsets: ConsumerOffsets,
+        holds: Holds,
+        cold_reads: ColdReads,
+        clock: Clock,
+        *,
+        filters: ConsumerFilters,
+        is_readable: bool,
+        statistics: Statistics | None = None,
+        offset_moved: OffsetMoved | None = None,
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._subscription_groups = subscription_groups
+        self._offsets = offsets
+        self._holds = holds
+        self._cold_reads = cold_reads
+        self._filters = filters
+        self._clock = clock
+        self._is_readable = is_readable
+        self._statistics = statistics or Statistics(clock)
+        self._offset_moved = offset_moved
+        self._timer = DeadlineTimer(clock, self.expire)
+        self.found_count = 0
+        self.missed_count = 0
+        self.records_count = 0
+        self._path = PullPath(
+            store, self._look_up, self._park, offsets=offsets, groups=groups, statistics=self._statistics
+        )
+        topics.add_listener(self._path.forget_all)
+        subscription_groups.add_listener(self._path.forget_all)
+
+    def handlers(self) -> Mapping[int, Handler]:
+        # The consumers of 5.x that pull by themselves ask under a code of their own.
+        return {RequestCode.PULL_MESSAGE: self._pull, RequestCode.LITE_PULL_MESSAGE: self._pull}
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether this broker answers pulls."""
+        return self._is_readable
+
+    @is_readable.setter
+    def is_readable(self, is_readable: bool) -> None:
+        self._is_readable = is_readable
+        self._path.forget_all()
+
+    def take_pull(self, connection: ServerConnection, frame: PullFrame) -> bool:
+        """Answer or park a plain pull; False when it needs the general way, and nothing was done for it."""
+        count = self._path.take(connection, frame)
+        if count > 0:
+            self.found_count += 1
+            self.records_count += count
+        return count != 0
+
+    def _park(
+        self,
+        connection: ServerConnection,
+        opaque: int,
+        flag: int,
+        is_binary: bool,
+        queue: Queue,
+        group: str,
+        tags: frozenset[int] | None,
+        offset: int,
+        records_max: int,
+        bytes_max: int,
+        suspend_ms: int,
+    ) -> bool:
+        """Keep a plain pull of what is not there yet; False when there is no room."""
+        if not self._holds.has_room:
+            return False
+        serialize = Serialize.BINARY if is_binary else Serialize.JSON
+        request = Command(
+            RequestCode.PULL_MESSAGE, opaque, flag, LanguageCode.OTHER, 0, None, {}, b"", serialize
+        )
+        hold = Hold(
+            connection,
+            request,
+            queue,
+            group=group,
+            offset=offset,
+            tags=tags,
+            records_max=records_max,
+            bytes_max=bytes_max,
+            deadline_s=self._clock.monotonic_s() + min(suspend_ms, limits.HOLD_MS_MAX) / 1000,
+            is_plain=True,
+        )
+        self._holds.park(hold)
+        self._timer.arm(self._holds.next_deadline_s)
+        return True
+
+    def _look_up(self, topic: str, group: str, queue_id: int, subscription: str | None) -> PlainPull | None:
+        """What plain pulls of a queue need; None for what takes the checks and filters of `_pull`.
+
+        Asked once until topics or groups change: whatever `_pull` asks of them has its place here too.
+        """
+        header = PullHeader(group, topic, queue_id, 0, 1, 0, 0, 0, 0)
+        try:
+            config = self._check(header)
+            queue = self._store.find_queue(topic, queue_id)
+            if queue is None:
+                return None
+            if subscription is not None:
+                return PlainPull(queue, parse_tags(subscription), None, None)
+            consumers = self._groups.consumer_group(group)
+            if consumers is None or (consumers.is_broadcasting and not config.consume_broadcast_enable):
+                return None
+            subscribed = consumers.subscriptions.get(topic)
+            if subscribed is None or not subscribed.is_by_tag:
+                return None
+            return PlainPull(queue, parse_tags(subscribed.expression), consumers, subscribed)
+        except RequestError:
+            return None
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        self._holds.drop_connection(connection)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+        self._cold_reads.stop()
+
+    def wake(self, queues: Iterable[Queue]) -> None:
+        """Look again for the pulls parked on queues that have new entries."""
+        holds = self._holds
+        for queue in queues:
+            for hold in holds.waiting_for(queue):
+                begun_us = now_us()
+                read = self._read(hold)
+                if read.status == ReadStatus.NO_MATCHED_MESSAGE and read.next_offset >= read.max_offset:
+                    # Nothing for its filter: it waits on, behind what was looked through. When that was not
+                    # all, it is told to ask again (20): nobody would wake it for the rest.
+                    hold.offset = read.next_offset
+                elif self._code_of(read, hold.offset) != ResponseCode.PULL_NOT_FOUND:
+                    holds.remove(hold)
+                    self._answer_hold(hold, read, begun_us)
+
+    def expire(self) -> None:
+        """Answer the pulls that waited as long as they wanted to."""
+        for hold in self._holds.take_overdue(self._clock.monotonic_s()):
+            begun_us = now_us()
+            self._answer_hold(hold, self._read(hold), begun_us)
+        self._timer.arm(self._holds.next_deadline_s)
+
+    def metrics(self) -> Iterable[Metric]:
+        yield Metric(
+            "iotmq_broker_pulls_found_total", "counter", "Pulls answered with records.", self.found_count
+        )
+        yield Metric(
+            "iotmq_broker_pulls_missed_total", "counter", "Pulls answered without.", self.missed_count
+        )
+        yield Metric("iotmq_broker_pulled_records_total", "counter", "Records pulled.", self.records_count)
+
+    def _pull(self, connection: ServerConnection, request: Command) -> Command | None:
+        header = _read_header(request)
+        group = self._check(header)
+        tags = self._filter(request, header, group)
+        queue = self._store.find_queue(header.topic, header.queue_id)
+        may_wait = header.sys_flag & _MAY_WAIT and header.suspend_ms > 0
+        if queue is None and may_wait and header.offset == 0:
+            queue = self._store.queue(header.topic, header.queue_id)
+        if header.sys_flag & _COMMITS and header.commit_offset >= 0:
+            end = 0 if queue is None else queue.max_offset
+            self._offsets.commit(header.group, header.topic, header.queue_id, min(header.commit_offset, end))
+        if queue is None:
+            self.missed_count += 1
+            if header.offset != 0 and self._offset_moved is not None:
+                self._offset_moved(header.group, header.topic, header.queue_id, header.offset, 0)
+            return _reply(
+                request,
+                ResponseCode.PULL_NOT_FOUND if header.offset == 0 else ResponseCode.PULL_OFFSET_MOVED,
+                remark=ReadStatus.NO_MATCHED_LOGIC_QUEUE.name,
+                next_offset=0,
+                min_offset=0,
+                max_offset=0,
+            )
+        records_max, bytes_max = _maxima(request, header)
+        deadline_s = None
+        if may_wait:
+            deadline_s = self._clock.monotonic_s() + min(header.suspend_ms, limits.HOLD_MS_MAX) / 1000
+        asked = _Asked(
+            connection,
+            request,
+            queue,
+            header.group,
+            header.offset,
+            tags,
+            records_max,
+            bytes_max,
+            deadline_s,
+            now_us(),
+            with_expired=request.boolean("withExpired"),
+        )
+        return self._look(asked, loads_left=_COLD_LOADS_MAX)
+
+    def _look(self, asked: _Asked, *, loads_left: int) -> Command | None:
+        """Answer a pull, park it, or have what it needs brought into memory first: then None."""
+        request, queue, records_max = asked.request, asked.queue, asked.records_max
+        plan = self._store.plan_read(
+            queue,
+            asked.offset,
+            records_max=records_max,
+            bytes_max=asked.bytes_max,
+            tags=asked.tags,
+            entries_max=asked.entries_max,
+        )
+        if plan is not None and loads_left > 0:
+            limited = asked._replace(is_from_disk=True)
+            if plan.records_max:
+                # One load covers so many; the rest is the next pull's.
+                if isinstance(asked.tags, RecordFilter):
+                    limited = limited._replace(entries_max=plan.records_max)
+                else:
+                    limited = limited._replace(records_max=min(records_max, plan.records_max))
+            self._cold_reads.start(
+                plan, lambda error: self._loaded(limited, error, loads_left=loads_left - 1)
+            )
+            return None
+        read = self._store.read(
+            queue,
+            asked.offset,
+            records_max=records_max,
+            bytes_max=asked.bytes_max,
+            tags=asked.tags,
+            with_expired=asked.with_expired,
+            entries_max=asked.entries_max,
+        )
+        code = self._code_of(read, asked.offset)
+        if code == ResponseCode.PULL_NOT_FOUND and asked.deadline_s is not None:
+            hold = Hold(
+                asked.connection,
+                request,
+                queue,
+                group=asked.group,
+                offset=asked.offset,
+                tags=asked.tags,
+                records_max=records_max,
+                bytes_max=asked.bytes_max,
+                deadline_s=asked.deadline_s,
+                with_expired=asked.with_expired,
+            )
+            if not request.is_oneway and self._holds.park(hold):
+                # What waits costs little, whatever came with it.
+                request.body = b""
+                request.ext = {}
+                self._timer.arm(self._holds.next_deadline_s)
+                return None
+        return self._answer(
+            request,
+            code,
+            read,
+            queue=queue,
+            group=asked.group,
+            offset=asked.offset,
+            begun_us=asked.begun_us,
+            is_from_disk=asked.is_from_disk,
+        )
+
+    def _loaded(self, asked: _Asked, error: OSError | None, *, loads_left: int) -> None:
+        """What a pull needs has been brought in, or the disk refused it."""
+        connection = asked.connection
+        if connection.is_closed or asked.request.is_oneway:
+            return
+        if error is not None:
+            response: Command | None = asked.request.reply(
+                ResponseCode.SYSTEM_ERROR, remark=f"the disk does not give what is stored there: {error}"
+            )
+        else:
+            try:
+                response = self._look(asked, loads_left=loads_left)
+            except RequestError as refusal:
+                response = asked.request.reply(refusal.code, remark=str(refusal))
+        if response is not None:
+            connection.reply(response)
+
+    def _check(self, header: PullHeader) -> SubscriptionGroupConfig:
+        """The checks of a pull in the protocol's order, up to the queue id."""
+        if not self.is_readable:
+            raise RequestError(ResponseCode.NO_PERMISSION, "this broker does not answer pulls")
+        group = self._subscription_groups.find_or_create(header.group)
+        if group is None:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"the field consumerGroup names the group {header.group}, which does not exist",
+            )
+        if not group.consume_enable:
+            raise RequestError(ResponseCode.NO_PERMISSION, f"group {header.group} may not consume")
+        topic = self._topics.find(header.topic)
+        if topic is None:
+            raise RequestError(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"the field topic names the topic {header.topic}, which does not exist",
+            )
+        if not topic.is_readable:
+            raise RequestError(ResponseCode.NO_PERMISSION, f"topic {header.topic} may not be read")
+        if not 0 <= header.queue_id < topic.read_queue_nums:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the field queueId is {header.queue_id}, "
+                f"but topic {header.topic} has {topic.read_queue_nums} queues to read",
+            )
+        return group
+
+    def _filter(
+        self, request: Command, header: PullHeader, config: SubscriptionGroupConfig
+    ) -> frozenset[int] | RecordFilter | None:
+        """What is wanted: from the request when it says so, otherwise from the group's heartbeat."""
+        ext = request.ext
+        if header.sys_flag & _HAS_SUBSCRIPTION:
+            expression = ext.get("subscription", "")
+            expression_type = ext.get("expressionType")
+            if expression_type and expression_type != TAG_EXPRESSION:
+                return self._filters.of_request(expression_type, expression)
+        else:
+            group = self._groups.consumer_group(header.group)
+            if group is None:
+                raise RequestError(
+                    ResponseCode.SUBSCRIPTION_NOT_EXIST, f"group {header.group} has no live consumer"
+                )
+            if group.is_broadcasting and not config.consume_broadcast_enable:
+                raise RequestError(
+                    ResponseCode.NO_PERMISSION, f"group {header.group} may not consume by broadcast"
+                )
+            subscription = group.subscriptions.get(header.topic)
+            if subscription is None:
+                raise RequestError(
+                    ResponseCode.SUBSCRIPTION_NOT_EXIST,
+                    f"group {header.group} is not subscribed to topic {header.topic}",
+                )
+            if subscription.sub_version < header.subscription_version:
+                raise RequestError(
+                    ResponseCode.SUBSCRIPTION_NOT_LATEST,
+                    f"the field subVersion is {header.subscription_version}, "
+                    f"newer than the heartbeat's {subscription.sub_version}",
+                )
+            if not subscription.is_by_tag:
+                return self._filters.of_group(header.group, subscription)
+            expression = subscription.expression
+        return parse_tags(expression)
+
+    def _read(self, hold: Hold) -> Read:
+        return self._store.read(
+            hold.queue,
+            hold.offset,
+            records_max=hold.records_max,
+            bytes_max=hold.bytes_max,
+            tags=hold.tags,
+            with_expired=hold.with_expired,
+        )
+
+    def _code_of(self, read: Read, offset: int) -> int:
+        code = _CODES.get(read.status)
+        if code is None:
+            # The queue is empty or not there.
+            code = ResponseCode.PULL_NOT_FOUND if offset == 0 else ResponseCode.PULL_OFFSET_MOVED
+        return code
+
+    def _answer_hold(self, hold: Hold, read: Read, begun_us: int) -> None:
+        if hold.is_plain and read.status == ReadStatus.FOUND:
+            self._count_found(hold.queue, hold.group, read, begun_us, is_from_disk=False)
+            request = hold.request
+            self._path.answer_parked(
+                hold.connection, request.opaque, request.serialize == Serialize.BINARY, read
+            )
+            return
+        hold.connection.reply(
+            self._answer(
+                hold.request,
+                self._code_of(read, hold.offset),
+                read,
+                queue=hold.queue,
+                group=hold.group,
+                offset=hold.offset,
+                begun_us=begun_us,
+            )
+        )
+
+    def _count_found(
+        self, queue: Queue, group: str, read: Read, begun_us: int, *, is_from_disk: bool
+    ) -> None:
+        count = read.count
+        self.found_count += 1
+        self.records_count += count
+        statistics = self._statistics
+        took_us = statistics.get_latencies.end(begun_us)
+        statistics.counters.count_get(
+            queue.topic, queue.queue_id, group, count, read.size_bytes, took_us, is_from_disk
+        )
+
+    def _answer(
+        self,
+        request: Command,
+        code: int,
+        read: Read,
+        *,
+        queue: Queue,
+        group: str,
+        offset: int,
+        begun_us: int,
+        is_from_disk: bool = False,
+    ) -> Command:
+        if code == ResponseCode.SUCCESS:
+            self._count_found(queue, group, read, begun_us, is_from_disk=is_from_disk)
+        else:
+            self.missed_count += 1
+            if code == ResponseCode.PULL_OFFSET_MOVED and self._offset_moved is not None:
+                self._offset_moved(group, queue.topic, queue.queue_id, offset, read.next_offset)
+        return _reply(
+            request,
+            code,
+            remark=read.status.name,
+            next_offset=read.next_offset,
+            min_offset=read.min_offset,
+            max_offset=read.max_offset,
+            body=read.views,
+        )
+
+
+def _reply(
+    request: Command,
+    code: int,
+    *,
+    remark: str,
+    next_offset: int,
+    min_offset: int,
+    max_offset: int,
+    body: list[memoryview] | None = None,
+) -> Command:
+    return request.reply(
+        code,
+        remark=remark,
+        ext={
+            "suggestWhichBrokerId": "0",
+            "nextBeginOffset": str(next_offset),
+            "minOffset": str(min_offset),
+            "maxOffset": str(max_offset),
+        },
+        body=cast("list[bytes | memoryview]", body) if body else b"",
+    )
+
+
+def _maxima(request: Command, header: PullHeader) -> tuple[int, int]:
+    """Records and bytes the answer may have: the protocol's, or ours for who sends `maxMsgBytes`."""
+    if "maxMsgBytes" in request.ext:
+        bytes_wanted = request.integer("maxMsgBytes", minimum=1, maximum=_INT32_MAX)
+        return (
+            min(header.records_max, limits.PULL_RECORDS_MAX),
+            min(bytes_wanted, limits.PULL_BYTES_MAX),
+        )
+    return min(header.records_max, limits.PULL_RECORDS_DEFAULT_MAX), limits.PULL_BYTES_DEFAULT_MAX
+
+
+def _read_header(request: Command) -> PullHeader:
+    """The fields of a pull. Raises RequestError for the first one that is missing or wrong."""
+    ext = request.ext
+    try:
+        header = PullHeader(
+            ext["consumerGroup"],
+            ext["topic"],
+            int(ext["queueId"]),
+            int(ext["queueOffset"]),
+            int(ext["maxMsgNums"]),
+            int(ext["sysFlag"]),
+            int(ext["commitOffset"]),
+            int(ext["suspendTimeoutMillis"]),
+            int(ext["subVersion"]),
+        )
+    except (KeyError, ValueError):
+        return _read_header_slowly(request)
+    if (
+        -_INT64_MAX <= header.offset <= _INT64_MAX
+        and 1 <= header.records_max <= _INT32_MAX
+        and 0 <= header.sys_flag <= _INT32_MAX
+        and -_INT64_MAX <= header.commit_offset <= _INT64_MAX
+    ):
+        return header
+    return _read_header_slowly(request)
+
+
+def _read_header_slowly(request: Command) -> PullHeader:
+    return PullHeader(
+        request.text("consumerGroup"),
+        request.text("topic"),
+        request.integer("queueId", minimum=-_INT32_MAX - 1, maximum=_INT32_MAX),
+        request.integer("queueOffset"),
+        request.integer("maxMsgNums", minimum=1, maximum=_INT32_MAX),
+        request.integer("sysFlag", minimum=0, maximum=_INT32_MAX),
+        request.integer("commitOffset"),
+        request.integer("suspendTimeoutMillis"),
+        request.integer("subVersion"),
+    )

@@ -1,0 +1,539 @@
+"""Sending: codes 10, 310 and 320, oneway and answered (wire document 4.1)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+from iotmq import limits
+from iotmq.broker.exactly_once.stored_once import StoredOnce
+from iotmq.broker.handlers.native.send_fast_path import SendPath
+from iotmq.broker.questions import device_requests
+from iotmq.broker.replies.reply_after_registration import WhenTold
+from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.scheduled.delivery_time import HINT, NOW
+from iotmq.broker.scheduled.scheduling import DelayDelivery
+from iotmq.broker.tables.subscription_groups import SubscriptionGroups
+from iotmq.broker.tables.topics import (
+    DLQ_PREFIX,
+    RETRY_PREFIX,
+    UNSENDABLE_TOPICS,
+    TopicConfig,
+    TopicTable,
+    check_topic_name,
+)
+from iotmq.broker.transactions.half_messages import is_prepared
+from iotmq.broker.transactions.transactions import Transactions
+from iotmq.broker.writing.message_ids import OffsetMessageIds
+from iotmq.broker.writing.message_writer import Intake, IntakeError, StoredBatch
+from iotmq.broker.writing.send_properties import element_wishes, without_wait
+from iotmq.broker.writing.single_message_batch import encode_element, inflate_batch
+from iotmq.broker.writing.stored_reply import IntakeAnswer
+from iotmq.errors import RequestError
+from iotmq.message.bodies import COMPRESSED
+from iotmq.message.hosts import encode_host
+from iotmq.message.record import property_value
+from iotmq.metrics import Metric
+from iotmq.remoting.codes import RequestCode, ResponseCode, Version
+from iotmq.remoting.command import Command
+from iotmq.remoting.frames.send_fields import PACKET_IDS_FIELD, REPEAT_FIELD
+from iotmq.remoting.frames.send_frames import SendRun
+from iotmq.remoting.server import ServerConnection
+from iotmq.store.log.queue import Queue
+
+_INT32_MIN = -(2**31)
+_INT32_MAX = 2**31 - 1
+_INT64_MAX = 2**63 - 1
+
+_NO_WAIT = "WAIT\x01false"
+_TRUE = ("true", "1")
+# Parts of properties that ask for more than storing: a send that has one anywhere among its properties goes
+# the general way. The first is in all names for a time of delivery. A feature that reads another property of
+# sends adds it here.
+_GENERAL_PROPERTIES = (b"DEL", b"TRAN_MSG", device_requests.HINT)
+
+
+def _at_once(call: Callable[[], None]) -> None:
+    call()
+
+
+class FieldNames(NamedTuple):
+    """What the header of a send calls its fields; the second version abbreviates them to letters."""
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queues: str
+    queue_id: str
+    sys_flag: str
+    born_timestamp: str
+    flag: str
+    properties: str
+    reconsume_times: str
+    max_reconsume_times: str
+    batch: str
+
+
+_LONG_NAMES = FieldNames(
+    "producerGroup",
+    "topic",
+    "defaultTopic",
+    "defaultTopicQueueNums",
+    "queueId",
+    "sysFlag",
+    "bornTimestamp",
+    "flag",
+    "properties",
+    "reconsumeTimes",
+    "maxReconsumeTimes",
+    "batch",
+)
+_SHORT_NAMES = FieldNames("a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "l", "m")
+
+
+class SendHeader(NamedTuple):
+    """The header of a send, checked."""
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queues: int
+    queue_id: int
+    sys_flag: int
+    born_timestamp_ms: int
+    flag: int
+    properties: str
+
+
+class SendHandler:
+    """Checks sends in the order of the protocol and hands them to the intake."""
+
+    def __init__(
+        self,
+        intake: Intake,
+        topics: TopicTable,
+        subscription_groups: SubscriptionGroups,
+        message_ids: OffsetMessageIds,
+        delivery: DelayDelivery,
+        stored_once: StoredOnce,
+        *,
+        broker_name: str,
+        cluster: str,
+        region: str,
+        is_tracing_allowed: bool,
+        is_writable: bool,
+        transactions: Transactions | None = None,
+        when_told: WhenTold = _at_once,
+    ) -> None:
+        """Without `transactions` prepared messages are refused. `when_told` is for sends that make topics."""
+        self._when_told = when_told
+        self._transactions = transactions
+        self._intake = intake
+        self._topics = topics
+        self._subscription_groups = subscription_groups
+        self._message_ids = message_ids
+        self._delivery = delivery
+        self._stored_once = stored_once
+        self._is_writable = is_writable
+        self._broker_name = broker_name
+        # The last property, and none of the format's own records has a separator behind that.
+        self._cluster_property = f"CLUSTER\x01{cluster}".encode()
+        self._region = region
+        self._trace_on = "true" if is_tracing_allowed else "false"
+        # The encoded address of each peer that sends.
+        self._born_hosts: dict[ServerConnection, bytes] = {}
+        self.sends_count = 0
+        self.failed_count = 0
+        # A batch is bounded as a whole like a single message (wire document 4.1).
+        self._batch_bytes_max = intake.store.settings.record_bytes_max
+        self._path = SendPath(
+            intake,
+            self._open_queues,
+            batch_properties=self._cluster_property,
+            general_properties=_GENERAL_PROPERTIES,
+            batch_bytes_max=self._batch_bytes_max,
+            joined_max=message_ids.joined_max,
+            store_host=message_ids.store_host,
+            region=region,
+            trace_on=self._trace_on,
+        )
+        topics.add_listener(self._path.forget)
+
+    def handlers(self) -> Mapping[int, Handler]:
+        return {
+            RequestCode.SEND_MESSAGE: self._send_long,
+            RequestCode.SEND_MESSAGE_V2: self._send_short,
+            RequestCode.SEND_BATCH_MESSAGE: self._send_batch,
+        }
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether this broker takes messages."""
+        return self._is_writable
+
+    @is_writable.setter
+    def is_writable(self, is_writable: bool) -> None:
+        self._is_writable = is_writable
+        self._path.forget_all()
+
+    @property
+    def trace_on(self) -> str:
+        """What answers say about tracing: true or false."""
+        return self._trace_on
+
+    @trace_on.setter
+    def trace_on(self, trace_on: str) -> None:
+        self._trace_on = trace_on
+        self._path.change_trace_on(trace_on)
+
+    def take_run(self, connection: ServerConnection, run: SendRun, at: int) -> int:
+        """Store plain sends of a run from number `at` on; the number of the first that is not plain."""
+        born_host = self._born_hosts.get(connection) or self._born_host(connection)
+        end = self._path.take(connection, born_host, run, at)
+        self.sends_count += end - at
+        return end
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        self._born_hosts.pop(connection, None)
+
+    def metrics(self) -> Iterable[Metric]:
+        yield Metric("iotmq_broker_sends_total", "counter", "Send requests.", self.sends_count)
+        yield Metric("iotmq_broker_failed_sends_total", "counter", "Sends not stored.", self.failed_count)
+
+    def _open_queues(self, name: str) -> list[Queue | None] | None:
+        """The queues of a topic that plain sends may go to; None for one that needs the checks of `_store`.
+
+        Asked once per topic until it changes: whatever `_store` asks of a topic has its place here too.
+        """
+        topic = self._topics.find(name)
+        if topic is None or not topic.is_writable or not self.is_writable:
+            return None
+        if name in UNSENDABLE_TOPICS or name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+            return None
+        return self._intake.open_queues(name)
+
+    def _send_long(self, connection: ServerConnection, request: Command) -> Command | None:
+        return self._send(connection, request, _LONG_NAMES, request.ext.get("batch") in _TRUE)
+
+    def _send_short(self, connection: ServerConnection, request: Command) -> Command | None:
+        return self._send(connection, request, _SHORT_NAMES, request.ext.get("m") in _TRUE)
+
+    def _send_batch(self, connection: ServerConnection, request: Command) -> Command | None:
+        return self._send(connection, request, _SHORT_NAMES, True)
+
+    def _send(
+        self, connection: ServerConnection, request: Command, names: FieldNames, is_batch: bool
+    ) -> Command | None:
+        self.sends_count += 1
+        try:
+            return self._store(connection, request, names, is_batch)
+        except RequestError:
+            self.failed_count += 1
+            raise
+
+    def _store(
+        self, connection: ServerConnection, request: Command, names: FieldNames, is_batch: bool
+    ) -> Command | None:
+        ext = request.ext
+        header = _read_header(request, names)
+        _check_names(header, names)
+        version = self._topics.version
+        topic = self._find_topic(header, is_batch)
+        name = topic.topic_name
+        queue_id = header.queue_id
+        if queue_id >= topic.queue_count:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the field {names.queue_id} (queueId) is {queue_id}, "
+                f"but topic {name} has {topic.queue_count} queues",
+            )
+        if not topic.is_writable:
+            raise RequestError(ResponseCode.NO_PERMISSION, f"topic {name} does not take messages")
+
+        properties = header.properties.encode()
+        if len(properties) > limits.PROPERTIES_BYTES_MAX:
+            raise RequestError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the field {names.properties} (properties) has {len(properties)} bytes, "
+                f"more than {limits.PROPERTIES_BYTES_MAX}",
+            )
+        reconsume_times = 0
+        if names.reconsume_times in ext:
+            reconsume_times = request.integer(names.reconsume_times, 0, minimum=0, maximum=_INT32_MAX)
+        if name.startswith(RETRY_PREFIX):
+            topic, queue_id = self._retry_or_dead_letter(
+                request, names, topic, queue_id=queue_id, reconsume_times=reconsume_times
+            )
+            name = topic.topic_name
+        if queue_id < 0:
+            queue_id = random.randrange(topic.write_queue_nums)
+        properties = device_requests.with_reply_topic(properties, broker=self._broker_name)
+        wish = NOW
+        if HINT in properties and not name.startswith(DLQ_PREFIX):
+            wish = self._delivery.timers.read_wish(properties)
+            if is_batch and wish is not NOW:
+                raise RequestError(
+                    ResponseCode.MESSAGE_ILLEGAL,
+                    "a batch cannot wait for a time: send messages with DELAY or TIMER_ properties alone",
+                )
+        if is_prepared(properties, header.sys_flag) and not name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+            return self._prepare(connection, request, header, name, queue_id, properties, is_batch=is_batch)
+        if wish.cancelled_key:
+            return self._take_back(connection, request, name, queue_id, wish.cancelled_key.decode())
+        sys_flag = header.sys_flag
+
+        respond = self._respond
+        topics: tuple[str, ...] = (name,)
+        if is_batch:
+            if properties and not properties.endswith(b"\x02"):
+                properties += b"\x02"
+            elements = request.body if not isinstance(request.body, list) else request.body_bytes()
+            if sys_flag & COMPRESSED:
+                elements, sys_flag = inflate_batch(elements, sys_flag)
+            if len(elements) > self._batch_bytes_max:
+                raise RequestError(
+                    ResponseCode.MESSAGE_ILLEGAL,
+                    f"a batch of {len(elements)} bytes; store.record_bytes_max is {self._batch_bytes_max}",
+                )
+            for wished in element_wishes(elements):
+                if self._delivery.timers.read_wish(wished) is not NOW:
+                    raise RequestError(
+                        ResponseCode.MESSAGE_ILLEGAL,
+                        "a message of a batch cannot wait for a time: send it alone, with its DELAY or "
+                        "TIMER_ property",
+                    )
+            batch_properties = properties + self._cluster_property
+        else:
+            if wish is not NOW:
+                timers = self._delivery.timers
+                # The answer names the queue the message is for, not the one it waits in.
+                handle = timers.recall_handle(name, properties, wish)
+                respond = partial(self._respond, queue_id=queue_id, recall_handle=handle)
+                # What comes from a consumer that cannot give it back otherwise was taken once already.
+                is_new = not name.startswith(RETRY_PREFIX)
+                waiting = timers.divert(name, queue_id, properties, wish, is_counted=is_new)
+                name, queue_id, properties = waiting[:3]
+                topics = (name, *topics)
+            else:
+                properties = without_wait(properties)
+            body = request.body if not isinstance(request.body, list) else request.body_bytes()
+            elements = encode_element(body, properties, header.flag)
+            batch_properties = self._cluster_property
+
+        answer = IntakeAnswer(connection, request, respond)
+        is_same = self._topics.version is version
+        append = partial(
+            self._intake.append,
+            name,
+            queue_id,
+            born_timestamp_ms=header.born_timestamp_ms,
+            born_host=self._born_hosts.get(connection) or self._born_host(connection),
+            sys_flag=sys_flag,
+            reconsume_times=reconsume_times,
+            batch_properties=batch_properties,
+            waits_for_flush=_NO_WAIT not in header.properties,
+        )
+        done = answer if is_same else partial(self._answer_when_told, answer)
+        if REPEAT_FIELD in ext or PACKET_IDS_FIELD in ext:
+            self._stored_once.append(
+                topics,
+                elements,
+                append,
+                done,
+                is_repeat=request.boolean(REPEAT_FIELD, False),
+                has_packet_ids=request.boolean(PACKET_IDS_FIELD, False),
+            )
+        else:
+            append(elements, done=done)
+        return answer.take()
+
+    def _answer_when_told(self, answer: IntakeAnswer, result: StoredBatch | IntakeError) -> None:
+        """The next thing its sender does may be to ask a registry for the route of the topic it made."""
+        self._when_told(partial(answer, result))
+
+    def _take_back(
+        self, connection: ServerConnection, request: Command, topic: str, queue_id: int, unique_key: str
+    ) -> Command | None:
+        """A message that only says that another one is not to be delivered."""
+        answer = IntakeAnswer(connection, request, partial(self._respond, queue_id=queue_id))
+        self._delivery.timers.cancel(topic, unique_key, answer)
+        return answer.take()
+
+    def _prepare(
+        self,
+        connection: ServerConnection,
+        request: Command,
+        header: SendHeader,
+        topic: str,
+        queue_id: int,
+        properties: bytes,
+        *,
+        is_batch: bool,
+    ) -> Command | None:
+        """The first half of a transaction."""
+        if self._transactions is None:
+            raise RequestError(ResponseCode.NO_PERMISSION, "this broker takes no transactional messages")
+        if is_batch:
+            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, "a batch cannot be part of a transaction")
+        transaction_id = (property_value(properties, b"UNIQ_KEY") or b"").decode()
+        respond = partial(self._respond, queue_id=queue_id, transaction_id=transaction_id)
+        answer = IntakeAnswer(connection, request, respond)
+        self._transactions.prepare(
+            topic,
+            queue_id,
+            request.body_bytes(),
+            properties,
+            flag=header.flag,
+            sys_flag=header.sys_flag,
+            born_timestamp_ms=header.born_timestamp_ms,
+            born_host=self._born_hosts.get(connection) or self._born_host(connection),
+            batch_properties=self._cluster_property,
+            done=answer,
+        )
+        return answer.take()
+
+    def _find_topic(self, header: SendHeader, is_batch: bool) -> TopicConfig:
+        """The topic to write to, made when that is allowed; the checks of the protocol in its order."""
+        name = header.topic
+        topic = self._topics.find(name)
+        if not self.is_writable:
+            raise RequestError(ResponseCode.NO_PERMISSION, "this broker does not take messages")
+        if topic is None:
+            if is_batch and len(name.encode()) > limits.TOPIC_BYTES_MAX:
+                raise RequestError(
+                    ResponseCode.MESSAGE_ILLEGAL, f"the topic has more than {limits.TOPIC_BYTES_MAX} bytes"
+                )
+            check_topic_name(name)
+        if name in UNSENDABLE_TOPICS:
+            raise RequestError(ResponseCode.NO_PERMISSION, f"topic {name} belongs to the broker")
+        if is_batch and name.startswith(RETRY_PREFIX):
+            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"no batches to the retry topic {name}")
+        if topic is None:
+            if name.startswith(RETRY_PREFIX):
+                group = self._subscription_groups.find(name.removeprefix(RETRY_PREFIX))
+                topic = self._topics.ensure(
+                    name, queues=1 if group is None else max(1, group.retry_queue_nums)
+                )
+            else:
+                topic = self._topics.create_from_template(
+                    name, header.default_topic, header.default_topic_queues
+                )
+        if topic is None:
+            raise RequestError(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"topic {name} does not exist and is not made after {header.default_topic}",
+            )
+        return topic
+
+    def _retry_or_dead_letter(
+        self, request: Command, names: FieldNames, topic: TopicConfig, *, queue_id: int, reconsume_times: int
+    ) -> tuple[TopicConfig, int]:
+        """Where a message goes that a consumer sent to its own retry topic (wire document 10.2)."""
+        group_name = topic.topic_name.removeprefix(RETRY_PREFIX)
+        group = self._subscription_groups.find_or_create(group_name)
+        if group is None:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"consumer group {group_name} does not exist"
+            )
+        times_max = group.retry_max_times
+        if request.version >= Version.HONOURS_MAX_RECONSUME_TIMES:
+            times_max = request.integer(
+                names.max_reconsume_times, times_max, minimum=_INT32_MIN, maximum=_INT32_MAX
+            )
+        if reconsume_times < times_max:
+            return topic, queue_id
+        return self._topics.ensure(DLQ_PREFIX + group_name, queues=1), 0
+
+    def _born_host(self, connection: ServerConnection) -> bytes:
+        host, port = connection.peer
+        encoded = self._born_hosts[connection] = encode_host(host, port)
+        return encoded
+
+    def _respond(
+        self,
+        request: Command,
+        result: StoredBatch | IntakeError,
+        *,
+        queue_id: int | None = None,
+        transaction_id: str | None = None,
+        recall_handle: str | None = None,
+    ) -> Command:
+        if isinstance(result, IntakeError):
+            self.failed_count += 1
+            return request.reply(result.code, remark=result.remark)
+        appended = result.appended
+        if appended.count == 1 or appended.count > self._message_ids.joined_max:
+            message_id = self._message_ids.one(appended.start_position)
+        else:
+            message_id = self._message_ids.joined(appended.positions())
+        ext = {
+            "msgId": message_id,
+            "queueId": str(result.queue_id if queue_id is None else queue_id),
+            "queueOffset": str(appended.first_offset),
+            "MSG_REGION": self._region,
+            "TRACE_ON": self._trace_on,
+        }
+        if transaction_id is not None:
+            ext["transactionId"] = transaction_id
+        if recall_handle is not None:
+            ext["recallHandle"] = recall_handle
+        return request.reply(result.status, ext=ext)
+
+
+def _check_names(header: SendHeader, names: FieldNames) -> None:
+    """Raise RequestError (1) for an overlong name; the topic itself is looked up, or checked when new."""
+    for field, meaning, value, size_max in (
+        (names.producer_group, "producerGroup", header.producer_group, limits.GROUP_BYTES_MAX),
+        (names.default_topic, "defaultTopic", header.default_topic, limits.TOPIC_BYTES_MAX),
+    ):
+        # A character has at least a byte, and at most four.
+        if 4 * len(value) > size_max and (size := len(value.encode())) > size_max:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the field {field} ({meaning}) has {size} bytes, more than {size_max}",
+            )
+
+
+def _read_header(request: Command, names: FieldNames) -> SendHeader:
+    """The fields of a send. The short way in; what is missing or wrong is named by the long way round."""
+    ext = request.ext
+    try:
+        header = SendHeader(
+            ext[names.producer_group],
+            ext[names.topic],
+            ext[names.default_topic],
+            int(ext[names.default_topic_queues]),
+            int(ext[names.queue_id]),
+            int(ext[names.sys_flag]),
+            int(ext[names.born_timestamp]),
+            int(ext[names.flag]),
+            ext.get(names.properties, ""),
+        )
+    except (KeyError, ValueError):
+        return _read_header_slowly(request, names)
+    if (
+        1 <= header.default_topic_queues <= _INT32_MAX
+        and _INT32_MIN <= header.queue_id <= _INT32_MAX
+        and 0 <= header.sys_flag <= _INT32_MAX
+        and 0 <= header.born_timestamp_ms <= _INT64_MAX
+        and _INT32_MIN <= header.flag <= _INT32_MAX
+    ):
+        return header
+    return _read_header_slowly(request, names)
+
+
+def _read_header_slowly(request: Command, names: FieldNames) -> SendHeader:
+    """The same, field by field. Raises RequestError for the first field that is missing or wrong."""
+    return SendHeader(
+        request.text(names.producer_group),
+        request.text(names.topic),
+        request.text(names.default_topic),
+        max(1, request.integer(names.default_topic_queues, minimum=_INT32_MIN, maximum=_INT32_MAX)),
+        request.integer(names.queue_id, minimum=_INT32_MIN, maximum=_INT32_MAX),
+        request.integer(names.sys_flag, minimum=0, maximum=_INT32_MAX),
+        request.integer(names.born_timestamp, minimum=0, maximum=_INT64_MAX),
+        request.integer(names.flag, minimum=_INT32_MIN, maximum=_INT32_MAX),
+        request.text(names.properties, ""),
+    )

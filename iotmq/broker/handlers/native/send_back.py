@@ -1,0 +1,157 @@
+"""Consumers giving a message back to try it later: code 36 (wire document 10.2)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+from iotmq import limits
+from iotmq.broker.replies.cold_reads import ColdReads
+from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.scheduled.delivery_time import Wish
+from iotmq.broker.scheduled.scheduling import DelayDelivery, DelayLevels, without_properties
+from iotmq.broker.statistics.statistics import Statistics
+from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig, SubscriptionGroups
+from iotmq.broker.tables.topics import DLQ_PREFIX, RETRY_PREFIX, TopicTable
+from iotmq.broker.writing.message_ids import OffsetMessageIds
+from iotmq.broker.writing.message_writer import Intake, IntakeError, StoredBatch
+from iotmq.broker.writing.single_message_batch import encode_element
+from iotmq.broker.writing.stored_reply import IntakeAnswer
+from iotmq.errors import RequestError
+from iotmq.message.record import Record, decode_record, property_value
+from iotmq.remoting.codes import RequestCode, ResponseCode, Version
+from iotmq.remoting.command import Command
+from iotmq.remoting.server import ServerConnection
+from iotmq.store.store import Store
+
+# The first attempt waits for level 3 (10 s), each further one a level longer.
+_FIRST_RETRY_LEVEL = 3
+_INT32_MAX = 2**31 - 1
+
+
+class SendBackHandler:
+    """Stores a copy for the group alone: in its retry topic, or in its dead letters after too many tries."""
+
+    def __init__(
+        self,
+        store: Store,
+        intake: Intake,
+        topics: TopicTable,
+        subscription_groups: SubscriptionGroups,
+        message_ids: OffsetMessageIds,
+        levels: DelayLevels,
+        delivery: DelayDelivery,
+        cold_reads: ColdReads,
+        *,
+        statistics: Statistics,
+        is_writable: bool,
+    ) -> None:
+        self._store = store
+        self._intake = intake
+        self._topics = topics
+        self._subscription_groups = subscription_groups
+        self._message_ids = message_ids
+        self._levels = levels
+        self._delivery = delivery
+        self._cold_reads = cold_reads
+        self._statistics = statistics
+        self.is_writable = is_writable
+
+    def handlers(self) -> Mapping[int, Handler]:
+        return {RequestCode.CONSUMER_SEND_MESSAGE_BACK: self._send_back}
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        """Nothing is kept per connection."""
+
+    def _send_back(self, connection: ServerConnection, request: Command) -> Command | None:
+        position = request.integer("offset", minimum=0)
+        group_name = request.text("group")
+        level = request.integer("delayLevel", minimum=-_INT32_MAX, maximum=_INT32_MAX)
+        group = self._subscription_groups.find_or_create(group_name)
+        if group is None:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"the field group names the group {group_name}, which does not exist",
+            )
+        if not self.is_writable:
+            raise RequestError(ResponseCode.NO_PERMISSION, "this broker does not take messages")
+        if group.retry_queue_nums <= 0:
+            return request.reply(ResponseCode.SUCCESS)
+        answer = IntakeAnswer(connection, request, _respond)
+
+        def read(view: memoryview | None) -> None:
+            if view is None:
+                raise RequestError(
+                    ResponseCode.SYSTEM_ERROR, f"the field offset is {position}, where no record starts"
+                )
+            self._store_again(request, group, level, decode_record(view), answer)
+
+        self._cold_reads.finish(self._store.record_steps(position), read, answer.refuse)
+        return answer.take()
+
+    def _store_again(
+        self,
+        request: Command,
+        group: SubscriptionGroupConfig,
+        level: int,
+        record: Record,
+        answer: IntakeAnswer,
+    ) -> None:
+        """Store the copy; RequestError when it cannot be."""
+        group_name = group.group_name
+        times_max = group.retry_max_times
+        if request.version >= Version.HONOURS_MAX_RECONSUME_TIMES:
+            times_max = request.integer(
+                "maxReconsumeTimes", times_max, minimum=-_INT32_MAX, maximum=_INT32_MAX
+            )
+        # Nobody waits for the copy: its consumer has let go of it.
+        properties = without_properties(record.properties, b"DELAY", b"WAIT") + b"WAIT\x01false\x02"
+        if property_value(properties, b"RETRY_TOPIC") is None:
+            properties += b"RETRY_TOPIC\x01%s\x02" % record.topic.encode()
+        if property_value(properties, b"ORIGIN_MESSAGE_ID") is None:
+            properties += b"ORIGIN_MESSAGE_ID\x01%s\x02" % self._message_ids.one(record.position).encode()
+
+        if record.reconsume_times >= times_max or level < 0:
+            level = 0
+            properties += b"DELAY\x010"
+            topic = self._topics.ensure(DLQ_PREFIX + group_name, queues=1).topic_name
+            queue_id = 0
+        else:
+            level = self._levels.clamp(level or _FIRST_RETRY_LEVEL + record.reconsume_times)
+            retry = self._topics.ensure(RETRY_PREFIX + group_name, queues=group.retry_queue_nums)
+            topic = retry.topic_name
+            queue_id = random.randrange(min(group.retry_queue_nums, retry.write_queue_nums))
+        if level:
+            waiting = self._delivery.timers.divert(
+                topic, queue_id, properties, Wish(level=level), is_counted=False
+            )
+            topic, queue_id, properties = waiting[:3]
+        if len(properties) > limits.PROPERTIES_BYTES_MAX:
+            raise RequestError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                "the properties of the message have no room for those of a retry",
+            )
+        original_topic = (property_value(properties, b"RETRY_TOPIC") or b"").decode("utf-8", "replace")
+
+        def done(result: StoredBatch | IntakeError) -> None:
+            if isinstance(result, StoredBatch):
+                self._statistics.counters.count_send_back(original_topic, group_name)
+            answer(result)
+
+        self._intake.append(
+            topic,
+            queue_id,
+            encode_element(record.body, properties, record.flag),
+            born_timestamp_ms=record.born_timestamp_ms,
+            born_host=record.born_host,
+            sys_flag=record.sys_flag,
+            reconsume_times=record.reconsume_times + 1,
+            done=done,
+        )
+
+
+def _respond(request: Command, result: StoredBatch | IntakeError) -> Command:
+    if isinstance(result, IntakeError):
+        return request.reply(result.code, remark=result.remark)
+    # Stored is what counts here: a slow flush would make the client give it back twice.
+    return request.reply(ResponseCode.SUCCESS)

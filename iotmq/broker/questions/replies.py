@@ -1,0 +1,373 @@
+"""Replies (324, 325) and handing them to who asked (326): the RocketMQ wire format, section 15.
+
+A request is a message like any other that names its sender in REPLY_TO_CLIENT. The reply is sent to
+`CLUSTER_REPLY_TOPIC` with the same property; the broker pushes it on that client's connection, stores it
+when it is told to, and answers when both are done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+from iotmq import limits
+from iotmq.broker.members.groups import Groups
+from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.tables.topics import UNSENDABLE_TOPICS, TopicConfig, TopicTable, check_topic_name
+from iotmq.broker.writing.message_ids import OffsetMessageIds
+from iotmq.broker.writing.message_writer import Intake, IntakeError, StoredBatch
+from iotmq.broker.writing.single_message_batch import encode_element
+from iotmq.clock import Clock
+from iotmq.errors import IotmqError, RequestError
+from iotmq.message.hosts import decode_host, encode_host
+from iotmq.message.record import property_value
+from iotmq.metrics import Metric
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.server import ServerConnection
+
+_Respond: TypeAlias = Callable[[Command, str, StoredBatch | IntakeError | None], Command]
+
+_PUSH_S = 10.0
+_INT32_MIN = -(2**31)
+_INT32_MAX = 2**31 - 1
+# What clients of the Java kind are told for a message that is not stored; they cannot read an empty id.
+_NO_ID = "0"
+
+# What 325 calls each field of 324.
+_LETTERS = {
+    "producerGroup": "a",
+    "topic": "b",
+    "defaultTopic": "c",
+    "defaultTopicQueueNums": "d",
+    "queueId": "e",
+    "sysFlag": "f",
+    "bornTimestamp": "g",
+    "flag": "h",
+    "properties": "i",
+    "reconsumeTimes": "j",
+    "unitMode": "k",
+}
+
+
+class ReplyHeader(NamedTuple):
+    """The header of a reply, checked. `fields` is what 326 repeats of it."""
+
+    topic: str
+    queue_id: int
+    sys_flag: int
+    flag: int
+    born_timestamp_ms: int
+    reconsume_times: int
+    properties: str
+    fields: dict[str, str]
+
+
+class ReplyHandler:
+    """Takes replies and pushes them to who asked."""
+
+    def __init__(
+        self,
+        intake: Intake,
+        topics: TopicTable,
+        groups: Groups,
+        message_ids: OffsetMessageIds,
+        clock: Clock,
+        *,
+        host: bytes,
+        cluster: str,
+        region: str,
+        is_tracing_allowed: bool,
+        is_writable: bool,
+        stores_replies: bool,
+        in_flight_max: int = limits.REPLIES_IN_FLIGHT_MAX,
+    ) -> None:
+        self._intake = intake
+        self._topics = topics
+        self._groups = groups
+        self._message_ids = message_ids
+        self._clock = clock
+        self._host = _address(*decode_host(host))
+        self._cluster_property = f"CLUSTER\x01{cluster}".encode()
+        self._region = region
+        # Both may be changed at any time.
+        self.trace_on = "true" if is_tracing_allowed else "false"
+        self.is_writable = is_writable
+        self._stores_replies = stores_replies
+        self._in_flight_max = in_flight_max
+        # Pushes without an answer yet.
+        self._in_flight = 0
+        self.replies_count = 0
+        self.pushed_count = 0
+        self.failed_count = 0
+
+    def handlers(self) -> Mapping[int, Handler]:
+        return {
+            RequestCode.SEND_REPLY_MESSAGE: partial(self._reply, {name: name for name in _LETTERS}),
+            RequestCode.SEND_REPLY_MESSAGE_V2: partial(self._reply, _LETTERS),
+        }
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        """Nothing is kept per connection: its pushes end by themselves."""
+
+    def metrics(self) -> Iterable[Metric]:
+        yield Metric("iotmq_broker_replies_total", "counter", "Replies sent to clients.", self.replies_count)
+        yield Metric(
+            "iotmq_broker_replies_pushed_total",
+            "counter",
+            "Replies that the client who asked has taken.",
+            self.pushed_count,
+        )
+        yield Metric(
+            "iotmq_broker_replies_failed_total",
+            "counter",
+            "Replies that could not be handed to who asked.",
+            self.failed_count,
+        )
+        yield Metric(
+            "iotmq_broker_replies_in_flight",
+            "gauge",
+            "Replies handed over and not taken yet.",
+            self._in_flight,
+        )
+
+    def _reply(
+        self, names: Mapping[str, str], connection: ServerConnection, request: Command
+    ) -> Command | None:
+        header = _read_header(request, names)
+        topic = self._topic_of(header, names)
+        queue_id = header.queue_id
+        if queue_id < 0:
+            queue_id = random.randrange(topic.write_queue_nums)
+        properties = header.properties.encode()
+        if len(properties) + len(self._cluster_property) >= limits.PROPERTIES_BYTES_MAX:
+            raise RequestError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the field {names['properties']} (properties) has {len(properties)} bytes, "
+                f"more than {limits.PROPERTIES_BYTES_MAX}",
+            )
+        self.check_room()
+        body = request.body_bytes()
+        answer = _Answer(connection, request, partial(self._respond, queue_id))
+        self.push(
+            (property_value(properties, b"REPLY_TO_CLIENT") or b"").decode(),
+            header.fields,
+            header.properties,
+            body,
+            born_host=_address(*connection.peer),
+            ended=answer.push_ended,
+        )
+        if self._stores_replies:
+            self._intake.append(
+                header.topic,
+                queue_id,
+                encode_element(body, properties, header.flag),
+                born_timestamp_ms=header.born_timestamp_ms,
+                born_host=encode_host(*connection.peer),
+                sys_flag=header.sys_flag,
+                reconsume_times=header.reconsume_times,
+                batch_properties=self._cluster_property,
+                done=answer.store_ended,
+            )
+        else:
+            answer.store_ended(None)
+        return answer.take()
+
+    def _topic_of(self, header: ReplyHeader, names: Mapping[str, str]) -> TopicConfig:
+        """The checks of any send, in their order."""
+        if not self.is_writable:
+            raise RequestError(ResponseCode.NO_PERMISSION, "this broker does not take messages")
+        check_topic_name(header.topic)
+        if header.topic in UNSENDABLE_TOPICS:
+            raise RequestError(ResponseCode.NO_PERMISSION, f"topic {header.topic} belongs to the broker")
+        topic = self._topics.find(header.topic)
+        if topic is None:
+            raise RequestError(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"topic {header.topic} does not exist; replies go to CLUSTER_REPLY_TOPIC",
+            )
+        if header.queue_id >= topic.queue_count:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the field {names['queueId']} (queueId) is {header.queue_id}, but topic {header.topic} has "
+                f"{topic.queue_count} queues",
+            )
+        if not topic.is_writable or topic.write_queue_nums < 1:
+            raise RequestError(ResponseCode.NO_PERMISSION, f"topic {header.topic} does not take messages")
+        return topic
+
+    def check_room(self) -> None:
+        """Raise RequestError (14) while as many replies as there may be wait for their clients."""
+        if self._in_flight >= self._in_flight_max:
+            raise RequestError(
+                ResponseCode.SERVICE_NOT_AVAILABLE,
+                f"{self._in_flight} replies wait for their clients; send this one again later",
+            )
+
+    def push(
+        self,
+        client_id: str,
+        fields: Mapping[str, str],
+        properties: str,
+        body: bytes,
+        *,
+        born_host: str,
+        ended: Callable[[str], None],
+    ) -> None:
+        """Hand a reply to the client that asked; `ended` is told what went wrong, or nothing, once.
+
+        `fields` is what 326 repeats of a 324; `born_host` is HOST:PORT of who answered.
+        """
+        self.replies_count += 1
+
+        def counted(problem: str) -> None:
+            if problem:
+                self.failed_count += 1
+            else:
+                self.pushed_count += 1
+            ended(problem)
+
+        if not client_id:
+            counted("the property REPLY_TO_CLIENT is missing, so nobody can be told")
+            return
+        member = self._groups.producer_of(client_id)
+        if member is None or member.connection.is_closed:
+            counted(
+                f"the client {client_id} of REPLY_TO_CLIENT is not connected to this broker as a producer"
+            )
+            return
+        if member.connection.is_congested:
+            counted(f"the client {client_id} does not read what it is sent")
+            return
+        now = str(self._clock.now_ms())
+        separator = _separator_for(properties)
+        push = Command.request(
+            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
+            {
+                **fields,
+                "properties": f"{properties}{separator}PUSH_REPLY_TIME\x01{now}\x02",
+                "bornHost": born_host,
+                "storeHost": self._host,
+                "storeTimestamp": now,
+            },
+            body,
+        )
+
+        def answered(future: asyncio.Future[Command]) -> None:
+            self._in_flight -= 1
+            error = ConnectionError("given up") if future.cancelled() else future.exception()
+            if error is not None:
+                text = str(error) if isinstance(error, IotmqError) else type(error).__name__
+                counted(f"the client {client_id} did not take the reply: {text}")
+            elif future.result().code != ResponseCode.SUCCESS:
+                counted(
+                    f"the client {client_id} refused the reply: {future.result().remark or 'no reason given'}"
+                )
+            else:
+                counted("")
+
+        self._in_flight += 1
+        member.connection.request(push, _PUSH_S).add_done_callback(answered)
+
+    def _respond(
+        self, queue_id: int, request: Command, problem: str, stored: StoredBatch | IntakeError | None
+    ) -> Command:
+        """Whether the reply arrived is what counts; a reply that is stored as well has an id."""
+        message_id, offset = _NO_ID, 0
+        if isinstance(stored, StoredBatch):
+            message_id, offset = self._message_ids.one(stored.appended.start_position), stored.first_offset
+        ext = {
+            "msgId": message_id,
+            "queueId": str(queue_id),
+            "queueOffset": str(offset),
+            "MSG_REGION": self._region,
+            "TRACE_ON": self.trace_on,
+        }
+        if problem:
+            return request.reply(ResponseCode.SYSTEM_ERROR, remark=problem, ext=ext)
+        return request.reply(ResponseCode.SUCCESS, ext=ext)
+
+
+class _Answer:
+    """Answers once the push and the store have ended, each in its own time."""
+
+    __slots__ = ("_connection", "_is_late", "_parts_left", "_problem", "_request", "_respond", "_response",
+                 "_stored")  # fmt: skip
+
+    def __init__(self, connection: ServerConnection, request: Command, respond: _Respond) -> None:
+        self._connection = connection
+        self._request = request
+        self._respond = respond
+        self._parts_left = 2
+        self._problem = ""
+        self._stored: StoredBatch | IntakeError | None = None
+        self._response: Command | None = None
+        # True once the handler has returned.
+        self._is_late = False
+
+    def push_ended(self, problem: str) -> None:
+        self._problem = problem
+        self._part_ended()
+
+    def store_ended(self, result: StoredBatch | IntakeError | None) -> None:
+        self._stored = result
+        self._part_ended()
+
+    def take(self) -> Command | None:
+        """The answer if there is one already, otherwise None: it will be sent."""
+        self._is_late = True
+        if self._response is None:
+            # What waits must not keep what was received alive.
+            self._request.body = b""
+        return self._response
+
+    def _part_ended(self) -> None:
+        self._parts_left -= 1
+        if self._parts_left or self._request.is_oneway:
+            return
+        response = self._respond(self._request, self._problem, self._stored)
+        if self._is_late:
+            self._connection.reply(response)
+        else:
+            self._response = response
+
+
+def _read_header(request: Command, names: Mapping[str, str]) -> ReplyHeader:
+    """The fields of a reply. Raises RequestError for the first one that is missing or wrong."""
+    fields = {name: request.text(names[name]) for name in ("producerGroup", "topic", "defaultTopic")}
+    integers = {
+        name: request.integer(names[name], minimum=minimum, maximum=maximum)
+        for name, minimum, maximum in (
+            ("defaultTopicQueueNums", _INT32_MIN, _INT32_MAX),
+            ("queueId", _INT32_MIN, _INT32_MAX),
+            ("sysFlag", 0, _INT32_MAX),
+            ("bornTimestamp", 0, 2**63 - 1),
+            ("flag", _INT32_MIN, _INT32_MAX),
+        )
+    }
+    integers["reconsumeTimes"] = request.integer(names["reconsumeTimes"], 0, minimum=0, maximum=_INT32_MAX)
+    fields.update((name, str(value)) for name, value in integers.items())
+    fields["unitMode"] = "true" if request.boolean(names["unitMode"]) else "false"
+    return ReplyHeader(
+        topic=fields["topic"],
+        queue_id=integers["queueId"],
+        sys_flag=integers["sysFlag"],
+        flag=integers["flag"],
+        born_timestamp_ms=integers["bornTimestamp"],
+        reconsume_times=integers["reconsumeTimes"],
+        properties=request.text(names["properties"], ""),
+        fields=fields,
+    )
+
+
+def _separator_for(properties: str) -> str:
+    """What must stand between these properties and more of them."""
+    return "\x02" if properties and not properties.endswith("\x02") else ""
+
+
+def _address(host: str, port: int) -> str:
+    """As clients of the Java kind read it: everything before the last colon is the host."""
+    return f"{host}:{port}"

@@ -1,0 +1,126 @@
+"""How clients find a broker: the address they are told, and the registries that tell it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from iotmq.broker.registration.advertised_address import AdvertisedAddress
+from iotmq.broker.registration.registration import Registration, ToldTopics, parse_address
+from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.tables.topics import PERMISSION_READ, PERMISSION_WRITE, TopicTable
+from iotmq.metrics import Metric
+from iotmq.remoting.tls.files import client_tls
+
+
+class Presence:
+    """One broker's. `port()` is the port listened on, once it is."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        topics: TopicTable,
+        *,
+        port: Callable[[], int],
+        takes_strangers: bool,
+        runtime_info: Callable[[], dict[str, str]],
+    ) -> None:
+        """`takes_strangers`: unsigned requests over plain connections are answered.
+
+        `runtime_info()` is the answer to code 28.
+        """
+        self._settings = settings
+        self._topics = topics
+        self._port = port
+        self._takes_strangers = takes_strangers
+        self._runtime_info = runtime_info
+        # Both are set by start(); they need the port that is really listened on.
+        self._advertised: AdvertisedAddress | None = None
+        self._registration: Registration | None = None
+
+    @property
+    def address(self) -> str:
+        """host:port that registries and clients are told."""
+        port = self._settings.advertised_port or self._port()
+        host = self._settings.advertised_host
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    @property
+    def not_ready_reason(self) -> str | None:
+        """None while clients can find this broker, else why they cannot."""
+        if self._registration is None:
+            return "the broker has not started"
+        return self._registration.not_ready_reason
+
+    async def wait_registered(self, timeout_s: float) -> None:
+        """Return once clients can find this broker; TimeoutError when no registry answers in time."""
+        assert self._registration is not None, "start() was not called"
+        await self._registration.wait_registered(timeout_s)
+
+    def start(self) -> None:
+        """Register, and go on doing so; the port is listened on."""
+        settings = self._settings
+        self._registration = Registration(
+            map(parse_address, settings.registries),
+            cluster=settings.cluster,
+            broker_name=settings.name,
+            broker_id=settings.broker_id,
+            broker_address=self.address,
+            # Where slaves copy from: there is no such port.
+            ha_address="",
+            topics=self.told_topics,
+            interval_s=settings.registration_interval_s,
+            timeout_s=settings.registration_timeout_s,
+            tls=client_tls(ca_file=settings.registry_tls_ca_file) if settings.registry_tls_enabled else None,
+        )
+        self._registration.start()
+
+    async def stop(self) -> None:
+        """Take leave of the registries."""
+        if self._registration is not None:
+            await self._registration.stop()
+
+    async def check_address(self) -> None:
+        """See whether clients can have use for the address they are told."""
+        settings = self._settings
+        self._advertised = AdvertisedAddress(
+            settings.advertised_host,
+            settings.advertised_port or self._port(),
+            listen_host=settings.listen_host,
+            listen_port=self._port(),
+            runtime_info=self._runtime_info if self._takes_strangers else None,
+        )
+        await self._advertised.check()
+
+    def topics_changed(self) -> None:
+        """Tell the registries as soon as possible."""
+        if self._registration is not None:
+            self._registration.wake()
+
+    def when_told(self, call: Callable[[], None]) -> None:
+        """Call once the registries know what holds now; at once while there are none."""
+        if self._registration is None:
+            call()
+        else:
+            self._registration.when_told(call)
+
+    def apply_settings(self, settings: BrokerSettings) -> None:
+        """Take the values that may change while the broker runs."""
+        before, self._settings = self._settings, settings
+        if (before.is_writable, before.is_readable) != (settings.is_writable, settings.is_readable):
+            # Registries take topics again only with another version.
+            self._topics.count_up()
+
+    def told_topics(self) -> ToldTopics:
+        """The topics as registries are told them: none allows what the broker does not."""
+        mask = -1
+        if not self._settings.is_readable:
+            mask &= ~PERMISSION_READ
+        if not self._settings.is_writable:
+            mask &= ~PERMISSION_WRITE
+        return ToldTopics(self._topics.version, mask, self._topics.configs)
+
+    def metrics(self) -> Iterable[Metric]:
+        if self._advertised is not None:
+            yield from self._advertised.metrics()
+        if self._registration is not None:
+            yield from self._registration.metrics()

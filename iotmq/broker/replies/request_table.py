@@ -1,0 +1,127 @@
+"""Which part of the broker serves which request code.
+
+Every area (sending, pulling, offsets, clients, locks, administration, ...) is one module with one
+class that lists its codes; a new area is a new module and one line in broker.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Protocol, TypeAlias
+
+from iotmq.metrics import Metric
+from iotmq.remoting.codes import RequestCode, request_name
+from iotmq.remoting.command import Command
+from iotmq.remoting.frames.frame import Run
+from iotmq.remoting.frames.pull_frames import PullFrame
+from iotmq.remoting.frames.send_frames import SendRun
+from iotmq.remoting.server import ServerConnection
+
+Handler: TypeAlias = Callable[[ServerConnection, Command], Command | None]
+
+
+class Area(Protocol):
+    """A group of request codes that belong together."""
+
+    def handlers(self) -> Mapping[int, Handler]:
+        """The codes served and by what. Asked once."""
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        """Forget what was kept for the connection."""
+
+
+TakeRun: TypeAlias = Callable[[ServerConnection, SendRun, int], int]
+TakePull: TypeAlias = Callable[[ServerConnection, PullFrame], bool]
+
+
+_PULL: Final[int] = RequestCode.PULL_MESSAGE
+
+
+def _take_no_send(connection: ServerConnection, run: SendRun, at: int) -> int:
+    return at
+
+
+def _take_no_pull(connection: ServerConnection, frame: PullFrame) -> bool:
+    return False
+
+
+def _nothing() -> None:
+    pass
+
+
+class RequestTable:
+    """Hands each request to the area that serves its code; implements remoting's RequestHandler."""
+
+    def __init__(
+        self,
+        areas: Iterable[Area] = (),
+        *,
+        take_run: TakeRun = _take_no_send,
+        take_pull: TakePull = _take_no_pull,
+        settle: Callable[[], None] = _nothing,
+    ) -> None:
+        """The first two are the short ways of plain sends and pulls, whose codes areas serve.
+
+        `settle` is called before any request but a plain send: what was answered before is there for it.
+        """
+        self._settle = settle
+        self._take_run = take_run
+        self._take_pull = take_pull
+        self._handlers: dict[int, Handler] = {}
+        self._areas: list[Area] = []
+        # Requests served by code; unknown codes count together under -1, so that a peer cannot grow it.
+        self._counts: dict[int, int] = {-1: 0}
+        for area in areas:
+            self.add(area)
+
+    def add(self, area: Area) -> None:
+        """Serve the codes of one more area. ValueError when another area has one of them."""
+        handlers = area.handlers()
+        for code in handlers:
+            if code in self._handlers:
+                raise ValueError(f"request code {code} is served twice")
+        self._handlers.update(handlers)
+        self._counts.update(dict.fromkeys(handlers, 0))
+        self._areas.append(area)
+
+    @property
+    def codes(self) -> list[int]:
+        """All codes served."""
+        return sorted(self._handlers)
+
+    def handle(self, connection: ServerConnection, request: Command) -> Command | None:
+        code = request.code
+        handler = self._handlers.get(code)
+        if handler is None:
+            self._counts[-1] += 1
+            return request.not_supported()
+        self._counts[code] += 1
+        self._settle()
+        return handler(connection, request)
+
+    def handle_run(self, connection: ServerConnection, run: Run, at: int) -> int:
+        """Take plain requests of a run from number `at` on; the number of the first for `handle`."""
+        if isinstance(run, PullFrame):
+            self._settle()
+            if not self._take_pull(connection, run):
+                return at
+            self._counts[_PULL] += 1
+            return at + 1
+        end = self._take_run(connection, run, at)
+        for code, count in run.codes(at, end):
+            self._counts[code] += count
+        return end
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        for area in self._areas:
+            area.connection_lost(connection)
+
+    def metrics(self) -> Iterable[Metric]:
+        for code, count in self._counts.items():
+            if count:
+                name = "UNKNOWN" if code < 0 else request_name(code)
+                if name == "UNKNOWN" and code > 0:
+                    name = str(code)
+                yield Metric(
+                    "iotmq_broker_requests_total", "counter", "Requests by code.", count, (("code", name),)
+                )

@@ -1,0 +1,117 @@
+"""Messages that wait for a time, as one part of the broker: the delay levels and any other time.
+
+They are stored in two topics of the broker's own and are in one index (store/kv/timer_index.py). timers.py
+delivers and cancels, timer_rolls.py keeps them while old log files go, delay_offsets.py tells others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from iotmq import limits
+from iotmq.broker.replies.cold_reads import ColdReads
+from iotmq.broker.scheduled.delay_levels import DelayLevels, without_properties
+from iotmq.broker.scheduled.delay_offsets import DelayOffsets, DelayOffsetTable
+from iotmq.broker.scheduled.timer_rolls import TimerRolls
+from iotmq.broker.scheduled.timers import Timers
+from iotmq.broker.scheduled.unflushed_deliveries import EndedTimers
+from iotmq.broker.writing.message_writer import Intake
+from iotmq.clock import Clock
+from iotmq.message.hosts import encode_host
+from iotmq.metrics import Metric
+from iotmq.store.log.queue import Queue
+from iotmq.store.store import Store
+
+__all__ = ("DelayDelivery", "DelayLevels", "DelayOffsetTable", "without_properties")
+
+# Slices of waiting messages that are fetched from the disk at a time, and the threads that do it.
+_FETCHES_MAX: Final = 256
+_THREADS_MAX: Final = 2
+
+
+class DelayDelivery:
+    """Everything about waiting messages. `timers` is what other parts build on."""
+
+    def __init__(
+        self,
+        store: Store,
+        intake: Intake,
+        levels: DelayLevels,
+        path: Path,
+        clock: Clock,
+        *,
+        host: bytes = encode_host("127.0.0.1", 0),
+        broker_name: str = "broker-a",
+        pending_max: int = limits.TIMERS_PENDING_MAX,
+    ) -> None:
+        """`path` is that of delayOffset.json; `host` what records of the broker's own are born at."""
+        ended = EndedTimers(store)
+        self._cold_reads = ColdReads(store, threads_max=_THREADS_MAX, waiting_max=_FETCHES_MAX)
+        self.timers = Timers(
+            store,
+            intake,
+            levels,
+            ended,
+            self._cold_reads,
+            clock,
+            host=host,
+            broker_name=broker_name,
+            pending_max=pending_max,
+        )
+        self._offsets = DelayOffsets(store, levels, ended, path)
+        self._rolls = TimerRolls(store, self.timers, ended, clock)
+        store.held_position = self._rolls.held_position
+
+    def start(self) -> None:
+        """Deliver what fell due meanwhile, and everything else from now on."""
+        self._offsets.start()
+        self.timers.start()
+
+    def stop(self) -> None:
+        self._rolls.stop()
+        self.timers.stop()
+        self._cold_reads.stop()
+
+    def deliver(self) -> None:
+        """Hand over what is due now; a timer does it anyway."""
+        self.timers.deliver()
+
+    def roll(self) -> None:
+        """Make way for retention; to be called about every second."""
+        self._rolls.run()
+
+    # The file ------------------------------------------------------------------------------------------
+
+    @property
+    def is_dirty(self) -> bool:
+        return self._offsets.is_dirty
+
+    @is_dirty.setter
+    def is_dirty(self, value: bool) -> None:
+        self._offsets.is_dirty = value
+
+    def encode(self) -> bytes:
+        """The answer to code 45."""
+        return self._offsets.encode()
+
+    def take_unsaved(self) -> bytes | None:
+        """What to pass to `write`, None when the file is up to date."""
+        return self._offsets.take_unsaved()
+
+    def write(self, data: bytes) -> None:
+        """Write the file; touches nothing but the disk, so that a thread may do it."""
+        self._offsets.write(data)
+
+    def progress(self) -> list[tuple[int, int]]:
+        """Delivered offset and end of each level's queue."""
+        return self._offsets.progress()
+
+    def delivered(self) -> list[tuple[Queue, int]]:
+        """Each level's queue and the offset before which everything is in its real topic."""
+        return self._offsets.delivered()
+
+    def metrics(self) -> Iterable[Metric]:
+        yield from self.timers.metrics()
+        yield from self._rolls.metrics()

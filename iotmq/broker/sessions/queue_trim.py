@@ -1,0 +1,189 @@
+"""Where the queue of a session past its limits is cut: found by searching positions, not by counting."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple, Protocol
+
+from iotmq.broker.queue_limits import QueueLimits
+from iotmq.broker.sessions.stored.cursor import Place
+from iotmq.broker.sessions.stored.projection import SessionProjection
+from iotmq.message.record import decode_record
+from iotmq.store.queues.cold_steps import Steps
+from iotmq.store.store import Store
+
+# No record is smaller: so many bytes have no more records than this allows.
+RECORD_BYTES_MIN: Final = 91
+
+
+class Queue(NamedTuple):
+    """One filter of a session and how far it has come with it."""
+
+    topic_filter: str
+    queue_id: int
+    place: Place
+
+
+class Backlogs(Protocol):
+    """Who knows how many records a queue has from a position on."""
+
+    def backlog(self, queue_id: int, position: int) -> int: ...
+
+
+class Range(NamedTuple):
+    """So many messages of a queue, from a position on to before another, that a session does not get."""
+
+    topic_filter: str
+    queue_id: int
+    start: int
+    end: int
+    messages: int
+    # They have waited too long; else there are too many.
+    is_old: bool
+
+
+def cut_of(
+    limits: QueueLimits, projection: SessionProjection, store: Store, queues: list[Queue], *, now_ms: int
+) -> Steps[list[Range]]:
+    """Hold what waits in the queues of one session to the limits; how old it is may stand on the disk."""
+    return _Cutter(limits, projection, store, queues).cut(now_ms)
+
+
+def waiting_count(queues: Backlogs, queue: Queue, position: int = 0) -> int:
+    """How many messages from `position` on a session was not sent yet."""
+    count = 0
+    for start, end in queue.place.waiting():
+        first = max(start, position)
+        if end is None:
+            count += queues.backlog(queue.queue_id, first)
+        elif first < end:
+            count += queues.backlog(queue.queue_id, first) - queues.backlog(queue.queue_id, end)
+    return count
+
+
+class _Cutter:
+    def __init__(
+        self, limits: QueueLimits, projection: SessionProjection, store: Store, queues: list[Queue]
+    ) -> None:
+        self._limits = limits
+        self._projection = projection
+        self._store = store
+        self._queues = queues
+        self._end = projection.applied_position
+        self._ranges: list[Range] = []
+
+    def cut(self, now_ms: int) -> Steps[list[Range]]:
+        if self._limits.age_s_max:
+            for number in range(len(self._queues)):
+                yield from self._cut_old(number, now_ms - self._limits.age_s_max * 1000)
+        if self._limits.messages_max or self._limits.bytes_max:
+            # Empty ones would be looked at in every step.
+            self._queues = [queue for queue in self._queues if waiting_count(self._projection, queue)]
+            if self._limits.policy == "drop-oldest":
+                self._drop_oldest()
+            else:
+                self._refuse_new()
+        return self._ranges
+
+    # By age
+
+    def _cut_old(self, number: int, oldest_ms: int) -> Steps[None]:
+        queue = self._queues[number]
+        start = queue.place.waiting()[0][0]
+        if (yield from self._is_young(queue.queue_id, start, oldest_ms)):
+            return
+        # The first position from which on the next message is young, as it is from there on.
+        low, end = start + 1, self._end
+        while low < end:
+            middle = (low + end) // 2
+            if (yield from self._is_young(queue.queue_id, middle, oldest_ms)):
+                end = middle
+            else:
+                low = middle + 1
+        before = waiting_count(self._projection, queue)
+        rest = self._queues[number] = queue._replace(place=queue.place.skipping(start, end))
+        self._skip(queue, start, end, before - waiting_count(self._projection, rest), is_old=True)
+
+    def _is_young(self, queue_id: int, position: int, oldest_ms: int) -> Steps[bool]:
+        """True when the next message from a position on is young enough, or there is none."""
+        found = next(self._projection.entries(queue_id, position), None)
+        if found is None:
+            return True
+        record = yield from self._store.record_steps(found[0])
+        # What the log has lost is older than what it has.
+        return record is not None and decode_record(record).store_timestamp_ms >= oldest_ms
+
+    # By count and bytes
+
+    def _drop_oldest(self) -> None:
+        total = self._count(0)
+        start = 0
+        if 0 < self._limits.messages_max < total:
+            start = self._first_with_at_most(self._limits.messages_max)
+        if self._limits.bytes_max:
+            count_max = self._limits.bytes_max // RECORD_BYTES_MIN
+            if count_max < total:
+                start = max(start, self._first_with_at_most(count_max))
+            size = 0
+            for place, record_bytes in reversed(list(self._entries(start))):
+                size += record_bytes
+                if size > self._limits.bytes_max:
+                    start = place + 1
+                    break
+        for queue in self._queues:
+            count = waiting_count(self._projection, queue) - waiting_count(self._projection, queue, start)
+            if count:
+                self._skip(queue, queue.place.waiting()[0][0], start, count)
+
+    def _refuse_new(self) -> None:
+        total = self._count(0)
+        start = self._end
+        if 0 < self._limits.messages_max < total:
+            start = self._first_with_at_most(total - self._limits.messages_max - 1) - 1
+        if self._limits.bytes_max:
+            size = 0
+            for place, record_bytes in self._entries(0):
+                if place >= start:
+                    break
+                size += record_bytes
+                if size > self._limits.bytes_max:
+                    start = place
+                    break
+        for queue in self._queues:
+            count = waiting_count(self._projection, queue, start)
+            if count:
+                self._skip(queue, max(start, queue.place.waiting()[0][0]), self._end, count)
+
+    def _count(self, position: int) -> int:
+        return sum(waiting_count(self._projection, queue, position) for queue in self._queues)
+
+    def _first_with_at_most(self, count_max: int) -> int:
+        """The first position from which on no more than `count_max` messages wait."""
+        lowest = min(queue.place.waiting()[0][0] for queue in self._queues)
+        return _first(lowest, self._end, lambda place: self._count(place) <= count_max)
+
+    def _entries(self, position: int) -> Iterator[tuple[int, int]]:
+        """(position, size) of all that waits from a position on, in the order of the log."""
+        return heapq.merge(*(self._entries_of(queue, position) for queue in self._queues))
+
+    def _entries_of(self, queue: Queue, position: int) -> Iterator[tuple[int, int]]:
+        for start, end in queue.place.waiting():
+            for place, size in self._projection.entries(queue.queue_id, max(start, position)):
+                if end is not None and place >= end:
+                    break
+                yield place, size
+
+    def _skip(self, queue: Queue, start: int, end: int, count: int, *, is_old: bool = False) -> None:
+        self._ranges.append(Range(queue.topic_filter, queue.queue_id, start, end, count, is_old))
+
+
+def _first(low: int, high: int, is_true: Callable[[int], bool]) -> int:
+    """The first number from `low` on for which it is true, as it is from there on; `high` when none is."""
+    while low < high:
+        middle = (low + high) // 2
+        if is_true(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low

@@ -1,0 +1,260 @@
+"""Settings that operators change while the broker runs (codes 25 and 26), and brokerSettings.json.
+
+They are named as in the configuration file (``broker.auto_create_topics``), or as tools of the RocketMQ
+family know them (``autoCreateTopicEnable``). A change is kept in the file and holds after a restart, unless
+the configuration file says something else by then: the later word wins.
+
+The file: ``{"dataVersion":{...},"changes":{"broker.is_writable":{"configured":"true","value":"false"}}}``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
+
+import msgspec
+
+from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.tables.config_files import ConfigFile
+from iotmq.broker.tables.data_version import DataVersion
+from iotmq.broker.tables.topics import TRACE_TOPIC
+from iotmq.errors import RequestError
+from iotmq.remoting.codes import ResponseCode
+from iotmq.store.settings import StoreSettings
+
+logger = logging.getLogger(__name__)
+
+CHANGEABLE: Final = frozenset(
+    {
+        "broker.is_writable",
+        "broker.is_readable",
+        "broker.auto_create_topics",
+        "broker.auto_create_groups",
+        "broker.default_topic_queues",
+        "broker.is_tracing_allowed",
+        "broker.client_expiry_s",
+        "broker.offsets_interval_s",
+        "broker.held_pulls_max",
+        "store.retention_hours",
+        "store.delete_hour",
+        "store.disk_delete_percent",
+        "store.disk_force_percent",
+        "store.disk_full_percent",
+        "store.protect_unconsumed",
+    }
+)
+
+_PERMISSION_READ: Final = 4
+_PERMISSION_WRITE: Final = 2
+_PERMISSIONS: Final = "brokerPermission"
+
+
+class _Alias(NamedTuple):
+    """A setting under its RocketMQ name; `unit` of its numbers are one of ours."""
+
+    name: str
+    unit: int = 1
+
+
+_ALIASES: Final = {
+    "autoCreateTopicEnable": _Alias("broker.auto_create_topics"),
+    "autoCreateSubscriptionGroup": _Alias("broker.auto_create_groups"),
+    "defaultTopicQueueNums": _Alias("broker.default_topic_queues"),
+    "traceOn": _Alias("broker.is_tracing_allowed"),
+    "flushConsumerOffsetInterval": _Alias("broker.offsets_interval_s", 1_000),
+    "fileReservedTime": _Alias("store.retention_hours"),
+    "deleteWhen": _Alias("store.delete_hour"),
+    "diskMaxUsedSpaceRatio": _Alias("store.disk_delete_percent"),
+    "brokerName": _Alias("broker.name"),
+    "brokerClusterName": _Alias("broker.cluster"),
+    "brokerId": _Alias("broker.broker_id"),
+    "brokerIP1": _Alias("broker.advertised_host"),
+    "listenPort": _Alias("broker.listen_port"),
+    "namesrvAddr": _Alias("broker.registries"),
+    "mapedFileSizeCommitLog": _Alias("store.segment_bytes"),
+    "maxMessageSize": _Alias("store.record_bytes_max"),
+    "messageDelayLevel": _Alias("broker.delay_levels"),
+}
+
+
+class Change(msgspec.Struct, frozen=True):
+    """What a setting was changed to, and what the configuration file said then, both as text."""
+
+    configured: str
+    value: str
+
+
+class ChangedSettingsTable(msgspec.Struct, kw_only=True, rename="camel"):
+    """The shape of brokerSettings.json."""
+
+    data_version: DataVersion = DataVersion()
+    changes: dict[str, Change] = {}
+
+
+class ChangedSettings:
+    """The settings in effect: those configured, and the changes to them."""
+
+    def __init__(self, path: Path, broker: BrokerSettings, store: StoreSettings) -> None:
+        """Take what `path` has; a change the configuration file has overtaken, or cannot be, is dropped."""
+        self._file = ConfigFile(path)
+        self._configured = _as_texts(broker, store)
+        self.broker = broker
+        self.store = store
+        table = self._file.read(ChangedSettingsTable) or ChangedSettingsTable()
+        self.version = table.data_version
+        self._listeners: list[Callable[[], None]] = []
+        self._changes: dict[str, Change] = {}
+        for name, change in table.changes.items():
+            if name not in CHANGEABLE or self._configured[name] != change.configured:
+                logger.warning(
+                    "%s = %s of a changed setting gives way to the configuration", name, change.value
+                )
+                continue
+            try:
+                self._set({name: change.value})
+            except RequestError as error:
+                logger.warning("a changed setting is left out: %s", error)
+                continue
+            self._changes[name] = change
+            logger.warning("%s is %s, changed while the broker ran", name, change.value)
+
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        """Tell whenever a setting has changed."""
+        self._listeners.append(listener)
+
+    def as_texts(self) -> dict[str, str]:
+        """Every setting under its RocketMQ name, where it has one, and under its own."""
+        texts = _as_texts(self.broker, self.store)
+        return {
+            _PERMISSIONS: str(
+                _PERMISSION_READ * self.broker.is_readable + _PERMISSION_WRITE * self.broker.is_writable
+            ),
+            **{name: _alias_text(texts[alias.name], alias.unit) for name, alias in _ALIASES.items()},
+            **_facts(self.broker, self.store),
+            **texts,
+        }
+
+    def change(self, values: Mapping[str, str], now_ms: int) -> None:
+        """Take settings under either name, all or none; a listener has the file written.
+
+        RequestError (1) names the first that cannot be.
+        """
+        current = self.as_texts()
+        wanted: dict[str, str] = {}
+        for name, value in values.items():
+            if current.get(name) != value:
+                wanted.update(_our_names(name, value, is_known=name in current))
+        if not wanted:
+            return
+        self._set(wanted)
+        texts = _as_texts(self.broker, self.store)
+        changes = dict(self._changes)
+        for name in wanted:
+            if texts[name] == self._configured[name]:
+                changes.pop(name, None)
+            else:
+                changes[name] = Change(self._configured[name], texts[name])
+        self._changes = changes
+        self.version = self.version.next(now_ms)
+        for listener in self._listeners:
+            listener()
+
+    def encoder(self) -> Callable[[], bytes]:
+        """What the file is to hold now, to be called in any thread."""
+        table = ChangedSettingsTable(data_version=self.version, changes=self._changes)
+        return partial(msgspec.json.encode, table)
+
+    def write(self, data: bytes) -> None:
+        """Write the file and wait for the disk; touches nothing else, so that a thread may do it."""
+        self._file.write(data, is_synced=True)
+
+    def _set(self, wanted: Mapping[str, str]) -> None:
+        broker = _changed(self.broker, wanted, "broker")
+        self.store = _changed(self.store, wanted, "store")
+        self.broker = broker
+
+
+_Settings = TypeVar("_Settings", bound=msgspec.Struct)
+
+
+def _changed(settings: _Settings, wanted: Mapping[str, str], section: str) -> _Settings:
+    """`settings` with every value of the section that is wanted; RequestError (1) for one it cannot have."""
+    values = {
+        key: value
+        for name, value in wanted.items()
+        for part, _, key in [name.partition(".")]
+        if part == section
+    }
+    if not values:
+        return settings
+    try:
+        return msgspec.convert({**msgspec.to_builtins(settings), **values}, type(settings), strict=False)
+    except (msgspec.ValidationError, ValueError) as error:
+        problem = str(error)
+        for key in values:
+            problem = problem.replace(f"`$.{key}`", f"{section}.{key}")
+        raise RequestError(ResponseCode.SYSTEM_ERROR, f"a setting cannot be: {problem}") from None
+
+
+def _our_names(name: str, value: str, *, is_known: bool) -> dict[str, str]:
+    """A wanted setting under our name; RequestError (1) unless it may change while the broker runs."""
+    if name == _PERMISSIONS:
+        if value not in ("0", "2", "4", "6"):
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"{name} is {value[:40]!r}, not one of 6 (all), 4 (read), 2 (write), 0",
+            )
+        return {
+            "broker.is_readable": "true" if int(value) & _PERMISSION_READ else "false",
+            "broker.is_writable": "true" if int(value) & _PERMISSION_WRITE else "false",
+        }
+    alias = _ALIASES.get(name, _Alias(name))
+    if alias.name not in CHANGEABLE:
+        raise RequestError(
+            ResponseCode.SYSTEM_ERROR,
+            f"{name} cannot change while the broker runs: set it in the configuration file and restart"
+            if is_known
+            else f"there is no setting {name[:60]!r}; code 26 (iotmq admin broker config) lists them",
+        )
+    if alias.unit == 1:
+        return {alias.name: value}
+    try:
+        return {alias.name: repr(float(value) / alias.unit)}
+    except ValueError:
+        raise RequestError(ResponseCode.SYSTEM_ERROR, f"{name} is {value[:40]!r}, not a number") from None
+
+
+def _as_texts(broker: BrokerSettings, store: StoreSettings) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for section, settings in (("broker", broker), ("store", store)):
+        for key, value in msgspec.structs.asdict(settings).items():
+            texts[f"{section}.{key}"] = _text(value)
+    return texts
+
+
+def _facts(broker: BrokerSettings, store: StoreSettings) -> dict[str, str]:
+    """What tools of the RocketMQ family also ask for, and is no setting here or one of another kind."""
+    return {
+        "brokerRole": "ASYNC_MASTER",
+        "filterServerNums": "0",
+        "flushDiskType": "SYNC_FLUSH" if store.flush == "sync" else "ASYNC_FLUSH",
+        "msgTraceTopicName": TRACE_TOPIC,
+        "slaveReadEnable": "false",
+        "traceTopicEnable": "true",
+        "useTLS": "true" if broker.tls_certificate_file else "false",
+    }
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return ";".join(map(str, value))
+    return str(value)
+
+
+def _alias_text(text: str, unit: int) -> str:
+    return text if unit == 1 else f"{float(text) * unit:g}"

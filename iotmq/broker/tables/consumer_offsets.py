@@ -1,0 +1,124 @@
+"""How far each group has consumed each queue, and consumerOffset.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from iotmq import limits
+from iotmq.broker.tables.dirty_table import DirtyTable
+from iotmq.errors import RequestError
+from iotmq.metrics import Metric
+from iotmq.remoting.codes import ResponseCode
+
+
+class ConsumerOffsetTable(msgspec.Struct, kw_only=True, rename="camel"):
+    """The shape of consumerOffset.json and of the answer to code 43: `topic@group` -> queue -> offset."""
+
+    offset_table: dict[str, dict[int, int]] = {}
+
+
+class ConsumerOffsets(DirtyTable):
+    """Committed offsets of all groups. `is_dirty` says that the file is behind the table."""
+
+    def __init__(self, path: Path, *, pairs_max: int = limits.CONSUMER_OFFSET_PAIRS_MAX) -> None:
+        super().__init__(path)
+        self._pairs_max = pairs_max
+        self._offsets = (self._file.read(ConsumerOffsetTable) or ConsumerOffsetTable()).offset_table
+
+    def __len__(self) -> int:
+        """Number of pairs of topic and group."""
+        return len(self._offsets)
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Set the next offset the group will consume; may move back. RequestError (1) past `pairs_max`."""
+        key = f"{topic}@{group}"
+        queues = self._offsets.get(key)
+        if queues is None:
+            if len(self._offsets) >= self._pairs_max:
+                raise RequestError(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"no offset kept for {key}: this broker has its maximum of {self._pairs_max} "
+                    "pairs of topic and group",
+                )
+            queues = self._offsets[key] = {}
+        queues[queue_id] = offset
+        self.is_dirty = True
+
+    def find(self, group: str, topic: str, queue_id: int) -> int | None:
+        queues = self._offsets.get(f"{topic}@{group}")
+        return None if queues is None else queues.get(queue_id)
+
+    def of_topic(self, group: str, topic: str) -> Mapping[int, int]:
+        """Queue id to offset for one group and topic."""
+        return self._offsets.get(f"{topic}@{group}", {})
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """All (topic, group) that have offsets. A group cannot contain `@`, a topic neither."""
+        return [(topic, group) for topic, _, group in (key.partition("@") for key in self._offsets)]
+
+    def each_pair(self) -> Iterator[tuple[str, str]]:
+        """The pairs of this moment, taken apart one by one: there may be very many."""
+        for key in list(self._offsets):
+            topic, _, group = key.partition("@")
+            yield topic, group
+
+    def groups_of(self, topic: str) -> list[str]:
+        """The groups that have offsets in the topic."""
+        prefix = topic + "@"
+        return [key[len(prefix) :] for key in self._offsets if key.startswith(prefix)]
+
+    def topics_of(self, group: str) -> list[str]:
+        """The topics the group has offsets in."""
+        suffix = "@" + group
+        return [key[: -len(suffix)] for key in self._offsets if key.endswith(suffix)]
+
+    def each_topic(self) -> Iterator[tuple[str, Mapping[int, int]]]:
+        """The topics of this moment's pairs with queue id to offset, one by one: there may be very many."""
+        for key in list(self._offsets):
+            yield key.partition("@")[0], self._offsets.get(key, {})
+
+    def forget_group(self, group: str) -> None:
+        """Drop every offset of the group."""
+        suffix = "@" + group
+        for key in [key for key in self._offsets if key.endswith(suffix)]:
+            del self._offsets[key]
+            self.is_dirty = True
+
+    def forget_topics(self, topics: Collection[str]) -> None:
+        """Drop every offset of any group in the topics."""
+        for key in [key for key in self._offsets if key.partition("@")[0] in topics]:
+            del self._offsets[key]
+            self.is_dirty = True
+
+    def clamp(self, end_of: Callable[[str, int], int | None]) -> int:
+        """Pull offsets past a queue's end back to the end; returns how many were.
+
+        After a crash the log may end before what was consumed. Records appended there later would be
+        skipped by a group whose offset points past them. `end_of(topic, queue_id)` is the queue's
+        next offset, None for a queue that does not exist.
+        """
+        clamped = 0
+        for key, queues in self._offsets.items():
+            topic = key.partition("@")[0]
+            for queue_id, offset in queues.items():
+                end = end_of(topic, queue_id)
+                if end is not None and offset > end:
+                    queues[queue_id] = end
+                    clamped += 1
+        self.is_dirty = self.is_dirty or clamped > 0
+        return clamped
+
+    def encode(self) -> bytes:
+        """The table as the file holds it."""
+        return msgspec.json.encode(ConsumerOffsetTable(offset_table=self._offsets))
+
+    def metrics(self) -> Iterable[Metric]:
+        yield Metric(
+            "iotmq_broker_consumer_offset_pairs",
+            "gauge",
+            "Pairs of topic and group with a committed offset.",
+            len(self._offsets),
+        )

@@ -1,0 +1,164 @@
+"""What is configured for each consumer group, and subscriptionGroup.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from iotmq import limits
+from iotmq.broker.tables.config_files import ConfigFile
+from iotmq.broker.tables.data_version import DataVersion
+from iotmq.broker.tables.topics import is_legal_name
+from iotmq.clock import Clock
+from iotmq.errors import RequestError
+from iotmq.metrics import Metric
+from iotmq.remoting.codes import ResponseCode
+from iotmq.remoting.command import Command
+
+# Groups made at start: tools and gateways of the RocketMQ family use them without asking.
+SYSTEM_GROUPS = (
+    "TOOLS_CONSUMER",
+    "FILTERSRV_CONSUMER",
+    "SELF_TEST_C_GROUP",
+    "CID_ONS-HTTP-PROXY",
+    "CID_ONSAPI_PULL",
+    "CID_ONSAPI_PERMISSION",
+    "CID_ONSAPI_OWNER",
+)
+SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
+
+
+class SubscriptionGroupConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One group's configuration with the defaults of wire document 5.4."""
+
+    broker_id: int = 0
+    consume_broadcast_enable: bool = True
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    group_name: str
+    notify_consumer_ids_changed_enable: bool = True
+    retry_max_times: int = 16
+    retry_queue_nums: int = 1
+    which_broker_when_consume_slowly: int = 1
+
+
+class SubscriptionGroupTable(msgspec.Struct, kw_only=True, rename="camel"):
+    """The shape of subscriptionGroup.json and of the answer to code 201."""
+
+    data_version: DataVersion = DataVersion()
+    subscription_group_table: dict[str, SubscriptionGroupConfig] = {}
+
+
+class SubscriptionGroups:
+    """All configured groups of this broker; `on_change` listeners save the file."""
+
+    def __init__(
+        self, path: Path, clock: Clock, *, may_create: bool, groups_max: int = limits.GROUPS_MAX
+    ) -> None:
+        self._file = ConfigFile(path)
+        self._clock = clock
+        self.may_create = may_create
+        self._groups_max = groups_max
+        self._listeners: list[Callable[[str], None]] = []
+        stored = self._file.read(SubscriptionGroupTable) or SubscriptionGroupTable()
+        self._groups = stored.subscription_group_table
+        self.version = stored.data_version
+        for name in SYSTEM_GROUPS:
+            self._groups.setdefault(name, SubscriptionGroupConfig(group_name=name))
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def find(self, name: str) -> SubscriptionGroupConfig | None:
+        return self._groups.get(name)
+
+    def find_or_create(self, name: str) -> SubscriptionGroupConfig | None:
+        """The group's configuration, made by default where that is allowed; None where it is not."""
+        found = self._groups.get(name)
+        if found is not None:
+            return found
+        if not self.may_create and not name.startswith(SYSTEM_GROUP_PREFIX):
+            return None
+        return self.put(SubscriptionGroupConfig(group_name=name))
+
+    def put(self, config: SubscriptionGroupConfig) -> SubscriptionGroupConfig:
+        """Add or replace a group. Raises RequestError (1) for a bad name or too many groups."""
+        name = config.group_name
+        if self._groups.get(name) == config:
+            return config
+        if name not in self._groups:
+            check_group_name(name)
+            if len(self._groups) >= self._groups_max:
+                raise RequestError(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"group {name} cannot be made: this broker has its maximum of {self._groups_max} groups",
+                )
+        self._groups[name] = config
+        self.version = self.version.next(self._clock.now_ms())
+        for listener in self._listeners:
+            listener(name)
+        return config
+
+    def delete(self, name: str) -> bool:
+        """Forget a group's configuration; False when there was none. A live member makes it again."""
+        if self._groups.pop(name, None) is None:
+            return False
+        self.version = self.version.next(self._clock.now_ms())
+        for listener in self._listeners:
+            listener(name)
+        return True
+
+    def add_listener(self, listener: Callable[[str], None]) -> None:
+        self._listeners.append(listener)
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(
+            SubscriptionGroupTable(data_version=self.version, subscription_group_table=self._groups)
+        )
+
+    def encoder(self) -> Callable[[], bytes]:
+        """`encode` of the table as it is now, to be called in any thread."""
+        table = SubscriptionGroupTable(data_version=self.version, subscription_group_table=dict(self._groups))
+        return partial(msgspec.json.encode, table)
+
+    def write(self, data: bytes) -> None:
+        """Write the file and wait for the disk; touches nothing else, so that a thread may do it."""
+        self._file.write(data, is_synced=True)
+
+    def _invariants(self) -> None:
+        """Assert what must always be true; for tests."""
+        for name, config in self._groups.items():
+            assert config.group_name == name
+            check_group_name(name)
+
+    def metrics(self) -> Iterable[Metric]:
+        yield Metric(
+            "iotmq_broker_subscription_groups", "gauge", "Consumer groups configured.", len(self._groups)
+        )
+
+
+def group_of(request: Command, field: str) -> str:
+    """The group that a field names. Raises RequestError (1) naming the field when it cannot be one."""
+    name = request.text(field)
+    check_group_name(name, field)
+    return name
+
+
+def check_group_name(name: str, field: str = "") -> None:
+    """Raise RequestError (1) unless `name` may be a group: the characters of topics, up to 255 bytes."""
+    group = f"the group in the field {field}" if field else "the group"
+    if not name:
+        raise RequestError(ResponseCode.SYSTEM_ERROR, f"{group} is empty")
+    if len(name.encode()) > limits.GROUP_BYTES_MAX:
+        raise RequestError(
+            ResponseCode.SYSTEM_ERROR,
+            f"{group} has {len(name.encode())} bytes, more than {limits.GROUP_BYTES_MAX}",
+        )
+    if not is_legal_name(name):
+        raise RequestError(
+            ResponseCode.SYSTEM_ERROR,
+            f"{group} has characters other than letters, digits, %, |, _ and -: {name!r}",
+        )

@@ -1,0 +1,209 @@
+"""What queues hold and how far groups are in them, with times; as JSON of wire document 5.3.
+
+Finding out when a record was stored means reading it, so everything here is a generator for LongAnswers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from iotmq.broker.members.groups import Groups
+from iotmq.broker.members.queue_locks import MessageQueue
+from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
+from iotmq.broker.tables.topics import TopicConfig, TopicTable
+from iotmq.clock import Clock
+from iotmq.message.record import decode_record
+from iotmq.remoting import lenient_json
+from iotmq.store.log.queue import Queue
+from iotmq.store.queues.cold_steps import Steps
+from iotmq.store.queues.residency import ColdRead
+from iotmq.store.store import Store
+
+
+class QueueStats(msgspec.Struct, kw_only=True, rename="camel"):
+    """How far a group is in one queue. `last_timestamp` is when what it consumed last was stored, or 0."""
+
+    broker_offset: int
+    consumer_offset: int
+    last_timestamp: int
+
+
+class TopicStats(NamedTuple):
+    """A group's queues of one topic, encoded: keys and values of an offset table."""
+
+    rows: list[tuple[bytes, bytes]]
+    consume_tps: float
+    # Messages not consumed yet.
+    behind: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the rows."""
+        return sum(len(key) + len(value) + 2 for key, value in self.rows)
+
+
+def encode_stats(parts: Sequence[TopicStats]) -> bytes:
+    """Several topics of one group as one ConsumeStats."""
+    return b'{"consumeTps":%s,"offsetTable":%s}' % (
+        msgspec.json.encode(float(sum(part.consume_tps for part in parts))),
+        lenient_json.encode_object_map(row for part in parts for row in part.rows),
+    )
+
+
+class QueueTimeSpan(msgspec.Struct, kw_only=True):
+    """When a queue's messages were stored, and how far behind that a group is; all in milliseconds."""
+
+    message_queue: MessageQueue = msgspec.field(name="messageQueue")
+    min_time: int = msgspec.field(name="minTimeStamp")
+    max_time: int = msgspec.field(name="maxTimeStamp")
+    consume_time: int = msgspec.field(name="consumeTimeStamp")
+    delay_time: int = msgspec.field(name="delayTime")
+
+
+class ConsumeStats:
+    """Reads what it tells from the store, the offsets and the live groups."""
+
+    def __init__(
+        self,
+        store: Store,
+        topics: TopicTable,
+        groups: Groups,
+        offsets: ConsumerOffsets,
+        clock: Clock,
+        *,
+        broker_name: str,
+        get_tps: Callable[[str, str], float],
+    ) -> None:
+        """`get_tps(topic, group)` is how many records a second the group pulls."""
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._clock = clock
+        self._broker_name = broker_name
+        self._get_tps = get_tps
+
+    def consumed(self, group: str, topics: Iterable[str]) -> list[TopicConfig]:
+        """Which of these topics a group consumes.
+
+        Not those that are gone, and not those a live group is not subscribed to any more.
+        """
+        live = self._groups.consumer_group(group)
+        subscribed = None if live is None or not live.subscriptions else live.subscriptions
+        return [
+            config
+            for name in topics
+            if (config := self._topics.find(name)) is not None and (subscribed is None or name in subscribed)
+        ]
+
+    def of_topic(self, group: str, config: TopicConfig) -> Generator[ColdRead | None, None, TopicStats]:
+        """How far a group is in every queue of a topic."""
+        rows: list[tuple[bytes, bytes]] = []
+        behind = 0
+        name = config.topic_name
+        for queue_id in range(config.queue_count):
+            stats = yield from self._of_queue(group, name, queue_id)
+            behind += stats.broker_offset - stats.consumer_offset
+            rows.append(
+                (msgspec.json.encode(self._message_queue(name, queue_id)), msgspec.json.encode(stats))
+            )
+        return TopicStats(rows, self._get_tps(name, group), behind)
+
+    def contents(self, config: TopicConfig) -> Generator[ColdRead | None, None, list[tuple[bytes, bytes]]]:
+        """What every queue of a topic holds, and when its last message was stored (0: never), encoded."""
+        rows: list[tuple[bytes, bytes]] = []
+        name = config.topic_name
+        for queue_id in range(config.queue_count):
+            queue = self._store.find_queue(name, queue_id)
+            end = 0 if queue is None else queue.max_offset
+            updated_ms = yield from self._stored_ms(queue, end - 1)
+            row = {
+                "lastUpdateTimestamp": max(0, updated_ms),
+                "maxOffset": end,
+                "minOffset": 0 if queue is None else queue.min_offset,
+            }
+            rows.append((msgspec.json.encode(self._message_queue(name, queue_id)), msgspec.json.encode(row)))
+        return rows
+
+    def time_spans(
+        self, group: str, config: TopicConfig
+    ) -> Generator[ColdRead | None, None, list[QueueTimeSpan]]:
+        """Times of every queue of a topic that can be read."""
+        spans: list[QueueTimeSpan] = []
+        name = config.topic_name
+        for queue_id in range(config.read_queue_nums):
+            queue = self._store.find_queue(name, queue_id)
+            offset = self._offsets.find(group, name, queue_id) or 0
+            begin, end = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
+            min_ms = yield from self._stored_ms(queue, begin)
+            max_ms = yield from self._stored_ms(queue, end - 1)
+            consume_ms = min_ms
+            if offset > 0:
+                consume_ms = yield from self._stored_ms(queue, offset - 1)
+            delay_ms = 0
+            if offset < end:
+                next_ms = yield from self._stored_ms(queue, max(offset, begin))
+                delay_ms = max(0, self._clock.now_ms() - next_ms) if next_ms >= 0 else 0
+            spans.append(
+                QueueTimeSpan(
+                    message_queue=self._message_queue(name, queue_id),
+                    min_time=min_ms,
+                    max_time=max_ms,
+                    consume_time=consume_ms,
+                    delay_time=delay_ms,
+                )
+            )
+        return spans
+
+    def behind(self, topic: str, queue_id: int, group: str) -> Steps[tuple[int, int] | None]:
+        """How far behind the end of the log, in bytes and in milliseconds, a group is in one queue.
+
+        (0, 0) when it has consumed the queue; None when it has no offset there.
+        """
+        queue = self._store.find_queue(topic, queue_id)
+        offset = self._offsets.find(group, topic, queue_id)
+        if queue is None or offset is None:
+            return None
+        plan = self._store.plan_read(queue, offset, records_max=1, bytes_max=1)
+        if plan is not None:
+            yield plan
+        position = self._store.position_of(queue, offset)
+        view = None if position is None else self._store.read_record(position)
+        if position is None or view is None:
+            return 0, 0
+        age_ms = self._clock.now_ms() - decode_record(view).store_timestamp_ms
+        return self._store.confirmed_position - position, max(0, age_ms)
+
+    def _message_queue(self, topic: str, queue_id: int) -> MessageQueue:
+        return MessageQueue(broker_name=self._broker_name, queue_id=queue_id, topic=topic)
+
+    def _of_queue(
+        self, group: str, topic: str, queue_id: int
+    ) -> Generator[ColdRead | None, None, QueueStats]:
+        queue = self._store.find_queue(topic, queue_id)
+        offset = self._offsets.find(group, topic, queue_id) or 0
+        timestamp_ms = 0
+        if offset > 0:
+            timestamp_ms = yield from self._stored_ms(queue, offset - 1)
+        else:
+            yield None
+        return QueueStats(
+            broker_offset=0 if queue is None else queue.max_offset,
+            consumer_offset=offset,
+            last_timestamp=max(0, timestamp_ms),
+        )
+
+    def _stored_ms(self, queue: Queue | None, offset: int) -> Generator[ColdRead | None, None, int]:
+        """When the record at an offset was stored; -1 when there is none."""
+        yield None
+        if queue is None or not queue.min_offset <= offset < queue.max_offset:
+            return -1
+        plan = self._store.plan_read(queue, offset, records_max=1, bytes_max=1)
+        if plan is not None:
+            yield plan
+        entry = queue.entry(offset) if queue.min_offset <= offset < queue.max_offset else None
+        view = None if entry is None else self._store.read_record(entry[0])
+        return -1 if view is None else decode_record(view).store_timestamp_ms

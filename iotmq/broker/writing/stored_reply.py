@@ -1,0 +1,34 @@
+"""The answer to a request that put something into the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from iotmq.broker.replies.deferred_reply import LateAnswer
+from iotmq.broker.writing.message_writer import IntakeError, StoredBatch
+from iotmq.remoting.command import Command
+from iotmq.remoting.server import ServerConnection
+
+Respond: TypeAlias = Callable[[Command, StoredBatch | IntakeError], Command]
+
+
+class IntakeAnswer(LateAnswer):
+    """Pass it to the intake as `done` and return `take()` from the handler."""
+
+    __slots__ = ("_respond",)
+
+    def __init__(self, connection: ServerConnection, request: Command, respond: Respond) -> None:
+        super().__init__(connection, request)
+        self._respond = respond
+
+    def __call__(self, result: StoredBatch | IntakeError) -> None:
+        if not self._request.is_oneway:
+            self.answer(self._respond(self._request, result))
+
+    def take(self) -> Command | None:
+        """As of LateAnswer; what waits for a flush must not keep what was received alive."""
+        response = super().take()
+        if response is None:
+            self._request.body = b""
+        return response

@@ -1,0 +1,140 @@
+"""Looking at brokers: what they say about themselves, what they counted, and what their topics hold."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import msgspec
+
+from iotmq.client.admin.calls import ask, ask_masters, master_addresses
+from iotmq.client.admin.groups import ConsumeStatsAnswer, GroupProgress
+from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.message import check_topic
+from iotmq.client.transport.queue_tables import by_queue, decode_answer
+from iotmq.client.transport.routes import MessageQueue
+from iotmq.remoting.codes import RequestCode, ResponseCode
+
+
+class Statistic(msgspec.Struct, frozen=True, kw_only=True):
+    """What was counted over a time: the sum, each second, and on average each time."""
+
+    sum: int = 0
+    tps: float = 0.0
+    average: float = msgspec.field(name="avgpt", default=0.0)
+
+
+class Statistics(msgspec.Struct, frozen=True, kw_only=True):
+    """One name and key over the last minute, hour and day."""
+
+    minute: Statistic = msgspec.field(name="statsMinute", default=Statistic())
+    hour: Statistic = msgspec.field(name="statsHour", default=Statistic())
+    day: Statistic = msgspec.field(name="statsDay", default=Statistic())
+
+
+class QueueContent(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What a queue holds: offsets from `min_offset` up to, and without, `max_offset`."""
+
+    min_offset: int
+    max_offset: int
+    last_update_timestamp: int = 0
+
+
+class BrokerProgress(NamedTuple):
+    """How far all groups of one broker are: a GroupProgress for each of their topics."""
+
+    groups: dict[str, list[GroupProgress]]
+    behind: int
+
+
+class BrokerViews:
+    """Asks about brokers through a client that is started; changes nothing."""
+
+    def __init__(self, client: IotmqClient) -> None:
+        self._client = client
+
+    async def runtime_info(self, broker_names: Collection[str] = ()) -> dict[str, dict[str, str]]:
+        """Broker name -> what it says about itself, as texts (docs/wire-protocol.md lists the keys)."""
+        answers = await ask_masters(
+            self._client,
+            RequestCode.GET_BROKER_RUNTIME_INFO,
+            doing="asking for runtime info",
+            broker_names=broker_names,
+        )
+        return {name: decode_answer(answer.body, _Table).table for name, answer in answers.items()}
+
+    async def statistics(
+        self, name: str, key: str, broker_names: Collection[str] = ()
+    ) -> dict[str, Statistics]:
+        """Broker name -> what was counted under a name such as TOPIC_PUT_NUMS and a key such as a topic.
+
+        Brokers that counted nothing under it are left out.
+        """
+        answers = await ask_masters(
+            self._client,
+            RequestCode.VIEW_BROKER_STATS_DATA,
+            {"statsName": name, "statsKey": key},
+            doing=f"asking for {name} of {key}",
+            broker_names=broker_names,
+            none_codes=(ResponseCode.SYSTEM_ERROR,),
+        )
+        return {broker: decode_answer(answer.body, Statistics) for broker, answer in answers.items()}
+
+    async def progress(self, broker_name: str, *, is_order: bool = False) -> BrokerProgress:
+        """How far all groups of a broker are; with `is_order` only in topics that keep an order."""
+        address = (await master_addresses(self._client, (broker_name,)))[broker_name]
+        answer = await ask(
+            self._client,
+            address,
+            RequestCode.GET_BROKER_CONSUME_STATS,
+            {"isOrder": "true" if is_order else "false"},
+            doing=f"asking broker {broker_name} how far its groups are",
+        )
+        table = decode_answer(answer.body, _ConsumeStatsList)
+        groups = {
+            group: [
+                GroupProgress(queues=by_queue(part.offset_table), consume_tps=part.consume_tps)
+                for part in parts
+            ]
+            for entry in table.consume_stats_list
+            for group, parts in entry.items()
+        }
+        return BrokerProgress(groups, table.total_diff)
+
+    async def system_topics(self) -> list[str]:
+        """The topics brokers made for themselves, sorted."""
+        answers = await ask_masters(
+            self._client, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, doing="listing system topics"
+        )
+        lists = [decode_answer(answer.body, _TopicList).topic_list for answer in answers.values()]
+        return sorted({topic for topics in lists for topic in topics})
+
+    async def topic_content(self, topic: str) -> dict[MessageQueue, QueueContent]:
+        """What every queue of a topic holds, and when its last message was stored."""
+        check_topic(topic)
+        answers = await ask_masters(
+            self._client,
+            RequestCode.GET_TOPIC_STATS_INFO,
+            {"topic": topic},
+            doing=f"asking what topic {topic} holds",
+            none_codes=(ResponseCode.TOPIC_NOT_EXIST,),
+        )
+        tables = [decode_answer(answer.body, _TopicStats).offset_table for answer in answers.values()]
+        return by_queue({key: content for table in tables for key, content in table.items()})
+
+
+class _Table(msgspec.Struct):
+    table: dict[str, str] = {}
+
+
+class _ConsumeStatsList(msgspec.Struct, kw_only=True, rename="camel"):
+    consume_stats_list: list[dict[str, list[ConsumeStatsAnswer]]] = []
+    total_diff: int = 0
+
+
+class _TopicList(msgspec.Struct, kw_only=True, rename="camel"):
+    topic_list: list[str] = []
+
+
+class _TopicStats(msgspec.Struct, kw_only=True, rename="camel"):
+    offset_table: dict[str, QueueContent] = {}

@@ -1,0 +1,67 @@
+"""MQTT front ends, for operators: looked at, and drained. Requests 30067 and 30068."""
+
+from __future__ import annotations
+
+import msgspec
+
+from iotmq.client.admin.calls import ask_masters
+from iotmq.client.transport.client import IotmqClient
+from iotmq.errors import ClientError
+from iotmq.ports.sessions import DrainOrder
+from iotmq.remoting.codes import RequestCode, ResponseCode
+
+
+class FrontEndSummary(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A front end as one broker knows it."""
+
+    name: str
+    clients: int
+    is_draining: bool
+
+
+class FrontEndsPage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The answer to 30067."""
+
+    front_ends: list[FrontEndSummary]
+
+
+class FrontEndAdmin:
+    """Asks every broker, through a client that is started."""
+
+    def __init__(self, client: IotmqClient) -> None:
+        self._client = client
+
+    async def front_ends(self) -> dict[str, FrontEndSummary]:
+        """By name; of what brokers say of one, the most clients."""
+        answers = await ask_masters(self._client, RequestCode.LIST_FRONT_ENDS, doing="listing front ends")
+        found: dict[str, FrontEndSummary] = {}
+        for answer in answers.values():
+            try:
+                page = msgspec.json.decode(answer.body_bytes(), type=FrontEndsPage)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise ClientError(f"the broker's answer cannot be read: {error}") from error
+            for summary in page.front_ends:
+                known = found.get(summary.name, summary)
+                found[summary.name] = FrontEndSummary(
+                    name=summary.name,
+                    clients=max(known.clients, summary.clients),
+                    is_draining=known.is_draining or summary.is_draining,
+                )
+        return found
+
+    async def drain(self, name: str, order: DrainOrder) -> list[str]:
+        """Have a front end drained, or not any more; the brokers that told it."""
+        answers = await ask_masters(
+            self._client,
+            RequestCode.DRAIN_FRONT_END,
+            {
+                "frontEnd": name,
+                "isDraining": "true" if order.is_draining else "false",
+                "perSecond": str(order.per_second),
+                "serverReference": order.server_reference,
+                "hasMoved": "true" if order.has_moved else "false",
+            },
+            doing=f"draining the front end {name}",
+            none_codes=(ResponseCode.QUERY_NOT_FOUND,),
+        )
+        return sorted(answers)

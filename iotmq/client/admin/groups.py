@@ -1,0 +1,384 @@
+"""Looking at groups: who is connected, how far they are, and what their members are doing.
+
+A group is spread over all brokers, so most questions go to every master and the answers are put together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection
+from typing import Final
+
+import msgspec
+
+from iotmq.client.admin.calls import ask, ask_masters, master_addresses
+from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.message import check_group, check_topic
+from iotmq.client.transport.queue_tables import WireQueue, by_queue, decode_answer, queue_of
+from iotmq.client.transport.routes import MessageQueue
+from iotmq.errors import BrokerError, ClientError, RouteNotFoundError
+from iotmq.remoting.codes import RequestCode, ResponseCode
+
+# Longer than brokers wait for clients.
+_RELAY_TIMEOUT_S: Final = 15.0
+_CLIENTS_PER_REQUEST: Final = 512
+
+
+class Connection(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One member of a group as its broker sees it."""
+
+    client_id: str
+    client_addr: str = ""
+    language: str = ""
+    version: int = 0
+
+
+class SubscriptionInfo(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What a group wants of one topic."""
+
+    topic: str
+    sub_string: str = "*"
+    expression_type: str = "TAG"
+    sub_version: int = 0
+    tags_set: tuple[str, ...] = ()
+    code_set: tuple[int, ...] = ()
+
+
+class ConsumerConnections(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The live members of a consumer group, and what they have in common."""
+
+    connection_set: tuple[Connection, ...] = ()
+    subscription_table: dict[str, SubscriptionInfo] = {}
+    consume_type: str = ""
+    message_model: str = ""
+    consume_from_where: str = ""
+
+
+class ProducerInfo(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One live producer; `last_update_timestamp` is its last heartbeat in milliseconds."""
+
+    client_id: str
+    remote_ip: str = msgspec.field(name="remoteIP", default="")
+    language: str = ""
+    version: int = 0
+    last_update_timestamp: int = 0
+
+
+class ConsumerMembership(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A client's part in one consumer group."""
+
+    group: str
+    consume_type: str = ""
+    message_model: str = ""
+    topics: tuple[str, ...] = ()
+
+
+class ClientInfo(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A client of one broker with all groups it is in."""
+
+    client_id: str
+    client_addr: str
+    language: str
+    version: int
+    last_update_timestamp: int
+    producer_groups: tuple[str, ...] = ()
+    consumers: tuple[ConsumerMembership, ...] = ()
+
+
+class QueueLag(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """How far a group is in one queue. `last_timestamp` is when what it consumed last was stored, or 0."""
+
+    broker_offset: int
+    consumer_offset: int
+    last_timestamp: int = 0
+
+    @property
+    def behind(self) -> int:
+        """Messages not consumed yet."""
+        return self.broker_offset - self.consumer_offset
+
+
+class GroupProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a group is in all queues asked about, and how many messages a second it pulls."""
+
+    queues: dict[MessageQueue, QueueLag]
+    consume_tps: float
+
+    @property
+    def behind(self) -> int:
+        """Messages not consumed yet, of all queues."""
+        return sum(lag.behind for lag in self.queues.values())
+
+
+class QueueTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """When a queue's messages were stored and how late a group is, in milliseconds; -1 of none."""
+
+    min_time_ms: int
+    max_time_ms: int
+    consume_time_ms: int
+    delay_ms: int
+
+
+class RunningInfo(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What a consumer says about itself; what the parts hold depends on its language."""
+
+    properties: dict[str, str] = {}
+    subscription_set: list[dict[str, object]] = []
+    mq_table: dict[str, dict[str, object]] = {}
+    status_table: dict[str, dict[str, object]] = {}
+    jstack: str | None = None
+
+
+class DirectResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What became of a message that was given to one consumer; CR_SUCCESS is well."""
+
+    consume_result: str | None = None
+    remark: str | None = None
+    order: bool = False
+    auto_commit: bool = True
+    spent_time_mills: int = 0
+
+
+class GroupViews:
+    """Asks about groups through a client that is started; changes nothing."""
+
+    def __init__(self, client: IotmqClient) -> None:
+        self._client = client
+
+    async def connections(self, group: str) -> ConsumerConnections | None:
+        """The live consumers of a group, each once; None when there is none."""
+        check_group(group)
+        answers = await ask_masters(
+            self._client,
+            RequestCode.GET_CONSUMER_CONNECTION_LIST,
+            {"consumerGroup": group},
+            doing=f"listing the consumers of {group}",
+            none_codes=(ResponseCode.CONSUMER_NOT_ONLINE,),
+        )
+        if not answers:
+            return None
+        views = [decode_answer(answer.body, ConsumerConnections) for answer in answers.values()]
+        members = {member.client_id: member for view in views for member in view.connection_set}
+        return msgspec.structs.replace(
+            views[0], connection_set=tuple(members[name] for name in sorted(members))
+        )
+
+    async def producers(self, group: str) -> list[Connection]:
+        """The live producers of a group, each once."""
+        check_group(group)
+        answers = await ask_masters(
+            self._client,
+            RequestCode.GET_PRODUCER_CONNECTION_LIST,
+            {"producerGroup": group},
+            doing=f"listing the producers of {group}",
+            none_codes=(ResponseCode.SYSTEM_ERROR,),
+        )
+        views = [decode_answer(answer.body, ConsumerConnections) for answer in answers.values()]
+        members = {member.client_id: member for view in views for member in view.connection_set}
+        return [members[name] for name in sorted(members)]
+
+    async def producer_groups(self) -> dict[str, list[ProducerInfo]]:
+        """Every group with live producers, and those."""
+        answers = await ask_masters(
+            self._client, RequestCode.GET_ALL_PRODUCER_INFO, doing="listing all producers"
+        )
+        groups: dict[str, dict[str, ProducerInfo]] = {}
+        for answer in answers.values():
+            for group, producers in decode_answer(answer.body, _ProducerTable).data.items():
+                groups.setdefault(group, {}).update({producer.client_id: producer for producer in producers})
+        return {group: list(groups[group].values()) for group in sorted(groups)}
+
+    async def clients(self, broker_name: str) -> AsyncIterator[ClientInfo]:
+        """Every client of one of our brokers, by client id; other brokers do not know this request."""
+        address = (await master_addresses(self._client, (broker_name,)))[broker_name]
+        after: str | None = ""
+        while after is not None:
+            answer = await ask(
+                self._client,
+                address,
+                RequestCode.LIST_CLIENTS,
+                {"after": after, "maxNums": str(_CLIENTS_PER_REQUEST)},
+                doing=f"listing the clients of broker {broker_name}",
+            )
+            part = decode_answer(answer.body, _ClientList)
+            for client in part.clients:
+                yield client
+            after = part.next_after
+
+    async def of_topic(self, topic: str) -> list[str]:
+        """The groups that consume a topic: those that live, and those that have offsets in it.
+
+        RouteNotFoundError when no broker has the topic.
+        """
+        check_topic(topic)
+        answers = await ask_masters(
+            self._client,
+            RequestCode.QUERY_TOPIC_CONSUME_BY_WHO,
+            {"topic": topic},
+            doing=f"listing the groups of topic {topic}",
+            none_codes=(ResponseCode.TOPIC_NOT_EXIST,),
+        )
+        if not answers:
+            raise RouteNotFoundError(f"no broker has the topic {topic}")
+        lists = [decode_answer(answer.body, _GroupList).group_list for answer in answers.values()]
+        return sorted({group for groups in lists for group in groups})
+
+    async def progress(self, group: str, topic: str = "") -> GroupProgress:
+        """How far a group is in every queue it consumes, or in those of one topic."""
+        check_group(group)
+        ext = {"consumerGroup": group}
+        if topic:
+            check_topic(topic)
+            ext["topic"] = topic
+        answers = await ask_masters(
+            self._client, RequestCode.GET_CONSUME_STATS, ext, doing=f"asking how far {group} is"
+        )
+        tables = [decode_answer(answer.body, ConsumeStatsAnswer) for answer in answers.values()]
+        return GroupProgress(
+            queues=by_queue({key: lag for table in tables for key, lag in table.offset_table.items()}),
+            consume_tps=sum(table.consume_tps for table in tables),
+        )
+
+    async def times(self, group: str, topic: str) -> dict[MessageQueue, QueueTimes]:
+        """When the messages of each queue of a topic were stored, and how late a group is."""
+        check_group(group)
+        check_topic(topic)
+        answers = await ask_masters(
+            self._client,
+            RequestCode.QUERY_CONSUME_TIME_SPAN,
+            {"topic": topic, "group": group},
+            doing=f"asking how late {group} is",
+            none_codes=(ResponseCode.TOPIC_NOT_EXIST,),
+        )
+        rows: dict[MessageQueue, QueueTimes] = {}
+        for answer in answers.values():
+            for span in decode_answer(answer.body, _TimeSpans).consume_time_span_set:
+                rows[queue_of(span.message_queue)] = QueueTimes(
+                    min_time_ms=span.min_time_stamp,
+                    max_time_ms=span.max_time_stamp,
+                    consume_time_ms=span.consume_time_stamp,
+                    delay_ms=span.delay_time,
+                )
+        return {queue: rows[queue] for queue in sorted(rows)}
+
+    async def corrections(
+        self, group: str, topic: str, *, broker_name: str, without_groups: Collection[str] = ()
+    ) -> dict[int, int]:
+        """Queue id -> the lowest offset of any group in a topic of one broker.
+
+        2^63 - 1 where `group` is behind that already; `without_groups` are not looked at.
+        """
+        address = (await master_addresses(self._client, (broker_name,)))[broker_name]
+        answer = await ask(
+            self._client,
+            address,
+            RequestCode.QUERY_CORRECTION_OFFSET,
+            {"topic": topic, "compareGroup": group, "filterGroups": ",".join(without_groups)},
+            doing=f"comparing {group} with the other groups of {topic}",
+        )
+        return decode_answer(answer.body, _Corrections).correction_offsets
+
+    async def running_info(self, group: str, client_id: str, *, with_stack: bool = False) -> RunningInfo:
+        """What one consumer says it is doing. BrokerError: 206 it is not connected, 207 it did not answer."""
+        ext = {
+            "consumerGroup": group,
+            "clientId": client_id,
+            "jstackEnable": "true" if with_stack else "false",
+        }
+        answer = await self._first_of(
+            RequestCode.GET_CONSUMER_RUNNING_INFO, ext, doing=f"asking {client_id} of {group} what it does"
+        )
+        return decode_answer(answer, RunningInfo)
+
+    async def consume_directly(
+        self, group: str, client_id: str, message_id: str, *, broker_name: str
+    ) -> DirectResult:
+        """Have one consumer consume one stored message now; nothing of its offsets changes.
+
+        `message_id` is the one with the message's place; the broker is the one that stores it.
+        """
+        address = (await master_addresses(self._client, (broker_name,)))[broker_name]
+        answer = await ask(
+            self._client,
+            address,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY,
+            {"consumerGroup": group, "clientId": client_id, "msgId": message_id, "brokerName": broker_name},
+            doing=f"giving message {message_id} to {client_id}",
+            timeout_s=_RELAY_TIMEOUT_S,
+        )
+        return decode_answer(answer.body, DirectResult)
+
+    async def status(
+        self, group: str, topic: str, *, client_id: str = ""
+    ) -> dict[str, dict[MessageQueue, int]]:
+        """Client id -> how far it has consumed each of its queues of a topic; of all clients, or of one."""
+        ext = {"topic": topic, "group": group}
+        if client_id:
+            ext["clientAddr"] = client_id
+        answer = await self._first_of(
+            RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, ext, doing=f"asking the clients of {group}"
+        )
+        table = decode_answer(answer, _StatusAnswer).consumer_table
+        return {client: by_queue(rows) for client, rows in sorted(table.items())}
+
+    async def _first_of(self, code: int, ext: dict[str, str], *, doing: str) -> bytes:
+        """The answer of the first broker the client is connected to; every one can ask it the same."""
+        refusal: BrokerError | None = None
+        for name, address in sorted((await master_addresses(self._client)).items()):
+            try:
+                answer = await ask(
+                    self._client,
+                    address,
+                    code,
+                    ext,
+                    doing=f"{doing} through broker {name}",
+                    timeout_s=_RELAY_TIMEOUT_S,
+                )
+            except BrokerError as error:
+                if error.code != ResponseCode.CONSUMER_NOT_ONLINE:
+                    raise
+                refusal = error
+            else:
+                return answer.body_bytes()
+        if refusal is None:
+            raise ClientError("there is no broker")
+        raise refusal
+
+
+class ConsumeStatsAnswer(msgspec.Struct, kw_only=True, rename="camel"):
+    """ConsumeStats of the protocol; the keys are queues as texts."""
+
+    consume_tps: float = 0.0
+    offset_table: dict[str, QueueLag] = {}
+
+
+class _ProducerTable(msgspec.Struct):
+    data: dict[str, list[ProducerInfo]] = {}
+
+
+class _ClientList(msgspec.Struct, kw_only=True, rename="camel"):
+    clients: list[ClientInfo]
+    next_after: str | None = None
+
+
+class _GroupList(msgspec.Struct, kw_only=True, rename="camel"):
+    group_list: list[str] = []
+
+
+class _TimeSpan(msgspec.Struct, kw_only=True, rename="camel"):
+    message_queue: WireQueue
+    min_time_stamp: int = -1
+    max_time_stamp: int = -1
+    consume_time_stamp: int = -1
+    delay_time: int = 0
+
+
+class _TimeSpans(msgspec.Struct, kw_only=True, rename="camel"):
+    consume_time_span_set: list[_TimeSpan] = []
+
+
+class _Corrections(msgspec.Struct, kw_only=True, rename="camel"):
+    correction_offsets: dict[int, int] = {}
+
+
+class _StatusAnswer(msgspec.Struct, kw_only=True, rename="camel"):
+    consumer_table: dict[str, dict[str, int]] = {}

@@ -1,0 +1,237 @@
+"""Looking for messages: by id, by key, by offset, and what became of one."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from typing import Final, NamedTuple
+
+import msgspec
+
+from iotmq.client.admin.calls import ask
+from iotmq.client.admin.groups import ConsumerConnections, GroupViews, SubscriptionInfo
+from iotmq.client.consuming.offsets import broker_address
+from iotmq.client.consuming.pulls import PullStatus, pull_command, read_pulled
+from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.message import ReceivedMessage, check_topic
+from iotmq.client.transport.queue_tables import decode_answer
+from iotmq.client.transport.routes import MASTER_ID, MessageQueue
+from iotmq.client.transport.subscriptions import parse_subscription
+from iotmq.errors import BrokerError, ClientError
+from iotmq.limits import INDEX_QUERY_RECORDS_MAX
+from iotmq.message.errors import MessageFormatError
+from iotmq.message.message_ids import parse_offset_message_id
+from iotmq.message.record import decode_record, iter_records
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+
+_TOOLS_GROUP: Final = "TOOLS_CONSUMER"
+_TIME_MS_MAX: Final = 2**63 - 1
+_ACTIVE: Final = "CONSUME_ACTIVELY"
+_BROADCASTING: Final = "BROADCASTING"
+
+
+class TrackState(enum.Enum):
+    """How far a message has come in one group."""
+
+    CONSUMED = "consumed"
+    FILTERED = "filtered"
+    """The group is past it, and its subscription does not want it."""
+    WAITING = "waiting"
+    """The group has not come to it yet."""
+    OFFLINE = "offline"
+    """The group is not past it and has no live consumer."""
+    BROADCASTING = "broadcasting"
+    """Each member keeps its own offsets; brokers do not know them."""
+    PULLED = "pulled"
+    """The group pulls by itself and may keep its offsets elsewhere."""
+
+
+class Track(NamedTuple):
+    """One group that consumes the topic of a message."""
+
+    group: str
+    state: TrackState
+
+
+class QueueEntry(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One entry of a queue; `eval` says whether the group asked about would get the message."""
+
+    physic_offset: int
+    physic_size: int
+    tags_code: int
+    eval: bool = False
+
+
+class QueueEntries(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A part of a queue as it is stored."""
+
+    min_queue_index: int
+    max_queue_index: int
+    queue_data: tuple[QueueEntry, ...] | None = ()
+    subscription_data: SubscriptionInfo | None = None
+    filter_data: str | None = None
+
+
+class MessageViews:
+    """Reads stored messages through a client that is started; consumes and commits nothing."""
+
+    def __init__(self, client: IotmqClient, groups: GroupViews) -> None:
+        self._client = client
+        self._groups = groups
+
+    async def by_id(self, message_id: str) -> ReceivedMessage:
+        """The message at the place an offset message id names; asks the broker whose address is in it.
+
+        BrokerError when that has no such message, ClientError for an id without a place.
+        """
+        try:
+            host, port, position = parse_offset_message_id(message_id)
+        except MessageFormatError as error:
+            raise ClientError(f"{error}: look for it by_unique_key") from error
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        answer = await ask(
+            self._client,
+            address,
+            RequestCode.VIEW_MESSAGE_BY_ID,
+            {"offset": str(position)},
+            doing=f"looking for message {message_id}",
+        )
+        record = decode_record(answer.body_bytes())
+        name = await self._broker_name(address)
+        return ReceivedMessage(MessageQueue(record.topic, name, record.queue_id), record)
+
+    async def by_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        begin_ms: int = 0,
+        end_ms: int = _TIME_MS_MAX,
+        messages_max: int = INDEX_QUERY_RECORDS_MAX,
+    ) -> list[ReceivedMessage]:
+        """The messages of a topic with this key among theirs, stored in [begin_ms, end_ms], newest first."""
+        return await self._query(
+            topic, key, begin_ms=begin_ms, end_ms=end_ms, messages_max=messages_max, is_unique=False
+        )
+
+    async def by_unique_key(self, topic: str, key: str) -> list[ReceivedMessage]:
+        """The messages of a topic that a sender gave this id; several when it was sent more than once."""
+        return await self._query(
+            topic,
+            key,
+            begin_ms=0,
+            end_ms=_TIME_MS_MAX,
+            messages_max=INDEX_QUERY_RECORDS_MAX,
+            is_unique=True,
+        )
+
+    async def at_offset(self, queue: MessageQueue, offset: int) -> ReceivedMessage | None:
+        """The message with this offset; None when the queue does not have it (any more, or yet)."""
+        address = await broker_address(self._client, queue)
+        command = pull_command(
+            _TOOLS_GROUP,
+            queue,
+            offset,
+            records_max=1,
+            bytes_max=1,
+            hold_ms=0,
+            subscription=parse_subscription(queue.topic, "*", self._client.clock.now_ms()),
+        )
+        pulled = read_pulled(await self._client.request(address, command), queue)
+        if pulled.status is not PullStatus.FOUND:
+            return None
+        record = next(iter(iter_records(pulled.records)))
+        return ReceivedMessage(queue, record) if record.queue_offset == offset else None
+
+    async def queue_entries(
+        self, queue: MessageQueue, offset: int = 0, *, count: int = 32, group: str = ""
+    ) -> QueueEntries:
+        """Entries of a queue from `offset` on; with `group`, what its subscription says to each."""
+        ext = {
+            "topic": queue.topic,
+            "queueId": str(queue.queue_id),
+            "index": str(offset),
+            "count": str(count),
+        }
+        if group:
+            ext["consumerGroup"] = group
+        answer = await ask(
+            self._client,
+            await broker_address(self._client, queue),
+            RequestCode.QUERY_CONSUME_QUEUE,
+            ext,
+            doing=f"reading the entries of {queue}",
+        )
+        return decode_answer(answer.body, QueueEntries)
+
+    async def track(self, message: ReceivedMessage) -> list[Track]:
+        """What became of a message in every group that consumes its topic."""
+        topic = message.record.topic
+        groups = await self._groups.of_topic(topic)
+        states = await asyncio.gather(*(self._state_in(group, topic, message) for group in groups))
+        return [Track(group, state) for group, state in zip(groups, states, strict=True)]
+
+    async def _state_in(self, group: str, topic: str, message: ReceivedMessage) -> TrackState:
+        connections, progress = await asyncio.gather(
+            self._groups.connections(group), self._groups.progress(group, topic)
+        )
+        if connections is not None and connections.message_model == _BROADCASTING:
+            return TrackState.BROADCASTING
+        lag = progress.queues.get(message.queue._replace(topic=topic))
+        if lag is None or lag.consumer_offset <= message.queue_offset:
+            if connections is None:
+                return TrackState.OFFLINE
+            return TrackState.PULLED if connections.consume_type == _ACTIVE else TrackState.WAITING
+        return TrackState.FILTERED if _is_filtered(connections, topic, message) else TrackState.CONSUMED
+
+    async def _query(
+        self, topic: str, key: str, *, begin_ms: int, end_ms: int, messages_max: int, is_unique: bool
+    ) -> list[ReceivedMessage]:
+        check_topic(topic)
+        route = await self._client.routes.find_for_reading(topic, timeout_s=1.0)
+        ext = {
+            "topic": topic,
+            "key": key,
+            "maxNum": str(messages_max),
+            "beginTimestamp": str(begin_ms),
+            "endTimestamp": str(end_ms),
+            "_UNIQUE_KEY_QUERY": "true" if is_unique else "false",
+        }
+        names = [name for name, by_id in route.addresses.items() if MASTER_ID in by_id]
+        answers = await asyncio.gather(
+            *(
+                self._client.request(
+                    route.addresses[name][MASTER_ID], Command.request(RequestCode.QUERY_MESSAGE, ext)
+                )
+                for name in names
+            )
+        )
+        found: list[ReceivedMessage] = []
+        for name, answer in zip(names, answers, strict=True):
+            if answer.code == ResponseCode.QUERY_NOT_FOUND:
+                continue
+            if answer.code != ResponseCode.SUCCESS:
+                raise BrokerError(answer.code, f"looking for {key} at broker {name}: {answer.remark}")
+            found += [
+                ReceivedMessage(MessageQueue(topic, name, record.queue_id), record)
+                for record in iter_records(answer.body_bytes())
+            ]
+        found.sort(key=lambda message: message.record.store_timestamp_ms, reverse=True)
+        return found[:messages_max]
+
+    async def _broker_name(self, address: str) -> str:
+        """The name of the broker with this address; empty when no registry knows it under it."""
+        for name, by_id in (await self._client.registries.cluster()).items():
+            if address in by_id.values():
+                return name
+        return ""
+
+
+def _is_filtered(connections: ConsumerConnections | None, topic: str, message: ReceivedMessage) -> bool:
+    if connections is None:
+        return False
+    subscription = connections.subscription_table.get(topic)
+    return (
+        subscription is not None and bool(subscription.tags_set) and message.tags not in subscription.tags_set
+    )

@@ -1,0 +1,108 @@
+"""Messages that wait for their time at the brokers: listing them, and taking one back."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import AsyncIterator, Collection
+from typing import Final
+
+import msgspec
+
+from iotmq.client.admin.calls import ask, ask_masters, master_addresses
+from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.message import check_topic
+from iotmq.errors import MessageRefusedError
+from iotmq.remoting.codes import RequestCode, ResponseCode
+
+_PAGE: Final = 500
+_NOT_FOUND: Final = (ResponseCode.QUERY_NOT_FOUND,)
+
+
+class WaitingMessage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One message that waits. `level` is 0 when it was sent for a time of its own."""
+
+    topic: str
+    queue_id: int
+    due_ms: int
+    """When it will be delivered, in milliseconds since 1970 of the broker's clock."""
+    level: int = 0
+    unique_key: str = ""
+    """What the send of it returned as `message_id`."""
+    store_timestamp: int = 0
+    body_size: int = 0
+    position: int = 0
+    broker_name: str = ""
+
+
+class _Page(msgspec.Struct, rename="camel"):
+    timers: list[WaitingMessage]
+    next: str | None = None
+    pending: int = 0
+
+
+class WaitingMessages:
+    """Asks brokers through a client that is started."""
+
+    def __init__(self, client: IotmqClient) -> None:
+        self._client = client
+
+    async def list(
+        self, topic: str = "", *, broker_names: Collection[str] = ()
+    ) -> AsyncIterator[WaitingMessage]:
+        """Everything that waits (for `topic`), broker by broker, first things first on each of them.
+
+        What is stored or delivered meanwhile may be among it or not. BrokerError when one refuses.
+        """
+        for name, address in (await master_addresses(self._client, broker_names)).items():
+            after: str | None = ""
+            while after is not None:
+                ext = {"topic": topic, "maxNums": str(_PAGE), "after": after}
+                doing = f"listing waiting messages at broker {name}"
+                response = await ask(self._client, address, RequestCode.LIST_TIMERS, ext, doing=doing)
+                page = msgspec.json.decode(response.body_bytes(), type=_Page)
+                for message in page.timers:
+                    yield msgspec.structs.replace(message, broker_name=name)
+                after = page.next
+
+    async def cancel(self, topic: str, unique_key: str, *, broker_names: Collection[str] = ()) -> bool:
+        """Take back what waits for `topic` under a unique key (the `message_id` of its send).
+
+        All brokers are asked unless some are named. False when none has such a message, or not any more.
+        """
+        check_topic(topic)
+        answers = await ask_masters(
+            self._client,
+            RequestCode.CANCEL_TIMER,
+            {"topic": topic, "uniqueKey": unique_key},
+            doing=f"cancelling {unique_key}",
+            broker_names=broker_names,
+            none_codes=_NOT_FOUND,
+        )
+        return bool(answers)
+
+    async def recall(self, recall_handle: str, *, group: str = "DEFAULT_PRODUCER") -> bool:
+        """Take back the message whose send gave this handle. False when it does not wait (any more).
+
+        MessageRefusedError for a text that is no handle, BrokerError when the broker refuses.
+        """
+        topic, broker_name = _read_handle(recall_handle)
+        answers = await ask_masters(
+            self._client,
+            RequestCode.RECALL_MESSAGE,
+            {"producerGroup": group, "topic": topic, "recallHandle": recall_handle},
+            doing=f"taking back a message for topic {topic}",
+            broker_names=(broker_name,),
+            none_codes=_NOT_FOUND,
+        )
+        return bool(answers)
+
+
+def _read_handle(text: str) -> tuple[str, str]:
+    try:
+        parts = base64.urlsafe_b64decode(text.encode("ascii")).decode().split(" ")
+    except (UnicodeError, binascii.Error):
+        parts = []
+    if len(parts) != 5 or parts[0] != "v1":
+        raise MessageRefusedError(f"{text[:40]!r} is no recall handle: take that of a send's result")
+    return parts[1], parts[2]

@@ -1,0 +1,4 @@
+"""The same client for programs without asyncio.
+
+Start with `client`.
+"""

@@ -1,0 +1,350 @@
+"""One queue that a push consumer has been given: fetches ahead, hands over, knows how far it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeAlias
+
+from iotmq.client.consuming.consumer_answers import QueueState
+from iotmq.client.consuming.offsets import broker_address
+from iotmq.client.consuming.poll_backoff import EmptyRest
+from iotmq.client.consuming.progress import QueueProgress
+from iotmq.client.consuming.pulls import Pulled, PullStatus, pull_command, read_pulled
+from iotmq.client.transport.backoff import Backoff
+from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.message import ReceivedMessage
+from iotmq.client.transport.routes import MASTER_ID, MessageQueue
+from iotmq.client.transport.settings import PushConsumerSettings
+from iotmq.client.transport.subscriptions import Subscription
+from iotmq.errors import BrokerError, IotmqError, PeerError
+from iotmq.message.columns import Columns, iter_columns
+from iotmq.message.record import iter_records
+from iotmq.supervised import supervise, surviving
+
+_log = logging.getLogger(__name__)
+
+# A broker that answers "nothing new" at once, instead of holding the pull, is asked with pauses.
+_EMPTY_REST_S_MIN: Final = 0.02
+_EMPTY_REST_S_MAX: Final = 1.0
+# One Columns object is handed over at a time, so a pull of many inflated bodies comes in several.
+COLUMN_BYTES_MAX: Final = 64 * 1024 * 1024
+
+Payload: TypeAlias = list[ReceivedMessage] | Columns
+
+
+class Batch:
+    """Messages handed over in one call, and the offsets they stand for."""
+
+    __slots__ = ("count", "end_offset", "first_offset", "payload", "progress", "queue", "size")
+
+    def __init__(
+        self,
+        queue: MessageQueue,
+        payload: Payload,
+        *,
+        count: int,
+        size: int,
+        first_offset: int,
+        end_offset: int,
+        progress: QueueProgress,
+    ) -> None:
+        self.queue = queue
+        self.payload = payload
+        self.count = count
+        self.size = size
+        self.first_offset = first_offset
+        self.end_offset = end_offset
+        self.progress = progress
+        """Where its end is noted; not the reader's any more after the broker moved the offset."""
+
+
+class CacheRoom:
+    """Bytes fetched and not consumed yet over all queues of a consumer, and who waits for less."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._freed = asyncio.Event()
+        self.bytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        """True while queues that have something cached must not fetch more."""
+        return self.bytes >= self._bytes_max
+
+    def take(self, size: int) -> None:
+        """`size` bytes were fetched."""
+        self.bytes += size
+
+    def free(self, size: int) -> None:
+        """`size` bytes are consumed or dropped."""
+        self.bytes -= size
+        self._freed.set()
+
+    async def wait_for_less(self) -> None:
+        """Return after the next `free`."""
+        self._freed.clear()
+        await self._freed.wait()
+
+
+class QueueReader:
+    """Two kinds of tasks per queue: one that pulls, and `parallel_batches` that hand over.
+
+    `handle` returns when its batch is done with (consumed, or safely back at the broker); it raises
+    only when it is cancelled. `start_offset` is asked again until it gives an offset.
+    """
+
+    def __init__(
+        self,
+        client: IotmqClient,
+        group: str,
+        queue: MessageQueue,
+        subscription: Subscription,
+        settings: PushConsumerSettings,
+        room: CacheRoom,
+        *,
+        as_columns: bool,
+        start_offset: Callable[[MessageQueue], Awaitable[int]],
+        handle: Callable[[Batch], Awaitable[None]],
+    ) -> None:
+        self.queue = queue
+        self.committed: int | None = None
+        """The offset last stored at the broker by this reader."""
+        self.records_total = 0
+        self._client = client
+        self._group = group
+        self._subscription = subscription
+        self._settings = settings
+        self._room = room
+        self._as_columns = as_columns
+        self._start_offset = start_offset
+        self._handle = handle
+        self._progress: QueueProgress | None = None
+        """None until the start offset is known."""
+        self._waiting: deque[Batch] = deque()
+        self._has_waiting = asyncio.Event()
+        self._cached_records = 0
+        self._cached_bytes = 0
+        self._pulled_ms = 0
+        self._consumed_ms = 0
+        """When it was last asked for messages, and when some were last consumed; 0 for never."""
+        self._broker_id = MASTER_ID
+        """Where the last answer told us to pull from."""
+        self._is_closing = False
+        self._rest = self._backoff()
+        self._empty_rest = EmptyRest(shortest_s=_EMPTY_REST_S_MIN, longest_s=_EMPTY_REST_S_MAX)
+        self._puller = supervise("pulls of a queue", self._pull_forever)
+        self._workers = [supervise("listener calls", self._work) for _ in range(settings.parallel_batches)]
+
+    @property
+    def committable(self) -> int | None:
+        """Everything below this offset is consumed; None until anything is known."""
+        return None if self._progress is None else self._progress.committable
+
+    @property
+    def state(self) -> QueueState:
+        """How far it is, for people who ask; all zero until the start offset is known."""
+        progress = self._progress
+        return QueueState(
+            committable=0 if progress is None else progress.committable,
+            next_offset=0 if progress is None else progress.next_offset,
+            cached_records=self._cached_records,
+            cached_bytes=self._cached_bytes,
+            records_total=self.records_total,
+            pulled_ms=self._pulled_ms,
+            consumed_ms=self._consumed_ms,
+        )
+
+    @property
+    def cached_records(self) -> int:
+        """Messages fetched and not consumed yet."""
+        return self._cached_records
+
+    def subscribe(self, subscription: Subscription) -> None:
+        """Filter by another expression from the next pull on."""
+        self._subscription = subscription
+
+    async def close(self) -> None:
+        """Stop fetching, drop what waits, and give running calls `stop_timeout_ms` to end."""
+        self._is_closing = True
+        self._puller.cancel()
+        while self._waiting:
+            self._forget(self._waiting.popleft())
+        self._has_waiting.set()
+        tasks = [self._puller, *self._workers]
+        _, late = await asyncio.wait(tasks, timeout=self._settings.stop_timeout_ms / 1000)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- fetching -----------------------------------------------------------------------------------
+
+    async def _pull_forever(self) -> None:
+        while True:
+            try:
+                if self._progress is None:
+                    self._progress = QueueProgress(await self._start_offset(self.queue))
+                    self.committed = None
+                while self._is_full():
+                    await self._room.wait_for_less()
+                await self._pull_once(self._progress)
+                self._rest.reset()
+            except PeerError as error:
+                # Bytes that are no records: going on would lose them silently, so this stays visible.
+                _log.error("queue %s: the broker's answer cannot be read: %s", self.queue, error)
+                await asyncio.sleep(self._rest.next_s())
+            except IotmqError as error:
+                level = logging.WARNING if isinstance(error, BrokerError) else logging.DEBUG
+                _log.log(level, "pull from %s waits: %s", self.queue, error)
+                self._broker_id = MASTER_ID
+                await asyncio.sleep(self._rest.next_s())
+
+    def _is_full(self) -> bool:
+        # A queue with nothing cached may always fetch, or one stuck queue would stop all others.
+        return self._cached_records >= self._settings.cached_records_max or (
+            self._room.is_full and self._cached_records > 0
+        )
+
+    async def _pull_once(self, progress: QueueProgress) -> None:
+        settings = self._settings
+        offset = progress.next_offset
+        address = await broker_address(self._client, self.queue, self._broker_id)
+        command = pull_command(
+            self._group,
+            self.queue,
+            offset,
+            records_max=settings.pull_records_max,
+            bytes_max=settings.pull_bytes_max,
+            hold_ms=settings.hold_ms,
+            subscription=self._subscription,
+        )
+        self._pulled_ms = self._client.clock.now_ms()
+        response = await self._client.request(address, command, timeout_s=settings.pull_timeout_ms / 1000)
+        pulled = read_pulled(response, self.queue)
+        self._broker_id = pulled.preferred_broker_id
+        if pulled.status is PullStatus.FOUND:
+            self._empty_rest.reset()
+            self._take(pulled, progress)
+        elif pulled.status is PullStatus.OFFSET_MOVED:
+            self._move(pulled, progress)
+        else:
+            progress.skipped_to(pulled.next_offset)
+        if progress.next_offset == offset and self._progress is progress:
+            await self._empty_rest.after_empty()
+
+    def _move(self, pulled: Pulled, progress: QueueProgress) -> None:
+        _log.warning(
+            "queue %s: offset %d is outside of %d..%d, going on at %d",
+            self.queue,
+            progress.next_offset,
+            pulled.min_offset,
+            pulled.max_offset,
+            pulled.next_offset,
+        )
+        if pulled.next_offset >= progress.next_offset:
+            progress.skipped_to(pulled.next_offset)
+        else:
+            # The broker has less than we saw: what is still being worked on belongs to the past.
+            self._progress = QueueProgress(pulled.next_offset)
+
+    def _take(self, pulled: Pulled, progress: QueueProgress) -> None:
+        batches = (
+            self._column_batches(pulled, progress)
+            if self._as_columns
+            else self._message_batches(pulled, progress)
+        )
+        # Everything is decoded by now: a range that is taken is handed over, or nothing is committed again.
+        for batch in batches:
+            progress.taken(batch.first_offset, batch.end_offset)
+            self._waiting.append(batch)
+            self._cached_records += batch.count
+            self._cached_bytes += batch.size
+            self.records_total += batch.count
+            self._room.take(batch.size)
+        progress.skipped_to(pulled.next_offset)
+        self._has_waiting.set()
+
+    def _message_batches(self, pulled: Pulled, progress: QueueProgress) -> list[Batch]:
+        accepts = self._subscription.accepts
+        wants_all = not self._subscription.tags
+        messages = [ReceivedMessage(self.queue, record) for record in iter_records(pulled.records)]
+        batches = []
+        for at in range(0, len(messages), self._settings.batch_max):
+            group = messages[at : at + self._settings.batch_max]
+            first_offset, end_offset = group[0].queue_offset, group[-1].queue_offset + 1
+            size = sum([message.record.size for message in group])
+            if not wants_all:
+                group = [message for message in group if accepts(message.tags)]
+            if group:
+                batches.append(
+                    Batch(
+                        self.queue,
+                        group,
+                        count=len(group),
+                        size=size,
+                        first_offset=first_offset,
+                        end_offset=end_offset,
+                        progress=progress,
+                    )
+                )
+        return batches
+
+    def _column_batches(self, pulled: Pulled, progress: QueueProgress) -> list[Batch]:
+        batches = []
+        size = len(pulled.records)
+        for columns in iter_columns(pulled.records, bad_bodies="null", bytes_max=COLUMN_BYTES_MAX):
+            offsets = columns.numpy("queue_offset")
+            first_offset, end_offset = int(offsets[0]), int(offsets[-1]) + 1
+            batches.append(
+                Batch(
+                    self.queue,
+                    columns,
+                    count=len(columns),
+                    size=size,
+                    first_offset=first_offset,
+                    end_offset=end_offset,
+                    progress=progress,
+                )
+            )
+            size = 0
+        return batches
+
+    # --- handing over -------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        while not self._is_closing:
+            if not self._waiting:
+                self._has_waiting.clear()
+                await self._has_waiting.wait()
+                continue
+            batch = self._waiting.popleft()
+            try:
+                await self._handle_until_done(batch)
+            except asyncio.CancelledError:
+                self._forget(batch)
+                raise
+            batch.progress.done(batch.first_offset)
+            self._consumed_ms = self._client.clock.now_ms()
+            self._forget(batch)
+            # A listener that never waits must not keep the loop from everything else.
+            await asyncio.sleep(0)
+
+    async def _handle_until_done(self, batch: Batch) -> None:
+        rest = self._backoff()
+        while True:
+            with surviving("listener calls"):
+                await self._handle(batch)
+                return
+            _log.error("messages of %s from offset %d on wait", self.queue, batch.first_offset)
+            await asyncio.sleep(rest.next_s())
+
+    def _backoff(self) -> Backoff:
+        settings = self._client.settings
+        return Backoff(min_s=settings.reconnect_ms_min / 1000, max_s=settings.reconnect_ms_max / 1000)
+
+    def _forget(self, batch: Batch) -> None:
+        self._cached_records -= batch.count
+        self._cached_bytes -= batch.size
+        self._room.free(batch.size)

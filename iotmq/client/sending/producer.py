@@ -1,0 +1,340 @@
+"""Sends messages: alone, in batches, waiting or not, to a queue chosen by key, by turn or by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from iotmq.client.sending.pending_send import PendingSend
+from iotmq.client.sending.send_batches import batch_bodies, by_topic
+from iotmq.client.sending.send_deadlines import SendDeadlines
+from iotmq.client.sending.send_room import SendRoom
+from iotmq.client.sending.send_tries import SendTries
+from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.lifetime import Lifetime
+from iotmq.client.transport.message import Message, SendResult, check_group, check_topic
+from iotmq.client.transport.routes import MessageQueue, TopicRoute, queue_of_key
+from iotmq.client.transport.settings import ProducerSettings
+from iotmq.errors import (
+    ClientClosedError,
+    MessageRefusedError,
+    RouteNotFoundError,
+)
+from iotmq.limits import BATCH_RECORDS_MAX
+from iotmq.message.bodies import compress_body
+from iotmq.message.message_ids import UniqueKeys
+from iotmq.metrics import Metric
+from iotmq.remoting.codes import RequestCode
+
+DEFAULT_GROUP: Final = "DEFAULT_PRODUCER"
+
+
+class Producer(Lifetime):
+    """Sends to any topic; `async with` starts and stops it.
+
+    `send` and `send_nowait` try up to `tries_max` times within `send_timeout_ms`: after a lost
+    connection, and after answers that another try may cure. A try whose answer is overdue is not
+    repeated (the message may be stored): RequestTimeoutError. After a lost connection the same broker
+    stores it once (with its key index); another one may store it, too. Tries of a keyed message stay on
+    its queue.
+    """
+
+    def __init__(
+        self, client: IotmqClient, group: str = DEFAULT_GROUP, settings: ProducerSettings | None = None
+    ) -> None:
+        check_group(group)
+        self._client = client
+        self.group = group
+        self.settings = settings or ProducerSettings()
+        self._send_timeout_s = self.settings.send_timeout_ms / 1000
+        self._tries = SendTries(client, group, self.settings)
+        self._room = SendRoom(
+            count_max=self.settings.in_flight_max, bytes_max=self.settings.in_flight_bytes_max
+        )
+        self._deadlines = SendDeadlines(usual_s=self._send_timeout_s, time_out=self._tries.time_out)
+        self._unique_keys = UniqueKeys()
+        self._is_running = False
+        self._sent_total = 0
+        self._failed_total = 0
+
+    async def start(self) -> None:
+        """Take part in the client's heartbeats; the client must be started."""
+        if not self._is_running:
+            self._client.add_producer(self.group)
+            self._is_running = True
+
+    async def stop(self) -> None:
+        """Wait for the sends in flight (each ends by its own timeout), then leave."""
+        if not self._is_running:
+            return
+        self._is_running = False
+        await self.drain()
+        self._tries.stop()
+        self._deadlines.stop()
+        await self._client.remove_producer(self.group)
+
+    async def send(
+        self, message: Message, *, queue: MessageQueue | None = None, timeout_ms: int | None = None
+    ) -> SendResult:
+        """Send one message and wait until it is stored; waits first while too many are in flight.
+
+        MessageRefusedError for what no broker would take, RouteNotFoundError without a broker for the
+        topic, RequestTimeoutError without an answer, BrokerError when it is refused, SendFailedError
+        when all tries failed.
+        """
+        send = self._prepare(message, queue, timeout_ms)
+        await self._room.wait()
+        return await self._start(send)
+
+    def send_nowait(
+        self, message: Message, *, queue: MessageQueue | None = None, timeout_ms: int | None = None
+    ) -> asyncio.Future[SendResult]:
+        """Send one message; the future ends as `send` would. ProducerBusyError past `in_flight_max`."""
+        send = self._prepare(message, queue, timeout_ms)
+        self._room.refuse_when_full()
+        return self._start(send)
+
+    async def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
+        """Send one message without asking for an answer: it may get lost without anybody noticing.
+
+        Returns when it is on its way; RouteNotFoundError or ConnectionClosedError when there is none.
+        """
+        send = self._prepare(message, queue, None)
+        send.future.cancel()
+        route = await self._tries.route(send.topic)
+        chosen = self._tries.choose(send, route)
+        address = route.master(chosen.broker_name)
+        if address is None:
+            raise RouteNotFoundError(f"broker {chosen.broker_name} of topic {send.topic} has no master now")
+        connection = await self._client.connections.get(address)
+        connection.send_oneway(self._tries.command(send, chosen, oneway=True))
+        if connection.is_congested:
+            # What nobody answers must be held back here, or a fast sender fills the memory.
+            await connection.drain()
+        self._sent_total += 1
+
+    async def recall(self, recall_handle: str) -> bool:
+        """Take back a message that waits for a time of its own, by the `recall_handle` of its send's result.
+
+        False when it does not wait any more. MessageRefusedError for a text that is no handle,
+        RouteNotFoundError when its broker is not there, BrokerError when that refuses.
+        """
+        # Few producers need it.
+        from iotmq.client.admin.scheduled import WaitingMessages
+
+        self._client.check_running()
+        return await WaitingMessages(self._client).recall(recall_handle, group=self.group)
+
+    async def send_batch(
+        self, messages: Sequence[Message], *, queue: MessageQueue | None = None, timeout_ms: int | None = None
+    ) -> list[SendResult]:
+        """Send messages with one request per queue; the results are per request, in no fixed order.
+
+        Messages with keys go to their keys' queues, those without share one queue. Groups past
+        `body_bytes_max` are split. All requests are waited for; then the first failure, if any, is
+        raised, with a note of how many messages are stored. MessageRefusedError, with nothing sent,
+        for delayed messages, which a batch cannot carry.
+        """
+        sends: list[PendingSend] = []
+        for topic, of_topic in by_topic(messages).items():
+            route = await self._tries.route(topic)
+            for target, of_queue in self._by_queue(topic, of_topic, route, queue).items():
+                sends += [
+                    self._encoded(topic, target, *part, timeout_ms=timeout_ms)
+                    for part in batch_bodies(
+                        of_queue, self._unique_keys, body_bytes_max=self.settings.body_bytes_max
+                    )
+                ]
+        futures = []
+        for send in sends:
+            await self._room.wait()
+            futures.append(self._start(send))
+        results = await asyncio.gather(*futures, return_exceptions=True)
+        stored = [result for result in results if isinstance(result, SendResult)]
+        for failure in results:
+            if isinstance(failure, BaseException):
+                failure.add_note(
+                    f"{sum(result.count for result in stored)} of {len(messages)} messages of this call are "
+                    "stored"
+                )
+                raise failure
+        return stored
+
+    async def send_encoded_batch(
+        self, topic: str, queue: MessageQueue | None, elements: bytes | memoryview, count: int
+    ) -> SendResult:
+        """Send `count` messages encoded by `iotmq.message.record.encode_batch`, as one request.
+
+        `queue` None takes the next by turn. The elements are sent as they are, without a copy; do not
+        change them before the result.
+        """
+        send = self._encoded(topic, queue, elements, count, "")
+        await self._room.wait()
+        return await self._start(send)
+
+    def send_encoded_batch_nowait(
+        self,
+        topic: str,
+        queue: MessageQueue | None,
+        elements: bytes | memoryview,
+        count: int,
+        *,
+        is_repeat: bool = False,
+        has_packet_ids: bool = False,
+    ) -> asyncio.Future[SendResult]:
+        """Like `send_encoded_batch`, without waiting. ProducerBusyError when too many are in flight.
+
+        `is_repeat`: the broker may have stored it before, and looks for it by the unique key of its first
+        message that has one. `has_packet_ids`: messages have MQTT_PACKET_ID.
+        """
+        send = self._encoded(topic, queue, elements, count, "")
+        send.is_repeat = is_repeat
+        send.has_packet_ids = has_packet_ids
+        self._room.refuse_when_full()
+        return self._start(send)
+
+    async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """The queues that take messages of `topic` (for a new topic: those it will have), sorted."""
+        return (await self._tries.route(topic)).writable
+
+    async def room(self) -> None:
+        """Wait until `send_nowait` would not refuse."""
+        await self._room.wait()
+
+    async def drain(self) -> None:
+        """Wait until nothing is in flight."""
+        await self._room.drain()
+
+    @property
+    def in_flight(self) -> int:
+        """Sends without a result yet."""
+        return self._room.count
+
+    def metrics(self) -> Iterable[Metric]:
+        """Counters of this producer."""
+        labels = (("group", self.group),)
+        yield Metric("iotmq_client_sent_total", "counter", "Messages stored", self._sent_total, labels)
+        yield Metric(
+            "iotmq_client_send_failed_total", "counter", "Messages not sent", self._failed_total, labels
+        )
+        yield Metric(
+            "iotmq_client_send_retried_total",
+            "counter",
+            "Tries after the first",
+            self._tries.retried_total,
+            labels,
+        )
+        yield Metric("iotmq_client_sends_in_flight", "gauge", "Unanswered sends", self._room.count, labels)
+
+    # --- one send -----------------------------------------------------------------------------------
+
+    def _prepare(self, message: Message, queue: MessageQueue | None, timeout_ms: int | None) -> PendingSend:
+        self._check_target(message.topic, queue)
+        body = message.body
+        if len(body) > self.settings.body_bytes_max:
+            raise MessageRefusedError(
+                f"the body has {len(body)} bytes, allowed are {self.settings.body_bytes_max} (body_bytes_max)"
+            )
+        sys_flag = 0
+        if 0 < self.settings.compress_bytes_min <= len(body):
+            body, sys_flag = compress_body(body, level=self.settings.compress_level)
+        unique_key = self._unique_keys.next()
+        return PendingSend(
+            message.topic,
+            code=RequestCode.SEND_MESSAGE_V2,
+            body=body,
+            size=len(body),
+            count=1,
+            key=message.key,
+            fixed_queue=queue,
+            properties=message.encoded_properties(unique_key).decode(),
+            sys_flag=sys_flag,
+            user_flag=message.flag,
+            message_id=unique_key,
+            timeout_s=self._timeout_s(timeout_ms),
+            future=asyncio.get_running_loop().create_future(),
+        )
+
+    def _encoded(
+        self,
+        topic: str,
+        queue: MessageQueue | None,
+        elements: bytes | memoryview,
+        count: int,
+        message_id: str,
+        *,
+        timeout_ms: int | None = None,
+    ) -> PendingSend:
+        self._check_target(topic, queue)
+        size = elements.nbytes if isinstance(elements, memoryview) else len(elements)
+        if not 0 < size <= self.settings.body_bytes_max or not 0 < count <= BATCH_RECORDS_MAX:
+            raise MessageRefusedError(
+                f"a batch of {count} messages and {size} bytes: allowed are 1 to {BATCH_RECORDS_MAX} "
+                f"messages and {self.settings.body_bytes_max} bytes (body_bytes_max); split it"
+            )
+        return PendingSend(
+            topic,
+            code=RequestCode.SEND_BATCH_MESSAGE,
+            body=elements,
+            size=size,
+            count=count,
+            key="",
+            fixed_queue=queue,
+            properties="",
+            sys_flag=0,
+            user_flag=0,
+            message_id=message_id,
+            timeout_s=self._timeout_s(timeout_ms),
+            future=asyncio.get_running_loop().create_future(),
+        )
+
+    def _check_target(self, topic: str, queue: MessageQueue | None) -> None:
+        check_topic(topic)
+        if not self._is_running:
+            raise ClientClosedError("the producer is not started: use `async with Producer(...)`, or start()")
+        if queue is not None and queue.topic != topic:
+            raise MessageRefusedError(f"queue {queue} is not one of topic {topic}")
+
+    def _timeout_s(self, timeout_ms: int | None) -> float:
+        return self._send_timeout_s if timeout_ms is None else timeout_ms / 1000
+
+    def _start(self, send: PendingSend) -> asyncio.Future[SendResult]:
+        self._room.take(send.size)
+        send.future.add_done_callback(lambda _: self._ended(send))
+        if not self._is_running:
+            # It waited for room, and nothing would end it any more, neither its timeout nor `stop`.
+            send.future.set_exception(ClientClosedError("the producer was stopped before this was sent"))
+            return send.future
+        self._deadlines.watch(send)
+        self._tries.begin(send)
+        return send.future
+
+    def _ended(self, send: PendingSend) -> None:
+        # It may stay in `_deadlines` for a while behind a slower one.
+        send.body = b""
+        if send.future.cancelled() or send.future.exception() is not None:
+            self._failed_total += send.count
+            if send.reply is not None:
+                send.reply.cancel()
+        else:
+            self._sent_total += send.count
+        self._deadlines.tidy()
+        self._room.give_back(send.size)
+
+    def _by_queue(
+        self, topic: str, messages: list[Message], route: TopicRoute, queue: MessageQueue | None
+    ) -> dict[MessageQueue, list[Message]]:
+        if queue is not None:
+            if queue.topic != topic:
+                raise MessageRefusedError(f"queue {queue} is not one of topic {topic}")
+            return {queue: messages}
+        groups: dict[MessageQueue, list[Message]] = {}
+        by_turn: MessageQueue | None = None
+        for message in messages:
+            if message.key:
+                target = route.writable[queue_of_key(message.key, len(route.writable))]
+            else:
+                target = by_turn = by_turn or self._tries.next_by_turn(route)
+            groups.setdefault(target, []).append(message)
+        return groups

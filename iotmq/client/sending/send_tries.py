@@ -1,0 +1,306 @@
+"""The tries of a send: which broker, what its answer means, when and where the next one goes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from typing import Final
+
+from iotmq.client.sending.pending_send import PendingSend
+from iotmq.client.transport.backoff import Backoff
+from iotmq.client.transport.broker_health import BrokerHealth
+from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.message import SendResult, SendStatus, check_topic
+from iotmq.client.transport.routes import MessageQueue, TopicRoute, queue_of_key
+from iotmq.client.transport.settings import ProducerSettings
+from iotmq.errors import (
+    BrokerError,
+    ClientClosedError,
+    ConnectionClosedError,
+    IotmqError,
+    RequestTimeoutError,
+    RouteNotFoundError,
+    SendFailedError,
+)
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.connection import ClientConnection
+from iotmq.remoting.frames.send_fields import PACKET_IDS_FIELD, REPEAT_FIELD
+
+_log = logging.getLogger(__name__)
+
+_STORED: Final = {status.value: status for status in SendStatus}
+
+# Another broker, or the same one a moment later, may take what these refuse. A busy broker (2) asks
+# for less load, and an illegal message (13) stays illegal.
+_TRY_AGAIN: Final = frozenset(
+    {
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+    }
+)
+_ROUTE_IS_STALE: Final = frozenset({ResponseCode.NO_PERMISSION, ResponseCode.TOPIC_NOT_EXIST})
+
+_REST_S_MIN: Final = 0.05
+_REST_S_MAX: Final = 1.0
+
+
+class SendTries:
+    """Carries out the sends of one producer; each ends by its future, by an answer or a failure."""
+
+    def __init__(self, client: IotmqClient, group: str, settings: ProducerSettings) -> None:
+        self._client = client
+        self._group = group
+        self._settings = settings
+        self._health = BrokerHealth(
+            slow_s=settings.slow_answer_ms / 1000, avoided_s_max=settings.avoid_failed_ms_max / 1000
+        )
+        self._turn = itertools.count()
+        self._retries: set[asyncio.Task[None]] = set()
+        self.retried_total = 0
+        """Tries after the first."""
+
+    def begin(self, send: PendingSend) -> None:
+        """The first try."""
+        # The usual case needs no task: the route is known and the connection open.
+        route = self._client.routes.known(send.topic)
+        if route is not None and route.writable:
+            queue = self.choose(send, route)
+            address = route.master(queue.broker_name)
+            connection = None if address is None else self._client.connections.ready(address)
+            if connection is not None:
+                self._write(send, connection, queue)
+                return
+        self._start_retries(send, None)
+
+    def stop(self) -> None:
+        """No further tries."""
+        for task in self._retries:
+            task.cancel()
+
+    async def route(self, topic: str) -> TopicRoute:
+        """Where messages of a topic go; for a new topic, where they will."""
+        check_topic(topic)
+        self._client.check_running()
+        return await self._client.routes.find_for_sending(
+            topic, template_topic=self._settings.template_topic, queues_max=self._settings.new_topic_queues
+        )
+
+    def choose(self, send: PendingSend, route: TopicRoute) -> MessageQueue:
+        """The queue of the next try: the one asked for, the key's, or the next by turn."""
+        if send.fixed_queue is not None:
+            return send.fixed_queue
+        if send.key:
+            return route.writable[queue_of_key(send.key, len(route.writable))]
+        return self.next_by_turn(route)
+
+    def next_by_turn(self, route: TopicRoute) -> MessageQueue:
+        """The next queue, passing by those of brokers that fail or are slow."""
+        queues = route.writable
+        queue = queues[next(self._turn) % len(queues)]
+        if not self._health.has_avoided:
+            return queue
+        now_s = asyncio.get_running_loop().time()
+        for _ in range(len(queues)):
+            if not self._health.is_avoided(queue.broker_name, now_s):
+                break
+            queue = queues[next(self._turn) % len(queues)]
+        return queue
+
+    def command(self, send: PendingSend, queue: MessageQueue, *, oneway: bool = False) -> Command:
+        """The request that sends it."""
+        is_batch = send.code == RequestCode.SEND_BATCH_MESSAGE
+        ext = {
+            "a": self._group,
+            "b": send.topic,
+            "c": self._settings.template_topic,
+            "d": str(self._settings.new_topic_queues),
+            "e": str(queue.queue_id),
+            "f": str(send.sys_flag),
+            "g": str(self._client.clock.now_ms()),
+            "h": str(send.user_flag),
+            "i": send.properties,
+            "j": "0",
+            "k": "false",
+            "m": "true" if is_batch else "false",
+            "n": queue.broker_name,
+        }
+        if send.is_repeat:
+            ext[REPEAT_FIELD] = "true"
+        if send.has_packet_ids:
+            ext[PACKET_IDS_FIELD] = "true"
+        return Command.request(send.code, ext, send.body, oneway)
+
+    def time_out(self, send: PendingSend) -> None:
+        """The time of a send that has no result is over."""
+        if send.reply is not None and send.queue is not None:
+            self._health.failed(send.queue.broker_name, now_s=asyncio.get_running_loop().time())
+            text = (
+                f"broker {send.queue.broker_name} did not answer the send to {send.topic} in time; the "
+                "message may be stored. Send it again if a duplicate does no harm, or raise send_timeout_ms"
+            )
+        else:
+            text = (
+                f"no broker of topic {send.topic} was reachable in time; try {send.tries} of "
+                f"{self._settings.tries_max}. Is the broker running, and does its advertised address "
+                "(broker.advertised_host) lead to it from here?"
+            )
+        send.future.set_exception(RequestTimeoutError(text))
+
+    def _write(self, send: PendingSend, connection: ClientConnection, queue: MessageQueue) -> None:
+        send.queue = queue
+        # A try that was not answered may have been stored.
+        send.is_repeat = send.is_repeat or send.tries > 0
+        send.tries += 1
+        send.sent_s = asyncio.get_running_loop().time()
+        try:
+            reply = connection.request_nowait(self.command(send, queue))
+        except IotmqError as error:
+            self._start_retries(send, error)
+            return
+        send.reply = reply
+        reply.add_done_callback(lambda done: self._answered(send, done))
+
+    def _answered(self, send: PendingSend, reply: asyncio.Future[Command]) -> None:
+        send.reply = None
+        if send.future.done():
+            return
+        failure = self._judge(send, reply)
+        if failure is not None:
+            self._start_retries(send, failure)
+
+    def _judge(self, send: PendingSend, reply: asyncio.Future[Command]) -> IotmqError | None:
+        """End the send with the answer, or return why another try is due."""
+        queue = send.queue
+        assert queue is not None
+        now_s = asyncio.get_running_loop().time()
+        error = ConnectionClosedError("the request was given up") if reply.cancelled() else reply.exception()
+        if isinstance(error, IotmqError) and not isinstance(error, RequestTimeoutError):
+            self._health.failed(queue.broker_name, now_s=now_s)
+            return error
+        if error is not None:
+            send.future.set_exception(error)
+            return None
+        response = reply.result()
+        status = _STORED.get(response.code)
+        if status is not None:
+            self._health.answered(queue.broker_name, took_s=now_s - send.sent_s, now_s=now_s)
+            send.future.set_result(
+                SendResult(
+                    status=status,
+                    queue=MessageQueue(
+                        send.topic, queue.broker_name, int(response.ext.get("queueId", queue.queue_id))
+                    ),
+                    queue_offset=int(response.ext.get("queueOffset", -1)),
+                    count=send.count,
+                    message_id=send.message_id,
+                    offset_message_ids=response.ext.get("msgId", ""),
+                    recall_handle=response.ext.get("recallHandle", ""),
+                )
+            )
+            return None
+        refusal = BrokerError(response.code, _refusal_text(send.topic, queue, response))
+        if response.code in _TRY_AGAIN:
+            self._health.failed(queue.broker_name, now_s=now_s)
+            return refusal
+        send.future.set_exception(refusal)
+        return None
+
+    def _start_retries(self, send: PendingSend, failure: IotmqError | None) -> None:
+        task = asyncio.ensure_future(self._retry(send, failure))
+        self._retries.add(task)
+        task.add_done_callback(self._retries.discard)
+
+    async def _retry(self, send: PendingSend, failure: IotmqError | None) -> None:
+        """Everything but the usual case: find a route, make a connection, wait, try again."""
+        try:
+            await self._retry_until_done(send, failure)
+        except IotmqError as error:
+            if not send.future.done():
+                send.future.set_exception(error)
+
+    async def _retry_until_done(self, send: PendingSend, failure: IotmqError | None) -> None:
+        rest = Backoff(min_s=_REST_S_MIN, max_s=_REST_S_MAX)
+        while not send.future.done():
+            refused_by = send.queue.broker_name if isinstance(failure, BrokerError) and send.queue else None
+            if send.tries >= self._settings.tries_max:
+                raise _all_tries_failed(send, failure)
+            if isinstance(failure, BrokerError) and failure.code in _ROUTE_IS_STALE:
+                await self._refresh(send.topic)
+            route = await self.route(send.topic)
+            queue = self.choose(send, route)
+            if queue.broker_name == refused_by:
+                if isinstance(failure, BrokerError) and failure.code in _ROUTE_IS_STALE:
+                    # The only broker there is has just said that it will not take it.
+                    raise failure
+                await asyncio.sleep(rest.next_s())
+            if send.future.done():
+                return
+            connection = await self._connection(send, route, queue, rest)
+            if connection is None or send.future.done():
+                continue
+            if send.tries:
+                self.retried_total += 1
+            # Its answer comes back to `_answered`, which starts the next round if one is due.
+            self._write(send, connection, queue)
+            return
+
+    async def _connection(
+        self, send: PendingSend, route: TopicRoute, queue: MessageQueue, rest: Backoff
+    ) -> ClientConnection | None:
+        """The connection to the queue's broker, or None after a pause when it has none now.
+
+        Nothing was sent, so this is not one of the tries; the send's own timeout ends it.
+        """
+        address = route.master(queue.broker_name)
+        try:
+            if address is None:
+                raise ConnectionClosedError(f"broker {queue.broker_name} has no master now")
+            return await self._client.connections.get(address)
+        except ClientClosedError:
+            raise
+        except ConnectionClosedError as error:
+            now_s = asyncio.get_running_loop().time()
+            self._health.failed(queue.broker_name, now_s=now_s)
+            others = {other.broker_name for other in route.writable} - {queue.broker_name}
+            is_pinned = bool(send.key) or send.fixed_queue is not None
+            if is_pinned or all(self._health.is_avoided(name, now_s) for name in others):
+                _log.debug("waiting for a broker of topic %s: %s", send.topic, error)
+                await asyncio.sleep(max(rest.next_s(), self._client.connections.rest_s(address or "")))
+                # The broker may have come back at another address.
+                await self._refresh(send.topic)
+            return None
+
+    async def _refresh(self, topic: str) -> None:
+        """Ask for the route again; the known one does as long as no registry answers."""
+        try:
+            await self._client.routes.refresh(topic)
+        except (RouteNotFoundError, BrokerError) as error:
+            _log.debug("route of topic %s: %s", topic, error)
+
+
+def _refusal_text(topic: str, queue: MessageQueue, response: Command) -> str:
+    reason = response.remark or "no reason given"
+    text = f"broker {queue.broker_name} refused a message for topic {topic}: {reason}"
+    if response.code == ResponseCode.TOPIC_NOT_EXIST:
+        text += ". Create the topic (Admin.create_topic) or enable broker.auto_create_topics"
+    elif response.code == ResponseCode.NO_PERMISSION:
+        text += ". The topic or the broker is not writable"
+    elif response.code == ResponseCode.SYSTEM_BUSY:
+        text += ". The broker is overloaded: send less, or later"
+    return text
+
+
+def _all_tries_failed(send: PendingSend, failure: IotmqError | None) -> IotmqError:
+    if send.tries <= 1 and failure is not None:
+        return failure
+    error = SendFailedError(
+        f"sending to topic {send.topic} failed {send.tries} times; the last time: {failure}"
+    )
+    error.__cause__ = failure
+    return error

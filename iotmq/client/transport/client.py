@@ -1,0 +1,327 @@
+"""What all producers and consumers of one process share: connections, routes and heartbeats."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import Final, Protocol, TypeAlias
+
+from iotmq.client.transport.connections import Connections, split_address
+from iotmq.client.transport.lifetime import Lifetime
+from iotmq.client.transport.registries import Registries, Routes
+from iotmq.client.transport.routes import MASTER_ID
+from iotmq.client.transport.settings import ClientSettings
+from iotmq.client.transport.subscriptions import ConsumerData, encode_heartbeat
+from iotmq.clock import Clock, SystemClock
+from iotmq.errors import (
+    BrokerError,
+    ClientClosedError,
+    ClientError,
+    ConfigError,
+    ConnectionClosedError,
+    RequestTimeoutError,
+)
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.connection import ClientConnection
+from iotmq.supervised import supervise
+
+_log = logging.getLogger(__name__)
+_instances = itertools.count(1)
+
+RequestHandler: TypeAlias = Callable[[ClientConnection, Command], Command | None]
+"""Answers a request of a broker's own; the next one is asked when it has no answer, or not SUCCESS."""
+ANSWERED_LATER: Final = Command.request(0)
+"""What a handler returns that will answer by itself (`connection.reply`)."""
+
+
+class GroupConsumer(Protocol):
+    """What the client asks of a consumer that belongs to a group."""
+
+    @property
+    def group(self) -> str:
+        """The consumer group's name."""
+
+    def heartbeat(self) -> ConsumerData:
+        """What brokers are to know about it."""
+
+    def members_changed(self) -> None:
+        """A broker says that members or subscriptions of the group changed."""
+
+    def route_changed(self, topic: str) -> None:
+        """The queues of `topic` are not what they were."""
+
+
+class IotmqClient(Lifetime):
+    """Shared by any number of producers and consumers; `async with` starts and stops it.
+
+    One client is one member of each consumer group it takes part in.
+    """
+
+    def __init__(self, settings: ClientSettings | None = None, *, clock: Clock | None = None) -> None:
+        self.settings = settings or ClientSettings()
+        self.clock: Clock = clock or SystemClock()
+        for address in self.settings.registries:
+            try:
+                split_address(address)
+            except ValueError as error:
+                raise ConfigError(f"registries: {error}") from error
+        self.client_id = self.settings.client_id or _unique_client_id()
+        self.request_timeout_s = self.settings.request_timeout_ms / 1000
+        self._connections = Connections(
+            connect_timeout_s=self.settings.connect_timeout_ms / 1000,
+            reconnect_s_min=self.settings.reconnect_ms_min / 1000,
+            reconnect_s_max=self.settings.reconnect_ms_max / 1000,
+            on_request=self._requested,
+            on_connected=self._connected,
+            on_lost=self._lost,
+            clock=self.clock,
+            credentials=self.settings.credentials,
+            tls=self.settings.tls_context(),
+        )
+        self._registries = Registries(
+            self.settings.registries, self._connections, timeout_s=self.request_timeout_s
+        )
+        self._routes = Routes(
+            self._registries,
+            refresh_s=self.settings.route_refresh_ms / 1000,
+            missing_refresh_s=self.settings.missing_route_refresh_ms / 1000,
+            on_changed=self._route_changed,
+        )
+        self._producers: dict[str, int] = {}
+        self._consumers: dict[str, GroupConsumer] = {}
+        self._request_handlers: dict[int, list[RequestHandler]] = {}
+        self._heartbeater: asyncio.Task[None] | None = None
+        self._recoveries: dict[str, asyncio.Task[None]] = {}
+        """Address -> the task that makes its lost connection again, for the consumers."""
+        self._is_running = False
+
+    @property
+    def connections(self) -> Connections:
+        """One connection per address."""
+        return self._connections
+
+    @property
+    def registries(self) -> Registries:
+        """The registries, one asked at a time."""
+        return self._registries
+
+    @property
+    def routes(self) -> Routes:
+        """The routes of the topics in use."""
+        return self._routes
+
+    @property
+    def is_running(self) -> bool:
+        """True between `start` and `stop`."""
+        return self._is_running
+
+    async def start(self) -> None:
+        """Begin background work; connections are made when they are needed."""
+        if self._is_running:
+            return
+        self._is_running = True
+        self._routes.start()
+        self._heartbeater = supervise("heartbeats", self._heartbeat_forever)
+
+    async def stop(self) -> None:
+        """End background work and close the connections. Stop producers and consumers first."""
+        if not self._is_running:
+            return
+        self._is_running = False
+        tasks = [*self._recoveries.values()]
+        if self._heartbeater is not None:
+            tasks.append(self._heartbeater)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._routes.stop()
+        await self._connections.close()
+
+    async def request(self, address: str, command: Command, *, timeout_s: float | None = None) -> Command:
+        """The answer of the broker at HOST:PORT, whatever its response code.
+
+        ConnectionClosedError when it cannot be reached, RequestTimeoutError when it does not answer.
+        """
+        connection = await self._connections.get(address)
+        return await connection.request(
+            command, timeout_s=self.request_timeout_s if timeout_s is None else timeout_s
+        )
+
+    def add_producer(self, group: str) -> None:
+        """Name a producer group in heartbeats from now on; brokers we are connected to hear of it at once."""
+        self.check_running()
+        before = self._producers.get(group, 0)
+        self._producers[group] = before + 1
+        if before:
+            return
+        for address in self._broker_addresses(masters_only=True):
+            connection = self._connections.ready(address)
+            if connection is not None:
+                connection.request_nowait(self._heartbeat_command()).add_done_callback(_ignore_result)
+
+    async def remove_producer(self, group: str) -> None:
+        """Undo one `add_producer`; the last one tells the brokers."""
+        left = self._producers.get(group, 0) - 1
+        if left > 0:
+            self._producers[group] = left
+        elif self._producers.pop(group, None) is not None:
+            await self._unregister("producerGroup", group)
+
+    def add_consumer(self, consumer: GroupConsumer) -> None:
+        """Name a consumer in heartbeats; ClientError when this client has one of that group."""
+        self.check_running()
+        if consumer.group in self._consumers:
+            raise ClientError(
+                f"this client has a consumer of group {consumer.group} already: one client is one member; "
+                "use another IotmqClient for another member"
+            )
+        self._consumers[consumer.group] = consumer
+
+    async def remove_consumer(self, consumer: GroupConsumer) -> None:
+        """Tell the brokers that this client leaves the group."""
+        if self._consumers.get(consumer.group) is consumer:
+            del self._consumers[consumer.group]
+            await self._unregister("consumerGroup", consumer.group)
+
+    def add_request_handler(self, code: int, handler: RequestHandler) -> None:
+        """Have `handler` asked for an answer when a broker sends a request with this code."""
+        self._request_handlers.setdefault(code, []).append(handler)
+
+    def remove_request_handler(self, code: int, handler: RequestHandler) -> None:
+        """Undo `add_request_handler`."""
+        self._request_handlers[code].remove(handler)
+
+    async def heartbeat(self) -> None:
+        """Tell every broker in use now; returns when each has answered or failed."""
+        await asyncio.gather(*(self._heartbeat_to(address) for address in self._heartbeat_addresses()))
+
+    def check_running(self) -> None:
+        """ClientClosedError unless started."""
+        if not self._is_running:
+            raise ClientClosedError(
+                "the client is not started: use `async with IotmqClient(...)`, or start()"
+            )
+
+    def _broker_addresses(self, *, masters_only: bool = False) -> set[str]:
+        return {
+            address
+            for route in self._routes.all_known()
+            for by_id in route.addresses.values()
+            for broker_id, address in by_id.items()
+            if broker_id == MASTER_ID or not masters_only
+        }
+
+    def _heartbeat_addresses(self) -> set[str]:
+        # A producer needs no connection to a broker it does not send to.
+        if self._consumers:
+            return self._broker_addresses()
+        if self._producers:
+            return self._broker_addresses(masters_only=True) & set(self._connections.open_addresses())
+        return set()
+
+    def _heartbeat_command(self) -> Command:
+        body = encode_heartbeat(
+            self.client_id, self._producers, [consumer.heartbeat() for consumer in self._consumers.values()]
+        )
+        return Command.request(RequestCode.HEART_BEAT, {}, body)
+
+    async def _heartbeat_to(self, address: str) -> None:
+        try:
+            response = await self.request(address, self._heartbeat_command())
+        except (ConnectionClosedError, RequestTimeoutError, ClientClosedError) as error:
+            _log.debug("heartbeat to %s: %s", address, error)
+            return
+        if response.code != ResponseCode.SUCCESS:
+            _log.warning("broker %s refuses the heartbeat: %s", address, response.remark)
+
+    async def _heartbeat_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.heartbeat_ms / 1000)
+            await self.heartbeat()
+
+    async def _unregister(self, kind: str, group: str) -> None:
+        async def one(address: str) -> None:
+            command = Command.request(
+                RequestCode.UNREGISTER_CLIENT, {"clientID": self.client_id, kind: group}
+            )
+            try:
+                await self.request(address, command)
+            except (ConnectionClosedError, RequestTimeoutError, ClientClosedError) as error:
+                _log.debug("leaving group %s at %s: %s", group, address, error)
+
+        addresses = self._broker_addresses() & set(self._connections.open_addresses())
+        await asyncio.gather(*(one(address) for address in addresses))
+
+    def _connected(self, address: str, connection: ClientConnection) -> None:
+        # The broker must know the groups before it sees a pull or a question about members on this
+        # connection; requests of one connection are handled in order.
+        if (self._consumers or self._producers) and address in self._broker_addresses():
+            connection.request_nowait(self._heartbeat_command()).add_done_callback(_ignore_result)
+            for consumer in self._consumers.values():
+                consumer.members_changed()
+
+    def _lost(self, address: str) -> None:
+        if not self._is_running or not self._is_asked or address in self._recoveries:
+            return
+        if address in self._broker_addresses():
+            task = asyncio.ensure_future(self._recover(address))
+            self._recoveries[address] = task
+            task.add_done_callback(lambda _: self._recoveries.pop(address, None))
+
+    async def _recover(self, address: str) -> None:
+        """Make a lost connection again while somebody may be told something on it."""
+        while self._is_asked and address in self._broker_addresses():
+            await asyncio.sleep(self._connections.rest_s(address) + 0.001)
+            try:
+                await self._connections.get(address)
+                return
+            except ConnectionClosedError:
+                continue
+
+    @property
+    def _is_asked(self) -> bool:
+        """Whether brokers have something to say to us of their own: to consumers, or to request handlers."""
+        return bool(self._consumers) or any(self._request_handlers.values())
+
+    def _route_changed(self, topic: str) -> None:
+        for consumer in self._consumers.values():
+            consumer.route_changed(topic)
+
+    def _requested(self, connection: ClientConnection, command: Command) -> Command | None:
+        if command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
+            consumer = self._consumers.get(command.ext.get("consumerGroup", ""))
+            if consumer is not None:
+                consumer.members_changed()
+            return None if command.is_oneway else command.reply(ResponseCode.SUCCESS)
+        answer = None
+        for handler in self._request_handlers.get(command.code, ()):
+            answer = handler(connection, command) or answer
+            if answer is not None and answer.code == ResponseCode.SUCCESS:
+                break
+        if command.is_oneway or answer is ANSWERED_LATER:
+            return None
+        return answer or command.not_supported()
+
+
+def expect_success(response: Command, doing: str) -> Command:
+    """The response itself, or BrokerError saying what was being done."""
+    if response.code != ResponseCode.SUCCESS:
+        raise BrokerError(response.code, f"{doing}: {response.remark or 'refused without a reason'}")
+    return response
+
+
+def _unique_client_id() -> str:
+    # Host names may hold @, which Java tools split client ids at.
+    host = socket.gethostname().replace("@", "-")[:128]
+    return f"{host}@{os.getpid()}#{time.monotonic_ns():x}{next(_instances)}"
+
+
+def _ignore_result(future: asyncio.Future[Command]) -> None:
+    if not future.cancelled():
+        future.exception()

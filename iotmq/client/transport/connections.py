@@ -1,0 +1,188 @@
+"""One connection per address, shared by all producers and consumers of a client."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections.abc import Callable
+
+from iotmq.client.transport.backoff import Backoff
+from iotmq.clock import Clock
+from iotmq.errors import ClientClosedError, ConnectionClosedError
+from iotmq.limits import ADDRESSES_KNOWN_MAX
+from iotmq.remoting.command import Command
+from iotmq.remoting.connection import ClientConnection
+from iotmq.remoting.signature import Credentials
+
+# A connection that ends sooner than this counts as a failed try, so that a peer that accepts and
+# closes at once is not asked again and again without a pause.
+LIFE_S_MIN = 1.0
+
+
+class _Address:
+    """What is known of one address."""
+
+    __slots__ = ("backoff", "connected_s", "connecting", "connection", "last_error", "not_before_s")
+
+    def __init__(self, backoff: Backoff) -> None:
+        self.backoff = backoff
+        self.connection: ClientConnection | None = None
+        self.connected_s = 0.0
+        """When `connection` was made, in monotonic seconds."""
+        self.connecting: asyncio.Task[ClientConnection] | None = None
+        """Set while a try is running; all who want the address wait for this one."""
+        self.not_before_s = 0.0
+        """No new try before this time."""
+        self.last_error = ""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is no connection, and none being made."""
+        return self.connecting is None and (self.connection is None or self.connection.is_closed)
+
+
+class Connections:
+    """Makes, shares and remembers connections; a failing address is tried again after growing pauses.
+
+    `on_connected` runs before anybody else can use a new connection, so what it sends comes first.
+    """
+
+    def __init__(
+        self,
+        *,
+        connect_timeout_s: float,
+        reconnect_s_min: float,
+        reconnect_s_max: float,
+        on_request: Callable[[ClientConnection, Command], Command | None],
+        on_connected: Callable[[str, ClientConnection], None],
+        on_lost: Callable[[str], None],
+        clock: Clock,
+        credentials: Credentials | None = None,
+        tls: ssl.SSLContext | None = None,
+        chance: Callable[[], float] = random.random,
+        addresses_max: int = ADDRESSES_KNOWN_MAX,
+    ) -> None:
+        self._addresses_max = addresses_max
+        self._connect_timeout_s = connect_timeout_s
+        self._reconnect_s_min = reconnect_s_min
+        self._reconnect_s_max = reconnect_s_max
+        self._on_request = on_request
+        self._on_connected = on_connected
+        self._on_lost = on_lost
+        self._clock = clock
+        self._credentials = credentials
+        self._tls = tls
+        self._chance = chance
+        self._addresses: dict[str, _Address] = {}
+        """At most `addresses_max`, beside those with a connection."""
+        self._is_closed = False
+
+    def ready(self, address: str) -> ClientConnection | None:
+        """The open connection to HOST:PORT, if there is one now."""
+        known = self._addresses.get(address)
+        if known is None or known.connection is None or known.connection.is_closed:
+            return None
+        return known.connection
+
+    async def get(self, address: str) -> ClientConnection:
+        """The open connection to HOST:PORT, made if needed.
+
+        ConnectionClosedError at once while the address rests after a failure (see `rest_s`), and
+        when the try fails.
+        """
+        if self._is_closed:
+            raise ClientClosedError("the client is stopped")
+        known = self._addresses.get(address)
+        if known is None:
+            self._make_room()
+            known = self._addresses[address] = _Address(
+                Backoff(min_s=self._reconnect_s_min, max_s=self._reconnect_s_max, chance=self._chance)
+            )
+        if known.connection is not None and not known.connection.is_closed:
+            return known.connection
+        if known.connecting is None:
+            rest_s = known.not_before_s - self._clock.monotonic_s()
+            if rest_s > 0:
+                raise ConnectionClosedError(
+                    f"{address} is not reachable ({known.last_error}); next try in {rest_s:.1f} s"
+                )
+            known.connecting = asyncio.ensure_future(self._connect(address, known))
+            known.connecting.add_done_callback(_take_exception)
+        # Shielded: one caller that gives up must not cancel the try that others wait for.
+        return await asyncio.shield(known.connecting)
+
+    def rest_s(self, address: str) -> float:
+        """Seconds until a new try of HOST:PORT is allowed; 0 when it is."""
+        known = self._addresses.get(address)
+        return 0.0 if known is None else max(0.0, known.not_before_s - self._clock.monotonic_s())
+
+    def open_addresses(self) -> list[str]:
+        """The addresses with an open connection."""
+        return [address for address in self._addresses if self.ready(address) is not None]
+
+    async def close(self) -> None:
+        """Close all connections; further `get` calls fail."""
+        self._is_closed = True
+        for known in list(self._addresses.values()):
+            if known.connecting is not None:
+                known.connecting.cancel()
+                await asyncio.wait([known.connecting])
+            if known.connection is not None:
+                await known.connection.close()
+
+    def _make_room(self) -> None:
+        """When there are too many, forget the address known longest that nobody is connected to."""
+        if len(self._addresses) >= self._addresses_max:
+            idle = (name for name, known in self._addresses.items() if known.is_idle)
+            self._addresses.pop(next(idle, ""), None)
+
+    async def _connect(self, address: str, known: _Address) -> ClientConnection:
+        try:
+            host, port = split_address(address)
+            connection = await ClientConnection.connect(
+                host,
+                port,
+                on_request=self._on_request,
+                on_lost=lambda connection, *_: self._lost(address, known, connection),
+                timeout_s=self._connect_timeout_s,
+                credentials=self._credentials,
+                tls=self._tls,
+            )
+        except (OSError, ConnectionClosedError, TimeoutError, ValueError) as error:
+            known.last_error = str(error) or type(error).__name__
+            known.not_before_s = self._clock.monotonic_s() + known.backoff.next_s()
+            raise ConnectionClosedError(f"{address} is not reachable: {known.last_error}") from error
+        finally:
+            known.connecting = None
+        known.connection = connection
+        known.connected_s = self._clock.monotonic_s()
+        known.not_before_s = 0.0
+        self._on_connected(address, connection)
+        return connection
+
+    def _lost(self, address: str, known: _Address, connection: ClientConnection) -> None:
+        if known.connection is not connection:
+            return
+        known.connection = None
+        now_s = self._clock.monotonic_s()
+        if now_s - known.connected_s >= LIFE_S_MIN:
+            known.backoff.reset()
+        known.last_error = "the connection was lost"
+        known.not_before_s = now_s + known.backoff.next_s()
+        if not self._is_closed:
+            self._on_lost(address)
+
+
+def _take_exception(task: asyncio.Task[ClientConnection]) -> None:
+    # All who waited may have given up; asyncio would then complain that nobody saw the failure.
+    if not task.cancelled():
+        task.exception()
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """HOST:PORT (or [V6]:PORT) in two; ValueError that names the address."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+        raise ValueError(f"{address!r} is no address: write HOST:PORT, for example 127.0.0.1:9876")
+    return host.removeprefix("[").removesuffix("]"), int(port)

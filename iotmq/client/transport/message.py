@@ -1,0 +1,298 @@
+"""Messages as applications see them: what is sent, what came back from a send, what is received."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from iotmq.client.transport.routes import MessageQueue
+from iotmq.errors import MessageRefusedError
+from iotmq.limits import PROPERTIES_BYTES_MAX, TOPIC_BYTES_MAX
+from iotmq.message.bodies import inflate_body
+from iotmq.message.hosts import decode_host
+from iotmq.message.message_ids import offset_message_id
+from iotmq.message.properties import (
+    DELAY,
+    KEYS,
+    RETRY_TOPIC,
+    TAGS,
+    TIMER_DELAY_MS,
+    TIMER_DELIVER_MS,
+    UNIQ_KEY,
+    WAIT,
+    decode_properties,
+    encode_properties,
+)
+from iotmq.message.record import Record, property_value
+
+RETRY_PREFIX: Final = "%RETRY%"
+DEAD_LETTER_PREFIX: Final = "%DLQ%"
+
+_LEGAL_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
+
+
+class Message:
+    """One message to send. `key` decides the queue (same key, same queue, so order per key)."""
+
+    __slots__ = (
+        "body",
+        "delay_level",
+        "delay_ms",
+        "deliver_at_ms",
+        "flag",
+        "key",
+        "keys",
+        "properties",
+        "tags",
+        "topic",
+        "wait_stored",
+    )
+
+    def __init__(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        key: str = "",
+        tags: str = "",
+        keys: Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        delay_level: int = 0,
+        delay_ms: int = 0,
+        deliver_at_ms: int = 0,
+        flag: int = 0,
+        wait_stored: bool = True,
+    ) -> None:
+        self.topic = topic
+        self.body = body
+        self.key = key
+        """Also stored as the first of the KEYS, so that the message can be looked up by it."""
+        self.tags = tags
+        """One word that consumers may filter by."""
+        self.keys = tuple(keys)
+        """More words to look the message up by; they do not decide the queue."""
+        self.properties = properties
+        """The application's own names and values."""
+        self.delay_level = delay_level
+        """0 delivers at once, 1 to 18 after 1 s to 2 h. At most one of this and the next two is given."""
+        self.delay_ms = delay_ms
+        """Delivers so many milliseconds after the broker has stored it; there is no maximum."""
+        self.deliver_at_ms = deliver_at_ms
+        """Delivers at a time, milliseconds since 1970 by the broker's clock; a past one delivers at once."""
+        self.flag = flag
+        """A number of the application's, stored as it is."""
+        self.wait_stored = wait_stored
+        """False answers before the broker's flush and replication promise is kept."""
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether it waits at the broker first."""
+        return bool(self.delay_level or self.delay_ms or self.deliver_at_ms)
+
+    def encoded_properties(self, unique_key: str) -> bytes:
+        """The stored form of all properties; MessageRefusedError for what cannot be stored."""
+        pairs = dict(self.properties) if self.properties else {}
+        keys = " ".join((self.key, *self.keys) if self.key else self.keys)
+        if keys:
+            pairs[KEYS] = keys
+        if self.tags:
+            pairs[TAGS] = self.tags
+        if unique_key:
+            pairs[UNIQ_KEY] = unique_key
+        if self.is_delayed:
+            self._check_delay()
+            if self.delay_level:
+                pairs[DELAY] = str(self.delay_level)
+            elif self.delay_ms:
+                pairs[TIMER_DELAY_MS] = str(self.delay_ms)
+            else:
+                pairs[TIMER_DELIVER_MS] = str(self.deliver_at_ms)
+        if not self.wait_stored:
+            pairs[WAIT] = "false"
+        try:
+            encoded = encode_properties(pairs)
+        except ValueError as error:
+            raise MessageRefusedError(f"a property cannot be stored: {error}") from error
+        if len(encoded) > PROPERTIES_BYTES_MAX:
+            raise MessageRefusedError(
+                f"properties, keys and tags take {len(encoded)} bytes, a record has room for "
+                f"{PROPERTIES_BYTES_MAX}: put large values in the body"
+            )
+        return encoded
+
+    def _check_delay(self) -> None:
+        given = [value for value in (self.delay_level, self.delay_ms, self.deliver_at_ms) if value]
+        if len(given) > 1:
+            raise MessageRefusedError("give one of delay_level, delay_ms and deliver_at_ms, not several")
+        if given[0] < 0:
+            raise MessageRefusedError(f"a delay or time of {given[0]}: it must be positive")
+
+    def __repr__(self) -> str:
+        return f"<Message {self.topic!r} key {self.key!r} body {len(self.body)} B>"
+
+
+def check_topic(topic: str) -> None:
+    """Raise MessageRefusedError unless brokers accept `topic` as a name."""
+    if len(topic) > TOPIC_BYTES_MAX or _LEGAL_NAME.fullmatch(topic) is None:
+        raise MessageRefusedError(
+            f"{topic!r} is no topic name: 1 to {TOPIC_BYTES_MAX} of the letters a-z A-Z 0-9 _ - % |"
+        )
+
+
+def check_group(group: str) -> None:
+    """Raise MessageRefusedError unless brokers accept `group` as a name."""
+    # The group's own topics are %RETRY%group and %DLQ%group, and must be topic names themselves.
+    if len(group) > TOPIC_BYTES_MAX - len(RETRY_PREFIX) or _LEGAL_NAME.fullmatch(group) is None:
+        raise MessageRefusedError(
+            f"{group!r} is no group name: 1 to {TOPIC_BYTES_MAX - len(RETRY_PREFIX)} of the letters "
+            "a-z A-Z 0-9 _ - % |"
+        )
+
+
+class SendStatus(enum.Enum):
+    """What the broker promised about a stored message; in every case it is stored."""
+
+    SEND_OK = 0
+    FLUSH_DISK_TIMEOUT = 10
+    """Stored, but the synchronous flush did not end in time."""
+    SLAVE_NOT_AVAILABLE = 11
+    """Stored, but no slave was there to copy it to."""
+    FLUSH_SLAVE_TIMEOUT = 12
+    """Stored, but the slave did not confirm in time."""
+
+
+class SendResult:
+    """Where a message, or the messages of one batch request, were stored."""
+
+    __slots__ = (
+        "_offset_message_ids",
+        "count",
+        "message_id",
+        "queue",
+        "queue_offset",
+        "recall_handle",
+        "status",
+    )
+
+    def __init__(
+        self,
+        *,
+        status: SendStatus,
+        queue: MessageQueue,
+        queue_offset: int,
+        count: int,
+        message_id: str,
+        offset_message_ids: str,
+        recall_handle: str = "",
+    ) -> None:
+        self.status = status
+        self.queue = queue
+        self.queue_offset = queue_offset
+        """Offset of the first message; the others of a batch follow without gaps."""
+        self.count = count
+        """Messages stored by this request."""
+        self.message_id = message_id
+        """The unique key given to the (first) message; empty for batches encoded elsewhere."""
+        self._offset_message_ids = offset_message_ids
+        self.recall_handle = recall_handle
+        """Takes the message back with `Producer.recall`, when it waits for a time of its own; else empty."""
+
+    @property
+    def offset_message_ids(self) -> list[str]:
+        """One id per message that names its broker and place in the log."""
+        return self._offset_message_ids.split(",") if self._offset_message_ids else []
+
+    def __repr__(self) -> str:
+        return (
+            f"SendResult({self.status.name}, {self.queue.topic} {self.queue.broker_name} queue "
+            f"{self.queue.queue_id} offset {self.queue_offset}, count {self.count})"
+        )
+
+
+class ReceivedMessage:
+    """One message from a queue; what costs time (properties, inflating) is done when asked for."""
+
+    __slots__ = ("_body", "_properties", "queue", "record")
+
+    def __init__(self, queue: MessageQueue, record: Record) -> None:
+        self.queue = queue
+        """The queue it was read from; for a redelivered message that is one of the retry topic's."""
+        self.record = record
+        """All fields as stored."""
+        self._properties: dict[str, str] | None = None
+        self._body: bytes | None = None
+
+    @property
+    def topic(self) -> str:
+        """The topic it was sent to, also when it is redelivered through the group's retry topic."""
+        if self.record.topic.startswith(RETRY_PREFIX):
+            return self.properties.get(RETRY_TOPIC, self.record.topic)
+        return self.record.topic
+
+    @property
+    def body(self) -> bytes:
+        """The body as it was sent; MessageFormatError when it was compressed and cannot be inflated."""
+        if self._body is None:
+            self._body = inflate_body(self.record.body, self.record.sys_flag)
+        return self._body
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """All properties, the system's included."""
+        if self._properties is None:
+            self._properties = decode_properties(self.record.properties)
+        return self._properties
+
+    @property
+    def keys(self) -> list[str]:
+        """The words it can be looked up by; the sender's key is the first."""
+        value = property_value(self.record.properties, b"KEYS")
+        return value.decode("utf-8", "replace").split() if value else []
+
+    @property
+    def tags(self) -> str:
+        """The word consumers filter by, or empty."""
+        value = property_value(self.record.properties, b"TAGS")
+        return value.decode("utf-8", "replace") if value else ""
+
+    @property
+    def message_id(self) -> str:
+        """The sender's unique key; the same for every redelivery."""
+        value = property_value(self.record.properties, b"UNIQ_KEY")
+        return value.decode("utf-8", "replace") if value else self.offset_message_id
+
+    @property
+    def offset_message_id(self) -> str:
+        """Names the broker's address and the place in its log."""
+        host, port = decode_host(self.record.store_host)
+        return offset_message_id(host, port, self.record.position)
+
+    @property
+    def queue_offset(self) -> int:
+        """Its number in `queue`."""
+        return self.record.queue_offset
+
+    @property
+    def flag(self) -> int:
+        """The sender's own number."""
+        return self.record.flag
+
+    @property
+    def born_timestamp_ms(self) -> int:
+        """When it was sent, by the sender's clock."""
+        return self.record.born_timestamp_ms
+
+    @property
+    def store_timestamp_ms(self) -> int:
+        """When it was stored, by the broker's clock."""
+        return self.record.store_timestamp_ms
+
+    @property
+    def redeliveries(self) -> int:
+        """How often this group has given it back; 0 at the first delivery."""
+        return self.record.reconsume_times
+
+    def __repr__(self) -> str:
+        return f"<ReceivedMessage {self.topic!r} queue {self.queue.queue_id} offset {self.queue_offset}>"

@@ -1,0 +1,36 @@
+"""What an action works with: a client that is started, everything built on it, and where output goes."""
+
+from __future__ import annotations
+
+import sys
+from typing import BinaryIO
+
+from iotmq.client.admin.admin import Admin
+from iotmq.client.admin.scheduled import WaitingMessages
+from iotmq.client.transport.client import IotmqClient
+
+
+class Session:
+    """For one action."""
+
+    def __init__(
+        self, client: IotmqClient, *, output: BinaryIO | None = None, is_quiet: bool = False
+    ) -> None:
+        """`output` takes what an action writes as bytes; `is_quiet` keeps progress lines back."""
+        self.client = client
+        self.admin = Admin(client)
+        self.waiting = WaitingMessages(client)
+        self.output: BinaryIO = output or sys.stdout.buffer
+        self._is_quiet = is_quiet
+        self._progress_width = 0
+
+    def progress(self, text: str, *, is_last: bool = False) -> None:
+        """Say how far it is: on a terminal in one line that changes, elsewhere a line each time."""
+        if self._is_quiet:
+            return
+        if not sys.stderr.isatty():
+            print(text, file=sys.stderr, flush=True)
+            return
+        padding = " " * max(0, self._progress_width - len(text))
+        self._progress_width = len(text)
+        print(f"\r{text}{padding}", end="\n" if is_last else "", file=sys.stderr, flush=True)

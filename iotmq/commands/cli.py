@@ -1,0 +1,415 @@
+"""The `iotmq` command."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import iotmq
+from iotmq.commands.admin.command import add_admin_command
+from iotmq.commands.connection_options import add_connection_options, client_settings
+from iotmq.commands.mqtt.command import add_mqtt_commands
+from iotmq.commands.sessions import add_sessions_command
+from iotmq.commands.users import add_users_command
+from iotmq.errors import ConfigError, IotmqError, StoreError
+
+if TYPE_CHECKING:
+    from iotmq.assembly import RoleName
+    from iotmq.client.transport.message import SendResult
+    from iotmq.config.config import Config
+
+# What the process answers to the shell.
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+
+_ROLES: Final = {
+    "serve": "every role in one process: registry, broker and MQTT front end",
+    "registry": "a registry: tells clients which broker has which topic",
+    "broker": "a broker: the log on disk and the native port",
+    "mqtt": "an MQTT front end for brokers in other processes",
+}
+
+# What `store dump` can print: `iotmq.commands.store` has the same names.
+_DUMP_SUBJECTS: Final = (
+    "summary", "segments", "records", "queues", "entries", "index", "checkpoint", "kv", "latest", "retained",
+)  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code; argparse itself leaves with 2 on wrong usage."""
+    options = parser().parse_args(arguments)
+    command = cast("Callable[[argparse.Namespace], int]", options.command)
+    try:
+        return command(options)
+    except ConfigError as error:
+        return _complain(str(error), EXIT_USAGE)
+    except IotmqError as error:
+        return _complain(str(error), EXIT_FAILED)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has seen enough. Nothing may be left for the interpreter to flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    top = argparse.ArgumentParser(
+        prog="iotmq", description="An MQTT-first IoT gateway with a RocketMQ-compatible queue backend."
+    )
+    top.add_argument("--version", action="version", version=f"iotmq {iotmq.__version__}")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for role, what in _ROLES.items():
+        command = commands.add_parser(role, help=f"run {what}", description=f"Run {what}.")
+        _add_config_options(command)
+        if role == "mqtt":
+            command.add_argument(
+                "--workers",
+                metavar="N",
+                help="processes that share the MQTT port (the setting `mqtt.workers`)",
+            )
+        command.set_defaults(command=_run_role, role=role)
+    _add_config_command(commands)
+    _add_store_command(commands)
+    _add_produce_command(commands)
+    _add_consume_command(commands)
+    add_mqtt_commands(commands)
+    add_admin_command(commands, add_registry_option=_add_registry_option, run=_run_admin)
+    add_sessions_command(commands, add_registry_option=_add_registry_option, run=_run_admin)
+    add_users_command(commands, add_config_options=_add_config_options, load=_load)
+    return top
+
+
+# Running roles ----------------------------------------------------------------------------------------
+
+
+def _add_config_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--config", type=Path, metavar="FILE.toml", help="read settings from this file")
+    command.add_argument("--data", metavar="DIR", help="directory of the log (the setting `data`)")
+    command.add_argument(
+        "--set",
+        dest="assignments",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="set one setting; may be repeated and wins over the file",
+    )
+
+
+def _load(options: argparse.Namespace) -> Config:
+    from iotmq.config.config import load_config
+
+    assignments = list(options.assignments)
+    if getattr(options, "workers", None) is not None:
+        assignments.append(f"mqtt.workers={options.workers}")
+    return load_config(options.config, assignments=assignments, data=options.data)
+
+
+def _run_role(options: argparse.Namespace) -> int:
+    config = _load(options)
+    # Only now: what a server needs takes a moment to import, and help or a wrong setting should not.
+    import uvloop
+
+    from iotmq.assembly import run
+    from iotmq.log_format import set_up_logging
+
+    set_up_logging(config.log)
+    uvloop.run(run(config, cast("RoleName", options.role)))
+    return EXIT_OK
+
+
+# Configuration ----------------------------------------------------------------------------------------
+
+
+def _add_config_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    config = commands.add_parser(
+        "config", help="check and show settings", description="Check and show settings."
+    )
+    actions = config.add_subparsers(title="actions", metavar="ACTION", required=True)
+    check = actions.add_parser("check", help="say what is wrong with the settings, if anything")
+    show = actions.add_parser("show", help="print the settings in effect, as TOML")
+    reference = actions.add_parser("reference", help="print every setting with its meaning, as Markdown")
+    for action in (check, show):
+        _add_config_options(action)
+    check.set_defaults(command=_check_config)
+    show.set_defaults(command=_show_config)
+    reference.set_defaults(command=_show_reference)
+
+
+def _check_config(options: argparse.Namespace) -> int:
+    _load(options)
+    print("the settings are valid")
+    return EXIT_OK
+
+
+def _show_config(options: argparse.Namespace) -> int:
+    from iotmq.config.setting_text import toml_document
+
+    print(toml_document(_load(options)), end="")
+    return EXIT_OK
+
+
+def _show_reference(_options: argparse.Namespace) -> int:
+    from iotmq.config.config import Config
+    from iotmq.config.setting_text import reference
+
+    print(reference(Config), end="")
+    return EXIT_OK
+
+
+# The store ---------------------------------------------------------------------------------------------
+
+
+def _add_store_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    store = commands.add_parser(
+        "store",
+        help="look into a data directory that is not in use",
+        description="Look into a data directory and put it right. Nobody may have it open. Exit codes: 0 all "
+        "is well, 1 something was found, 2 it could not be done.",
+    )
+    actions = store.add_subparsers(title="actions", metavar="ACTION", required=True)
+    check = actions.add_parser("check", help="say every inconsistency in a sentence; changes nothing")
+    check.set_defaults(tool=_store_check)
+    dump = actions.add_parser("dump", help="print what is in the files, an item a line; changes nothing")
+    dump.add_argument("subject", nargs="?", choices=_DUMP_SUBJECTS, default="summary", metavar="WHAT",
+                      help=f"one of {', '.join(_DUMP_SUBJECTS)} (summary)")  # fmt: skip
+    dump.add_argument("--json", dest="is_json", action="store_true", help="one JSON object a line")
+    dump.add_argument(
+        "--from",
+        dest="begin",
+        metavar="N",
+        help="begin at a position (segments, records), offset (entries), slot (index) or MQTT topic "
+        "(latest, retained)",
+    )
+    dump.add_argument("--limit", type=_count, metavar="N", help="end after N items")
+    dump.add_argument("--topic", help="only this broker topic's")
+    dump.add_argument("--queue", type=_count, metavar="ID", help="only the queues with this id")
+    dump.add_argument("--bodies", action="store_true", help="print the bodies of records, too")
+    dump.set_defaults(tool=_store_dump)
+    rebuild = actions.add_parser("rebuild", help="delete what is derived from the log and make it again")
+    rebuild.add_argument(
+        "names", nargs="*", metavar="NAME", help="consumequeue, index, latest ... (all there are)"
+    )
+    rebuild.set_defaults(tool=_store_rebuild)
+    repair = actions.add_parser(
+        "repair",
+        help="check the whole log, put damaged bytes aside and say what is lost with them",
+        description="Check every record of the log. Bytes that are no records are copied to "
+        "commitlog.damage/, covered by markers that everybody steps over, and reported with the offsets "
+        "that are lost.",
+    )
+    repair.add_argument("--json", dest="is_json", action="store_true", help="one JSON object a line")
+    repair.set_defaults(tool=_store_repair)
+    for action in (check, dump, rebuild, repair):
+        _add_config_options(action)
+        action.set_defaults(command=_run_store_tool)
+
+
+def _run_store_tool(options: argparse.Namespace) -> int:
+    config = _load(options)
+    try:
+        return cast("Callable[[argparse.Namespace, Config], int]", options.tool)(options, config)
+    except StoreError as error:
+        return _complain(str(error), EXIT_USAGE)
+
+
+def _store_check(_options: argparse.Namespace, config: Config) -> int:
+    from iotmq.commands import store as store_tools
+
+    return store_tools.check(Path(config.data), config.store, output=sys.stdout)
+
+
+def _store_dump(options: argparse.Namespace, config: Config) -> int:
+    from iotmq.commands import store as store_tools
+
+    wanted = store_tools.DumpFilter(
+        options.begin, options.limit, options.topic, options.queue, has_bodies=options.bodies
+    )
+    return store_tools.dump(
+        Path(config.data),
+        config.store,
+        options.subject,
+        wanted=wanted,
+        is_json=options.is_json,
+        output=sys.stdout,
+    )
+
+
+def _store_rebuild(options: argparse.Namespace, config: Config) -> int:
+    from iotmq.commands import store as store_tools
+
+    return store_tools.rebuild(Path(config.data), config.store, options.names, output=sys.stdout)
+
+
+def _store_repair(options: argparse.Namespace, config: Config) -> int:
+    from iotmq.commands import store as store_tools
+
+    return store_tools.repair(Path(config.data), config.store, is_json=options.is_json, output=sys.stdout)
+
+
+# By hand ----------------------------------------------------------------------------------------------
+
+
+def _add_registry_option(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--registry",
+        dest="registries",
+        action="append",
+        metavar="HOST:PORT",
+        help="address of a registry, may be repeated (127.0.0.1:9876)",
+    )
+
+
+def _add_produce_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "produce",
+        help="send messages by hand",
+        description="Send each BODY as a message, or each line of standard input when there is none.",
+    )
+    command.add_argument("topic", metavar="TOPIC", help="broker topic")
+    command.add_argument("bodies", metavar="BODY", nargs="*")
+    command.add_argument("--key", default="", help="messages of one key stay in one queue, in order")
+    command.add_argument("--tags", default="", help="word that consumers may filter by")
+    command.add_argument(
+        "--property",
+        dest="properties",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a property of the messages, may be repeated",
+    )
+    add_connection_options(command)
+    _add_registry_option(command)
+    command.set_defaults(command=_produce)
+
+
+def _produce(options: argparse.Namespace) -> int:
+    from iotmq.commands import produce_consume
+
+    properties: dict[str, str] = {}
+    for pair in options.properties:
+        name, equals, value = pair.partition("=")
+        if not name or not equals:
+            return _complain(f"--property {pair}: the form is NAME=VALUE", EXIT_USAGE)
+        properties[name] = value
+
+    def report(result: SendResult) -> None:
+        queue = result.queue
+        print(f"{queue.topic} {queue.broker_name}/{queue.queue_id}@{result.queue_offset} {result.message_id}")
+
+    async def given() -> AsyncIterator[bytes]:
+        for body in options.bodies:
+            yield os.fsencode(body)
+
+    async def send() -> int:
+        return await produce_consume.produce(
+            client_settings(options, _registries(options)),
+            options.topic,
+            given() if options.bodies else produce_consume.lines_of(sys.stdin.buffer),
+            key=options.key,
+            tags=options.tags,
+            properties=properties,
+            report=report if options.bodies else None,
+        )
+
+    count = _run(send())
+    print(f"{count} {'message' if count == 1 else 'messages'} stored", file=sys.stderr)
+    return EXIT_OK
+
+
+def _add_consume_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "consume",
+        help="read messages by hand",
+        description="Write the messages of a topic to standard output until Ctrl-C, or --count of them.",
+    )
+    command.add_argument("topic", metavar="TOPIC", help="broker topic")
+    command.add_argument(
+        "--group",
+        default="",
+        help="share the messages with this group and store its offsets; without, read alone",
+    )
+    command.add_argument("--tags", default="*", metavar="EXPRESSION", help="such as 'alarm || fault'")
+    command.add_argument(
+        "--from",
+        dest="begin",
+        choices=("first", "last"),
+        default="last",
+        help="where to begin when the group has no offset: all that is stored, or only what comes (default)",
+    )
+    command.add_argument("--count", type=_count, metavar="N", help="end after N messages")
+    command.add_argument(
+        "--format", choices=("text", "json", "raw"), default="text", help="how to write them"
+    )
+    add_connection_options(command)
+    _add_registry_option(command)
+    command.set_defaults(command=_consume)
+
+
+def _consume(options: argparse.Namespace) -> int:
+    from iotmq.commands import produce_consume
+
+    _run(
+        produce_consume.consume(
+            client_settings(options, _registries(options)),
+            options.topic,
+            sys.stdout.buffer,
+            group=options.group,
+            tags=options.tags,
+            begin=options.begin,
+            count_max=options.count,
+            output_format=options.format,
+        )
+    )
+    return EXIT_OK
+
+
+# Administration ---------------------------------------------------------------------------------------
+
+
+def _run_admin(options: argparse.Namespace) -> int:
+    from iotmq.commands.admin.command import run_action
+
+    return _run(run_action(options, _registries(options)))
+
+
+def _registries(options: argparse.Namespace) -> tuple[str, ...]:
+    from iotmq.client.transport.settings import ClientSettings
+
+    return tuple(options.registries or ClientSettings().registries)
+
+
+def _run(work: Coroutine[Any, Any, int]) -> int:
+    """Run to the end; SIGTERM ends it as Ctrl-C does, with offsets committed and the group left."""
+
+    async def watched() -> int:
+        task = asyncio.ensure_future(work)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await task
+
+    try:
+        return asyncio.run(watched())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise ValueError(text)
+    return number
+
+
+def _complain(text: str, code: int) -> int:
+    """Say on standard error why nothing came of it."""
+    print(f"iotmq: {text}", file=sys.stderr)
+    return code

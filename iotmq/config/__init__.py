@@ -1,0 +1,4 @@
+"""The settings of a process: read from file, environment and command line, checked, printed.
+
+Start with `config`; `setting_text` reads and writes single values, and writes the reference.
+"""

@@ -1,0 +1,352 @@
+"""The one config: typed sections, read from a TOML file and `--set`, refused by name when wrong."""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Protocol, get_args, get_origin
+
+import msgspec
+
+from iotmq import limits
+from iotmq.broker.settings import BrokerSettings
+from iotmq.config.setting_text import (
+    Setting,
+    allowed_values,
+    annotated_type,
+    element_struct_of,
+    settings_of,
+    struct_of,
+    toml_value,
+)
+from iotmq.console.settings import HttpSettings
+from iotmq.errors import ConfigError
+from iotmq.log_format import LogSettings
+from iotmq.mqtt_front.settings.listeners import TCP_NAME, WORKER_PLACE, ListenerSettings
+from iotmq.mqtt_front.settings.mqtt import MqttSettings
+from iotmq.registry.settings import RegistrySettings
+from iotmq.store.settings import StoreSettings
+
+CONFIG_FILE_BYTES_MAX: Final = 1024 * 1024
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that can be set, for one role or for all of them in one process."""
+
+    data: Annotated[
+        str,
+        msgspec.Meta(
+            min_length=1,
+            description="Directory of the log and everything derived from it. One process at a time, on "
+            "a local disk with an honest fdatasync.",
+        ),
+    ] = "data"
+    store: Annotated[
+        StoreSettings, msgspec.Meta(description="The log on disk: sizes, durability, retention.")
+    ] = StoreSettings()
+    broker: Annotated[
+        BrokerSettings, msgspec.Meta(description="The native port, topics, groups and holds.")
+    ] = BrokerSettings()
+    registry: Annotated[
+        RegistrySettings, msgspec.Meta(description="Where brokers announce themselves and clients ask.")
+    ] = RegistrySettings()
+    mqtt: Annotated[
+        MqttSettings, msgspec.Meta(description="The MQTT listeners, their limits and the routes.")
+    ] = MqttSettings()
+    http: Annotated[
+        HttpSettings, msgspec.Meta(description="The operator's port: metrics, health, readiness.")
+    ] = HttpSettings()
+    log: Annotated[LogSettings, msgspec.Meta(description="What is written to standard error.")] = (
+        LogSettings()
+    )
+
+
+def load_config(
+    file: Path | None = None, *, assignments: Iterable[str] = (), data: str | None = None
+) -> Config:
+    """Read `file`, then `assignments` ("section.key=value", later ones win), then `data`.
+
+    Raises ConfigError that names every wrong setting, where it was set, what it means and what is allowed.
+    """
+    table, origins = ({}, {}) if file is None else _read_file(file)
+    for assignment in assignments:
+        _assign(table, origins, assignment)
+    if data is not None:
+        table["data"] = data
+        origins["data"] = "--data"
+    return config_from_table(table, origins)
+
+
+def config_from_table(table: Mapping[str, Any], origins: Mapping[str, str] | None = None) -> Config:
+    """A config from plain tables. `origins` says where a setting was set, for the error text."""
+    problems: list[str] = []
+    config = _struct(Config, table, "", origins or {}, problems)
+    if not problems:
+        assert isinstance(config, Config)
+        problems = list(_contradictions(config))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    assert isinstance(config, Config)
+    return config
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a listener on `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+# Reading ----------------------------------------------------------------------------------------------
+
+
+def _read_file(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(CONFIG_FILE_BYTES_MAX + 1)
+        if len(content) > CONFIG_FILE_BYTES_MAX:
+            raise ConfigError(f"{file} has more than {CONFIG_FILE_BYTES_MAX:,} bytes")
+        text = content.decode()
+        return tomllib.loads(text), _line_origins(file, text)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not UTF-8 text (byte {error.start})") from error
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}") from error
+
+
+def _line_origins(file: Path, text: str) -> dict[str, str]:
+    """Where each `key = value` line of the file stands; good enough for error texts."""
+    origins: dict[str, str] = {}
+    section = ""
+    counts: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*(\[\[?)\s*([\w.-]+)\s*\]", line):
+            section = header[2]
+            if header[1] == "[[":
+                counts[section] = counts.get(section, -1) + 1
+                section = f"{section}[{counts[section]}]"
+            origins.setdefault(section, f"{file} line {number}")
+        elif key := re.match(r"\s*([\w.-]+)\s*=", line):
+            origins.setdefault(f"{section}.{key[1]}".lstrip("."), f"{file} line {number}")
+    return origins
+
+
+def _assign(table: dict[str, Any], origins: dict[str, str], assignment: str) -> None:
+    """Put one `section.key=value` into the table; the setting's type decides how the text is read."""
+    path, equals, text = assignment.partition("=")
+    path = path.strip()
+    if not equals or not path:
+        raise ConfigError(f"--set {assignment}: the form is section.key=value")
+    origins[path] = "--set"
+    *sections, key = path.split(".")
+    kind: Any = Config
+    for section in sections:
+        kind = _type_of(kind, section)
+        inner = table.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"--set {assignment}: {section} is not a section")
+        table = inner
+    table[key] = _parse(text.strip(), _type_of(kind, key))
+
+
+def _type_of(kind: Any, key: str) -> Any:
+    """The type of a key of a struct type; None for keys that are unknown, which are refused later."""
+    if struct := struct_of(kind):
+        for setting in settings_of(struct):
+            if setting.key == key:
+                return setting.type
+    return None
+
+
+def _parse(text: str, kind: Any) -> Any:
+    """The value that `text` means for a setting of type `kind`; text that fits nothing stays text."""
+    try:
+        value = tomllib.loads(f"value = {text}")["value"] if "\n" not in text else text
+    except (tomllib.TOMLDecodeError, RecursionError):
+        value = text
+    is_list = get_origin(kind) in (tuple, list)
+    if is_list and not isinstance(value, list):
+        return [_parse(part.strip(), get_args(kind)[0]) for part in text.split(",") if part.strip()]
+    if not is_list and _takes_text(kind) and not isinstance(value, str):
+        return text
+    return value
+
+
+def _takes_text(kind: Any) -> bool:
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    if get_origin(kind) is Literal:
+        return all(isinstance(value, str) for value in get_args(kind))
+    return kind is str
+
+
+# Checking ---------------------------------------------------------------------------------------------
+
+
+def _struct(
+    struct: type[msgspec.Struct], table: Any, path: str, origins: Mapping[str, str], problems: list[str]
+) -> msgspec.Struct | None:
+    """The struct that `table` describes. What is wrong goes into `problems`, everything at once."""
+    settings = {setting.key: setting for setting in settings_of(struct)}
+    if not isinstance(table, Mapping):
+        problems.append(f"{path}{_at(path, origins)} has to be a table, not {toml_value(table)}")
+        return None
+    before = len(problems)
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        inner_path = f"{path}.{key}".lstrip(".")
+        setting = settings.get(key)
+        if setting is None:
+            problems.append(_unknown(inner_path, key, list(settings), path, origins))
+        else:
+            values[key] = _value(setting, value, inner_path, origins, problems)
+    for key, setting in settings.items():
+        if setting.default is msgspec.NODEFAULT and key not in table:
+            problems.append(f"{path}.{key} is missing{_at(path, origins)}{_meaning(setting)}")
+    if len(problems) > before:
+        return None
+    try:
+        return struct(**values)
+    except (ValueError, TypeError) as error:
+        problems.append(f"{path or 'the config'}{_at(path, origins)} is refused: {error}")
+        return None
+
+
+def _value(setting: Setting, value: Any, path: str, origins: Mapping[str, str], problems: list[str]) -> Any:
+    if struct := struct_of(setting.type):
+        return _struct(struct, value, path, origins, problems)
+    if (element := element_struct_of(setting.type)) and isinstance(value, list):
+        read = [
+            _struct(element, inner, f"{path}[{index}]", origins, problems)
+            for index, inner in enumerate(value)
+        ]
+        if None in read:
+            return None
+        value = read
+    try:
+        return msgspec.convert(value, annotated_type(setting), strict=True)
+    except msgspec.ValidationError:
+        shown = toml_value(value)
+        if len(shown) > 200:
+            shown = shown[:200] + "..."
+        problems.append(f"{path} = {shown}{_at(path, origins)} is refused{_meaning(setting)}")
+        return None
+
+
+def _meaning(setting: Setting) -> str:
+    has_default = setting.default is not msgspec.NODEFAULT and setting.default is not None
+    default = f"; default {toml_value(setting.default)}" if has_default else ""
+    return (
+        f"\n    allowed: {allowed_values(setting.type, setting.meta)}{default}"
+        f"\n    meaning: {setting.description}"
+    )
+
+
+def _unknown(path: str, key: str, known: list[str], section: str, origins: Mapping[str, str]) -> str:
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"; did you mean {f'{section}.{near[0]}'.lstrip('.')}?" if near else ""
+    where = f"[{section}] has" if section else "the settings are"
+    return f"{path}{_at(path, origins)} is unknown{hint}\n    {where}: {', '.join(known)}"
+
+
+def _at(path: str, origins: Mapping[str, str]) -> str:
+    origin = origins.get(path)
+    return f" ({origin})" if origin else ""
+
+
+def _contradictions(config: Config) -> Iterable[str]:
+    """What no single setting shows: combinations that are refused."""
+    yield from _listener_contradictions(config.mqtt)
+    longest = f"{config.mqtt.name}-{config.mqtt.workers}".encode()
+    if config.mqtt.workers > 1 and len(longest) > limits.FRONT_END_NAME_BYTES_MAX:
+        yield (
+            f"mqtt.name is refused: with the numbers of {config.mqtt.workers} workers behind it, it has more "
+            f"than {limits.FRONT_END_NAME_BYTES_MAX} bytes"
+        )
+    taken: dict[tuple[str, int], str] = {}
+    for place, listener in _mqtt_places(config.mqtt):
+        if listener.is_on_network:
+            yield from _taken_twice(taken, place, listener)
+    for section in ("registry", "broker", "http"):
+        yield from _taken_twice(taken, section, getattr(config, section))
+
+
+class _Listening(Protocol):
+    """Settings of something that listens."""
+
+    @property
+    def listen_host(self) -> str: ...
+
+    @property
+    def listen_port(self) -> int: ...
+
+
+def _taken_twice(taken: dict[tuple[str, int], str], section: str, settings: _Listening) -> Iterable[str]:
+    """A complaint when the section has the address of another one in `taken`, where it stands afterwards."""
+    address = (settings.listen_host, settings.listen_port)
+    if settings.listen_port and address in taken:
+        yield (
+            f"{section}.listen_port = {settings.listen_port} is refused: {taken[address]}.listen_port "
+            "has the same address"
+        )
+    taken.setdefault(address, section)
+
+
+def _mqtt_places(mqtt: MqttSettings) -> Iterable[tuple[str, ListenerSettings]]:
+    """Every listener for devices with the path of its settings."""
+    first = 1 if mqtt.tcp_enabled else 0
+    for index, listener in enumerate(mqtt.all_listeners):
+        yield "mqtt" if index < first else f"mqtt.listeners[{index - first}]", listener
+
+
+def _listener_contradictions(mqtt: MqttSettings) -> Iterable[str]:
+    if not mqtt.tcp_enabled and not mqtt.listeners:
+        yield "mqtt.tcp_enabled = false is refused: without mqtt.listeners no device could connect"
+    names: dict[str, str] = {TCP_NAME: "mqtt.listen_port"}
+    for place, listener in _mqtt_places(mqtt):
+        if (
+            listener.is_on_network
+            and not is_loopback(listener.listen_host)
+            and not mqtt.allow_anonymous_remote
+            and not listener.needs_client_certificate
+            and not mqtt.authentication.has_to_be_proved
+        ):
+            yield (
+                f"{place}.listen_host = {toml_value(listener.listen_host)} is refused: anybody who reaches "
+                "this address could publish and subscribe without a name or password\n"
+                "    allowed: a loopback address; mqtt.authentication.users_file without allow_anonymous, so "
+                "that devices have to prove who they are; or mqtt.allow_anonymous_remote = true where that "
+                "is meant"
+            )
+        if (
+            listener.transport in ("ws", "wss")
+            and is_loopback(listener.listen_host)
+            and not listener.allowed_origins
+            and not listener.needs_client_certificate
+            and not mqtt.authentication.has_to_be_proved
+        ):
+            yield (
+                f"{place}.allowed_origins = [] is refused: any page in a browser of this machine could "
+                "publish and subscribe without a name or password\n"
+                '    allowed: the origins of your pages; ["*"] where all are meant; or '
+                "mqtt.authentication.users_file without allow_anonymous"
+            )
+        if place != "mqtt" and listener.name in names:
+            yield (
+                f"{place}.name = {toml_value(listener.name)} is refused: {names[listener.name]} has that name"
+            )
+        names.setdefault(listener.name, place)
+        if mqtt.workers > 1 and not listener.is_on_network and WORKER_PLACE not in listener.socket_path:
+            yield (
+                f"{place}.socket_path = {toml_value(listener.socket_path)} is refused: with mqtt.workers "
+                f"above 1 it has to have {WORKER_PLACE} in it, because each worker has a socket of its own"
+            )

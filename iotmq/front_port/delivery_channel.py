@@ -1,0 +1,209 @@
+"""An MQTT front end's delivery channel to one broker: its filters there, and the records pushed for them.
+
+When the channel is made again, the broker is told up to where its log has been seen, and sends first what
+came since for the filters of before; so nothing is missed while a connection, or the broker, is down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from iotmq import limits
+from iotmq.client.transport.backoff import Backoff
+from iotmq.client.transport.connections import split_address
+from iotmq.errors import ConnectionClosedError, RequestTimeoutError
+from iotmq.ports.gateway import DeliveryReceiver
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.connection import ClientConnection
+from iotmq.remoting.signature import Credentials
+from iotmq.supervised import supervise
+
+_log = logging.getLogger("iotmq.mqtt")
+
+_FILTERS_PER_REQUEST = 1_000
+_ATTACH_TIMEOUT_S = 5.0
+# Until everything that was missed is here.
+_CATCH_UP_TIMEOUT_S = 60.0
+# Well within the time after which a broker closes a connection that is idle.
+_PING_INTERVAL_S = 20.0
+
+
+class DeliveryChannel:
+    """Made again, with all filters, whenever it ends. `filters` (id -> filter) may change meanwhile."""
+
+    def __init__(
+        self,
+        address: str,
+        filters: dict[int, str],
+        receiver: DeliveryReceiver,
+        *,
+        opened: Callable[[], None],
+        credentials: Credentials | None,
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        # HOST:PORT; of use for the next connection when it is changed.
+        self.address = address
+        self._credentials = credentials
+        self._tls = tls
+        self._opened = opened
+        self.record_bytes_max = limits.RECORD_BYTES_MAX
+        self._filters = filters
+        self._receiver = receiver
+        self._connection: ClientConnection | None = None
+        self._lost = asyncio.Event()
+        # Where in the broker's log everything was seen for these filters; 0 when nothing is known.
+        self._position = 0
+        self._seen: set[int] = set()
+        self.opened_total = 0
+        self.malformed_total = 0
+        self._task = supervise("delivery channel", self._keep_open)
+
+    @property
+    def is_open(self) -> bool:
+        """True while the broker knows all filters."""
+        return self._connection is not None
+
+    async def stop(self) -> None:
+        """End it for good."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def attach(self, filters: Sequence[tuple[int, str]]) -> asyncio.Future[bool]:
+        """Have records pushed for these, too; False when the broker does not take them."""
+        assert self._connection is not None, "attach only an open channel"
+        return asyncio.ensure_future(self._attach(self._connection, filters))
+
+    def detach(self, filter_ids: Sequence[int]) -> None:
+        """Nothing more for these. What is on its way still comes."""
+        self._seen.difference_update(filter_ids)
+        if self._connection is not None:
+            self._detach(self._connection, filter_ids)
+
+    def _detach(self, connection: ClientConnection, filter_ids: Sequence[int]) -> None:
+        connection.send_oneway(
+            Command.request(RequestCode.DETACH_FILTERS, body=msgspec.json.encode({"ids": filter_ids}))
+        )
+
+    async def _keep_open(self) -> None:
+        backoff = Backoff(min_s=0.1, max_s=5.0)
+        while True:
+            self._lost.clear()
+            connection: ClientConnection | None = None
+            try:
+                host, port = split_address(self.address)
+                connection = await ClientConnection.connect(
+                    host,
+                    port,
+                    on_request=self._requested,
+                    on_lost=lambda _: self._lost.set(),
+                    credentials=self._credentials,
+                    tls=self._tls,
+                )
+                await self._attach_all(connection)
+                self._connection = connection
+                self.opened_total += 1
+                self._opened()
+                backoff.reset()
+                await self._stay(connection)
+                _log.warning("delivery channel lost", extra={"broker": self.address})
+            except ConnectionClosedError as error:
+                if not backoff.failures:
+                    _log.warning("no delivery channel", extra={"broker": self.address, "detail": str(error)})
+            finally:
+                self._connection = None
+                if connection is not None and not connection.is_closed:
+                    await connection.close()
+            await asyncio.sleep(backoff.next_s())
+
+    async def _stay(self, connection: ClientConnection) -> None:
+        """Until the connection ends. Brokers close those on which nothing moves, and some just hang."""
+        while not self._lost.is_set():
+            try:
+                async with asyncio.timeout(_PING_INTERVAL_S):
+                    await self._lost.wait()
+            except TimeoutError:
+                if not await self._attach(connection, ()):
+                    return
+
+    async def _attach_all(self, connection: ClientConnection) -> None:
+        """Bring the broker to what `_filters` holds, which may change meanwhile.
+
+        Raises ConnectionClosedError when the broker refuses.
+        """
+        seen = [(number, name) for number, name in self._filters.items() if number in self._seen]
+        if not await self._catch_up(connection, seen):
+            raise ConnectionClosedError(f"{self.address} refuses the delivery channel")
+        attached = {number for number, _ in seen}
+        while True:
+            missing = [(number, name) for number, name in self._filters.items() if number not in attached]
+            if not missing:
+                break
+            if not await self._attach(connection, missing):
+                raise ConnectionClosedError(f"{self.address} refuses the delivery channel")
+            attached.update(number for number, _ in missing)
+        unwanted = sorted(attached - self._filters.keys())
+        if unwanted:
+            self._detach(connection, unwanted)
+
+    async def _catch_up(self, connection: ClientConnection, filters: Sequence[tuple[int, str]]) -> bool:
+        """Attach the filters of before, and get what came for them since; True when they are attached.
+
+        Goes out without any filter, too: the first request makes the channel.
+        """
+        since, self._position = self._position, 0
+        is_attached = False
+        try:
+            is_attached = await self._attach(connection, filters, since=since or None)
+        finally:
+            if not is_attached:
+                self._position = max(self._position, since)
+        return is_attached
+
+    async def _attach(
+        self, connection: ClientConnection, filters: Sequence[tuple[int, str]], *, since: int | None = None
+    ) -> bool:
+        """True when the broker took all of them; with `since` it has sent what it had for them."""
+        # A channel without filters is one, too: the broker counts its front ends.
+        starts = range(0, max(1, len(filters)), _FILTERS_PER_REQUEST)
+        pages = [filters[start : start + _FILTERS_PER_REQUEST] for start in starts]
+        # All that is to be caught up at once, or a record might come twice.
+        fields = [{} if since is None else {"isHeld": "true"} for _ in pages]
+        if since is not None:
+            fields[-1] = {"since": str(since)}
+        requests = [
+            connection.request(
+                Command.request(RequestCode.ATTACH_FILTERS, ext, body=msgspec.json.encode({"filters": page})),
+                _ATTACH_TIMEOUT_S if since is None else _CATCH_UP_TIMEOUT_S,
+            )
+            for ext, page in zip(fields, pages, strict=True)
+        ]
+        try:
+            responses = await asyncio.gather(*requests)
+        except (ConnectionClosedError, RequestTimeoutError) as error:
+            _log.debug("attaching filters at %s: %s", self.address, error)
+            return False
+        self.record_bytes_max = responses[-1].integer("recordBytesMax", limits.RECORD_BYTES_MAX, minimum=1)
+        if any(response.code != ResponseCode.SUCCESS for response in responses):
+            return False
+        # What was pushed before the answer is here already.
+        self._position = max(self._position, responses[-1].integer("position", 0, minimum=0))
+        self._seen.update(number for number, _ in filters if number in self._filters)
+        return True
+
+    def _requested(self, connection: ClientConnection, request: Command) -> Command | None:
+        if request.code != RequestCode.DELIVER_RECORDS:
+            return request.not_supported()
+        body = memoryview(request.body_bytes())
+        matches_size = request.integer("matchesBytes")
+        if not 0 <= matches_size <= len(body):
+            self.malformed_total += 1
+            return None
+        self._receiver.deliver(body[matches_size:], body[:matches_size])
+        self._position = max(self._position, request.integer("nextPosition", 0, minimum=0))
+        return None

@@ -1,0 +1,406 @@
+"""The way of an MQTT front end to brokers in other processes (ports.gateway.GatewayPort)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+
+import msgspec
+from typing_extensions import Buffer
+
+from iotmq import limits
+from iotmq.client.sending.producer import Producer
+from iotmq.client.transport.backoff import Backoff
+from iotmq.client.transport.client import IotmqClient
+from iotmq.client.transport.message import SendResult, SendStatus
+from iotmq.client.transport.routes import MASTER_ID, MessageQueue
+from iotmq.client.transport.settings import ClientSettings, ProducerSettings
+from iotmq.errors import (
+    BrokerError,
+    ConnectionClosedError,
+    IotmqError,
+    MessageRefusedError,
+    RequestTimeoutError,
+    RouteNotFoundError,
+)
+from iotmq.front_port.delivery_channel import DeliveryChannel
+from iotmq.metrics import Metric
+from iotmq.ports.gateway import AppendDone, DeliveryReceiver, dropped_replies_metric
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.frames.send_fields import PACKET_IDS_FIELD, REPEAT_FIELD
+from iotmq.supervised import supervise
+
+_log = logging.getLogger("iotmq.mqtt")
+
+_GROUP = "iotmq_mqtt_front"
+_REFRESH_S = 10.0
+# A batch that a broker may have waits for it so long at least, also when it is in no route any more; then it
+# goes elsewhere, or a broker that is gone for good would hold its devices up for ever.
+_BACK_S = 60.0
+# A broker that nobody names any more is forgotten after so long: it may be restarting, and what it stores
+# before its channel is back is to be delivered, as its sessions are to go on (session_brokers).
+FORGET_S = 600.0
+
+
+class RemoteGateway:
+    """Sends batches through a native producer, and keeps a delivery channel to every broker of its topics.
+
+    A queue id of this port is a place among the topic's writable queues over all brokers, sorted.
+    """
+
+    def __init__(self, registries: Collection[str], *, settings: ClientSettings | None = None) -> None:
+        """`settings` say how to connect: account and TLS. Their registries do not count."""
+        settings = settings or ClientSettings()
+        self._settings = msgspec.structs.replace(settings, registries=tuple(registries))
+        self._tls = self._settings.tls_context()
+        self._client = IotmqClient(self._settings)
+        self._producer = Producer(
+            self._client,
+            _GROUP,
+            # A topic that a first message makes gets all the queues its template allows.
+            ProducerSettings(
+                new_topic_queues=limits.QUEUES_PER_TOPIC_MAX, body_bytes_max=limits.RECORD_BYTES_MAX
+            ),
+        )
+        self._queues: dict[str, tuple[MessageQueue, ...]] = {}
+        # Topic, queue id of this port, whether delayed -> where the batch under way went first, and when.
+        self._places: dict[tuple[str, int, bool], tuple[MessageQueue, float]] = {}
+        self._filters: dict[int, str] = {}
+        # By broker name; and since when nobody names the brokers of some of them.
+        self._channels: dict[str, DeliveryChannel] = {}
+        self._unnamed_since_s: dict[str, float] = {}
+        self._refresher: asyncio.Task[None] | None = None
+        self._not_ready: str | None = "not connected to the brokers yet"
+        # What the brokers met so far take; the format's limit until then.
+        self._record_bytes_max = limits.RECORD_BYTES_MAX
+        self._limits_changed: Callable[[], None] | None = None
+        self._masters: dict[str, str] = {}
+        self._replies_in_flight = 0
+        self._dropped_replies = 0
+        self._masters_changed: list[Callable[[], None]] = []
+
+    @property
+    def client_settings(self) -> ClientSettings:
+        """How to connect to a broker."""
+        return self._settings
+
+    @property
+    def masters(self) -> dict[str, str]:
+        """Broker name -> HOST:PORT of the masters that hold queues of the topics."""
+        return dict(self._masters)
+
+    def on_masters_changed(self, call: Callable[[], None]) -> None:
+        """Call whenever `masters` answers differently than before."""
+        self._masters_changed.append(call)
+
+    @property
+    def record_bytes_max(self) -> int:
+        return self._record_bytes_max
+
+    @property
+    def not_ready_reason(self) -> str | None:
+        if self._not_ready is not None:
+            return self._not_ready
+        down = sorted(channel.address for channel in self._channels.values() if not channel.is_open)
+        return f"no delivery channel to {', '.join(down)}" if down else None
+
+    async def start(
+        self, topics: Collection[str], receiver: DeliveryReceiver, queues_changed: Callable[[], None]
+    ) -> None:
+        """Wait until every topic has a broker; says why it waits in the log and in `not_ready_reason`."""
+        await self._client.start()
+        await self._producer.start()
+        backoff = Backoff(min_s=0.1, max_s=5.0)
+        for topic in topics:
+            while True:
+                try:
+                    self._queues[topic] = await self._producer.queues(topic)
+                    break
+                except (
+                    RouteNotFoundError,
+                    BrokerError,
+                    ConnectionClosedError,
+                    RequestTimeoutError,
+                ) as error:
+                    if self._not_ready != str(error):
+                        self._not_ready = str(error)
+                        _log.warning("waiting for a broker", extra={"topic": topic, "detail": str(error)})
+                    await asyncio.sleep(backoff.next_s())
+        self._limits_changed = queues_changed
+        await self._follow_brokers(receiver)
+        self._not_ready = None
+        self._refresher = supervise(
+            "following of brokers", partial(self._refresh_forever, receiver, queues_changed)
+        )
+
+    async def stop(self) -> None:
+        if self._refresher is not None:
+            self._refresher.cancel()
+            await asyncio.gather(self._refresher, return_exceptions=True)
+        await asyncio.gather(*(channel.stop() for channel in self._channels.values()))
+        try:
+            # What is under way has had its time: the front end drained before it came here.
+            async with asyncio.timeout(0.2):
+                await self._producer.stop()
+        except TimeoutError:
+            _log.warning("stopped with batches under way; devices were not told that they are stored")
+        await self._client.stop()
+
+    def queue_count(self, topic: str) -> int:
+        return len(self._queues[topic])
+
+    @property
+    def may_lose_answers(self) -> bool:
+        return True
+
+    def append(
+        self,
+        topic: str,
+        queue_id: int,
+        elements: Buffer,
+        *,
+        count: int,
+        is_stored: bool,
+        has_packet_ids: bool,
+        is_repeat: bool,
+        done: AppendDone,
+    ) -> None:
+        queue = self._place((topic, queue_id, False), is_repeat=is_repeat)
+        body = memoryview(elements)
+        if not is_stored:
+            self._publish(RequestCode.PUBLISH_TRANSIENT, queue, {}, body, done)
+            return
+        try:
+            sending = self._producer.send_encoded_batch_nowait(
+                topic, queue, body, count, is_repeat=is_repeat, has_packet_ids=has_packet_ids
+            )
+        except MessageRefusedError as error:
+            done(ResponseCode.MESSAGE_ILLEGAL, str(error))
+            return
+        except IotmqError as error:
+            done(ResponseCode.SYSTEM_ERROR, str(error))
+            return
+        sending.add_done_callback(lambda result: _report(result, done))
+
+    def append_delayed(
+        self,
+        topic: str,
+        queue_id: int,
+        elements: Buffer,
+        *,
+        count: int,
+        has_packet_ids: bool,
+        is_repeat: bool,
+        done: AppendDone,
+    ) -> None:
+        queue = self._place((topic, queue_id, True), is_repeat=is_repeat)
+        asked = {REPEAT_FIELD: is_repeat, PACKET_IDS_FIELD: has_packet_ids}
+        ext = {name: "true" for name, is_asked in asked.items() if is_asked}
+        self._publish(RequestCode.PUBLISH_DELAYED, queue, ext, memoryview(elements), done)
+
+    def broker_of(self, topic: str, queue_id: int, *, is_delayed: bool) -> str:
+        return self._places[topic, queue_id, is_delayed][0].broker_name
+
+    def release(self, broker: str | None, body: bytes, done: AppendDone) -> None:
+        asyncio.ensure_future(self._release(broker, body, done))  # noqa: RUF006 - `done` ends it
+
+    async def _release(self, broker: str | None, body: bytes, done: AppendDone) -> None:
+        names = list(self._masters) if broker is None else [broker]
+        try:
+            if not names or not all(name in self._masters for name in names):
+                raise ConnectionClosedError(f"broker {broker or ''} has no master now")
+            responses = await asyncio.gather(
+                *(
+                    self._client.request(
+                        self._masters[name], Command.request(RequestCode.RELEASE_PACKET_IDS, {}, body)
+                    )
+                    for name in names
+                )
+            )
+        except IotmqError as error:
+            done(ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
+            return
+        refused = [response for response in responses if response.code != ResponseCode.SUCCESS]
+        done(refused[0].code, refused[0].remark or "") if refused else done(ResponseCode.SUCCESS, "")
+
+    def reply(self, broker: str, topic: str, client_id: str, body: bytes) -> None:
+        address = self._masters.get(broker)
+        if address is None or self._replies_in_flight >= limits.REPLIES_IN_FLIGHT_MAX:
+            self._dropped_replies += 1
+            return
+        self._replies_in_flight += 1
+        request = Command.request(RequestCode.PUBLISH_REPLY, {"topic": topic, "clientId": client_id}, body)
+        asyncio.ensure_future(self._client.request(address, request)).add_done_callback(self._replied)
+
+    def _replied(self, result: asyncio.Future[Command]) -> None:
+        self._replies_in_flight -= 1
+        if result.cancelled() or result.exception() or result.result().code != ResponseCode.SUCCESS:
+            self._dropped_replies += 1
+
+    def attach(self, filters: Sequence[tuple[int, str]], done: Callable[[bool], None]) -> None:
+        self._filters.update(filters)
+        requests = [channel.attach(filters) for channel in self._channels.values() if channel.is_open]
+        if not requests:
+            done(True)  # every channel attaches all filters as soon as it opens
+            return
+        answered = asyncio.gather(*requests)
+        answered.add_done_callback(lambda result: done(not result.cancelled() and all(result.result())))
+
+    def detach(self, filter_ids: Sequence[int]) -> None:
+        for filter_id in filter_ids:
+            self._filters.pop(filter_id, None)
+        for channel in self._channels.values():
+            channel.detach(filter_ids)
+
+    def metrics(self) -> Iterable[Metric]:
+        yield from self._producer.metrics()
+        yield dropped_replies_metric(self._dropped_replies)
+        for channel in self._channels.values():
+            labels = (("broker", channel.address),)
+            yield Metric(
+                "iotmq_mqtt_delivery_channel_up",
+                "gauge",
+                "1 while the delivery channel to a broker is open.",
+                channel.is_open,
+                labels,
+            )
+            yield Metric(
+                "iotmq_mqtt_delivery_channel_opened_total",
+                "counter",
+                "Times the delivery channel to a broker was opened.",
+                channel.opened_total,
+                labels,
+            )
+            yield Metric(
+                "iotmq_mqtt_delivery_malformed_total",
+                "counter",
+                "Pushes whose parts do not add up.",
+                channel.malformed_total,
+                labels,
+            )
+
+    def _queue(self, topic: str, queue_id: int) -> MessageQueue:
+        queues = self._queues[topic]
+        # When a broker left with its queues, its messages go on in the order they came, to one other queue.
+        return queues[queue_id % len(queues)]
+
+    def _place(self, lane: tuple[str, int, bool], *, is_repeat: bool) -> MessageQueue:
+        """The queue of a batch; one that a broker may have keeps its queue while it may come back."""
+        topic, queue_id, _ = lane
+        now_s = asyncio.get_running_loop().time()
+        if is_repeat and lane in self._places:
+            queue, first_s = self._places[lane]
+            queues = self._queues[topic]
+            if queue in queues:
+                return queue
+            # A broker that is there without this queue knows the batch by its key, in whichever queue it is.
+            of_broker = [other for other in queues if other.broker_name == queue.broker_name]
+            if of_broker:
+                queue = of_broker[queue_id % len(of_broker)]
+                self._places[lane] = (queue, first_s)
+                return queue
+            if now_s < first_s + _BACK_S:
+                return queue
+        queue = self._queue(topic, queue_id)
+        self._places[lane] = (queue, now_s)
+        return queue
+
+    def _publish(
+        self, code: int, queue: MessageQueue, ext: dict[str, str], body: memoryview, done: AppendDone
+    ) -> None:
+        """Send a batch that is not for the log as it is."""
+        asyncio.ensure_future(self._request_publish(code, queue, ext, body, done))  # noqa: RUF006 - `done` ends it
+
+    async def _request_publish(
+        self, code: int, queue: MessageQueue, ext: dict[str, str], body: memoryview, done: AppendDone
+    ) -> None:
+        route = self._client.routes.known(queue.topic)
+        address = None if route is None else route.master(queue.broker_name)
+        ext = {"topic": queue.topic, "queueId": str(queue.queue_id), **ext}
+        try:
+            if address is None:
+                raise ConnectionClosedError(f"broker {queue.broker_name} has no master now")
+            response = await self._client.request(address, Command.request(code, ext, body))
+        except (ConnectionClosedError, RequestTimeoutError) as error:
+            done(ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
+            return
+        done(response.code, response.remark or "")
+
+    # Following the brokers
+
+    async def _refresh_forever(self, receiver: DeliveryReceiver, queues_changed: Callable[[], None]) -> None:
+        while True:
+            await asyncio.sleep(_REFRESH_S)
+            has_changed = False
+            for topic, known in list(self._queues.items()):
+                try:
+                    queues = await self._producer.queues(topic)
+                except IotmqError as error:
+                    _log.debug("route of topic %s: %s", topic, error)
+                    continue
+                if queues != known:
+                    self._queues[topic] = queues
+                    has_changed = True
+            if has_changed:
+                queues_changed()
+            await self._follow_brokers(receiver)
+
+    async def _follow_brokers(self, receiver: DeliveryReceiver) -> None:
+        """Have one delivery channel per master that holds a queue of ours, or did a while ago."""
+        masters: dict[str, str] = {}
+        for topic in self._queues:
+            route = self._client.routes.known(topic)
+            if route is not None:
+                masters.update(
+                    (name, by_id[MASTER_ID]) for name, by_id in route.addresses.items() if MASTER_ID in by_id
+                )
+        for name, address in masters.items():
+            if name in self._channels:
+                self._channels[name].address = address
+                continue
+            self._channels[name] = DeliveryChannel(
+                address,
+                self._filters,
+                receiver,
+                opened=self._channel_opened,
+                credentials=self._settings.credentials,
+                tls=self._tls,
+            )
+        now_s = asyncio.get_running_loop().time()
+        self._unnamed_since_s = {
+            name: self._unnamed_since_s.get(name, now_s) for name in self._channels if name not in masters
+        }
+        forgotten = [name for name, since_s in self._unnamed_since_s.items() if now_s - since_s >= FORGET_S]
+        for name in forgotten:
+            del self._unnamed_since_s[name]
+        await asyncio.gather(*(self._channels.pop(name).stop() for name in forgotten))
+        if masters != self._masters:
+            self._masters = masters
+            for call in self._masters_changed:
+                call()
+
+    def _channel_opened(self) -> None:
+        """A broker has said how large a record it takes: a message that is too large for any is nobody's."""
+        smallest = min(channel.record_bytes_max for channel in self._channels.values())
+        if smallest != self._record_bytes_max:
+            self._record_bytes_max = smallest
+            if self._limits_changed is not None:
+                self._limits_changed()
+
+
+def _report(result: asyncio.Future[SendResult], done: AppendDone) -> None:
+    """Turn a producer's result into the port's: only what is as durable as promised is a success."""
+    if result.cancelled():
+        done(ResponseCode.SERVICE_NOT_AVAILABLE, "the producer was stopped")
+        return
+    error = result.exception()
+    if error is None:
+        status = result.result().status
+        done(status.value, "" if status is SendStatus.SEND_OK else "stored, but not as durably as promised")
+    elif isinstance(error, BrokerError):
+        done(error.code, error.remark)
+    else:
+        done(ResponseCode.SERVICE_NOT_AVAILABLE, str(error))

@@ -1,0 +1,187 @@
+"""The brokers that have sessions of a front end: a link to each, and which of them is a session's home."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import secrets
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from iotmq.front_port.gateway import FORGET_S, RemoteGateway
+from iotmq.front_port.session_link import LinkListener, SessionLink
+from iotmq.front_port.session_parts import BROKERS_MAX
+from iotmq.metrics import Metric
+
+_log = logging.getLogger("iotmq.mqtt")
+
+
+class SessionBrokers:
+    """Links to the masters that `gateway` knows, from `follow` on. `forgotten` is told of those that went.
+
+    A link keeps its number for good; that of one which was forgotten is nobody's any more.
+    """
+
+    def __init__(
+        self,
+        gateway: RemoteGateway,
+        listener: LinkListener,
+        *,
+        name: str,
+        forgotten: Callable[[SessionLink], None],
+    ) -> None:
+        """`name` tells this front end from the others."""
+        self._gateway = gateway
+        self._listener = listener
+        self._name = name
+        self._token = secrets.token_hex(16)
+        self._forgotten = forgotten
+        # By number; None for those that were forgotten.
+        self._links: list[SessionLink | None] = []
+        self._unnamed: dict[SessionLink, asyncio.TimerHandle] = {}
+        self._is_draining = False
+        self._is_stopped = False
+
+    def report_draining(self, *, is_draining: bool) -> None:
+        """All brokers are told, and those that come."""
+        self._is_draining = is_draining
+        for link in self.links:
+            link.report_draining(is_draining=is_draining)
+
+    def follow(self) -> None:
+        """Have a link to every broker of the front end's topics, now and whenever they change."""
+        self._gateway.on_masters_changed(self._follow_masters)
+        self._follow_masters()
+
+    async def stop(self) -> None:
+        """Give up the sessions that were not closed."""
+        self._is_stopped = True
+        for timer in self._unnamed.values():
+            timer.cancel()
+        await asyncio.gather(*(link.stop() for link in self.links), return_exceptions=True)
+        self._links.clear()
+
+    @property
+    def links(self) -> list[SessionLink]:
+        """To all brokers that are known, in the order of their numbers."""
+        return [link for link in self._links if link is not None]
+
+    @property
+    def count(self) -> int:
+        """Numbers that were given; the next is this one."""
+        return len(self._links)
+
+    def link_of(self, number: int) -> SessionLink | None:
+        """The link of that number, unless it was forgotten."""
+        return self._links[number] if number < len(self._links) else None
+
+    def links_of(self, number: int | None) -> list[SessionLink]:
+        """That of one number, unless it was forgotten; all of them with None."""
+        if number is None:
+            return self.links
+        link = self.link_of(number)
+        return [] if link is None else [link]
+
+    def home_of(self, client_id: str) -> SessionLink | None:
+        """The broker that decides about a session: the one whose name and the client id hash highest."""
+        return self._highest(client_id)
+
+    def arbiter_of(self, topic_filter: str) -> SessionLink | None:
+        """The broker that decides who has a filter exclusively, found as the home of a session is."""
+        return self._highest(topic_filter)
+
+    def _highest(self, name: str) -> SessionLink | None:
+        links = self.links
+        if len(links) < 2:
+            return links[0] if links else None
+        return max(links, key=partial(_weight, name))
+
+    @property
+    def not_ready_reason(self) -> str | None:
+        """None while every broker answers, else which do not."""
+        links = self.links
+        if not links:
+            return "no broker for sessions"
+        down = [f"{link.broker_name} ({link.problem})" for link in links if not link.is_ready]
+        return f"no sessions at {', '.join(down)}" if down else None
+
+    def metrics(self) -> Iterable[Metric]:
+        """What the links count."""
+        for link in self.links:
+            labels = (("broker", link.broker_name),)
+            yield Metric(
+                "iotmq_mqtt_session_link_up", "gauge", "1 while the broker answers.", link.is_ready, labels
+            )
+            yield Metric(
+                "iotmq_mqtt_session_link_opened_total",
+                "counter",
+                "Times the connection for sessions was made.",
+                link.opened_total,
+                labels,
+            )
+            yield Metric(
+                "iotmq_mqtt_session_link_sessions",
+                "gauge",
+                "Connected clients the broker knows.",
+                link.session_count,
+                labels,
+            )
+            yield Metric(
+                "iotmq_mqtt_session_link_malformed_total",
+                "counter",
+                "Answers and pushes that cannot be read.",
+                link.malformed_total,
+                labels,
+            )
+
+    def _follow_masters(self) -> None:
+        if self._is_stopped:
+            return
+        loop = asyncio.get_running_loop()
+        masters = self._gateway.masters
+        known = {link.broker_name: link for link in self.links}
+        for broker_name, address in masters.items():
+            link = known.get(broker_name)
+            if link is None:
+                self._add_link(broker_name, address)
+            else:
+                link.address = address
+                timer = self._unnamed.pop(link, None)
+                if timer is not None:
+                    timer.cancel()
+        for broker_name, link in known.items():
+            if broker_name not in masters and link not in self._unnamed:
+                self._unnamed[link] = loop.call_later(FORGET_S, self._forget, link)
+
+    def _add_link(self, broker_name: str, address: str) -> None:
+        settings = self._gateway.client_settings
+        if len(self._links) == BROKERS_MAX:
+            _log.error("too many brokers for sessions", extra={"broker": broker_name})
+            return
+        self._links.append(
+            SessionLink(
+                broker_name,
+                address,
+                self._listener,
+                number=len(self._links),
+                front_end=self._name,
+                token=self._token,
+                credentials=settings.credentials,
+                tls=settings.tls_context(),
+            )
+        )
+        self.links[-1].report_draining(is_draining=self._is_draining)
+
+    def _forget(self, link: SessionLink) -> None:
+        del self._unnamed[link]
+        if link.is_ready:
+            # Nobody names it, and it still answers.
+            return
+        self._links[link.number] = None
+        self._forgotten(link)
+
+
+def _weight(name: str, link: SessionLink) -> bytes:
+    both = f"{link.broker_name}\0{name}".encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(both, digest_size=8).digest()

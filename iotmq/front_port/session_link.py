@@ -1,0 +1,537 @@
+"""One broker's part of a front end's sessions: a connection, made again whenever it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import struct
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, Protocol
+
+import msgspec
+
+from iotmq import limits
+from iotmq.client.transport.backoff import Backoff
+from iotmq.client.transport.connections import split_address
+from iotmq.errors import BrokerError, ConnectionClosedError, RequestError, RequestTimeoutError
+from iotmq.front_port.request_turns import RequestTurns
+from iotmq.front_port.session_answers import decoded, outcome_of, records_of, split_records, tell
+from iotmq.ports import bodies
+from iotmq.ports.sessions import (
+    CloseRequest,
+    DrainOrder,
+    ExclusiveClaim,
+    OpenedSession,
+    OpenRequest,
+    QueueRead,
+    QueueRecords,
+    Refused,
+    RetainedRead,
+    RetainedRecords,
+    SessionProgress,
+    SessionSubscription,
+    ShareJoin,
+    ShareReport,
+    SubscribeRequest,
+    UnsubscribeRequest,
+    Will,
+)
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.connection import ClientConnection
+from iotmq.remoting.signature import Credentials
+from iotmq.supervised import FAILURES, supervise
+
+_log = logging.getLogger("iotmq.mqtt")
+
+# The broker closes connections on which nothing moves (`broker.idle_s`), and a broker that hangs is noticed.
+_HEARTBEAT_S: Final = 20.0
+_ANSWER_TIMEOUT_S: Final = 10.0
+# The rest of what a broker takes from one connection at a time is for what cannot wait.
+_UNDER_WAY_MAX: Final = limits.REQUESTS_IN_FLIGHT_MAX // 2
+
+_opened = msgspec.msgpack.Decoder(OpenedSession)
+_subscribed = msgspec.msgpack.Decoder(list[SessionSubscription])
+_lost_claims = msgspec.msgpack.Decoder(list[str])
+_joined: msgspec.msgpack.Decoder[list[Refused | None]] = msgspec.msgpack.Decoder(list[Refused | None])
+_HANDOUT: Final = struct.Struct(">II")
+_WITHDRAWN: Final = struct.Struct(">IQ")
+_drain = msgspec.msgpack.Decoder(DrainOrder)
+_fenced = msgspec.msgpack.Decoder(bodies.FencedBody)
+
+
+_queues = msgspec.msgpack.Decoder(dict[str, int])
+# Sessions with more filters have a dictionary of them.
+_ENCODED_QUEUES_MAX: Final = 8
+
+
+class LinkListener(Protocol):
+    """Where a link tells what its broker pushes; queue ids are the broker's."""
+
+    def link_ready(self, link: SessionLink) -> None:
+        """Requests are answered from now on; the sessions of before are the front end's again."""
+
+    def link_pushed(self, link: SessionLink, records: memoryview, pushes: memoryview) -> None:
+        """Records of light queues, as SessionReceiver.deliver_queued."""
+
+    def link_missed(self, link: SessionLink, queue_ids: Sequence[int]) -> None:
+        """Records of these queues were not pushed."""
+
+    def link_handed_out(
+        self, link: SessionLink, handouts: Sequence[tuple[int, int]], records: Sequence[memoryview]
+    ) -> None:
+        """Messages for members of shared subscriptions, as ShareReceiver.hand_out."""
+
+    def link_withdrew(self, link: SessionLink, positions: Sequence[tuple[int, int]]) -> None:
+        """Some of them are for others now."""
+
+    def link_fenced(self, link: SessionLink, client_id: str, epoch: int, reason: str) -> None:
+        """A session belongs to somebody else soon, or already."""
+
+    def link_drain_ordered(self, order: DrainOrder) -> None:
+        """An operator wants devices to be sent elsewhere, or not any more."""
+
+
+class _Known:
+    """What has to be claimed when the connection comes back."""
+
+    __slots__ = ("_queues", "epoch", "will")
+
+    def __init__(self, epoch: int, will: Will | None, queues: dict[str, int]) -> None:
+        self.epoch = epoch
+        self.will = will
+        self.queues = queues
+
+    @property
+    def queues(self) -> dict[str, int]:
+        """The queue ids of its filters; to be set again when it was changed."""
+        kept = self._queues
+        return kept if isinstance(kept, dict) else _queues.decode(kept)
+
+    @queues.setter
+    def queues(self, queues: dict[str, int]) -> None:
+        # A hundred thousand sessions have one or two filters each, which as MessagePack take a third.
+        self._queues = queues if len(queues) > _ENCODED_QUEUES_MAX else msgspec.msgpack.encode(queues)
+
+
+class SessionLink:
+    """Sessions at one broker. Requests fail while the link is not ready, but for reads, which wait.
+
+    Everything the broker says is passed on in the order it said it: answers come through futures, one turn of
+    the loop later, and so do pushes.
+    """
+
+    def __init__(
+        self,
+        broker_name: str,
+        address: str,
+        listener: LinkListener,
+        *,
+        number: int,
+        front_end: str,
+        token: str,
+        credentials: Credentials | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`front_end` is this process's name among all, `token` tells its lives apart."""
+        self.number = number
+        self.broker_name = broker_name
+        self.address = address
+        self._listener = listener
+        self._introduction = {"name": front_end, "token": token}
+        self._credentials = credentials
+        self._tls = tls
+        self._loop = asyncio.get_running_loop()
+        # Set while the broker has all claims.
+        self._connection: ClientConnection | None = None
+        self._lost = asyncio.Event()
+        self._known: dict[str, _Known] = {}
+        # Closed while the broker could not be told.
+        self._parted: dict[str, CloseRequest] = {}
+        # Reads that wait for the broker: what to ask, and whom to tell.
+        self._held: list[tuple[Callable[[], Command], Callable[[Command | Refused], None]]] = []
+        # Openings and reads that are asked, and those that wait to be.
+        self._turns = RequestTurns(self._loop, under_way_max=_UNDER_WAY_MAX)
+        self._is_stopped = False
+        self.problem: str | None = "not connected yet"
+        """Why the link is not ready, in words."""
+        self.opened_total = 0
+        self.malformed_total = 0
+        self._task = supervise("session link", self._keep_open)
+
+    @property
+    def is_ready(self) -> bool:
+        """True while the broker answers."""
+        return self._connection is not None
+
+    @property
+    def session_count(self) -> int:
+        """Sessions this front end has at the broker."""
+        return len(self._known)
+
+    def report_draining(self, *, is_draining: bool) -> None:
+        """Said with each sign of life."""
+        self._introduction["isDraining"] = "true" if is_draining else "false"
+
+    async def stop(self) -> None:
+        """Give the sessions up that were not closed."""
+        self._is_stopped = True
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        held, self._held = self._held, []
+        for _, done in held:
+            done(Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "the front end stops"))
+
+    # Sessions, as ports.sessions.SessionPort
+
+    def open_session(self, request: OpenRequest, done: Callable[[OpenedSession | Refused], None]) -> None:
+        def answered(answer: Command | Refused) -> None:
+            opened = decoded(_opened, answer)
+            if not isinstance(opened, Refused):
+                queues = {entry.topic_filter: entry.queue_id for entry in opened.subscriptions}
+                self._known[request.client_id] = _Known(opened.epoch, request.will, queues)
+                self._parted.pop(request.client_id, None)
+            done(opened)
+
+        self._turns.take(partial(self._ask_in_turn, _command(RequestCode.OPEN_SESSION, request), answered))
+
+    def subscribe(
+        self, request: SubscribeRequest, done: Callable[[list[SessionSubscription] | Refused], None]
+    ) -> None:
+        def answered(answer: Command | Refused) -> None:
+            found = decoded(_subscribed, answer)
+            known = self._known_as(request.client_id, request.epoch)
+            if known is not None and not isinstance(found, Refused):
+                queues = known.queues
+                queues.update((entry.topic_filter, entry.queue_id) for entry in found)
+                known.queues = queues
+            done(found)
+
+        self._ask(_command(RequestCode.SUBSCRIBE_SESSION, request), answered)
+
+    def unsubscribe(self, request: UnsubscribeRequest, done: Callable[[Refused | None], None]) -> None:
+        known = self._known_as(request.client_id, request.epoch)
+        if known is not None:
+            queues = known.queues
+            for topic_filter in request.filters:
+                queues.pop(topic_filter, None)
+            known.queues = queues
+        self._ask(_command(RequestCode.UNSUBSCRIBE_SESSION, request), partial(tell, done))
+
+    def progress(self, changes: Sequence[SessionProgress], done: Callable[[Refused | None], None]) -> None:
+        """At most SESSIONS_PER_REQUEST_MAX changes."""
+        self._ask(_command(RequestCode.REPORT_PROGRESS, list(changes)), partial(tell, done))
+
+    def close_session(self, request: CloseRequest) -> None:
+        """The broker is told, if not now then when it is back."""
+        if self._known_as(request.client_id, request.epoch) is not None:
+            del self._known[request.client_id]
+            self._part(request)
+
+    def read_queue(self, request: QueueRead, done: Callable[[QueueRecords | Refused], None]) -> None:
+        def answered(answer: Command | Refused) -> None:
+            try:
+                done(
+                    answer
+                    if isinstance(answer, Refused)
+                    else QueueRecords(
+                        records_of(answer), answer.integer("nextPosition", minimum=0), answer.boolean("isEnd")
+                    )
+                )
+            except RequestError as error:
+                done(self._malformed(error))
+
+        ext = {
+            "queueId": str(request.queue_id),
+            "position": str(request.position),
+            "clientId": request.client_id,
+            **_maxima(request),
+        }
+        self._ask_patiently(lambda: Command.request(RequestCode.READ_LIGHT_QUEUE, ext), answered)
+
+    def read_retained(self, request: RetainedRead, done: Callable[[RetainedRecords | Refused], None]) -> None:
+        """`after` is what a former answer of this link said."""
+
+        def answered(answer: Command | Refused) -> None:
+            try:
+                done(
+                    answer
+                    if isinstance(answer, Refused)
+                    else RetainedRecords(records_of(answer), answer.ext.get("after"))
+                )
+            except RequestError as error:
+                done(self._malformed(error))
+
+        ext = {"filter": request.topic_filter, "after": request.after or "", **_maxima(request)}
+        self._ask(Command.request(RequestCode.READ_RETAINED, ext), answered)
+
+    def join_shares(
+        self, joins: Sequence[ShareJoin], done: Callable[[list[Refused | None] | Refused], None]
+    ) -> None:
+        """At most SHARE_REPORT_MEMBERS_MAX."""
+        self._ask(
+            _command(RequestCode.JOIN_SHARES, list(joins)),
+            partial(_tell_outcomes, done),
+        )
+
+    def report_shares(self, reports: Sequence[ShareReport], done: Callable[[Refused | None], None]) -> None:
+        """At most SHARE_REPORT_MEMBERS_MAX."""
+        self._ask(_command(RequestCode.REPORT_SHARES, list(reports)), partial(tell, done))
+
+    def claim_exclusive(
+        self, request: ExclusiveClaim, done: Callable[[list[Refused | None] | Refused], None]
+    ) -> None:
+        self._ask(_command(RequestCode.CLAIM_EXCLUSIVE, request), partial(_tell_outcomes, done))
+
+    # Asking
+
+    def _ask(self, command: Command, done: Callable[[Command | Refused], None]) -> None:
+        if self._connection is None:
+            done(Refused(ResponseCode.SERVICE_NOT_AVAILABLE, f"broker {self.broker_name}: {self.problem}"))
+            return
+        self._connection.request_nowait(command).add_done_callback(lambda future: done(outcome_of(future)))
+
+    def _ask_patiently(self, make: Callable[[], Command], done: Callable[[Command | Refused], None]) -> None:
+        """Ask again on the next connection when this one ends."""
+        if self._is_stopped:
+            done(Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "the front end stops"))
+            return
+        if self._connection is None:
+            self._held.append((make, done))
+            return
+
+        self._turns.take(partial(self._read_in_turn, make, done))
+
+    def _read_in_turn(self, make: Callable[[], Command], done: Callable[[Command | Refused], None]) -> None:
+        def answered(future: asyncio.Future[Command]) -> None:
+            self._turns.end()
+            if not future.cancelled() and isinstance(future.exception(), ConnectionClosedError):
+                self._ask_patiently(make, done)
+            else:
+                done(outcome_of(future))
+
+        if self._connection is None:
+            self._turns.end()
+            self._ask_patiently(make, done)
+        else:
+            self._connection.request_nowait(make()).add_done_callback(answered)
+
+    def _ask_in_turn(self, command: Command, done: Callable[[Command | Refused], None]) -> None:
+        def answered(answer: Command | Refused) -> None:
+            self._turns.end()
+            done(answer)
+
+        self._ask(command, answered)
+
+    def _known_as(self, client_id: str, epoch: int) -> _Known | None:
+        known = self._known.get(client_id)
+        return known if known is not None and known.epoch == epoch else None
+
+    def _part(self, body: CloseRequest) -> None:
+        if self._connection is None:
+            self._parted[body.client_id] = body
+            return
+
+        def answered(future: asyncio.Future[Command]) -> None:
+            is_untold = not future.cancelled() and isinstance(future.exception(), ConnectionClosedError)
+            if is_untold and not self._is_stopped and body.client_id not in self._known:
+                self._parted[body.client_id] = body
+
+        self._connection.request_nowait(_command(RequestCode.CLOSE_SESSION, body)).add_done_callback(answered)
+
+    def _malformed(self, error: Exception) -> Refused:
+        self.malformed_total += 1
+        return Refused(ResponseCode.SYSTEM_ERROR, f"broker {self.broker_name}: {error}")
+
+    # The connection
+
+    async def _keep_open(self) -> None:
+        # Devices with sessions are refused while there is no link, so a broker that is back is noticed soon.
+        backoff = Backoff(min_s=0.05, max_s=1.0)
+        while True:
+            self._lost.clear()
+            connection: ClientConnection | None = None
+            try:
+                host, port = split_address(self.address)
+                connection = await ClientConnection.connect(
+                    host,
+                    port,
+                    on_request=self._requested,
+                    on_lost=self._note_lost,
+                    credentials=self._credentials,
+                    tls=self._tls,
+                )
+                await self._introduce(connection)
+                await self._claim_all(connection)
+                self._become_ready(connection)
+                backoff.reset()
+                await self._watch(connection)
+                self.problem = "the connection was lost"
+            except (
+                ConnectionClosedError,
+                RequestTimeoutError,
+                BrokerError,
+                ValueError,
+            ) as error:
+                self.problem = str(error)
+            except Exception as error:
+                # Sessions that were here have to be read again, whatever it was.
+                FAILURES.note("session link")
+                self.problem = f"{type(error).__name__}: {error}"
+            finally:
+                was_ready = self._connection is not None
+                self._connection = None
+                if connection is not None and not connection.is_closed:
+                    await connection.close()
+            if was_ready or not backoff.failures:
+                _log.warning("no sessions", extra={"broker": self.broker_name, "detail": self.problem})
+            if was_ready:
+                # What comes from now on has to be read, and those reads wait for the next connection.
+                self._listener.link_missed(self, self.queue_ids())
+            await asyncio.sleep(backoff.next_s())
+
+    def queue_ids(self) -> list[int]:
+        """The light queues of all sessions here."""
+        return sorted({queue_id for known in self._known.values() for queue_id in known.queues.values()})
+
+    async def _watch(self, connection: ClientConnection) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(_HEARTBEAT_S):
+                    await self._lost.wait()
+                return
+            except TimeoutError:
+                await self._introduce(connection)
+
+    async def _introduce(self, connection: ClientConnection) -> None:
+        await _answer(
+            connection.request(
+                Command.request(RequestCode.INTRODUCE_FRONT_END, self._introduction), _ANSWER_TIMEOUT_S
+            )
+        )
+
+    async def _claim_all(self, connection: ClientConnection) -> None:
+        """Take back what was this front end's; sessions somebody else has meanwhile are lost."""
+        claims = [
+            bodies.ClaimBody(client_id, known.epoch, bodies.queues_checksum(known.queues.items()), known.will)
+            for client_id, known in self._known.items()
+        ]
+        claims += [bodies.ClaimBody(body.client_id, body.epoch, 0, None) for body in self._parted.values()]
+        for start in range(0, len(claims), limits.SESSIONS_PER_REQUEST_MAX):
+            page = claims[start : start + limits.SESSIONS_PER_REQUEST_MAX]
+            answer = await _answer(
+                connection.request(_command(RequestCode.CLAIM_SESSIONS, page), _ANSWER_TIMEOUT_S)
+            )
+            epochs = {claim.client_id: claim.epoch for claim in page}
+            for client_id in _lost_claims.decode(answer.body_bytes()):
+                known = self._known.get(client_id)
+                if known is not None and known.epoch == epochs.get(client_id):
+                    del self._known[client_id]
+                    self._listener.link_fenced(
+                        self, client_id, known.epoch, "the session belongs to somebody else now"
+                    )
+
+    def _become_ready(self, connection: ClientConnection) -> None:
+        self._connection = connection
+        self.problem = None
+        self.opened_total += 1
+        parted, self._parted = self._parted, {}
+        for body in parted.values():
+            self._part(body)
+        held, self._held = self._held, []
+        for make, done in held:
+            self._ask_patiently(make, done)
+        self._listener.link_ready(self)
+
+    def _note_lost(self, connection: ClientConnection) -> None:
+        if connection is self._connection:
+            self._connection = None
+            self._loop.call_soon(self._listener.link_missed, self, self.queue_ids())
+        self._lost.set()
+
+    # What the broker says by itself
+
+    def _requested(self, connection: ClientConnection, request: Command) -> Command | None:
+        pushed = _PUSHES.get(request.code)
+        if pushed is None:
+            return request.not_supported()
+        # In the next turn, as answers are: the order between the two means something.
+        self._loop.call_soon(self._take, pushed, request)
+        return None
+
+    def _take(self, pushed: Callable[[SessionLink, Command], None], request: Command) -> None:
+        try:
+            pushed(self, request)
+        except (RequestError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            if not self.malformed_total:
+                _log.warning("malformed push", extra={"broker": self.broker_name, "detail": str(error)})
+            self.malformed_total += 1
+
+    def _take_records(self, request: Command) -> None:
+        body = memoryview(request.body_bytes())
+        size = request.integer("pushesBytes", minimum=0, maximum=len(body))
+        self._listener.link_pushed(self, body[size:], body[:size])
+
+    def _take_missed(self, request: Command) -> None:
+        if request.boolean("isAll"):
+            self._listener.link_missed(self, self.queue_ids())
+            return
+        body = request.body_bytes()
+        ids = [int.from_bytes(body[at : at + 4], "big") for at in range(0, len(body) - 3, 4)]
+        self._listener.link_missed(self, ids)
+
+    def _take_handouts(self, request: Command) -> None:
+        body = memoryview(request.body_bytes())
+        size = request.integer("handoutsBytes", minimum=0, maximum=len(body))
+        records = split_records(body[size:])
+        if size != len(records) * _HANDOUT.size:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, "the records handed out are not one a member")
+        self._listener.link_handed_out(self, list(_HANDOUT.iter_unpack(body[:size])), records)
+
+    def _take_withdrawn(self, request: Command) -> None:
+        body = request.body_bytes()
+        if len(body) % _WITHDRAWN.size:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, "what is withdrawn ends in the middle")
+        self._listener.link_withdrew(self, list(_WITHDRAWN.iter_unpack(body)))
+
+    def _take_drain(self, request: Command) -> None:
+        self._listener.link_drain_ordered(_drain.decode(request.body_bytes()))
+
+    def _take_fence(self, request: Command) -> None:
+        body = _fenced.decode(request.body_bytes())
+        self._listener.link_fenced(self, body.client_id, body.epoch, body.reason)
+
+
+_PUSHES: Final[dict[int, Callable[[SessionLink, Command], None]]] = {
+    RequestCode.DELIVER_QUEUED: SessionLink._take_records,
+    RequestCode.MISSED_QUEUES: SessionLink._take_missed,
+    RequestCode.FENCE_SESSION: SessionLink._take_fence,
+    RequestCode.ORDER_DRAIN: SessionLink._take_drain,
+    RequestCode.HAND_OUT_SHARES: SessionLink._take_handouts,
+    RequestCode.WITHDRAW_SHARES: SessionLink._take_withdrawn,
+}
+
+
+def _tell_outcomes(done: Callable[[list[Refused | None] | Refused], None], answer: Command | Refused) -> None:
+    outcomes = decoded(_joined, answer)
+    done(outcomes)
+
+
+def _command(code: int, body: object) -> Command:
+    return Command.request(code, body=bodies.encode(body))
+
+
+async def _answer(asked: asyncio.Future[Command]) -> Command:
+    answer = await asked
+    if answer.code != ResponseCode.SUCCESS:
+        raise BrokerError(answer.code, answer.remark or "")
+    return answer
+
+
+def _maxima(request: QueueRead | RetainedRead) -> dict[str, str]:
+    return {
+        "maxNums": str(min(request.records_max, limits.QUEUE_READ_RECORDS_MAX)),
+        "maxMsgBytes": str(min(request.bytes_max, limits.PULL_BYTES_MAX)),
+    }

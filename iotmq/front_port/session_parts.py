@@ -1,0 +1,156 @@
+"""A session that several brokers have a part of: what each is told of it, and what they know of it as one.
+
+A front end calls a light queue by the number it gave the broker and the broker's own id of the queue.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from iotmq.front_port.session_link import SessionLink
+from iotmq.ports.sessions import (
+    QUEUE_ID_BITS,
+    InFlight,
+    OpenedSession,
+    SessionProgress,
+    SessionSubscription,
+)
+
+_ID_MASK: Final = (1 << QUEUE_ID_BITS) - 1
+# Connections begin with the packet id 1; one that may not know all that are in use, far behind that.
+_FAR_PACKET_ID: Final = 1 << 15
+_FAR_PACKET_IDS: Final = 1 << 14
+BROKERS_MAX: Final = 1 << (32 - QUEUE_ID_BITS)
+
+
+def broker_number_of(queue_id: int) -> int:
+    """Which broker has a queue."""
+    return queue_id >> QUEUE_ID_BITS
+
+
+def broker_queue_id(queue_id: int) -> int:
+    """What the broker calls a queue of the front end."""
+    return queue_id & _ID_MASK
+
+
+def own_queue_id(number: int, queue_id: int) -> int:
+    """What the front end calls a queue of the broker with that number."""
+    return number << QUEUE_ID_BITS | queue_id
+
+
+def own_subscriptions(link: SessionLink, found: Iterable[SessionSubscription]) -> list[SessionSubscription]:
+    """What a broker has answered, under the front end's queue ids."""
+    return [replace(entry, queue_id=own_queue_id(link.number, entry.queue_id)) for entry in found]
+
+
+def own_pushes(number: int, pushes: memoryview) -> memoryview | bytes:
+    """A run of pushes (place 4 | queue id 4), under the front end's queue ids."""
+    if not number or not len(pushes) or len(pushes) % 8:
+        return pushes
+    # All ids at once.
+    base = own_queue_id(number, 0).to_bytes(8, "big") * (len(pushes) // 8)
+    own = int.from_bytes(pushes, "big") | int.from_bytes(base, "big")
+    return own.to_bytes(len(pushes), "big")
+
+
+class SharedSession:
+    """A connected client, and the brokers that have its session."""
+
+    __slots__ = ("_others", "client_id", "epoch", "fence", "home", "is_incomplete", "is_kept", "is_opening")
+
+    def __init__(self, client_id: str, epoch: int, home: SessionLink, *, is_kept: bool) -> None:
+        self.client_id = client_id
+        self.is_kept = is_kept
+        # The home's; what the front end calls the session by.
+        self.epoch = epoch
+        self.home = home
+        # Epochs at the other brokers that have the session. None for none: where there is one broker, a
+        # hundred thousand devices have no use for a dictionary each.
+        self._others: dict[SessionLink, int] | None = None
+        self.is_opening = True
+        # Some broker does not know all of its filters.
+        self.is_incomplete = False
+        # Why the session was lost while it was being opened.
+        self.fence: str | None = None
+
+    @property
+    def parts(self) -> dict[SessionLink, int]:
+        """Epochs at the brokers that have the session, the home first; a copy."""
+        return {self.home: self.epoch} if self._others is None else {self.home: self.epoch} | self._others
+
+    def add_part(self, link: SessionLink, epoch: int) -> None:
+        """Another broker has the session."""
+        if self._others is None:
+            self._others = {}
+        self._others[link] = epoch
+
+    def drop_part(self, link: SessionLink) -> None:
+        """A broker that is not the home is forgotten."""
+        if self._others is not None:
+            self._others.pop(link, None)
+
+    def merged(
+        self,
+        opened: Mapping[SessionLink, OpenedSession],
+        added: Mapping[SessionLink, Sequence[SessionSubscription]],
+    ) -> OpenedSession:
+        """What brokers answered to the opening, and then to filters that they lacked, as one answer."""
+        subscriptions: list[SessionSubscription] = []
+        in_flight: list[InFlight] = []
+        done: list[tuple[int, int]] = []
+        for link, part in opened.items():
+            number = link.number
+            subscriptions += own_subscriptions(link, [*part.subscriptions, *added.get(link, ())])
+            in_flight += [
+                replace(flight, queue_id=own_queue_id(number, flight.queue_id)) for flight in part.in_flight
+            ]
+            done += [(own_queue_id(number, queue_id), position) for queue_id, position in part.done]
+        return replace(
+            opened[self.home],
+            epoch=self.epoch,
+            is_present=any(part.is_present for part in opened.values()),
+            subscriptions=subscriptions,
+            in_flight=in_flight,
+            done=done,
+            # Those that a broker knows which is away are not known here: they are most likely small.
+            packet_ids_from=_FAR_PACKET_ID + random.randrange(_FAR_PACKET_IDS) if self.is_incomplete else 0,
+        )
+
+    def parts_of(self, change: SessionProgress) -> Iterable[tuple[SessionLink, SessionProgress]]:
+        """What each broker has to know of a change."""
+        for link, epoch in self.parts.items():
+            number = link.number
+            cursors = [
+                (queue_id & _ID_MASK, cursor, sent)
+                for queue_id, cursor, sent in change.cursors
+                if queue_id >> QUEUE_ID_BITS == number
+            ]
+            in_flight = change.in_flight
+            if in_flight is not None:
+                in_flight = [
+                    replace(flight, queue_id=flight.queue_id & _ID_MASK)
+                    for flight in in_flight
+                    if flight.queue_id >> QUEUE_ID_BITS == number
+                ]
+            done = [
+                (queue_id & _ID_MASK, position)
+                for queue_id, position in change.done
+                if queue_id >> QUEUE_ID_BITS == number
+            ]
+            received = change.received if link is self.home else None
+            if cursors or received is not None or in_flight is not None:
+                yield (
+                    link,
+                    replace(
+                        change,
+                        epoch=epoch,
+                        cursors=cursors,
+                        received=received,
+                        in_flight=in_flight,
+                        done=done,
+                    ),
+                )

@@ -1,0 +1,4 @@
+"""Authentication in several steps, and how user names and passwords are prepared for it.
+
+Start with `enhanced`.
+"""

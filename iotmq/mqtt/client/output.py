@@ -1,0 +1,140 @@
+"""What a client sends: packets into one buffer, within what the server grants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from iotmq.mqtt.client.session import OutgoingMessage
+from iotmq.mqtt.codec import packets
+from iotmq.mqtt.codec.packets import PROTOCOL_LEVEL_5
+from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties, encode_properties, write_variable_integer
+from iotmq.mqtt.topics.topic_aliases import OutboundAliases
+
+_TOPIC_ALIAS: Final = 0x23
+_NO_PROPERTIES: Final = b"\0"
+# Fixed header and the property of a topic alias, at most.
+_HEADER_BYTES_MAX: Final = 5 + 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Granted:
+    """What the server takes (MQTT 5 section 3.2.2.3), and what a client may assume where it says nothing."""
+
+    receive_max: int = 65_535
+    qos_max: int = 2
+    packet_bytes_max: int = packets.REMAINING_LENGTH_MAX + 5
+    has_retain: bool = True
+    has_wildcards: bool = True
+    has_sharing: bool = True
+    has_subscription_identifiers: bool = True
+
+    @classmethod
+    def of(cls, connack: Properties) -> Granted:
+        return cls(
+            receive_max=connack.receive_max or 65_535,
+            qos_max=2 if connack.qos_max is None else connack.qos_max,
+            packet_bytes_max=connack.packet_bytes_max or packets.REMAINING_LENGTH_MAX + 5,
+            has_retain=connack.is_retain_available != 0,
+            has_wildcards=connack.are_wildcards_available != 0,
+            has_sharing=connack.is_sharing_available != 0,
+            has_subscription_identifiers=connack.are_subscription_identifiers_available != 0,
+        )
+
+
+class ClientOutput:
+    """The packets that wait to leave."""
+
+    def __init__(self, protocol_level: int) -> None:
+        self._is_v5 = protocol_level == PROTOCOL_LEVEL_5
+        self._data = bytearray()
+        self._aliases: OutboundAliases | None = None
+        # A publisher's messages mostly have the same properties: they are encoded once.
+        self._last_properties = NO_PROPERTIES
+        self._last_encoded = _NO_PROPERTIES
+
+    @property
+    def size(self) -> int:
+        return len(self._data)
+
+    def take(self) -> bytes:
+        """Everything, which is gone then."""
+        data, self._data = self._data, bytearray()
+        return bytes(data)
+
+    def write(self, packet: bytes) -> None:
+        self._data += packet
+
+    def give_aliases(self, count_max: int) -> None:
+        """From now on topics that come again get one of so many aliases."""
+        self._aliases = OutboundAliases(count_max)
+
+    def acknowledge(self, packet_type: int, packet_id: int, code: int = 0) -> None:
+        """PUBACK, PUBREC, PUBREL or PUBCOMP."""
+        self._data += packets.encode_acknowledgement(packet_type, packet_id, code)
+
+    def refusal(self, message: OutgoingMessage, granted: Granted) -> tuple[int, str] | None:
+        """Why a message cannot be sent to a server that grants this: reason code and words."""
+        if message.qos > granted.qos_max:  # [MQTT-3.2.2-11]
+            return 0x9B, f"the server takes QoS {granted.qos_max} at most"
+        if message.retain and not granted.has_retain:  # [MQTT-3.2.2-14]
+            return 0x9A, "the server does not retain messages"
+        size = len(message.payload) + len(message.topic) + 4 + _HEADER_BYTES_MAX
+        if self._is_v5:
+            size += len(self._encoded(message.properties))
+        if size > granted.packet_bytes_max and self._exact_size(message) > granted.packet_bytes_max:
+            # [MQTT-3.2.2-15]
+            return (
+                0x95,
+                f"a packet of {self._exact_size(message)} bytes; the server takes {granted.packet_bytes_max}",
+            )
+        return None
+
+    def publish(self, message: OutgoingMessage, *, is_duplicate: bool = False) -> None:
+        """A PUBLISH; with QoS 1 and 2 under the message's packet id."""
+        topic, payload, qos = message.topic, message.payload, message.qos
+        properties = b""
+        if self._is_v5:
+            properties = self._encoded(message.properties)
+            if self._aliases is not None:
+                alias, is_known = self._aliases.alias_of(topic)
+                if alias:
+                    properties = _with_alias(properties, alias)
+                    topic = b"" if is_known else topic
+        remaining = 2 + len(topic) + len(properties) + len(payload)
+        data = self._data
+        data.append(0x30 | qos << 1 | message.retain | is_duplicate << 3)
+        if qos:
+            remaining += 2
+        if remaining < 128:
+            data.append(remaining)
+        else:
+            data += write_variable_integer(remaining)
+        data += len(topic).to_bytes(2, "big")
+        data += topic
+        if qos:
+            data += message.packet_id.to_bytes(2, "big")
+        data += properties
+        data += payload
+
+    def _exact_size(self, message: OutgoingMessage) -> int:
+        """Of its PUBLISH, with the topic and without an alias."""
+        remaining = 2 + len(message.topic) + (2 if message.qos else 0) + len(message.payload)
+        if self._is_v5:
+            remaining += len(self._encoded(message.properties))
+        return 1 + len(write_variable_integer(remaining)) + remaining
+
+    def _encoded(self, properties: Properties) -> bytes:
+        if properties is not self._last_properties:
+            self._last_encoded = encode_properties(properties)
+            self._last_properties = properties
+        return self._last_encoded
+
+
+def _with_alias(properties: bytes, alias: int) -> bytes:
+    """Encoded properties with a topic alias before them."""
+    size_bytes = 1
+    while properties[size_bytes - 1] & 0x80:
+        size_bytes += 1
+    rest = properties[size_bytes:]
+    return write_variable_integer(len(rest) + 3) + bytes([_TOPIC_ALIAS]) + alias.to_bytes(2, "big") + rest

@@ -1,0 +1,35 @@
+from libc.stdint cimport uint8_t, uint32_t
+
+from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer
+
+
+cdef struct Packet:
+    uint8_t first               # type and flags
+    const uint8_t* body         # what follows the fixed header
+    Py_ssize_t size
+    uint8_t* memory             # the caller's to free when the packet was put together, else NULL
+    bint is_length_padded       # the remaining length is not in its shortest form
+
+
+# The next whole packet of `data` from `at[0]` on, which moves behind it; 0 when there is none yet, with the
+# beginning of one kept in `unfinished`. Raises MqttProtocolError.
+cdef int next_packet(ByteBuffer* unfinished, const uint8_t* data, Py_ssize_t size, Py_ssize_t* at, uint32_t bytes_max, Packet* packet) except -1
+
+
+cdef inline uint32_t variable_integer_size(uint32_t value) noexcept nogil:
+    return 1 if value < 1 << 7 else 2 if value < 1 << 14 else 3 if value < 1 << 21 else 4
+
+
+cdef inline uint8_t* put_variable_integer(uint8_t* target, uint32_t value) noexcept nogil:
+    """A variable byte integer [section 2.2.3, MQTT 5 section 1.5.5]; returns what follows it."""
+    while value >= 128:
+        target[0] = <uint8_t>(value | 0x80)
+        target += 1
+        value >>= 7
+    target[0] = <uint8_t>value
+    return target + 1
+
+
+cdef inline uint8_t* put_fixed_header(uint8_t* target, uint8_t first, uint32_t remaining) noexcept nogil:
+    target[0] = first
+    return put_variable_integer(target + 1, remaining)

@@ -1,0 +1,207 @@
+"""The file of users who may connect, a line for each:
+
+    # comments and empty lines are allowed
+    name:SCRAM-SHA-256$ITERATIONS:SALT$STOREDKEY:SERVERKEY
+
+The second part is what PostgreSQL keeps of a password (RFC 5803), all of it in base64. A name is text in its
+SASLprep form, without control characters, and does not begin with # or begin or end with a space.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import stat
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from iotmq import limits
+from iotmq.errors import IotmqError
+from iotmq.mqtt.auth.saslprep import saslprep
+from iotmq.mqtt_front.access.scram import METHOD, Verifier, parse_verifier
+from iotmq.store.files.private_file import write_private
+
+_log: Final = logging.getLogger("iotmq.mqtt")
+
+_MARK: Final = f":{METHOD}$"
+_PROBLEMS_SHOWN_MAX: Final = 10
+# A server that reads again does so in a thread, and its loop gets the interpreter after so many lines, which
+# take some two milliseconds; left to itself a thread keeps it for five.
+_LINES_PER_PAUSE: Final = 256
+_PAUSE_S: Final = 0.000_1
+
+
+class UsersFileError(IotmqError):
+    """The file of users, or a change to it, breaks a rule; the text says in which lines and what."""
+
+
+class Users:
+    """The users of a file. Names are interned, so connections of a user share its name."""
+
+    def __init__(self, kept: dict[str, str]) -> None:
+        """`kept` has what is kept of each user's password, as text: that is half of the memory of objects."""
+        self._kept = kept
+        counts = Counter(map(_iterations_text, kept.values()))
+        # What most users have, so that a name that is not there is not told by another number.
+        self.usual_iterations: int | None = int(counts.most_common(1)[0][0]) if counts else None
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __iter__(self) -> Iterator[str]:
+        """The names, in the order of the file."""
+        return iter(self._kept)
+
+    def kept(self, name: str) -> str | None:
+        """What is kept of a user's password, as the file says it; None when there is no such user."""
+        return self._kept.get(name)
+
+    def verifier(self, name: str) -> Verifier | None:
+        """The same in its parts."""
+        kept = self._kept.get(name)
+        return None if kept is None else parse_verifier(kept)
+
+
+def read_users(path: Path, *, former: Users | None = None) -> Users:
+    """The users of a file; lines as in `former` are taken as they are, which makes reading again fast.
+
+    OSError when it cannot be read, UsersFileError when it is too large or breaks a rule.
+    """
+    return parse_users(read_bytes(path), former=former)
+
+
+def read_bytes(path: Path) -> bytes:
+    """The file. OSError when it cannot be read, UsersFileError when it is too large."""
+    with path.open("rb") as file:
+        data = file.read(limits.MQTT_USERS_FILE_BYTES_MAX + 1)
+    if len(data) > limits.MQTT_USERS_FILE_BYTES_MAX:
+        raise UsersFileError(f"it has more than {limits.MQTT_USERS_FILE_BYTES_MAX:,} bytes")
+    return data
+
+
+def parse_users(data: bytes, *, former: Users | None = None) -> Users:
+    """The users that the bytes of a file say; UsersFileError names the lines that are wrong."""
+    kept: dict[str, str] = {}
+    problems: list[str] = []
+    for number, raw in enumerate(data.splitlines(), start=1):
+        if former is not None and not number % _LINES_PER_PAUSE:
+            time.sleep(_PAUSE_S)
+        try:
+            line = raw.decode()
+            if not line.strip() or line.startswith("#"):
+                continue
+            name, text = _parts(line)
+            if former is None or former.kept(name) != text:
+                checked_name(name)
+                parse_verifier(text)
+            if name in kept:
+                raise ValueError(f"user {name[:64]!a} is there twice")
+            if len(kept) == limits.MQTT_USERS_MAX:
+                raise UsersFileError(f"it has more than {limits.MQTT_USERS_MAX:,} users")
+        except ValueError as error:
+            problems.append(f"line {number}: {_said(error)}")
+            if len(problems) > _PROBLEMS_SHOWN_MAX:
+                break
+            continue
+        kept[sys.intern(name)] = text
+    if problems:
+        if len(problems) > _PROBLEMS_SHOWN_MAX:
+            problems[-1] = "and more"
+        raise UsersFileError("\n".join(problems))
+    return Users(kept)
+
+
+def checked_name(name: str) -> str:
+    """The name; ValueError when it cannot be one."""
+    if not name or len(name.encode()) > limits.MQTT_USER_NAME_BYTES_MAX:
+        raise ValueError(f"a user name has 1 to {limits.MQTT_USER_NAME_BYTES_MAX} bytes")
+    if name.startswith("#") or name != name.strip():
+        raise ValueError("a user name does not begin with # and neither begins nor ends with a space")
+    if _MARK in name:
+        raise ValueError(f"a user name does not have {_MARK} in it")
+    prepared = saslprep(name)
+    if prepared != name:
+        raise ValueError(f"user name {name[:64]!a} is not in its SASLprep form, which is {prepared[:64]!a}")
+    return name
+
+
+def with_users(data: bytes, verifiers: Mapping[str, Verifier]) -> bytes:
+    """The bytes of the file with these users, each in the place of one of its name or at the end."""
+    left = {checked_name(name): verifier for name, verifier in verifiers.items()}
+    lines = data.splitlines(keepends=True)
+    for at, line in enumerate(lines):
+        name = _name_of(line)
+        if name in left:
+            lines[at] = f"{name}:{left.pop(name)}\n".encode()
+    if lines and left and not lines[-1].endswith(b"\n"):
+        lines.append(b"\n")
+    lines += (f"{name}:{verifier}\n".encode() for name, verifier in left.items())
+    return b"".join(lines)
+
+
+def without_user(data: bytes, name: str) -> bytes:
+    """The bytes of the file without this user; UsersFileError when it is not there."""
+    lines = data.splitlines(keepends=True)
+    kept = [line for line in lines if _name_of(line) != name]
+    if len(kept) == len(lines):
+        raise UsersFileError(f"there is no user {name[:64]!a}")
+    return b"".join(kept)
+
+
+@contextlib.contextmanager
+def changing(path: Path) -> Iterator[None]:
+    """Keep others who change files of this directory in the same way waiting, so that no change is lost."""
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def write_users(path: Path, data: bytes) -> None:
+    """Replace the file, readable as it was, but never for everybody. OSError leaves it as it is."""
+    mode = 0o600
+    with contextlib.suppress(FileNotFoundError):
+        mode |= stat.S_IMODE(path.stat().st_mode) & 0o040
+    write_private(path, data, mode=mode)
+
+
+def warn_when_open(path: Path) -> str | None:
+    """What is wrong with the permissions of the file, which is logged; None when nothing is."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return None
+    if not mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP):
+        return None
+    text = f"{path} holds secrets and others on this machine may read or change it: chmod 600 it"
+    _log.warning(text)
+    return text
+
+
+def _name_of(line: bytes) -> str | None:
+    """The user of a line; None for a comment and for a line without one."""
+    name, mark, _ = line.rpartition(_MARK.encode())
+    return None if not mark or line.startswith(b"#") else name.decode(errors="replace")
+
+
+def _parts(line: str) -> tuple[str, str]:
+    name, mark, rest = line.rpartition(_MARK)
+    if not mark:
+        raise ValueError(f"it is not name{_MARK}ITERATIONS:SALT$STOREDKEY:SERVERKEY")
+    return name, mark[1:] + rest
+
+
+def _iterations_text(kept: str) -> str:
+    return kept[len(METHOD) + 1 : kept.index(":")]
+
+
+def _said(error: ValueError) -> str:
+    return f"it is not UTF-8 (byte {error.start})" if isinstance(error, UnicodeDecodeError) else str(error)

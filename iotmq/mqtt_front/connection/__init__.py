@@ -1,0 +1,4 @@
+"""One connected device: its connection core, its socket, and what is being sent to it.
+
+Start with `device`.
+"""

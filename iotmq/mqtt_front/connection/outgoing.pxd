@@ -1,0 +1,29 @@
+from libc.stdint cimport int64_t, uint8_t
+
+from iotmq.message.record cimport RecordParts
+from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer
+from iotmq.mqtt.server.outbound cimport OutboundMessage
+
+
+cdef class OutgoingMessage:
+    """What a subscriber gets of a record. The pointers are valid as long as the record, or until the next `read`."""
+
+    cdef OutboundMessage view
+    cdef int qos                        # as published: subscribers get no more than this
+    cdef bint is_retained               # as published
+    cdef bint is_expired                # nobody is to get it any more [MQTT-3.3.2-5]
+    cdef const uint8_t* publisher       # its client id
+    cdef Py_ssize_t publisher_size
+    cdef object _clock
+    cdef double _left_s                 # until it expires
+    cdef const uint8_t* _raw            # the record's properties
+    cdef Py_ssize_t _raw_size
+    cdef bint _has_v5                   # there may be some that only MQTT 5 has
+    cdef bint is_encoded                # `view.properties` is what MQTT 5 wants
+    cdef ByteBuffer _properties
+    cdef bytes _inflated
+
+    cdef bint read(self, const RecordParts* record) except -1
+    cdef int encode_properties(self) except -1
+    cdef bint is_from(self, const uint8_t* client_id, Py_ssize_t size) noexcept
+    cdef int _look(self, const uint8_t* at, const uint8_t* end, int64_t* time_to_live_ms) except -1

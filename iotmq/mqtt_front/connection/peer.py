@@ -1,0 +1,55 @@
+"""Who is at the other end of a connection."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from iotmq.mqtt_front.connection.device import Device
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """What a listener knows of a connection; one for all of them where it knows nothing of each."""
+
+    listener: str
+    """The listener's name."""
+    address: str | None = None
+    """An IP address without a port, as a proxy said it; None: that of the socket, if it has one."""
+    certificate_identity: str | None = None
+    """The name in a client certificate that was verified."""
+    is_certificate_user: bool = False
+    """Whether that name is the connection's user, who is then not asked for a password."""
+    server_name: str | None = None
+    """The host that the device asked a proxy for."""
+    proxy_id: str | None = None
+    """What the proxy calls the connection in its own log."""
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """What is known, as fields of a log line."""
+        known = {
+            "peer": self.address,
+            "identity": self.certificate_identity,
+            "server_name": self.server_name,
+            "proxy_id": self.proxy_id,
+        }
+        return {"listener": self.listener} | {name: value for name, value in known.items() if value}
+
+
+def address_of(device: Device) -> str | None:
+    """The IP address a device has, as far as it is known; None at a Unix socket."""
+    if device.peer.address is not None:
+        return device.peer.address
+    if device.transport is None:
+        return None
+    name = device.transport.get_extra_info("peername")
+    return str(name[0]) if isinstance(name, tuple) and name else None
+
+
+def with_address(device: Device) -> Peer:
+    """The device's peer with the address as `address_of` has it."""
+    address = address_of(device)
+    return device.peer if address is None else dataclasses.replace(device.peer, address=address)

@@ -1,0 +1,61 @@
+"""Who may open a session at this front end, and what the others are told."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from iotmq.mqtt.reason_codes import (
+    SERVER_BUSY,
+    SERVER_SHUTTING_DOWN,
+    SERVER_UNAVAILABLE,
+    USE_ANOTHER_SERVER,
+    Reason,
+)
+from iotmq.mqtt_front.connection.device import Device
+from iotmq.mqtt_front.sessions.drain import Drain
+
+# Connections past the limit that are kept until their CONNECT comes, so that it can be answered.
+ANSWERED_PAST_MAX: Final = 64
+
+
+class Admission:
+    """`connections_max` and `server_reference` are the settings."""
+
+    def __init__(self, drain: Drain, *, connections_max: int, server_reference: str) -> None:
+        self._drain = drain
+        self._connections_max = connections_max
+        self._elsewhere = (
+            USE_ANOTHER_SERVER._replace(server_reference=server_reference) if server_reference else None
+        )
+        # Connections past the limit whose CONNECT has not come.
+        self._past: set[Device] = set()
+        self.is_stopping = False
+
+    @property
+    def stop_reason(self) -> Reason:
+        """What connected devices are told when the front end stops."""
+        return self._drain.reason or self._elsewhere or SERVER_SHUTTING_DOWN
+
+    def keep_past(self, device: Device) -> bool:
+        """A connection came for which there is no room; False when it is to be closed at once."""
+        if self.is_stopping or len(self._past) >= ANSWERED_PAST_MAX:
+            return False
+        self._past.add(device)
+        return True
+
+    def refusal(self, device: Device) -> tuple[Reason, str] | None:
+        """Why the CONNECT of a device is refused; None when it is not."""
+        is_past = device in self._past
+        self._past.discard(device)
+        if self._drain.reason is not None:
+            self._drain.refused_total += 1
+            return self._drain.reason, "this server is being drained"
+        if self.is_stopping:
+            return self._elsewhere or SERVER_UNAVAILABLE, "this server is shutting down"
+        if is_past:
+            return self._elsewhere or SERVER_BUSY, f"mqtt.connections_max is {self._connections_max}"
+        return None
+
+    def lost(self, device: Device) -> None:
+        """The connection is over."""
+        self._past.discard(device)

@@ -1,0 +1,50 @@
+"""A listener whose connections carry MQTT in WebSockets: what it makes of them, and their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from iotmq.metrics import Metric
+from iotmq.mqtt_front.connection.device import Device
+from iotmq.mqtt_front.connection.peer import Peer
+from iotmq.mqtt_front.listen.websocket import WebSocketCounts, WebSocketProtocol
+from iotmq.mqtt_front.listen.websocket_upgrade import UpgradeRules
+from iotmq.mqtt_front.settings.listeners import ANY_ORIGIN, ListenerSettings
+
+
+class WebSocketListener:
+    """The rules of one listener, whatever is below the WebSocket."""
+
+    def __init__(self, settings: ListenerSettings, make_device: Callable[[Peer], Device]) -> None:
+        self._make_device = make_device
+        self._name = settings.name
+        self._counts = WebSocketCounts()
+        origins = settings.allowed_origins
+        self._rules = UpgradeRules(
+            settings.websocket_path,
+            frozenset() if ANY_ORIGIN in origins else frozenset(origin.lower() for origin in origins),
+            settings.websocket_subprotocol_required,
+        )
+
+    def protocol(self, peer: Peer) -> WebSocketProtocol:
+        """The asyncio protocol of a new connection, with a device of its own."""
+        return WebSocketProtocol(self._make_device(peer), self._rules, self._counts)
+
+    def metrics(self) -> Iterable[Metric]:
+        """What was refused or closed for breaking the rules of WebSockets."""
+        for status, count in sorted(self._counts.refused.items()):
+            yield Metric(
+                "iotmq_mqtt_websocket_refused_total",
+                "counter",
+                "Requests for a WebSocket that were refused, by HTTP status.",
+                count,
+                (("listener", self._name), ("status", str(status))),
+            )
+        for code, count in sorted(self._counts.errors.items()):
+            yield Metric(
+                "iotmq_mqtt_websocket_errors_total",
+                "counter",
+                "WebSockets closed for breaking their rules, by close code.",
+                count,
+                (("listener", self._name), ("code", str(code))),
+            )

@@ -1,0 +1,825 @@
+"""From PUBLISH to broker: every message is copied once into the batch of its queue.
+
+Operations: one call per PUBLISH (from the MQTT core, as pointers), one hand-over per queue and loop turn, one
+call per batch when the broker kept its promise. Goals: no Python object and no Python call per message; order
+per queue; acknowledged only what is stored; bounded memory. Plan: what a topic maps to is cached as C data;
+a *lane* per queue fills a batch, hands it over at the end of the turn, and keeps at most one under way, so
+that a slow broker makes batches larger instead of more numerous, and a repeated one cannot overtake. What a
+batch holds for whom is kept as runs (device, first sequence, count). When `pending_bytes_max` wait, reading
+from devices stops until half of it is gone.
+"""
+
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
+from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcmp, memcpy
+
+from iotmq.message.layout cimport ELEMENT_FIXED_BYTES, RECORD_FIXED_BYTES, put_u16, put_u32
+from iotmq.mqtt.codec.byte_buffer cimport append
+from iotmq.mqtt.codec.packet_types cimport LEVEL_5, STATE_CLOSED, STATE_CONNECTED
+from iotmq.mqtt.codec.publish_properties cimport PublishProperties, read_publish_properties
+from iotmq.mqtt.server.publish_sink cimport Publication, PublishSink
+from iotmq.mqtt.topics.topic_table cimport TopicTable
+from iotmq.mqtt_front.connection.device cimport CONGESTED_INGRESS, Device, DeviceGroup
+from iotmq.mqtt_front.connection.message_properties cimport append_record_properties
+
+import logging
+
+from iotmq import limits
+from iotmq.client.transport.routes import queue_of_key
+from iotmq.message.message_ids import UniqueKeys
+from iotmq.message.properties import KEYS, MQTT_PACKET_ID, MQTT_QOS, MQTT_RETAIN, MQTT_TOPIC, TAGS, TIMER_DELAY_S, UNIQ_KEY, encode_properties
+from iotmq.message.record import encode_batch
+from iotmq.mqtt.codec.properties import encode_message_properties
+from iotmq.mqtt.errors import MqttProtocolError
+from iotmq.mqtt.reason_codes import NOT_AUTHORIZED, NOT_STORED, PACKET_TOO_LARGE, QUOTA_EXCEEDED, TOPIC_NAME_INVALID
+from iotmq.mqtt.topics.delayed import split_delayed
+from iotmq.mqtt.topics.reply import REPLY_PREFIX, read_reply_topic
+from iotmq.mqtt.topics.topics import BRIDGE_PREFIX, SYS_PREFIX, decode_topic_name
+from iotmq.mqtt_front.publish.device_names import names_of_key
+from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
+from iotmq.ports.sessions import Will as KeptWill
+from iotmq.remoting.codes import ResponseCode
+from iotmq.supervised import FAILURES
+
+_log = logging.getLogger("iotmq.mqtt")
+
+cdef enum:
+    SPARE_BATCHES_MAX = 16
+    BATCH_BYTES_INITIAL = 16 * 1024
+    CACHED_TOPICS_MAX = 65536
+    NEW_TOPICS_PER_TURN = 256       # some 10 us each, and more at brokers: who has more waits for the next turn
+    SPARE_BYTES = 128               # what brokers add to the properties of a record
+    REPLY_PREFIX_BYTES = 7
+    UNIQUE_KEY_BYTES = 72           # and what finds a batch again to its first message
+    DELAYED_SPARE_BYTES = 384       # and to those of one that waits: where it goes, and when
+
+# What a packet id that is being released counts as among what waits for brokers, with a client id of the usual size.
+cdef enum:
+    RELEASE_BYTES = 256
+
+cdef Py_ssize_t RELEASE_BODY_BYTES_MAX = limits.RELEASED_BODY_BYTES_MAX - 1024
+cdef bytes _PACKET_ID = MQTT_PACKET_ID.encode() + b"\x01"
+cdef bytes _UNIQUE_KEY = UNIQ_KEY.encode() + b"\x01"
+cdef uint32_t BATCH_RECORDS_MAX = limits.BATCH_RECORDS_MAX
+cdef Py_ssize_t PROPERTIES_BYTES_MAX = limits.PROPERTIES_BYTES_MAX
+
+# The broker understood and will say no again; anything else may be over in a moment.
+cdef bytes _REPLY_PREFIX = REPLY_PREFIX.encode()
+cdef const char* _reply_prefix = _REPLY_PREFIX
+cdef bytes _BRIDGE_PREFIX = BRIDGE_PREFIX.encode()
+cdef const uint8_t* _bridge_prefix = _BRIDGE_PREFIX
+cdef Py_ssize_t _bridge_prefix_size = len(_BRIDGE_PREFIX)
+if len(_REPLY_PREFIX) != REPLY_PREFIX_BYTES:
+    raise ImportError("REPLY_PREFIX_BYTES is not the size of REPLY_PREFIX")
+
+cdef frozenset _FINAL_CODES = frozenset({
+    ResponseCode.MESSAGE_ILLEGAL, ResponseCode.NO_PERMISSION, ResponseCode.TOO_MANY_WAITING
+})
+
+# What a device of MQTT 5 is told of them, where there is a code.
+cdef dict _REASON_OF = {
+    ResponseCode.NO_PERMISSION: NOT_AUTHORIZED.v5_code,
+    ResponseCode.TOO_MANY_WAITING: QUOTA_EXCEEDED.v5_code,
+}
+
+# The last properties of a record, per QoS and retain flag.
+cdef list _FLAG_PROPERTIES = [
+    encode_properties({MQTT_QOS: str(qos)} | ({MQTT_RETAIN: "1"} if retain else {}))
+    for qos in range(3)
+    for retain in range(2)
+]
+cdef const uint8_t* _flag_properties[6]
+cdef Py_ssize_t _flag_properties_size[6]
+for _index in range(6):
+    _flag_properties[_index] = <const uint8_t*><bytes>_FLAG_PROPERTIES[_index]
+    _flag_properties_size[_index] = len(_FLAG_PROPERTIES[_index])
+
+
+def _check_publishable(str name):
+    """Raise MqttProtocolError for a topic that is no device's."""
+    if name.startswith(SYS_PREFIX):
+        raise MqttProtocolError(TOPIC_NAME_INVALID, "what is below $SYS/ is published by the server alone")
+    if name.startswith(REPLY_PREFIX):
+        # Of a will, or behind a delay or another name: who asked would not wait for it.
+        raise MqttProtocolError(TOPIC_NAME_INVALID, "an answer to a request is published at once")
+
+
+cdef class Batch:
+    """Messages of one queue in batch encoding, as a read-only buffer, and who waits for them."""
+
+    def __dealloc__(self):
+        self.clear()
+        free(self.data)
+        free(self.waiters)
+
+    def __getbuffer__(self, Py_buffer* buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.data, self.size, 1, flags & ~PyBUF_WRITABLE)
+        self.exports += 1
+
+    def __releasebuffer__(self, Py_buffer* buffer):
+        self.exports -= 1
+
+    cdef uint8_t* reserve(self, Py_ssize_t extra) except NULL:
+        cdef Py_ssize_t capacity = self.capacity if self.capacity else BATCH_BYTES_INITIAL
+        cdef uint8_t* data
+        if self.size + extra > self.capacity:
+            while capacity < self.size + extra:
+                capacity *= 2
+            data = <uint8_t*>realloc(self.data, capacity)
+            if data == NULL:
+                raise MemoryError
+            self.data = data
+            self.capacity = capacity
+        return self.data + self.size
+
+    cdef int add_waiter(self, Device device, uint32_t sequence) except -1:
+        cdef Waiter* waiter
+        cdef Py_ssize_t capacity
+        if self.waiters_count:
+            waiter = &self.waiters[self.waiters_count - 1]
+            if waiter.device == <void*>device and waiter.sequence + waiter.count == sequence:
+                waiter.count += 1
+                return 0
+        if self.waiters_count == self.waiters_capacity:
+            capacity = self.waiters_capacity * 2 if self.waiters_capacity else 64
+            waiter = <Waiter*>realloc(self.waiters, capacity * sizeof(Waiter))
+            if waiter == NULL:
+                raise MemoryError
+            self.waiters = waiter
+            self.waiters_capacity = capacity
+        self.waiters[self.waiters_count] = Waiter(<void*>device, sequence, 1)
+        self.waiters_count += 1
+        Py_INCREF(device)
+        return 0
+
+    cdef void clear(self) noexcept:
+        """Forget the messages and the waiters; the memory stays."""
+        cdef Py_ssize_t index
+        for index in range(self.waiters_count):
+            Py_DECREF(<object>self.waiters[index].device)
+        self.waiters_count = 0
+        self.size = 0
+        self.count = 0
+        self.has_key = False
+        self.has_packet_ids = False
+        self.was_offered = False
+
+    def completed(self, int code, str remark):
+        """The broker's answer (ports.gateway.AppendDone)."""
+        if self.is_done:
+            raise RuntimeError("a batch was completed twice")
+        self.is_done = True
+        self.lane.ingress._batch_done(self, code, remark)
+
+
+cdef class Settling:
+    """What is to be done when some batches are."""
+
+    def __init__(self, callback not None):
+        self.callback = callback
+
+
+cdef class Lane:
+    """The way of one broker queue: a batch that fills, full ones that wait, one that is under way."""
+
+    def __init__(
+        self, Ingress ingress not None, str topic not None, int queue_id, *, bint is_stored, bint is_delayed
+    ):
+        self.ingress = ingress
+        self.topic = topic
+        self.queue_id = queue_id
+        self.is_stored = is_stored
+        self.is_delayed = is_delayed
+        self.spare_bytes = SPARE_BYTES + (UNIQUE_KEY_BYTES if ingress._unique_keys is not None else 0) + (DELAYED_SPARE_BYTES if is_delayed else 0)
+        self.waiting = []
+        self.filling = ingress._take_batch(self)
+
+    cdef int send(self) except -1:
+        """Hand the oldest batch to the broker, if none is under way."""
+        cdef Batch batch
+        if self.under_way is not None:
+            return 0
+        if self.waiting:
+            batch = self.waiting.pop(0)
+        elif self.filling.count:
+            batch = self.filling
+            self.filling = self.ingress._take_batch(self)
+        else:
+            return 0
+        self.under_way = batch
+        self.offer()
+        return 0
+
+    cdef Batch newest(self):
+        """The batch whose end is that of everything in the lane now; None when there is nothing."""
+        if self.filling.count:
+            return self.filling
+        return self.waiting[-1] if self.waiting else self.under_way
+
+    def offer(self):
+        """Offer the batch under way (again)."""
+        cdef Batch batch = self.under_way
+        if self.ingress._is_closed:
+            return
+        batch.is_done = False
+        is_repeat, batch.was_offered = batch.was_offered, True
+        try:
+            if self.is_delayed:
+                self.ingress._port.append_delayed(
+                    self.topic, self.queue_id, batch, count=batch.count, has_packet_ids=batch.has_packet_ids,
+                    is_repeat=is_repeat, done=batch.completed,
+                )
+            else:
+                self.ingress._port.append(
+                    self.topic, self.queue_id, batch, count=batch.count, is_stored=self.is_stored,
+                    has_packet_ids=batch.has_packet_ids, is_repeat=is_repeat, done=batch.completed,
+                )
+        except Exception:
+            if self.under_way is batch and not batch.is_done:
+                # Nobody answers for it any more.
+                self.ingress._loop.call_later(self.ingress._retry_interval_s, self.offer)
+            raise
+
+
+cdef bytes _release_of(Device device, uint16_t packet_id):
+    cdef bytes client_id = device.client_id_utf8
+    return len(client_id).to_bytes(2) + client_id + packet_id.to_bytes(2)
+
+
+cdef class Release:
+    """Packet ids of one turn for one broker, and the devices that wait for it."""
+
+    def __init__(self, Ingress ingress not None, broker):
+        self.ingress = ingress
+        self.broker = broker
+        self.waiters = []
+
+    cdef int add(self, Device device, uint16_t packet_id) except -1:
+        self.body_bytes += 4 + <Py_ssize_t>len(device.client_id_utf8)
+        self.waiters.append((device, packet_id))
+        return 0
+
+    def offer(self):
+        """Hand it to the broker (again), for those who wait for it still.
+
+        Who has gone may have had its answer elsewhere, and use the packet id for another message.
+        """
+        if self.ingress._is_closed:
+            return
+        body = b"".join([
+            _release_of(device, packet_id)
+            for device, packet_id in self.waiters
+            if (<Device>device).state != STATE_CLOSED
+        ])
+        if body:
+            self.ingress._port.release(self.broker, body, self.completed)
+        else:
+            self.completed(0, "")
+
+    def completed(self, int code, str remark):
+        """The broker's answer (ports.gateway.AppendDone)."""
+        if code:
+            self.ingress._loop.call_later(self.ingress._retry_interval_s, self.offer)
+        else:
+            self.ingress._released(self)
+
+
+cdef class Ingress(PublishSink):
+    """The sink of all devices of a front end. `router` resolves topics, `port` is the way to the brokers.
+
+    Topics that `rewrites` (TopicRewrites) has other names for are known by the device's own, so that a message
+    costs no more than any other.
+    """
+
+    def __init__(
+        self,
+        router not None,
+        port not None,
+        loop not None,
+        *,
+        rewrites=None,
+        Py_ssize_t batch_bytes_max,
+        Py_ssize_t pending_bytes_max,
+        double retry_interval_s,
+    ):
+        self._router = router
+        self._rewrites = TopicRewrites() if rewrites is None else rewrites
+        self._port = port
+        self._loop = loop
+        self._targets = TopicTable(CACHED_TOPICS_MAX, limits.MQTT_TOPIC_CACHE_BYTES_MAX)
+        self._lanes = []
+        self._lane_of = {}
+        self._active = []
+        self._spare = []
+        self._batch_bytes_max = batch_bytes_max
+        self._pending_bytes_max = pending_bytes_max
+        self._record_bytes_max = port.record_bytes_max
+        self._retry_interval_s = retry_interval_s
+        # For brokers that may have to be asked whether they have a batch.
+        self._unique_keys = UniqueKeys() if port.may_lose_answers else None
+        self._releases = {}
+        self._new_topics_left = NEW_TOPICS_PER_TURN
+
+    def __dealloc__(self):
+        if self._targets is not None:
+            self._drop_targets()
+        free(self._own_properties.data)
+        free(self._personal_topic.data)
+
+    @property
+    def pending_bytes(self):
+        """Bytes of messages the broker has not confirmed."""
+        return self._pending_bytes
+
+    @property
+    def is_idle(self):
+        """True when nothing waits for the broker."""
+        return self._pending_bytes == 0
+
+    def forget_routes(self):
+        """Resolve every topic anew: routes, numbers of queues or the brokers' limits changed."""
+        self._drop_targets()
+        self._record_bytes_max = self._port.record_bytes_max
+
+    def when_settled(self, Device device not None, callback not None):
+        """Whether all that the device has published is stored, delivered or refused; if not, call back when it is."""
+        cdef uint64_t published = device.published_lanes
+        cdef Settling settling = None
+        cdef Lane lane
+        cdef Batch batch
+        cdef uint32_t place
+        device.published_lanes = 0
+        if published:
+            settling = Settling(callback)
+            for place, lane in enumerate(self._lanes):
+                if not published >> (place & 63) & 1:
+                    continue
+                batch = lane.newest()
+                if batch is None:
+                    continue
+                if batch.settling is None:
+                    batch.settling = []
+                batch.settling.append(settling)
+                settling.left += 1
+        return settling is None or not settling.left
+
+    # One message
+
+    cdef int on_publish(self, object connection, const Publication* publication) except -1:
+        cdef Target* target = <Target*>self._targets.find(publication.topic, publication.topic_size)
+        if target == NULL:
+            self._count_new(<Device>connection)
+            if (
+                publication.topic_size >= REPLY_PREFIX_BYTES
+                and memcmp(publication.topic, _reply_prefix, REPLY_PREFIX_BYTES) == 0
+            ):
+                return self._reply(<Device>connection, publication)
+            if (
+                publication.topic_size >= _bridge_prefix_size
+                and memcmp(publication.topic, _bridge_prefix, _bridge_prefix_size) == 0
+            ):
+                return self._pass_over_notification(<Device>connection, publication)
+            target = self._resolve(publication.topic, publication.topic_size)
+        if target.kind != TARGET_RESOLVED:
+            target = self._target_of(<Device>connection, publication.topic, publication.topic_size)
+            if target.kind == TARGET_REFUSED:
+                return self._refuse_rewritten(<Device>connection, publication)
+        self._own_properties.size = 0
+        if publication.properties != NULL:
+            append_record_properties(&self._own_properties, publication.properties)
+        if publication.qos == 2 and (<Device>connection).session is not None:
+            self._mark(<Lane>self._lanes[target.lane], publication)
+        return self.add(
+            target, <Device>connection, publication.payload, publication.payload_size,
+            publication.qos, publication.is_retained, publication.qos != 0, publication.sequence,
+        )
+
+    cdef int _count_new(self, Device device) except -1:
+        """A topic that is looked up in Python; what the device sends behind it may have to wait."""
+        self._new_topics_left -= 1
+        if self._new_topics_left <= 0:
+            device.wait_for_turn()
+        return 0
+
+    cdef int _mark(self, Lane lane, const Publication* publication) except -1:
+        """Give a message of QoS 2, whose session is kept, its packet id, and have its batch say so."""
+        cdef bytes mark
+        if not lane.is_stored:
+            return 0
+        mark = _PACKET_ID + str(publication.packet_id).encode() + b"\x02"
+        self._is_marked = True
+        append(&self._own_properties, <const uint8_t*>mark, len(mark))
+        return 0
+
+    cdef int _take_will_properties(self, object will) except -1:
+        """Put a will's properties of MQTT 5 where `add` takes them from."""
+        cdef PublishProperties found
+        cdef bytes encoded = encode_message_properties(will.properties)
+        cdef const uint8_t* data = encoded
+        self._own_properties.size = 0
+        read_publish_properties(data, len(encoded), &found)
+        return append_record_properties(&self._own_properties, &found)
+
+    cdef Target* _will_target(self, Device device, bytes topic) except NULL:
+        """MqttProtocolError when what is published there has nowhere to go."""
+        cdef Target* target = self._target_of(device, topic, len(topic))
+        if target.kind == TARGET_REFUSED:
+            self.rewrites_refused += 1
+            raise MqttProtocolError(TOPIC_NAME_INVALID, "the topic of the will cannot be rewritten")
+        return target
+
+    def publish_will(self, Device device not None, will not None):
+        """Store a device's will; nobody waits for it. A will that is past a limit is dropped and counted."""
+        cdef bytes topic = will.topic.encode()
+        cdef bytes payload = will.payload
+        cdef Target* target
+        try:
+            target = self._will_target(device, topic)
+            self._take_will_properties(will)
+            self.add(target, device, payload, len(payload), will.qos, will.retain, False, 0)
+        except MqttProtocolError as error:
+            self.not_stored += 1
+            _log.warning("will not stored", extra={"client": device.client_id, "detail": str(error)})
+
+    def encode_will(self, Device device not None, will not None):
+        """A device's will as brokers keep it (ports.sessions.Will).
+
+        Raises MqttProtocolError for one that could not be stored.
+        """
+        cdef bytes topic = will.topic.encode()
+        cdef Target* target = self._will_target(device, topic)
+        cdef Lane lane = <Lane>self._lanes[target.lane]
+        cdef bytes properties = (
+            target.properties[:target.properties_size]
+            + device.properties
+            + <bytes>_FLAG_PROPERTIES[will.qos * 2 + will.retain]
+        )
+        self._take_will_properties(will)
+        if self._own_properties.size:
+            properties += self._own_properties.data[:self._own_properties.size]
+        if (
+            len(will.payload) + len(properties) + RECORD_FIXED_BYTES + 127 + lane.spare_bytes > self._record_bytes_max
+            or len(properties) + lane.spare_bytes > PROPERTIES_BYTES_MAX
+        ):
+            raise MqttProtocolError(
+                PACKET_TOO_LARGE,
+                f"a will of {len(will.payload)} bytes; store.record_bytes_max is {self._record_bytes_max}",
+            )
+        elements = encode_batch([(will.payload, properties, 0)])
+        return KeptWill(
+            lane.topic, lane.queue_id, elements, lane.is_stored,
+            delay_s=will.properties.will_delay_s or 0, is_delayed=lane.is_delayed,
+        )
+
+    cdef int add(
+        self,
+        Target* target,
+        Device device,
+        const uint8_t* payload,
+        Py_ssize_t payload_size,
+        int qos,
+        bint retain,
+        bint is_waiting,
+        uint32_t sequence,
+    ) except -1:
+        cdef Lane lane = <Lane>self._lanes[target.lane]
+        cdef Batch batch = lane.filling
+        cdef bytes own = device.properties
+        cdef int flags = qos * 2 + retain
+        cdef Py_ssize_t own_size = len(own)
+        cdef Py_ssize_t properties_size = (
+            target.properties_size + own_size + _flag_properties_size[flags] + self._own_properties.size
+        )
+        cdef Py_ssize_t size = ELEMENT_FIXED_BYTES + payload_size + properties_size
+        cdef uint8_t* at
+        cdef bint is_full
+        cdef bytes key
+        cdef Py_ssize_t key_size
+        cdef bint is_marked = self._is_marked
+        self._is_marked = False
+        if (
+            size + RECORD_FIXED_BYTES + 127 + lane.spare_bytes > self._record_bytes_max
+            or properties_size + lane.spare_bytes > PROPERTIES_BYTES_MAX
+        ):
+            raise MqttProtocolError(
+                PACKET_TOO_LARGE, f"a message of {payload_size} bytes; store.record_bytes_max is {self._record_bytes_max}"
+            )
+        is_full = batch.count and (batch.size + size > self._batch_bytes_max or batch.count == BATCH_RECORDS_MAX)
+        if is_full:
+            lane.waiting.append(batch)
+            lane.filling = batch = self._take_batch(lane)
+        batch.has_packet_ids |= is_marked
+        if not batch.has_key and self._unique_keys is not None and lane.is_stored:
+            # By it the broker finds the batch again.
+            key_size = self._own_properties.size
+            key = _UNIQUE_KEY + self._unique_keys.next().encode() + b"\x02"
+            append(&self._own_properties, <const uint8_t*>key, len(key))
+            batch.has_key = True
+            properties_size += self._own_properties.size - key_size
+            size += self._own_properties.size - key_size
+        at = batch.reserve(size)
+        put_u32(at, <uint32_t>size)
+        put_u32(at + 4, 0)
+        put_u32(at + 8, 0)
+        put_u32(at + 12, 0)
+        put_u32(at + 16, <uint32_t>payload_size)
+        at += 20
+        memcpy(at, payload, payload_size)
+        at += payload_size
+        put_u16(at, <uint32_t>properties_size)
+        at += 2
+        memcpy(at, target.properties, target.properties_size)
+        at += target.properties_size
+        memcpy(at, <const uint8_t*>own, own_size)
+        at += own_size
+        memcpy(at, _flag_properties[flags], _flag_properties_size[flags])
+        memcpy(at + _flag_properties_size[flags], self._own_properties.data, self._own_properties.size)
+        batch.size += size
+        batch.count += 1
+        device.published_lanes |= <uint64_t>1 << (target.lane & 63)
+        self.messages += 1
+        self.message_bytes += payload_size
+        self._pending_bytes += size
+        if is_waiting:
+            batch.add_waiter(device, sequence)
+        if not lane.is_active:
+            lane.is_active = True
+            self._active.append(lane)
+            self.group.schedule_turn()
+        if self._pending_bytes > self._pending_bytes_max:
+            self.group.congest(CONGESTED_INGRESS)
+        if is_full:
+            lane.send()     # last, because its answer may come at once and change anything, `target` included
+        return 0
+
+    cdef int _reply(self, Device device, const Publication* publication) except -1:
+        """An answer to a request: for one client, now or never, so nothing is waited for."""
+        name = decode_topic_name(publication.topic[:publication.topic_size])
+        address = read_reply_topic(name)
+        cdef Py_ssize_t size = publication.payload_size + RECORD_FIXED_BYTES + 127 + SPARE_BYTES
+        if size + 2 * publication.topic_size > self._record_bytes_max:
+            raise MqttProtocolError(
+                PACKET_TOO_LARGE,
+                f"an answer of {publication.payload_size} bytes; store.record_bytes_max is {self._record_bytes_max}",
+            )
+        self.replies += 1
+        self._port.reply(
+            address.broker, name, device.client_id, publication.payload[:publication.payload_size]
+        )
+        if publication.qos:
+            device.acknowledge(publication.sequence, 1)
+        return 0
+
+    cdef int _pass_over_notification(self, Device device, const Publication* publication) except -1:
+        """A bridge says that it is connected, which is nobody's business here and no reason to end it."""
+        decode_topic_name(publication.topic[:publication.topic_size])
+        self.bridge_notifications += 1
+        if publication.qos:
+            device.acknowledge(publication.sequence, 1)
+        return 0
+
+    cdef int _refuse_rewritten(self, Device device, const Publication* publication) except -1:
+        """The topic's new name is none, which is not the device's fault."""
+        self.rewrites_refused += 1
+        if not publication.qos:
+            return 0
+        if device.protocol_level != LEVEL_5:
+            raise MqttProtocolError(TOPIC_NAME_INVALID, "the topic cannot be rewritten; see mqtt.rewrites")
+        return device.refuse_published(publication.sequence, 1, TOPIC_NAME_INVALID.v5_code)
+
+    cdef Target* _target_of(self, Device device, const uint8_t* topic, Py_ssize_t size) except NULL:
+        """Where what the device publishes to a topic goes; TARGET_RESOLVED or TARGET_REFUSED."""
+        cdef Target* target = <Target*>self._targets.find(topic, size)
+        if target == NULL:
+            target = self._resolve(topic, size)
+        if target.kind == TARGET_PERSONAL:
+            return self._resolve_personal(device, topic, size)
+        return target
+
+    cdef Target* _resolve_personal(self, Device device, const uint8_t* topic, Py_ssize_t size) except NULL:
+        cdef bytes names = device.names
+        cdef Target* target
+        # No topic begins with what ends in NUL.
+        self._personal_topic.size = 0
+        append(&self._personal_topic, <const uint8_t*>names, len(names))
+        append(&self._personal_topic, topic, size)
+        target = <Target*>self._targets.find(self._personal_topic.data, self._personal_topic.size)
+        if target != NULL:
+            return target
+        self._count_new(device)
+        delay_s, name = split_delayed(topic[:size].decode())
+        return self._resolve_name(
+            self._personal_topic.data, self._personal_topic.size, delay_s, name, names_of_key(names)
+        )
+
+    cdef Target* _resolve(self, const uint8_t* topic, Py_ssize_t size) except NULL:
+        """Validate a topic that is new here, and remember what it maps to."""
+        cdef bytes raw = topic[:size]
+        delay_s, name = split_delayed(decode_topic_name(raw))
+        _check_publishable(name)
+        if self._rewrites.is_personal(name):
+            return self._remember(topic, size, TARGET_PERSONAL, b"", 0)
+        return self._resolve_name(topic, size, delay_s, name, None)
+
+    cdef Target* _resolve_name(
+        self, const uint8_t* key, Py_ssize_t size, object delay_s, str name, object names
+    ) except NULL:
+        """Remember under `key` where what is published to a valid topic goes."""
+        try:
+            own = self._rewrites.published(name, names)
+            if own != name:
+                if not delay_s:
+                    delay_s, own = split_delayed(own)
+                _check_publishable(own)
+                name = own
+        except MqttProtocolError as error:
+            _log.debug("topic not rewritten", extra={"topic": name, "detail": str(error)})
+            return self._remember(key, size, TARGET_REFUSED, b"", 0)
+        cdef bint is_delayed = delay_s > 0
+        route = self._router.resolve(name)
+        queue_id = queue_of_key(route.key, self._port.queue_count(route.topic))
+        # To wait is to be in the log, whatever the route says.
+        kind = (route.topic, queue_id, route.is_stored or is_delayed, is_delayed)
+        place = self._lane_of.get(kind)
+        if place is None:
+            place = len(self._lanes)
+            self._lanes.append(
+                Lane(self, route.topic, queue_id, is_stored=route.is_stored or is_delayed, is_delayed=is_delayed)
+            )
+            self._lane_of[kind] = place
+        named = {MQTT_TOPIC: name, KEYS: route.key}
+        if route.tags:
+            named[TAGS] = route.tags
+        if is_delayed:
+            named[TIMER_DELAY_S] = str(delay_s)
+        cdef bytes properties = encode_properties(named)
+        if len(properties) + 1024 > PROPERTIES_BYTES_MAX:
+            raise MqttProtocolError(TOPIC_NAME_INVALID, "the topic makes properties that are too long for a record")
+        return self._remember(key, size, TARGET_RESOLVED, properties, place)
+
+    cdef Target* _remember(
+        self, const uint8_t* key, Py_ssize_t size, TargetKind kind, bytes properties, uint32_t lane
+    ) except NULL:
+        cdef uint64_t value_bytes = sizeof(Target) + len(properties)
+        if not self._targets.has_room(size + value_bytes):
+            self._drop_targets()
+        cdef Target* target = <Target*>malloc(sizeof(Target))
+        if target == NULL:
+            raise MemoryError
+        target.kind = kind
+        target.properties = <uint8_t*>malloc(len(properties) or 1)
+        if target.properties == NULL:
+            free(target)
+            raise MemoryError
+        memcpy(target.properties, <const uint8_t*>properties, len(properties))
+        target.properties_size = <uint32_t>len(properties)
+        target.lane = lane
+        self._targets.insert(key, size, target, value_bytes)
+        return target
+
+    cdef void _drop_targets(self) noexcept:
+        cdef uint64_t index
+        cdef Target* target
+        for index in range(<uint64_t>self._targets.mask + 1):
+            if self._targets.slots[index].topic != NULL:
+                target = <Target*>self._targets.slots[index].value
+                free(target.properties)
+                free(target)
+        self._targets.clear_topics()
+
+    # One turn
+
+    cdef int end_turn(self) except -1:
+        """Hand every lane's messages to the broker."""
+        cdef Lane lane
+        self._new_topics_left = NEW_TOPICS_PER_TURN
+        while self._active:
+            active = self._active
+            self._active = []
+            for lane in active:
+                lane.is_active = False
+                try:
+                    lane.send()
+                except Exception:
+                    # The other queues go on.
+                    FAILURES.note("batches of devices' messages")
+        releases, self._releases = self._releases, {}
+        for release in releases.values():
+            release.offer()
+        return 0
+
+    def flush(self):
+        """`end_turn` now, when the front end stops."""
+        self.group.end_turn()
+
+    def close(self):
+        """Offer nothing again: what the broker has not confirmed by now stays unacknowledged."""
+        self._is_closed = True
+
+    cdef Batch _take_batch(self, Lane lane):
+        cdef Batch batch = self._spare.pop() if self._spare else Batch()
+        batch.lane = lane
+        return batch
+
+    # Packet ids that are released
+
+    cdef int on_release(self, object connection, uint16_t packet_id, object broker) except -1:
+        cdef Release release = self._releases.get(broker)
+        if release is None:
+            release = self._releases[broker] = Release(self, broker)
+            self.group.schedule_turn()
+        release.add(<Device>connection, packet_id)
+        self._pending_bytes += RELEASE_BYTES
+        if self._pending_bytes > self._pending_bytes_max:
+            self.group.congest(CONGESTED_INGRESS)
+        if release.body_bytes > RELEASE_BODY_BYTES_MAX:
+            del self._releases[broker]
+            release.offer()
+        return 0
+
+    cdef int _released(self, Release release) except -1:
+        cdef Device device
+        self._pending_bytes -= RELEASE_BYTES * <Py_ssize_t>len(release.waiters)
+        for device, packet_id in release.waiters:
+            if device.state == STATE_CONNECTED:
+                device.complete(packet_id, 0)
+                self.group.touch(device)
+        return self._after_answer()
+
+    cdef int _after_answer(self) except -1:
+        if self.group.is_congested and self._pending_bytes * 2 <= self._pending_bytes_max:
+            self.group.relieve(CONGESTED_INGRESS)
+        return 0
+
+    # One batch
+
+    cdef int _batch_done(self, Batch batch, int code, str remark) except -1:
+        cdef Lane lane = batch.lane
+        cdef Py_ssize_t index
+        if code != 0 and code not in _FINAL_CODES:
+            self.retries += 1
+            if self.retries == 1 or self.retries % 100 == 0:
+                _log.warning(
+                    "broker does not take messages, publishers wait",
+                    extra={"topic": lane.topic, "queue": lane.queue_id, "code": code, "detail": remark},
+                )
+            self._loop.call_later(self._retry_interval_s, lane.offer)
+            return 0
+        self.batches += 1
+        if code != 0:
+            self.not_stored += batch.count
+            _log.error(
+                "batch refused by the broker",
+                extra={"topic": lane.topic, "queue": lane.queue_id, "code": code, "detail": remark},
+            )
+        broker = None
+        if batch.has_packet_ids and code == 0:
+            broker = self._port.broker_of(lane.topic, lane.queue_id, is_delayed=lane.is_delayed)
+        for index in range(batch.waiters_count):
+            try:
+                self._answer(&batch.waiters[index], code, remark, broker)
+            except Exception:
+                # The others are answered, and the queue goes on.
+                FAILURES.note("answers to devices")
+        lane.under_way = None
+        self._pending_bytes -= batch.size
+        if batch.settling is not None:
+            self._loop.call_soon(_settled, batch.settling)
+            batch.settling = None
+        batch.clear()
+        batch.lane = None
+        if batch.exports == 0 and batch.capacity <= 2 * self._batch_bytes_max and len(self._spare) < SPARE_BATCHES_MAX:
+            self._spare.append(batch)
+        if (lane.waiting or lane.filling.count) and not lane.is_active:
+            lane.is_active = True
+            self._active.append(lane)
+            self.group.schedule_turn()
+        self._after_answer()
+        return 0
+
+    cdef int _answer(self, const Waiter* waiter, int code, str remark, object broker) except -1:
+        """Tell a device what became of a run of its messages."""
+        cdef Device device = <Device>waiter.device
+        if code == 0:
+            if broker is not None:
+                device.note_stored(waiter.sequence, waiter.count, broker)
+            device.acknowledge(waiter.sequence, waiter.count)
+        elif device.protocol_level == LEVEL_5:
+            device.refuse_published(waiter.sequence, waiter.count, _REASON_OF.get(code, NOT_STORED.v5_code))
+        else:
+            device.close(NOT_STORED, remark)
+            device.after_answer()
+        if device.output.size:
+            self.group.touch(device)
+        return 0
+
+
+def _settled(list waiting not None):
+    """A batch is done that these have waited for."""
+    cdef Settling settling
+    for settling in waiting:
+        settling.left -= 1
+        if not settling.left:
+            settling.callback()

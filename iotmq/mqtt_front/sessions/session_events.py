@@ -1,0 +1,16 @@
+"""What brokers tell a front end by themselves, and who of its parts is told."""
+
+from __future__ import annotations
+
+from iotmq.mqtt_front.sessions.drain import Drain
+from iotmq.mqtt_front.sessions.durable import DurableEgress
+
+
+class SessionEvents:
+    """`ports.sessions.SessionReceiver`; what comes per batch of records goes straight to its part."""
+
+    def __init__(self, durable: DurableEgress, drain: Drain) -> None:
+        self.deliver_queued = durable.deliver_queued
+        self.missed = durable.missed
+        self.fenced = durable.fenced
+        self.drain = drain.ordered

@@ -1,0 +1,286 @@
+"""Which device has which session: CONNECT, takeover, the end of a connection, and wills."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+from iotmq.clock import Clock
+from iotmq.message.properties import MQTT_CLIENT_ID, encode_properties
+from iotmq.mqtt import reason_codes
+from iotmq.mqtt.codec import packets
+from iotmq.mqtt.codec.properties import Properties
+from iotmq.mqtt.errors import MqttProtocolError
+from iotmq.mqtt.topics.topics import BRIDGE_PREFIX
+from iotmq.mqtt_front.connection.deadlines import Deadlines
+from iotmq.mqtt_front.connection.device import Device
+from iotmq.mqtt_front.publish.device_names import DeviceNames, names_of
+from iotmq.mqtt_front.publish.ingress import Ingress
+from iotmq.mqtt_front.sessions.auto_subscriptions import AutoSubscriptions
+from iotmq.mqtt_front.sessions.durable import DurableEgress, DurableSession
+from iotmq.mqtt_front.sessions.subscriptions import Subscriptions
+from iotmq.mqtt_front.settings.mqtt import MqttSettings
+from iotmq.ports.sessions import (
+    NEVER_EXPIRES_S,
+    CloseRequest,
+    OpenedSession,
+    OpenRequest,
+    Refused,
+    SessionPort,
+    Will,
+)
+
+_log: Final = logging.getLogger("iotmq.mqtt")
+
+# A session of MQTT 5 that a client resumes only to have it end with the connection.
+_LAST_EXPIRY_S: Final = 1
+
+
+class ConnectedSessions:
+    """The sessions of the devices connected to one front end."""
+
+    def __init__(
+        self,
+        settings: MqttSettings,
+        ingress: Ingress,
+        subscriptions: Subscriptions,
+        deadlines: Deadlines,
+        clock: Clock,
+        *,
+        port: SessionPort | None,
+        durable: DurableEgress | None,
+        auto_subscriptions: AutoSubscriptions,
+        keeps_names: bool,
+    ) -> None:
+        """`keeps_names`: templates of topics ask for the names of devices (device_names).
+
+        `port` and `durable` are there together; without them sessions end with their connections, and are
+        known to this process only.
+        """
+        self._settings = settings
+        self._ingress = ingress
+        self._subscriptions = subscriptions
+        self._deadlines = deadlines
+        self._clock = clock
+        self._port = port
+        self._durable = durable
+        self._auto_subscriptions = auto_subscriptions
+        self._keeps_names = keeps_names
+        self._devices: dict[str, Device] = {}
+        # Connections that have not opened a session yet, or lost theirs to another connection.
+        self._without_session: set[Device] = set()
+
+    def __len__(self) -> int:
+        return len(self._devices)
+
+    def devices(self) -> Iterator[Device]:
+        """Every connection, with a session or without."""
+        yield from list(self._devices.values())
+        yield from list(self._without_session)
+
+    def add(self, device: Device) -> None:
+        """A connection came; its CONNECT is to follow."""
+        self._without_session.add(device)
+
+    def open(self, device: Device, connect: packets.Connect) -> None:
+        """A CONNECT came."""
+        client_id = connect.client_id or f"iotmq-{secrets.token_hex(8)}"
+        former = self._devices.get(client_id)
+        self._without_session.discard(device)
+        if former is not None:  # [MQTT-3.1.4-2]
+            self._hang_up_former(former, reason_codes.SESSION_TAKEN_OVER)
+        self._devices[client_id] = device
+        device.client_id = client_id
+        device.properties = encode_properties({MQTT_CLIENT_ID: client_id})
+        if self._keeps_names:
+            device.names = DeviceNames(client_id, device.user or connect.user_name).key()
+        will = connect.will
+        if will is not None and will.topic.startswith(BRIDGE_PREFIX):
+            # A bridge's word that it is gone goes nowhere (publish/ingress.pyx).
+            will = None
+        keep_alive_s_max = self._settings.keep_alive_s_max
+        if keep_alive_s_max and not 0 < connect.keep_alive_s <= keep_alive_s_max:
+            device.keep_alive_s = keep_alive_s_max
+        asked_s = asked_expiry_s(connect)
+        device.expiry_s = 0 if self._port is None else min(asked_s, self._settings.session_expiry_s_max)
+        told = self._told(device, connect, asked_s)
+        if self._port is None:
+            device.will = will
+            device.open(session_present=False, properties=told)
+            self._deadlines.watch(device, self._clock.monotonic_s())
+            self._subscribe_automatically(device)
+            return
+        self._port.open_session(
+            OpenRequest(
+                client_id=client_id,
+                is_clean=connect.clean_session,
+                expiry_s=self._opened_expiry_s(device, connect),
+                will=self._kept_will(device, will),
+            ),
+            partial(
+                self._opened,
+                device,
+                client_id,
+                told,
+                will,
+                is_kept=self._opened_expiry_s(device, connect) > 0,
+            ),
+        )
+
+    def _told(self, device: Device, connect: packets.Connect, asked_s: int) -> Properties:
+        """What a CONNACK of MQTT 5 says beside the limits of the connection."""
+        assert device.client_id is not None
+        information = None
+        if connect.properties.request_response_information:  # [MQTT-3.1.2-28]
+            information = self._settings.response_information or None
+        return Properties(
+            session_expiry_s=device.expiry_s if device.expiry_s != asked_s else None,
+            assigned_client_id=device.client_id if not connect.client_id else None,
+            server_keep_alive_s=device.keep_alive_s if device.keep_alive_s != connect.keep_alive_s else None,
+            response_information=information,
+            is_retain_available=0 if self._port is None else None,
+            is_sharing_available=0 if self._port is None else None,
+        )
+
+    def _opened_expiry_s(self, device: Device, connect: packets.Connect) -> int:
+        """What the broker is told; a session resumed to end with the connection is one until then."""
+        if device.expiry_s or connect.clean_session or not self._settings.session_expiry_s_max:
+            return device.expiry_s
+        return _LAST_EXPIRY_S
+
+    def lost(self, device: Device) -> None:
+        """A connection is over: the will is due unless it was dropped, a session that is not kept ends."""
+        if not self._is_will_delayed(device):
+            will, device.will = device.will, None
+            if will is not None:
+                self._ingress.publish_will(device, will)
+        self._subscriptions.drop_all(device)
+        self._without_session.discard(device)
+        self._leave(device)
+        device.will = None
+        if device.client_id is not None and self._devices.get(device.client_id) is device:
+            del self._devices[device.client_id]
+
+    def disconnected(self, device: Device, event: packets.Disconnect) -> None:
+        """A DISCONNECT came: a regular one drops the will, and it may change how long the session is kept."""
+        if event.reason_code == 0:  # [MQTT-3.14.4-3]
+            device.will = None
+        if event.session_expiry_s is not None:
+            device.expiry_s = min(event.session_expiry_s, self._settings.session_expiry_s_max)
+
+    def session_fenced(self, client_id: str, epoch: int, reason: str) -> None:
+        """The session is for another front end, or an operator ends it (durable.SessionHandler)."""
+        device = self._devices.get(client_id)
+        if device is not None and device.has_session and device.epoch == epoch:
+            del self._devices[client_id]
+            _log.debug("session lost", extra={"client": client_id, "detail": reason})
+            self._hang_up_former(device, reason_codes.SESSION_TAKEN_OVER)
+
+    def _kept_will(self, device: Device, will: packets.Will | None) -> Will | None:
+        """The device's will for its broker, which publishes it when this process dies."""
+        if will is None:
+            return None
+        try:
+            return self._ingress.encode_will(device, will)
+        except MqttProtocolError as error:
+            _log.warning("will not stored", extra={"client": device.client_id, "detail": str(error)})
+            return None
+
+    def _opened(
+        self,
+        device: Device,
+        client_id: str,
+        told: Properties,
+        will: packets.Will | None,
+        opened: OpenedSession | Refused,
+        *,
+        is_kept: bool,
+    ) -> None:
+        """The broker has answered a CONNECT, or will not."""
+        assert self._port is not None
+        if isinstance(opened, Refused):
+            if device.close_reason is None:
+                _log.warning("no session", extra={"client": client_id, "detail": opened.remark})
+                device.refuse(reason_codes.SERVER_UNAVAILABLE)
+                device.finish()
+            return
+        if device.close_reason is not None:
+            # It went meanwhile. A will is one only when its CONNECT was accepted [MQTT-3.1.2-8].
+            self._port.close_session(
+                CloseRequest(
+                    client_id=client_id, epoch=opened.epoch, expiry_s=device.expiry_s, drops_will=True
+                )
+            )
+            return
+        device.epoch = opened.epoch
+        device.will = will
+        device.has_session = True
+        session = None
+        if is_kept:
+            assert self._durable is not None
+            session = self._durable.open(device, client_id, opened)
+            self._subscriptions.take_over(device, opened.subscriptions)
+        device.open(session_present=opened.is_present, properties=told)
+        self._deadlines.watch(device, self._clock.monotonic_s())
+        if session is not None:
+            session.start(opened)
+            self._subscriptions.resume_shared(device, opened.subscriptions)
+        self._subscribe_automatically(device)
+        device.after_answer()
+
+    def _subscribe_automatically(self, device: Device) -> None:
+        if self._auto_subscriptions and device.close_reason is None:
+            self._subscriptions.subscribe_automatically(device, self._auto_subscriptions.of(names_of(device)))
+
+    def _leave(self, device: Device) -> None:
+        """Tell the broker, once, that the device has gone and how far it came.
+
+        Its will is this process's, but for one with a delay that the session outlives.
+        """
+        if self._port is None or not device.has_session or device.client_id is None:
+            return
+        drops_will = not self._is_will_delayed(device)
+        device.has_session = False
+        self._subscriptions.leave_shared(device)
+        expiry_s = 0
+        if isinstance(device.session, DurableSession):
+            expiry_s = device.expiry_s
+            progress = device.session.end()
+            if progress is not None:
+                self._port.progress([progress], _ignore)
+        self._port.close_session(
+            CloseRequest(
+                client_id=device.client_id, epoch=device.epoch, expiry_s=expiry_s, drops_will=drops_will
+            )
+        )
+        if not drops_will:
+            device.will = None
+
+    def _is_will_delayed(self, device: Device) -> bool:
+        """Whether the broker is to see to the will: a session ends with its connection at once otherwise."""
+        if device.will is None or not device.has_session or not device.expiry_s:
+            return False
+        return bool(device.will.properties.will_delay_s)
+
+    def _hang_up_former(self, former: Device, reason: reason_codes.Reason) -> None:
+        """Somebody else has the session of a connected device now."""
+        self._without_session.add(former)
+        self._leave(former)
+        former.close(reason)
+        former.finish()
+
+
+def asked_expiry_s(connect: packets.Connect) -> int:
+    """How long a client wants its session kept; before MQTT 5 it is as long as we like."""
+    if connect.protocol_level == packets.PROTOCOL_LEVEL_5:
+        return connect.properties.session_expiry_s or 0
+    return 0 if connect.clean_session else NEVER_EXPIRES_S
+
+
+def _ignore(refused: Refused | None) -> None:
+    """A session that cannot say how far it came gets some messages again."""
+    if refused is not None:
+        _log.warning("the progress of a session is not stored", extra={"detail": refused.remark})

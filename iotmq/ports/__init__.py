@@ -1,0 +1,5 @@
+"""What an MQTT front end and a broker ask of each other, whoever carries it.
+
+Start with `gateway` (messages), then `sessions`. The broker answers in the same process, `front_port` from
+another.
+"""

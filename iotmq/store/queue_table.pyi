@@ -1,5 +1,0 @@
-from iotmq.store.queue import Queue
-
-class QueueTable:
-    @property
-    def queues(self) -> list[Queue]: ...

@@ -1,0 +1,313 @@
+"""What to do where the log is damaged: keep the bytes, say what is lost, and make the log one to walk over.
+
+What is found goes to `commitlog.damage/` beside the log: for every range a file `START-END.bin` with the
+bytes as they were found and a `START-END.json` that says what they were. The directory is bounded; what has
+no room any more is still logged. Then markers are written over the range (`log_cover.pyx`).
+
+Cut short anywhere by a power cut, the next start finds the rest of the range still damaged and does the
+same again. The queues are not touched: entries of lost records lead to markers, which no reader takes for
+the record.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from iotmq.store.log.segment import sync_directory
+from iotmq.store.projections.log_scan import scan, starts_record
+from iotmq.store.recovery.log_cover import cover
+
+if TYPE_CHECKING:
+    from iotmq.store.log.commit_log import CommitLog
+    from iotmq.store.projections.catch_up import CatchUpProgress
+    from iotmq.store.queues.consume_queue import ConsumeQueue
+
+# The log is checked in pieces of about this size where somebody goes through it afterwards.
+CHECKED_PIECE_BYTES = 8 << 20
+# Compared with zeros at a time.
+PIECE_BYTES = 65_536
+_ZEROS = bytes(PIECE_BYTES)
+# Of one range; of the whole directory; and how many ranges are written down one by one.
+KEPT_BYTES_MAX = 16 << 20
+KEPT_BYTES_TOTAL_MAX = 256 << 20
+KEPT_RANGES_MAX = 1000
+# Lost offsets named in one report.
+LOSSES_MAX = 1000
+LOSSES_LOGGED_MAX = 20
+
+logger = logging.getLogger("iotmq.store")
+
+
+class Loss(msgspec.Struct, frozen=True, order=True):
+    """Offsets of a queue whose records are gone; `last_offset` is one of them."""
+
+    topic: str
+    queue_id: int
+    first_offset: int
+    last_offset: int
+
+    def topic_bytes(self) -> bytes:
+        """The topic as records have it."""
+        return self.topic.encode("utf-8", "surrogateescape")
+
+
+class Damage(msgspec.Struct, frozen=True):
+    """A range of the log that holds no records any more, or never held some that were numbered.
+
+    `kind`: "damaged" for bytes that were on the disk and are no records any more, "torn" for a tail that was
+    cut off, "gap" for offsets without a record where no bytes are damaged. Nobody knows more about what is
+    lost than `lost` says. `kept` is the file with the first `kept_bytes` of the range, relative to the data
+    directory.
+    """
+
+    kind: str
+    start_position: int
+    end_position: int
+    lost: tuple[Loss, ...] = ()
+    kept: str = ""
+    kept_bytes: int = 0
+
+
+class DamageRepair:
+    """Finds what is damaged in a log, and repairs it. On the thread that owns the log."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        queues: ConsumeQueue,
+        keeper: DamageKeeper,
+        sync_file: Callable[[int], object],
+    ) -> None:
+        self._log = log
+        self._queues = queues
+        self._keeper = keeper
+        self._sync_file = sync_file
+        self._found: list[Damage] = []
+        # Below the log's `checked_position`: checked on behalf of a projection that catches up.
+        self._checked_from = self._checked_to = -1
+
+    def found(self) -> tuple[Damage, ...]:
+        """What is lost, in the order of the log."""
+        return tuple(sorted(self._found, key=lambda damage: (damage.start_position, damage.end_position)))
+
+    def check(self, start_position: int, stop_position: int, progress: CatchUpProgress | None = None) -> int:
+        """Check and repair [start_position, stop_position), all of which was on the disk once.
+
+        Returns where the next record starts; raises OSError.
+        """
+        position = start_position
+        while position < stop_position:
+            ranges, position = scan(
+                self._log, position, stop_position, min(position + CHECKED_PIECE_BYTES, stop_position)
+            )
+            self.cover(ranges)
+            if progress is not None:
+                progress("commitlog", position, stop_position)
+        return position
+
+    def verify(self, position: int) -> int:
+        """Have a piece checked for somebody who goes through the log from `position` on; where that ends.
+
+        For positions below the log's `checked_position`; raises OSError.
+        """
+        log = self._log
+        if not self._checked_from <= position < self._checked_to:
+            start_position = position
+            if position != self._checked_to:
+                if not starts_record(log, position):
+                    # A wrong position must not make damage of the record that it is inside of.
+                    start_position = log.segments_between(position, position + 1)[0].start_position
+                self._checked_from = start_position
+            ranges, self._checked_to = scan(
+                log,
+                start_position,
+                log.checked_position,
+                min(position + CHECKED_PIECE_BYTES, log.checked_position),
+            )
+            self.cover(ranges)
+        reached = self._checked_to
+        if reached >= log.checked_position:
+            log.checked_position = self._checked_from
+        return reached
+
+    def ensure(self, position: int) -> None:
+        """Have everything from `position` on checked; raises OSError."""
+        while position < self._log.checked_position:
+            position = self.verify(position)
+
+    def cover(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Keep the bytes of damaged ranges, report them, write markers over them; raises OSError."""
+        for start_position, end_position in ranges:
+            data = self._log.bytes_between(start_position, end_position)
+            damage = msgspec.structs.replace(
+                self._keeper.keep("damaged", data, start_position, end_position),
+                lost=self._losses_between(start_position, end_position),
+            )
+            data.release()
+            self._keeper.report(damage)
+            self._found.append(damage)
+            cover(
+                self._log,
+                start_position,
+                end_position,
+                [(each.topic_bytes(), each.queue_id, each.first_offset, each.last_offset + 1)
+                 for each in damage.lost],
+                self._log.last_store_timestamp_ms,
+            )  # fmt: skip
+        if ranges:
+            for segment in self._log.segments_between(ranges[0][0], ranges[-1][1]):
+                segment.sync(self._sync_file)
+
+    def keep_tail(self, end_position: int) -> None:
+        """Keep and report what is about to be cut off behind the end of the log."""
+        for segment in self._log.segments_between(end_position, 1 << 62):
+            start_position = max(end_position, segment.start_position)
+            data = self._log.bytes_between(start_position, segment.end_position)
+            if is_blank(data):
+                continue
+            damage = msgspec.structs.replace(
+                self._keeper.keep("torn", data, start_position, segment.end_position),
+                lost=self._losses_between(start_position, segment.end_position),
+            )
+            data.release()
+            self._keeper.report(damage)
+            self._found.append(damage)
+
+    def take_gaps(self) -> None:
+        """Report what the numbering of the records, now that projections have seen them, says is missing."""
+        for topic, queue_id, first, end, start_position, end_position in self._queues.take_gaps():
+            loss = Loss(topic, queue_id, first, end - 1)
+            number = next(
+                (
+                    number
+                    for number, damage in enumerate(self._found)
+                    if damage.kind == "damaged"
+                    and start_position < damage.end_position
+                    and damage.start_position < end_position
+                ),
+                -1,
+            )
+            if number < 0:
+                damage = Damage("gap", start_position, end_position, (loss,))
+                self._found.append(damage)
+            else:
+                damage = self._found[number]
+                damage = msgspec.structs.replace(damage, lost=tuple(sorted({*damage.lost, loss})))
+                self._found[number] = damage
+            self._keeper.report(damage)
+
+    def _losses_between(self, start_position: int, end_position: int) -> tuple[Loss, ...]:
+        """What the queues' entries say stood in a range."""
+        losses = []
+        for queue in self._queues.queues():
+            first, end = queue.found_between(start_position, end_position)
+            if first < end:
+                losses.append(Loss(queue.topic, queue.queue_id, first, end - 1))
+        return tuple(sorted(losses))
+
+
+class DamageKeeper:
+    """Puts damaged bytes aside and writes the reports, below `directory`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        # What the directory holds; counted when it is first needed.
+        self._bytes = -1
+        self._count = 0
+
+    def keep(self, kind: str, data: memoryview, start_position: int, end_position: int) -> Damage:
+        """Copy the bytes of a range aside, as far as there is room; a failure is logged and nothing else."""
+        self._measure()
+        # Trailing zeros tell nobody anything.
+        kept = bytes(data[: max(0, min(KEPT_BYTES_MAX, KEPT_BYTES_TOTAL_MAX - self._bytes))]).rstrip(b"\0")
+        if not kept or self._count >= KEPT_RANGES_MAX:
+            return Damage(kind, start_position, end_position)
+        path = self._path(start_position, end_position, "bin")
+        try:
+            self.directory.mkdir(exist_ok=True)
+            _write(path, kept)
+        except OSError as error:
+            logger.warning("cannot keep the damaged bytes in %s: %s", path, error)
+            return Damage(kind, start_position, end_position)
+        self._bytes += len(kept)
+        return Damage(
+            kind,
+            start_position,
+            end_position,
+            kept=f"{self.directory.name}/{path.name}",
+            kept_bytes=len(kept),
+        )
+
+    def report(self, damage: Damage) -> None:
+        """Write a range's report beside its bytes, over a former one, and log it."""
+        named = [
+            f"{loss.topic}/{loss.queue_id}:{loss.first_offset}..{loss.last_offset}"
+            for loss in damage.lost[:LOSSES_LOGGED_MAX]
+        ]
+        if len(damage.lost) > LOSSES_LOGGED_MAX:
+            named.append(f"and {len(damage.lost) - LOSSES_LOGGED_MAX} more queues")
+        logger.error(
+            "log damage: kind=%s start=%d end=%d bytes=%d kept=%s lost=%s",
+            damage.kind,
+            damage.start_position,
+            damage.end_position,
+            damage.end_position - damage.start_position,
+            damage.kept or "-",
+            ",".join(named) or "unknown",
+        )
+        self._measure()
+        path = self._path(damage.start_position, damage.end_position, "json")
+        if not path.exists():
+            if self._count >= KEPT_RANGES_MAX:
+                return
+            self._count += 1
+        try:
+            self.directory.mkdir(exist_ok=True)
+            bounded = msgspec.structs.replace(damage, lost=damage.lost[:LOSSES_MAX])
+            _write(path, msgspec.json.format(msgspec.json.encode(bounded)) + b"\n")
+            sync_directory(str(self.directory))
+        except OSError as error:
+            logger.warning("cannot write %s: %s", path, error)
+
+    def _path(self, start_position: int, end_position: int, suffix: str) -> Path:
+        return self.directory / f"{start_position:020d}-{end_position:020d}.{suffix}"
+
+    def _measure(self) -> None:
+        if self._bytes >= 0:
+            return
+        self._bytes = self._count = 0
+        if not self.directory.is_dir():
+            return
+        for entry in os.scandir(self.directory):
+            self._bytes += entry.stat().st_size
+            self._count += entry.name.endswith(".json")
+
+
+def read_reports(directory: Path) -> list[Damage]:
+    """What earlier starts have reported below a data directory; reports that cannot be read are left out."""
+    reports = []
+    for path in sorted((directory / "commitlog.damage").glob("*.json")):
+        try:
+            reports.append(msgspec.json.decode(path.read_bytes(), type=Damage))
+        except (OSError, msgspec.DecodeError) as error:
+            logger.warning("cannot read %s: %s", path, error)
+    return reports
+
+
+def is_blank(data: memoryview) -> bool:
+    """Whether there are only zeros."""
+    pieces = (data[at : at + PIECE_BYTES].tobytes() for at in range(0, len(data), PIECE_BYTES))
+    return all(piece == _ZEROS[: len(piece)] for piece in pieces)
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,5 @@
+"""How old segments go.
+
+Start with `decide`, which says how far; `apply` does it to all that is derived from them, and `delete_thread`
+deletes the files.
+"""

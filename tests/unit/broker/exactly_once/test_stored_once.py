@@ -1,0 +1,450 @@
+"""Batches that are sent again, and packet ids of devices: what is stored is stored once."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+
+import pytest
+from eventually import soon
+from file_size_limit import files_end_at
+from store_model import open_small
+
+from iotmq import limits
+from iotmq.broker.exactly_once import received_ids
+from iotmq.broker.exactly_once.received_ids import ReceivedIds, encode_release
+from iotmq.broker.exactly_once.stored_once import StoredOnce
+from iotmq.broker.tables.topics import TopicTable
+from iotmq.broker.writing.message_writer import Intake, IntakeError, StoredBatch
+from iotmq.clock import ManualClock
+from iotmq.errors import StoreError, StoreFullError
+from iotmq.message.properties import encode_properties
+from iotmq.message.record import encode_batch, iter_records
+from iotmq.remoting.codes import ResponseCode
+from iotmq.store.store import Store
+
+HOST = bytes.fromhex("7f00000100001388")
+FLUSH_TIMEOUT_S = 5.0
+
+
+class Bench:
+    """A broker's store and what stands before it, started again at will."""
+
+    def __init__(
+        self, directory: Path, *, flush: str = "async", ids_max: int = 100, bytes_max: int = 1 << 20
+    ) -> None:
+        self.directory = directory
+        self.flush = flush
+        self.limits = {"ids_max": ids_max, "bytes_max": bytes_max}
+        self.clock = ManualClock()
+        self.disk_works = threading.Event()
+        self.disk_works.set()
+        self.start()
+
+    def sync_file(self, descriptor: int) -> None:
+        self.disk_works.wait(30)
+
+    def start(self) -> None:
+        self.store: Store = open_small(
+            self.directory / "data", clock=self.clock, segment_bytes=1 << 20, allocation_step_bytes=1 << 18,
+            queue_file_entries=5000, flush=self.flush, sync_file=self.sync_file,
+        )  # fmt: skip
+        topics = TopicTable(self.directory / "topics.json", self.clock)
+        topics.ensure("T", queues=2)
+        self.received = ReceivedIds(self.store.key_values(), **self.limits)
+        self.store.add_projection(self.received)
+        self.received.end_append({}, self.store.appended_position)
+        self.intake = Intake(
+            self.store, topics, self.clock,
+            directory=self.directory, default_topic_queues=2, flush_timeout_s=FLUSH_TIMEOUT_S,
+        )  # fmt: skip
+        self.intake.open()
+        self.store.on_flushed = self.intake.on_flushed
+        self.once = StoredOnce(self.intake, self.received, host=HOST)
+
+    def restart(self) -> None:
+        self.store.close()
+        self.start()
+
+    def send(
+        self, *elements: bytes, is_repeat: bool = False, has_packet_ids: bool = False, queue_id: int = 0
+    ) -> list[StoredBatch | IntakeError]:
+        answers: list[StoredBatch | IntakeError] = []
+
+        def append(elements: bytes, *, done: object) -> None:
+            self.intake.append(
+                "T", queue_id, elements, born_timestamp_ms=1, born_host=HOST, done=done, is_patient=True
+            )  # type: ignore[arg-type]
+
+        self.once.append(
+            ("T",), b"".join(elements), append, answers.append,
+            is_repeat=is_repeat, has_packet_ids=has_packet_ids,
+        )  # type: ignore[arg-type]  # fmt: skip
+        self.received._invariants()
+        return answers
+
+    def publish(self, client: str, packet_id: int, body: bytes, *, topic: str = "t") -> None:
+        [answer] = self.send(marked(client, packet_id, body, topic=topic), has_packet_ids=True)
+        assert isinstance(answer, StoredBatch)
+
+    def release(self, client: str, packet_id: int) -> None:
+        answers: list[StoredBatch | IntakeError] = []
+        self.once.release(encode_release(client.encode(), packet_id), answers.append, now_ms=1)
+        self.received._invariants()
+        [answer] = answers
+        assert isinstance(answer, StoredBatch)
+
+    def bodies(self, queue_id: int = 0) -> list[bytes]:
+        self.intake.settle()
+        queue = self.store.queue("T", queue_id)
+        found = self.store.read(queue, 0, records_max=1000, bytes_max=1 << 20)
+        return [record.body for record in iter_records(b"".join(found.views))]
+
+
+def keyed(key: str, body: bytes) -> bytes:
+    return encode_batch([(body, encode_properties({"UNIQ_KEY": key}) if key else b"", 0)])
+
+
+def marked(client: str, packet_id: int, body: bytes, *, key: str = "", topic: str = "t") -> bytes:
+    properties = {"MQTT_TOPIC": topic, "MQTT_CLIENT_ID": client, "MQTT_PACKET_ID": str(packet_id)}
+    if key:
+        properties["UNIQ_KEY"] = key
+    return encode_batch([(body, encode_properties(properties), 0)])
+
+
+# Batches that are sent again
+
+
+async def test_a_batch_that_is_sent_again_is_answered_with_where_it_stands(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    batch = (keyed("K1", b"one"), keyed("", b"two"), keyed("", b"two"))
+    [first] = bench.send(*batch)
+    bench.send(keyed("K2", b"other"))
+    for _ in range(2):
+        [again] = bench.send(*batch, is_repeat=True)
+        assert isinstance(first, StoredBatch)
+        assert isinstance(again, StoredBatch)
+        assert again.status == ResponseCode.SUCCESS
+        assert (again.first_offset, again.count, again.queue_id) == (0, 3, 0)
+        assert again.appended.positions() == first.appended.positions()
+        bench.restart()
+    assert bench.bodies() == [b"one", b"two", b"two", b"other"]
+    assert bench.once.repeats_total == 0
+
+
+async def test_a_batch_that_never_came_is_stored_when_it_is_sent_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.send(keyed("K1", b"one"))
+    [answer] = bench.send(keyed("K2", b"one"), is_repeat=True)
+    assert isinstance(answer, StoredBatch)
+    assert (answer.first_offset, answer.count) == (1, 1)
+    assert bench.once.found_total == 0
+    # Without a key nothing can be known.
+    bench.send(keyed("", b"two"))
+    bench.send(keyed("", b"two"), is_repeat=True)
+    assert bench.bodies() == [b"one", b"one", b"two", b"two"]
+
+
+async def test_a_batch_whose_first_message_was_there_before_is_known_when_it_is_sent_again(
+    tmp_path: Path,
+) -> None:
+    """Its key stood on that one; the rest, all of the same body, is stored once however often it comes."""
+    bench = Bench(tmp_path)
+    bench.publish("d", 1, b"1")
+    batch = (
+        marked("d", 1, b"1", key="K2"),
+        marked("e", 7, b"1"),
+        keyed("", b"1"),
+        marked("d", 2, b"1"),
+    )
+    bench.send(*batch, has_packet_ids=True)
+    assert len(bench.bodies()) == 4
+    for _ in range(3):
+        [answer] = bench.send(*batch, is_repeat=True, has_packet_ids=True)
+        assert isinstance(answer, StoredBatch)
+        assert len(bench.bodies()) == 4
+        bench.restart()
+
+
+async def test_of_a_batch_that_lost_its_end_the_rest_is_stored(tmp_path: Path) -> None:
+    """As a power cut leaves it; what was stored since looks like the rest, and is another's."""
+    bench = Bench(tmp_path)
+    bench.send(keyed("K1", b"one"), keyed("", b"two"))
+    bench.clock.advance(1)
+    bench.send(keyed("K2", b"three"))
+    whole = (keyed("K1", b"one"), keyed("", b"two"), keyed("", b"three"), keyed("", b"four"))
+    bench.send(*whole, is_repeat=True)
+    assert bench.bodies() == [b"one", b"two", b"three", b"three", b"four"]
+
+
+async def test_the_rest_of_a_batch_is_known_when_it_is_sent_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.send(keyed("K1", b"one"))
+    whole = (keyed("K1", b"one"), keyed("", b"one"), keyed("", b"two"))
+    for _ in range(3):
+        bench.send(*whole, is_repeat=True)
+        assert bench.bodies() == [b"one", b"one", b"two"]
+        bench.clock.advance(1)
+        bench.restart()
+
+
+async def test_batches_whose_messages_are_alike_are_told_apart_by_their_keys(tmp_path: Path) -> None:
+    """Devices that all say the same within one millisecond."""
+    bench = Bench(tmp_path)
+    bench.send(keyed("K1", b"on"), keyed("", b"on"))
+    bench.send(keyed("K2", b"on"))
+    bench.send(keyed("K1", b"on"), keyed("", b"on"), is_repeat=True)
+    bench.send(keyed("K3", b"on"), is_repeat=True)
+    bench.send(keyed("K2", b"on"), is_repeat=True)
+    assert bench.bodies() == [b"on"] * 4
+
+
+async def test_a_batch_whose_flush_is_late_is_not_stored_again_and_is_answered_by_the_flush(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path, flush="sync")
+    bench.disk_works.clear()
+    first = bench.send(keyed("K1", b"one"))
+    again = bench.send(keyed("K1", b"one"), is_repeat=True)
+    bench.clock.advance(FLUSH_TIMEOUT_S + 1)
+    await soon(lambda: bool(again), "the second is told to try again")
+    [refused] = again
+    assert isinstance(refused, IntakeError)
+    assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert not first, "a patient sender waits"
+    once_more = bench.send(keyed("K1", b"one"), is_repeat=True)
+    bench.disk_works.set()
+    await soon(lambda: bool(first) and bool(once_more), "both are answered by the flush")
+    assert [answer.first_offset for answer in (*first, *once_more)] == [0, 0]  # type: ignore[union-attr]
+    assert bench.bodies() == [b"one"]
+
+
+# Packet ids
+
+
+async def test_what_may_have_come_before_is_stored_once_until_it_is_released(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.publish("c", 5, b"one")
+    bench.publish("c", 5, b"one")
+    bench.restart()
+    bench.publish("c", 5, b"one")
+    # Another client's, another id's, and one whose first sending got lost.
+    bench.publish("d", 5, b"two")
+    bench.publish("c", 6, b"three")
+    bench.release("c", 5)
+    bench.restart()
+    bench.publish("c", 5, b"four")
+    bench.release("c", 5)
+    bench.release("c", 5)
+    bench.publish("c", 5, b"five")
+    assert bench.bodies() == [b"one", b"two", b"three", b"four", b"five"]
+    assert bench.received.count == 3
+
+
+async def test_a_new_message_takes_over_a_packet_id_that_was_never_released(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.publish("c", 5, b"one")
+    bench.publish("c", 5, b"two")
+    bench.publish("c", 5, b"two")
+    assert bench.bodies() == [b"one", b"two"]
+    assert bench.received.count == 1
+
+
+async def test_what_a_client_sends_again_without_dup_is_the_same_message(tmp_path: Path) -> None:
+    """[MQTT-4.3.3-10]; another one under that id has another body or another topic."""
+    bench = Bench(tmp_path)
+    bench.publish("c", 5, b"on", topic="a")
+    bench.publish("c", 5, b"on", topic="a")
+    bench.publish("c", 5, b"on", topic="b")
+    bench.publish("c", 5, b"on", topic="a")
+    assert bench.bodies() == [b"on"] * 3
+
+
+@pytest.mark.parametrize("flush", ["async", "sync"])
+async def test_one_batch_may_have_a_message_of_two_connections_of_its_device(
+    tmp_path: Path, flush: str
+) -> None:
+    bench = Bench(tmp_path, flush=flush)
+    batch = (
+        marked("c", 5, b"on", key="K"),
+        marked("d", 5, b"on"),
+        marked("c", 5, b"on"),
+        marked("c", 5, b"off"),
+        marked("c", 5, b"off"),
+    )
+    bench.send(*batch, has_packet_ids=True)
+    again = bench.send(*batch, has_packet_ids=True, is_repeat=True)
+    await soon(lambda: bool(again), "it is answered")
+    bench.restart()
+    assert bench.bodies() == [b"on", b"on", b"off"]
+
+
+async def test_a_session_that_begins_takes_no_message_for_one_of_the_session_before(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    for packet_id in range(1, 6):
+        bench.publish("c", packet_id, b"on")
+    bench.publish("d", 1, b"on")
+    bench.once.forget("c", now_ms=1)
+    bench.received._invariants()
+    end_position = bench.store.appended_position
+    bench.once.forget("c", now_ms=1)
+    bench.once.forget("nobody", now_ms=1)
+    assert bench.store.appended_position == end_position
+    bench.publish("c", 1, b"on")
+    bench.restart()
+    bench.publish("c", 2, b"on")
+    bench.publish("d", 1, b"on")
+    assert bench.bodies() == [b"on"] * 8
+
+
+async def test_a_packet_id_counts_from_the_append_on_not_from_the_flush(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, flush="sync")
+    bench.disk_works.clear()
+    element = [marked("c", 5, b"one"), marked("c", 5, b"one")]
+    first = bench.send(element[0], has_packet_ids=True)
+    again = bench.send(element[1], has_packet_ids=True)
+    assert not first
+    assert not again, "it is not durable yet"
+    bench.disk_works.set()
+    await soon(lambda: bool(first) and bool(again), "both are answered")
+    released: list[StoredBatch | IntakeError] = []
+    bench.disk_works.clear()
+    bench.once.release(encode_release(b"c", 5), released.append, now_ms=1)
+    third = bench.send(element[1], has_packet_ids=True)
+    assert not released
+    bench.disk_works.set()
+    await soon(lambda: bool(released) and bool(third), "all are answered")
+    bench.received._invariants()
+    assert bench.bodies() == [b"one", b"one"]
+
+
+async def test_a_client_that_begins_anew_loses_its_packet_ids_and_nobody_elses(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    for client in ("c", "cc", "d"):
+        for packet_id in (1, 2):
+            bench.publish(client, packet_id, b"x")
+    bench.received.write_out()
+    bench.publish("c", 3, b"x")
+    bench.release("c", received_ids.ALL)
+    assert bench.received.count == 4
+    assert bench.received.digest(b"c\x001") is None
+    assert bench.received.digest(b"cc\x001") is not None
+
+
+async def test_a_repeated_batch_with_packet_ids_stores_neither_twice(tmp_path: Path) -> None:
+    """The answer got lost; of its messages one had come before, and was left out."""
+    bench = Bench(tmp_path)
+    bench.publish("c", 1, b"old")
+    batch = (
+        marked("c", 1, b"old"),
+        marked("c", 2, b"lost"),
+        marked("c", 3, b"new", key="K"),
+        marked("c", 4, b"after"),
+    )
+    bench.send(*batch, has_packet_ids=True)
+    bench.send(*batch, has_packet_ids=True, is_repeat=True)
+    bench.restart()
+    bench.send(*batch, has_packet_ids=True, is_repeat=True)
+    assert bench.bodies() == [b"old", b"lost", b"new", b"after"]
+
+
+async def test_while_the_database_is_closed_nobody_is_told_what_is_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path)
+    bench.publish("d", 7, b"one")
+    bench.received.sync()
+    key_values = bench.store.key_values()
+    answers: list[StoredBatch | IntakeError] = []
+    elements = marked("d", 7, b"one") + marked("d", 9, b"two")
+
+    def refuse() -> None:
+        raise StoreFullError("No space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(key_values, "_open", refuse)
+        with pytest.raises(StoreFullError):
+            key_values.reopen()
+        bench.once.append(
+            ("T",), elements, lambda elements, *, done: None, answers.append,
+            is_repeat=False, has_packet_ids=True,
+        )  # fmt: skip
+        bench.once.release(encode_release(b"d", 7), answers.append, now_ms=1)
+        with pytest.raises(StoreError):
+            bench.once.forget("d", now_ms=1)
+    assert [type(answer) for answer in answers] == [IntakeError, IntakeError]
+    assert {answer.code for answer in answers} == {ResponseCode.SERVICE_NOT_AVAILABLE}  # type: ignore[union-attr]
+    key_values.reopen()
+    [answer] = bench.send(elements, has_packet_ids=True)
+    assert isinstance(answer, IntakeError), "what was applied is not known yet"
+    bench.store.retain()
+    [answer] = bench.send(elements, has_packet_ids=True)
+    assert isinstance(answer, StoredBatch)
+    assert bench.bodies() == [b"one", b"two"]
+
+
+async def test_after_the_database_was_opened_again_nothing_is_forgotten(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, ids_max=1000)
+    names = [b"%032x" % number for number in random.Random(1).sample(range(1 << 60), 200)]
+    for name in names:
+        bench.publish(name.decode(), 7, b"one")
+    bench.publish("d", 7, b"one")
+    bench.publish("d", 8, b"on")
+    bench.received.write_out()
+    key_values = bench.store.key_values()
+    with files_end_at(4096), pytest.raises(StoreFullError):
+        key_values.space("received_ids").flush(wait=True)
+    # As another of its projections does: what was written and not flushed is not in it any more.
+    key_values.reopen()
+    answers = bench.send(marked("d", 7, b"one"), has_packet_ids=True)
+    bench.once.release(encode_release(b"d", 8), answers.append, now_ms=1)
+    assert [type(answer) for answer in answers] == [IntakeError, IntakeError]
+    assert {answer.code for answer in answers} == {ResponseCode.SERVICE_NOT_AVAILABLE}  # type: ignore[union-attr]
+    bench.store.retain()
+    bench.publish("d", 7, b"one")
+    bench.release("d", 8)
+    # Another message, which is like the one before.
+    bench.publish("d", 8, b"on")
+    assert bench.bodies()[200:] == [b"one", b"on", b"on"]
+
+
+@pytest.mark.parametrize("body", [b"\0", b"\0\5abc", b"\0\1c\0"])
+async def test_a_release_that_is_none_is_refused(tmp_path: Path, body: bytes) -> None:
+    bench = Bench(tmp_path)
+    answers: list[StoredBatch | IntakeError] = []
+    bench.once.release(body, answers.append, now_ms=1)
+    [answer] = answers
+    assert isinstance(answer, IntakeError)
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+async def test_packet_ids_at_their_limit_and_past_it(tmp_path: Path, is_written: bool) -> None:
+    bench = Bench(tmp_path, ids_max=3)
+    for packet_id in (1, 2, 3):
+        bench.publish("c", packet_id, b"x")
+    if is_written:
+        bench.received.write_out()
+    assert bench.received.count == 3
+    assert bench.received.forgotten_total == 0
+    bench.publish("c", 4, b"x")
+    known = [number for number in (1, 2, 3, 4) if bench.received.digest(b"c\x00%d" % number) is not None]
+    assert known == [2, 3, 4]
+    assert bench.received.forgotten_total == 1
+    bench.received.write_out()
+    bench.received._invariants()
+
+
+async def test_bytes_of_packet_ids_at_their_limit_and_past_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, bytes_max=2 * (2 * len(b"client\x001") + 64))
+    bench.publish("client", 1, b"x")
+    bench.publish("client", 2, b"x")
+    assert bench.received.count == 2
+    bench.publish("client", 3, b"x")
+    assert bench.received.count == 2
+    assert bench.received.digest(b"client\x001") is None
+
+
+def test_a_release_of_one_request_fits_a_record() -> None:
+    assert limits.RELEASED_BODY_BYTES_MAX <= limits.RECORD_BYTES_MAX // 2

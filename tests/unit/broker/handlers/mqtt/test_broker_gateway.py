@@ -1,0 +1,439 @@
+"""The broker and front ends in other processes: requests 30001 to 30005, limits, slow front ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from itertools import islice, product
+from typing import Any
+
+import msgspec
+import pytest
+from eventually import soon
+from fake_gateway import record_of
+
+from iotmq import limits
+from iotmq.broker.delivery.delivery import Delivery
+from iotmq.broker.delivery.delivery_catch_up import DeliveryCatchUp
+from iotmq.broker.handlers.mqtt import gateway as gateway_module
+from iotmq.broker.handlers.mqtt.gateway import GatewayHandler, LocalGateway
+from iotmq.broker.tables.topics import TIMER_TOPIC
+from iotmq.broker.writing.message_writer import IntakeError
+from iotmq.clock import ManualClock
+from iotmq.errors import RequestError, StoreError
+from iotmq.message.errors import MessageFormatError
+from iotmq.message.hosts import encode_host
+from iotmq.message.properties import MQTT_TOPIC, encode_properties
+from iotmq.message.record import decode_record, encode_batch, iter_records
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+
+
+class Connection:
+    """What a handler needs of a ServerConnection."""
+
+    def __init__(self) -> None:
+        self.is_congested = False
+        self.unsent_bytes = 0
+        self.pushed: list[tuple[bytes, bytes]] = []
+        self.replies: list[Command] = []
+        self.has_room = asyncio.Event()
+
+    def send_oneway(self, command: Command) -> None:
+        assert command.code == RequestCode.DELIVER_RECORDS
+        body = command.body_bytes()
+        size = int(command.ext["matchesBytes"])
+        self.pushed.append((body[size:], body[:size]))
+        assert int(command.ext["nextPosition"]) > 0
+
+    def reply(self, command: Command) -> None:
+        self.replies.append(command)
+
+    async def drain(self) -> None:
+        await self.has_room.wait()
+        self.is_congested = False
+
+    async def replied(self) -> Command:
+        await soon(lambda: bool(self.replies), "the answer", step_s=0)
+        return self.replies.pop()
+
+
+class Intake:
+    """Knows one topic with two queues."""
+
+    def queue_count(self, topic: str, *, create: bool) -> int:
+        if topic == "not-made-yet" and create:
+            return 4
+        return 2 if topic in ("T", TIMER_TOPIC) else 0
+
+
+class Stored:
+    """What the handler reads of a batch that is in the log."""
+
+    status = 0
+
+
+class Delayed:
+    """Takes batches, or says that too many messages wait."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[str, int, bytes]] = []
+        self.is_full = False
+
+    def append(self, topic: str, queue_id: int, elements: Any, *, born_host: bytes, done: Any) -> None:
+        if self.is_full:
+            done(IntakeError(ResponseCode.TOO_MANY_WAITING, "too many"))
+            return
+        self.taken.append((topic, queue_id, bytes(elements)))
+        done(Stored())
+
+
+class StoredAtOnce:
+    """Stores everything as something new."""
+
+    def append(
+        self, topics: Any, elements: Any, append: Any, done: Any, *, is_repeat: bool, has_packet_ids: bool
+    ) -> None:
+        append(elements, done=done)
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.delivery = Delivery(applied_position=0)
+        self.log = b""
+        self.catch_up = DeliveryCatchUp(self.delivery, self.recent_records)
+        self.delayed = Delayed()
+        self.handler = GatewayHandler(
+            Intake(),  # type: ignore[arg-type]
+            self.delayed,  # type: ignore[arg-type]
+            StoredAtOnce(),  # type: ignore[arg-type]
+            self.delivery,
+            self.catch_up,
+            host=encode_host("127.0.0.1", 1),
+            record_bytes_max=70_000,
+            clock=ManualClock(),
+        )
+        self.connection = Connection()
+
+    def ask(self, code: int, body: bytes = b"", connection: Connection | None = None, **ext: str) -> Command:
+        handle = self.handler.handlers()[code]
+        response = handle(connection or self.connection, Command.request(code, ext, body))  # type: ignore[arg-type]
+        assert response is not None
+        return response
+
+    def attach(self, *filters: Any, connection: Connection | None = None) -> Command:
+        body = msgspec.json.encode({"filters": filters})
+        return self.ask(RequestCode.ATTACH_FILTERS, body, connection)
+
+    def detach(self, *ids: int) -> Command:
+        return self.ask(RequestCode.DETACH_FILTERS, msgspec.json.encode({"ids": ids}))
+
+    def apply(self, *records: bytes) -> None:
+        """Append to the log, and push."""
+        start_position = len(self.log)
+        self.log += b"".join(records)
+        view = memoryview(self.log)[start_position:].toreadonly()
+        self.delivery.apply(view, start_position, len(self.log))
+
+    def recent_records(self, position: int, bytes_max: int) -> tuple[int, memoryview] | None:
+        """As Store.recent_records, a record at a time."""
+        if position == len(self.log):
+            return position, memoryview(b"")
+        try:
+            size = decode_record(self.log, position).size
+        except MessageFormatError:
+            return None
+        return position + size, memoryview(self.log)[position : position + size]
+
+    def attach_since(self, since: int, *filters: Any, connection: Connection | None = None) -> None:
+        """The answer comes later."""
+        request = Command.request(
+            RequestCode.ATTACH_FILTERS,
+            {"since": str(since)},
+            msgspec.json.encode({"filters": filters}),
+        )
+        handle = self.handler.handlers()[RequestCode.ATTACH_FILTERS]
+        assert handle(connection or self.connection, request) is None  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_a_connection_is_a_channel_as_long_as_it_lives(bench: Bench) -> None:
+    other = Connection()
+    assert bench.attach().ext == {"recordBytesMax": "70000", "position": "0"}
+    assert bench.attach((1, "a/#"), (2, "b")).code == 0
+    assert bench.attach((1, "a/b"), connection=other).code == 0
+    assert bench.delivery.channel_count == 2
+    bench.apply(record_of("c", b"0"), record_of("a/b", b"1"))
+    assert [records for records, _ in bench.connection.pushed] == [record_of("a/b", b"1")]
+    assert [records for records, _ in other.pushed] == [record_of("a/b", b"1")]
+    assert bench.detach(1, 77).code == 0
+    bench.apply(record_of("a/b", b"2"))
+    assert (len(bench.connection.pushed), len(other.pushed)) == (1, 2)
+    for _ in range(2):
+        bench.handler.connection_lost(other)  # type: ignore[arg-type]
+        bench.handler.connection_lost(bench.connection)  # type: ignore[arg-type]
+    assert bench.delivery.channel_count == bench.delivery.filter_count == 0
+
+
+def bodies(connection: Connection) -> list[bytes]:
+    return [record.body for records, _ in connection.pushed for record in iter_records(records)]
+
+
+async def test_a_front_end_that_comes_back_gets_what_it_missed_and_then_what_comes(bench: Bench) -> None:
+    bench.apply(*(record_of("a/b", b"%d" % number) for number in range(3)))
+    since = len(bench.log)
+    bench.apply(record_of("a/b", b"3"), record_of("c", b"no"), record_of("a/c", b"4"))
+    # All pages at once: a record that two filters match comes once.
+    held = bench.ask(
+        RequestCode.ATTACH_FILTERS, msgspec.json.encode({"filters": [(1, "a/#")]}), isHeld="true"
+    )
+    assert held.code == 0
+    assert bench.delivery.filter_count == 0
+    bench.attach_since(since, (2, "+/c"))
+    bench.apply(record_of("a/b", b"5"))
+    answer = await bench.connection.replied()
+    assert (answer.code, answer.ext["position"]) == (0, str(len(bench.log)))
+    assert bodies(bench.connection) == [b"3", b"4", b"5"]
+    bench.apply(record_of("a/b", b"6"))
+    assert bodies(bench.connection) == [b"3", b"4", b"5", b"6"]
+    assert (bench.catch_up.caught_up_total, bench.catch_up.gaps_total) == (1, 0)
+
+
+async def test_a_catch_up_that_fails_is_said_and_may_be_asked_for_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: Any, **__: Any) -> None:
+        raise StoreError("the log cannot be read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.catch_up, "attach", fail)
+        bench.attach_since(len(bench.log), (1, "a"))
+        answer = await bench.connection.replied()
+    assert (answer.code, answer.remark) == (1, "StoreError: the log cannot be read")
+    bench.attach_since(len(bench.log), (1, "a"))
+    assert (await bench.connection.replied()).code == 0
+
+
+@pytest.mark.parametrize("since", [7, 1 << 40])
+async def test_what_is_not_there_to_be_caught_up_is_left_out_and_counted(bench: Bench, since: int) -> None:
+    bench.apply(record_of("a", b"0"))
+    bench.attach_since(since, (1, "a"))
+    assert (await bench.connection.replied()).code == 0
+    assert bench.connection.pushed == []
+    assert (bench.catch_up.caught_up_total, bench.catch_up.gaps_total) == (0, 1)
+    bench.apply(record_of("a", b"1"))
+    assert bodies(bench.connection) == [b"1"]
+
+
+async def test_a_front_end_that_takes_nothing_is_waited_for(bench: Bench) -> None:
+    bench.apply(*(record_of("a", b"%d" % number) for number in range(4)))
+    bench.attach_since(0, (1, "a"))
+    with pytest.raises(RequestError, match="already"):
+        bench.attach_since(0, (2, "b"))
+    await soon(lambda: bool(bench.connection.pushed), "the first piece", step_s=0)
+    bench.connection.is_congested = True
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(bodies(bench.connection)) < 4
+    bench.connection.has_room.set()
+    await bench.connection.replied()
+    assert bodies(bench.connection) == [b"0", b"1", b"2", b"3"]
+    assert bench.handler.dropped_pushes == 0
+
+
+async def test_a_front_end_that_leaves_while_it_catches_up_is_forgotten(bench: Bench) -> None:
+    bench.apply(*(record_of("a", b"%d" % number) for number in range(100)))
+    bench.attach_since(0, (1, "a"))
+    await soon(lambda: bool(bench.connection.pushed), "the first piece", step_s=0)
+    bench.handler.connection_lost(bench.connection)  # type: ignore[arg-type]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert bench.delivery.channel_count == bench.delivery.filter_count == 0
+    assert bench.connection.replies == []
+    assert len(bodies(bench.connection)) < 100
+
+
+def test_detaching_without_a_channel_is_nothing(bench: Bench) -> None:
+    assert bench.detach(1).code == 0
+    assert bench.delivery.channel_count == 0
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [(0, "a"), (-1, "a"), (1 << 32, "a"), (1, ""), (1, "a/#/b"), (1, "a+")],
+)
+def test_filters_that_are_none_are_refused_and_the_others_of_the_request_with_them(
+    bench: Bench, entry: tuple[int, str]
+) -> None:
+    with pytest.raises(RequestError) as raised:
+        bench.attach((5, "good"), entry)
+    assert raised.value.code == ResponseCode.SYSTEM_ERROR
+    assert bench.delivery.filter_count == 0
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b"[]", b'{"filters": 1}', b'{"filters": [["a", 1]]}', b"\xff", b'{"x": 1}']
+)
+def test_bodies_that_cannot_be_read_are_refused(bench: Bench, body: bytes) -> None:
+    for code in (RequestCode.ATTACH_FILTERS, RequestCode.DETACH_FILTERS):
+        with pytest.raises(RequestError):
+            bench.ask(code, body)
+
+
+def test_the_largest_filter_id(bench: Bench) -> None:
+    assert bench.attach(((1 << 32) - 1, "a")).code == 0
+    bench.apply(record_of("a", b"x"))
+    assert bench.connection.pushed[0][1].endswith(b"\xff\xff\xff\xff")
+
+
+def test_filters_of_a_channel_at_their_limit_and_past_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_module.limits, "FILTERS_PER_CHANNEL_MAX", 3)
+    assert bench.attach((1, "a"), (2, "b")).code == 0
+    assert bench.attach((3, "c")).code == 0
+    with pytest.raises(RequestError, match="at most 3"):
+        bench.attach((4, "d"))
+    assert bench.delivery.filter_count == 3
+    assert bench.attach((4, "d"), connection=Connection()).code == 0, "others have their own"
+
+
+def test_a_front_end_that_does_not_take_its_pushes_loses_them_and_nobody_else(bench: Bench) -> None:
+    other = Connection()
+    bench.attach((1, "a"))
+    bench.attach((1, "a"), connection=other)
+    bench.connection.unsent_bytes = limits.PUSHES_UNSENT_BYTES_MAX + 1
+    bench.apply(record_of("a", b"1"))
+    bench.connection.unsent_bytes = limits.PUSHES_UNSENT_BYTES_MAX
+    bench.apply(record_of("a", b"2"))
+    assert [records for records, _ in bench.connection.pushed] == [record_of("a", b"2")]
+    assert len(other.pushed) == 2
+    numbers = {metric.name: metric.value for metric in bench.handler.metrics()}
+    assert numbers["iotmq_broker_dropped_pushes_total"] == 1
+    assert numbers["iotmq_broker_failed_pushes_total"] == 0
+    assert numbers["iotmq_broker_pushed_bytes_total"] == 3 * len(record_of("a", b"1"))
+
+
+BATCH = encode_batch([(b"x", encode_properties({MQTT_TOPIC: "a"}), 0)])
+
+
+@pytest.mark.parametrize(
+    ("topic", "queue_id", "is_taken"),
+    [
+        ("T", 0, True),
+        ("T", 1, True),
+        ("T", 2, False),
+        ("T", -1, False),
+        ("not-made-yet", limits.QUEUES_PER_TOPIC_MAX - 1, True),
+        ("not-made-yet", limits.QUEUES_PER_TOPIC_MAX, False),
+    ],
+)
+def test_queues_of_messages_that_are_not_stored(
+    bench: Bench, topic: str, queue_id: int, is_taken: bool
+) -> None:
+    bench.attach((1, "a"))
+    fields = {"topic": topic, "queueId": str(queue_id)}
+    if is_taken:
+        assert bench.ask(RequestCode.PUBLISH_TRANSIENT, BATCH, **fields).code == 0
+    else:
+        with pytest.raises(RequestError, match="queueId"):
+            bench.ask(RequestCode.PUBLISH_TRANSIENT, BATCH, **fields)
+    assert len(bench.connection.pushed) == is_taken
+
+
+@pytest.mark.parametrize(("body", "topic"), [(b"", "T"), (BATCH[:-1], "T"), (BATCH, "x" * 128)])
+def test_messages_that_are_not_stored_must_be_messages(bench: Bench, body: bytes, topic: str) -> None:
+    response = bench.ask(RequestCode.PUBLISH_TRANSIENT, body, topic=topic, queueId="0")
+    assert response.code == ResponseCode.MESSAGE_ILLEGAL
+    assert response.remark
+
+
+@pytest.mark.parametrize(
+    ("topic", "queue_id", "expected"),
+    [("T", 0, 0), ("T", 1, 1), ("T", 2, None), ("T", -1, None), ("not-made-yet", 1_023, 3)],
+)
+def test_queues_of_messages_that_wait(bench: Bench, topic: str, queue_id: int, expected: int | None) -> None:
+    fields = {"topic": topic, "queueId": str(queue_id)}
+    if expected is None:
+        with pytest.raises(RequestError, match="queueId"):
+            bench.ask(RequestCode.PUBLISH_DELAYED, BATCH, **fields)
+        return
+    assert bench.ask(RequestCode.PUBLISH_DELAYED, BATCH, **fields).code == 0
+    assert bench.delayed.taken == [(topic, expected, BATCH)]
+    bench.delayed.is_full = True
+    response = bench.ask(RequestCode.PUBLISH_DELAYED, BATCH, **fields)
+    assert (response.code, response.remark) == (ResponseCode.TOO_MANY_WAITING, "too many")
+
+
+def test_messages_do_not_begin_to_wait_while_the_broker_takes_none(bench: Bench) -> None:
+    bench.handler.is_writable = False
+    with pytest.raises(RequestError, match="is_writable") as raised:
+        bench.ask(RequestCode.PUBLISH_DELAYED, BATCH, topic="T", queueId="0")
+    # Not one of those after which a front end gives up a batch.
+    assert raised.value.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert not bench.delayed.taken
+
+
+@pytest.mark.parametrize("topic", ["nobody-takes", TIMER_TOPIC])
+def test_messages_do_not_wait_for_topics_that_take_none(bench: Bench, topic: str) -> None:
+    with pytest.raises(RequestError, match=topic) as raised:
+        bench.ask(RequestCode.PUBLISH_DELAYED, BATCH, topic=topic, queueId="0")
+    assert raised.value.code == ResponseCode.NO_PERMISSION
+    assert not bench.delayed.taken
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_a_publisher_is_answered_when_its_records_are_matched(is_stored: bool) -> None:
+    calls: deque[Callable[[], None]] = deque()
+    delivery = Delivery(applied_position=0, call_soon=calls.append)
+    answers: list[tuple[int, str]] = []
+    topic = "/".join("a" * 12)
+    taken: list[bytes] = []
+
+    class Taking(Intake):
+        refusal = ""
+
+        def append(self, topic_name: str, queue_id: int, elements: bytes, *, done: Any, **_: Any) -> None:
+            record = record_of(topic, b"x" * 1000) * 100
+            taken.append(elements)
+            delivery.apply(memoryview(record).toreadonly(), 0, len(record))
+            done(Stored())
+
+    gateway = LocalGateway(
+        Taking(),  # type: ignore[arg-type]
+        Delayed(),  # type: ignore[arg-type]
+        StoredAtOnce(),  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        delivery,
+        is_writable=lambda: True,
+        host=encode_host("127.0.0.1", 1),
+        record_bytes_max=70_000,
+        clock=ManualClock(),
+    )
+    channel = delivery.open_channel(lambda records, matches: None)
+    names = ["/".join(levels) for levels in islice(product("a+", repeat=12), 4096)]
+    delivery.attach(channel, list(enumerate(names, 1)))
+    gateway._queue_counts["T"] = 1
+    elements = encode_batch([(b"x", encode_properties({MQTT_TOPIC: topic}), 0)] * 100)
+    gateway.append(
+        "T",
+        0,
+        elements,
+        count=100,
+        is_stored=is_stored,
+        has_packet_ids=False,
+        is_repeat=False,
+        done=lambda code, remark: answers.append((code, remark)),
+    )
+    assert taken == [elements] * is_stored
+    assert answers == []
+    while calls:
+        assert answers == []
+        calls.popleft()()
+    assert answers == [(0, "")]

@@ -1,0 +1,126 @@
+"""Parked pulls: found by queue, dropped by connection, overdue in order, bounded."""
+
+from __future__ import annotations
+
+import random
+
+from iotmq.broker.handlers.native.held_pulls import Hold, Holds
+from iotmq.remoting.codes import RequestCode
+from iotmq.remoting.command import Command
+
+
+class FakeQueue:
+    def __init__(self) -> None:
+        self.watched = False
+
+
+class FakeConnection:
+    pass
+
+
+def hold(queue: FakeQueue, connection: FakeConnection, *, deadline_s: float = 15.0) -> Hold:
+    return Hold(
+        connection,  # type: ignore[arg-type]
+        Command.request(RequestCode.PULL_MESSAGE),
+        queue,  # type: ignore[arg-type]
+        group="g",
+        offset=0,
+        tags=None,
+        records_max=32,
+        bytes_max=1000,
+        deadline_s=deadline_s,
+    )
+
+
+def test_a_queue_is_watched_while_a_pull_waits_for_it() -> None:
+    holds, queue, connection = Holds(held_max=10), FakeQueue(), FakeConnection()
+    first, second = hold(queue, connection), hold(queue, connection)
+    assert holds.park(first)
+    assert holds.park(second)
+    assert queue.watched
+    assert holds.waiting_for(queue) == [first, second]  # type: ignore[arg-type]
+    holds.remove(first)
+    assert queue.watched
+    holds.remove(second)
+    assert not queue.watched
+    assert len(holds) == 0
+
+
+def test_pulls_of_other_queues_are_not_found() -> None:
+    holds, queue, other = Holds(held_max=10), FakeQueue(), FakeQueue()
+    holds.park(hold(queue, FakeConnection()))
+    assert holds.waiting_for(other) == []  # type: ignore[arg-type]
+
+
+def test_a_lost_connection_takes_its_pulls_along() -> None:
+    holds, queue = Holds(held_max=10), FakeQueue()
+    gone, alive = FakeConnection(), FakeConnection()
+    kept = hold(queue, alive)
+    for parked in (hold(queue, gone), kept, hold(FakeQueue(), gone)):
+        holds.park(parked)
+    holds.drop_connection(gone)  # type: ignore[arg-type]
+    holds.drop_connection(gone)  # type: ignore[arg-type]
+    assert holds.waiting_for(queue) == [kept]  # type: ignore[arg-type]
+    assert len(holds) == 1
+
+
+def test_overdue_pulls_are_taken_once_and_never_early() -> None:
+    holds, queue, connection = Holds(held_max=10), FakeQueue(), FakeConnection()
+    soon, late = hold(queue, connection, deadline_s=10.01), hold(queue, connection, deadline_s=20.0)
+    holds.park(late)
+    holds.park(soon)
+    assert holds.next_deadline_s == 10.1
+    assert holds.take_overdue(10.05) == []
+    assert holds.take_overdue(10.1) == [soon]
+    assert holds.take_overdue(10.1) == []
+    assert holds.next_deadline_s == 20.0
+    assert holds.take_overdue(100.0) == [late]
+    assert holds.next_deadline_s is None
+    assert not queue.watched
+
+
+def test_past_the_maximum_nothing_is_parked() -> None:
+    holds, queue, connection = Holds(held_max=2), FakeQueue(), FakeConnection()
+    first = hold(queue, connection)
+    assert holds.park(first)
+    assert holds.park(hold(queue, connection))
+    assert not holds.park(hold(FakeQueue(), connection))
+    assert holds.refused_count == 1
+    holds.remove(first)
+    assert holds.park(hold(queue, connection))
+
+
+def test_any_order_of_operations_keeps_the_tables_in_step() -> None:
+    """Compared with a plain list of what is parked."""
+    chance = random.Random(7)
+    holds = Holds(held_max=30)
+    queues = [FakeQueue() for _ in range(5)]
+    connections = [FakeConnection() for _ in range(4)]
+    model: list[Hold] = []
+    now_s = 0.0
+    for _ in range(5_000):
+        action = chance.random()
+        if action < 0.5:
+            parked = hold(
+                chance.choice(queues), chance.choice(connections), deadline_s=now_s + chance.random() * 9
+            )
+            assert holds.park(parked) == (len(model) < 30)
+            if len(model) < 30:
+                model.append(parked)
+        elif action < 0.8 and model:
+            holds.remove(model.pop(chance.randrange(len(model))))
+        elif action < 0.83:
+            gone = chance.choice(connections)
+            holds.drop_connection(gone)  # type: ignore[arg-type]
+            model = [entry for entry in model if entry.connection is not gone]
+        else:
+            now_s += chance.random()
+            tick = int(now_s * 10)
+            overdue = holds.take_overdue(now_s)
+            assert set(overdue) == {entry for entry in model if entry.tick <= tick}
+            model = [entry for entry in model if entry.tick > tick]
+        assert len(holds) == len(model)
+        for queue in queues:
+            expected = [entry for entry in model if entry.queue is queue]
+            assert holds.waiting_for(queue) == expected  # type: ignore[arg-type]
+            assert queue.watched == bool(expected)

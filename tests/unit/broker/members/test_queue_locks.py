@@ -1,0 +1,118 @@
+"""Queue locks: exclusive, renewable, and free again when nobody renews."""
+
+from __future__ import annotations
+
+import json
+import time
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+from loop_turns import turn_s_max
+
+from iotmq import limits
+from iotmq.broker.handlers.native.locks import LockHandler
+from iotmq.broker.members.queue_locks import MessageQueue, QueueLocks
+from iotmq.clock import ManualClock
+from iotmq.remoting.codes import RequestCode
+from iotmq.remoting.command import Command
+
+
+def queue(queue_id: int, topic: str = "T") -> MessageQueue:
+    return MessageQueue(broker_name="b", topic=topic, queue_id=queue_id)
+
+
+def test_a_queue_is_held_by_one_client_of_a_group() -> None:
+    locks = QueueLocks(ManualClock())
+    assert locks.lock("g", "c1", [queue(0), queue(1)]) == [queue(0), queue(1)]
+    assert locks.lock("g", "c2", [queue(1), queue(2)]) == [queue(2)]
+    assert locks.lock("other", "c2", [queue(1)]) == [queue(1)]
+
+
+def test_unlocking_frees_only_what_the_client_holds() -> None:
+    locks = QueueLocks(ManualClock())
+    locks.lock("g", "c1", [queue(0)])
+    locks.unlock("g", "c2", [queue(0)])
+    assert locks.holder("g", queue(0)) == "c1"
+    locks.unlock("g", "c1", [queue(0)])
+    assert locks.lock("g", "c2", [queue(0)]) == [queue(0)]
+
+
+def test_a_lock_not_renewed_for_sixty_seconds_can_be_taken() -> None:
+    clock = ManualClock()
+    locks = QueueLocks(clock)
+    locks.lock("g", "c1", [queue(0)])
+    clock.advance(60)
+    assert locks.lock("g", "c2", [queue(0)]) == []
+    clock.advance(0.1)
+    assert locks.holder("g", queue(0)) is None
+    assert locks.lock("g", "c2", [queue(0)]) == [queue(0)]
+    assert locks.lock("g", "c1", [queue(0)]) == []
+
+
+def test_abandoned_locks_are_forgotten() -> None:
+    clock = ManualClock()
+    locks = QueueLocks(clock)
+    locks.lock("g", "c1", [queue(0)])
+    clock.advance(61)
+    locks.expire()
+    assert locks.lock("g", "c2", [queue(0)]) == [queue(0)]
+
+
+def test_so_many_queues_may_be_locked_and_no_more() -> None:
+    clock = ManualClock()
+    locks = QueueLocks(clock, locks_max=3)
+    assert locks.lock("g", "c1", [queue(0), queue(1)]) == [queue(0), queue(1)]
+    assert locks.lock("other", "c2", [queue(0), queue(1)]) == [queue(0)]
+    assert locks.lock("none", "c3", [queue(0)]) == []
+    locks._invariants()
+    assert locks.lock("g", "c1", [queue(0), queue(1)]) == [queue(0), queue(1)], "a renewal takes no room"
+    locks.unlock("g", "c1", [queue(1)])
+    assert locks.lock("none", "c3", [queue(0), queue(1)]) == [queue(0)]
+    locks._invariants()
+    clock.advance(61)
+    locks.expire()
+    locks._invariants()
+    assert locks.lock("none", "c3", [queue(0), queue(1), queue(2), queue(3)]) == [
+        queue(0),
+        queue(1),
+        queue(2),
+    ]
+    locks._invariants()
+
+
+def test_very_many_locks_that_end_together_are_forgotten_some_at_a_time() -> None:
+    clock = ManualClock()
+    locks = QueueLocks(clock)
+    count = limits.QUEUE_LOCKS_MAX
+    locks.lock("g", "c1", [queue(number, f"T{number // 1_000}") for number in range(count)])
+    longest_s = []
+    for late in (False, True):
+        clock.advance(61 if late else 0)
+        began_s = time.thread_time()
+        locks.expire()
+        longest_s.append(time.thread_time() - began_s)
+        locks._invariants()
+    assert max(longest_s) < turn_s_max()
+    while locks.count:
+        before = locks.count
+        locks.expire()
+        assert locks.count < before
+    locks._invariants()
+
+
+def test_as_many_queues_as_a_request_may_name_hold_nobody_up() -> None:
+    topics = Mock(**{"find.return_value": SimpleNamespace(queue_count=limits.QUEUES_PER_TOPIC_MAX)})
+    handler = LockHandler(QueueLocks(ManualClock()), topics)
+    names = [
+        {"brokerName": "b", "topic": f"T{number % 8}", "queueId": number // 8}
+        for number in range(limits.LOCKED_QUEUES_PER_REQUEST_MAX)
+    ]
+    body = json.dumps({"clientId": "c", "consumerGroup": "g", "mqSet": names}).encode()
+    took_s = []
+    for _ in range(3):
+        for code in (RequestCode.LOCK_BATCH_QUEUES, RequestCode.UNLOCK_BATCH_QUEUES):
+            began_s = time.thread_time()
+            handler.handlers()[code](Mock(), Command.request(code, body=body))
+            took_s.append(time.thread_time() - began_s)
+    assert min(took_s[::2]) < turn_s_max() / 2
+    assert min(took_s[1::2]) < turn_s_max() / 2

@@ -1,0 +1,142 @@
+"""The command line: what it prints, and what it answers to the shell."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import iotmq
+from iotmq.commands import cli
+from iotmq.config.config import Config, config_from_table
+from iotmq.config.setting_text import reference
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def exit_code(*arguments: str) -> int:
+    """The code of one command line, argparse's own exits included."""
+    try:
+        return cli.main(arguments)
+    except SystemExit as leaving:
+        return int(leaving.code or 0)
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("--version") == 0
+    assert capsys.readouterr().out == f"iotmq {iotmq.__version__}\n"
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("--help") == 0
+    text = capsys.readouterr().out
+    for command in ("serve", "registry", "broker", "mqtt", "config", "produce", "consume"):
+        assert f"\n    {command} " in text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("sevre",),
+        ("config",),
+        ("serve", "--port", "1"),
+        ("produce",),
+        ("consume", "t", "--count", "x"),
+        ("consume", "t", "--count", "-1"),
+        ("consume", "t", "--from", "middle"),
+    ],
+)
+def test_wrong_usage_is_answered_with_2(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(*arguments) == cli.EXIT_USAGE
+    assert "usage: iotmq" in capsys.readouterr().err
+
+
+def test_a_valid_config_passes_the_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text("[http]\nlisten_port = 8081\n")
+    assert exit_code("config", "check", "--config", str(file), "--set", "log.level=debug") == 0
+    assert "valid" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [("config", "check"), ("config", "show"), ("serve",), ("broker",)])
+def test_a_wrong_setting_is_refused_by_name_without_a_traceback(
+    command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text("[http]\nlisten_prot = 8081\n")
+    assert exit_code(*command, "--config", str(file), "--set", "mqtt.listen_host=0.0.0.0") == cli.EXIT_USAGE
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("iotmq: http.listen_prot")
+    assert "Traceback" not in captured.err
+
+
+def test_a_missing_file_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("serve", "--config", "/nowhere/gateway.toml") == cli.EXIT_USAGE
+    assert "/nowhere/gateway.toml cannot be read" in capsys.readouterr().err
+
+
+def test_the_shown_config_is_the_one_in_effect(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("config", "show", "--data", "here", "--set", "http.listen_port=9000") == 0
+    config = config_from_table(tomllib.loads(capsys.readouterr().out))
+    assert config.data == "here"
+    assert config.http.listen_port == 9000
+
+
+def test_the_reference_has_every_section(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("config", "reference") == 0
+    text = capsys.readouterr().out
+    assert text == reference(Config)
+    for section in ("[store]", "[broker]", "[registry]", "[mqtt]", "[[mqtt.routes]]", "[http]", "[log]"):
+        assert f"### {section}\n" in text
+
+
+def test_a_property_needs_a_name_and_a_value(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("produce", "t", "body", "--property", "no-value") == cli.EXIT_USAGE
+    assert "NAME=VALUE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [("produce", "t", "body"), ("consume", "t", "--count", "1")])
+def test_a_registry_that_is_not_there_is_named(
+    command: tuple[str, ...], capsys: pytest.CaptureFixture[str], unused_tcp_port: int
+) -> None:
+    address = f"127.0.0.1:{unused_tcp_port}"
+    assert exit_code(*command, "--registry", address) == cli.EXIT_FAILED
+    error = capsys.readouterr().err
+    assert address in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("name", ["no/slash", "x" * 128, ""])
+def test_a_topic_that_cannot_be_one_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("produce", name, "body") == cli.EXIT_FAILED
+    assert "no topic name" in capsys.readouterr().err
+
+
+def test_python_dash_m_is_the_same_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "iotmq", "--version"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout == f"iotmq {iotmq.__version__}\n"
+
+
+def test_help_and_checks_do_not_load_what_a_server_needs() -> None:
+    code = (
+        "import sys; from iotmq.commands import cli; cli.main(['config', 'check']); "
+        "print({'uvloop', 'aiohttp', 'numpy', 'pyarrow', 'pyspark'} & sys.modules.keys())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.splitlines()[-1] == "set()"

@@ -1,0 +1,247 @@
+"""The config: what is taken, and how what is wrong is refused."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from iotmq.config.config import CONFIG_FILE_BYTES_MAX, Config, config_from_table, is_loopback, load_config
+from iotmq.config.setting_text import element_struct_of, settings_of, struct_of, toml_document
+from iotmq.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[3]
+
+ROUTES = """
+[mqtt]
+listen_port = 1884
+
+[[mqtt.routes]]
+filter = "devices/+/telemetry"
+topic = "telemetry"
+key = "{1}"
+
+[[mqtt.routes]]
+filter = "logs/#"
+topic = "logs"
+"""
+
+
+def write(directory: Path, text: str) -> Path:
+    file = directory / "gateway.toml"
+    file.write_text(text)
+    return file
+
+
+def refusal(text: str = "", tmp_path: Path | None = None, **arguments: object) -> str:
+    file = write(tmp_path, text) if tmp_path else None
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, **arguments)  # type: ignore[arg-type]
+    return str(caught.value)
+
+
+def test_everything_has_a_default() -> None:
+    assert load_config() == Config()
+
+
+def test_by_default_everything_listens_on_loopback() -> None:
+    config = load_config()
+    for section in (config.registry, config.broker, config.mqtt, config.http):
+        assert section.listen_host == "127.0.0.1"
+    ports = [section.listen_port for section in (config.registry, config.broker, config.mqtt, config.http)]
+    assert ports == [9876, 10911, 1883, 8080]
+
+
+def test_a_file_sets_values_and_routes_in_order(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, ROUTES))
+    assert config.mqtt.listen_port == 1884
+    assert [route.topic for route in config.mqtt.routes] == ["telemetry", "logs"]
+    assert config.mqtt.routes[0].key == "{1}"
+    assert config.broker == Config().broker
+
+
+def test_an_assignment_wins_over_the_file_and_the_last_one_wins(tmp_path: Path) -> None:
+    file = write(tmp_path, '[http]\nlisten_port = 1\n[broker]\nname = "file"\n')
+    config = load_config(
+        file, assignments=["http.listen_port=2", "http.listen_port = 3", "data=else"], data="here"
+    )
+    assert config.http.listen_port == 3
+    assert config.broker.name == "file"
+    assert config.data == "here"
+
+
+@pytest.mark.parametrize(
+    ("assignment", "expected"),
+    [
+        ("broker.name=b7", "b7"),
+        ("broker.name=7", "7"),
+        ("broker.name=true", "true"),
+        ('broker.name="b7"', "b7"),
+        ("broker.name='b7'", "b7"),
+        ("broker.listen_host=0.0.0.0", "0.0.0.0"),
+        ("broker.auto_create_topics=false", False),
+        ("broker.idle_s=5", 5.0),
+        ("broker.listen_port=10_912", 10912),
+        ("broker.registries=a:1,b:2", ("a:1", "b:2")),
+        ("broker.registries=a:1", ("a:1",)),
+        ('broker.registries=["a:1", "b:2"]', ("a:1", "b:2")),
+        ("broker.registries=", ()),
+        ("log.level=error", "error"),
+    ],
+)
+def test_an_assignment_is_read_as_its_setting_needs_it(assignment: str, expected: object) -> None:
+    config = load_config(assignments=[assignment])
+    section, key = assignment.split("=")[0].split(".")
+    assert getattr(getattr(config, section), key) == expected
+
+
+def test_routes_can_be_assigned() -> None:
+    config = load_config(assignments=['mqtt.routes=[{filter = "a/+", topic = "a"}]'])
+    assert config.mqtt.routes[0].filter == "a/+"
+
+
+def test_an_unknown_setting_is_refused_with_the_nearest_one_and_its_line(tmp_path: Path) -> None:
+    text = refusal("[http]\n\nlisten_prot = 8081\n", tmp_path)
+    assert "http.listen_prot" in text
+    assert "line 3" in text
+    assert "did you mean http.listen_port?" in text
+    assert "listen_host" in text
+
+
+@pytest.mark.parametrize("assignment", ["htpp.listen_port=1", "nothing.at.all=1"])
+def test_an_unknown_section_is_refused(assignment: str) -> None:
+    text = refusal(assignments=[assignment])
+    assert f"{assignment.split('.')[0]} is unknown" in text
+    assert "the settings are: data, store, broker" in text
+
+
+def test_an_unknown_key_of_a_route_is_refused(tmp_path: Path) -> None:
+    text = refusal(ROUTES + "queue = 3\n", tmp_path)
+    assert "mqtt.routes[1].queue" in text
+    assert "line 13" in text
+
+
+def test_a_missing_key_of_a_route_is_named(tmp_path: Path) -> None:
+    text = refusal('[[mqtt.routes]]\nfilter = "a"\n', tmp_path)
+    assert "mqtt.routes[0].topic is missing" in text
+    assert "meaning:" in text
+
+
+@pytest.mark.parametrize(("port", "is_taken"), [(0, True), (65_535, True), (65_536, False), (-1, False)])
+def test_a_port_is_taken_within_its_bounds(port: int, is_taken: bool) -> None:
+    if is_taken:
+        assert load_config(assignments=[f"http.listen_port={port}"]).http.listen_port == port
+    else:
+        text = refusal(assignments=[f"http.listen_port={port}"])
+        assert f"http.listen_port = {port} (--set) is refused" in text
+        assert "an integer from 0 to 65,535; default 8080" in text
+        assert "TCP port of /metrics" in text
+
+
+@pytest.mark.parametrize(
+    ("assignment", "allowed"),
+    [
+        ("log.level=loud", '"debug", "info", "warning" or "error"'),
+        ("broker.auto_create_topics=yes", "true or false"),
+        ("http.listen_port=eighty", "an integer"),
+        ("http.listen_host=", "text, not empty"),
+        ("data=", "text, not empty"),
+        ("broker.registries=nowhere", "a list"),
+    ],
+)
+def test_a_bad_value_says_what_is_allowed(assignment: str, allowed: str) -> None:
+    text = refusal(assignments=[assignment])
+    assert assignment.split("=")[0] + " = " in text
+    assert allowed in text
+
+
+def test_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
+    text = refusal('[http]\nlisten_port = "x"\nwrong = 1\n[log]\nformat = "xml"\n[new]\n', tmp_path)
+    for name in ("http.listen_port", "http.wrong", "log.format", "new is unknown"):
+        assert name in text.replace(f" ({tmp_path / 'gateway.toml'} line 6)", "")
+
+
+def test_a_section_has_to_be_a_table(tmp_path: Path) -> None:
+    assert "http" in refusal("http = 8080\n", tmp_path)
+    assert "has to be a table" in refusal("http = 8080\n", tmp_path)
+    assert "not a section" in refusal("http = 8080\n", tmp_path, assignments=["http.listen_port=1"])
+
+
+@pytest.mark.parametrize("assignment", ["", "=", "http.listen_port", "=5"])
+def test_an_assignment_without_a_name_or_value_is_refused(assignment: str) -> None:
+    assert "section.key=value" in refusal(assignments=[assignment])
+
+
+def test_a_file_that_is_missing_broken_or_no_text_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.toml cannot be read"):
+        load_config(tmp_path / "absent.toml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(tmp_path)
+    assert "gateway.toml is not valid TOML" in refusal("[http\n", tmp_path)
+    assert "gateway.toml is not valid TOML" in refusal("x = " + "[" * 10_000, tmp_path)
+    (tmp_path / "gateway.toml").write_bytes(b"x = '\xff'\n")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load_config(tmp_path / "gateway.toml")
+
+
+@pytest.mark.parametrize(("extra", "is_taken"), [(0, True), (1, False)])
+def test_a_file_is_read_up_to_its_limit(tmp_path: Path, extra: int, is_taken: bool) -> None:
+    file = write(tmp_path, "#" * (CONFIG_FILE_BYTES_MAX + extra))
+    if is_taken:
+        load_config(file)
+    else:
+        with pytest.raises(ConfigError, match="more than"):
+            load_config(file)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "gateway.example"])
+def test_anonymous_mqtt_beyond_loopback_has_to_be_allowed_by_name(host: str) -> None:
+    text = refusal(assignments=[f"mqtt.listen_host={host}"])
+    assert "mqtt.listen_host" in text
+    assert "mqtt.allow_anonymous_remote = true" in text
+    config = load_config(assignments=[f"mqtt.listen_host={host}", "mqtt.allow_anonymous_remote=true"])
+    assert config.mqtt.listen_host == host
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("", False),
+        ("localhost.example", False),
+    ],
+)
+def test_loopback_is_what_only_this_machine_reaches(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected
+
+
+def test_two_listeners_on_one_address_are_refused() -> None:
+    text = refusal(assignments=["http.listen_port=1883"])
+    assert "http.listen_port = 1883" in text
+    assert "mqtt.listen_port" in text
+    load_config(assignments=["http.listen_port=0", "mqtt.listen_port=0"])
+
+
+def test_a_shown_config_reads_back_as_itself(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, ROUTES), assignments=['data=a "b"\\c', "log.format=json"])
+    again = config_from_table(tomllib.loads(toml_document(config)))
+    assert again == config
+
+
+def test_every_setting_has_a_meaning_and_a_valid_default() -> None:
+    structs: list[tuple[str, type[msgspec.Struct]]] = [("", Config)]
+    while structs:
+        path, struct = structs.pop()
+        for setting in settings_of(struct):
+            assert setting.description.endswith("."), f"{path}{setting.key} needs a description"
+            if inner := struct_of(setting.type) or element_struct_of(setting.type):
+                structs.append((f"{path}{setting.key}.", inner))
+    assert config_from_table(msgspec.to_builtins(Config())) == Config()

@@ -1,0 +1,455 @@
+"""The gateway to brokers in other processes, against scripted ones: channels, filters, answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+from eventually import soon
+from fake_broker import CLOSE, FakeBroker, FakeRegistry
+from fake_gateway import matches_of, record_of
+
+from iotmq import limits
+from iotmq.client.transport.routes import TopicRoute
+from iotmq.front_port.gateway import FORGET_S, RemoteGateway
+from iotmq.message.properties import MQTT_TOPIC, encode_properties
+from iotmq.message.record import encode_batch
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.server import ServerConnection
+from iotmq.supervised import FAILURES
+
+
+class GatewayBroker(FakeBroker):
+    """Knows filters, too. While `is_holding`, attaching is answered by `release`."""
+
+    def __init__(self, name: str = "broker-a") -> None:
+        super().__init__(name)
+        self.add_topic("mqtt", 4)
+        self.channels: dict[ServerConnection, dict[int, str]] = {}
+        self.is_holding = False
+        self.record_bytes_max: int | None = None
+        self.log_position: int | None = None
+        self.attaches: list[tuple[dict[str, str], list[int]]] = []
+        """Fields and filter ids of each request to attach."""
+        self.held_attaches: list[tuple[ServerConnection, Command]] = []
+
+    @property
+    def filters(self) -> dict[int, str]:
+        return {number: name for channel in self.channels.values() for number, name in channel.items()}
+
+    def release(self) -> None:
+        held, self.held_attaches = self.held_attaches, []
+        for connection, request in held:
+            connection.reply(request.reply(0))
+
+    def answer(self, connection: ServerConnection, request: Command) -> Command | None:
+        if request.code == RequestCode.ATTACH_FILTERS:
+            filters = json.loads(request.body_bytes())["filters"]
+            self.channels.setdefault(connection, {}).update(filters)
+            self.attaches.append((dict(request.ext), [number for number, _ in filters]))
+            if self.is_holding:
+                self.held_attaches.append((connection, request))
+                return None
+            told = {"recordBytesMax": self.record_bytes_max, "position": self.log_position}
+            return request.reply(
+                0, ext={name: str(value) for name, value in told.items() if value is not None}
+            )
+        if request.code == RequestCode.DETACH_FILTERS:
+            for number in json.loads(request.body_bytes())["ids"]:
+                del self.channels[connection][number]
+            return request.reply(0)
+        if request.code in (
+            RequestCode.PUBLISH_TRANSIENT,
+            RequestCode.PUBLISH_DELAYED,
+            RequestCode.PUBLISH_REPLY,
+        ):
+            return request.reply(0)
+        return super().answer(connection, request)
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        self.channels.pop(connection, None)
+        super().connection_lost(connection)
+
+    def push(self, records: bytes, matches: bytes, **ext: str) -> None:
+        for connection in self.channels:
+            fields = {"matchesBytes": str(len(matches)), **ext}
+            connection.send_oneway(
+                Command.request(RequestCode.DELIVER_RECORDS, fields, [matches, records], oneway=True)
+            )
+
+
+class Inbox:
+    def __init__(self) -> None:
+        self.pushes: list[tuple[bytes, bytes]] = []
+
+    def deliver(self, records: memoryview, matches: memoryview) -> None:
+        self.pushes.append((bytes(records), bytes(matches)))
+
+
+class Site:
+    def __init__(self, brokers: list[GatewayBroker]) -> None:
+        self.brokers = brokers
+        self.registry = FakeRegistry(*brokers)
+        self.inbox = Inbox()
+        self.answers: list[tuple[int, str]] = []
+        self.attached: list[bool] = []
+        self.changes = 0
+
+    def changed(self) -> None:
+        self.changes += 1
+
+    @property
+    def broker(self) -> GatewayBroker:
+        return self.brokers[0]
+
+    def append(self, queue_id: int, elements: bytes, *, is_stored: bool = True, count: int = 1) -> None:
+        self.gateway.append(
+            "mqtt",
+            queue_id,
+            elements,
+            count=count,
+            is_stored=is_stored,
+            has_packet_ids=False,
+            is_repeat=False,
+            done=self.done,
+        )
+
+    def done(self, code: int, remark: str) -> None:
+        self.answers.append((code, remark))
+
+    async def answer(self) -> tuple[int, str]:
+        """The only answer there is, or will be."""
+        await soon(lambda: self.answers, "an answer", step_s=0.001)
+        [answer], self.answers = self.answers, []
+        return answer
+
+    async def attach(self, *filters: tuple[int, str]) -> bool:
+        self.gateway.attach(filters, self.attached.append)
+        await soon(lambda: self.attached, "an answer", step_s=0.001)
+        [is_attached], self.attached = self.attached, []
+        return is_attached
+
+    async def ready(self) -> None:
+        await soon(lambda: self.gateway.not_ready_reason is None, "ready", step_s=0.001)
+
+
+@asynccontextmanager
+async def running(*brokers: GatewayBroker, waits: bool = True) -> AsyncIterator[Site]:
+    site = Site(list(brokers) or [GatewayBroker()])
+    for role in (*site.brokers, site.registry):
+        await role.start()
+    site.gateway = RemoteGateway((site.registry.address,))
+    await site.gateway.start(("mqtt",), site.inbox, site.changed)
+    if waits:
+        await site.ready()
+    try:
+        yield site
+    finally:
+        await site.gateway.stop()
+        for role in (*site.brokers, site.registry):
+            await role.stop()
+
+
+def batch(*bodies: bytes) -> bytes:
+    properties = encode_properties({MQTT_TOPIC: "a"})
+    return encode_batch([(body, properties, 0) for body in bodies])
+
+
+async def test_the_smallest_record_limit_of_the_brokers_is_everybodys() -> None:
+    small, silent = GatewayBroker("a"), GatewayBroker("b")
+    small.record_bytes_max = 70_000
+    async with running(small, silent) as site:
+        assert site.gateway.record_bytes_max == 70_000
+        assert site.changes == 1
+
+
+async def test_queues_are_those_of_all_brokers_and_batches_go_where_they_belong() -> None:
+    async with running(GatewayBroker("a"), GatewayBroker("b")) as site:
+        assert site.gateway.queue_count("mqtt") == 8
+        for queue_id in range(8):
+            site.append(queue_id, batch(b"%d" % queue_id))
+            assert await site.answer() == (0, "")
+        assert [broker.stored_bodies("mqtt") for broker in site.brokers] == [
+            [b"0", b"1", b"2", b"3"],
+            [b"4", b"5", b"6", b"7"],
+        ]
+        site.append(9, batch(b"9"))
+        assert await site.answer() == (0, "")
+        assert site.broker.stored_bodies("mqtt") == [b"0", b"1", b"9", b"2", b"3"]
+
+
+@pytest.mark.parametrize(
+    ("scripted", "code"),
+    [
+        (ResponseCode.MESSAGE_ILLEGAL, ResponseCode.MESSAGE_ILLEGAL),
+        (ResponseCode.NO_PERMISSION, ResponseCode.NO_PERMISSION),
+        (ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.FLUSH_DISK_TIMEOUT),
+        (ResponseCode.SLAVE_NOT_AVAILABLE, ResponseCode.SLAVE_NOT_AVAILABLE),
+    ],
+)
+async def test_what_the_broker_says_is_passed_on(scripted: int, code: int) -> None:
+    async with running() as site:
+        site.broker.script[RequestCode.SEND_BATCH_MESSAGE].append(scripted)
+        site.append(0, batch(b"x"))
+        answer = await site.answer()
+        assert answer[0] == code
+        assert answer[1]
+
+
+async def test_a_connection_that_ends_is_not_a_refusal() -> None:
+    async with running() as site:
+        site.broker.script[RequestCode.SEND_BATCH_MESSAGE].extend([CLOSE] * 3)
+        site.append(0, batch(b"x"))
+        assert (await site.answer())[0] == ResponseCode.SERVICE_NOT_AVAILABLE
+
+
+async def test_a_batch_at_the_limit_of_a_request_and_past_it() -> None:
+    async with running() as site:
+        overhead = len(batch(b""))
+        fitting = batch(bytes(limits.RECORD_BYTES_MAX - overhead))
+        assert len(fitting) == limits.RECORD_BYTES_MAX
+        site.append(0, fitting)
+        assert await site.answer() == (0, "")
+        site.append(0, batch(bytes(limits.RECORD_BYTES_MAX - overhead + 1)))
+        assert (await site.answer())[0] == ResponseCode.MESSAGE_ILLEGAL, "offering it again would not help"
+
+
+@pytest.mark.parametrize("code", [0, ResponseCode.MESSAGE_ILLEGAL, ResponseCode.SYSTEM_ERROR])
+async def test_messages_that_are_not_stored_have_a_request_of_their_own(code: int) -> None:
+    async with running() as site:
+        if code:
+            site.broker.script[RequestCode.PUBLISH_TRANSIENT].append(code)
+        site.append(2, batch(b"x"), is_stored=False)
+        assert (await site.answer())[0] == code
+        [request] = site.broker.seen(RequestCode.PUBLISH_TRANSIENT)
+        assert request.ext.items() >= {"topic": "mqtt", "queueId": "2"}.items()
+        assert request.body_bytes() == batch(b"x")
+        site.broker.script[RequestCode.PUBLISH_TRANSIENT].append(CLOSE)
+        site.append(2, batch(b"x"), is_stored=False)
+        assert (await site.answer())[0] == ResponseCode.SERVICE_NOT_AVAILABLE
+
+
+async def test_messages_that_wait_have_a_request_of_their_own() -> None:
+    async with running() as site:
+        for code in (0, ResponseCode.TOO_MANY_WAITING):
+            if code:
+                site.broker.script[RequestCode.PUBLISH_DELAYED].append(code)
+            site.gateway.append_delayed(
+                "mqtt", 2, batch(b"x"), count=1, has_packet_ids=False, is_repeat=False, done=site.done
+            )
+            assert (await site.answer())[0] == code
+        request = site.broker.seen(RequestCode.PUBLISH_DELAYED)[0]
+        assert request.ext.items() >= {"topic": "mqtt", "queueId": "2"}.items()
+        assert request.body_bytes() == batch(b"x")
+
+
+async def test_answers_of_devices_go_to_the_broker_they_name_or_are_counted() -> None:
+    async with running(GatewayBroker("a"), GatewayBroker("b")) as site:
+
+        def dropped() -> float:
+            return next(
+                metric.value
+                for metric in site.gateway.metrics()
+                if metric.name == "iotmq_mqtt_dropped_replies_total"
+            )
+
+        site.gateway.reply("b", "$reply/x", "dev", b"yes")
+        second = site.brokers[1]
+        await soon(lambda: second.seen(RequestCode.PUBLISH_REPLY), "the answer", step_s=0.001)
+        [request] = second.seen(RequestCode.PUBLISH_REPLY)
+        assert request.ext.items() >= {"topic": "$reply/x", "clientId": "dev"}.items()
+        assert request.body_bytes() == b"yes"
+        assert not site.broker.seen(RequestCode.PUBLISH_REPLY)
+        assert dropped() == 0
+        site.gateway.reply("c", "$reply/x", "dev", b"to nobody")
+        assert dropped() == 1
+        second.script[RequestCode.PUBLISH_REPLY].extend([ResponseCode.SERVICE_NOT_AVAILABLE, CLOSE])
+        site.gateway.reply("b", "$reply/x", "dev", b"refused")
+        await soon(lambda: dropped() == 2, "refused", step_s=0.001)
+        site.gateway.reply("b", "$reply/x", "dev", b"lost")
+        await soon(lambda: dropped() == 3, "lost", step_s=0.001)
+
+
+async def test_answers_of_devices_under_way_at_their_limit_and_past_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "REPLIES_IN_FLIGHT_MAX", 2)
+    async with running() as site:
+        for _ in range(3):
+            site.gateway.reply("broker-a", "$reply/x", "dev", b"x")
+        await soon(lambda: len(site.broker.seen(RequestCode.PUBLISH_REPLY)) == 2, "two answers", step_s=0.001)
+        await soon(lambda: site.gateway._replies_in_flight == 0, "answered", step_s=0.001)
+        site.gateway.reply("broker-a", "$reply/x", "dev", b"x")
+        await soon(lambda: len(site.broker.seen(RequestCode.PUBLISH_REPLY)) == 3, "one more", step_s=0.001)
+
+
+async def test_filters_are_attached_at_every_broker_and_again_when_a_channel_was_lost() -> None:
+    async with running(GatewayBroker("a"), GatewayBroker("b")) as site:
+        assert await site.attach((1, "a/#"), (2, "b"))
+        site.gateway.detach([2])
+        assert await site.attach((3, "c"))
+        for broker in site.brokers:
+            assert broker.filters == {1: "a/#", 3: "c"}
+        await site.broker.restart()
+        await soon(lambda: site.broker.filters == {1: "a/#", 3: "c"}, "attached again", step_s=0.001)
+        await site.ready()
+
+
+async def test_one_broker_that_refuses_a_filter_is_enough() -> None:
+    async with running(GatewayBroker("a"), GatewayBroker("b")) as site:
+        site.broker.script[RequestCode.ATTACH_FILTERS].append(ResponseCode.SYSTEM_ERROR)
+        assert not await site.attach((1, "a"))
+        site.broker.script[RequestCode.ATTACH_FILTERS].append(CLOSE)
+        assert not await site.attach((2, "b"))
+
+
+async def test_many_filters_go_in_several_requests() -> None:
+    async with running() as site:
+        before = len(site.broker.seen(RequestCode.ATTACH_FILTERS))
+        filters = [(number, f"t/{number}") for number in range(1, 2_502)]
+        assert await site.attach(*filters)
+        assert site.broker.filters == dict(filters)
+        assert len(site.broker.seen(RequestCode.ATTACH_FILTERS)) - before == 3
+
+
+async def test_filters_that_come_and_go_while_a_channel_opens_are_right_when_it_is_open() -> None:
+    broker = GatewayBroker()
+    broker.is_holding = True
+    async with running(broker, waits=False) as site:
+        await soon(lambda: broker.held_attaches, "the channel is being opened", step_s=0.001)
+        assert site.gateway.not_ready_reason is not None
+        assert not broker.filters
+        assert await site.attach((1, "early"), (2, "gone")), "every channel attaches it as soon as it opens"
+        broker.release()
+        await soon(lambda: broker.held_attaches, "the second round", step_s=0.001)
+        site.gateway.detach([2])
+        assert await site.attach((3, "late"))
+        broker.release()
+        await soon(lambda: broker.held_attaches, "the third round", step_s=0.001)
+        broker.release()
+        await site.ready()
+        await soon(lambda: broker.filters == {1: "early", 3: "late"}, "filters agree", step_s=0.001)
+
+
+async def test_an_answer_that_makes_no_sense_does_not_end_the_channel() -> None:
+    async with running() as site:
+        failures = FAILURES.count("delivery channel")
+        site.broker.log_position = -1
+        for connection in tuple(site.broker.channels):
+            connection.abort("test")
+        await soon(lambda: FAILURES.count("delivery channel") > failures, "the failure is counted")
+        site.broker.log_position = None
+        await site.ready()
+
+
+async def test_pushes_are_delivered_and_malformed_ones_counted() -> None:
+    async with running() as site:
+        record, matches = record_of("a", b"x"), matches_of((0, [1]))
+        site.broker.push(record, matches)
+        site.broker.push(record, matches, matchesBytes="100000")
+        site.broker.push(record, matches, matchesBytes="-1")
+        site.broker.push(record, matches)
+        await soon(lambda: len(site.inbox.pushes) == 2, "two pushes", step_s=0.001)
+        assert site.inbox.pushes == [(record, matches)] * 2
+        assert metric(site, "iotmq_mqtt_delivery_malformed_total") == 2
+        assert metric(site, "iotmq_mqtt_delivery_channel_up") == 1
+
+
+def metric(site: Site, name: str) -> Any:
+    return sum(one.value for one in site.gateway.metrics() if one.name == name)
+
+
+async def lose_channel(site: Site) -> None:
+    site.broker.attaches.clear()
+    for connection in list(site.broker.channels):
+        connection.abort("test")
+    await soon(lambda: site.gateway.not_ready_reason is not None, "it is lost", step_s=0.001)
+
+
+async def test_a_channel_that_comes_back_says_what_it_has_seen() -> None:
+    async with running() as site:
+        site.broker.log_position = 100
+        assert await site.attach((1, "a"), (2, "b"))
+        record = record_of("a", b"1")
+        site.broker.push(record, matches_of((0, [1])), nextPosition="170")
+        await soon(lambda: site.inbox.pushes, "the push", step_s=0.001)
+        site.gateway.detach([2])
+        await lose_channel(site)
+        # Nobody has seen anything for this one.
+        site.gateway.attach([(3, "c")], site.attached.append)
+        site.broker.log_position = 300
+        await site.ready()
+        assert site.broker.attaches == [({"since": "170"}, [1]), ({}, [3])]
+        await lose_channel(site)
+        await site.ready()
+        assert site.broker.attaches == [({"since": "300"}, [1, 3])]
+
+
+async def test_what_was_seen_is_not_forgotten_by_a_channel_that_does_not_come_up() -> None:
+    async with running() as site:
+        site.broker.log_position = 100
+        assert await site.attach((1, "a"))
+        site.broker.is_holding = True
+        await lose_channel(site)
+        await soon(lambda: site.broker.held_attaches, "it catches up", step_s=0.001)
+        site.broker.push(record_of("a", b"1"), matches_of((0, [1])), nextPosition="120")
+        await soon(lambda: site.inbox.pushes, "a part of it", step_s=0.001)
+        site.broker.is_holding = False
+        for connection in list(site.broker.channels):
+            connection.abort("test")
+        await site.ready()
+        assert [fields for fields, _ in site.broker.attaches] == [{"since": "100"}, {"since": "120"}]
+
+
+async def test_a_broker_that_nobody_names_is_forgotten_when_it_is_not_back_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running(GatewayBroker("a"), GatewayBroker("b")) as site:
+        follow = partial(site.gateway._follow_brokers, site.inbox)
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        route = site.gateway._client.routes.known("mqtt")
+        assert route is not None
+        both, one = route.addresses, {"a": route.addresses["a"]}
+        for passed_s, named, channels in (
+            (0.0, one, ["a", "b"]),
+            (FORGET_S - 1, one, ["a", "b"]),
+            (FORGET_S - 0.5, both, ["a", "b"]),
+            (FORGET_S, one, ["a", "b"]),
+            (2 * FORGET_S - 1, one, ["a", "b"]),
+            (2 * FORGET_S, one, ["a"]),
+        ):
+            found = TopicRoute("mqtt", readable=route.readable, writable=route.writable, addresses=named)
+            with monkeypatch.context() as patch:
+                patch.setattr(site.gateway._client.routes, "known", lambda _, found=found: found)
+                patch.setattr(loop, "time", lambda passed_s=passed_s: now_s + passed_s, raising=False)
+                await follow()
+            assert sorted(site.gateway._channels) == channels
+
+
+async def test_filters_of_many_requests_are_caught_up_at_once() -> None:
+    async with running() as site:
+        site.broker.log_position = 50
+        assert await site.attach(*((number, f"f/{number}") for number in range(1, 2_002)))
+        await lose_channel(site)
+        await site.ready()
+        fields = [(ext, len(numbers)) for ext, numbers in site.broker.attaches]
+        assert fields == [({"isHeld": "true"}, 1_000), ({"isHeld": "true"}, 1_000), ({"since": "50"}, 1)]
+        assert len(site.broker.filters) == 2_001
+
+
+async def test_another_log_at_the_same_address_is_begun_anew() -> None:
+    async with running() as site:
+        site.broker.log_position = 1_000_000
+        assert await site.attach((1, "a"))
+        site.broker.log_position = 10
+        for since in (1_000_000, 10):
+            await lose_channel(site)
+            await site.ready()
+            assert site.broker.attaches == [({"since": str(since)}, [1])]

@@ -1,0 +1,273 @@
+"""A front end's side of sessions at a broker: answers and pushes without sense, and a broker that goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from eventually import soon
+
+from iotmq import limits
+from iotmq.front_port.session_link import SessionLink
+from iotmq.ports.sessions import (
+    CloseRequest,
+    OpenedSession,
+    OpenRequest,
+    QueueRead,
+    QueueRecords,
+    Refused,
+    RetainedRead,
+    RetainedRecords,
+)
+from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.command import Command
+from iotmq.remoting.server import RemotingServer, ServerConnection
+from iotmq.supervised import FAILURES
+
+
+class FakeBroker:
+    """Answers by code with what a test says: (code, ext, body); without that with success and nothing."""
+
+    def __init__(self) -> None:
+        self.answers: dict[int, tuple[int, dict[str, str], bytes]] = {
+            RequestCode.CLAIM_SESSIONS: (0, {}, msgspec.msgpack.encode([])),
+            RequestCode.OPEN_SESSION: (
+                0,
+                {},
+                msgspec.msgpack.encode([7, False, [["a", 1, 3, 0, 0]], [], [], []]),
+            ),
+        }
+        self.silent: set[int] = set()
+        self.asked: list[Command] = []
+        self.connections: list[ServerConnection] = []
+        self.server = RemotingServer(self)
+
+    def handle(self, connection: ServerConnection, request: Command) -> Command | None:
+        if connection not in self.connections:
+            self.connections.append(connection)
+        self.asked.append(request)
+        if request.code in self.silent:
+            return None
+        code, ext, body = self.answers.get(request.code, (0, {}, b""))
+        return request.reply(code, ext=dict(ext), body=body, remark="no" if code else None)
+
+    def connection_lost(self, connection: ServerConnection) -> None:
+        if connection in self.connections:
+            self.connections.remove(connection)
+
+    def push(self, code: int, body: bytes = b"", **ext: str) -> None:
+        self.connections[-1].send_oneway(Command.request(code, ext, body, oneway=True))
+
+    def bodies(self, code: int) -> list[Any]:
+        return [msgspec.msgpack.decode(bytes(each.body_bytes())) for each in self.asked if each.code == code]
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def link_ready(self, link: SessionLink) -> None:
+        self.told.append("ready")
+
+    def link_pushed(self, link: SessionLink, records: memoryview, pushes: memoryview) -> None:
+        self.told.append((bytes(records), bytes(pushes)))
+
+    def link_missed(self, link: SessionLink, queue_ids: Sequence[int]) -> None:
+        self.told.append(list(queue_ids))
+
+    def link_fenced(self, link: SessionLink, client_id: str, epoch: int, reason: str) -> None:
+        self.told.append((client_id, epoch))
+
+
+class Site:
+    def __init__(self, broker: FakeBroker) -> None:
+        self.broker = broker
+        self.listener = Listener()
+        self.link = SessionLink(
+            "b", f"127.0.0.1:{broker.server.port}", self.listener, number=0, front_end="f", token="t"
+        )
+
+    async def told(self, what: Any) -> None:
+        await soon(lambda: what in self.listener.told, f"{what!r} of {self.listener.told}")
+
+    async def open(self, client_id: str = "c") -> Any:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.link.open_session(
+            OpenRequest(client_id=client_id, is_clean=False, expiry_s=9, will=None), future.set_result
+        )
+        return await asyncio.wait_for(future, 30)
+
+    def read(self) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.link.read_queue(
+            QueueRead(queue_id=3, position=0, records_max=1 << 20, bytes_max=1 << 30), future.set_result
+        )
+        return future
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    broker = FakeBroker()
+    await broker.server.start()
+    made = Site(broker)
+    await made.told("ready")
+    yield made
+    await made.link.stop()
+    await broker.server.stop()
+
+
+@pytest.mark.parametrize(
+    ("code", "body", "ext"),
+    [
+        (RequestCode.DELIVER_QUEUED, b"x", {}),
+        (RequestCode.DELIVER_QUEUED, b"x", {"pushesBytes": "2"}),
+        (RequestCode.DELIVER_QUEUED, b"x", {"pushesBytes": "-1"}),
+        (RequestCode.MISSED_QUEUES, b"", {"isAll": "maybe"}),
+        (RequestCode.FENCE_SESSION, b"\xc1", {}),
+        (RequestCode.FENCE_SESSION, msgspec.msgpack.encode([1, 2, 3]), {}),
+    ],
+)
+async def test_pushes_that_make_no_sense_are_counted_and_those_behind_are_taken(
+    site: Site, code: int, body: bytes, ext: dict[str, str]
+) -> None:
+    site.broker.push(code, body, **ext)
+    site.broker.push(RequestCode.DELIVER_QUEUED, b"12345678records", pushesBytes="8")
+    await site.told((b"records", b"12345678"))
+    assert site.link.malformed_total == 1
+    assert site.link.is_ready
+
+
+@pytest.mark.parametrize("body", [b"", b"\xc1", msgspec.msgpack.encode([]), msgspec.msgpack.encode(["x", 1])])
+async def test_answers_that_make_no_sense_refuse_what_was_asked(site: Site, body: bytes) -> None:
+    site.broker.answers[RequestCode.OPEN_SESSION] = (0, {}, body)
+    refused = await site.open()
+    assert isinstance(refused, Refused)
+    assert refused.code == ResponseCode.SYSTEM_ERROR
+    site.broker.answers[RequestCode.OPEN_SESSION] = (30101, {}, b"")
+    assert await site.open() == Refused(30101, "no")
+
+
+@pytest.mark.parametrize(
+    ("ext", "body"),
+    [
+        ({}, b""),
+        ({"nextPosition": "x"}, b""),
+        ({"nextPosition": "-1"}, b""),
+        ({"nextPosition": "1"}, b"\0\0\0\3x"),
+        ({"nextPosition": "1"}, b"\0\0\0\x09x"),
+        ({"nextPosition": "1", "isEnd": "maybe"}, b""),
+    ],
+)
+async def test_reads_that_make_no_sense_are_refused(site: Site, ext: dict[str, str], body: bytes) -> None:
+    site.broker.answers[RequestCode.READ_LIGHT_QUEUE] = (0, ext, body)
+    assert isinstance(await asyncio.wait_for(site.read(), 30), Refused)
+    assert site.link.malformed_total == 1
+
+
+async def test_records_are_cut_by_their_sizes_and_limits_are_kept_to(site: Site) -> None:
+    record = b"\0\0\0\x06ab"
+    site.broker.answers[RequestCode.READ_LIGHT_QUEUE] = (
+        0,
+        {"nextPosition": "9", "isEnd": "true"},
+        record * 2,
+    )
+    found = await asyncio.wait_for(site.read(), 30)
+    assert found == QueueRecords([record, record], 9, True)
+    (asked,) = [each for each in site.broker.asked if each.code == RequestCode.READ_LIGHT_QUEUE]
+    assert asked.ext["maxNums"] == str(limits.QUEUE_READ_RECORDS_MAX)
+    assert asked.ext["maxMsgBytes"] == str(limits.PULL_BYTES_MAX)
+    site.broker.answers[RequestCode.READ_RETAINED] = (0, {"after": "x"}, record)
+    pages: list[Any] = []
+    site.link.read_retained(
+        RetainedRead(topic_filter="#", after=None, records_max=1, bytes_max=1), pages.append
+    )
+    await soon(lambda: bool(pages), "a page")
+    assert pages == [RetainedRecords([record], "x")]
+
+
+async def test_what_is_under_way_when_the_broker_goes_is_refused_but_reads_wait(site: Site) -> None:
+    assert isinstance(await site.open(), OpenedSession)
+    site.broker.silent |= {RequestCode.READ_LIGHT_QUEUE, RequestCode.OPEN_SESSION}
+    read, opening = site.read(), asyncio.ensure_future(site.open("other"))
+    await soon(lambda: site.broker.asked[-1].code == RequestCode.OPEN_SESSION, "both are asked")
+    site.broker.silent.clear()
+    site.broker.answers[RequestCode.READ_LIGHT_QUEUE] = (0, {"nextPosition": "9", "isEnd": "true"}, b"")
+    site.listener.told.clear()
+    site.broker.connections[-1].abort("test")
+    assert isinstance(await opening, Refused)
+    assert await asyncio.wait_for(read, 30) == QueueRecords([], 9, True)
+    assert site.listener.told == [[3], "ready"], "behind first, then back"
+    (claims,) = site.broker.bodies(RequestCode.CLAIM_SESSIONS)
+    assert [claim[:2] for claim in claims] == [["c", 7]]
+
+
+async def test_sessions_that_were_lost_meanwhile_are_told_of(site: Site) -> None:
+    await site.open()
+    site.broker.answers[RequestCode.CLAIM_SESSIONS] = (0, {}, msgspec.msgpack.encode(["c", "never"]))
+    site.broker.connections[-1].abort("test")
+    await site.told(("c", 7))
+    assert site.link.session_count == 0
+
+
+async def test_a_client_that_left_while_the_broker_was_away_is_claimed_and_closed(site: Site) -> None:
+    await site.open()
+    site.broker.silent.add(RequestCode.INTRODUCE_FRONT_END)
+    site.broker.connections[-1].abort("test")
+    await soon(lambda: not site.link.is_ready, "the end of the connection")
+    for epoch, expiry_s in ((6, 1), (7, 5)):
+        site.link.close_session(CloseRequest(client_id="c", epoch=epoch, expiry_s=expiry_s, drops_will=True))
+    refusals: list[Any] = []
+    site.link.progress([], refusals.append)
+    assert isinstance(refusals[0], Refused)
+    site.broker.silent.clear()
+    for connection in tuple(site.broker.connections):
+        connection.abort("test")
+    await soon(lambda: bool(site.broker.bodies(RequestCode.CLOSE_SESSION)), "the close", within_s=20)
+    assert site.broker.bodies(RequestCode.CLOSE_SESSION) == [["c", 7, 5, True]]
+    assert [claim[:2] for claim in site.broker.bodies(RequestCode.CLAIM_SESSIONS)[0]] == [["c", 7]]
+
+
+async def test_an_error_nobody_expected_does_not_end_the_link(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await site.open()
+    failures = FAILURES.count("session link")
+    told = site.listener.told
+    with monkeypatch.context() as broken:
+        broken.delattr(Listener, "link_ready")
+        told.clear()
+        site.broker.connections[-1].abort("test")
+        await soon(lambda: FAILURES.count("session link") > failures, "the failure is counted")
+        assert "link_ready" in (site.link.problem or "")
+    await site.told("ready")
+    assert [3] in told, "what was not pushed meanwhile is read"
+
+
+async def test_a_refusal_to_be_introduced_says_why_there_are_no_sessions(site: Site) -> None:
+    site.broker.answers[RequestCode.INTRODUCE_FRONT_END] = (16, {}, b"")
+    site.broker.connections[-1].abort("test")
+    await soon(lambda: "no" in (site.link.problem or ""), "the reason")
+    read = site.read()
+    await site.link.stop()
+    assert isinstance(read.result(), Refused)
+
+
+async def test_a_storm_is_asked_no_faster_than_the_broker_takes_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site.link._turns, "_under_way_max", 4)
+    site.broker.silent |= {RequestCode.OPEN_SESSION, RequestCode.READ_LIGHT_QUEUE}
+    openings = [asyncio.ensure_future(site.open(f"c{number}")) for number in range(20)]
+    await soon(lambda: len(site.broker.bodies(RequestCode.OPEN_SESSION)) == 4, "as many as there may be")
+    reads = [site.read() for _ in range(20)]
+    await soon(lambda: site.link._turns.waiting_count, "the others wait")
+    site.broker.silent.clear()
+    site.broker.answers[RequestCode.READ_LIGHT_QUEUE] = (0, {"nextPosition": "9", "isEnd": "true"}, b"")
+    site.broker.connections[-1].abort("test")
+    assert all(isinstance(each, Refused) for each in await asyncio.gather(*openings))
+    assert {found.next_position for found in await asyncio.gather(*reads)} == {9}
+    assert (site.link._turns.under_way, site.link._turns.waiting_count) == (0, 0)
+    assert isinstance(await site.open(), OpenedSession)
