@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import logging
 import os
@@ -47,6 +48,8 @@ _CONNECTIONS_STOP_S: Final = 1.5
 # Workers do that in processes of their own, which then have to be gone.
 _WORKERS_STOP_S: Final = 1.8
 _ROLE_STOP_S_MIN: Final = 0.05
+# The address is taken, not one of this machine's, or not for this user.
+_ADDRESS_ERRORS: Final = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES)
 # Half a megabyte of the kernel's memory.
 _OPEN_FILES_AT_ONCE: Final = 65_536
 _OWN_REGISTRY_S: Final = 5.0
@@ -245,7 +248,7 @@ class Process:
         try:
             await role.start()
         except (OSError, ValueError) as error:
-            raise StartError(f"{name} cannot start: {error}") from error
+            raise StartError(f"{name} cannot start: {error}{_settings_of(name, error)}") from error
         self._started.append((name, role))
 
     def _watch(self, name: str, part: MetricSource) -> None:
@@ -260,6 +263,14 @@ class Process:
     def _listens_for_mqtt(self, addresses: Mapping[str, str]) -> None:
         for name, address in addresses.items():
             self.addresses["mqtt" if name == TCP_NAME else f"mqtt.{name}"] = address
+
+
+def _settings_of(name: str, error: Exception) -> str:
+    """Which settings choose the address that a role could not have; nothing for another error."""
+    if not isinstance(error, OSError) or error.errno not in _ADDRESS_ERRORS:
+        return ""
+    more = ", [[mqtt.listeners]]" if name == "mqtt" else ""
+    return f" (settings: {name}.listen_host, {name}.listen_port{more})"
 
 
 async def run(config: Config, role: RoleName) -> None:

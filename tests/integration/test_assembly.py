@@ -153,7 +153,8 @@ async def test_a_taken_port_is_named_and_everything_else_is_given_back(tmp_path:
     taken = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
     port = taken.sockets[0].getsockname()[1]
     process = Process(config_for(tmp_path, f"{section}.listen_port={port}"), "serve")
-    with pytest.raises(StartError, match=f"{section} cannot start: .*{port}"):
+    expected = rf"{section} cannot start: .*{port}.*\(settings: .*{section}\.listen_port"
+    with pytest.raises(StartError, match=expected):
         await process.start()
     taken.close()
     for name, address in process.addresses.items():
