@@ -146,3 +146,11 @@ def test_links_between_documents_lead_somewhere() -> None:
         if "://" not in target
     ]
     assert [(document.name, to) for document, to in links if not (document.parent / to).exists()] == []
+
+
+def test_files_that_pages_name_are_there() -> None:
+    """Paths in backticks: from the root, or below `iotmq/`, one of its packages, or `tests/`."""
+    places = [ROOT, ROOT / "tests", ROOT / "iotmq", *(ROOT / "iotmq").iterdir()]
+    for page in (ROOT / "CONTRIBUTING.md", ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for path in re.findall(r"`((?:\w+/)+\w+\.(?:py|pyx|pxd))`", page.read_text()):
+            assert any((place / path).exists() for place in places), f"{page.name}: {path}"
