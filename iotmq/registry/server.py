@@ -386,8 +386,7 @@ class Registry:
                     if len(answer.body_bytes()) > REGISTRATION_BYTES_MAX:
                         raise RequestError(
                             ResponseCode.SYSTEM_ERROR,
-                            f"the names of {len(end.value)} topics do not fit an answer; ask for one cluster's, "
-                            "or the brokers for theirs",
+                            f"the names of {len(end.value)} topics do not fit an answer; ask by cluster",
                         ) from None
                     return answer
                 await asyncio.sleep(0)
