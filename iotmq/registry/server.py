@@ -13,6 +13,7 @@ from iotmq.clock import Clock, SystemClock
 from iotmq.errors import RequestError
 from iotmq.limits import (
     REGISTRATION_AT_ONCE_BYTES_MAX,
+    REGISTRATION_BYTES_MAX,
     REGISTRATIONS_WAITING_BYTES_MAX,
     REGISTRATIONS_WAITING_MAX,
     REGISTRY_NAME_BYTES_MAX,
@@ -381,7 +382,13 @@ class Registry:
                 try:
                     next(topics)
                 except StopIteration as end:
-                    return _topic_list(request, end.value)
+                    answer = _topic_list(request, end.value)
+                    if len(answer.body_bytes()) > REGISTRATION_BYTES_MAX:
+                        raise RequestError(
+                            ResponseCode.SYSTEM_ERROR,
+                            f"the names of {len(end.value)} topics do not fit an answer; ask by cluster",
+                        ) from None
+                    return answer
                 await asyncio.sleep(0)
 
         self._put(self._lists, connection, request, collect, "lists of topics wait")

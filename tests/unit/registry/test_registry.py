@@ -271,6 +271,22 @@ async def test_so_many_lists_of_topics_wait_and_no_more(monkeypatch: pytest.Monk
     await registry.stop()
 
 
+async def test_names_that_fit_an_answer_and_one_too_many(
+    peer: ClientConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"topic-{number}" for number in range(10)]
+    assert (await peer.request(registration(*map(topic, names)), WAIT_S)).code == 0
+    request = Command.request(RequestCode.GET_ALL_TOPIC_LIST_FROM_REGISTRY)
+    answer = await peer.request(request, WAIT_S)
+    assert answer.code == 0
+    monkeypatch.setattr(server, "REGISTRATION_BYTES_MAX", len(answer.body_bytes()))
+    assert (await peer.request(request, WAIT_S)).code == 0
+    monkeypatch.setattr(server, "REGISTRATION_BYTES_MAX", len(answer.body_bytes()) - 1)
+    answer = await peer.request(request, WAIT_S)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "10 topics do not fit" in (answer.remark or "")
+
+
 async def test_a_registry_that_stops_waits_for_no_registrations(decoding: Decoding) -> None:
     registry = Registry(SETTINGS)
     await registry.start()
