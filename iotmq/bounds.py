@@ -313,6 +313,12 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "tests/unit/mqtt_front/test_mqtt_front.py::test_shapes_of_one_session_at_their_limit_and_past_it",
     ),
     Bound(
+        "mqtt_front.sessions.filter_shapes: bytes of one session's filters",
+        "mqtt.subscriptions_max",
+        "MQTT_FILTER_BYTES_PER_SESSION_MAX",
+        "tests/unit/mqtt_front/test_mqtt_front.py::test_bytes_of_filters_of_one_session_at_their_limit_and_past_it",
+    ),
+    Bound(
         "mqtt.topics.filters: topics whose filters are remembered",
         "65,536 topics",
         "MQTT_TOPIC_CACHE_BYTES_MAX",
@@ -523,7 +529,7 @@ DERIVED: Final[tuple[Bound, ...]] = (
     Bound(
         "mqtt_front.sessions.subscriptions: filters of one session",
         "mqtt.subscriptions_max, MQTT_SUBSCRIPTIONS_PER_SESSION_MAX",
-        "items x MQTT_TOPIC_BYTES_MAX",
+        "MQTT_FILTER_BYTES_PER_SESSION_MAX",
         "tests/unit/mqtt_front/test_mqtt_front.py::test_subscriptions_at_their_limit_and_past_it",
     ),
     Bound(

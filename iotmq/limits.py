@@ -184,6 +184,8 @@ RETAINED_LOOK_BYTES: Final = 1_024
 FILTER_SHAPES_MAX: Final = 16_384
 # And those of one session: each may match the same message.
 MQTT_SHAPES_PER_SESSION_MAX: Final = 64
+# All filters of one session, as UTF-8: a broker writes them whenever the session has changed (two ms).
+MQTT_FILTER_BYTES_PER_SESSION_MAX: Final = 2 * 1024 * 1024
 # Records that wait to be matched with the filters of clean sessions, at one broker, and calls of what comes
 # behind them; records, with their matches, that wait to be written to subscribers, at one front end. Past a
 # limit they are not put off any more. And what a broker hands to a front end at once.

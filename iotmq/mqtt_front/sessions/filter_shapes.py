@@ -1,8 +1,8 @@
-"""Shapes of filters with wildcards: a budget for each session, and one for all clean ones of a front end.
+"""Shapes and bytes of filters: a budget for each session, and one for all clean ones of a front end.
 
 A shape says at which levels the wildcards are. Brokers compare every new topic with each shape that some
 filter has, and a message may match one filter of each: sessions of very many shapes would make each publisher
-slow.
+slow. A broker writes a kept session's filters whenever the session has changed.
 """
 
 from __future__ import annotations
@@ -17,13 +17,48 @@ from iotmq.mqtt.topics.topics import wildcard_shape
 from iotmq.mqtt_front.connection.device import Device
 
 
+class _SessionFilters:
+    """What the filters of one session are counted by: their shapes, and their bytes."""
+
+    __slots__ = ("_shapes", "_size_bytes")
+
+    def __init__(self, filters: Iterable[str]) -> None:
+        self._shapes: Counter[bytes] = Counter()
+        self._size_bytes = 0
+        for topic_filter in filters:
+            self.add(topic_filter)
+
+    def has_room(self, topic_filter: str) -> bool:
+        """Whether one more is within the limits."""
+        if self._size_bytes + len(topic_filter.encode()) > limits.MQTT_FILTER_BYTES_PER_SESSION_MAX:
+            return False
+        shape = wildcard_shape(topic_filter)
+        return (
+            shape is None or shape in self._shapes or len(self._shapes) < limits.MQTT_SHAPES_PER_SESSION_MAX
+        )
+
+    def add(self, topic_filter: str) -> None:
+        self._size_bytes += len(topic_filter.encode())
+        shape = wildcard_shape(topic_filter)
+        if shape is not None:
+            self._shapes[shape] += 1
+
+    def remove(self, topic_filter: str) -> None:
+        self._size_bytes -= len(topic_filter.encode())
+        shape = wildcard_shape(topic_filter)
+        if shape is not None:
+            self._shapes[shape] -= 1
+            if not self._shapes[shape]:
+                del self._shapes[shape]
+
+
 class FilterShapes:
     """Counts the filters of each shape; each filter is taken once, however many devices have it."""
 
     def __init__(self) -> None:
         self._counts: dict[bytes, int] = {}
-        # Of sessions with many filters. Most never have as many as they may have shapes.
-        self._of_sessions: dict[Device, Counter[bytes]] = {}
+        # Of sessions with many filters.
+        self._of_sessions: dict[Device, _SessionFilters] = {}
         self.refused_total = 0
 
     def take(self, topic_filter: str) -> bool:
@@ -49,31 +84,24 @@ class FilterShapes:
     def take_for(
         self, device: Device, filters: Collection[str], coming: Collection[str], topic_filter: str
     ) -> bool:
-        """Whether the shape has room beside those of the session's `filters` and `coming`; then it counts."""
-        shapes_max = limits.MQTT_SHAPES_PER_SESSION_MAX
-        counts = self._of_sessions.get(device)
-        if counts is None:
-            if len(filters) + len(coming) < shapes_max:
+        """Whether one more filter has room beside a session's `filters` and `coming`; then it counts."""
+        found = self._of_sessions.get(device)
+        if found is None:
+            # Most sessions never have so many that it could matter.
+            if len(filters) + len(coming) < limits.MQTT_SHAPES_PER_SESSION_MAX:
                 return True
-            shapes = map(wildcard_shape, chain(filters, coming))
-            counts = self._of_sessions[device] = Counter(shape for shape in shapes if shape is not None)
-        shape = wildcard_shape(topic_filter)
-        if shape is None:
-            return True
-        if shape not in counts and len(counts) >= shapes_max:
+            found = self._of_sessions[device] = _SessionFilters(chain(filters, coming))
+        if not found.has_room(topic_filter):
             self.refused_total += 1
             return False
-        counts[shape] += 1
+        found.add(topic_filter)
         return True
 
     def give_back_for(self, device: Device, topic_filter: str) -> None:
         """A session has no more a filter that was taken for it."""
-        counts = self._of_sessions.get(device)
-        shape = None if counts is None else wildcard_shape(topic_filter)
-        if counts is not None and shape is not None:
-            counts[shape] -= 1
-            if not counts[shape]:
-                del counts[shape]
+        found = self._of_sessions.get(device)
+        if found is not None:
+            found.remove(topic_filter)
 
     def forget(self, device: Device) -> None:
         """The device is gone."""
@@ -89,6 +117,6 @@ class FilterShapes:
         yield Metric(
             "iotmq_mqtt_filter_shapes_refused_total",
             "counter",
-            "Filters with wildcards refused because there are too many shapes of them.",
+            "Filters refused because of the shapes of wildcards, or the bytes, of those before.",
             self.refused_total,
         )

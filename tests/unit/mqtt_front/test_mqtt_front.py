@@ -542,6 +542,23 @@ async def test_shapes_of_one_session_at_their_limit_and_past_it(site: Site) -> N
     assert not site.front._parts.subscriptions.shapes._of_sessions
 
 
+async def test_bytes_of_filters_of_one_session_at_their_limit_and_past_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = limits.MQTT_SHAPES_PER_SESSION_MAX
+    monkeypatch.setattr(limits, "MQTT_FILTER_BYTES_PER_SESSION_MAX", 4 * (few + 2))
+    one, two = await site.connect("one"), await site.connect("two")
+    # As many as need not be counted, whatever they are.
+    assert await one.subscribe(*((f"{number:04}", 0) for number in range(few))) == [0] * few
+    assert await one.subscribe(("aaaa", 0), ("b\u00e4b", 0), ("c", 0)) == [0, 0, 0x80]
+    assert await two.subscribe(("c", 0)) == [0]
+    one.send(packets.encode_unsubscribe(2, ["aaaa"]))
+    assert (await one.packet())[0] == packets.UNSUBACK << 4
+    assert await one.subscribe(("ccccc", 0), ("cccc", 0), ("c", 0)) == [0x80, 0, 0x80]
+    assert await one.subscribe(("cccc", 1)) == [1], "it is there"
+    assert site.number("iotmq_mqtt_filter_shapes_refused_total") == 3
+
+
 async def test_who_subscribes_what_the_server_says_of_itself_and_goes_is_forgotten(site: Site) -> None:
     site.gateway.takes_filters = None
     client = await site.connect("d")
