@@ -356,6 +356,20 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "tests/unit/broker/handlers/mqtt/test_session_handler.py::test_a_read_has_bounds",
     ),
     Bound(
+        "broker.delivery.retained_reads: look-ups that wait",
+        "one of each connected device, REQUESTS_IN_FLIGHT_MAX of a front end in another process",
+        "items x MQTT_TOPIC_BYTES_MAX",
+        "tests/unit/mqtt_front/deliver/test_retained_egress.py"
+        "::test_a_device_has_one_look_up_under_way_however_much_it_subscribes",
+    ),
+    Bound(
+        "broker.due_actions: actions that wait",
+        "three of each session and front end, and as many cancelled ones",
+        "items x one closure",
+        "tests/unit/broker/test_due_actions.py"
+        "::test_cancelled_actions_take_no_more_room_than_the_others_and_a_few",
+    ),
+    Bound(
         "broker.sessions.stored.log: changes of sessions in one record",
         "SESSION_NAMES_PER_CHANGE_MAX filters and messages in flight of a report",
         "SESSION_RECORD_BYTES_MAX",

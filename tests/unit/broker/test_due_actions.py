@@ -6,7 +6,7 @@ import pytest
 from eventually import soon
 
 from iotmq import loop_slice
-from iotmq.broker.due_actions import PER_TURN, DueActions
+from iotmq.broker.due_actions import CANCELLED_KEPT, PER_TURN, DueActions
 from iotmq.clock import ManualClock
 
 
@@ -25,3 +25,20 @@ async def test_of_very_many_that_are_due_some_are_done_in_each_turn(monkeypatch:
     await soon(lambda: not len(actions), "the last one")
     assert done == list(range(PER_TURN + 1))
     actions._invariants()
+
+
+async def test_cancelled_actions_take_no_more_room_than_the_others_and_a_few() -> None:
+    actions = DueActions(ManualClock(), refused=lambda error: None)
+    kept = [actions.do_later(3_600, lambda: None) for _ in range(100)]
+    for _ in range(1_000):
+        actions.cancel(actions.do_later(3_600, lambda: None))
+        actions._invariants()
+        assert len(actions._heap) <= 2 * len(kept) + CANCELLED_KEPT + 1
+    assert len(actions) == 100
+    for due in kept:
+        actions.cancel(due)
+        actions.cancel(due)
+        actions._invariants()
+    assert len(actions) == 0
+    assert len(actions._heap) <= CANCELLED_KEPT
+    actions.clear()

@@ -114,3 +114,26 @@ def test_nobody_is_asked_for_a_device_that_is_gone_or_a_filter_it_has_no_more() 
         assert loop.calls == []
         assert device.got == []
         assert not egress._jobs
+
+
+def test_a_device_has_one_look_up_under_way_however_much_it_subscribes() -> None:
+    asked: list[tuple[str, Callable[[RetainedRecords | Refused], None]]] = []
+
+    class SlowPort(Port):
+        def read_retained(
+            self, request: RetainedRead, done: Callable[[RetainedRecords | Refused], None]
+        ) -> None:
+            asked.append((request.topic_filter, done))
+
+    loop, device = Loop(), Device()
+    device.room = 100
+    egress = RetainedEgress(SlowPort(), loop)  # type: ignore[arg-type]
+    for number in range(10):
+        egress.send(device, [(f"{number}/#", 1), ("#", 1)])  # type: ignore[arg-type, list-item]
+    for _ in range(11):
+        ((_, done),) = asked
+        asked.clear()
+        done(RetainedRecords([], None))
+        loop.next()
+    assert asked == []
+    assert not egress._jobs
