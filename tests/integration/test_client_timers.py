@@ -130,9 +130,15 @@ async def test_what_cannot_be_done_says_why(running: Running) -> None:
 
 async def test_too_many_are_refused_until_some_are_gone(running: Running) -> None:
     async with Producer(running.client) as producer:
-        for number in range(50):
-            await producer.send(Message("T", b"%d" % number, delay_ms=300))
+        # None of them is due however long the sends take.
+        results = [
+            await producer.send(Message("T", b"%d" % number, delay_ms=3_600_000)) for number in range(50)
+        ]
         with pytest.raises(Exception, match="timers_pending_max"):
             await producer.send(Message("T", b"too many", delay_ms=300), timeout_ms=100)
-        await soon(lambda: running.broker.timers.pending_count == 0, "all were delivered")
+        assert await producer.recall(results[0].recall_handle) is True
         await producer.send(Message("T", b"one more", delay_ms=300))
+        await soon(lambda: running.broker.timers.pending_count == 49, "it was delivered")
+        await producer.send(Message("T", b"the last", delay_ms=3_600_000))
+        with pytest.raises(Exception, match="timers_pending_max"):
+            await producer.send(Message("T", b"too many", delay_ms=300), timeout_ms=100)
