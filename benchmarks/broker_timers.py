@@ -238,7 +238,7 @@ async def fill(broker: Broker, count: int, *, first_ms: int, step_ms: int) -> No
             waiting = waiting_until(TOPIC, 0, b"UNIQ_KEY\x01%032X\x02" % number, due_ms)
             topic, queue_id = waiting.topic, waiting.queue_id
             elements.append((BODY, waiting.properties, 0))
-        broker.intake.append(
+        broker.writer.append(
             topic,
             queue_id,
             encode_batch(elements),

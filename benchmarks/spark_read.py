@@ -177,7 +177,7 @@ async def serve(directory: Path, rows: int) -> None:
     from iotmq.broker.broker import Broker
     from iotmq.broker.settings import BrokerSettings
     from iotmq.broker.store_host import resolve_store_host
-    from iotmq.broker.writing.message_writer import IntakeError, StoredBatch
+    from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
     from iotmq.registry.server import Registry
     from iotmq.registry.settings import RegistrySettings
     from iotmq.store.settings import StoreSettings
@@ -192,13 +192,13 @@ async def serve(directory: Path, rows: int) -> None:
     broker = Broker(settings, store, directory=directory, store_host=host)
     await broker.start()
 
-    def stored(result: StoredBatch | IntakeError) -> None:
-        if isinstance(result, IntakeError):
+    def stored(result: StoredBatch | RefusedBatch) -> None:
+        if isinstance(result, RefusedBatch):
             raise SystemExit(result.remark)
 
-    broker.intake.queue_count(TOPIC, create=True)
+    broker.writer.queue_count(TOPIC, create=True)
     for number in range(rows // BATCH_ROWS):
-        broker.intake.append(
+        broker.writer.append(
             TOPIC,
             number % QUEUES,
             batch(number),

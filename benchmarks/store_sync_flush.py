@@ -2,7 +2,7 @@
 
     .venv/bin/python -m benchmarks.store_sync_flush [--quick] [--senders 200] [--body 100] [--seconds 3]
 
-The senders run on one event loop, through Store.append and, as the broker's intake does it, a flush
+The senders run on one event loop, through Store.append and, as the broker's writer does it, a flush
 thread that wakes the loop, `advance`, and the answers in log order. Beside it, in the same run and file
 system, before and after each round: the disk alone, where one thread copies as many bytes as the store's
 flushes had on average into a mapping like the log's and calls fdatasync, over and over. The marks: at

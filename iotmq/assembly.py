@@ -36,7 +36,7 @@ from iotmq.ports.sessions import SessionPort
 from iotmq.registry.server import Registry
 from iotmq.store.store import Store
 from iotmq.supervised import FAILURES
-from iotmq.workers.supervisor import MqttWorkers
+from iotmq.workers.supervisor import WorkerSupervisor
 
 logger = logging.getLogger("iotmq")
 
@@ -84,7 +84,7 @@ class Process:
         self._config = config
         self._role = role
         self._is_worker = is_worker
-        self._workers = MqttWorkers(config) if _has_workers(config, role) and not is_worker else None
+        self._workers = WorkerSupervisor(config) if _has_workers(config, role) and not is_worker else None
         self._clock: Clock = clock or SystemClock()
         # Gets its port while starting when the setting asks for any free one.
         self._broker_settings = config.broker
@@ -207,7 +207,7 @@ class Process:
         self._watch("mqtt", front)
         self._listens_for_mqtt(front.addresses)
 
-    async def _start_mqtt_workers(self, workers: MqttWorkers) -> None:
+    async def _start_mqtt_workers(self, workers: WorkerSupervisor) -> None:
         self._watch("mqtt", workers)
         await self._start("mqtt", workers)
         self._listens_for_mqtt(workers.addresses)

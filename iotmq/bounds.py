@@ -114,10 +114,10 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "tests/unit/broker/members/test_queue_locks.py::test_so_many_queues_may_be_locked_and_no_more",
     ),
     Bound(
-        "broker.handlers.native.held_pulls: pulls that wait for messages",
+        "broker.handlers.native.parked_pulls: pulls that wait for messages",
         "broker.held_pulls_max, HELD_PULLS_MAX",
         "items x one request's fields",
-        "tests/unit/broker/handlers/native/test_holds.py::test_past_the_maximum_nothing_is_parked",
+        "tests/unit/broker/handlers/native/test_parked_pulls.py::test_past_the_maximum_nothing_is_parked",
     ),
     Bound(
         "broker.replies.cold_reads: reads that wait for the disk",

@@ -1,4 +1,4 @@
-"""The areas that change what a broker has, for operators and their tools, put together."""
+"""The processors that change what a broker has, for operators and their tools, put together."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from iotmq.broker.handlers.admin.settings import SettingsHandler
 from iotmq.broker.handlers.admin.topic_removal import TopicRemovalHandler
 from iotmq.broker.handlers.native.group_changes import GroupChangesHandler
 from iotmq.broker.members.groups import Groups
-from iotmq.broker.replies.request_table import Area
-from iotmq.broker.replies.sliced_reply import LongAnswers
+from iotmq.broker.replies.request_table import RequestProcessor
+from iotmq.broker.replies.sliced_reply import SlicedReplies
 from iotmq.broker.scheduled.scheduling import DelayDelivery
 from iotmq.broker.tables.changed_settings import ChangedSettings
 from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
@@ -26,7 +26,7 @@ from iotmq.store.store import Store
 
 
 class Administration:
-    """`areas` are for the request table."""
+    """`processors` are for the request table."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Administration:
         delays: DelayDelivery,
         access: AccessControl | None,
         changed_settings: ChangedSettings,
-        long_answers: LongAnswers,
+        long_answers: SlicedReplies,
         clock: Clock,
         *,
         system_topics: Collection[str],
@@ -53,7 +53,7 @@ class Administration:
         self._accounts = AclHandler(
             access, clock, broker_name=settings.name, cluster=settings.cluster, broker_address=address
         )
-        self.areas: list[Area] = [
+        self.processors: list[RequestProcessor] = [
             self._accounts,
             RetentionHandler(store),
             AdminHandler(

@@ -22,10 +22,10 @@ from iotmq.broker.handlers.native.offsets import OffsetHandler
 from iotmq.broker.members.groups import Groups
 from iotmq.broker.mqtt_parts import MqttParts
 from iotmq.broker.queue_limits import QueueLimits
-from iotmq.broker.registration.service import Presence
+from iotmq.broker.registration.service import RegistrationService
 from iotmq.broker.replies.cold_reads import ColdReads
-from iotmq.broker.replies.reply_after_registration import AnnouncedChanges
-from iotmq.broker.replies.request_table import Area, RequestTable
+from iotmq.broker.replies.reply_after_registration import RepliesAfterRegistration
+from iotmq.broker.replies.request_table import RequestProcessor, RequestTable
 from iotmq.broker.scheduled.timers import Timers
 from iotmq.broker.sending import Sending
 from iotmq.broker.settings import BrokerSettings
@@ -44,7 +44,7 @@ from iotmq.broker.tables.topic_recovery import recall_topics
 from iotmq.broker.tables.topics import HALF_TOPIC, SCHEDULE_TOPIC, TopicTable
 from iotmq.broker.views import Views
 from iotmq.broker.writing.last_flushes import finish_flushes
-from iotmq.broker.writing.message_writer import Intake
+from iotmq.broker.writing.message_writer import MessageWriter
 from iotmq.clock import Clock, SystemClock
 from iotmq.metrics import Metric
 from iotmq.remoting.server import RemotingServer, RequestHandler
@@ -65,11 +65,11 @@ _YOUNG_MEMORY_SHARE: Final = 0.4
 
 
 class Broker:
-    """Serves one store to native clients, and through `intake` to front ends in the same process.
+    """Serves one store to native clients, and through `writer` to front ends in the same process.
 
     The store is opened and closed by who composes the process; everything else of the broker starts
-    with `start` and ends with `stop`. Parts other modules build on: `intake`, `topics`, `groups`,
-    `offsets`, and `requests`, to which further areas of request codes may be added before `start`.
+    with `start` and ends with `stop`. Parts other modules build on: `writer`, `topics`, `groups`,
+    `offsets`, and `requests`, to which further processors of request codes may be added before `start`.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Broker:
         self.access = open_access_control(settings, store, default_file=config / "plain_acl.yml")
         self.groups = Groups(clock, expiry_s=settings.client_expiry_s)
         self.statistics = Statistics(clock)
-        self.intake = Intake(
+        self.writer = MessageWriter(
             store,
             self.topics,
             clock,
@@ -110,13 +110,13 @@ class Broker:
         received = ReceivedIds(store.key_values())
         store.add_projection(received)
         received.end_append({}, store.appended_position)
-        self.stored_once = StoredOnce(self.intake, received, host=host)
+        self.stored_once = StoredOnce(self.writer, received, host=host)
         cold_reads = ColdReads(
             store, threads_max=settings.cold_read_threads, waiting_max=settings.cold_reads_max
         )
         self._sending = Sending(
             store,
-            self.intake,
+            self.writer,
             self.topics,
             self.groups,
             self.subscription_groups,
@@ -132,7 +132,7 @@ class Broker:
         )
         self._consuming = Consuming(
             store,
-            self.intake,
+            self.writer,
             self.topics,
             self.groups,
             self.subscription_groups,
@@ -149,7 +149,7 @@ class Broker:
         self.holds = self._consuming.holds
         self._runtime_info = RuntimeInfo(
             store,
-            self.intake,
+            self.writer,
             self._consuming.pulls,
             cold_reads,
             self.statistics,
@@ -191,7 +191,7 @@ class Broker:
         )
         self._mqtt = MqttParts(
             store,
-            self.intake,
+            self.writer,
             self.topics,
             self.timers,
             self._sending.device_replies,
@@ -221,10 +221,10 @@ class Broker:
         )
         self.delivery = self._mqtt.delivery
         self.sessions = self._mqtt.sessions
-        areas: list[Area] = [
-            *self._sending.areas,
-            *self._consuming.areas,
-            *self._views.areas,
+        processors: list[RequestProcessor] = [
+            *self._sending.processors,
+            *self._consuming.processors,
+            *self._views.processors,
             OffsetHandler(
                 store,
                 self.topics,
@@ -232,14 +232,14 @@ class Broker:
                 self._views.long_answers,
                 young_bytes_max=_young_bytes_max(),
             ),
-            *self._administration.areas,
-            *self._mqtt.areas,
+            *self._administration.processors,
+            *self._mqtt.processors,
         ]
         self.requests = RequestTable(
-            areas,
+            processors,
             take_run=self._sending.sends.take_run,
             take_pull=self._consuming.pulls.take_pull,
-            settle=self.intake.settle,
+            settle=self.writer.settle,
         )
         self._files = TableFiles(
             self.topics,
@@ -248,7 +248,7 @@ class Broker:
             [self.offsets, self.consumer_filters, self._sending.delays],
             interval_s=settings.offsets_interval_s,
         )
-        announced = AnnouncedChanges(
+        announced = RepliesAfterRegistration(
             self.requests, self.topics, when_told=self._when_told, when_saved=self._files.when_saved
         )
         handler: RequestHandler = announced
@@ -267,7 +267,7 @@ class Broker:
             handle_run=handle_run,
             tls=server_tls(settings),
         )
-        self._presence = Presence(
+        self._presence = RegistrationService(
             settings,
             self.topics,
             port=lambda: self.port,
@@ -335,7 +335,7 @@ class Broker:
         self.subscription_groups.add_listener(self._on_group_changed)
         self._sending.restore()
         await self._server.start()
-        self.intake.open()
+        self.writer.open()
         self._sending.start()
         self._presence.start()
         self._work = [supervise(name, work) for name, work in self._repeated_work()]
@@ -351,12 +351,12 @@ class Broker:
     async def stop(self) -> None:
         """Take nothing more, finish what was taken, save everything; well under two seconds."""
         self._mqtt.finish()
-        self.intake.close()
+        self.writer.close()
         await end(self._work)
         await self._administration.finish_removals()
         await self._presence.stop()
-        await finish_flushes(self.intake, self._store)
-        self.intake.finish()
+        await finish_flushes(self.writer, self._store)
+        self.writer.finish()
         self._views.stop()
         self._mqtt.stop()
         self._consuming.stop()
@@ -370,7 +370,7 @@ class Broker:
         self._consuming.pulls.expire()
         self._sending.expire()
         self._mqtt.expire()
-        self.intake.expire()
+        self.writer.expire()
         self._expire()
 
     def sample(self) -> None:
@@ -382,7 +382,7 @@ class Broker:
         for part in (
             self._server,
             self.requests,
-            self.intake,
+            self.writer,
             self._sending,
             self._consuming,
             self.topics,
@@ -426,7 +426,7 @@ class Broker:
         self._consuming.apply_settings(settings)
         self.subscription_groups.may_create = settings.auto_create_groups
         self.groups.expiry_s = settings.client_expiry_s
-        self.intake.default_topic_queues = settings.default_topic_queues
+        self.writer.default_topic_queues = settings.default_topic_queues
         self._files.interval_s = settings.offsets_interval_s
         if self._changed_settings.store != self._store.settings:
             self._store.change_retention(self._changed_settings.store)

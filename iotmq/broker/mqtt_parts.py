@@ -20,7 +20,7 @@ from iotmq.broker.handlers.mqtt.shares import ShareHandler
 from iotmq.broker.questions.device_replies import DeviceReplies
 from iotmq.broker.queue_limits import QueueLimits
 from iotmq.broker.replies.cold_reads import ColdReads
-from iotmq.broker.replies.request_table import Area
+from iotmq.broker.replies.request_table import RequestProcessor
 from iotmq.broker.scheduled.delayed_batches import DelayedBatches
 from iotmq.broker.scheduled.timers import Timers
 from iotmq.broker.sessions.queue_reader import QueueReader
@@ -29,19 +29,19 @@ from iotmq.broker.sessions.stored.projection import SessionProjection
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.shares.shares import ShareSettings
 from iotmq.broker.tables.topics import TopicTable
-from iotmq.broker.writing.message_writer import Intake
+from iotmq.broker.writing.message_writer import MessageWriter
 from iotmq.clock import Clock
 from iotmq.metrics import Metric
 from iotmq.store.store import Store
 
 
 class MqttParts:
-    """`areas` are for the request table; the projections are the store's from here on."""
+    """`processors` are for the request table; the projections are the store's from here on."""
 
     def __init__(
         self,
         store: Store,
-        intake: Intake,
+        writer: MessageWriter,
         topics: TopicTable,
         timers: Timers,
         device_replies: DeviceReplies,
@@ -60,14 +60,14 @@ class MqttParts:
         wide_window_records: int,
     ) -> None:
         """`host` is what records carry as the host they were stored at."""
-        self._intake = intake
+        self._writer = writer
         self._topics = topics
         self._device_replies = device_replies
         self._stored_once = stored_once
         self._clock = clock
         self._host = host
         self._record_bytes_max = store.settings.record_bytes_max
-        self._delayed_batches = DelayedBatches(timers, intake, clock)
+        self._delayed_batches = DelayedBatches(timers, writer, clock)
         self.delivery = Delivery(
             applied_position=store.confirmed_position,
             call_soon=lambda callback: asyncio.get_running_loop().call_soon(callback),
@@ -92,17 +92,17 @@ class MqttParts:
             session_projection,
             QueueReader(session_projection, store, cold_reads),
             store,
-            intake,
+            writer,
             clock,
             host=host,
-            publish=WillPublisher(intake, self._delayed_batches, self.delivery, clock, host=host).publish,
+            publish=WillPublisher(writer, self._delayed_batches, self.delivery, clock, host=host).publish,
             forget_packet_ids=lambda client_id: stored_once.forget(client_id, now_ms=clock.now_ms()),
             share_settings=share_settings,
             limits=session_limits,
             exclusives_max=exclusives_max,
         )
         self._gateway = GatewayHandler(
-            intake,
+            writer,
             self._delayed_batches,
             stored_once,
             self.delivery,
@@ -112,8 +112,8 @@ class MqttParts:
             clock=clock,
             is_writable=is_writable,
         )
-        self.session_requests = SessionHandler(self.sessions, self._retained_reads, intake)
-        self.areas: list[Area] = [
+        self.session_requests = SessionHandler(self.sessions, self._retained_reads, writer)
+        self.processors: list[RequestProcessor] = [
             self._gateway,
             self.session_requests,
             SessionViewsHandler(self.sessions),
@@ -125,7 +125,7 @@ class MqttParts:
     def local_gateway(self) -> LocalGateway:
         """The way to this broker for an MQTT front end in the same process."""
         return LocalGateway(
-            self._intake,
+            self._writer,
             self._delayed_batches,
             self._stored_once,
             self._device_replies,

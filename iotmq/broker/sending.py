@@ -15,7 +15,7 @@ from iotmq.broker.questions.device_replies import DeviceReplies
 from iotmq.broker.questions.replies import ReplyHandler
 from iotmq.broker.replies.cold_reads import ColdReads
 from iotmq.broker.replies.reply_after_registration import WhenTold
-from iotmq.broker.replies.request_table import Area
+from iotmq.broker.replies.request_table import RequestProcessor
 from iotmq.broker.scheduled.scheduling import DelayDelivery, DelayLevels
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.statistics.statistics import Statistics
@@ -25,19 +25,19 @@ from iotmq.broker.tables.topics import TopicTable
 from iotmq.broker.transactions.transaction_checks import TransactionChecks
 from iotmq.broker.transactions.transactions import Transactions
 from iotmq.broker.writing.message_ids import OffsetMessageIds
-from iotmq.broker.writing.message_writer import Intake
+from iotmq.broker.writing.message_writer import MessageWriter
 from iotmq.clock import Clock
 from iotmq.metrics import Metric
 from iotmq.store.store import Store
 
 
 class Sending:
-    """`areas` are for the request table."""
+    """`processors` are for the request table."""
 
     def __init__(
         self,
         store: Store,
-        intake: Intake,
+        writer: MessageWriter,
         topics: TopicTable,
         groups: Groups,
         subscription_groups: SubscriptionGroups,
@@ -57,7 +57,7 @@ class Sending:
         delay_levels = DelayLevels(settings.delay_levels, clock)
         self.delays = DelayDelivery(
             store,
-            intake,
+            writer,
             delay_levels,
             delay_offsets,
             clock,
@@ -67,7 +67,7 @@ class Sending:
         )
         self.transactions = Transactions(
             store,
-            intake,
+            writer,
             offsets,
             clock,
             host=host,
@@ -88,7 +88,7 @@ class Sending:
         )
         self.transaction_ends = TransactionHandler(store, self.transactions, cold_reads)
         self.replies = ReplyHandler(
-            intake,
+            writer,
             topics,
             groups,
             message_ids,
@@ -102,14 +102,14 @@ class Sending:
         )
         self.device_replies = DeviceReplies(
             self.replies,
-            intake,
+            writer,
             clock,
             host=host,
             cluster=settings.cluster,
             stores_replies=settings.store_replies,
         )
         self.sends = SendHandler(
-            intake,
+            writer,
             topics,
             subscription_groups,
             message_ids,
@@ -125,7 +125,7 @@ class Sending:
         )
         self._send_backs = SendBackHandler(
             store,
-            intake,
+            writer,
             topics,
             subscription_groups,
             message_ids,
@@ -135,7 +135,7 @@ class Sending:
             statistics=statistics,
             is_writable=settings.is_writable,
         )
-        self.areas: list[Area] = [
+        self.processors: list[RequestProcessor] = [
             self.sends,
             self._send_backs,
             self.transaction_ends,
@@ -149,7 +149,7 @@ class Sending:
         self.transactions.start()
 
     def start(self) -> None:
-        """Deliver what is due, and ask producers after their transactions; the intake is open."""
+        """Deliver what is due, and ask producers after their transactions; the writer is open."""
         self.transaction_checks.start()
         self.delays.start()
 

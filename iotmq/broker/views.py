@@ -1,4 +1,4 @@
-"""The areas that show what the broker has and does, put together; none of them changes anything."""
+"""The processors that show what the broker has and does, put together; none of them changes anything."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from iotmq.broker.handlers.admin.statistics import StatisticsHandler
 from iotmq.broker.members.groups import Groups
 from iotmq.broker.replies.client_relay import RelayHandler
 from iotmq.broker.replies.cold_reads import ColdReads
-from iotmq.broker.replies.request_table import Area
-from iotmq.broker.replies.sliced_reply import LongAnswers
+from iotmq.broker.replies.request_table import RequestProcessor
+from iotmq.broker.replies.sliced_reply import SlicedReplies
 from iotmq.broker.statistics.statistics import Statistics
 from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
 from iotmq.broker.tables.topics import TopicTable
@@ -23,7 +23,7 @@ from iotmq.store.store import Store
 
 
 class Views:
-    """`areas` are for the request table."""
+    """`processors` are for the request table."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class Views:
         stats = ConsumeStats(
             store, topics, groups, offsets, clock, broker_name=broker_name, get_tps=statistics.get_tps
         )
-        self.long_answers = LongAnswers(cold_reads)
+        self.long_answers = SlicedReplies(cold_reads)
         self._relays = RelayHandler(
             store, groups, cold_reads, broker_name=broker_name, timeout_s=relay_timeout_s
         )
-        self.areas: list[Area] = [
+        self.processors: list[RequestProcessor] = [
             ConnectionHandler(topics, groups, offsets, clock),
             ConsumeStatsHandler(store, topics, offsets, stats, self.long_answers, address=address),
             QueryHandler(store, topics, groups, self.long_answers),

@@ -17,7 +17,7 @@ from iotmq.metrics import Metric
 from iotmq.store import fail_points
 from iotmq.store.checks.check import check_store
 from iotmq.store.checks.index_check import check_index
-from iotmq.store.files.flushed_position import FlushedMark
+from iotmq.store.files.flushed_position import FlushedPosition
 from iotmq.store.files.lock import DirectoryLock
 from iotmq.store.log.allocation import AheadAllocator
 from iotmq.store.log.commit_log import Appended, CommitLog
@@ -32,7 +32,7 @@ from iotmq.store.queues.queue_begins import BEGINS_NAME, BeginsFile, QueueBegins
 from iotmq.store.reader import StoreReader
 from iotmq.store.recovery.checkpoint import Checkpointer
 from iotmq.store.recovery.opening import CHECKPOINT_NAME, OpenedParts, locked, open_parts
-from iotmq.store.recovery.write_state import Refusals, is_of_one_queue
+from iotmq.store.recovery.write_state import WriteState, is_of_one_queue
 from iotmq.store.replication.flushed_waiters import FlushedWaiters
 from iotmq.store.replication.raw import append_raw, start_at
 from iotmq.store.retention.apply import Trimmer
@@ -111,9 +111,9 @@ class Store(StoreReader):
             settings,
             sync_file=sync_file,
             on_flushed=self._flushed,
-            mark=FlushedMark(checkpoint_path).move,
+            mark=FlushedPosition(checkpoint_path).move,
         )
-        self._refusals = Refusals(clock, self._flusher)
+        self._refusals = WriteState(clock, self._flusher)
         self._checkpointer = Checkpointer(
             checkpoint_path,
             queues,

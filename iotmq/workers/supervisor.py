@@ -39,7 +39,7 @@ _ANSWER_S: Final = 1.0
 _STOP_S: Final = 1.7
 
 
-class MqttWorkers:
+class WorkerSupervisor:
     """A role: `start()` returns when all workers serve, `stop()` when none is left.
 
     `start` raises OSError when the address is taken or a worker cannot start.

@@ -60,7 +60,7 @@ async def main():
         checkpoint_interval_ms=50,
     )
     loop = asyncio.get_running_loop()
-    bench.store.on_flushed = bench.intake.on_flushed
+    bench.store.on_flushed = bench.writer.on_flushed
     number = seed * 1_000_000
     names = []
 

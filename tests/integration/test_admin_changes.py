@@ -41,7 +41,7 @@ def put(cluster: SmallCluster, topic: str, *bodies: bytes, properties: bytes = b
     target = cluster.brokers[broker]
     target.topics.ensure(topic, queues=1)
     elements = encode_batch([(body, properties, 0) for body in bodies])
-    target.intake.append(
+    target.writer.append(
         topic, 0, elements, born_timestamp_ms=1, born_host=b"\x7f\0\0\1\0\0\0\1", done=lambda result: None
     )
 

@@ -60,7 +60,7 @@ def put(
 ) -> None:
     elements = encode_batch([(body, properties, 0) for body in bodies])
     cluster.brokers[0].topics.ensure(topic, queues=1)
-    cluster.brokers[0].intake.append(
+    cluster.brokers[0].writer.append(
         topic, queue_id, elements, born_timestamp_ms=1, born_host=b"\x7f\0\0\1\0\0\0\1", done=lambda _: None
     )
 

@@ -33,7 +33,7 @@ from iotmq.bridge.spark_session import LOW_LATENCY_OPTIONS, session
 from iotmq.broker.broker import Broker
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.store_host import resolve_store_host
-from iotmq.broker.writing.message_writer import IntakeError, StoredBatch
+from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.client.admin.changes import AdminChanges
 from iotmq.client.admin.queue_scaling import QueueScaling
 from iotmq.client.transport.client import IotmqClient
@@ -138,11 +138,11 @@ class Gateway:
             threading.Event().wait(0.02)
 
     async def _create(self, topic: str) -> None:
-        self._broker.intake.queue_count(topic, create=True)
+        self._broker.writer.queue_count(topic, create=True)
 
     async def _append(self, topic: str, queue_id: int, batch: bytes) -> None:
-        stored: list[StoredBatch | IntakeError] = []
-        self._broker.intake.append(
+        stored: list[StoredBatch | RefusedBatch] = []
+        self._broker.writer.append(
             topic, queue_id, batch, born_timestamp_ms=now_ms(), born_host=self._host, done=stored.append
         )
         assert isinstance(stored[0], StoredBatch), stored[0]

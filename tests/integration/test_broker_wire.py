@@ -239,7 +239,7 @@ async def test_a_stop_finishes_what_was_taken(tmp_path: Path) -> None:
     await site.broker.start()
     client = await site.connect()
     taken = [asyncio.ensure_future(send(client, b"%d" % number)) for number in range(20)]
-    await until(lambda: site.broker.intake.records_count == 20)
+    await until(lambda: site.broker.writer.records_count == 20)
     async with asyncio.timeout(STOP_S):
         await site.broker.stop()
     assert [(await answer).ext["queueOffset"] for answer in taken] == [str(number) for number in range(20)]
@@ -264,7 +264,7 @@ async def test_a_disk_that_takes_nothing_refuses_sends_and_serves_pulls(
         assert refused.code == 14
         assert str(error) in (refused.remark or "")
         assert str(site.directory) in (refused.remark or "")
-        assert not site.broker.intake.is_writable
+        assert not site.broker.writer.is_writable
         assert bodies(await pull(client)) == [b"before"]
     site.clock.advance(1)
     await send(client, b"after")

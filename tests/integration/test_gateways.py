@@ -345,7 +345,7 @@ async def test_a_disk_that_fails_for_good_is_never_acknowledged(tmp_path: Path, 
         retries = "iotmq_mqtt_batch_retries_total"
         if is_local:
             # It is in the log: to offer it again would be to store it twice.
-            await soon(lambda: site.broker.intake.flush_timeouts_count == 1, "the store has given up")
+            await soon(lambda: site.broker.writer.flush_timeouts_count == 1, "the store has given up")
             assert number(front, retries) == 0
         else:
             await soon(lambda: number(front, retries) >= 3, "its broker was asked several times")

@@ -230,7 +230,7 @@ def publish(broker: Broker, mqtt_topic: str, *bodies: bytes) -> None:
     )
     results: list[Any] = []
     broker.topics.ensure("T", queues=1)
-    broker.intake.append("T", 0, elements, born_timestamp_ms=1, born_host=HOST, done=results.append)
+    broker.writer.append("T", 0, elements, born_timestamp_ms=1, born_host=HOST, done=results.append)
     assert [result.status for result in results] == [0]
 
 

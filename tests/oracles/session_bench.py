@@ -211,7 +211,7 @@ class SessionBench:
             encode_element(body, b"MQTT_TOPIC\x01%s\x02" % mqtt_topic.encode(), 0) for body in bodies
         )
         results: list[Any] = []
-        self.broker.intake.append("T", 0, elements, born_timestamp_ms=1, born_host=HOST, done=results.append)
+        self.broker.writer.append("T", 0, elements, born_timestamp_ms=1, born_host=HOST, done=results.append)
         assert [result.status for result in results] == [0]
 
     def stored(self, topic: str = "T") -> list[bytes]:

@@ -99,7 +99,7 @@ class Side:
         settings = BrokerSettings(listen_port=0, registries=(), region='R"<id>')
         self.broker = Broker(settings, self.store, directory=directory, store_host=host, clock=self.clock)
         self.topics = self.broker.topics
-        self.intake = self.broker.intake
+        self.writer = self.broker.writer
         self.traffic = Traffic()
         # Requests that went a short way: sends and pulls.
         self.taken = 0
@@ -150,7 +150,7 @@ class Side:
             self.connection._process_backlog()
 
     async def settle(self) -> None:
-        await soon(lambda: self.intake.waiting_count == 0, "the disk has everything", step_s=0.001)
+        await soon(lambda: self.writer.waiting_count == 0, "the disk has everything", step_s=0.001)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 

@@ -1,4 +1,4 @@
-"""A store, an intake and everything about waiting messages, on a clock that tests move."""
+"""A store, a writer and everything about waiting messages, on a clock that tests move."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from iotmq.broker.scheduled.delivery_time import Wish
 from iotmq.broker.scheduled.scheduling import DelayDelivery
 from iotmq.broker.scheduled.timers import Timers
 from iotmq.broker.tables.topics import SCHEDULE_TOPIC, TIMER_TOPIC, TopicTable
-from iotmq.broker.writing.message_writer import Intake, IntakeError, StoredBatch
+from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.clock import ManualClock
 from iotmq.message.hosts import encode_host
@@ -41,14 +41,14 @@ class TimerBench:
         self.topics.ensure(SCHEDULE_TOPIC, queues=18)
         self.topics.ensure(TIMER_TOPIC, queues=1)
         self.topics.ensure("T", queues=4)
-        self.intake = Intake(
+        self.writer = MessageWriter(
             self.store, self.topics, clock, directory=directory, default_topic_queues=8, flush_timeout_s=5.0
         )
-        self.intake.open()
+        self.writer.open()
         self.levels = DelayLevels(LEVELS, clock)
         self.delays = DelayDelivery(
             self.store,
-            self.intake,
+            self.writer,
             self.levels,
             directory / "config" / "delayOffset.json",
             clock,
@@ -79,8 +79,8 @@ class TimerBench:
         wish = Wish(level=level) if level else Wish(due_ms=self.clock.now_ms() + in_ms)
         properties = b"UNIQ_KEY\x01%s\x02" % key.encode() if key else b""
         waiting = self.timers.divert(topic, queue_id, properties, wish)
-        results: list[StoredBatch | IntakeError] = []
-        self.intake.append(
+        results: list[StoredBatch | RefusedBatch] = []
+        self.writer.append(
             waiting.topic,
             waiting.queue_id,
             encode_element(body, waiting.properties, 0),
@@ -92,8 +92,8 @@ class TimerBench:
         assert isinstance(results[0], StoredBatch)
         return results[0]
 
-    def cancel(self, key: str, topic: str = "T") -> StoredBatch | IntakeError:
-        results: list[StoredBatch | IntakeError] = []
+    def cancel(self, key: str, topic: str = "T") -> StoredBatch | RefusedBatch:
+        results: list[StoredBatch | RefusedBatch] = []
         self.timers.cancel(topic, key, results.append)
         return results[0]
 
@@ -128,11 +128,11 @@ class TimerBench:
         await soon(
             lambda: self.store.flushed_position == self.store.appended_position, "everything is on the disk"
         )
-        self.intake.advance()
+        self.writer.advance()
 
     def stop(self) -> None:
-        self.intake.close()
-        self.intake.finish()
+        self.writer.close()
+        self.writer.finish()
         self.delays.stop()
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from eventually import soon
 
 from iotmq.broker.broker import Broker
 from iotmq.broker.settings import BrokerSettings
-from iotmq.broker.writing.message_writer import Intake, IntakeError
+from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch
 from iotmq.clock import ManualClock
 from iotmq.errors import RequestError
 from iotmq.message.hosts import encode_host
@@ -59,10 +59,10 @@ class AskingConnection(FakeConnection):
 
 
 class Gate:
-    """The way to an intake, for `appends_left` more batches; then nothing ever again, as after a kill."""
+    """The way to a writer, for `appends_left` more batches; then nothing ever again, as after a kill."""
 
-    def __init__(self, intake: Intake) -> None:
-        self._intake = intake
+    def __init__(self, writer: MessageWriter) -> None:
+        self._writer = writer
         self.appends_left = 1 << 60
         self.refused_topic = ""
 
@@ -71,9 +71,9 @@ class Gate:
             return
         self.appends_left -= 1
         if topic == self.refused_topic:
-            words["done"](IntakeError(ResponseCode.SERVICE_NOT_AVAILABLE, "no room"))
+            words["done"](RefusedBatch(ResponseCode.SERVICE_NOT_AVAILABLE, "no room"))
         else:
-            self._intake.append(topic, *arguments, **words)
+            self._writer.append(topic, *arguments, **words)
 
 
 class Bench:
@@ -101,9 +101,9 @@ class Bench:
         self.checks = self.broker._sending.transaction_checks
         self.handler = self.broker._sending.transaction_ends
         self.offsets = self.broker.offsets
-        self.intake = self.broker.intake
-        self.gate = Gate(self.intake)
-        self.transactions._intake = self.gate  # type: ignore[assignment]
+        self.writer = self.broker.writer
+        self.gate = Gate(self.writer)
+        self.transactions._writer = self.gate  # type: ignore[assignment]
         await self.broker.start()
         self.broker.topics.ensure("T", queues=4)
         for name, connection in self.producers.items():

@@ -254,10 +254,10 @@ async def test_a_full_disk_refuses_sends_alike_and_takes_them_again(sides: tuple
     frame = plain(310, LETTERS, flag=2)
     for side in sides:
         side.play(frame * 3, seed=0)
-        side.intake.close("the disk is full")
+        side.writer.close("the disk is full")
         side.play(frame * 3, seed=0)
-        side.intake.open()
-        side.intake._refused_until_s = 0.0
+        side.writer.open()
+        side.writer._refused_until_s = 0.0
         side.play(frame * 3, seed=0)
         await side.settle()
     check_alike(short, general)

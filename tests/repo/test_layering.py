@@ -244,7 +244,7 @@ def test_an_upward_arrow_is_seen_in_every_kind_of_source(tmp_path: Path) -> None
         "from iotmq.broker.broker import Broker\n": {"iotmq.broker.broker"},
         "def f():\n    import iotmq.commands.cli\n": {"iotmq.commands.cli"},
         "from iotmq import broker, errors\n": {"iotmq", "iotmq.broker", "iotmq.errors"},
-        "from ..broker import intake\n": {"iotmq.broker"},
+        "from ..broker import writer\n": {"iotmq.broker"},
     }
     for text, expected in cases.items():
         assert _python_imports(ast.parse(text), "iotmq.store") == expected

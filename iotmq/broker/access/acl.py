@@ -1,7 +1,7 @@
 """Access control: which requests are carried out for whom (wire document 15).
 
-A guard stands between a listener and the areas that answer requests. Where access control is off there is
-none, and nothing is asked. The accounts are in a file that is read again when it changes.
+A guard stands between a listener and the processors that answer requests. Where access control is off there
+is none, and nothing is asked. The accounts are in a file that is read again when it changes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from iotmq.broker.access.rules import (
     topic_need,
 )
 from iotmq.broker.replies.cold_reads import ColdReads
-from iotmq.broker.replies.deferred_reply import LateAnswer
+from iotmq.broker.replies.deferred_reply import DeferredReply
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.tables.topics import TRACE_TOPIC, reply_topic
 from iotmq.errors import ConfigError, RequestError
@@ -270,7 +270,7 @@ class Guard:
         if not record_field:
             self._access.check_permitted(account, request)
             return self._handler.handle(connection, request)
-        answer = LateAnswer(connection, request)
+        answer = DeferredReply(connection, request)
 
         def read(_: memoryview | None) -> None:
             self._access.check_permitted(account, request)

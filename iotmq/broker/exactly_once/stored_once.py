@@ -18,7 +18,14 @@ from typing_extensions import Buffer
 
 from iotmq.broker.exactly_once.received_ids import ALL, ReceivedIds, encode_release
 from iotmq.broker.tables.topics import RECEIVED_TOPIC
-from iotmq.broker.writing.message_writer import Done, FoundBatch, Intake, IntakeError, StoredBatch, StoredRun
+from iotmq.broker.writing.message_writer import (
+    Done,
+    FoundBatch,
+    MessageWriter,
+    RefusedBatch,
+    StoredBatch,
+    StoredRun,
+)
 from iotmq.broker.writing.single_message_batch import encode_element, split_elements
 from iotmq.errors import StoreError
 from iotmq.message.errors import MessageFormatError
@@ -38,7 +45,7 @@ Part: TypeAlias = tuple[bytes, bytes, int]
 
 
 class Append(Protocol):
-    """Stores elements as the intake does."""
+    """Stores elements as the writer does."""
 
     def __call__(self, elements: Buffer, *, done: Done) -> None: ...
 
@@ -46,9 +53,9 @@ class Append(Protocol):
 class StoredOnce:
     """Stores batches that may be there already. For the loop's thread."""
 
-    def __init__(self, intake: Intake, received: ReceivedIds, *, host: bytes) -> None:
-        self._intake = intake
-        self._store = intake.store
+    def __init__(self, writer: MessageWriter, received: ReceivedIds, *, host: bytes) -> None:
+        self._writer = writer
+        self._store = writer.store
         self._received = received
         self._host = host
         self.repeats_total = 0
@@ -64,7 +71,7 @@ class StoredOnce:
         is_repeat: bool,
         has_packet_ids: bool,
     ) -> None:
-        """Store what of a batch is not there yet, by `append`; `done` is called once, as by the intake.
+        """Store what of a batch is not there yet, by `append`; `done` is called once, as by the writer.
 
         `is_repeat`: the sender does not know whether it was stored, in the first of `topics`; it may
         have gone on to another since. `has_packet_ids`: messages of it have MQTT_PACKET_ID.
@@ -73,7 +80,7 @@ class StoredOnce:
             append = partial(self._append_new, append)
         if is_repeat:
             self.repeats_total += 1
-            self._intake.when_flushed(partial(self._look_up, topics, elements, append, done))
+            self._writer.when_flushed(partial(self._look_up, topics, elements, append, done))
         else:
             append(elements, done=done)
 
@@ -82,7 +89,7 @@ class StoredOnce:
         try:
             keys, known = self._received.known_releases(body)
         except ValueError as error:
-            done(IntakeError(ResponseCode.MESSAGE_ILLEGAL, str(error)))
+            done(RefusedBatch(ResponseCode.MESSAGE_ILLEGAL, str(error)))
             return
         except StoreError as error:
             done(_not_known(str(error)))
@@ -90,7 +97,7 @@ class StoredOnce:
         if known:
             self._release(keys, known, done, now_ms=now_ms)
         else:
-            self._intake.when_flushed(partial(_all_there, done))
+            self._writer.when_flushed(partial(_all_there, done))
 
     def forget(self, client_id: str, *, now_ms: int) -> None:
         """A client begins a session: packet ids of the one before mean nothing any more.
@@ -104,7 +111,7 @@ class StoredOnce:
     def _release(self, keys: list[bytes], body: bytes, done: Done, *, now_ms: int) -> None:
         self._received.begin_append()
         before = self._store.appended_position
-        self._intake.append(
+        self._writer.append(
             RECEIVED_TOPIC,
             0,
             encode_element(body, b"", 0),
@@ -133,13 +140,13 @@ class StoredOnce:
         try:
             new, digests = self._received.new_elements(elements)
         except MessageFormatError as error:
-            done(IntakeError(ResponseCode.MESSAGE_ILLEGAL, str(error)))
+            done(RefusedBatch(ResponseCode.MESSAGE_ILLEGAL, str(error)))
             return
         except StoreError as error:
             done(_not_known(str(error)))
             return
         if not memoryview(new).nbytes:
-            self._intake.when_flushed(partial(_all_there, done))
+            self._writer.when_flushed(partial(_all_there, done))
             return
         if new is not elements:
             new = _encoded(list(split_elements(new)), _key_of(split_elements(elements)))
@@ -162,7 +169,7 @@ class StoredOnce:
             parts = list(split_elements(elements))
             stored = self._stored_of(topics, parts, run.end_position)
         except MessageFormatError as error:
-            done(IntakeError(ResponseCode.MESSAGE_ILLEGAL, str(error)))
+            done(RefusedBatch(ResponseCode.MESSAGE_ILLEGAL, str(error)))
             return
         except (StoreError, OSError) as error:
             done(_not_known(str(error)))
@@ -268,14 +275,14 @@ def _encoded(parts: list[Part], key: bytes) -> bytes:
     return b"".join(encode_element(*part) for part in parts)
 
 
-def _not_known(why: str) -> IntakeError:
-    return IntakeError(
+def _not_known(why: str) -> RefusedBatch:
+    return RefusedBatch(
         ResponseCode.SERVICE_NOT_AVAILABLE, f"whether the message is stored is not known yet: {why}"
     )
 
 
-def _forgotten(result: StoredBatch | IntakeError) -> None:
-    if isinstance(result, IntakeError):
+def _forgotten(result: StoredBatch | RefusedBatch) -> None:
+    if isinstance(result, RefusedBatch):
         logger.warning("packet ids of a session that is over stay: %s", result.remark)
 
 

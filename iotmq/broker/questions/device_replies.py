@@ -9,7 +9,7 @@ from typing import Final
 from iotmq import limits
 from iotmq.broker.questions.replies import ReplyHandler
 from iotmq.broker.replies.request_table import Handler
-from iotmq.broker.writing.message_writer import Intake, IntakeError, StoredBatch
+from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.clock import Clock
 from iotmq.errors import RequestError
@@ -43,7 +43,7 @@ class DeviceReplies:
     def __init__(
         self,
         replies: ReplyHandler,
-        intake: Intake,
+        writer: MessageWriter,
         clock: Clock,
         *,
         host: bytes,
@@ -51,7 +51,7 @@ class DeviceReplies:
         stores_replies: bool,
     ) -> None:
         self._replies = replies
-        self._intake = intake
+        self._writer = writer
         self._clock = clock
         self._host = host
         self._address = "{}:{}".format(*decode_host(host))
@@ -95,7 +95,7 @@ class DeviceReplies:
             address.client_id, fields, properties.decode(), body, born_host=self._address, ended=_pushed
         )
         if self._stores_replies:
-            self._intake.append(
+            self._writer.append(
                 self._topic,
                 0,
                 encode_element(body, properties, 0),
@@ -120,6 +120,6 @@ def _pushed(problem: str) -> None:
         logger.debug("the answer of a device was not handed over: %s", problem)
 
 
-def _stored(result: StoredBatch | IntakeError) -> None:
-    if isinstance(result, IntakeError):
+def _stored(result: StoredBatch | RefusedBatch) -> None:
+    if isinstance(result, RefusedBatch):
         logger.warning("the answer of a device was handed over and not stored: %s", result.remark)

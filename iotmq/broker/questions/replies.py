@@ -18,7 +18,7 @@ from iotmq.broker.members.groups import Groups
 from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.tables.topics import UNSENDABLE_TOPICS, TopicConfig, TopicTable, check_topic_name
 from iotmq.broker.writing.message_ids import OffsetMessageIds
-from iotmq.broker.writing.message_writer import Intake, IntakeError, StoredBatch
+from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.clock import Clock
 from iotmq.errors import IotmqError, RequestError
@@ -29,7 +29,7 @@ from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
 
-_Respond: TypeAlias = Callable[[Command, str, StoredBatch | IntakeError | None], Command]
+_Respond: TypeAlias = Callable[[Command, str, StoredBatch | RefusedBatch | None], Command]
 
 _PUSH_S = 10.0
 _INT32_MIN = -(2**31)
@@ -71,7 +71,7 @@ class ReplyHandler:
 
     def __init__(
         self,
-        intake: Intake,
+        writer: MessageWriter,
         topics: TopicTable,
         groups: Groups,
         message_ids: OffsetMessageIds,
@@ -85,7 +85,7 @@ class ReplyHandler:
         stores_replies: bool,
         in_flight_max: int = limits.REPLIES_IN_FLIGHT_MAX,
     ) -> None:
-        self._intake = intake
+        self._writer = writer
         self._topics = topics
         self._groups = groups
         self._message_ids = message_ids
@@ -161,7 +161,7 @@ class ReplyHandler:
             ended=answer.push_ended,
         )
         if self._stores_replies:
-            self._intake.append(
+            self._writer.append(
                 header.topic,
                 queue_id,
                 encode_element(body, properties, header.flag),
@@ -273,7 +273,7 @@ class ReplyHandler:
         member.connection.request(push, _PUSH_S).add_done_callback(answered)
 
     def _respond(
-        self, queue_id: int, request: Command, problem: str, stored: StoredBatch | IntakeError | None
+        self, queue_id: int, request: Command, problem: str, stored: StoredBatch | RefusedBatch | None
     ) -> Command:
         """Whether the reply arrived is what counts; a reply that is stored as well has an id."""
         message_id, offset = _NO_ID, 0
@@ -303,7 +303,7 @@ class _Answer:
         self._respond = respond
         self._parts_left = 2
         self._problem = ""
-        self._stored: StoredBatch | IntakeError | None = None
+        self._stored: StoredBatch | RefusedBatch | None = None
         self._response: Command | None = None
         # True once the handler has returned.
         self._is_late = False
@@ -312,7 +312,7 @@ class _Answer:
         self._problem = problem
         self._part_ended()
 
-    def store_ended(self, result: StoredBatch | IntakeError | None) -> None:
+    def store_ended(self, result: StoredBatch | RefusedBatch | None) -> None:
         self._stored = result
         self._part_ended()
 

@@ -12,7 +12,7 @@ from iotmq.metrics import Metric
 from iotmq.remoting.tls.files import client_tls
 
 
-class Presence:
+class RegistrationService:
     """One broker's. `port()` is the port listened on, once it is."""
 
     def __init__(

@@ -14,7 +14,7 @@ from iotmq import limits
 from iotmq.broker.members.groups import Groups, Member
 from iotmq.broker.members.queue_locks import MessageQueue
 from iotmq.broker.replies.cold_reads import ColdReads
-from iotmq.broker.replies.deferred_reply import LateAnswer
+from iotmq.broker.replies.deferred_reply import DeferredReply
 from iotmq.broker.replies.request_table import Handler
 from iotmq.errors import ConnectionClosedError, RequestError, RequestTimeoutError
 from iotmq.message.errors import MessageFormatError
@@ -93,7 +93,7 @@ class RelayHandler:
         member = self._member(request)
         ext = {**_forwarded(request), "brokerName": self._broker_name}
         message_id = request.text("msgId", "")
-        answer = LateAnswer(connection, request)
+        answer = DeferredReply(connection, request)
 
         def read(body: bytes) -> None:
             command = Command.request(RequestCode.CONSUME_MESSAGE_DIRECTLY, ext, body)

@@ -8,7 +8,7 @@ from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
 
 
-class LateAnswer:
+class DeferredReply:
     """The answer to one request: the handler returns `take()`."""
 
     __slots__ = ("_connection", "_is_late", "_request", "_response")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, TypeAlias
 
-from iotmq.broker.replies.deferred_reply import LateAnswer
+from iotmq.broker.replies.deferred_reply import DeferredReply
 from iotmq.broker.tables.config_saver import Saved
 from iotmq.broker.tables.topics import TopicTable
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -38,7 +38,7 @@ _OPERATORS: Final = frozenset(
 )
 
 
-class AnnouncedChanges:
+class RepliesAfterRegistration:
     """Hands requests on; implements remoting's RequestHandler."""
 
     def __init__(
@@ -63,7 +63,7 @@ class AnnouncedChanges:
         is_kept = request.code not in _OPERATORS or response.code != ResponseCode.SUCCESS
         if is_told and is_kept:
             return response
-        answer = LateAnswer(connection, request)
+        answer = DeferredReply(connection, request)
         give: Callable[[], None] = partial(answer.answer, response)
         if not is_kept:
             give = partial(self._when_saved, partial(_answer_kept, answer, request, response))
@@ -77,7 +77,7 @@ class AnnouncedChanges:
         self._handler.connection_lost(connection)
 
 
-def _answer_kept(answer: LateAnswer, request: Command, response: Command, error: OSError | None) -> None:
+def _answer_kept(answer: DeferredReply, request: Command, response: Command, error: OSError | None) -> None:
     if error is not None:
         remark = f"changed, but a crash may undo it until the disk takes it: {error.strerror or error}"
         response = request.reply(ResponseCode.SYSTEM_ERROR, remark=remark)

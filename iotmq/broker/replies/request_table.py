@@ -1,7 +1,7 @@
 """Which part of the broker serves which request code.
 
-Every area (sending, pulling, offsets, clients, locks, administration, ...) is one module with one
-class that lists its codes; a new area is a new module and one line in broker.py.
+Every processor (sending, pulling, offsets, clients, locks, administration, ...) is one module with one
+class that lists its codes; a new processor is a new module and one line in broker.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from iotmq.remoting.server import ServerConnection
 Handler: TypeAlias = Callable[[ServerConnection, Command], Command | None]
 
 
-class Area(Protocol):
+class RequestProcessor(Protocol):
     """A group of request codes that belong together."""
 
     def handlers(self) -> Mapping[int, Handler]:
@@ -50,17 +50,17 @@ def _nothing() -> None:
 
 
 class RequestTable:
-    """Hands each request to the area that serves its code; implements remoting's RequestHandler."""
+    """Hands each request to the processor that serves its code; implements remoting's RequestHandler."""
 
     def __init__(
         self,
-        areas: Iterable[Area] = (),
+        processors: Iterable[RequestProcessor] = (),
         *,
         take_run: TakeRun = _take_no_send,
         take_pull: TakePull = _take_no_pull,
         settle: Callable[[], None] = _nothing,
     ) -> None:
-        """The first two are the short ways of plain sends and pulls, whose codes areas serve.
+        """The first two are the short ways of plain sends and pulls, whose codes processors serve.
 
         `settle` is called before any request but a plain send: what was answered before is there for it.
         """
@@ -68,21 +68,21 @@ class RequestTable:
         self._take_run = take_run
         self._take_pull = take_pull
         self._handlers: dict[int, Handler] = {}
-        self._areas: list[Area] = []
+        self._processors: list[RequestProcessor] = []
         # Requests served by code; unknown codes count together under -1, so that a peer cannot grow it.
         self._counts: dict[int, int] = {-1: 0}
-        for area in areas:
-            self.add(area)
+        for processor in processors:
+            self.add(processor)
 
-    def add(self, area: Area) -> None:
-        """Serve the codes of one more area. ValueError when another area has one of them."""
-        handlers = area.handlers()
+    def add(self, processor: RequestProcessor) -> None:
+        """Serve the codes of one more processor. ValueError when another processor has one of them."""
+        handlers = processor.handlers()
         for code in handlers:
             if code in self._handlers:
                 raise ValueError(f"request code {code} is served twice")
         self._handlers.update(handlers)
         self._counts.update(dict.fromkeys(handlers, 0))
-        self._areas.append(area)
+        self._processors.append(processor)
 
     @property
     def codes(self) -> list[int]:
@@ -113,8 +113,8 @@ class RequestTable:
         return end
 
     def connection_lost(self, connection: ServerConnection) -> None:
-        for area in self._areas:
-            area.connection_lost(connection)
+        for processor in self._processors:
+            processor.connection_lost(connection)
 
     def metrics(self) -> Iterable[Metric]:
         for code, count in self._counts.items():

@@ -39,7 +39,7 @@ class _Job:
         self.work = work
 
 
-class LongAnswers:
+class SlicedReplies:
     """Works on a bounded number of answers, each for the connection that asked."""
 
     def __init__(

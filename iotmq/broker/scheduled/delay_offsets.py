@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from iotmq.broker.scheduled.delay_levels import DelayLevels
-from iotmq.broker.scheduled.unflushed_deliveries import EndedTimers
+from iotmq.broker.scheduled.unflushed_deliveries import UnflushedDeliveries
 from iotmq.broker.tables.config_files import ConfigFile
 from iotmq.broker.tables.topics import SCHEDULE_TOPIC
 from iotmq.store.kv.timer_index import NEVER_MS
@@ -32,7 +32,7 @@ class DelayOffsetTable(msgspec.Struct, kw_only=True, rename="camel", omit_defaul
 class DelayOffsets:
     """Up to where each level's queue was delivered: read from the timer index, saved for others."""
 
-    def __init__(self, store: Store, levels: DelayLevels, ended: EndedTimers, path: Path) -> None:
+    def __init__(self, store: Store, levels: DelayLevels, ended: UnflushedDeliveries, path: Path) -> None:
         self._store = store
         self._index = store.timers()
         self._ended = ended

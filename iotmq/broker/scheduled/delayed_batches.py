@@ -7,7 +7,7 @@ from typing_extensions import Buffer
 from iotmq.broker.scheduled.delivery_time import NOW
 from iotmq.broker.scheduled.timers import Timers
 from iotmq.broker.tables.topics import TIMER_TOPIC
-from iotmq.broker.writing.message_writer import Done, Intake, IntakeError
+from iotmq.broker.writing.message_writer import Done, MessageWriter, RefusedBatch
 from iotmq.broker.writing.single_message_batch import split_elements
 from iotmq.clock import Clock
 from iotmq.errors import RequestError
@@ -19,13 +19,13 @@ from iotmq.remoting.codes import ResponseCode
 class DelayedBatches:
     """Stores messages to wait, a batch as one append; the timers deliver them."""
 
-    def __init__(self, timers: Timers, intake: Intake, clock: Clock) -> None:
+    def __init__(self, timers: Timers, writer: MessageWriter, clock: Clock) -> None:
         self._timers = timers
-        self._intake = intake
+        self._writer = writer
         self._clock = clock
 
     def append(self, topic: str, queue_id: int, elements: Buffer, *, born_host: bytes, done: Done) -> None:
-        """Store the batch; `done` is called once, as by the intake.
+        """Store the batch; `done` is called once, as by the writer.
 
         Refused are, as a whole, a batch with a message that does not say for how long it waits, and one for
         which too many messages wait already (TOO_MANY_WAITING).
@@ -44,14 +44,14 @@ class DelayedBatches:
                 )
                 waiting.append((body, stored.properties, flag))
         except MessageFormatError as error:
-            done(IntakeError(ResponseCode.MESSAGE_ILLEGAL, str(error)))
+            done(RefusedBatch(ResponseCode.MESSAGE_ILLEGAL, str(error)))
             return
         except RequestError as error:
             is_full = error.code == ResponseCode.SERVICE_NOT_AVAILABLE
             # Not the code of a broker that is busy: what its sender could only repeat would hold up others.
-            done(IntakeError(ResponseCode.TOO_MANY_WAITING if is_full else error.code, str(error)))
+            done(RefusedBatch(ResponseCode.TOO_MANY_WAITING if is_full else error.code, str(error)))
             return
-        self._intake.append(
+        self._writer.append(
             TIMER_TOPIC,
             0,
             encode_batch(waiting),

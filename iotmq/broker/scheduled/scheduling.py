@@ -16,8 +16,8 @@ from iotmq.broker.scheduled.delay_levels import DelayLevels, without_properties
 from iotmq.broker.scheduled.delay_offsets import DelayOffsets, DelayOffsetTable
 from iotmq.broker.scheduled.timer_rolls import TimerRolls
 from iotmq.broker.scheduled.timers import Timers
-from iotmq.broker.scheduled.unflushed_deliveries import EndedTimers
-from iotmq.broker.writing.message_writer import Intake
+from iotmq.broker.scheduled.unflushed_deliveries import UnflushedDeliveries
+from iotmq.broker.writing.message_writer import MessageWriter
 from iotmq.clock import Clock
 from iotmq.message.hosts import encode_host
 from iotmq.metrics import Metric
@@ -37,7 +37,7 @@ class DelayDelivery:
     def __init__(
         self,
         store: Store,
-        intake: Intake,
+        writer: MessageWriter,
         levels: DelayLevels,
         path: Path,
         clock: Clock,
@@ -47,11 +47,11 @@ class DelayDelivery:
         pending_max: int = limits.TIMERS_PENDING_MAX,
     ) -> None:
         """`path` is that of delayOffset.json; `host` what records of the broker's own are born at."""
-        ended = EndedTimers(store)
+        ended = UnflushedDeliveries(store)
         self._cold_reads = ColdReads(store, threads_max=_THREADS_MAX, waiting_max=_FETCHES_MAX)
         self.timers = Timers(
             store,
-            intake,
+            writer,
             levels,
             ended,
             self._cold_reads,

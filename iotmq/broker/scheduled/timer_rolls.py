@@ -17,7 +17,7 @@ from typing import Final
 from iotmq.broker.deadline_timer import DeadlineTimer
 from iotmq.broker.scheduled.delivery_time import moved_properties
 from iotmq.broker.scheduled.timers import Timers
-from iotmq.broker.scheduled.unflushed_deliveries import EndedTimers
+from iotmq.broker.scheduled.unflushed_deliveries import UnflushedDeliveries
 from iotmq.broker.tables.topics import TIMER_TOPIC
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.clock import Clock
@@ -40,7 +40,7 @@ UNCONFIRMED_MAX: Final = 16_384
 class TimerRolls:
     """Copies what holds old files back."""
 
-    def __init__(self, store: Store, timers: Timers, ended: EndedTimers, clock: Clock) -> None:
+    def __init__(self, store: Store, timers: Timers, ended: UnflushedDeliveries, clock: Clock) -> None:
         self._store = store
         self._timers = timers
         self._ended = ended

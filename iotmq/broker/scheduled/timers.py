@@ -32,9 +32,9 @@ from iotmq.broker.scheduled.delivery_time import (
     waiting_until,
 )
 from iotmq.broker.scheduled.recall_handle import RecallHandle
-from iotmq.broker.scheduled.unflushed_deliveries import EndedTimers
+from iotmq.broker.scheduled.unflushed_deliveries import UnflushedDeliveries
 from iotmq.broker.tables.topics import TIMER_TOPIC
-from iotmq.broker.writing.message_writer import Done, Intake, IntakeError, StoredBatch
+from iotmq.broker.writing.message_writer import Done, MessageWriter, RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.clock import Clock
 from iotmq.errors import RequestError, StoreError
@@ -73,9 +73,9 @@ class Timers:
     def __init__(
         self,
         store: Store,
-        intake: Intake,
+        writer: MessageWriter,
         levels: DelayLevels,
-        ended: EndedTimers,
+        ended: UnflushedDeliveries,
         cold_reads: ColdReads,
         clock: Clock,
         *,
@@ -86,7 +86,7 @@ class Timers:
         """`host` is what records of the broker's own are born at."""
         self._broker_name = broker_name
         self._store = store
-        self._intake = intake
+        self._writer = writer
         self._levels = levels
         self._ended = ended
         self._cold_reads = cold_reads
@@ -114,7 +114,7 @@ class Timers:
         # How late the last message was, and the latest since the last call of `metrics`.
         self.late_ms = 0
         self.late_ms_max = 0
-        intake.add_confirmed_listener(self._confirmed)
+        writer.add_confirmed_listener(self._confirmed)
 
     def start(self) -> None:
         """Deliver what fell due meanwhile, and everything else from now on."""
@@ -186,17 +186,17 @@ class Timers:
     ) -> None:
         """Store a message of the broker's own to be delivered at a time; a past one delivers at once.
 
-        With a UNIQ_KEY among its properties it can be cancelled. `done` is called once, as by the intake.
+        With a UNIQ_KEY among its properties it can be cancelled. `done` is called once, as by the writer.
         """
         prepared_topic, prepared_queue = topic, queue_id
         if due_ms > self._clock.now_ms():
             try:
                 waiting = self.divert(topic, queue_id, properties, Wish(due_ms=due_ms), is_counted=is_counted)
             except RequestError as error:
-                done(IntakeError(error.code, str(error)))
+                done(RefusedBatch(error.code, str(error)))
                 return
             prepared_topic, prepared_queue, properties = waiting[:3]
-        self._intake.append(
+        self._writer.append(
             prepared_topic,
             prepared_queue,
             encode_element(body, properties, 0),
@@ -222,12 +222,12 @@ class Timers:
         def ready(error: OSError | RequestError | None) -> None:
             if error is not None:
                 code = error.code if isinstance(error, RequestError) else ResponseCode.SYSTEM_ERROR
-                done(IntakeError(code, str(error)))
+                done(RefusedBatch(code, str(error)))
                 return
             named = [timer for timer in timers if self._is_named(timer, topic.encode(), key)]
             if not named:
                 done(
-                    IntakeError(
+                    RefusedBatch(
                         ResponseCode.QUERY_NOT_FOUND,
                         f"no message for topic {topic} waits under the unique key {unique_key}",
                     )
@@ -354,7 +354,7 @@ class Timers:
                 logger.warning("messages that are due cannot be read: %s", error)
                 self._block()
             else:
-                with self._intake.gathered():
+                with self._writer.gathered():
                     self._hand_over_all(due, is_late=is_late)
             if is_late and self._is_running:
                 self._arm(is_more=True)
@@ -384,7 +384,7 @@ class Timers:
         if not delivery.topic or delivery.queue_id < 0:
             return self.skip(timer, "it does not say which topic it is for")
         self._ended.take(timer)
-        self._intake.append(
+        self._writer.append(
             delivery.topic,
             delivery.queue_id,
             delivery.element,
@@ -399,7 +399,7 @@ class Timers:
         )
         return not self._is_blocked
 
-    def _delivered(self, timer: Timer, result: StoredBatch | IntakeError) -> None:
+    def _delivered(self, timer: Timer, result: StoredBatch | RefusedBatch) -> None:
         if isinstance(result, StoredBatch):
             self._ended.stored(timer, result.appended.end_position)
             self.delivered_count += 1
@@ -423,7 +423,7 @@ class Timers:
     def _end(self, timer: Timer, properties: bytes, done: Done) -> None:
         """Store a record that ends the waiting of another, and does nothing else."""
 
-        def ended(result: StoredBatch | IntakeError) -> None:
+        def ended(result: StoredBatch | RefusedBatch) -> None:
             if isinstance(result, StoredBatch):
                 self._ended.stored(timer, result.appended.end_position)
             else:
@@ -432,7 +432,7 @@ class Timers:
             done(result)
 
         self._ended.take(timer)
-        self._intake.append(
+        self._writer.append(
             TIMER_TOPIC,
             0,
             encode_element(b"", properties, 0),
@@ -443,17 +443,17 @@ class Timers:
             is_internal=True,
         )
 
-    def _skipped(self, result: StoredBatch | IntakeError) -> None:
+    def _skipped(self, result: StoredBatch | RefusedBatch) -> None:
         if isinstance(result, StoredBatch):
             self.skipped_count += 1
         else:
             self._block()
 
-    def _cancelled(self, done: Done, result: StoredBatch | IntakeError) -> None:
+    def _cancelled(self, done: Done, result: StoredBatch | RefusedBatch) -> None:
         self._ignore_cancelled(result)
         done(result)
 
-    def _ignore_cancelled(self, result: StoredBatch | IntakeError) -> None:
+    def _ignore_cancelled(self, result: StoredBatch | RefusedBatch) -> None:
         self.cancelled_count += isinstance(result, StoredBatch)
 
     def _is_named(self, timer: Timer, topic: bytes, unique_key: bytes) -> bool:

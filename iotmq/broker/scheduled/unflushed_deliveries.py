@@ -17,7 +17,7 @@ from iotmq.store.store import Store
 _SETTLE_EVERY = 256
 
 
-class EndedTimers:
+class UnflushedDeliveries:
     """What was ended lately, in the order in which it was."""
 
     def __init__(self, store: Store) -> None:

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from iotmq.broker.replies.deferred_reply import LateAnswer
+from iotmq.broker.replies.deferred_reply import DeferredReply
 from iotmq.errors import RequestError
 from iotmq.ports import bodies
 from iotmq.ports.sessions import QueueRecords, Refused
@@ -16,7 +16,7 @@ from iotmq.remoting.command import Command
 _Body = TypeVar("_Body")
 
 
-class Answer(LateAnswer):
+class Answer(DeferredReply):
     """Of what is found or refused."""
 
     __slots__ = ()

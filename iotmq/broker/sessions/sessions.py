@@ -33,7 +33,7 @@ from iotmq.broker.sessions.stored.shares import is_share
 from iotmq.broker.sessions.translation import opened_session, progress_records
 from iotmq.broker.sessions.wills import Wills
 from iotmq.broker.shares.shares import ShareOutlet, Shares, ShareSettings
-from iotmq.broker.writing.message_writer import Intake
+from iotmq.broker.writing.message_writer import MessageWriter
 from iotmq.clock import Clock
 from iotmq.errors import StoreError
 from iotmq.loop_slice import LoopSlice
@@ -131,7 +131,7 @@ class Sessions:
         projection: SessionProjection,
         reader: QueueReader,
         store: Store,
-        intake: Intake,
+        writer: MessageWriter,
         clock: Clock,
         *,
         host: bytes,
@@ -144,7 +144,7 @@ class Sessions:
         self._projection = projection
         self._reader = reader
         self._clock = clock
-        self._log = SessionLog(intake, clock, host=host)
+        self._log = SessionLog(writer, clock, host=host)
         self._store = store
         self._actions = DueActions(clock, refused=self._refused)
         self.limits = SessionLimits(limits or QueueLimits(), projection, reader, store, self._log, clock)

@@ -1,6 +1,6 @@
 """What queues hold and how far groups are in them, with times; as JSON of wire document 5.3.
 
-Finding out when a record was stored means reading it, so everything here is a generator for LongAnswers.
+Finding out when a record was stored means reading it, so everything here is a generator for SlicedReplies.
 """
 
 from __future__ import annotations

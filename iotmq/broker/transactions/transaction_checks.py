@@ -19,7 +19,7 @@ from iotmq.broker.replies.cold_reads import ColdReads
 from iotmq.broker.transactions.half_messages import Half, copied_properties, read_half
 from iotmq.broker.transactions.transactions import Pending, State, Transactions
 from iotmq.broker.writing.message_ids import OffsetMessageIds
-from iotmq.broker.writing.message_writer import IntakeError, StoredBatch
+from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.clock import Clock
 from iotmq.message.record import Record, decode_record, encode_record, property_value
 from iotmq.metrics import Metric
@@ -209,7 +209,7 @@ class TransactionChecks:
             self.put_off_count += 1
             return
 
-        def copied(result: StoredBatch | IntakeError) -> None:
+        def copied(result: StoredBatch | RefusedBatch) -> None:
             self._written(result)
             # It may have been ended while the copy was written.
             if not isinstance(result, StoredBatch) or pending.state is not State.OPEN:
@@ -260,7 +260,7 @@ class TransactionChecks:
         )
         self.checks_count += 1
 
-    def _written(self, result: StoredBatch | IntakeError) -> None:
-        if isinstance(result, IntakeError) and result.code == ResponseCode.SERVICE_NOT_AVAILABLE:
+    def _written(self, result: StoredBatch | RefusedBatch) -> None:
+        if isinstance(result, RefusedBatch) and result.code == ResponseCode.SERVICE_NOT_AVAILABLE:
             # A full disk takes nothing of the others either; the next round tries again.
             self._due.clear()

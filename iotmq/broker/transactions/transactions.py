@@ -43,7 +43,7 @@ from iotmq.broker.transactions.half_messages import (
     read_op,
     resumed_properties,
 )
-from iotmq.broker.writing.message_writer import Done, Intake, IntakeError, StoredBatch
+from iotmq.broker.writing.message_writer import Done, MessageWriter, RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.clock import Clock
 from iotmq.errors import RequestError
@@ -121,7 +121,7 @@ class Transactions:
     def __init__(
         self,
         store: Store,
-        intake: Intake,
+        writer: MessageWriter,
         offsets: ConsumerOffsets,
         clock: Clock,
         *,
@@ -132,7 +132,7 @@ class Transactions:
     ) -> None:
         """`host` is what op records are born at; `divert` says where a committed message goes first."""
         self._store = store
-        self._intake = intake
+        self._writer = writer
         self._offsets = offsets
         self._clock = clock
         self._host = host
@@ -142,7 +142,7 @@ class Transactions:
         self._timer = DeadlineTimer(clock, self.note_progress)
         # By the offset of the first half.
         self._pending: dict[int, Pending] = {}
-        # Halves handed to the intake and not confirmed yet.
+        # Halves handed to the writer and not confirmed yet.
         self._preparing_count = 0
         # How the last ones ended, oldest first, by the offset of the first half.
         self._ended: dict[int, int] = {}
@@ -240,7 +240,7 @@ class Transactions:
         if len(self._pending) + self._preparing_count >= self._pending_max:
             self.refused_count += 1
             done(
-                IntakeError(
+                RefusedBatch(
                     ResponseCode.SERVICE_NOT_AVAILABLE,
                     f"{len(self._pending)} transactions wait for their end, the maximum of this broker is "
                     f"{self._pending_max}; commit or roll back some",
@@ -251,7 +251,7 @@ class Transactions:
         size = len(properties) + len(batch_properties) + COPY_PROPERTIES_BYTES
         if size > limits.PROPERTIES_BYTES_MAX:
             done(
-                IntakeError(
+                RefusedBatch(
                     ResponseCode.MESSAGE_ILLEGAL,
                     "the properties of the message have no room for those of a transaction",
                 )
@@ -260,7 +260,7 @@ class Transactions:
         self._preparing_count += 1
         begun_s = self._clock.monotonic_s()
 
-        def stored(result: StoredBatch | IntakeError) -> None:
+        def stored(result: StoredBatch | RefusedBatch) -> None:
             self._preparing_count -= 1
             if isinstance(result, StoredBatch):
                 self.prepared_count += 1
@@ -288,7 +288,7 @@ class Transactions:
         elif pending.state is State.OP_OWED and pending.outcome == outcome:
             self._write_op(pending, outcome, done)
         elif pending.state is not State.OPEN:
-            done(IntakeError(ResponseCode.SYSTEM_ERROR, "this transaction is being ended already"))
+            done(RefusedBatch(ResponseCode.SYSTEM_ERROR, "this transaction is being ended already"))
         elif outcome == COMMIT:
             self._deliver(pending, record, done)
         else:
@@ -300,7 +300,7 @@ class Transactions:
         assert pending.state is State.OPEN
         pending.state = State.COPYING
 
-        def copied(result: StoredBatch | IntakeError) -> None:
+        def copied(result: StoredBatch | RefusedBatch) -> None:
             pending.state = State.OPEN
             if isinstance(result, StoredBatch):
                 pending.offset = result.first_offset
@@ -322,7 +322,7 @@ class Transactions:
         assert pending.state is State.OPEN
         pending.state = State.ENDING
 
-        def stored(result: StoredBatch | IntakeError) -> None:
+        def stored(result: StoredBatch | RefusedBatch) -> None:
             if isinstance(result, StoredBatch):
                 self._write_op(pending, GIVEN_UP, done)
             else:
@@ -336,7 +336,7 @@ class Transactions:
         properties = resumed_properties(record.properties)
         begun_s = self._clock.monotonic_s()
 
-        def stored(result: StoredBatch | IntakeError) -> None:
+        def stored(result: StoredBatch | RefusedBatch) -> None:
             if isinstance(result, StoredBatch):
                 self._begin(result, properties, begun_s)
             done(result)
@@ -445,11 +445,11 @@ class Transactions:
             # All properties of the half stay: Java consumers take the transaction id from TRAN_MSG.
             topic, queue_id, properties = self._divert(half.topic, half.queue_id, record.properties)
         except RequestError as error:
-            done(IntakeError(error.code, str(error)))
+            done(RefusedBatch(error.code, str(error)))
             return
         pending.state = State.ENDING
 
-        def stored(result: StoredBatch | IntakeError) -> None:
+        def stored(result: StoredBatch | RefusedBatch) -> None:
             if isinstance(result, StoredBatch):
                 self._write_op(pending, COMMIT, done)
             else:
@@ -471,7 +471,7 @@ class Transactions:
     def _write_op(self, pending: Pending, outcome: int, done: Done) -> None:
         pending.state = State.ENDING
 
-        def stored(result: StoredBatch | IntakeError) -> None:
+        def stored(result: StoredBatch | RefusedBatch) -> None:
             if isinstance(result, StoredBatch):
                 self._end(pending, outcome)
             elif outcome == ROLLBACK:
@@ -532,7 +532,7 @@ class Transactions:
         done: Done,
     ) -> None:
         """What was taken as a half is written whatever has become of its topic's configuration."""
-        self._intake.append(
+        self._writer.append(
             topic,
             queue_id,
             elements,

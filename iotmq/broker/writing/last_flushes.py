@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from iotmq.broker.writing.message_writer import Intake
+from iotmq.broker.writing.message_writer import MessageWriter
 from iotmq.store.store import Store
 
 _LAST_FLUSH_S: Final = 1.0
 
 
-async def finish_flushes(intake: Intake, store: Store) -> None:
+async def finish_flushes(writer: MessageWriter, store: Store) -> None:
     """Wait up to a second until everything appended is on the disk and no batch waits for its commit.
 
-    The intake is closed. delayOffset.json counts only deliveries that are on the disk, and another broker of
+    The writer is closed. delayOffset.json counts only deliveries that are on the disk, and another broker of
     the file format delivers again what it does not count.
     """
-    if store.flushed_position >= store.appended_position and not intake.waiting_count:
+    if store.flushed_position >= store.appended_position and not writer.waiting_count:
         return
     finished = asyncio.Event()
     store.when_flushed(store.appended_position, finished.set)

@@ -110,7 +110,7 @@ class StoredRun:
         self.status: int = ResponseCode.SUCCESS
 
 
-class IntakeError:
+class RefusedBatch:
     """A batch that was refused whole: nothing of it is in the log. `code` is the response code for it."""
 
     __slots__ = ("code", "remark")
@@ -120,7 +120,7 @@ class IntakeError:
         self.remark = remark
 
 
-Done: TypeAlias = Callable[[StoredBatch | IntakeError], None]
+Done: TypeAlias = Callable[[StoredBatch | RefusedBatch], None]
 
 
 class _Waiting:
@@ -145,7 +145,7 @@ class _Waiting:
         self.done = done
 
 
-class Intake:
+class MessageWriter:
     """Appends for everybody. All methods but `on_flushed` belong to the event loop's thread."""
 
     def __init__(
@@ -570,7 +570,7 @@ class Intake:
 
     def _refuse(self, done: Done, code: int, remark: str) -> None:
         self.refused_count += 1
-        done(IntakeError(code, remark))
+        done(RefusedBatch(code, remark))
 
     def _wait(
         self,

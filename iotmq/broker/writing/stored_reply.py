@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from iotmq.broker.replies.deferred_reply import LateAnswer
-from iotmq.broker.writing.message_writer import IntakeError, StoredBatch
+from iotmq.broker.replies.deferred_reply import DeferredReply
+from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
 
-Respond: TypeAlias = Callable[[Command, StoredBatch | IntakeError], Command]
+Respond: TypeAlias = Callable[[Command, StoredBatch | RefusedBatch], Command]
 
 
-class IntakeAnswer(LateAnswer):
-    """Pass it to the intake as `done` and return `take()` from the handler."""
+class StoredReply(DeferredReply):
+    """Pass it to the writer as `done` and return `take()` from the handler."""
 
     __slots__ = ("_respond",)
 
@@ -22,12 +22,12 @@ class IntakeAnswer(LateAnswer):
         super().__init__(connection, request)
         self._respond = respond
 
-    def __call__(self, result: StoredBatch | IntakeError) -> None:
+    def __call__(self, result: StoredBatch | RefusedBatch) -> None:
         if not self._request.is_oneway:
             self.answer(self._respond(self._request, result))
 
     def take(self) -> Command | None:
-        """As of LateAnswer; what waits for a flush must not keep what was received alive."""
+        """As of DeferredReply; what waits for a flush must not keep what was received alive."""
         response = super().take()
         if response is None:
             self._request.body = b""

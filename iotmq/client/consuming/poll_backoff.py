@@ -7,7 +7,7 @@ import asyncio
 from iotmq.client.transport.backoff import Backoff
 
 
-class EmptyRest:
+class PollBackoff:
     """A broker that holds pulls needs no pause; one that answers at once would be asked without end."""
 
     __slots__ = ("_last_empty_s", "_longest_s", "_pauses")

@@ -10,7 +10,7 @@ from typing import Final
 
 from iotmq.client.consuming import offsets
 from iotmq.client.consuming.filter_check import check_filter
-from iotmq.client.consuming.poll_backoff import EmptyRest
+from iotmq.client.consuming.poll_backoff import PollBackoff
 from iotmq.client.consuming.pulls import PullStatus, pull_command, read_pulled
 from iotmq.client.consuming.queue_reader import COLUMN_BYTES_MAX, CacheRoom
 from iotmq.client.transport.backoff import Backoff
@@ -311,7 +311,7 @@ class _Fetch:
         self._rest = Backoff(
             min_s=client.settings.reconnect_ms_min / 1000, max_s=client.settings.reconnect_ms_max / 1000
         )
-        self._empty_rest = EmptyRest(shortest_s=_EMPTY_REST_S_MIN, longest_s=_EMPTY_REST_S_MAX)
+        self._empty_rest = PollBackoff(shortest_s=_EMPTY_REST_S_MIN, longest_s=_EMPTY_REST_S_MAX)
         self._taken = asyncio.Event()
         self._task = supervise("fetches of a queue", self._fetch_forever)
 

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 
 from iotmq.client.consuming.consumer_answers import QueueState
 from iotmq.client.consuming.offsets import broker_address
-from iotmq.client.consuming.poll_backoff import EmptyRest
+from iotmq.client.consuming.poll_backoff import PollBackoff
 from iotmq.client.consuming.progress import QueueProgress
 from iotmq.client.consuming.pulls import Pulled, PullStatus, pull_command, read_pulled
 from iotmq.client.transport.backoff import Backoff
@@ -134,7 +134,7 @@ class QueueReader:
         """Where the last answer told us to pull from."""
         self._is_closing = False
         self._rest = self._backoff()
-        self._empty_rest = EmptyRest(shortest_s=_EMPTY_REST_S_MIN, longest_s=_EMPTY_REST_S_MAX)
+        self._empty_rest = PollBackoff(shortest_s=_EMPTY_REST_S_MIN, longest_s=_EMPTY_REST_S_MAX)
         self._puller = supervise("pulls of a queue", self._pull_forever)
         self._workers = [supervise("listener calls", self._work) for _ in range(settings.parallel_batches)]
 

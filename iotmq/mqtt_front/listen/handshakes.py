@@ -50,7 +50,7 @@ REASONS: Final = (
 )
 
 
-class Arrivals:
+class Handshakes:
     """Accepts for one listener; hands connections over when they are ready for `make`'s protocol."""
 
     def __init__(

@@ -19,7 +19,7 @@ from iotmq.errors import ConfigError
 from iotmq.metrics import Metric
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.connection.peer import Peer
-from iotmq.mqtt_front.listen.handshakes import Arrivals
+from iotmq.mqtt_front.listen.handshakes import Handshakes
 from iotmq.mqtt_front.settings.listeners import ListenerSettings
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Listeners:
         self._has_room = has_room
         self._servers: list[asyncio.AbstractServer] = []
         # Of those where something comes before MQTT, by the listener's name.
-        self._arrivals: dict[str, Arrivals] = {}
+        self._arrivals: dict[str, Handshakes] = {}
         # Sockets in the file system that are ours to remove.
         self._socket_paths: list[Path] = []
         self._connections: Counter[str] = Counter()
@@ -89,7 +89,7 @@ class Listeners:
         if settings.is_encrypted:
             _refuse_slow_loop(loop, settings)
         if settings.is_encrypted or settings.proxy_protocol:
-            self._arrivals[settings.name] = Arrivals(
+            self._arrivals[settings.name] = Handshakes(
                 settings, listener, protocol_for, has_room=self._has_room_for_one
             )
         elif settings.transport == "unix":

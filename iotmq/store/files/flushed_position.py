@@ -44,7 +44,7 @@ def write_flushed_mark(path: Path, position: int) -> None:
         os.close(descriptor)
 
 
-class FlushedMark:
+class FlushedPosition:
     """The mark of an open store. Any thread moves it; only forward."""
 
     def __init__(self, path: Path) -> None:

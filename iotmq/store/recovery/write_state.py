@@ -24,7 +24,7 @@ _FOR_GOOD = float("inf")
 logger = logging.getLogger("iotmq.store")
 
 
-class Refusals:
+class WriteState:
     """The refusal that holds, and how it ends: with time, with room on the disk, or with the next start.
 
     An append asks `current` and the flusher's failure, and `check` when one of them is set.

@@ -26,7 +26,7 @@ from iotmq.workers.channel import (
     read_to_worker,
     status,
 )
-from iotmq.workers.supervisor import MqttWorkers, hold_port
+from iotmq.workers.supervisor import WorkerSupervisor, hold_port
 
 
 def table(**mqtt: object) -> dict[str, object]:
@@ -99,7 +99,7 @@ def test_the_port_is_held_and_takes_no_connection() -> None:
 
 
 def test_nothing_is_ready_before_the_start() -> None:
-    workers = MqttWorkers(Config())
+    workers = WorkerSupervisor(Config())
     assert workers.not_ready_reason == "no worker is ready"
     assert workers.not_alive_reason is None
     assert [metric.value for metric in workers.metrics()] == [0]
@@ -109,14 +109,14 @@ async def test_workers_that_end_at_once_without_a_word_fail_the_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    workers = MqttWorkers(config_from_table(table(workers=2, listen_port=0)))
+    workers = WorkerSupervisor(config_from_table(table(workers=2, listen_port=0)))
     with pytest.raises(OSError, match=r"worker \d: it ended with code 1"):
         await workers.start()
     assert workers.not_ready_reason == "no worker is ready"
 
 
 async def test_two_who_ask_at_once_share_the_answer() -> None:
-    workers = MqttWorkers(Config())
+    workers = WorkerSupervisor(Config())
     worker = supervisor._Worker(1, Config())
     workers._workers.append(worker)
     ours, theirs = socket.socketpair()
@@ -215,7 +215,7 @@ async def test_programs_that_are_not_there_fail_the_start(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    workers = MqttWorkers(config_from_table(table(workers=1, listen_port=0)))
+    workers = WorkerSupervisor(config_from_table(table(workers=1, listen_port=0)))
     with pytest.raises(OSError, match=r"worker 1: .*No such file"):
         await workers.start()
     assert "cannot be looked after" in caplog.text
@@ -228,7 +228,7 @@ async def test_a_worker_that_keeps_ending_is_started_again_ever_less_often(
     monkeypatch.setattr(sys, "executable", "/bin/true")
     monkeypatch.setattr(supervisor, "_RESTART_S_MIN", 0.001)
     monkeypatch.setattr(supervisor, "_RESTART_S_MAX", 0.016)
-    workers = MqttWorkers(config_from_table(table(workers=1, listen_port=0)))
+    workers = WorkerSupervisor(config_from_table(table(workers=1, listen_port=0)))
     starting = asyncio.ensure_future(workers.start())
     restarts = "iotmq_mqtt_worker_restarts_total"
     await soon(lambda: number(workers, restarts) >= 6, "it is started again")
@@ -243,7 +243,7 @@ async def test_a_worker_that_keeps_ending_is_started_again_ever_less_often(
     assert number(workers, "iotmq_mqtt_workers") == 0
 
 
-def number(workers: MqttWorkers, name: str) -> float:
+def number(workers: WorkerSupervisor, name: str) -> float:
     for worker in workers._workers:
         worker._invariants()
     return sum(metric.value for metric in workers.metrics() if metric.name == name)

@@ -9,7 +9,7 @@ import msgspec
 
 from iotmq.broker.replies.reply_size import AnswerSize
 from iotmq.broker.replies.request_table import Handler
-from iotmq.broker.replies.sliced_reply import LongAnswers, Work
+from iotmq.broker.replies.sliced_reply import SlicedReplies, Work
 from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
 from iotmq.broker.tables.subscription_groups import check_group_name, group_of
 from iotmq.broker.tables.topics import RETRY_PREFIX, TopicConfig, TopicTable, known_topic
@@ -33,7 +33,7 @@ class ConsumeStatsHandler:
         topics: TopicTable,
         offsets: ConsumerOffsets,
         stats: ConsumeStats,
-        long_answers: LongAnswers,
+        long_answers: SlicedReplies,
         *,
         address: Callable[[], str],
     ) -> None:

@@ -13,7 +13,7 @@ from iotmq.broker.filters.tags import parse_tags
 from iotmq.broker.members.groups import Groups
 from iotmq.broker.replies.client_views import SubscriptionView, subscription_view
 from iotmq.broker.replies.request_table import Handler
-from iotmq.broker.replies.sliced_reply import LongAnswers, Work
+from iotmq.broker.replies.sliced_reply import SlicedReplies, Work
 from iotmq.broker.tables.topics import TopicTable, known_topic
 from iotmq.errors import RequestError, StoreError
 from iotmq.message.properties import UNIQ_KEY
@@ -79,7 +79,7 @@ class _Query(NamedTuple):
 class QueryHandler:
     """Reads the log for people who look for something."""
 
-    def __init__(self, store: Store, topics: TopicTable, groups: Groups, long_answers: LongAnswers) -> None:
+    def __init__(self, store: Store, topics: TopicTable, groups: Groups, long_answers: SlicedReplies) -> None:
         self._store = store
         self._topics = topics
         self._groups = groups

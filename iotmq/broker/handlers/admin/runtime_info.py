@@ -15,7 +15,7 @@ from iotmq.broker.replies.cold_reads import ColdReads
 from iotmq.broker.statistics.daily_totals import DailyTotals
 from iotmq.broker.statistics.rates import Rates
 from iotmq.broker.statistics.statistics import Statistics
-from iotmq.broker.writing.message_writer import Intake
+from iotmq.broker.writing.message_writer import MessageWriter
 from iotmq.clock import Clock
 from iotmq.errors import RequestError
 from iotmq.message.record import decode_record
@@ -50,7 +50,7 @@ class RuntimeInfo:
     def __init__(
         self,
         store: Store,
-        intake: Intake,
+        writer: MessageWriter,
         pulls: PullHandler,
         cold_reads: ColdReads,
         statistics: Statistics,
@@ -62,7 +62,7 @@ class RuntimeInfo:
     ) -> None:
         """`delay_progress()` is, level by level, the next offset to deliver and the end of its queue."""
         self._store = store
-        self._intake = intake
+        self._writer = writer
         self._pulls = pulls
         self._cold_reads = cold_reads
         self._statistics = statistics
@@ -82,14 +82,14 @@ class RuntimeInfo:
         pulls = self._pulls
         self._rates.sample(
             (
-                self._intake.records_count,
+                self._writer.records_count,
                 pulls.found_count,
                 pulls.missed_count,
                 pulls.found_count + pulls.missed_count,
                 pulls.records_count,
             )
         )
-        self._days.sample((self._intake.records_count, pulls.records_count))
+        self._days.sample((self._writer.records_count, pulls.records_count))
 
     def table(self) -> dict[str, str]:
         """Key to value, both texts."""
@@ -110,20 +110,20 @@ class RuntimeInfo:
         }
 
     def _puts(self) -> dict[str, str]:
-        intake, window = self._intake, self._statistics.put_window
-        records = intake.records_count
+        writer, window = self._writer, self._statistics.put_window
+        records = writer.records_count
         return {
             "putTps": self._rates.text("put", records),
             "putMessageTimesTotal": str(records),
-            "putMessageSizeTotal": str(intake.bytes_count),
-            "putMessageAverageSize": f"{intake.bytes_count / max(1, records):.1f}",
-            "putMessageFailedTimes": str(intake.refused_count),
+            "putMessageSizeTotal": str(writer.bytes_count),
+            "putMessageAverageSize": f"{writer.bytes_count / max(1, records):.1f}",
+            "putMessageFailedTimes": str(writer.refused_count),
             "putMessageEntireTimeMax": str(window.max_ms),
             "putMessageDistributeTime": window.distribution(),
             "putLatency99": f"{window.percentile_ms(0.99):.3f}",
             "putLatency999": f"{window.percentile_ms(0.999):.3f}",
-            "sendThreadPoolQueueSize": str(intake.waiting_count),
-            "sendThreadPoolQueueHeadWaitTimeMills": str(intake.longest_wait_ms),
+            "sendThreadPoolQueueSize": str(writer.waiting_count),
+            "sendThreadPoolQueueHeadWaitTimeMills": str(writer.longest_wait_ms),
         }
 
     def _gets(self) -> dict[str, str]:
@@ -152,7 +152,7 @@ class RuntimeInfo:
         return {
             "msgPutTotalYesterdayMorning": str(put_yesterday),
             "msgPutTotalTodayMorning": str(put_today),
-            "msgPutTotalTodayNow": str(self._intake.records_count),
+            "msgPutTotalTodayNow": str(self._writer.records_count),
             "msgGetTotalYesterdayMorning": str(get_yesterday),
             "msgGetTotalTodayMorning": str(get_today),
             "msgGetTotalTodayNow": str(self._pulls.records_count),

@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from iotmq.broker.replies.request_table import Handler
-from iotmq.broker.replies.sliced_reply import LongAnswers, Work
+from iotmq.broker.replies.sliced_reply import SlicedReplies, Work
 from iotmq.broker.statistics.statistics import (
     BROKER_STATISTIC_NAMES,
     STATISTIC_NAMES,
@@ -39,7 +39,7 @@ class StatisticsHandler:
         self,
         statistics: Statistics,
         behind: Behind,
-        long_answers: LongAnswers,
+        long_answers: SlicedReplies,
         *,
         cluster: str,
         system_topics: Collection[str],

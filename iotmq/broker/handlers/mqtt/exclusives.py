@@ -21,7 +21,7 @@ _claim = msgspec.msgpack.Decoder(ExclusiveClaim)
 
 
 class ExclusiveHandler:
-    """An area of the request table. `channel_of(connection)` is the front end's, or raises RequestError."""
+    """A request processor. `channel_of(connection)` is the front end's, or raises RequestError."""
 
     def __init__(self, sessions: Sessions, channel_of: Callable[[ServerConnection], SessionChannel]) -> None:
         self._sessions = sessions

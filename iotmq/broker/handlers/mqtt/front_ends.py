@@ -18,7 +18,7 @@ from iotmq.remoting.server import ServerConnection
 
 
 class FrontEndHandler:
-    """An area of the request table."""
+    """A processor of the request table."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions

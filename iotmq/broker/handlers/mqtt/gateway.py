@@ -19,8 +19,8 @@ from iotmq.broker.questions.device_replies import DeviceReplies
 from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.scheduled.delayed_batches import DelayedBatches
 from iotmq.broker.tables.topics import TIMER_TOPIC, UNSENDABLE_TOPICS, TopicTable
-from iotmq.broker.writing.message_writer import Intake, IntakeError, StoredBatch
-from iotmq.broker.writing.stored_reply import IntakeAnswer
+from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, StoredBatch
+from iotmq.broker.writing.stored_reply import StoredReply
 from iotmq.clock import Clock
 from iotmq.errors import ConfigError, ConnectionClosedError, RequestError
 from iotmq.message.errors import MessageFormatError
@@ -45,7 +45,7 @@ class LocalGateway:
 
     def __init__(
         self,
-        intake: Intake,
+        writer: MessageWriter,
         delayed: DelayedBatches,
         stored_once: StoredOnce,
         replies: DeviceReplies,
@@ -58,7 +58,7 @@ class LocalGateway:
         is_writable: Callable[[], bool],
     ) -> None:
         """`is_writable()` is whether the broker takes messages from anybody."""
-        self._intake = intake
+        self._writer = writer
         self._delayed = delayed
         self._stored_once = stored_once
         self._replies = replies
@@ -80,7 +80,7 @@ class LocalGateway:
 
     @property
     def not_ready_reason(self) -> str | None:
-        return self._intake.refusal or (None if self._is_writable() else _NOT_WRITABLE)
+        return self._writer.refusal or (None if self._is_writable() else _NOT_WRITABLE)
 
     async def start(
         self, topics: Collection[str], receiver: DeliveryReceiver, queues_changed: Callable[[], None]
@@ -88,7 +88,7 @@ class LocalGateway:
         """Make the topics; ConfigError for a name that takes no messages."""
         for topic in topics:
             try:
-                count = self._intake.queue_count(topic, create=True)
+                count = self._writer.queue_count(topic, create=True)
             except RequestError as error:
                 raise ConfigError(f"mqtt.routes: {error}") from None
             if not count:
@@ -137,7 +137,7 @@ class LocalGateway:
             done(ResponseCode.SERVICE_NOT_AVAILABLE, _NOT_WRITABLE)
             return
         append = partial(
-            self._intake.append,
+            self._writer.append,
             topic,
             queue_id,
             born_timestamp_ms=now_ms,
@@ -176,9 +176,9 @@ class LocalGateway:
             (topic,), elements, append, partial(self._report, done), is_repeat=False, has_packet_ids=True
         )
 
-    def _report(self, done: AppendDone, outcome: StoredBatch | IntakeError) -> None:
-        """Turn the intake's answer into the port's."""
-        if isinstance(outcome, IntakeError):
+    def _report(self, done: AppendDone, outcome: StoredBatch | RefusedBatch) -> None:
+        """Turn the writer's answer into the port's."""
+        if isinstance(outcome, RefusedBatch):
             # As from afar, where the route has no queue that takes messages: devices wait until there is one.
             is_topic_closed = outcome.code == ResponseCode.NO_PERMISSION
             done(ResponseCode.SERVICE_NOT_AVAILABLE if is_topic_closed else outcome.code, outcome.remark)
@@ -226,13 +226,13 @@ class LocalGateway:
                 # Deleted by an operator: devices go on, in a topic without the messages of before.
                 asyncio.get_running_loop().call_soon(self._make_again, topic)
                 return
-            count = self._intake.queue_count(topic, create=False)
+            count = self._writer.queue_count(topic, create=False)
             if count and count != self._queue_counts[topic]:
                 self._queue_counts[topic] = count
                 self._queues_changed()
 
     def _make_again(self, topic: str) -> None:
-        self._intake.queue_count(topic, create=True)
+        self._writer.queue_count(topic, create=True)
 
 
 _NOT_WRITABLE: Final = "this broker does not take messages (broker.is_writable)"
@@ -283,7 +283,7 @@ class GatewayHandler:
 
     def __init__(
         self,
-        intake: Intake,
+        writer: MessageWriter,
         delayed: DelayedBatches,
         stored_once: StoredOnce,
         delivery: Delivery,
@@ -294,7 +294,7 @@ class GatewayHandler:
         clock: Clock,
         is_writable: bool = True,
     ) -> None:
-        self._intake = intake
+        self._writer = writer
         self._delayed = delayed
         self._stored_once = stored_once
         self._delivery = delivery
@@ -399,7 +399,7 @@ class GatewayHandler:
         topic = request.text("topic")
         queue_id = request.integer("queueId")
         # A topic that nothing was stored in yet has no queues here; front ends count on those it will have.
-        queue_count = self._intake.queue_count(topic, create=False) or limits.QUEUES_PER_TOPIC_MAX
+        queue_count = self._writer.queue_count(topic, create=False) or limits.QUEUES_PER_TOPIC_MAX
         if not 0 <= queue_id < queue_count:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR, f"the queueId {queue_id} is not one of topic {topic}"
@@ -412,10 +412,10 @@ class GatewayHandler:
             raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, _NOT_WRITABLE)
         topic, queue_id = self._queue_of(request)
         # Nothing may have been stored in the topic yet.
-        count = self._intake.queue_count(topic, create=True)
+        count = self._writer.queue_count(topic, create=True)
         if not count or topic in UNSENDABLE_TOPICS:
             raise RequestError(ResponseCode.NO_PERMISSION, f"topic {topic} does not take messages")
-        answer = IntakeAnswer(connection, request, _respond)
+        answer = StoredReply(connection, request, _respond)
         self._stored_once.append(
             (TIMER_TOPIC, topic),
             _bytes(request),
@@ -433,7 +433,7 @@ class GatewayHandler:
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"a release of more than {limits.RELEASED_BODY_BYTES_MAX} bytes",
             )
-        answer = IntakeAnswer(connection, request, _respond)
+        answer = StoredReply(connection, request, _respond)
         self._stored_once.release(body, answer, now_ms=self._clock.now_ms())
         return answer.take()
 
@@ -519,8 +519,8 @@ class GatewayHandler:
         )
 
 
-def _respond(request: Command, outcome: StoredBatch | IntakeError) -> Command:
-    if isinstance(outcome, IntakeError):
+def _respond(request: Command, outcome: StoredBatch | RefusedBatch) -> Command:
+    if isinstance(outcome, RefusedBatch):
         return request.reply(outcome.code, remark=outcome.remark)
     remark = None if outcome.status == ResponseCode.SUCCESS else _NOT_DURABLE
     return request.reply(outcome.status, remark=remark)

@@ -10,7 +10,7 @@ from iotmq.broker.delivery.retained_reads import RetainedReads
 from iotmq.broker.scheduled.delayed_batches import DelayedBatches
 from iotmq.broker.sessions.channel import SessionChannel
 from iotmq.broker.sessions.sessions import Sessions
-from iotmq.broker.writing.message_writer import Intake, IntakeError, StoredBatch
+from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, StoredBatch
 from iotmq.clock import Clock
 from iotmq.message.errors import MessageFormatError
 from iotmq.ports.sessions import (
@@ -131,9 +131,9 @@ class WillPublisher:
     """Stores the wills of clients that vanished, or delivers those whose route does not store."""
 
     def __init__(
-        self, intake: Intake, delayed: DelayedBatches, delivery: Delivery, clock: Clock, *, host: bytes
+        self, writer: MessageWriter, delayed: DelayedBatches, delivery: Delivery, clock: Clock, *, host: bytes
     ) -> None:
-        self._intake = intake
+        self._writer = writer
         self._delayed = delayed
         self._delivery = delivery
         self._clock = clock
@@ -155,7 +155,7 @@ class WillPublisher:
             except MessageFormatError as error:
                 logger.warning("a will is not published: %s", error)
             return
-        self._intake.append(
+        self._writer.append(
             will.topic,
             will.queue_id,
             will.elements,
@@ -166,6 +166,6 @@ class WillPublisher:
         )
 
 
-def _look_at(result: StoredBatch | IntakeError) -> None:
-    if isinstance(result, IntakeError):
+def _look_at(result: StoredBatch | RefusedBatch) -> None:
+    if isinstance(result, RefusedBatch):
         logger.warning("a will is not published: %s", result.remark)

@@ -21,7 +21,7 @@ from iotmq.broker.sessions.channel import SessionChannel
 from iotmq.broker.sessions.requests import Answer, decode_body
 from iotmq.broker.sessions.sessions import Sessions
 from iotmq.broker.sessions.stored.shares import is_share
-from iotmq.broker.writing.message_writer import Intake
+from iotmq.broker.writing.message_writer import MessageWriter
 from iotmq.errors import ConnectionClosedError, RequestError
 from iotmq.metrics import Metric
 from iotmq.mqtt.topics.topics import is_shared, is_valid_filter
@@ -155,10 +155,10 @@ class SessionHandler:
     A connection is a front end's once it has introduced itself, and for as long as it lives.
     """
 
-    def __init__(self, sessions: Sessions, retained: RetainedReads, intake: Intake) -> None:
+    def __init__(self, sessions: Sessions, retained: RetainedReads, writer: MessageWriter) -> None:
         self._sessions = sessions
         self._retained = retained
-        self._intake = intake
+        self._writer = writer
         self._front_ends: dict[ServerConnection, _FrontEnd] = {}
         self._by_name: dict[str, _FrontEnd] = {}
         self.pushed_bytes = 0
@@ -387,7 +387,7 @@ class SessionHandler:
             return None
         if will.queue_id < 0 or will.delay_s < 0 or len(will.elements) > limits.RECORD_BYTES_MAX:
             raise RequestError(ResponseCode.SYSTEM_ERROR, "the will has impossible numbers")
-        count = self._intake.queue_count(will.topic, create=will.is_stored)
+        count = self._writer.queue_count(will.topic, create=will.is_stored)
         return msgspec.structs.replace(will, queue_id=will.queue_id % (count or 1))
 
 

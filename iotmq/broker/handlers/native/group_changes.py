@@ -10,7 +10,7 @@ import msgspec
 from iotmq.broker.members.groups import ConsumerGroup, Groups, Member
 from iotmq.broker.members.queue_locks import MessageQueue
 from iotmq.broker.replies.request_table import Handler
-from iotmq.broker.replies.sliced_reply import LongAnswers, Work
+from iotmq.broker.replies.sliced_reply import SlicedReplies, Work
 from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
 from iotmq.broker.tables.subscription_groups import SYSTEM_GROUPS, SubscriptionGroups, group_of
 from iotmq.broker.tables.topics import TopicTable, known_topic
@@ -38,7 +38,7 @@ class GroupChangesHandler:
         groups: Groups,
         subscription_groups: SubscriptionGroups,
         offsets: ConsumerOffsets,
-        long_answers: LongAnswers,
+        long_answers: SlicedReplies,
         *,
         broker_name: str,
     ) -> None:

@@ -9,7 +9,7 @@ import msgspec
 from iotmq import limits
 from iotmq.broker.members.queue_locks import MessageQueue
 from iotmq.broker.tables.topics import OFFSET_MOVED_TOPIC
-from iotmq.broker.writing.message_writer import Intake, IntakeError, StoredBatch
+from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.clock import Clock
 from iotmq.message.properties import KEYS, TAGS, encode_properties
@@ -31,7 +31,7 @@ class OffsetMovedEvents:
 
     def __init__(
         self,
-        intake: Intake,
+        writer: MessageWriter,
         clock: Clock,
         *,
         broker_name: str,
@@ -39,7 +39,7 @@ class OffsetMovedEvents:
         events_per_s_max: int = limits.OFFSET_MOVED_EVENTS_PER_S_MAX,
     ) -> None:
         """`host` is the address the records carry (8 or 20 bytes)."""
-        self._intake = intake
+        self._writer = writer
         self._clock = clock
         self._broker_name = broker_name
         self._host = host
@@ -65,7 +65,7 @@ class OffsetMovedEvents:
             offset_new=next_offset,
             offset_request=asked_offset,
         )
-        self._intake.append(
+        self._writer.append(
             OFFSET_MOVED_TOPIC,
             0,
             encode_element(msgspec.json.encode(event), encode_properties({TAGS: group, KEYS: group}), 0),
@@ -90,8 +90,8 @@ class OffsetMovedEvents:
             self.suppressed_count,
         )
 
-    def _stored(self, result: StoredBatch | IntakeError) -> None:
-        if isinstance(result, IntakeError):
+    def _stored(self, result: StoredBatch | RefusedBatch) -> None:
+        if isinstance(result, RefusedBatch):
             self.suppressed_count += 1
         else:
             self.events_count += 1

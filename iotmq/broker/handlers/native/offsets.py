@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from iotmq.broker.replies.request_table import Handler
-from iotmq.broker.replies.sliced_reply import LongAnswers, Work
+from iotmq.broker.replies.sliced_reply import SlicedReplies, Work
 from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
 from iotmq.broker.tables.subscription_groups import group_of
 from iotmq.broker.tables.topics import TopicConfig, TopicTable, known_topic
@@ -26,7 +26,7 @@ class OffsetHandler:
         store: Store,
         topics: TopicTable,
         offsets: ConsumerOffsets,
-        long_answers: LongAnswers,
+        long_answers: SlicedReplies,
         *,
         young_bytes_max: int,
     ) -> None:

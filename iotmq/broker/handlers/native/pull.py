@@ -10,7 +10,7 @@ from iotmq.broker.deadline_timer import DeadlineTimer
 from iotmq.broker.filters.consumer_filters import ConsumerFilters
 from iotmq.broker.filters.subscription import TAG_EXPRESSION
 from iotmq.broker.filters.tags import parse_tags
-from iotmq.broker.handlers.native.held_pulls import Hold, Holds
+from iotmq.broker.handlers.native.parked_pulls import ParkedPull, ParkedPulls
 from iotmq.broker.handlers.native.pull_fast_path import PlainPull, PullPath
 from iotmq.broker.members.groups import Groups
 from iotmq.broker.replies.cold_reads import ColdReads
@@ -103,7 +103,7 @@ class PullHandler:
         groups: Groups,
         subscription_groups: SubscriptionGroups,
         offsets: ConsumerOffsets,
-        holds: Holds,
+        holds: ParkedPulls,
         cold_reads: ColdReads,
         clock: Clock,
         *,
@@ -177,7 +177,7 @@ class PullHandler:
         request = Command(
             RequestCode.PULL_MESSAGE, opaque, flag, LanguageCode.OTHER, 0, None, {}, b"", serialize
         )
-        hold = Hold(
+        hold = ParkedPull(
             connection,
             request,
             queue,
@@ -330,7 +330,7 @@ class PullHandler:
         )
         code = self._code_of(read, asked.offset)
         if code == ResponseCode.PULL_NOT_FOUND and asked.deadline_s is not None:
-            hold = Hold(
+            hold = ParkedPull(
                 asked.connection,
                 request,
                 queue,
@@ -441,7 +441,7 @@ class PullHandler:
             expression = subscription.expression
         return parse_tags(expression)
 
-    def _read(self, hold: Hold) -> Read:
+    def _read(self, hold: ParkedPull) -> Read:
         return self._store.read(
             hold.queue,
             hold.offset,
@@ -458,7 +458,7 @@ class PullHandler:
             code = ResponseCode.PULL_NOT_FOUND if offset == 0 else ResponseCode.PULL_OFFSET_MOVED
         return code
 
-    def _answer_hold(self, hold: Hold, read: Read, begun_us: int) -> None:
+    def _answer_hold(self, hold: ParkedPull, read: Read, begun_us: int) -> None:
         if hold.is_plain and read.status == ReadStatus.FOUND:
             self._count_found(hold.queue, hold.group, read, begun_us, is_from_disk=False)
             request = hold.request

@@ -27,10 +27,10 @@ from iotmq.broker.tables.topics import (
 from iotmq.broker.transactions.half_messages import is_prepared
 from iotmq.broker.transactions.transactions import Transactions
 from iotmq.broker.writing.message_ids import OffsetMessageIds
-from iotmq.broker.writing.message_writer import Intake, IntakeError, StoredBatch
+from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, StoredBatch
 from iotmq.broker.writing.send_properties import element_wishes, without_wait
 from iotmq.broker.writing.single_message_batch import encode_element, inflate_batch
-from iotmq.broker.writing.stored_reply import IntakeAnswer
+from iotmq.broker.writing.stored_reply import StoredReply
 from iotmq.errors import RequestError
 from iotmq.message.bodies import COMPRESSED
 from iotmq.message.hosts import encode_host
@@ -108,11 +108,11 @@ class SendHeader(NamedTuple):
 
 
 class SendHandler:
-    """Checks sends in the order of the protocol and hands them to the intake."""
+    """Checks sends in the order of the protocol and hands them to the writer."""
 
     def __init__(
         self,
-        intake: Intake,
+        writer: MessageWriter,
         topics: TopicTable,
         subscription_groups: SubscriptionGroups,
         message_ids: OffsetMessageIds,
@@ -130,7 +130,7 @@ class SendHandler:
         """Without `transactions` prepared messages are refused. `when_told` is for sends that make topics."""
         self._when_told = when_told
         self._transactions = transactions
-        self._intake = intake
+        self._writer = writer
         self._topics = topics
         self._subscription_groups = subscription_groups
         self._message_ids = message_ids
@@ -147,9 +147,9 @@ class SendHandler:
         self.sends_count = 0
         self.failed_count = 0
         # A batch is bounded as a whole like a single message (wire document 4.1).
-        self._batch_bytes_max = intake.store.settings.record_bytes_max
+        self._batch_bytes_max = writer.store.settings.record_bytes_max
         self._path = SendPath(
-            intake,
+            writer,
             self._open_queues,
             batch_properties=self._cluster_property,
             general_properties=_GENERAL_PROPERTIES,
@@ -212,7 +212,7 @@ class SendHandler:
             return None
         if name in UNSENDABLE_TOPICS or name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
             return None
-        return self._intake.open_queues(name)
+        return self._writer.open_queues(name)
 
     def _send_long(self, connection: ServerConnection, request: Command) -> Command | None:
         return self._send(connection, request, _LONG_NAMES, request.ext.get("batch") in _TRUE)
@@ -322,10 +322,10 @@ class SendHandler:
             elements = encode_element(body, properties, header.flag)
             batch_properties = self._cluster_property
 
-        answer = IntakeAnswer(connection, request, respond)
+        answer = StoredReply(connection, request, respond)
         is_same = self._topics.version is version
         append = partial(
-            self._intake.append,
+            self._writer.append,
             name,
             queue_id,
             born_timestamp_ms=header.born_timestamp_ms,
@@ -349,7 +349,7 @@ class SendHandler:
             append(elements, done=done)
         return answer.take()
 
-    def _answer_when_told(self, answer: IntakeAnswer, result: StoredBatch | IntakeError) -> None:
+    def _answer_when_told(self, answer: StoredReply, result: StoredBatch | RefusedBatch) -> None:
         """The next thing its sender does may be to ask a registry for the route of the topic it made."""
         self._when_told(partial(answer, result))
 
@@ -357,7 +357,7 @@ class SendHandler:
         self, connection: ServerConnection, request: Command, topic: str, queue_id: int, unique_key: str
     ) -> Command | None:
         """A message that only says that another one is not to be delivered."""
-        answer = IntakeAnswer(connection, request, partial(self._respond, queue_id=queue_id))
+        answer = StoredReply(connection, request, partial(self._respond, queue_id=queue_id))
         self._delivery.timers.cancel(topic, unique_key, answer)
         return answer.take()
 
@@ -379,7 +379,7 @@ class SendHandler:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, "a batch cannot be part of a transaction")
         transaction_id = (property_value(properties, b"UNIQ_KEY") or b"").decode()
         respond = partial(self._respond, queue_id=queue_id, transaction_id=transaction_id)
-        answer = IntakeAnswer(connection, request, respond)
+        answer = StoredReply(connection, request, respond)
         self._transactions.prepare(
             topic,
             queue_id,
@@ -454,13 +454,13 @@ class SendHandler:
     def _respond(
         self,
         request: Command,
-        result: StoredBatch | IntakeError,
+        result: StoredBatch | RefusedBatch,
         *,
         queue_id: int | None = None,
         transaction_id: str | None = None,
         recall_handle: str | None = None,
     ) -> Command:
-        if isinstance(result, IntakeError):
+        if isinstance(result, RefusedBatch):
             self.failed_count += 1
             return request.reply(result.code, remark=result.remark)
         appended = result.appended

@@ -14,9 +14,9 @@ from iotmq.broker.statistics.statistics import Statistics
 from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig, SubscriptionGroups
 from iotmq.broker.tables.topics import DLQ_PREFIX, RETRY_PREFIX, TopicTable
 from iotmq.broker.writing.message_ids import OffsetMessageIds
-from iotmq.broker.writing.message_writer import Intake, IntakeError, StoredBatch
+from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
-from iotmq.broker.writing.stored_reply import IntakeAnswer
+from iotmq.broker.writing.stored_reply import StoredReply
 from iotmq.errors import RequestError
 from iotmq.message.record import Record, decode_record, property_value
 from iotmq.remoting.codes import RequestCode, ResponseCode, Version
@@ -35,7 +35,7 @@ class SendBackHandler:
     def __init__(
         self,
         store: Store,
-        intake: Intake,
+        writer: MessageWriter,
         topics: TopicTable,
         subscription_groups: SubscriptionGroups,
         message_ids: OffsetMessageIds,
@@ -47,7 +47,7 @@ class SendBackHandler:
         is_writable: bool,
     ) -> None:
         self._store = store
-        self._intake = intake
+        self._writer = writer
         self._topics = topics
         self._subscription_groups = subscription_groups
         self._message_ids = message_ids
@@ -77,7 +77,7 @@ class SendBackHandler:
             raise RequestError(ResponseCode.NO_PERMISSION, "this broker does not take messages")
         if group.retry_queue_nums <= 0:
             return request.reply(ResponseCode.SUCCESS)
-        answer = IntakeAnswer(connection, request, _respond)
+        answer = StoredReply(connection, request, _respond)
 
         def read(view: memoryview | None) -> None:
             if view is None:
@@ -95,7 +95,7 @@ class SendBackHandler:
         group: SubscriptionGroupConfig,
         level: int,
         record: Record,
-        answer: IntakeAnswer,
+        answer: StoredReply,
     ) -> None:
         """Store the copy; RequestError when it cannot be."""
         group_name = group.group_name
@@ -133,12 +133,12 @@ class SendBackHandler:
             )
         original_topic = (property_value(properties, b"RETRY_TOPIC") or b"").decode("utf-8", "replace")
 
-        def done(result: StoredBatch | IntakeError) -> None:
+        def done(result: StoredBatch | RefusedBatch) -> None:
             if isinstance(result, StoredBatch):
                 self._statistics.counters.count_send_back(original_topic, group_name)
             answer(result)
 
-        self._intake.append(
+        self._writer.append(
             topic,
             queue_id,
             encode_element(record.body, properties, record.flag),
@@ -150,8 +150,8 @@ class SendBackHandler:
         )
 
 
-def _respond(request: Command, result: StoredBatch | IntakeError) -> Command:
-    if isinstance(result, IntakeError):
+def _respond(request: Command, result: StoredBatch | RefusedBatch) -> Command:
+    if isinstance(result, RefusedBatch):
         return request.reply(result.code, remark=result.remark)
     # Stored is what counts here: a slow flush would make the client give it back twice.
     return request.reply(ResponseCode.SUCCESS)

@@ -1,6 +1,6 @@
 from collections.abc import Callable
 
-from iotmq.broker.writing.message_writer import Intake
+from iotmq.broker.writing.message_writer import MessageWriter
 from iotmq.remoting.frames.send_frames import SendRun
 from iotmq.remoting.server import ServerConnection
 from iotmq.store.log.queue import Queue
@@ -8,7 +8,7 @@ from iotmq.store.log.queue import Queue
 class SendPath:
     def __init__(
         self,
-        intake: Intake,
+        writer: MessageWriter,
         open_topic: Callable[[str], list[Queue | None] | None],
         *,
         batch_properties: bytes,

@@ -66,7 +66,7 @@ cdef class Plan:
 
     cdef str topic
     cdef bytes topic_bytes
-    # The intake's own list: a handle for each queue, None where none was needed yet.
+    # The writer's own list: a handle for each queue, None where none was needed yet.
     cdef list queues
 
 
@@ -87,7 +87,7 @@ cdef class Template:
 cdef class SendPath:
     """Stores plain sends for one broker."""
 
-    cdef object intake
+    cdef object writer
     cdef object store
     cdef object open_topic
     cdef object count_put
@@ -110,18 +110,18 @@ cdef class SendPath:
     cdef uint8_t* room
     cdef Py_ssize_t room_bytes
 
-    def __init__(self, intake, open_topic, *, bytes batch_properties not None, tuple general_properties not None,
+    def __init__(self, writer, open_topic, *, bytes batch_properties not None, tuple general_properties not None,
                  Py_ssize_t batch_bytes_max, Py_ssize_t joined_max, bytes store_host not None, str region not None, str trace_on not None):
         """`open_topic` gives the queues of a topic that plain sends may go to, None for any other.
 
         `batch_properties` are added to every record; a send whose properties have one of
         `general_properties` anywhere in them, or with a body past `batch_bytes_max`, is not plain.
         """
-        self.intake = intake
+        self.writer = writer
         self.open_topic = open_topic
-        self.count_put = intake.count_put
-        self.store = intake.store
-        self.log = intake.store.log
+        self.count_put = writer.count_put
+        self.store = writer.store
+        self.log = writer.store.log
         self.batch_properties = batch_properties
         self.general_properties = general_properties
         self.batch_bytes_max = batch_bytes_max
@@ -133,7 +133,7 @@ cdef class SendPath:
         self.templates = {}
         self.plans = {}
         self.tallied = []
-        intake.add_settled_listener(self.count_all)
+        writer.add_settled_listener(self.count_all)
 
     def __dealloc__(self):
         PyMem_Free(self.room)
@@ -160,13 +160,13 @@ cdef class SendPath:
         cdef Answers now, later
         cdef int first = at
         cdef int end = run.count if run.allowed < 0 else min(run.count, run.allowed)
-        cdef int64_t now_ms = self.intake.begin_run()
+        cdef int64_t now_ms = self.writer.begin_run()
         cdef const SendFrame* frame
         cdef Plan plan
         cdef Queue queue
         cdef Place place
         cdef Stored* stored
-        cdef bint is_sync = self.intake.waits_for_disk
+        cdef bint is_sync = self.writer.waits_for_disk
         cdef bint is_waiting
         # Sends that wait for the disk, those nobody waits for an answer to among them.
         cdef int waiting = 0
@@ -210,7 +210,7 @@ cdef class SendPath:
         if at > first:
             if is_sync:
                 self.count_all()
-            self.intake.end_run(
+            self.writer.end_run(
                 at - first,
                 records=records,
                 size_bytes=size_bytes,

@@ -13,8 +13,8 @@ from iotmq.broker.scheduled.delivery_time import REAL_QUEUE_ID, REAL_TOPIC, UNIQ
 from iotmq.broker.scheduled.recall_handle import decode_handle
 from iotmq.broker.scheduled.timers import Timers
 from iotmq.broker.tables.topics import TopicTable, known_topic
-from iotmq.broker.writing.message_writer import IntakeError, StoredBatch
-from iotmq.broker.writing.stored_reply import IntakeAnswer
+from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
+from iotmq.broker.writing.stored_reply import StoredReply
 from iotmq.errors import RequestError
 from iotmq.message.record import Record, property_value
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -88,7 +88,7 @@ class TimerHandler:
     def _take_back(
         self, connection: ServerConnection, request: Command, topic: str, unique_key: str
     ) -> Command | None:
-        answer = IntakeAnswer(connection, request, partial(_respond, unique_key))
+        answer = StoredReply(connection, request, partial(_respond, unique_key))
         self._timers.cancel(topic, unique_key, answer)
         return answer.take()
 
@@ -125,8 +125,8 @@ class TimerHandler:
         return responses[0] if responses else None
 
 
-def _respond(unique_key: str, request: Command, result: StoredBatch | IntakeError) -> Command:
-    if isinstance(result, IntakeError):
+def _respond(unique_key: str, request: Command, result: StoredBatch | RefusedBatch) -> Command:
+    if isinstance(result, RefusedBatch):
         return request.reply(result.code, remark=result.remark)
     return request.reply(ResponseCode.SUCCESS, ext={"msgId": unique_key})
 

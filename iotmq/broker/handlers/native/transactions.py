@@ -9,8 +9,8 @@ from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.tables.topics import HALF_TOPIC, TRANSACTION_CHECKS_MAX_TOPIC
 from iotmq.broker.transactions.half_messages import COMMIT, NOT_A_TRANSACTION, ROLLBACK, read_half
 from iotmq.broker.transactions.transactions import GIVEN_UP, Transactions
-from iotmq.broker.writing.message_writer import IntakeError, StoredBatch
-from iotmq.broker.writing.stored_reply import IntakeAnswer
+from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
+from iotmq.broker.writing.stored_reply import StoredReply
 from iotmq.errors import RequestError
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.message_ids import parse_offset_message_id
@@ -79,7 +79,7 @@ class TransactionHandler:
                 f"the field commitOrRollback is {outcome}; {COMMIT} commits, {ROLLBACK} rolls back, "
                 f"{NOT_A_TRANSACTION} leaves it open",
             )
-        answer = IntakeAnswer(connection, request, self._respond)
+        answer = StoredReply(connection, request, self._respond)
         steps = self._end_steps(answer, group=group, offset=offset, position=position, outcome=outcome)
 
         def refused(error: RequestError) -> None:
@@ -90,7 +90,7 @@ class TransactionHandler:
         return answer.take()
 
     def _end_steps(
-        self, answer: IntakeAnswer, *, group: str, offset: int, position: int, outcome: int
+        self, answer: StoredReply, *, group: str, offset: int, position: int, outcome: int
     ) -> Steps[None]:
         """Look at the half, and whether its message was delivered; then end it."""
         record = yield from self._half_record(group=group, offset=offset, position=position)
@@ -140,8 +140,8 @@ class TransactionHandler:
             text = "has ended before" if before is None else f"was {_ENDS[before]}"
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"this transaction {text}")
 
-    def _respond(self, request: Command, result: StoredBatch | IntakeError) -> Command:
-        if isinstance(result, IntakeError):
+    def _respond(self, request: Command, result: StoredBatch | RefusedBatch) -> Command:
+        if isinstance(result, RefusedBatch):
             self.refused_count += 1
             return request.reply(result.code, remark=result.remark)
         # Stored is what counts here: a slow flush must not make anybody end it again.
@@ -153,7 +153,7 @@ class TransactionHandler:
             _, _, position = parse_offset_message_id(message_id)
         except MessageFormatError as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"the field msgId: {error}") from error
-        answer = IntakeAnswer(connection, request, self._respond)
+        answer = StoredReply(connection, request, self._respond)
 
         def read(view: memoryview | None) -> None:
             record = None if view is None else decode_record(view)

@@ -9,7 +9,7 @@ from typing import Final
 from iotmq import limits
 from iotmq.broker.sessions.stored.records import Change, encode_changes
 from iotmq.broker.tables.topics import SESSION_TOPIC
-from iotmq.broker.writing.message_writer import Intake, IntakeError, StoredBatch
+from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.clock import Clock
 from iotmq.ports.sessions import Refused
@@ -27,8 +27,8 @@ LoggedDone = Callable[[int | Refused], None]
 class SessionLog:
     """Writes the records of SESSION_TOPIC. `host` is the address they carry as born host."""
 
-    def __init__(self, intake: Intake, clock: Clock, *, host: bytes) -> None:
-        self._intake = intake
+    def __init__(self, writer: MessageWriter, clock: Clock, *, host: bytes) -> None:
+        self._writer = writer
         self._clock = clock
         self._host = host
         self._elements: list[bytes] = []
@@ -91,9 +91,9 @@ class SessionLog:
         waiting, self._waiting = self._waiting[:count], self._waiting[count:]
         self.records_total += len(elements)
 
-        def stored(result: StoredBatch | IntakeError) -> None:
+        def stored(result: StoredBatch | RefusedBatch) -> None:
             outcomes: Sequence[int | Refused]
-            if isinstance(result, IntakeError):
+            if isinstance(result, RefusedBatch):
                 outcomes = [Refused(result.code, result.remark)] * len(waiting)
             else:
                 outcomes = result.appended.positions()
@@ -102,7 +102,7 @@ class SessionLog:
                 with surviving("answers to changes of sessions"):
                     done(outcome)
 
-        self._intake.append(
+        self._writer.append(
             SESSION_TOPIC,
             0,
             b"".join(elements),

@@ -9,7 +9,7 @@ from iotmq.broker.sessions.stored.sessions import StoredSession, cursor_key, enc
 from iotmq.broker.sessions.stored.shares import StoredShares
 
 
-class SessionChanges:
+class SessionOverlay:
     """What came together since the last write (store.kv_projection.Collector)."""
 
     def __init__(self, queues: LightQueues) -> None:

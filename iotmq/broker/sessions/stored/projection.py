@@ -28,7 +28,7 @@ import msgspec
 from iotmq.broker.light_queues.light_queues import LightQueues
 from iotmq.broker.sessions.stored.cursor import Place, decode_place
 from iotmq.broker.sessions.stored.exclusives import TAG_EXCLUSIVE
-from iotmq.broker.sessions.stored.overlay import SessionChanges
+from iotmq.broker.sessions.stored.overlay import SessionOverlay
 from iotmq.broker.sessions.stored.records import (
     Change,
     Close,
@@ -144,7 +144,7 @@ class SessionProjection(KeyValueProjection):
             wide_percent=wide_percent,
             wide_window_records=wide_window_records,
         )
-        self._changes = SessionChanges(self.queues)
+        self._changes = SessionOverlay(self.queues)
         # As the database has them, with what each costs, and that of all; the one decoded first comes first.
         self._recent: OrderedDict[str, tuple[StoredSession, int]] = OrderedDict()
         self._recent_bytes = 0

@@ -16,7 +16,7 @@ from iotmq.broker.exactly_once import received_ids
 from iotmq.broker.exactly_once.received_ids import ReceivedIds, encode_release
 from iotmq.broker.exactly_once.stored_once import StoredOnce
 from iotmq.broker.tables.topics import TopicTable
-from iotmq.broker.writing.message_writer import Intake, IntakeError, StoredBatch
+from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, StoredBatch
 from iotmq.clock import ManualClock
 from iotmq.errors import StoreError, StoreFullError
 from iotmq.message.properties import encode_properties
@@ -55,13 +55,13 @@ class Bench:
         self.received = ReceivedIds(self.store.key_values(), **self.limits)
         self.store.add_projection(self.received)
         self.received.end_append({}, self.store.appended_position)
-        self.intake = Intake(
+        self.writer = MessageWriter(
             self.store, topics, self.clock,
             directory=self.directory, default_topic_queues=2, flush_timeout_s=FLUSH_TIMEOUT_S,
         )  # fmt: skip
-        self.intake.open()
-        self.store.on_flushed = self.intake.on_flushed
-        self.once = StoredOnce(self.intake, self.received, host=HOST)
+        self.writer.open()
+        self.store.on_flushed = self.writer.on_flushed
+        self.once = StoredOnce(self.writer, self.received, host=HOST)
 
     def restart(self) -> None:
         self.store.close()
@@ -69,11 +69,11 @@ class Bench:
 
     def send(
         self, *elements: bytes, is_repeat: bool = False, has_packet_ids: bool = False, queue_id: int = 0
-    ) -> list[StoredBatch | IntakeError]:
-        answers: list[StoredBatch | IntakeError] = []
+    ) -> list[StoredBatch | RefusedBatch]:
+        answers: list[StoredBatch | RefusedBatch] = []
 
         def append(elements: bytes, *, done: object) -> None:
-            self.intake.append(
+            self.writer.append(
                 "T", queue_id, elements, born_timestamp_ms=1, born_host=HOST, done=done, is_patient=True
             )  # type: ignore[arg-type]
 
@@ -89,14 +89,14 @@ class Bench:
         assert isinstance(answer, StoredBatch)
 
     def release(self, client: str, packet_id: int) -> None:
-        answers: list[StoredBatch | IntakeError] = []
+        answers: list[StoredBatch | RefusedBatch] = []
         self.once.release(encode_release(client.encode(), packet_id), answers.append, now_ms=1)
         self.received._invariants()
         [answer] = answers
         assert isinstance(answer, StoredBatch)
 
     def bodies(self, queue_id: int = 0) -> list[bytes]:
-        self.intake.settle()
+        self.writer.settle()
         queue = self.store.queue("T", queue_id)
         found = self.store.read(queue, 0, records_max=1000, bytes_max=1 << 20)
         return [record.body for record in iter_records(b"".join(found.views))]
@@ -210,7 +210,7 @@ async def test_a_batch_whose_flush_is_late_is_not_stored_again_and_is_answered_b
     bench.clock.advance(FLUSH_TIMEOUT_S + 1)
     await soon(lambda: bool(again), "the second is told to try again")
     [refused] = again
-    assert isinstance(refused, IntakeError)
+    assert isinstance(refused, RefusedBatch)
     assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert not first, "a patient sender waits"
     once_more = bench.send(keyed("K1", b"one"), is_repeat=True)
@@ -308,7 +308,7 @@ async def test_a_packet_id_counts_from_the_append_on_not_from_the_flush(tmp_path
     assert not again, "it is not durable yet"
     bench.disk_works.set()
     await soon(lambda: bool(first) and bool(again), "both are answered")
-    released: list[StoredBatch | IntakeError] = []
+    released: list[StoredBatch | RefusedBatch] = []
     bench.disk_works.clear()
     bench.once.release(encode_release(b"c", 5), released.append, now_ms=1)
     third = bench.send(element[1], has_packet_ids=True)
@@ -356,7 +356,7 @@ async def test_while_the_database_is_closed_nobody_is_told_what_is_not_known(
     bench.publish("d", 7, b"one")
     bench.received.sync()
     key_values = bench.store.key_values()
-    answers: list[StoredBatch | IntakeError] = []
+    answers: list[StoredBatch | RefusedBatch] = []
     elements = marked("d", 7, b"one") + marked("d", 9, b"two")
 
     def refuse() -> None:
@@ -373,11 +373,11 @@ async def test_while_the_database_is_closed_nobody_is_told_what_is_not_known(
         bench.once.release(encode_release(b"d", 7), answers.append, now_ms=1)
         with pytest.raises(StoreError):
             bench.once.forget("d", now_ms=1)
-    assert [type(answer) for answer in answers] == [IntakeError, IntakeError]
+    assert [type(answer) for answer in answers] == [RefusedBatch, RefusedBatch]
     assert {answer.code for answer in answers} == {ResponseCode.SERVICE_NOT_AVAILABLE}  # type: ignore[union-attr]
     key_values.reopen()
     [answer] = bench.send(elements, has_packet_ids=True)
-    assert isinstance(answer, IntakeError), "what was applied is not known yet"
+    assert isinstance(answer, RefusedBatch), "what was applied is not known yet"
     bench.store.retain()
     [answer] = bench.send(elements, has_packet_ids=True)
     assert isinstance(answer, StoredBatch)
@@ -399,7 +399,7 @@ async def test_after_the_database_was_opened_again_nothing_is_forgotten(tmp_path
     key_values.reopen()
     answers = bench.send(marked("d", 7, b"one"), has_packet_ids=True)
     bench.once.release(encode_release(b"d", 8), answers.append, now_ms=1)
-    assert [type(answer) for answer in answers] == [IntakeError, IntakeError]
+    assert [type(answer) for answer in answers] == [RefusedBatch, RefusedBatch]
     assert {answer.code for answer in answers} == {ResponseCode.SERVICE_NOT_AVAILABLE}  # type: ignore[union-attr]
     bench.store.retain()
     bench.publish("d", 7, b"one")
@@ -412,10 +412,10 @@ async def test_after_the_database_was_opened_again_nothing_is_forgotten(tmp_path
 @pytest.mark.parametrize("body", [b"\0", b"\0\5abc", b"\0\1c\0"])
 async def test_a_release_that_is_none_is_refused(tmp_path: Path, body: bytes) -> None:
     bench = Bench(tmp_path)
-    answers: list[StoredBatch | IntakeError] = []
+    answers: list[StoredBatch | RefusedBatch] = []
     bench.once.release(body, answers.append, now_ms=1)
     [answer] = answers
-    assert isinstance(answer, IntakeError)
+    assert isinstance(answer, RefusedBatch)
     assert answer.code == ResponseCode.MESSAGE_ILLEGAL
 
 

@@ -293,7 +293,7 @@ class Site:
 
     def put(self, *values: int) -> None:
         elements = [(str(value).encode(), encode_properties({"a": str(value)}), 0) for value in values]
-        self.broker.intake.append(
+        self.broker.writer.append(
             "T", 0, encode_batch(elements), born_timestamp_ms=1, born_host=HOST, done=lambda *_: None
         )
 

@@ -207,7 +207,7 @@ async def test_any_queue_will_do(bench: Bench) -> None:
 
 async def test_a_reply_that_cannot_be_stored_arrives_all_the_same(bench: Bench) -> None:
     connection = asker(bench)
-    bench.intake.close("no room")
+    bench.writer.close("no room")
     send(bench)
     answer = await answered(bench, connection)
     assert (answer.code, answer.ext["msgId"]) == (0, "0")

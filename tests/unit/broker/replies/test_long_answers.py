@@ -11,7 +11,7 @@ from eventually import soon
 
 from iotmq import limits
 from iotmq.broker.replies.reply_size import AnswerSize, checked
-from iotmq.broker.replies.sliced_reply import LongAnswers, Work
+from iotmq.broker.replies.sliced_reply import SlicedReplies, Work
 from iotmq.errors import RequestError
 from iotmq.remoting.command import Command
 
@@ -39,7 +39,7 @@ class Site:
 
     def __init__(self, *, slice_s: float = 0.0, running_max: int = limits.LONG_ANSWERS_MAX) -> None:
         self.cold_reads: Any = FakeColdReads()
-        self.answers = LongAnswers(self.cold_reads, running_max=running_max, slice_s=slice_s)
+        self.answers = SlicedReplies(self.cold_reads, running_max=running_max, slice_s=slice_s)
         self.connection: Any = FakeConnection()
         self.request = Command.request(208)
 

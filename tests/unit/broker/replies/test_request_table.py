@@ -10,7 +10,7 @@ from iotmq.broker.replies.request_table import Handler, RequestTable
 from iotmq.remoting.command import Command
 
 
-class FakeArea:
+class FakeProcessor:
     def __init__(self, *codes: int) -> None:
         self.codes = codes
         self.lost: list[object] = []
@@ -26,7 +26,7 @@ class FakeArea:
 
 
 def test_each_code_goes_to_its_area() -> None:
-    table = RequestTable([FakeArea(10, 11), FakeArea(12)])
+    table = RequestTable([FakeProcessor(10, 11), FakeProcessor(12)])
     response = table.handle(None, Command.request(12))  # type: ignore[arg-type]
     assert response is not None
     assert response.remark == "12"
@@ -34,14 +34,14 @@ def test_each_code_goes_to_its_area() -> None:
 
 
 def test_areas_can_be_added_but_not_over_one_another() -> None:
-    table = RequestTable([FakeArea(10)])
-    table.add(FakeArea(30_001))
+    table = RequestTable([FakeProcessor(10)])
+    table.add(FakeProcessor(30_001))
     with pytest.raises(ValueError, match="30001 is served twice"):
-        table.add(FakeArea(30_001))
+        table.add(FakeProcessor(30_001))
 
 
 def test_unknown_codes_are_answered_and_counted_together() -> None:
-    table = RequestTable([FakeArea(10)])
+    table = RequestTable([FakeProcessor(10)])
     for code in (7, 8, 10):
         response = table.handle(None, Command.request(code))  # type: ignore[arg-type]
         assert response is not None
@@ -51,6 +51,6 @@ def test_unknown_codes_are_answered_and_counted_together() -> None:
 
 
 def test_every_area_hears_of_a_lost_connection() -> None:
-    areas = [FakeArea(1), FakeArea(2)]
-    RequestTable(areas).connection_lost("c")  # type: ignore[arg-type]
-    assert [area.lost for area in areas] == [["c"], ["c"]]
+    processors = [FakeProcessor(1), FakeProcessor(2)]
+    RequestTable(processors).connection_lost("c")  # type: ignore[arg-type]
+    assert [processor.lost for processor in processors] == [["c"], ["c"]]

@@ -9,7 +9,7 @@ import pytest
 from timer_bench import HOST, TimerBench
 
 from iotmq.broker.scheduled.delayed_batches import DelayedBatches
-from iotmq.broker.writing.message_writer import IntakeError, StoredBatch
+from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.clock import ManualClock
 from iotmq.message.properties import decode_properties, encode_properties
 from iotmq.message.record import Record, encode_batch
@@ -19,10 +19,10 @@ from iotmq.remoting.codes import ResponseCode
 class Bench(TimerBench):
     def append(
         self, *messages: tuple[bytes, dict[str, str]], elements: bytes | None = None
-    ) -> StoredBatch | IntakeError:
+    ) -> StoredBatch | RefusedBatch:
         batch = encode_batch([(body, encode_properties(named), 0) for body, named in messages])
-        answers: list[StoredBatch | IntakeError] = []
-        DelayedBatches(self.timers, self.intake, self.clock).append(
+        answers: list[StoredBatch | RefusedBatch] = []
+        DelayedBatches(self.timers, self.writer, self.clock).append(
             "T", 2, batch if elements is None else elements, born_host=HOST, done=answers.append
         )
         (answer,) = answers
@@ -68,7 +68,7 @@ async def test_messages_due_together_come_in_their_order(bench: Bench) -> None:
 async def test_messages_that_wait_at_their_limit_and_past_it(bench: Bench) -> None:
     assert isinstance(bench.append((b"1", delayed(9)), (b"2", delayed(9))), StoredBatch)
     answer = bench.append((b"3", delayed(9)), (b"4", delayed(9)), (b"5", delayed(9)))
-    assert isinstance(answer, IntakeError)
+    assert isinstance(answer, RefusedBatch)
     assert answer.code == ResponseCode.TOO_MANY_WAITING
     assert "timers_pending_max" in answer.remark
     assert bench.timers.pending_count == 2, "all or nothing"
@@ -91,7 +91,7 @@ async def test_a_message_that_cannot_wait_is_refused_with_its_batch(
     bench: Bench, named: dict[str, str], wrong: str
 ) -> None:
     answer = bench.append((b"good", delayed(5)), (b"bad", named))
-    assert isinstance(answer, IntakeError)
+    assert isinstance(answer, RefusedBatch)
     assert answer.code == ResponseCode.MESSAGE_ILLEGAL
     assert wrong in answer.remark
     assert bench.timers.pending_count == 0
@@ -100,7 +100,7 @@ async def test_a_message_that_cannot_wait_is_refused_with_its_batch(
 @pytest.mark.parametrize("elements", [b"", b"x", encode_batch([(b"x", b"", 0)])[:-1]])
 async def test_what_is_no_batch_is_refused(bench: Bench, elements: bytes) -> None:
     answer = bench.append(elements=elements)
-    assert isinstance(answer, IntakeError)
+    assert isinstance(answer, RefusedBatch)
     assert answer.code == ResponseCode.MESSAGE_ILLEGAL
 
 

@@ -12,7 +12,7 @@ from eventually import soon
 from iotmq.broker.scheduled.scheduling import DelayDelivery, DelayLevels, without_properties
 from iotmq.broker.scheduled.timers import TURN_TIMERS_MAX
 from iotmq.broker.tables.topics import SCHEDULE_TOPIC, TopicTable
-from iotmq.broker.writing.message_writer import Intake, IntakeError, StoredBatch
+from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.clock import ManualClock
 from iotmq.errors import ConfigError, StoreFullError
@@ -32,22 +32,22 @@ class Bench:
         self.topics = TopicTable(directory / "topics.json", clock)
         self.topics.ensure(SCHEDULE_TOPIC, queues=18)
         self.topics.ensure("T", queues=2)
-        self.intake = Intake(
+        self.writer = MessageWriter(
             store, self.topics, clock, directory=directory, default_topic_queues=8, flush_timeout_s=5.0
         )
-        self.intake.open()
+        self.writer.open()
         self.levels = DelayLevels("1s 5s 10m", clock)
         self.delivery = self.restarted()
 
     def restarted(self) -> DelayDelivery:
-        delivery = DelayDelivery(self.store, self.intake, self.levels, self.path, self.clock)
+        delivery = DelayDelivery(self.store, self.writer, self.levels, self.path, self.clock)
         delivery.start()
         return delivery
 
     def put(self, body: bytes, level: int, properties: bytes = b"", queue_id: int = 0) -> None:
-        results: list[StoredBatch | IntakeError] = []
+        results: list[StoredBatch | RefusedBatch] = []
         topic, waiting_queue_id, waiting = self.levels.divert("T", queue_id, properties, level)
-        self.intake.append(
+        self.writer.append(
             topic,
             waiting_queue_id,
             encode_element(body, waiting, 3),
@@ -225,7 +225,7 @@ async def test_a_topic_that_was_closed_meanwhile_still_gets_its_messages(bench: 
 
 
 async def test_a_message_without_a_real_topic_is_skipped(bench: Bench) -> None:
-    bench.intake.append(
+    bench.writer.append(
         SCHEDULE_TOPIC,
         0,
         encode_element(b"stray", b"", 0),

@@ -16,7 +16,7 @@ from timer_bench import TimerBench
 from iotmq.broker.scheduled.delivery_time import Wish
 from iotmq.broker.scheduled.timers import PAGE_BYTES_MAX
 from iotmq.broker.tables.deleted_topics import DeletedTopic
-from iotmq.broker.writing.message_writer import IntakeError, StoredBatch
+from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.clock import ManualClock
 from iotmq.errors import RequestError, StoreFullError
 from iotmq.message.properties import decode_properties
@@ -212,12 +212,12 @@ async def test_a_message_is_taken_back_by_its_key(bench: TimerBench) -> None:
     assert isinstance(bench.cancel("k2"), StoredBatch)
     assert bench.timers.pending_count == 2
     refused = bench.cancel("k2")
-    assert isinstance(refused, IntakeError)
+    assert isinstance(refused, RefusedBatch)
     assert (refused.code, "k2" in refused.remark) == (22, True)
     bench.pass_time(1)
     assert bench.bodies() == [b"stays"]
     assert [record.body for record in bench.records("U")] == [b"other topic"]
-    assert isinstance(bench.cancel("k1"), IntakeError)
+    assert isinstance(bench.cancel("k1"), RefusedBatch)
 
 
 async def test_a_message_of_a_level_can_be_taken_back_and_the_level_goes_on(bench: TimerBench) -> None:
@@ -325,7 +325,7 @@ async def test_under_group_commit_nothing_is_delivered_twice_while_it_waits_for_
     for _ in range(3):
         bench.delays.deliver()
     refused = bench.cancel("k")
-    assert isinstance(refused, IntakeError)
+    assert isinstance(refused, RefusedBatch)
     await bench.flushed()
     bench.delays.deliver()
     assert bench.bodies() == [b"one"]

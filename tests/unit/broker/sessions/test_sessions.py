@@ -321,7 +321,7 @@ async def test_a_broker_that_takes_nothing_refuses_sessions_but_not_clients_that
     bench: SessionBench,
 ) -> None:
     front = FrontEnd(bench, "one")
-    bench.broker.intake.close("full")
+    bench.broker.writer.close("full")
     refused = await front.begin_open("c")
     assert isinstance(refused, Refused)
     assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE

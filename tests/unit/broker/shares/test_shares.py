@@ -54,7 +54,7 @@ async def kept(front: FrontEnd, client_id: str, share: str = SHARE) -> OpenedSes
 def publish_as(bench: SessionBench, client_id: str, topic: str, *bodies: bytes) -> None:
     properties = b"MQTT_TOPIC\x01%s\x02MQTT_CLIENT_ID\x01%s\x02" % (topic.encode(), client_id.encode())
     elements = b"".join(encode_element(body, properties, 0) for body in bodies)
-    bench.broker.intake.append(
+    bench.broker.writer.append(
         "T", 0, elements, born_timestamp_ms=1, born_host=b"\x7f\0\0\1\0\0\0\1", done=lambda _: None
     )
 

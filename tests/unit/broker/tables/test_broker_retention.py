@@ -19,7 +19,7 @@ from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.tables.consumed import ConsumedPosition
 from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
 from iotmq.broker.tables.topics import SCHEDULE_TOPIC, SELF_TEST_TOPIC
-from iotmq.broker.writing.message_writer import IntakeError, StoredBatch
+from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.clock import ManualClock
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -259,12 +259,12 @@ async def test_a_full_disk_is_code_14_until_it_is_not(
     tmp_path: Path, store: Store, clock: ManualClock, disk: Disk
 ) -> None:
     broker = make_broker(tmp_path / "data", store, clock)
-    broker.intake.open()
+    broker.writer.open()
     broker.topics.ensure("A", queues=1)
-    results: list[StoredBatch | IntakeError] = []
+    results: list[StoredBatch | RefusedBatch] = []
 
-    def send() -> StoredBatch | IntakeError:
-        broker.intake.append(
+    def send() -> StoredBatch | RefusedBatch:
+        broker.writer.append(
             "A",
             0,
             encode_element(b"body", b"", 0),
@@ -278,16 +278,16 @@ async def test_a_full_disk_is_code_14_until_it_is_not(
     disk.percent = 91
     store.retain()
     refused = send()
-    assert isinstance(refused, IntakeError)
+    assert isinstance(refused, RefusedBatch)
     assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE == 14
     assert "store.disk_full_percent = 90" in refused.remark
     assert str(tmp_path) in refused.remark
     disk.percent = 86
     clock.advance(10)
     store.retain()
-    assert isinstance(send(), IntakeError)
+    assert isinstance(send(), RefusedBatch)
     disk.percent = 85
     clock.advance(10)
     store.retain()
     assert isinstance(send(), StoredBatch)
-    broker.intake.close()
+    broker.writer.close()

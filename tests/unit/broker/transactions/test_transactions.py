@@ -324,7 +324,7 @@ def test_halves_of_brokers_of_the_java_kind_are_read() -> None:
 
 def put_op(bench: Bench, body: bytes, properties: bytes = b"TAGS\x01d") -> None:
     """An op record as another broker may have left it."""
-    bench.intake.append(
+    bench.writer.append(
         OP_HALF_TOPIC,
         0,
         encode_element(body, properties, 0),
@@ -561,14 +561,14 @@ async def test_many_transactions_are_seen_to_in_turns(bench: Bench) -> None:
 async def test_a_full_disk_puts_checks_and_ends_off(bench: Bench) -> None:
     bench.add_producer("p1")
     prepared = bench.prepare(b"later")
-    bench.intake.close("no room")
+    bench.writer.close("no room")
     bench.check()
     assert bench.asked("p1") == []
     assert bench.end(prepared, COMMIT).code == 14
     assert bench.end(prepared, ROLLBACK).code == 14
     assert bench.prepare().code == 14
-    bench.intake.open()
-    bench.intake._refused_until_s = 0
+    bench.writer.open()
+    bench.writer._refused_until_s = 0
     bench.check()
     assert len(bench.asked("p1")) == 1
     assert bench.end(prepared, COMMIT).code == 0
@@ -793,7 +793,7 @@ async def test_an_end_that_comes_while_the_half_is_copied_waits_for_the_copy(tmp
 
     def settle() -> None:
         bench.store._flusher.flush()
-        bench.intake.advance()
+        bench.writer.advance()
 
     bench.add_producer("p1")
     bench.prepare(b"body")

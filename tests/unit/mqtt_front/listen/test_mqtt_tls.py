@@ -26,7 +26,7 @@ from iotmq.errors import ConfigError
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.listen import handshakes
-from iotmq.mqtt_front.listen.handshakes import Arrivals
+from iotmq.mqtt_front.listen.handshakes import Handshakes
 from iotmq.mqtt_front.listen.tls import listener_tls
 from iotmq.mqtt_front.server import MqttFront
 from iotmq.mqtt_front.settings.listeners import ListenerSettings
@@ -632,7 +632,7 @@ async def test_the_stop_ends_what_has_not_arrived(files: Files) -> None:
     assert await client.rest() == b""
 
 
-def arrivals_of(front: MqttFront) -> Arrivals:
+def arrivals_of(front: MqttFront) -> Handshakes:
     assert front._parts is not None
     return front._parts.listeners._arrivals["safe"]
 

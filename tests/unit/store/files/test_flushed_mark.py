@@ -8,7 +8,7 @@ import pytest
 
 from iotmq.store.files.flushed_position import (
     MARK_AT_BYTES,
-    FlushedMark,
+    FlushedPosition,
     read_flushed_mark,
     write_flushed_mark,
 )
@@ -22,7 +22,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_it_moves_forward_only_and_survives_the_process(path: Path) -> None:
-    mark = FlushedMark(path)
+    mark = FlushedPosition(path)
     assert read_flushed_mark(path) is None
     for position, wanted in ((0, 0), (100, 100), (50, 100), (1 << 40, 1 << 40)):
         mark.move(position)
@@ -30,13 +30,13 @@ def test_it_moves_forward_only_and_survives_the_process(path: Path) -> None:
 
 
 def test_a_new_run_may_begin_lower(path: Path) -> None:
-    FlushedMark(path).move(100)
-    FlushedMark(path).move(7)
+    FlushedPosition(path).move(100)
+    FlushedPosition(path).move(7)
     assert read_flushed_mark(path) == 7
 
 
 def test_it_and_the_checkpoint_leave_each_other_alone(path: Path) -> None:
-    mark = FlushedMark(path)
+    mark = FlushedPosition(path)
     mark.move(100)
     assert read_checkpoint(path) == Checkpoint(1, 2, 3, 4)
     write_checkpoint(path, Checkpoint(5, 6, 7, 8))
@@ -49,7 +49,7 @@ def test_it_and_the_checkpoint_leave_each_other_alone(path: Path) -> None:
 
 @pytest.mark.parametrize("at", range(20))
 def test_a_damaged_one_says_nothing(path: Path, at: int) -> None:
-    FlushedMark(path).move(100)
+    FlushedPosition(path).move(100)
     data = bytearray(path.read_bytes())
     data[MARK_AT_BYTES + at] ^= 1
     path.write_bytes(data)
@@ -57,7 +57,7 @@ def test_a_damaged_one_says_nothing(path: Path, at: int) -> None:
 
 
 def test_without_the_file_there_is_none(tmp_path: Path) -> None:
-    mark = FlushedMark(tmp_path / "checkpoint")
+    mark = FlushedPosition(tmp_path / "checkpoint")
     mark.move(100)
     assert list(tmp_path.iterdir()) == []
     assert read_flushed_mark(tmp_path / "checkpoint") is None

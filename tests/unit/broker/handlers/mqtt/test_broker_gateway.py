@@ -19,7 +19,7 @@ from iotmq.broker.delivery.delivery_catch_up import DeliveryCatchUp
 from iotmq.broker.handlers.mqtt import gateway as gateway_module
 from iotmq.broker.handlers.mqtt.gateway import GatewayHandler, LocalGateway
 from iotmq.broker.tables.topics import TIMER_TOPIC
-from iotmq.broker.writing.message_writer import IntakeError
+from iotmq.broker.writing.message_writer import RefusedBatch
 from iotmq.clock import ManualClock
 from iotmq.errors import RequestError, StoreError
 from iotmq.message.errors import MessageFormatError
@@ -59,7 +59,7 @@ class Connection:
         return self.replies.pop()
 
 
-class Intake:
+class MessageWriter:
     """Knows one topic with two queues."""
 
     def queue_count(self, topic: str, *, create: bool) -> int:
@@ -83,7 +83,7 @@ class Delayed:
 
     def append(self, topic: str, queue_id: int, elements: Any, *, born_host: bytes, done: Any) -> None:
         if self.is_full:
-            done(IntakeError(ResponseCode.TOO_MANY_WAITING, "too many"))
+            done(RefusedBatch(ResponseCode.TOO_MANY_WAITING, "too many"))
             return
         self.taken.append((topic, queue_id, bytes(elements)))
         done(Stored())
@@ -105,7 +105,7 @@ class Bench:
         self.catch_up = DeliveryCatchUp(self.delivery, self.recent_records)
         self.delayed = Delayed()
         self.handler = GatewayHandler(
-            Intake(),  # type: ignore[arg-type]
+            MessageWriter(),  # type: ignore[arg-type]
             self.delayed,  # type: ignore[arg-type]
             StoredAtOnce(),  # type: ignore[arg-type]
             self.delivery,
@@ -395,7 +395,7 @@ def test_a_publisher_is_answered_when_its_records_are_matched(is_stored: bool) -
     topic = "/".join("a" * 12)
     taken: list[bytes] = []
 
-    class Taking(Intake):
+    class Taking(MessageWriter):
         refusal = ""
 
         def append(self, topic_name: str, queue_id: int, elements: bytes, *, done: Any, **_: Any) -> None:

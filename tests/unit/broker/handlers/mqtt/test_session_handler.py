@@ -281,7 +281,7 @@ async def test_retained_messages_come_page_by_page(site: Site) -> None:
         encode_element(b"%d" % number, b"MQTT_TOPIC\x01r/%d\x02MQTT_RETAIN\x011\x02" % number, 0)
         for number in range(3)
     )
-    site.bench.broker.intake.append(
+    site.bench.broker.writer.append(
         "T", 0, elements, born_timestamp_ms=1, born_host=b"\x7f\0\0\1\0\0\0\1", done=lambda _: None
     )
     ext = {"filter": "r/+", "maxNums": "2", "maxMsgBytes": "100000"}

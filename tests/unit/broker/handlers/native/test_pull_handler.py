@@ -11,7 +11,7 @@ import pytest
 from iotmq import limits
 from iotmq.broker.filters.consumer_filters import ConsumerFilters
 from iotmq.broker.filters.subscription import decode_heartbeat
-from iotmq.broker.handlers.native.held_pulls import Holds
+from iotmq.broker.handlers.native.parked_pulls import ParkedPulls
 from iotmq.broker.handlers.native.pull import PullHandler
 from iotmq.broker.members.groups import Groups
 from iotmq.broker.replies.cold_reads import ColdReads
@@ -62,7 +62,7 @@ class Bench:
         )
         self.groups = Groups(self.clock, expiry_s=120)
         self.offsets = ConsumerOffsets(directory / "offsets.json")
-        self.holds = Holds(held_max=settings.pop("held_max", 100))
+        self.holds = ParkedPulls(held_max=settings.pop("held_max", 100))
         self.filters = ConsumerFilters(
             directory / "filters.json", self.clock, is_enabled=settings.pop("property_filter_enabled", True)
         )
@@ -83,7 +83,7 @@ class Bench:
         self.ask = self.handler.handlers()[RequestCode.PULL_MESSAGE]
 
     def put(self, *bodies: bytes, tag: str = "", queue_id: int = 0, topic: str = "T") -> None:
-        """Append records and wake, as the intake does."""
+        """Append records and wake, as the writer does."""
         properties = f"TAGS\x01{tag}\x02".encode() if tag else b""
         self.store.append(
             self.store.queue(topic, queue_id),

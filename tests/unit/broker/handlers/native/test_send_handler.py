@@ -19,7 +19,7 @@ from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig, Sub
 from iotmq.broker.tables.system_topics import system_topics
 from iotmq.broker.tables.topics import TopicConfig, TopicTable
 from iotmq.broker.writing.message_ids import OffsetMessageIds
-from iotmq.broker.writing.message_writer import Intake
+from iotmq.broker.writing.message_writer import MessageWriter
 from iotmq.clock import ManualClock
 from iotmq.errors import RequestError
 from iotmq.message.hosts import encode_host
@@ -75,20 +75,20 @@ class Bench:
         self.groups = SubscriptionGroups(
             directory / "groups.json", clock, may_create=settings.pop("may_create_groups", True)
         )
-        self.intake = Intake(
+        self.writer = MessageWriter(
             store, self.topics, clock, directory=directory, default_topic_queues=8, flush_timeout_s=5.0
         )
         self.received = ReceivedIds(store.key_values())
         store.add_projection(self.received)
         levels = DelayLevels("1s 5s 10s", clock)
-        self.delays = DelayDelivery(store, self.intake, levels, directory / "delayOffset.json", clock)
+        self.delays = DelayDelivery(store, self.writer, levels, directory / "delayOffset.json", clock)
         self.handler = SendHandler(
-            self.intake,
+            self.writer,
             self.topics,
             self.groups,
             OffsetMessageIds(encode_host("127.0.0.1", 10911)),
             self.delays,
-            StoredOnce(self.intake, self.received, host=encode_host("127.0.0.1", 10911)),
+            StoredOnce(self.writer, self.received, host=encode_host("127.0.0.1", 10911)),
             broker_name="broker-a",
             cluster="C",
             region="R",
@@ -147,7 +147,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 @pytest.fixture
 async def bench(store: Store, tmp_path: Path) -> Bench:
     bench = Bench(store, tmp_path)
-    bench.intake.open()
+    bench.writer.open()
     return bench
 
 
@@ -413,7 +413,7 @@ async def test_a_consumers_own_retry_goes_to_the_retry_topic_and_at_last_to_the_
 
 async def test_a_retry_for_a_group_that_may_not_be_made_gets_26(store: Store, tmp_path: Path) -> None:
     bench = Bench(store, tmp_path, may_create_groups=False)
-    bench.intake.open()
+    bench.writer.open()
     assert bench.refused({**SHORT, "b": "%RETRY%g"})[0] == 26
 
 
@@ -437,7 +437,7 @@ async def test_a_batch_is_bounded_as_a_whole(tmp_path: Path) -> None:
         store_host=encode_host("127.0.0.1", 10911),
     )
     bench = Bench(store, tmp_path)
-    bench.intake.open()
+    bench.writer.open()
     element = encode_batch([(b"x" * 106, b"", 0)])
     assert len(element) == 128
     bench.ok({**SHORT, "m": "true"}, element * 32)

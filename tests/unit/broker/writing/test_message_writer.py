@@ -1,4 +1,4 @@
-"""The intake: checks, confirmation at once and by group commit, time-outs, refusals, waking."""
+"""The writer: checks, confirmation at once and by group commit, time-outs, refusals, waking."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from iotmq.broker.statistics.statistics import Statistics
 from iotmq.broker.tables.topics import TopicConfig, TopicTable
-from iotmq.broker.writing.message_writer import Intake, IntakeError, StoredBatch
+from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, StoredBatch
 from iotmq.clock import ManualClock
 from iotmq.errors import RecordTooLargeError, StoreError, StoreFullError, StoreReadOnlyError
 from iotmq.message.errors import MessageFormatError
@@ -75,7 +75,7 @@ class FakeStore:
 
 
 class Bench:
-    """An intake with everything around it in reach."""
+    """A writer with everything around it in reach."""
 
     def __init__(self, directory: Path, *, is_sync: bool) -> None:
         self.clock = ManualClock()
@@ -83,7 +83,7 @@ class Bench:
         self.topics = TopicTable(directory / "topics.json", self.clock)
         self.topics.ensure("T", queues=2)
         self.statistics = Statistics(self.clock)
-        self.intake = Intake(
+        self.writer = MessageWriter(
             self.store,  # type: ignore[arg-type]
             self.topics,
             self.clock,
@@ -92,12 +92,12 @@ class Bench:
             flush_timeout_s=5.0,
             statistics=self.statistics,
         )
-        self.results: list[StoredBatch | IntakeError] = []
+        self.results: list[StoredBatch | RefusedBatch] = []
 
     def append(
         self, topic: str = "T", queue_id: int = 0, elements: bytes = b"12345678", **fields: object
     ) -> None:
-        self.intake.append(
+        self.writer.append(
             topic,
             queue_id,
             elements,
@@ -108,25 +108,25 @@ class Bench:
         )
 
     def codes(self) -> list[int]:
-        return [result.code if isinstance(result, IntakeError) else result.status for result in self.results]
+        return [result.code if isinstance(result, RefusedBatch) else result.status for result in self.results]
 
     def remark(self) -> str:
         result = self.results[-1]
-        assert isinstance(result, IntakeError)
+        assert isinstance(result, RefusedBatch)
         return result.remark
 
 
 @pytest.fixture
 async def bench(tmp_path: Path) -> Bench:
     bench = Bench(tmp_path, is_sync=False)
-    bench.intake.open()
+    bench.writer.open()
     return bench
 
 
 @pytest.fixture
 async def sync_bench(tmp_path: Path) -> Bench:
     bench = Bench(tmp_path, is_sync=True)
-    bench.intake.open()
+    bench.writer.open()
     return bench
 
 
@@ -153,12 +153,12 @@ async def test_under_asynchronous_flush_a_batch_is_done_at_once(bench: Bench) ->
         "prepared_position": 77,
         "batch_properties": b"a\x01b\x02",
     }
-    assert (bench.intake.batches_count, bench.intake.records_count, bench.intake.bytes_count) == (1, 1, 8)
+    assert (bench.writer.batches_count, bench.writer.records_count, bench.writer.bytes_count) == (1, 1, 8)
 
 
 async def test_the_host_bits_of_the_sys_flag_follow_the_host(bench: Bench) -> None:
     bench.append(sys_flag=0x301 | 16 | 32)
-    bench.intake.append(
+    bench.writer.append(
         "T", 0, b"1", born_timestamp_ms=1, born_host=bytes(20), sys_flag=0, done=bench.results.append
     )
     assert [call["sys_flag"] for call in bench.store.calls] == [0x301, 16]
@@ -166,8 +166,8 @@ async def test_the_host_bits_of_the_sys_flag_follow_the_host(bench: Bench) -> No
 
 async def test_listeners_run_once_per_turn_after_the_holds_woke(bench: Bench) -> None:
     told: list[str] = []
-    bench.intake.add_dispatch_listener(lambda queues: told.append(f"wake {queues}"))
-    bench.intake.add_confirmed_listener(lambda: told.append("confirmed"))
+    bench.writer.add_dispatch_listener(lambda queues: told.append(f"wake {queues}"))
+    bench.writer.add_confirmed_listener(lambda: told.append("confirmed"))
     for _ in range(3):
         bench.append()
     bench.store.dispatched = ["q"]
@@ -181,8 +181,8 @@ async def test_listeners_run_once_per_turn_after_the_holds_woke(bench: Bench) ->
 
 async def test_gathered_appends_are_done_at_once_and_dispatched_together(bench: Bench) -> None:
     settled: list[int] = []
-    bench.intake.add_settled_listener(lambda: settled.append(bench.store.confirmed_position))
-    with bench.intake.gathered():
+    bench.writer.add_settled_listener(lambda: settled.append(bench.store.confirmed_position))
+    with bench.writer.gathered():
         for number in range(3):
             bench.append()
             assert len(bench.results) == number + 1
@@ -194,7 +194,7 @@ async def test_gathered_appends_are_done_at_once_and_dispatched_together(bench: 
 
 
 async def test_under_group_commit_gathered_appends_wait_for_the_disk(sync_bench: Bench) -> None:
-    with sync_bench.intake.gathered():
+    with sync_bench.writer.gathered():
         sync_bench.append()
     assert sync_bench.results == []
     sync_bench.store.flush()
@@ -210,17 +210,17 @@ async def test_what_could_not_be_dispatched_is_tried_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(bench.store, "advance", refuse)
-        with pytest.raises(OSError, match="of the queues"), bench.intake.gathered():
+        with pytest.raises(OSError, match="of the queues"), bench.writer.gathered():
             bench.append()
     assert bench.store.confirmed_position == 0
-    bench.intake.settle()
+    bench.writer.settle()
     assert bench.store.confirmed_position == 8
 
 
 async def test_group_commit_answers_in_log_order_what_it_covers(sync_bench: Bench) -> None:
     bench = sync_bench
     confirmed: list[int] = []
-    bench.intake.add_confirmed_listener(lambda: confirmed.append(len(bench.results)))
+    bench.writer.add_confirmed_listener(lambda: confirmed.append(len(bench.results)))
     bench.append()
     bench.append(queue_id=1)
     assert bench.results == []
@@ -228,7 +228,7 @@ async def test_group_commit_answers_in_log_order_what_it_covers(sync_bench: Benc
     bench.append()
     await turn()
     assert [result.queue_id for result in bench.results if isinstance(result, StoredBatch)] == [0, 1]
-    assert bench.intake.waiting_count == 1
+    assert bench.writer.waiting_count == 1
     assert confirmed == [2]
     bench.store.flush()
     await turn()
@@ -244,12 +244,12 @@ async def test_whoever_fails_at_its_answer_leaves_the_others_theirs(
     def fail(outcome: object) -> None:
         raise ValueError("cannot take it")
 
-    bench.intake.append("T", 0, b"12345678", born_timestamp_ms=1, born_host=HOST, done=fail)
+    bench.writer.append("T", 0, b"12345678", born_timestamp_ms=1, born_host=HOST, done=fail)
     bench.append()
-    bench.intake.add_confirmed_listener(lambda: woken.append(None))
+    bench.writer.add_confirmed_listener(lambda: woken.append(None))
     bench.store.flushed_position = bench.store.appended_position
     before = FAILURES.count("answers to flushed batches")
-    bench.intake.advance()
+    bench.writer.advance()
     assert FAILURES.count("answers to flushed batches") == before + 1
     assert "cannot take it" in caplog.text
     assert bench.codes() == [0]
@@ -262,27 +262,27 @@ async def test_batches_and_how_long_they_took_are_counted(bench: Bench, sync_ben
     assert sum(bench.statistics.put_latencies.counted()) == 2
     found = bench.statistics.find("TOPIC_PUT_NUMS", "T", "minute")
     assert found is not None
-    assert found.sum == bench.intake.records_count
+    assert found.sum == bench.writer.records_count
     of_queue = bench.statistics.find("QUEUE_PUT_NUMS", "T@1", "minute")
     assert of_queue is not None
     assert of_queue.sum == found.sum // 2
     bench.append(topic="none")
     assert bench.statistics.find("TOPIC_PUT_NUMS", "none", "minute") is None
 
-    assert sync_bench.intake.longest_wait_ms == 0
+    assert sync_bench.writer.longest_wait_ms == 0
     sync_bench.append()
-    assert sync_bench.intake.waiting_count == 1
-    assert sync_bench.intake.longest_wait_ms >= 0
+    assert sync_bench.writer.waiting_count == 1
+    assert sync_bench.writer.longest_wait_ms >= 0
     assert sum(sync_bench.statistics.put_latencies.counted()) == 0
     sync_bench.store.flush()
     await turn()
     assert sum(sync_bench.statistics.put_latencies.counted()) == 1
-    assert sync_bench.intake.longest_wait_ms == 0
+    assert sync_bench.writer.longest_wait_ms == 0
 
 
 async def test_flushes_reported_from_a_thread_reach_the_loop(sync_bench: Bench) -> None:
     finished = asyncio.Event()
-    sync_bench.intake.add_confirmed_listener(finished.set)
+    sync_bench.writer.add_confirmed_listener(finished.set)
     sync_bench.append()
     await asyncio.to_thread(sync_bench.store.flush)
     await asyncio.wait_for(finished.wait(), 30)
@@ -294,15 +294,15 @@ async def test_a_flush_past_its_time_is_reported_and_not_confirmed_again(sync_be
     bench.append()
     bench.clock.advance(4.9)
     bench.append()
-    bench.intake.expire()
+    bench.writer.expire()
     assert bench.results == []
     bench.clock.advance(0.1)
-    bench.intake.expire()
+    bench.writer.expire()
     assert bench.codes() == [10]
     bench.store.flush()
     await turn()
     assert bench.codes() == [10, 0]
-    assert bench.intake.flush_timeouts_count == 1
+    assert bench.writer.flush_timeouts_count == 1
 
 
 async def test_a_patient_batch_waits_for_a_slow_disk_but_not_for_a_broken_one(sync_bench: Bench) -> None:
@@ -311,7 +311,7 @@ async def test_a_patient_batch_waits_for_a_slow_disk_but_not_for_a_broken_one(sy
     bench.append()
     bench.append(is_patient=True)
     bench.clock.advance(60.0)
-    bench.intake.expire()
+    bench.writer.expire()
     assert bench.codes() == [10], "only the batch that is not patient"
     bench.store.flush()
     await turn()
@@ -319,7 +319,7 @@ async def test_a_patient_batch_waits_for_a_slow_disk_but_not_for_a_broken_one(sy
     bench.append(is_patient=True)
     bench.store.failure = "a flush failed"
     bench.clock.advance(5.0)
-    bench.intake.expire()
+    bench.writer.expire()
     assert bench.codes() == [10, 0, 0, 10]
 
 
@@ -330,8 +330,8 @@ async def test_who_does_not_wait_for_the_flush_is_done_at_once(sync_bench: Bench
 
 async def test_finish_answers_what_still_waits(sync_bench: Bench) -> None:
     sync_bench.append()
-    sync_bench.intake.close()
-    sync_bench.intake.finish()
+    sync_bench.writer.close()
+    sync_bench.writer.finish()
     assert sync_bench.codes() == [10]
 
 
@@ -352,13 +352,13 @@ async def test_topic_changes_are_seen(bench: Bench) -> None:
     bench.topics.put(TopicConfig(topic_name="T", read_queue_nums=4, write_queue_nums=4, perm=4))
     bench.append()
     assert bench.codes() == [0, 0, 16]
-    assert bench.intake.queue_count("T", create=False) == 0
+    assert bench.writer.queue_count("T", create=False) == 0
 
 
 async def test_topics_of_the_gateway_are_made_on_demand(bench: Bench) -> None:
-    assert bench.intake.queue_count("mqtt", create=False) == 0
-    assert bench.intake.queue_count("mqtt", create=True) == 8
-    assert bench.intake.queue_count("mqtt", create=False) == 8
+    assert bench.writer.queue_count("mqtt", create=False) == 0
+    assert bench.writer.queue_count("mqtt", create=True) == 8
+    assert bench.writer.queue_count("mqtt", create=False) == 8
     bench.append("mqtt", 7)
     assert bench.codes() == [0]
 
@@ -378,7 +378,7 @@ async def test_errors_of_the_store_become_codes(bench: Bench, error: Exception, 
     bench.append()
     assert bench.codes() == [code]
     assert bench.remark().startswith(str(error))
-    assert bench.intake.is_writable == (code != 14)
+    assert bench.writer.is_writable == (code != 14)
 
 
 async def test_a_full_disk_refuses_at_once_and_is_tried_again_after_a_second(bench: Bench) -> None:
@@ -388,20 +388,20 @@ async def test_a_full_disk_refuses_at_once_and_is_tried_again_after_a_second(ben
     bench.append()
     assert bench.codes() == [14, 14]
     assert "/data is full" in bench.remark()
-    assert "/data is full" in bench.intake.refusal
+    assert "/data is full" in bench.writer.refusal
     bench.clock.advance(1.0)
     bench.append()
     assert bench.codes() == [14, 14, 0]
-    assert bench.intake.is_writable
+    assert bench.writer.is_writable
 
 
 async def test_nothing_is_taken_before_open_and_after_close(tmp_path: Path) -> None:
     bench = Bench(tmp_path, is_sync=False)
     bench.append()
-    assert not bench.intake.is_writable
-    bench.intake.open()
+    assert not bench.writer.is_writable
+    bench.writer.open()
     bench.append()
-    bench.intake.close()
+    bench.writer.close()
     bench.append()
     assert bench.codes() == [14, 0, 14]
     assert "stopping" in bench.remark()

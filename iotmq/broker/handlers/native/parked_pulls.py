@@ -22,7 +22,7 @@ from iotmq.store.log.queue import Queue
 _TICKS_PER_S = 10
 
 
-class Hold:
+class ParkedPull:
     """One parked pull. `offset` moves on past records that its filter does not want."""
 
     __slots__ = (
@@ -68,15 +68,15 @@ class Hold:
         self.with_expired = with_expired
 
 
-class Holds:
+class ParkedPulls:
     """The parked pulls of a broker. While a queue has one, its `watched` is set."""
 
     def __init__(self, *, held_max: int) -> None:
         self.held_max = held_max
         self._count = 0
-        self._by_queue: dict[Queue, dict[Hold, None]] = {}
-        self._by_connection: dict[ServerConnection, set[Hold]] = {}
-        self._by_tick: dict[int, set[Hold]] = {}
+        self._by_queue: dict[Queue, dict[ParkedPull, None]] = {}
+        self._by_connection: dict[ServerConnection, set[ParkedPull]] = {}
+        self._by_tick: dict[int, set[ParkedPull]] = {}
         # Every key of _by_tick once, smallest first.
         self._ticks: list[int] = []
         self.parked_count = 0
@@ -91,7 +91,7 @@ class Holds:
         """Whether `park` would keep one more."""
         return self._count < self.held_max
 
-    def park(self, hold: Hold) -> bool:
+    def park(self, hold: ParkedPull) -> bool:
         """Keep the pull; False when there is no room, and then it has to be answered at once."""
         if self._count >= self.held_max:
             self.refused_count += 1
@@ -111,11 +111,11 @@ class Holds:
         due_together.add(hold)
         return True
 
-    def waiting_for(self, queue: Queue) -> list[Hold]:
+    def waiting_for(self, queue: Queue) -> list[ParkedPull]:
         """The pulls parked on the queue, longest waiting first."""
         return list(self._by_queue.get(queue, ()))
 
-    def remove(self, hold: Hold) -> None:
+    def remove(self, hold: ParkedPull) -> None:
         """Forget a parked pull that is being answered."""
         self._forget(hold)
         of_connection = self._by_connection[hold.connection]
@@ -128,10 +128,10 @@ class Holds:
         for hold in self._by_connection.pop(connection, ()):
             self._forget(hold)
 
-    def take_overdue(self, now_s: float) -> list[Hold]:
+    def take_overdue(self, now_s: float) -> list[ParkedPull]:
         """Remove and return the pulls whose time is over."""
         now_tick = math.floor(now_s * _TICKS_PER_S)
-        overdue: list[Hold] = []
+        overdue: list[ParkedPull] = []
         while self._ticks and self._ticks[0] <= now_tick:
             tick = heapq.heappop(self._ticks)
             for hold in list(self._by_tick[tick]):
@@ -164,7 +164,7 @@ class Holds:
             self.refused_count,
         )
 
-    def _forget(self, hold: Hold) -> None:
+    def _forget(self, hold: ParkedPull) -> None:
         waiting = self._by_queue[hold.queue]
         del waiting[hold]
         if not waiting:
