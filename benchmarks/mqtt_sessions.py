@@ -22,8 +22,8 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks import machine
-from iotmq.broker.sessions.stored.projection import SessionProjection
-from iotmq.broker.sessions.stored.records import Close, Open, Subscribe, encode_changes
+from iotmq.broker.session_store.projection import SessionProjection
+from iotmq.broker.session_store.records import Close, Open, Subscribe, encode_changes
 from iotmq.broker.tables.topics import SESSION_TOPIC
 from iotmq.message.record import decode_record, encode_batch
 from iotmq.store.settings import StoreSettings

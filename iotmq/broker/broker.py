@@ -21,19 +21,18 @@ from iotmq.broker.handlers.mqtt.local_sessions import LocalSessions
 from iotmq.broker.handlers.native.offsets import OffsetHandler
 from iotmq.broker.members.groups import Groups
 from iotmq.broker.mqtt_parts import MqttParts
-from iotmq.broker.queue_limits import QueueLimits
+from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.broker.registration.service import RegistrationService
 from iotmq.broker.replies.cold_reads import ColdReads
 from iotmq.broker.replies.reply_after_registration import RepliesAfterRegistration
 from iotmq.broker.replies.request_table import RequestProcessor, RequestTable
 from iotmq.broker.scheduled.timers import Timers
 from iotmq.broker.sending import Sending
-from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.settings import BrokerSettings, QueueLimits
 from iotmq.broker.shares.share_group import Strategy
 from iotmq.broker.shares.shares import ShareSettings
 from iotmq.broker.statistics.rates import SAMPLE_INTERVAL_S
 from iotmq.broker.statistics.statistics import Statistics
-from iotmq.broker.store_host import resolve_store_host
 from iotmq.broker.tables.changed_settings import ChangedSettings
 from iotmq.broker.tables.consumed import ConsumedPosition
 from iotmq.broker.tables.consumer_offsets import ConsumerOffsets

@@ -18,15 +18,14 @@ from iotmq.broker.handlers.mqtt.session_views import SessionViewsHandler
 from iotmq.broker.handlers.mqtt.sessions import SessionHandler
 from iotmq.broker.handlers.mqtt.shares import ShareHandler
 from iotmq.broker.questions.device_replies import DeviceReplies
-from iotmq.broker.queue_limits import QueueLimits
 from iotmq.broker.replies.cold_reads import ColdReads
 from iotmq.broker.replies.request_table import RequestProcessor
 from iotmq.broker.scheduled.delayed_batches import DelayedBatches
 from iotmq.broker.scheduled.timers import Timers
-from iotmq.broker.sessions.queue_reader import QueueReader
+from iotmq.broker.session_store.projection import SessionProjection
+from iotmq.broker.session_store.queue_reader import QueueReader
 from iotmq.broker.sessions.sessions import Sessions
-from iotmq.broker.sessions.stored.projection import SessionProjection
-from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.settings import BrokerSettings, QueueLimits
 from iotmq.broker.shares.shares import ShareSettings
 from iotmq.broker.tables.topics import TopicTable
 from iotmq.broker.writing.message_writer import MessageWriter

@@ -8,7 +8,6 @@ import msgspec
 from msgspec import Meta
 
 from iotmq import limits
-from iotmq.broker.queue_limits import QueuePolicy
 from iotmq.remoting.tls.files import (
     TLS_HANDSHAKE_S,
     TlsCertificateFile,
@@ -21,6 +20,23 @@ from iotmq.remoting.tls.files import (
 
 _NAME_PATTERN = r"^[%|a-zA-Z0-9_-]+$"
 _ADDRESS_PATTERN = r"^(\[[^\]]+\]|[^:\s]+):\d{1,5}$"
+
+
+QueuePolicy = Literal["drop-oldest", "refuse-new"]
+"""What a session past its number of messages or bytes does not get."""
+
+
+class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What may wait for a kept session; 0 is no limit."""
+
+    messages_max: int = 0
+    bytes_max: int = 0
+    age_s_max: int = 0
+    policy: QueuePolicy = "drop-oldest"
+
+    @property
+    def has_any(self) -> bool:
+        return bool(self.messages_max or self.bytes_max or self.age_s_max)
 
 
 class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

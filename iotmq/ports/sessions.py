@@ -295,6 +295,23 @@ HANDOUT_REPEATED = 1
 """The client was sent the message before."""
 
 
+class ShareOutlet(Protocol):
+    """The way to a front end for what its members get."""
+
+    @property
+    def is_congested(self) -> bool:
+        """True while it does not take what it was sent."""
+
+    def call_when_drained(self, callback: Callable[[], None]) -> None:
+        """Once it takes again what it is sent."""
+
+    def hand_out(self, handouts: Sequence[tuple[int, int]], records: Sequence[memoryview]) -> None:
+        """Records, each for the (member, flags) at its place; as `ShareReceiver.hand_out`."""
+
+    def withdraw(self, positions: Sequence[tuple[int, int]]) -> None:
+        """(member, position) of what is for somebody else now."""
+
+
 class SharePort(Protocol):
     """One front end's part in shared subscriptions."""
 

@@ -19,7 +19,7 @@ GATEWAY = """
 import asyncio, sys
 from pathlib import Path
 from iotmq.broker.broker import Broker
-from iotmq.broker.store_host import resolve_store_host
+from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.broker.settings import BrokerSettings
 from iotmq.registry.server import Registry
 from iotmq.registry.settings import RegistrySettings

@@ -19,9 +19,9 @@ from mqtt_site import MqttSite, SessionDevice, open_site
 from small_cluster import SmallCluster
 
 from iotmq.broker.broker import Broker
+from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.broker.sessions.sessions import OWNER_GRACE_S, START_GRACE_S
 from iotmq.broker.shares.shares import REJOIN_GRACE_S
-from iotmq.broker.store_host import resolve_store_host
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.client.admin import sessions as admin_sessions
 from iotmq.client.transport.settings import ClientSettings

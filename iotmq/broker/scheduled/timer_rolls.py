@@ -14,11 +14,11 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from iotmq.broker.deadline_timer import DeadlineTimer
 from iotmq.broker.scheduled.delivery_time import moved_properties
 from iotmq.broker.scheduled.timers import Timers
 from iotmq.broker.scheduled.unflushed_deliveries import UnflushedDeliveries
 from iotmq.broker.tables.topics import TIMER_TOPIC
+from iotmq.broker.timing import DeadlineTimer
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.clock import Clock
 from iotmq.errors import RequestError, StoreError

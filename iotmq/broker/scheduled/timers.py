@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
-from iotmq.broker.deadline_timer import DeadlineTimer
 from iotmq.broker.replies.cold_reads import ColdReads
 from iotmq.broker.scheduled.delay_levels import DelayLevels
 from iotmq.broker.scheduled.delivery_time import (
@@ -34,6 +33,7 @@ from iotmq.broker.scheduled.delivery_time import (
 from iotmq.broker.scheduled.recall_handle import RecallHandle
 from iotmq.broker.scheduled.unflushed_deliveries import UnflushedDeliveries
 from iotmq.broker.tables.topics import TIMER_TOPIC
+from iotmq.broker.timing import DeadlineTimer
 from iotmq.broker.writing.message_writer import Done, MessageWriter, RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.clock import Clock

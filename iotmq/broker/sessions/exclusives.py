@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from iotmq.broker.sessions.stored.log import SessionLog
-from iotmq.broker.sessions.stored.projection import SessionProjection
-from iotmq.broker.sessions.stored.records import FreeExclusive, HoldExclusive
+from iotmq.broker.session_store.log import SessionLog
+from iotmq.broker.session_store.projection import SessionProjection
+from iotmq.broker.session_store.records import FreeExclusive, HoldExclusive
 from iotmq.clock import Clock
 from iotmq.metrics import Metric
 from iotmq.ports.sessions import Refused

@@ -17,15 +17,15 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
-from iotmq.broker.queue_limits import QueueLimits
-from iotmq.broker.sessions.queue_reader import QueueReader
+from iotmq.broker.session_store.cursor import Place
+from iotmq.broker.session_store.log import SessionLog
+from iotmq.broker.session_store.projection import SessionProjection
+from iotmq.broker.session_store.queue_reader import QueueReader
+from iotmq.broker.session_store.records import Skip
+from iotmq.broker.session_store.sessions import StoredSession
+from iotmq.broker.session_store.shares import is_share
 from iotmq.broker.sessions.queue_trim import Queue, Range, cut_of, waiting_count
-from iotmq.broker.sessions.stored.cursor import Place
-from iotmq.broker.sessions.stored.log import SessionLog
-from iotmq.broker.sessions.stored.projection import SessionProjection
-from iotmq.broker.sessions.stored.records import Skip
-from iotmq.broker.sessions.stored.sessions import StoredSession
-from iotmq.broker.sessions.stored.shares import is_share
+from iotmq.broker.settings import QueueLimits
 from iotmq.clock import Clock
 from iotmq.metrics import Metric
 from iotmq.ports.sessions import Refused

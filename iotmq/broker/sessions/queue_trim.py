@@ -6,9 +6,9 @@ import heapq
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, Protocol
 
-from iotmq.broker.queue_limits import QueueLimits
-from iotmq.broker.sessions.stored.cursor import Place
-from iotmq.broker.sessions.stored.projection import SessionProjection
+from iotmq.broker.session_store.cursor import Place
+from iotmq.broker.session_store.projection import SessionProjection
+from iotmq.broker.settings import QueueLimits
 from iotmq.message.record import decode_record
 from iotmq.store.queues.cold_steps import Steps
 from iotmq.store.store import Store

@@ -18,21 +18,21 @@ import msgspec
 from typing_extensions import Buffer
 
 from iotmq import limits
-from iotmq.broker.due_actions import DueAction, DueActions
-from iotmq.broker.queue_limits import QueueLimits
-from iotmq.broker.sessions.channel import SessionChannel
+from iotmq.broker.session_store.channel import SessionChannel
+from iotmq.broker.session_store.log import LoggedDone, SessionLog
+from iotmq.broker.session_store.projection import SessionProjection
+from iotmq.broker.session_store.queue_reader import QueueReader
+from iotmq.broker.session_store.records import Close, End, Open, Subscribe, Unsubscribe
+from iotmq.broker.session_store.sessions import StoredSession
+from iotmq.broker.session_store.shares import is_share
 from iotmq.broker.sessions.exclusives import Exclusives
 from iotmq.broker.sessions.front_ends import FrontEnds, FrontEndView
 from iotmq.broker.sessions.limits import SessionLimits
-from iotmq.broker.sessions.queue_reader import QueueReader
-from iotmq.broker.sessions.stored.log import LoggedDone, SessionLog
-from iotmq.broker.sessions.stored.projection import SessionProjection
-from iotmq.broker.sessions.stored.records import Close, End, Open, Subscribe, Unsubscribe
-from iotmq.broker.sessions.stored.sessions import StoredSession
-from iotmq.broker.sessions.stored.shares import is_share
 from iotmq.broker.sessions.translation import opened_session, progress_records
 from iotmq.broker.sessions.wills import Wills
-from iotmq.broker.shares.shares import ShareOutlet, Shares, ShareSettings
+from iotmq.broker.settings import QueueLimits
+from iotmq.broker.shares.shares import Shares, ShareSettings
+from iotmq.broker.timing import DueAction, DueActions
 from iotmq.broker.writing.message_writer import MessageWriter
 from iotmq.clock import Clock
 from iotmq.errors import StoreError
@@ -51,6 +51,7 @@ from iotmq.ports.sessions import (
     SessionReceiver,
     SessionSubscription,
     ShareJoin,
+    ShareOutlet,
     ShareReport,
     SubscribeRequest,
     UnsubscribeRequest,

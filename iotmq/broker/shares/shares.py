@@ -12,16 +12,17 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from typing_extensions import Buffer
 
 from iotmq import limits
-from iotmq.broker.sessions.queue_reader import QueueReader
-from iotmq.broker.sessions.stored.log import SessionLog
-from iotmq.broker.sessions.stored.projection import QueuePlaces, SessionProjection
-from iotmq.broker.sessions.stored.records import EndShare, OpenShare, ProgressShare
-from iotmq.broker.sessions.stored.shares import StoredShare, is_share
+from iotmq.broker.session_store.channel import SessionChannel
+from iotmq.broker.session_store.log import SessionLog
+from iotmq.broker.session_store.projection import QueuePlaces, SessionProjection
+from iotmq.broker.session_store.queue_reader import QueueReader
+from iotmq.broker.session_store.records import EndShare, OpenShare, ProgressShare
+from iotmq.broker.session_store.shares import StoredShare, is_share
 from iotmq.broker.shares.share_group import Handout, Holder, ShareGroup, Strategy
 from iotmq.clock import Clock
 from iotmq.errors import RequestError, StoreError
@@ -34,9 +35,6 @@ from iotmq.remoting.codes import ResponseCode
 from iotmq.store.queues.cold_steps import Steps
 from iotmq.store.queues.residency import ColdRead
 from iotmq.store.store import Store
-
-if TYPE_CHECKING:
-    from iotmq.broker.sessions.channel import SessionChannel
 
 logger = logging.getLogger(__name__)
 
@@ -69,23 +67,6 @@ class ShareSettings(NamedTuple):
     groups_max: int = limits.SHARE_GROUPS_MAX
     members_max: int = limits.SHARE_MEMBERS_MAX
     in_flight_max: int = limits.SHARE_IN_FLIGHT_MAX
-
-
-class ShareOutlet(Protocol):
-    """The way to a front end for what its members get."""
-
-    @property
-    def is_congested(self) -> bool:
-        """True while it does not take what it was sent."""
-
-    def call_when_drained(self, callback: Callable[[], None]) -> None:
-        """Once it takes again what it is sent."""
-
-    def hand_out(self, handouts: Sequence[tuple[int, int]], records: Sequence[memoryview]) -> None:
-        """Records, each for the (member, flags) at its place; as `ports.sessions.ShareReceiver`."""
-
-    def withdraw(self, positions: Sequence[tuple[int, int]]) -> None:
-        """(member, position) of what is for somebody else now."""
 
 
 class ShareView(NamedTuple):

@@ -13,9 +13,9 @@ import logging
 from collections import deque
 from collections.abc import Iterable
 
-from iotmq.broker.deadline_timer import DeadlineTimer
 from iotmq.broker.members.groups import Groups, Member
 from iotmq.broker.replies.cold_reads import ColdReads
+from iotmq.broker.timing import DeadlineTimer
 from iotmq.broker.transactions.half_messages import Half, copied_properties, read_half
 from iotmq.broker.transactions.transactions import Pending, State, Transactions
 from iotmq.broker.writing.message_ids import OffsetMessageIds

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from iotmq import limits
-from iotmq.broker.deadline_timer import DeadlineTimer
 from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
 from iotmq.broker.tables.topics import (
     HALF_TOPIC,
@@ -29,6 +28,7 @@ from iotmq.broker.tables.topics import (
     TIMER_TOPIC,
     TRANSACTION_CHECKS_MAX_TOPIC,
 )
+from iotmq.broker.timing import DeadlineTimer
 from iotmq.broker.transactions.half_messages import (
     COMMIT,
     COPY_PROPERTIES_BYTES,

@@ -18,10 +18,10 @@ from typing import Any, TypeAlias
 from typing_extensions import Buffer
 
 from iotmq import limits
-from iotmq.broker.deadline_timer import DeadlineTimer
 from iotmq.broker.statistics.latencies import now_us
 from iotmq.broker.statistics.statistics import Statistics
 from iotmq.broker.tables.topics import TopicTable
+from iotmq.broker.timing import DeadlineTimer
 from iotmq.clock import Clock
 from iotmq.errors import (
     RecordTooLargeError,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from iotmq.broker.delivery.delivery import Delivery
 from iotmq.broker.delivery.retained_reads import RetainedReads
 from iotmq.broker.scheduled.delayed_batches import DelayedBatches
-from iotmq.broker.sessions.channel import SessionChannel
+from iotmq.broker.session_store.channel import SessionChannel
 from iotmq.broker.sessions.sessions import Sessions
 from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, StoredBatch
 from iotmq.clock import Clock
@@ -107,7 +107,7 @@ class LocalSessions:
 
 
 class _LocalMembers:
-    """The members of shared subscriptions at the front end of this process (shares.ShareOutlet)."""
+    """The members of shared subscriptions at the front end of this process (ports.sessions.ShareOutlet)."""
 
     is_congested = False
 

@@ -8,9 +8,9 @@ import msgspec
 
 from iotmq import limits
 from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.session_store.sessions import StoredSession
+from iotmq.broker.session_store.shares import is_share
 from iotmq.broker.sessions.sessions import Sessions
-from iotmq.broker.sessions.stored.sessions import StoredSession
-from iotmq.broker.sessions.stored.shares import is_share
 from iotmq.broker.shares.shares import ShareView
 from iotmq.client.admin.sessions import (
     SessionDetail,

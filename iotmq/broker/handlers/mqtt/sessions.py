@@ -17,10 +17,10 @@ from iotmq.broker.delivery.retained_reads import RetainedReads
 from iotmq.broker.handlers.mqtt.shares import RemoteMembers
 from iotmq.broker.light_queues.queued_push import gather_queued
 from iotmq.broker.replies.request_table import Handler
-from iotmq.broker.sessions.channel import SessionChannel
+from iotmq.broker.session_store.channel import SessionChannel
+from iotmq.broker.session_store.shares import is_share
 from iotmq.broker.sessions.requests import Answer, decode_body
 from iotmq.broker.sessions.sessions import Sessions
-from iotmq.broker.sessions.stored.shares import is_share
 from iotmq.broker.writing.message_writer import MessageWriter
 from iotmq.errors import ConnectionClosedError, RequestError
 from iotmq.metrics import Metric

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypeAlias, cast
 
 from iotmq import limits
-from iotmq.broker.deadline_timer import DeadlineTimer
 from iotmq.broker.filters.consumer_filters import ConsumerFilters
 from iotmq.broker.filters.subscription import TAG_EXPRESSION
 from iotmq.broker.filters.tags import parse_tags
@@ -20,6 +19,7 @@ from iotmq.broker.statistics.statistics import Statistics
 from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
 from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig, SubscriptionGroups
 from iotmq.broker.tables.topics import TopicTable
+from iotmq.broker.timing import DeadlineTimer
 from iotmq.clock import Clock
 from iotmq.errors import RequestError
 from iotmq.message.record_filter import RecordFilter

@@ -20,7 +20,7 @@ from session_bench import FrontEnd, MakeBench, SessionBench, making_benches, tur
 
 from iotmq import limits
 from iotmq.broker.handlers.mqtt.shares import RemoteMembers, ShareHandler
-from iotmq.broker.sessions.stored.shares import StoredShare, StoredShares, is_share
+from iotmq.broker.session_store.shares import StoredShare, StoredShares, is_share
 from iotmq.broker.shares import shares
 from iotmq.broker.shares.share_group import Holder, ShareGroup, Strategy
 from iotmq.broker.writing.single_message_batch import encode_element

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from iotmq import limits
-from iotmq.broker.sessions.stored.records import Change, encode_changes
+from iotmq.broker.session_store.records import Change, encode_changes
 from iotmq.broker.tables.topics import SESSION_TOPIC
 from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element

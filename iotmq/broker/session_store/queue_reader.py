@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from iotmq.broker.light_queues.queue_scan import BLANK, BROKEN, CUT, scan_queue
 from iotmq.broker.replies.cold_reads import ColdReads
-from iotmq.broker.sessions.stored.projection import QueuePlaces, SessionProjection
+from iotmq.broker.session_store.projection import QueuePlaces, SessionProjection
 from iotmq.errors import RequestError, StoreError
 from iotmq.metrics import Metric
 from iotmq.ports.sessions import QueueRead, QueueRecords, Refused

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iotmq.broker.sessions.stored.cursor import SKIPS_MAX, Place, decode_place
+from iotmq.broker.session_store.cursor import SKIPS_MAX, Place, decode_place
 from iotmq.errors import StoreCorruptError
 
 RANGE = st.tuples(st.integers(0, 60), st.integers(1, 12)).map(lambda pair: (pair[0], sum(pair)))

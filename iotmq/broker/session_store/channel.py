@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from iotmq.broker.light_queues.light_queues import LightChannel
-from iotmq.ports.sessions import SessionReceiver
-
-if TYPE_CHECKING:
-    from iotmq.broker.shares.shares import ShareOutlet
+from iotmq.ports.sessions import SessionReceiver, ShareOutlet
 
 
 class SessionChannel:

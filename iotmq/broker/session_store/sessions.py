@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from iotmq.broker.sessions.stored.records import DoneOfFilter, Flight
+from iotmq.broker.session_store.records import DoneOfFilter, Flight
 from iotmq.errors import StoreCorruptError
 from iotmq.ports.sessions import NEVER_EXPIRES_S, Will
 

@@ -6,7 +6,7 @@ import pytest
 from eventually import soon
 
 from iotmq import loop_slice
-from iotmq.broker.due_actions import CANCELLED_KEPT, PER_TURN, DueActions
+from iotmq.broker.timing import CANCELLED_KEPT, PER_TURN, DueActions
 from iotmq.clock import ManualClock
 
 

@@ -1,12 +1,12 @@
-"""Actions that wait for a time, and those the key-value database refuses, which wait until it does not."""
+"""Deadlines on the event loop: one timer for many of them, and actions that are done when they are due."""
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 from collections.abc import Callable
 from typing import Final
 
-from iotmq.broker.deadline_timer import DeadlineTimer
 from iotmq.clock import Clock
 from iotmq.errors import StoreError
 from iotmq.loop_slice import LoopSlice
@@ -17,6 +17,42 @@ RETRY_S: Final = 1.0
 PER_TURN: Final = 256
 # Cancelled actions that the heap keeps beside as many as there are others.
 CANCELLED_KEPT: Final = 64
+
+
+class DeadlineTimer:
+    """Calls `on_due` on the running loop when the earliest armed deadline has come.
+
+    `on_due` does what is due and arms the next deadline; it may also be called too early, with nothing
+    due. Deadlines are monotonic seconds of `clock`.
+    """
+
+    def __init__(self, clock: Clock, on_due: Callable[[], None]) -> None:
+        self._clock = clock
+        self._on_due = on_due
+        self._handle: asyncio.TimerHandle | None = None
+        # Deadline the handle stands for; meaningless without a handle.
+        self._deadline_s = 0.0
+
+    def arm(self, deadline_s: float | None) -> None:
+        """See to it that `on_due` is called at `deadline_s` or before; None changes nothing."""
+        if deadline_s is None:
+            return
+        if self._handle is not None:
+            if self._deadline_s <= deadline_s:
+                return
+            self._handle.cancel()
+        self._deadline_s = deadline_s
+        delay_s = max(0.0, deadline_s - self._clock.monotonic_s())
+        self._handle = asyncio.get_running_loop().call_later(delay_s, self._fire)
+
+    def cancel(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _fire(self) -> None:
+        self._handle = None
+        self._on_due()
 
 
 class DueAction:

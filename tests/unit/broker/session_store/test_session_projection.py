@@ -11,10 +11,10 @@ import pytest
 from loop_turns import turn_s_max
 from store_model import BORN_HOST, open_small
 
-from iotmq.broker.sessions.stored import projection as session_projection
-from iotmq.broker.sessions.stored.cursor import Place
-from iotmq.broker.sessions.stored.projection import SessionProjection
-from iotmq.broker.sessions.stored.records import (
+from iotmq.broker.session_store import projection as session_projection
+from iotmq.broker.session_store.cursor import Place
+from iotmq.broker.session_store.projection import SessionProjection
+from iotmq.broker.session_store.records import (
     Change,
     Close,
     End,
@@ -25,7 +25,7 @@ from iotmq.broker.sessions.stored.records import (
     Unsubscribe,
     encode_changes,
 )
-from iotmq.broker.sessions.stored.sessions import encode_session
+from iotmq.broker.session_store.sessions import encode_session
 from iotmq.broker.tables.topics import SESSION_TOPIC
 from iotmq.loop_slice import LoopSlice
 from iotmq.message.record import decode_record, encode_batch

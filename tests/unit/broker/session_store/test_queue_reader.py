@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from session_bench import FrontEnd, SessionBench
 
-from iotmq.broker.sessions import queue_reader
-from iotmq.broker.sessions.queue_reader import QueueReader
+from iotmq.broker.session_store import queue_reader
+from iotmq.broker.session_store.queue_reader import QueueReader
 from iotmq.errors import RequestError
 from iotmq.message.record import decode_record
 from iotmq.ports.sessions import QueueRead, QueueRecords, Refused

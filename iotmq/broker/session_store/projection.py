@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from iotmq.broker.light_queues.light_queues import LightQueues
-from iotmq.broker.sessions.stored.cursor import Place, decode_place
-from iotmq.broker.sessions.stored.exclusives import TAG_EXCLUSIVE
-from iotmq.broker.sessions.stored.overlay import SessionOverlay
-from iotmq.broker.sessions.stored.records import (
+from iotmq.broker.session_store.cursor import Place, decode_place
+from iotmq.broker.session_store.exclusives import TAG_EXCLUSIVE
+from iotmq.broker.session_store.overlay import SessionOverlay
+from iotmq.broker.session_store.records import (
     Change,
     Close,
     End,
@@ -47,7 +47,7 @@ from iotmq.broker.sessions.stored.records import (
     WillSent,
     decode_changes,
 )
-from iotmq.broker.sessions.stored.sessions import (
+from iotmq.broker.session_store.sessions import (
     QUEUE_KEY,
     TAG_CURSOR,
     TAG_SESSION,
@@ -57,7 +57,7 @@ from iotmq.broker.sessions.stored.sessions import (
     decode_session,
     session_key,
 )
-from iotmq.broker.sessions.stored.shares import TAG_SHARE, is_share
+from iotmq.broker.session_store.shares import TAG_SHARE, is_share
 from iotmq.broker.tables.topics import SESSION_TOPIC
 from iotmq.errors import StoreCorruptError
 from iotmq.loop_slice import LoopSlice

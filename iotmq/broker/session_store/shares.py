@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from iotmq.broker.light_queues.light_queues import LightQueues
-from iotmq.broker.sessions.stored.records import EndShare, OpenShare, ShareChange
+from iotmq.broker.session_store.records import EndShare, OpenShare, ShareChange
 from iotmq.errors import StoreCorruptError
 from iotmq.mqtt.topics.topics import is_shared, split_shared
 

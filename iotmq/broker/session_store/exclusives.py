@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from typing import Final
 
-from iotmq.broker.sessions.stored.records import ExclusiveChange, HoldExclusive
+from iotmq.broker.session_store.records import ExclusiveChange, HoldExclusive
 from iotmq.errors import StoreCorruptError
 
 TAG_EXCLUSIVE: Final = b"\x0a"

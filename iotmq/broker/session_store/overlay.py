@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from iotmq.broker.light_queues.light_queues import LightQueues
-from iotmq.broker.sessions.stored.cursor import Place
-from iotmq.broker.sessions.stored.exclusives import StoredExclusives
-from iotmq.broker.sessions.stored.sessions import StoredSession, cursor_key, encode_session, session_key
-from iotmq.broker.sessions.stored.shares import StoredShares
+from iotmq.broker.session_store.cursor import Place
+from iotmq.broker.session_store.exclusives import StoredExclusives
+from iotmq.broker.session_store.sessions import StoredSession, cursor_key, encode_session, session_key
+from iotmq.broker.session_store.shares import StoredShares
 
 
 class SessionOverlay:
