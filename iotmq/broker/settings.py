@@ -396,3 +396,18 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     is_tracing_allowed: Annotated[
         bool, Meta(description="Value of TRACE_ON in send answers: clients with tracing send traces.")
     ] = True
+
+    @property
+    def trace_on(self) -> str:
+        """The field TRACE_ON of answers to sends."""
+        return "true" if self.is_tracing_allowed else "false"
+
+    @property
+    def session_limits(self) -> QueueLimits:
+        """What may wait for one kept session."""
+        return QueueLimits(
+            messages_max=self.session_queue_messages_max,
+            bytes_max=self.session_queue_bytes_max,
+            age_s_max=self.session_queue_age_s_max,
+            policy=self.session_queue_policy,
+        )

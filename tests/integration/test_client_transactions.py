@@ -152,7 +152,7 @@ async def test_the_broker_asks_about_what_was_left_open(gateway: Gateway) -> Non
         left = await producer.send_in_transaction(Message("T", b"later"), lambda _: UNKNOWN)
         assert left.state is UNKNOWN
         await until(lambda: gateway.bodies("T") == [b"good"], "the commit after a question")
-        await until(lambda: len(gateway.broker._sending.transactions) == 1, "the rollback after a question")
+        await until(lambda: len(gateway.broker._native.transactions) == 1, "the rollback after a question")
         answers.states["later"] = COMMIT
         await until(lambda: gateway.bodies("T") == [b"good", b"later"], "the late commit")
     asked = next(message for message in answers.asked if message.body == b"good")

@@ -269,16 +269,16 @@ async def test_a_session_has_what_any_broker_has_for_it_on_any_front_end(tmp_pat
             await device.subscribe((f"{topic}/#", 2), (f"{topic}/+", 1))
             await device.unsubscribe(f"{topic}/+")
             for broker in cluster.brokers:
-                publish(broker, f"{topic}/{broker._settings.name}", b"1", b"2")
+                publish(broker, f"{topic}/{broker.parts.settings.name}", b"1", b"2")
             assert len(await device.receives(4)) == 4
             await device.disconnect()
             for broker in cluster.brokers:
-                publish(broker, f"{topic}/{broker._settings.name}", b"3", b"4")
+                publish(broker, f"{topic}/{broker.parts.settings.name}", b"3", b"4")
             await device.connect(two)
             assert device.is_present
             await device.receives(8)
             for broker in cluster.brokers:
-                bodies = [body for at, body in device.got if at.endswith(broker._settings.name)]
+                bodies = [body for at, body in device.got if at.endswith(broker.parts.settings.name)]
                 assert bodies == [b"1", b"2", b"3", b"4"]
             sender = SessionDevice("sender")
             await sender.connect(one, clean_session=True)

@@ -238,10 +238,10 @@ async def test_changed_settings_hold_for_the_next_send(sides: tuple[Side, Side])
     short, general = sides
     for side in sides:
         side.play(plain(310, LETTERS, opaque=1), seed=0)
-        side.broker._sending.sends.is_writable = False
+        settings = side.broker.parts.changed_settings
+        settings.change({"broker.is_writable": "false"}, now_ms=0)
         side.play(plain(310, LETTERS, opaque=2), seed=0)
-        side.broker._sending.sends.is_writable = True
-        side.broker._sending.sends.trace_on = "false"
+        settings.change({"broker.is_writable": "true", "broker.is_tracing_allowed": "false"}, now_ms=0)
         side.play(plain(310, LETTERS, opaque=3), seed=0)
         await side.settle()
     check_alike(short, general)

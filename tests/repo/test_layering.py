@@ -173,9 +173,10 @@ def test_lower_layers_do_no_input_or_output(layer: str) -> None:
 FLOORS: dict[str, tuple[str, ...]] = {
     "broker": (
         "settings", "timing", "statistics", "tables",
-        "filters", "members", "replies", "writing", "exactly_once", "scheduled", "transactions", "questions",
+        "filters", "members", "replies", "writing", "exactly_once", "parts", "scheduled", "transactions",
+        "questions",
         "delivery", "light_queues", "session_store", "shares", "sessions", "topic_changes", "access",
-        "registration", "handlers", "administration", "sending", "consuming", "views", "mqtt_parts", "broker",
+        "registration", "handlers", "assemble", "broker",
     ),
     "store": (
         "settings", "fail_points", "log", "files", "queues", "kv", "projections", "recovery", "retention",

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.cold_reads import ColdReads
 from iotmq.broker.scheduled.delay_levels import DelayLevels
 from iotmq.broker.scheduled.delivery_time import (
@@ -34,16 +35,14 @@ from iotmq.broker.scheduled.recall_handle import RecallHandle
 from iotmq.broker.scheduled.unflushed_deliveries import UnflushedDeliveries
 from iotmq.broker.tables.topics import TIMER_TOPIC
 from iotmq.broker.timing import DeadlineTimer
-from iotmq.broker.writing.message_writer import Done, MessageWriter, RefusedBatch, StoredBatch
+from iotmq.broker.writing.message_writer import Done, RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
-from iotmq.clock import Clock
 from iotmq.errors import RequestError, StoreError
 from iotmq.message.record import Record, decode_record, property_value
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import ResponseCode
 from iotmq.store.kv.timer_index import NEVER_MS, Timer, TimerIndex
 from iotmq.store.log.timer_record import delivery_of, is_for, mark_of
-from iotmq.store.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -71,30 +70,20 @@ class Timers:
     """Every message that waits. All methods belong to the event loop's thread."""
 
     def __init__(
-        self,
-        store: Store,
-        writer: MessageWriter,
-        levels: DelayLevels,
-        ended: UnflushedDeliveries,
-        cold_reads: ColdReads,
-        clock: Clock,
-        *,
-        host: bytes,
-        broker_name: str,
-        pending_max: int,
+        self, parts: BrokerParts, levels: DelayLevels, ended: UnflushedDeliveries, cold_reads: ColdReads
     ) -> None:
-        """`host` is what records of the broker's own are born at."""
-        self._broker_name = broker_name
-        self._store = store
-        self._writer = writer
+        self._broker_name = parts.settings.name
+        self._store = parts.store
+        self._writer = parts.writer
         self._levels = levels
         self._ended = ended
         self._cold_reads = cold_reads
-        self._clock = clock
-        self._host = host
-        self._pending_max = pending_max
-        self._index: TimerIndex = store.timers()
-        self._timer = DeadlineTimer(clock, self.deliver)
+        self._clock = parts.clock
+        # Records of the broker's own are born there.
+        self._host = parts.host
+        self._pending_max = parts.settings.timers_pending_max
+        self._index: TimerIndex = parts.store.timers()
+        self._timer = DeadlineTimer(parts.clock, self.deliver)
         # True from start() to stop().
         self._is_running = False
         # While the records of a slice are fetched from the disk nothing else is delivered.
@@ -114,7 +103,7 @@ class Timers:
         # How late the last message was, and the latest since the last call of `metrics`.
         self.late_ms = 0
         self.late_ms_max = 0
-        writer.add_confirmed_listener(self._confirmed)
+        parts.writer.add_confirmed_listener(self._confirmed)
 
     def start(self) -> None:
         """Deliver what fell due meanwhile, and everything else from now on."""

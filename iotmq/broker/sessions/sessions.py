@@ -18,6 +18,7 @@ import msgspec
 from typing_extensions import Buffer
 
 from iotmq import limits
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.session_store.channel import SessionChannel
 from iotmq.broker.session_store.log import LoggedDone, SessionLog
 from iotmq.broker.session_store.projection import SessionProjection
@@ -30,11 +31,8 @@ from iotmq.broker.sessions.front_ends import FrontEnds, FrontEndView
 from iotmq.broker.sessions.limits import SessionLimits
 from iotmq.broker.sessions.translation import opened_session, progress_records
 from iotmq.broker.sessions.wills import Wills
-from iotmq.broker.settings import QueueLimits
-from iotmq.broker.shares.shares import Shares, ShareSettings
+from iotmq.broker.shares.shares import Shares
 from iotmq.broker.timing import DueAction, DueActions
-from iotmq.broker.writing.message_writer import MessageWriter
-from iotmq.clock import Clock
 from iotmq.errors import StoreError
 from iotmq.loop_slice import LoopSlice
 from iotmq.metrics import Metric
@@ -58,7 +56,6 @@ from iotmq.ports.sessions import (
     Will,
 )
 from iotmq.remoting.codes import ResponseCode
-from iotmq.store.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -124,40 +121,37 @@ class _Request:
 class Sessions:
     """The sessions of one broker, durable or not. On the loop's thread.
 
-    `publish` stores, or delivers, a will; `forget_packet_ids` is told of clients whose session is a new one.
+    `publish` stores, or delivers, a will.
     """
 
     def __init__(
         self,
+        parts: BrokerParts,
         projection: SessionProjection,
         reader: QueueReader,
-        store: Store,
-        writer: MessageWriter,
-        clock: Clock,
         *,
-        host: bytes,
         publish: Callable[[Will], None],
-        forget_packet_ids: Callable[[str], None],
-        share_settings: ShareSettings,
-        limits: QueueLimits | None = None,
-        exclusives_max: int = limits.EXCLUSIVE_SUBSCRIPTIONS_MAX,
     ) -> None:
         self._projection = projection
         self._reader = reader
-        self._clock = clock
-        self._log = SessionLog(writer, clock, host=host)
-        self._store = store
+        clock = self._clock = parts.clock
+        store = self._store = parts.store
+        self._log = SessionLog(parts.writer, clock, host=parts.host)
+        self._stored_once = parts.stored_once
         self._actions = DueActions(clock, refused=self._refused)
-        self.limits = SessionLimits(limits or QueueLimits(), projection, reader, store, self._log, clock)
-        self._wills = Wills(projection, self._log, self._actions, publish=publish, ignore=_ignore)
-        self.shares = Shares(
-            projection, reader, store, self._log, clock, settings=share_settings, front_end_of=self.owner_of
+        self.limits = SessionLimits(
+            parts.settings.session_limits, projection, reader, store, self._log, clock
         )
-        self._forget_packet_ids = forget_packet_ids
+        self._wills = Wills(projection, self._log, self._actions, publish=publish, ignore=_ignore)
+        self.shares = Shares(parts, projection, reader, self._log, front_end_of=self.owner_of)
         self.front_ends = FrontEnds()
         self._owners: dict[str, _Owner] = {}
         self.exclusives = Exclusives(
-            projection, self._log, clock, count_max=exclusives_max, is_connected=self._owners.__contains__
+            projection,
+            self._log,
+            clock,
+            count_max=parts.settings.exclusive_subscriptions_max,
+            is_connected=self._owners.__contains__,
         )
         self._requests: dict[str, _Request] = {}
         # Epochs of sessions whose end is on its way into the log.
@@ -677,7 +671,7 @@ class Sessions:
         is_present = stored is not None and not wanted.is_clean
         if wanted.expiry_s != 0 and not is_present and not wanted.is_known:
             # Before the client hears that its session is new, and uses them.
-            self._forget_packet_ids(client_id)
+            self._stored_once.forget(client_id, now_ms=self._clock.now_ms())
         self._wills.client_is_back(client_id, ends=is_clean)
         if stored is not None:
             self._keep_left_will(client_id, stored, is_clean=wanted.is_clean)

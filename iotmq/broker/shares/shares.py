@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from typing_extensions import Buffer
 
-from iotmq import limits
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.session_store.channel import SessionChannel
 from iotmq.broker.session_store.log import SessionLog
 from iotmq.broker.session_store.projection import QueuePlaces, SessionProjection
@@ -24,7 +24,6 @@ from iotmq.broker.session_store.queue_reader import QueueReader
 from iotmq.broker.session_store.records import EndShare, OpenShare, ProgressShare
 from iotmq.broker.session_store.shares import StoredShare, is_share
 from iotmq.broker.shares.share_group import Handout, Holder, ShareGroup, Strategy
-from iotmq.clock import Clock
 from iotmq.errors import RequestError, StoreError
 from iotmq.loop_slice import LoopSlice
 from iotmq.message.properties import MQTT_CLIENT_ID, MQTT_TOPIC
@@ -34,7 +33,6 @@ from iotmq.ports.sessions import HANDOUT_REPEATED, Refused, ShareJoin, ShareRepo
 from iotmq.remoting.codes import ResponseCode
 from iotmq.store.queues.cold_steps import Steps
 from iotmq.store.queues.residency import ColdRead
-from iotmq.store.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -57,16 +55,6 @@ _LOADS_MAX: Final = 4
 _FIRST_BYTES: Final = 4_096
 _PUSH: Final = struct.Struct(">II")
 _SIZE_AND_POSITION: Final = struct.Struct(">i24xq")
-
-
-class ShareSettings(NamedTuple):
-    """As the settings `broker.shared_*`."""
-
-    strategy: Strategy = Strategy.ROUND_ROBIN
-    timeout_s: float = 30.0
-    groups_max: int = limits.SHARE_GROUPS_MAX
-    members_max: int = limits.SHARE_MEMBERS_MAX
-    in_flight_max: int = limits.SHARE_IN_FLIGHT_MAX
 
 
 class ShareView(NamedTuple):
@@ -147,21 +135,20 @@ class Shares:
 
     def __init__(
         self,
+        parts: BrokerParts,
         projection: SessionProjection,
         reader: QueueReader,
-        store: Store,
         log: SessionLog,
-        clock: Clock,
         *,
-        settings: ShareSettings,
         front_end_of: Callable[[str], str | None],
     ) -> None:
         self._projection = projection
         self._reader = reader
-        self._store = store
+        self._store = parts.store
         self._log = log
-        self._clock = clock
-        self._settings = settings
+        clock = self._clock = parts.clock
+        self._settings = parts.settings
+        self._strategy = Strategy(parts.settings.shared_strategy)
         self._front_end_of = front_end_of
         self._light = projection.queues.open_channel(self._pushed)
         self._live: dict[str, _Live] = {}
@@ -196,14 +183,14 @@ class Shares:
         """Why a kept session cannot subscribe these filters."""
         new = {name for name in filters if is_share(name) and self._projection.shares.get(name) is None}
         if (
-            len(self._projection.shares) + len(self._joining) + len(new) <= self._settings.groups_max
+            len(self._projection.shares) + len(self._joining) + len(new) <= self._settings.shared_groups_max
             or not new
         ):
             return None
         self.refused_joins_total += 1
         return Refused(
             ResponseCode.NO_PERMISSION,
-            f"no more shared subscriptions: broker.shared_groups_max is {self._settings.groups_max}",
+            f"no more shared subscriptions: broker.shared_groups_max is {self._settings.shared_groups_max}",
         )
 
     def join(
@@ -223,7 +210,7 @@ class Shares:
         live = self._live.get(share)
         client = self._clients.get(wanted.client_id)
         is_new = client is None or share not in client.members
-        if live is not None and is_new and len(live.members) >= self._settings.members_max:
+        if live is not None and is_new and len(live.members) >= self._settings.shared_members_max:
             self.refused_joins_total += 1
             text = f"the group has {len(live.members)} members: broker.shared_members_max"
             done(Refused(ResponseCode.NO_PERMISSION, text))
@@ -339,11 +326,11 @@ class Shares:
 
     def _begin(self, share: str, stored: StoredShare) -> _Live:
         group = ShareGroup(
-            self._settings.strategy,
+            self._strategy,
             next_position=stored.next_position,
             undone=stored.undone,
-            in_flight_max=self._settings.in_flight_max,
-            timeout_s=self._settings.timeout_s,
+            in_flight_max=self._settings.shared_in_flight_max,
+            timeout_s=self._settings.shared_timeout_s,
         )
         live = self._live[share] = _Live(share, stored, group)
         self._attach(live)
@@ -580,7 +567,7 @@ class Shares:
             live.is_loading = True
 
     def _key_of(self, record: memoryview) -> str:
-        strategy = self._settings.strategy
+        strategy = self._strategy
         if strategy in (Strategy.ROUND_ROBIN, Strategy.STICKY):
             return ""
         name = MQTT_TOPIC if strategy is Strategy.HASH_TOPIC else MQTT_CLIENT_ID
@@ -755,7 +742,7 @@ class Shares:
             in_flight = live.group.in_flight_count
         return ShareView(
             share=share,
-            strategy=self._settings.strategy,
+            strategy=self._strategy,
             kept_count=stored.kept_count,
             in_flight=in_flight,
             undone=len(undone),

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from iotmq import limits
-from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.tables.topics import (
     HALF_TOPIC,
     OP_HALF_TOPIC,
@@ -43,16 +43,14 @@ from iotmq.broker.transactions.half_messages import (
     read_op,
     resumed_properties,
 )
-from iotmq.broker.writing.message_writer import Done, MessageWriter, RefusedBatch, StoredBatch
+from iotmq.broker.writing.message_writer import Done, RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
-from iotmq.clock import Clock
 from iotmq.errors import RequestError
 from iotmq.message.record import Record, decode_record, iter_records, property_value
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import ResponseCode
 from iotmq.store.log.queue import Queue
 from iotmq.store.queues.cold_steps import Steps
-from iotmq.store.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -120,26 +118,22 @@ class Transactions:
 
     def __init__(
         self,
-        store: Store,
-        writer: MessageWriter,
-        offsets: ConsumerOffsets,
-        clock: Clock,
-        *,
-        host: bytes,
+        parts: BrokerParts,
         divert: Divert,
-        pending_max: int = limits.TRANSACTIONS_PENDING_MAX,
+        *,
         ended_max: int = limits.TRANSACTIONS_ENDED_REMEMBERED_MAX,
     ) -> None:
-        """`host` is what op records are born at; `divert` says where a committed message goes first."""
-        self._store = store
-        self._writer = writer
-        self._offsets = offsets
-        self._clock = clock
-        self._host = host
+        """`divert` says where a committed message goes first."""
+        self._store = parts.store
+        self._writer = parts.writer
+        self._offsets = parts.offsets
+        self._clock = parts.clock
+        # Op records are born there.
+        self._host = parts.host
         self._divert = divert
-        self._pending_max = pending_max
+        self._pending_max = parts.settings.transactions_pending_max
         self._ended_max = ended_max
-        self._timer = DeadlineTimer(clock, self.note_progress)
+        self._timer = DeadlineTimer(parts.clock, self.note_progress)
         # By the offset of the first half.
         self._pending: dict[int, Pending] = {}
         # Halves handed to the writer and not confirmed yet.

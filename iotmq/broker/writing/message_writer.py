@@ -20,6 +20,7 @@ from typing_extensions import Buffer
 from iotmq import limits
 from iotmq.broker.statistics.latencies import now_us
 from iotmq.broker.statistics.statistics import Statistics
+from iotmq.broker.tables.changed_settings import ChangedSettings
 from iotmq.broker.tables.topics import TopicTable
 from iotmq.broker.timing import DeadlineTimer
 from iotmq.clock import Clock
@@ -152,21 +153,19 @@ class MessageWriter:
         self,
         store: Store,
         topics: TopicTable,
+        settings: ChangedSettings,
         clock: Clock,
+        statistics: Statistics,
         *,
         directory: Path,
-        default_topic_queues: int,
-        flush_timeout_s: float,
-        statistics: Statistics | None = None,
     ) -> None:
         self._store = store
         self._topics = topics
         self._clock = clock
         self._directory = directory
-        self.default_topic_queues = default_topic_queues
-        self._flush_timeout_s = flush_timeout_s
+        self._settings = settings
+        self._flush_timeout_s = store.settings.sync_flush_timeout_ms / 1000
         self._timer = DeadlineTimer(clock, self.expire)
-        statistics = statistics or Statistics(clock)
         # Also called by the compiled way of plain sends.
         self.count_put = statistics.counters.count_put
         self._put_latencies = statistics.put_latencies
@@ -264,7 +263,7 @@ class MessageWriter:
         if config is None:
             if not create:
                 return 0
-            config = self._topics.ensure(topic, queues=self.default_topic_queues)
+            config = self._topics.ensure(topic, queues=self._settings.broker.default_topic_queues)
         return config.write_queue_nums if config.is_writable else 0
 
     def append(

@@ -7,18 +7,17 @@ from typing import Final
 
 import msgspec
 
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.reply_size import AnswerSize
 from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.replies.sliced_reply import SlicedReplies, Work
-from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
 from iotmq.broker.tables.subscription_groups import check_group_name, group_of
-from iotmq.broker.tables.topics import RETRY_PREFIX, TopicConfig, TopicTable, known_topic
+from iotmq.broker.tables.topics import RETRY_PREFIX, TopicConfig, known_topic
 from iotmq.broker.topic_changes.consume_stats import ConsumeStats, TopicStats, encode_stats
 from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
-from iotmq.store.store import Store
 
 # What Java means by "no correction is possible".
 _INT64_MAX: Final = 2**63 - 1
@@ -29,18 +28,16 @@ class ConsumeStatsHandler:
 
     def __init__(
         self,
-        store: Store,
-        topics: TopicTable,
-        offsets: ConsumerOffsets,
+        parts: BrokerParts,
         stats: ConsumeStats,
         long_answers: SlicedReplies,
         *,
         address: Callable[[], str],
     ) -> None:
         """`address()` is the broker's own, as HOST:PORT."""
-        self._store = store
-        self._topics = topics
-        self._offsets = offsets
+        self._store = parts.store
+        self._topics = parts.topics
+        self._offsets = parts.offsets
         self._stats = stats
         self._long_answers = long_answers
         self._address = address

@@ -10,11 +10,11 @@ import msgspec
 from iotmq import limits
 from iotmq.broker.filters.subscription import SubscriptionData
 from iotmq.broker.filters.tags import parse_tags
-from iotmq.broker.members.groups import Groups
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.client_views import SubscriptionView, subscription_view
 from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.replies.sliced_reply import SlicedReplies, Work
-from iotmq.broker.tables.topics import TopicTable, known_topic
+from iotmq.broker.tables.topics import known_topic
 from iotmq.errors import RequestError, StoreError
 from iotmq.message.properties import UNIQ_KEY
 from iotmq.message.record import decode_record, property_value
@@ -22,7 +22,6 @@ from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Body, Command
 from iotmq.remoting.server import ServerConnection
 from iotmq.store.projections.key_index.key_query import is_match
-from iotmq.store.store import Store
 
 _UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
 _UNIQUE_RECORDS_MAX: Final = 32
@@ -79,10 +78,10 @@ class _Query(NamedTuple):
 class QueryHandler:
     """Reads the log for people who look for something."""
 
-    def __init__(self, store: Store, topics: TopicTable, groups: Groups, long_answers: SlicedReplies) -> None:
-        self._store = store
-        self._topics = topics
-        self._groups = groups
+    def __init__(self, parts: BrokerParts, long_answers: SlicedReplies) -> None:
+        self._store = parts.store
+        self._topics = parts.topics
+        self._groups = parts.groups
         self._long_answers = long_answers
 
     def handlers(self) -> Mapping[int, Handler]:

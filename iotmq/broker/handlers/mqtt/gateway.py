@@ -14,14 +14,14 @@ from typing_extensions import Buffer
 from iotmq import limits
 from iotmq.broker.delivery.delivery import Delivery, DeliveryChannel, gather
 from iotmq.broker.delivery.delivery_catch_up import DeliveryCatchUp
-from iotmq.broker.exactly_once.stored_once import Append, StoredOnce
+from iotmq.broker.exactly_once.stored_once import Append
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.questions.device_replies import DeviceReplies
 from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.scheduled.delayed_batches import DelayedBatches
-from iotmq.broker.tables.topics import TIMER_TOPIC, UNSENDABLE_TOPICS, TopicTable
-from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, StoredBatch
+from iotmq.broker.tables.topics import TIMER_TOPIC, UNSENDABLE_TOPICS
+from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.broker.writing.stored_reply import StoredReply
-from iotmq.clock import Clock
 from iotmq.errors import ConfigError, ConnectionClosedError, RequestError
 from iotmq.message.errors import MessageFormatError
 from iotmq.metrics import Metric
@@ -44,30 +44,18 @@ class LocalGateway:
     """
 
     def __init__(
-        self,
-        writer: MessageWriter,
-        delayed: DelayedBatches,
-        stored_once: StoredOnce,
-        replies: DeviceReplies,
-        topics: TopicTable,
-        delivery: Delivery,
-        *,
-        host: bytes,
-        record_bytes_max: int,
-        clock: Clock,
-        is_writable: Callable[[], bool],
+        self, parts: BrokerParts, delayed: DelayedBatches, replies: DeviceReplies, delivery: Delivery
     ) -> None:
-        """`is_writable()` is whether the broker takes messages from anybody."""
-        self._writer = writer
+        self._parts = parts
+        self._writer = parts.writer
         self._delayed = delayed
-        self._stored_once = stored_once
+        self._stored_once = parts.stored_once
         self._replies = replies
-        self._topics = topics
+        self._topics = parts.topics
         self._delivery = delivery
-        self._is_writable = is_writable
-        self._host = host
-        self._clock = clock
-        self._record_bytes_max = record_bytes_max
+        self._host = parts.host
+        self._clock = parts.clock
+        self._record_bytes_max = parts.store.settings.record_bytes_max
         self._dropped_replies = 0
         # Set by start().
         self._channel: DeliveryChannel | None = None
@@ -80,7 +68,7 @@ class LocalGateway:
 
     @property
     def not_ready_reason(self) -> str | None:
-        return self._writer.refusal or (None if self._is_writable() else _NOT_WRITABLE)
+        return self._writer.refusal or (None if self._parts.settings.is_writable else _NOT_WRITABLE)
 
     async def start(
         self, topics: Collection[str], receiver: DeliveryReceiver, queues_changed: Callable[[], None]
@@ -133,7 +121,7 @@ class LocalGateway:
             self._done(done)
             return
 
-        if not self._is_writable():
+        if not self._parts.settings.is_writable:
             done(ResponseCode.SERVICE_NOT_AVAILABLE, _NOT_WRITABLE)
             return
         append = partial(
@@ -160,7 +148,7 @@ class LocalGateway:
         is_repeat: bool,
         done: AppendDone,
     ) -> None:
-        if not self._is_writable():
+        if not self._parts.settings.is_writable:
             done(ResponseCode.SERVICE_NOT_AVAILABLE, _NOT_WRITABLE)
             return
         queue_id %= self._queue_counts[topic]
@@ -282,28 +270,17 @@ class GatewayHandler:
     """
 
     def __init__(
-        self,
-        writer: MessageWriter,
-        delayed: DelayedBatches,
-        stored_once: StoredOnce,
-        delivery: Delivery,
-        catch_up: DeliveryCatchUp,
-        *,
-        host: bytes,
-        record_bytes_max: int,
-        clock: Clock,
-        is_writable: bool = True,
+        self, parts: BrokerParts, delayed: DelayedBatches, delivery: Delivery, catch_up: DeliveryCatchUp
     ) -> None:
-        self._writer = writer
+        self._parts = parts
+        self._writer = parts.writer
         self._delayed = delayed
-        self._stored_once = stored_once
+        self._stored_once = parts.stored_once
         self._delivery = delivery
         self._catch_up = catch_up
-        # May be changed at any time.
-        self.is_writable = is_writable
-        self._host = host
-        self._record_bytes_max = record_bytes_max
-        self._clock = clock
+        self._host = parts.host
+        self._record_bytes_max = parts.store.settings.record_bytes_max
+        self._clock = parts.clock
         self._front_ends: dict[ServerConnection, _FrontEnd] = {}
         self.pushed_bytes = 0
         # Pushes not sent because the front end did not take the ones before.
@@ -407,7 +384,7 @@ class GatewayHandler:
         return topic, queue_id
 
     def _publish_delayed(self, connection: ServerConnection, request: Command) -> Command | None:
-        if not self.is_writable:
+        if not self._parts.settings.is_writable:
             # Devices wait until it is.
             raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, _NOT_WRITABLE)
         topic, queue_id = self._queue_of(request)

@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from typing import Final
 
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.replies.sliced_reply import SlicedReplies, Work
-from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
 from iotmq.broker.tables.subscription_groups import group_of
-from iotmq.broker.tables.topics import TopicConfig, TopicTable, known_topic
+from iotmq.broker.tables.topics import TopicConfig, known_topic
 from iotmq.errors import RequestError
 from iotmq.message.record import decode_record
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
 from iotmq.store.log.queue import Queue
-from iotmq.store.store import Store
+
+# A queue whose first record is within this share of the memory counts as young (wire document 9.3).
+_YOUNG_MEMORY_SHARE: Final = 0.4
 
 
 class OffsetHandler:
     """Answers where groups are, and where queues begin and end."""
 
-    def __init__(
-        self,
-        store: Store,
-        topics: TopicTable,
-        offsets: ConsumerOffsets,
-        long_answers: SlicedReplies,
-        *,
-        young_bytes_max: int,
-    ) -> None:
-        """A queue is young while its first record is within the last `young_bytes_max` bytes of the log."""
-        self._store = store
-        self._topics = topics
-        self._offsets = offsets
+    def __init__(self, parts: BrokerParts, long_answers: SlicedReplies) -> None:
+        self._store = parts.store
+        self._topics = parts.topics
+        self._offsets = parts.offsets
         self._long_answers = long_answers
-        self._young_bytes_max = young_bytes_max
+        # A queue is young while its first record is within so many last bytes of the log.
+        self._young_bytes_max = _young_bytes_max()
 
     def handlers(self) -> Mapping[int, Handler]:
         return {
@@ -156,3 +152,7 @@ def _first_position(queue: Queue) -> int | None:
         return None
     entry = queue.entry(queue.min_offset)
     return None if entry is None else entry[0]
+
+
+def _young_bytes_max() -> int:
+    return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * _YOUNG_MEMORY_SHARE)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from iotmq.message.record_filter import RecordFilter
 from iotmq.metrics import Metric
@@ -71,8 +71,8 @@ class ParkedPull:
 class ParkedPulls:
     """The parked pulls of a broker. While a queue has one, its `watched` is set."""
 
-    def __init__(self, *, held_max: int) -> None:
-        self.held_max = held_max
+    def __init__(self, held_max: Callable[[], int]) -> None:
+        self._held_max = held_max
         self._count = 0
         self._by_queue: dict[Queue, dict[ParkedPull, None]] = {}
         self._by_connection: dict[ServerConnection, set[ParkedPull]] = {}
@@ -82,6 +82,11 @@ class ParkedPulls:
         self.parked_count = 0
         self.expired_count = 0
         self.refused_count = 0
+
+    @property
+    def held_max(self) -> int:
+        """So many may be parked, as the setting is now."""
+        return self._held_max()
 
     def __len__(self) -> int:
         return self._count

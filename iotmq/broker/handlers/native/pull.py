@@ -11,16 +11,11 @@ from iotmq.broker.filters.subscription import TAG_EXPRESSION
 from iotmq.broker.filters.tags import parse_tags
 from iotmq.broker.handlers.native.parked_pulls import ParkedPull, ParkedPulls
 from iotmq.broker.handlers.native.pull_fast_path import PlainPull, PullPath
-from iotmq.broker.members.groups import Groups
-from iotmq.broker.replies.cold_reads import ColdReads
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.statistics.latencies import now_us
-from iotmq.broker.statistics.statistics import Statistics
-from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
-from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig, SubscriptionGroups
-from iotmq.broker.tables.topics import TopicTable
+from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig
 from iotmq.broker.timing import DeadlineTimer
-from iotmq.clock import Clock
 from iotmq.errors import RequestError
 from iotmq.message.record_filter import RecordFilter
 from iotmq.metrics import Metric
@@ -30,7 +25,6 @@ from iotmq.remoting.frames.pull_frames import PullFrame
 from iotmq.remoting.server import ServerConnection
 from iotmq.store.log.queue import Queue
 from iotmq.store.queues.reads import Read, ReadStatus
-from iotmq.store.store import Store
 
 # Bits of a pull's sysFlag.
 _COMMITS = 1
@@ -98,55 +92,43 @@ class PullHandler:
 
     def __init__(
         self,
-        store: Store,
-        topics: TopicTable,
-        groups: Groups,
-        subscription_groups: SubscriptionGroups,
-        offsets: ConsumerOffsets,
+        parts: BrokerParts,
         holds: ParkedPulls,
-        cold_reads: ColdReads,
-        clock: Clock,
-        *,
         filters: ConsumerFilters,
-        is_readable: bool,
-        statistics: Statistics | None = None,
+        *,
         offset_moved: OffsetMoved | None = None,
     ) -> None:
-        self._store = store
-        self._topics = topics
-        self._groups = groups
-        self._subscription_groups = subscription_groups
-        self._offsets = offsets
+        self._parts = parts
+        self._store = parts.store
+        self._topics = parts.topics
+        self._groups = parts.groups
+        self._subscription_groups = parts.subscription_groups
+        self._offsets = parts.offsets
         self._holds = holds
-        self._cold_reads = cold_reads
+        self._cold_reads = parts.cold_reads
         self._filters = filters
-        self._clock = clock
-        self._is_readable = is_readable
-        self._statistics = statistics or Statistics(clock)
+        self._clock = parts.clock
+        self._statistics = parts.statistics
         self._offset_moved = offset_moved
-        self._timer = DeadlineTimer(clock, self.expire)
+        self._timer = DeadlineTimer(parts.clock, self.expire)
         self.found_count = 0
         self.missed_count = 0
         self.records_count = 0
         self._path = PullPath(
-            store, self._look_up, self._park, offsets=offsets, groups=groups, statistics=self._statistics
+            parts.store,
+            self._look_up,
+            self._park,
+            offsets=parts.offsets,
+            groups=parts.groups,
+            statistics=parts.statistics,
         )
-        topics.add_listener(self._path.forget_all)
-        subscription_groups.add_listener(self._path.forget_all)
+        parts.topics.add_listener(self._path.forget_all)
+        parts.subscription_groups.add_listener(self._path.forget_all)
+        parts.changed_settings.add_listener(self._path.forget_all)
 
     def handlers(self) -> Mapping[int, Handler]:
         # The consumers of 5.x that pull by themselves ask under a code of their own.
         return {RequestCode.PULL_MESSAGE: self._pull, RequestCode.LITE_PULL_MESSAGE: self._pull}
-
-    @property
-    def is_readable(self) -> bool:
-        """Whether this broker answers pulls."""
-        return self._is_readable
-
-    @is_readable.setter
-    def is_readable(self, is_readable: bool) -> None:
-        self._is_readable = is_readable
-        self._path.forget_all()
 
     def take_pull(self, connection: ServerConnection, frame: PullFrame) -> bool:
         """Answer or park a plain pull; False when it needs the general way, and nothing was done for it."""
@@ -378,7 +360,7 @@ class PullHandler:
 
     def _check(self, header: PullHeader) -> SubscriptionGroupConfig:
         """The checks of a pull in the protocol's order, up to the queue id."""
-        if not self.is_readable:
+        if not self._parts.settings.is_readable:
             raise RequestError(ResponseCode.NO_PERMISSION, "this broker does not answer pulls")
         group = self._subscription_groups.find_or_create(header.group)
         if group is None:

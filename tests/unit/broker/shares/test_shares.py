@@ -688,7 +688,7 @@ async def test_a_group_that_lags_waits_for_the_disk_off_the_loop(
     bench.publish("t/1", b"later")
     await turns()
     assert (front.handed, disk.loads) == ([], 0)
-    assert bench.broker._consuming.cold_reads.waiting_count == 1
+    assert bench.broker.parts.cold_reads.waiting_count == 1
     disk.may_go_on.set()
     await soon(lambda: len(front.handed) == 31, "all messages")
     assert bodies_of(front, 1) == [*bodies, b"later"]
@@ -751,7 +751,7 @@ async def test_what_is_handed_out_again_waits_for_the_disk_off_the_loop(
     await turns(5)
     shares._invariants()
     assert len(front.handed) == 3, "nothing is read on the loop"
-    assert bench.broker._consuming.cold_reads.waiting_count == 1
+    assert bench.broker.parts.cold_reads.waiting_count == 1
     # Whoever was to have it goes, too, and another one has it then.
     (waiting,) = next(iter(shares._live.values())).handouts
     (last,) = [name for name in "bc" if shares._clients[name].members[SHARE].member_id != waiting.member_id]
@@ -813,7 +813,7 @@ async def test_no_page_of_a_group_is_read_on_the_loop(
     assert absent == []
     assert looks.longest_s < turn_s_max()
     assert sorted(bodies_of(front, 2)) == [body for body in bodies if not is_restarted or body != bodies[5]]
-    assert bench.broker._consuming.cold_reads.reads_count > 0
+    assert bench.broker.parts.cold_reads.reads_count > 0
 
 
 async def test_a_disk_that_refuses_is_asked_again_a_second_later(

@@ -157,7 +157,7 @@ async def test_a_check_waits_for_the_disk_off_the_loop_and_once(
     monkeypatch.setattr(bench.store, "load", load)
     for _ in range(3):
         bench.check()
-    assert bench.broker._consuming.cold_reads.waiting_count == 1
+    assert bench.broker.parts.cold_reads.waiting_count == 1
     assert bench.checks.checks_count == 0
     may_go_on.set()
     await soon(lambda: bench.checks.checks_count == 1, "the question")

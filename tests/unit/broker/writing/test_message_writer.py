@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 import pytest
 
+from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.statistics.statistics import Statistics
+from iotmq.broker.tables.changed_settings import ChangedSettings
 from iotmq.broker.tables.topics import TopicConfig, TopicTable
 from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, StoredBatch
 from iotmq.clock import ManualClock
@@ -86,11 +88,10 @@ class Bench:
         self.writer = MessageWriter(
             self.store,  # type: ignore[arg-type]
             self.topics,
+            ChangedSettings(directory / "settings.json", BrokerSettings(), self.store.settings),
             self.clock,
+            self.statistics,
             directory=directory,
-            default_topic_queues=8,
-            flush_timeout_s=5.0,
-            statistics=self.statistics,
         )
         self.results: list[StoredBatch | RefusedBatch] = []
 

@@ -33,7 +33,7 @@ def hold(queue: FakeQueue, connection: FakeConnection, *, deadline_s: float = 15
 
 
 def test_a_queue_is_watched_while_a_pull_waits_for_it() -> None:
-    holds, queue, connection = ParkedPulls(held_max=10), FakeQueue(), FakeConnection()
+    holds, queue, connection = ParkedPulls(lambda: 10), FakeQueue(), FakeConnection()
     first, second = hold(queue, connection), hold(queue, connection)
     assert holds.park(first)
     assert holds.park(second)
@@ -47,13 +47,13 @@ def test_a_queue_is_watched_while_a_pull_waits_for_it() -> None:
 
 
 def test_pulls_of_other_queues_are_not_found() -> None:
-    holds, queue, other = ParkedPulls(held_max=10), FakeQueue(), FakeQueue()
+    holds, queue, other = ParkedPulls(lambda: 10), FakeQueue(), FakeQueue()
     holds.park(hold(queue, FakeConnection()))
     assert holds.waiting_for(other) == []  # type: ignore[arg-type]
 
 
 def test_a_lost_connection_takes_its_pulls_along() -> None:
-    holds, queue = ParkedPulls(held_max=10), FakeQueue()
+    holds, queue = ParkedPulls(lambda: 10), FakeQueue()
     gone, alive = FakeConnection(), FakeConnection()
     kept = hold(queue, alive)
     for parked in (hold(queue, gone), kept, hold(FakeQueue(), gone)):
@@ -65,7 +65,7 @@ def test_a_lost_connection_takes_its_pulls_along() -> None:
 
 
 def test_overdue_pulls_are_taken_once_and_never_early() -> None:
-    holds, queue, connection = ParkedPulls(held_max=10), FakeQueue(), FakeConnection()
+    holds, queue, connection = ParkedPulls(lambda: 10), FakeQueue(), FakeConnection()
     soon, late = hold(queue, connection, deadline_s=10.01), hold(queue, connection, deadline_s=20.0)
     holds.park(late)
     holds.park(soon)
@@ -80,7 +80,7 @@ def test_overdue_pulls_are_taken_once_and_never_early() -> None:
 
 
 def test_past_the_maximum_nothing_is_parked() -> None:
-    holds, queue, connection = ParkedPulls(held_max=2), FakeQueue(), FakeConnection()
+    holds, queue, connection = ParkedPulls(lambda: 2), FakeQueue(), FakeConnection()
     first = hold(queue, connection)
     assert holds.park(first)
     assert holds.park(hold(queue, connection))
@@ -93,7 +93,7 @@ def test_past_the_maximum_nothing_is_parked() -> None:
 def test_any_order_of_operations_keeps_the_tables_in_step() -> None:
     """Compared with a plain list of what is parked."""
     chance = random.Random(7)
-    holds = ParkedPulls(held_max=30)
+    holds = ParkedPulls(lambda: 30)
     queues = [FakeQueue() for _ in range(5)]
     connections = [FakeConnection() for _ in range(4)]
     model: list[ParkedPull] = []
