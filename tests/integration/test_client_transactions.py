@@ -371,7 +371,7 @@ async def test_each_requester_of_a_client_gets_its_own_replies(gateway: Gateway)
 async def test_a_request_without_a_reply_times_out(gateway: Gateway) -> None:
     async with IotmqClient(gateway.client_settings) as client, Requester(client) as requester:
         with pytest.raises(RequestTimeoutError, match="no reply"):
-            await requester.request(Message("questions", b"anybody?"), timeout_ms=100)
+            await requester.request(Message("questions", b"anybody?"), timeout_ms=1_000)
         assert requester._waiting == {}
         assert gateway.bodies("questions") == [b"anybody?"]
 

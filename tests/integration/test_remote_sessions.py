@@ -241,7 +241,7 @@ async def stop_broker(cluster: SmallCluster, number: int) -> None:
 
 async def start_broker(cluster: SmallCluster, number: int) -> None:
     """The same broker again, on its port."""
-    settings = cluster.brokers[number]._settings
+    settings = cluster.brokers[number].parts.settings
     directory = cluster.directory / f"broker-{number}"
     store = Store.open(directory, cluster.stores[number].settings, store_host=resolve_store_host(settings))
     cluster.stores[number] = store

@@ -8,7 +8,7 @@ from typing import Any
 from eventually import soon
 
 from iotmq.broker.parts import make_parts
-from iotmq.broker.scheduled.delivery_time import Wish
+from iotmq.broker.scheduled.delivery_time import DeliveryTime
 from iotmq.broker.scheduled.scheduling import DelayDelivery
 from iotmq.broker.scheduled.timers import Timers
 from iotmq.broker.settings import BrokerSettings
@@ -69,9 +69,10 @@ class TimerBench:
         queue_id: int = 0,
     ) -> StoredBatch:
         """Store a message that waits so long, or for a level."""
-        wish = Wish(level=level) if level else Wish(due_ms=self.clock.now_ms() + in_ms)
+        due_ms = self.clock.now_ms() + in_ms
+        delivery_time = DeliveryTime(level=level) if level else DeliveryTime(due_ms=due_ms)
         properties = b"UNIQ_KEY\x01%s\x02" % key.encode() if key else b""
-        waiting = self.timers.divert(topic, queue_id, properties, wish)
+        waiting = self.timers.divert(topic, queue_id, properties, delivery_time)
         results: list[StoredBatch | RefusedBatch] = []
         self.writer.append(
             waiting.topic,

@@ -1,6 +1,6 @@
-"""The short way of plain pulls does what the general way does: same answers, same offsets kept, same counts.
+"""The fast path of plain pulls does what the general path does: same answers, same offsets kept, same counts.
 
-Two brokers get the same bytes, one of them without the short ways; programs are random from fixed seeds.
+Two brokers get the same bytes, one of them without the fast paths; programs are random from fixed seeds.
 """
 
 from __future__ import annotations
@@ -252,4 +252,4 @@ async def test_a_parked_plain_pull_is_woken_the_short_way(sides: tuple[Side, Sid
     check_alike(short, general)
     # The one for B waits on.
     assert len(short.answers()) in (2, 3)
-    assert len(short.broker._native.holds) == len(general.broker._native.holds)
+    assert len(short.broker._native.parked_pulls) == len(general.broker._native.parked_pulls)

@@ -284,15 +284,15 @@ class Guard:
         return answer.take()
 
     def handle_run(self, connection: ServerConnection, run: Run, at: int) -> int:
-        """The short way, for addresses that are not asked and for usual requests that show their signature.
+        """The fast path, for addresses that are not asked and for usual requests that show their signature.
 
-        What is not let through here is not refused either: the general way asks again, and says why.
+        What is not let through here is not refused either: the general path asks again, and says why.
         """
         address = connection.peer[0]
         if self._access.accounts.is_white(address):
             return self._handle_run(connection, run, at)
         if isinstance(run, SendRun):
-            # Each is looked at once, however often the general way takes one between.
+            # Each is looked at once, however often the general path takes one between.
             if run.allowed <= at:
                 run.allowed = self._allowed_end(run, at, address)
             return self._handle_run(connection, run, at) if run.allowed > at else at

@@ -45,9 +45,11 @@ class NativeProcessors:
             is_enabled=parts.settings.property_filter_enabled,
         )
         self.locks = QueueLocks(parts.clock)
-        self.holds = ParkedPulls(lambda: parts.settings.held_pulls_max)
+        self.parked_pulls = ParkedPulls(lambda: parts.settings.held_pulls_max)
         self._offset_moved = OffsetMovedEvents(parts)
-        self.pulls = PullHandler(parts, self.holds, self.filters, offset_moved=self._offset_moved.moved)
+        self.pulls = PullHandler(
+            parts, self.parked_pulls, self.filters, offset_moved=self._offset_moved.moved
+        )
         self._clients = ClientHandler(parts, self.filters)
         self.processors: list[RequestProcessor] = [
             self.sends,
@@ -100,7 +102,7 @@ class NativeProcessors:
             self.transaction_ends,
             self.replies,
             self.pulls,
-            self.holds,
+            self.parked_pulls,
             self.cold_reads,
             self.filters,
             self._offset_moved,

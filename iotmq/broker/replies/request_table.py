@@ -60,7 +60,7 @@ class RequestTable:
         take_pull: TakePull = _take_no_pull,
         settle: Callable[[], None] = _nothing,
     ) -> None:
-        """The first two are the short ways of plain sends and pulls, whose codes processors serve.
+        """The first two are the fast paths of plain sends and pulls, whose codes processors serve.
 
         `settle` is called before any request but a plain send: what was answered before is there for it.
         """

@@ -56,10 +56,10 @@ class DelayDelivery:
 
     def divert_committed(self, topic: str, queue_id: int, properties: bytes) -> tuple[str, int, bytes]:
         """Where a committed transaction's message goes: to its queue, or to wait for its time first."""
-        wish = self.timers.read_wish(properties)
-        if not wish.level and not wish.due_ms:
+        delivery_time = self.timers.read_delivery_time(properties)
+        if not delivery_time.level and not delivery_time.due_ms:
             return topic, queue_id, properties
-        return self.timers.divert(topic, queue_id, properties, wish, is_counted=False)[:3]
+        return self.timers.divert(topic, queue_id, properties, delivery_time, is_counted=False)[:3]
 
     def roll(self) -> None:
         """Make way for retention; to be called about every second."""

@@ -25,10 +25,10 @@ from iotmq.broker.scheduled.delivery_time import (
     CANCELLED_KEY,
     REAL_TOPIC,
     UNIQUE_KEY,
+    DeliveryTime,
     Waiting,
-    Wish,
     check_room,
-    read_wish,
+    read_delivery_time,
     waiting_until,
 )
 from iotmq.broker.scheduled.recall_handle import RecallHandle
@@ -123,16 +123,16 @@ class Timers:
         """How many messages wait."""
         return self._index.estimated_count
 
-    def read_wish(self, properties: bytes) -> Wish:
+    def read_delivery_time(self, properties: bytes) -> DeliveryTime:
         """What a message asks for; raises RequestError (13) for what cannot be understood."""
-        return read_wish(properties, self._levels, now_ms=self._clock.now_ms())
+        return read_delivery_time(properties, self._levels, now_ms=self._clock.now_ms())
 
     def divert(
         self,
         topic: str,
         queue_id: int,
         properties: bytes,
-        wish: Wish,
+        delivery_time: DeliveryTime,
         *,
         is_counted: bool = True,
         also_waiting: int = 0,
@@ -148,19 +148,19 @@ class Timers:
                 ResponseCode.SERVICE_NOT_AVAILABLE,
                 f"{self._pending_max} messages wait for their time already (broker.timers_pending_max)",
             )
-        if wish.level:
-            waiting = Waiting(*self._levels.divert(topic, queue_id, properties, wish.level), 0)
+        if delivery_time.level:
+            waiting = Waiting(*self._levels.divert(topic, queue_id, properties, delivery_time.level), 0)
             check_room(waiting.properties)
             return waiting
-        return waiting_until(topic, queue_id, properties, wish.due_ms)
+        return waiting_until(topic, queue_id, properties, delivery_time.due_ms)
 
-    def recall_handle(self, topic: str, properties: bytes, wish: Wish) -> str | None:
+    def recall_handle(self, topic: str, properties: bytes, delivery_time: DeliveryTime) -> str | None:
         """What a sender can take its message back with; None for a delay level, and without a plain key."""
         unique_key = property_value(properties, UNIQUE_KEY)
-        if not unique_key or b" " in unique_key or not wish.due_ms:
+        if not unique_key or b" " in unique_key or not delivery_time.due_ms:
             return None
         key = unique_key.decode("utf-8", "replace")
-        return RecallHandle(topic, self._broker_name, str(wish.due_ms), key).encode()
+        return RecallHandle(topic, self._broker_name, str(delivery_time.due_ms), key).encode()
 
     def schedule(
         self,
@@ -180,7 +180,9 @@ class Timers:
         prepared_topic, prepared_queue = topic, queue_id
         if due_ms > self._clock.now_ms():
             try:
-                waiting = self.divert(topic, queue_id, properties, Wish(due_ms=due_ms), is_counted=is_counted)
+                waiting = self.divert(
+                    topic, queue_id, properties, DeliveryTime(due_ms=due_ms), is_counted=is_counted
+                )
             except RequestError as error:
                 done(RefusedBatch(error.code, str(error)))
                 return

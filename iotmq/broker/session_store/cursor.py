@@ -22,21 +22,21 @@ Skip = tuple[int, int]
 """From a position on to before another."""
 
 
-class Place(NamedTuple):
-    """The session is done with records before `cursor`, was sent those before `sent`, skips `skips`."""
+class Cursor(NamedTuple):
+    """The session is done with records before `position`, was sent those before `sent`, skips `skips`."""
 
-    cursor: int
+    position: int
     sent: int
     skips: tuple[Skip, ...] = ()
 
-    def moved(self, cursor: int, sent: int) -> Place:
+    def moved(self, position: int, sent: int) -> Cursor:
         """The same session farther on; it does not go back behind what it skipped meanwhile."""
-        cursor = max(cursor, self.cursor)
-        return Place(cursor, sent, tuple(skip for skip in self.skips if skip[1] > cursor))
+        position = max(position, self.position)
+        return Cursor(position, sent, tuple(skip for skip in self.skips if skip[1] > position))
 
-    def skipping(self, start: int, end: int) -> Place:
+    def skipping(self, start: int, end: int) -> Cursor:
         """Without the records of [start, end); what was sent and is not done stays."""
-        if start <= self.cursor:
+        if start <= self.position:
             return self.moved(end, max(self.sent, end))
         skips: list[Skip] = []
         for first, last in sorted((*self.skips, (start, end))):
@@ -46,12 +46,12 @@ class Place(NamedTuple):
                 skips.append((first, last))
         if len(skips) > SKIPS_MAX:
             skips[-2:] = [(skips[-2][0], skips[-1][1])]
-        return Place(self.cursor, self.sent, tuple(skips))
+        return Cursor(self.position, self.sent, tuple(skips))
 
     def waiting(self) -> list[tuple[int, int | None]]:
         """The ranges with what was not sent yet, the last one without an end."""
         found: list[tuple[int, int | None]] = []
-        start = max(self.cursor, self.sent)
+        start = max(self.position, self.sent)
         for first, last in self.skips:
             if last <= start:
                 continue
@@ -65,13 +65,13 @@ class Place(NamedTuple):
         return next((skip for skip in self.skips if skip[1] > position), None)
 
     def encode(self) -> bytes:
-        return _HEAD.pack(self.cursor, self.sent) + b"".join(_SKIP.pack(*skip) for skip in self.skips)
+        return _HEAD.pack(self.position, self.sent) + b"".join(_SKIP.pack(*skip) for skip in self.skips)
 
 
-def decode_place(value: bytes) -> Place:
-    """What `Place.encode` made; StoreCorruptError for anything else."""
+def decode_cursor(value: bytes) -> Cursor:
+    """What `Cursor.encode` made; StoreCorruptError for anything else."""
     if len(value) < _HEAD.size or (len(value) - _HEAD.size) % _SKIP.size:
-        raise StoreCorruptError(f"a session's place in a queue has {len(value)} bytes")
-    cursor, sent = _HEAD.unpack_from(value)
+        raise StoreCorruptError(f"a session's cursor in a queue has {len(value)} bytes")
+    position, sent = _HEAD.unpack_from(value)
     skips: Sequence[Skip] = list(_SKIP.iter_unpack(value[_HEAD.size :]))
-    return Place(cursor, sent, tuple(skips))
+    return Cursor(position, sent, tuple(skips))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from iotmq.broker.light_queues.light_queues import LightQueues
-from iotmq.broker.session_store.cursor import Place
+from iotmq.broker.session_store.cursor import Cursor
 from iotmq.broker.session_store.exclusives import StoredExclusives
 from iotmq.broker.session_store.sessions import StoredSession, cursor_key, encode_session, session_key
 from iotmq.broker.session_store.shares import StoredShares
@@ -16,7 +16,7 @@ class SessionOverlay:
         self.queues = queues
         # None for what is gone.
         self.sessions: dict[str, StoredSession | None] = {}
-        self.cursors: dict[tuple[int, str], Place | None] = {}
+        self.cursors: dict[tuple[int, str], Cursor | None] = {}
         # Keys without a value, and whether they are there.
         self.marks: dict[bytes, bool] = {}
         self.shares = StoredShares(queues, self._set_cursor)
@@ -28,7 +28,7 @@ class SessionOverlay:
         return self.queues.count + changed + self.shares.changed_count + self.exclusives.changed_count
 
     def _set_cursor(self, queue_id: int, client_id: str, cursor: tuple[int, int] | None) -> None:
-        self.cursors[queue_id, client_id] = None if cursor is None else Place(*cursor)
+        self.cursors[queue_id, client_id] = None if cursor is None else Cursor(*cursor)
 
     def collect(self, view: memoryview) -> None:
         self.queues.collect(view)

@@ -2,7 +2,7 @@
 
 In the column family `sessions` (numbers big-endian), besides the keys of light_queues:
 0x03 client id                    -> the session, in MessagePack (StoredSession)
-0x04 filter id 4 client id        -> how far the session has come with the filter (session_places.Place)
+0x04 filter id 4 client id        -> how far the session has come with the filter (cursor.Cursor)
 0x05 due_ms 8 client id           -> nothing: when sessions nobody is connected to expire
 0x06                              -> how many sessions there are 8
 0x07 client id                    -> nothing: sessions that have an owner, or a will that was not published
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from iotmq.broker.light_queues.light_queues import LightQueues
-from iotmq.broker.session_store.cursor import Place, decode_place
+from iotmq.broker.session_store.cursor import Cursor, decode_cursor
 from iotmq.broker.session_store.exclusives import TAG_EXCLUSIVE
 from iotmq.broker.session_store.overlay import SessionOverlay
 from iotmq.broker.session_store.records import (
@@ -94,18 +94,18 @@ _DUE_KEY: Final = struct.Struct(">cQ")
 _NUMBER: Final = struct.Struct(">Q")
 _ENTRY: Final = struct.Struct(">qIq")
 _POSITION_MAX: Final = 2**63 - 1
-_NOWHERE: Final = Place(0, 0)
+_NOWHERE: Final = Cursor(0, 0)
 
 logger = logging.getLogger("iotmq.broker")
 
 
-class QueuePlaces(NamedTuple):
+class QueueEntries(NamedTuple):
     """A stretch of a light queue: where records stand and how large they are.
 
     Everything before `next_position` is in it or was before; `is_end` when the queue has nothing after it.
     """
 
-    places: list[tuple[int, int]]
+    entries: list[tuple[int, int]]
     next_position: int
     is_end: bool
 
@@ -212,16 +212,16 @@ class SessionProjection(KeyValueProjection):
 
     def cursor(self, queue_id: int, client_id: str) -> tuple[int, int]:
         """The positions before which the session is done with records of the queue, and was sent them."""
-        place = self.place(queue_id, client_id)
-        return place.cursor, place.sent
+        at = self.cursor_of(queue_id, client_id)
+        return at.position, at.sent
 
-    def place(self, queue_id: int, client_id: str) -> Place:
+    def cursor_of(self, queue_id: int, client_id: str) -> Cursor:
         """How far the session has come with the queue."""
         key = (queue_id, client_id)
         if key in self._changes.cursors:
             return self._changes.cursors[key] or _NOWHERE
         value = self._space.get(cursor_key(queue_id, client_id))
-        return _NOWHERE if value is None else decode_place(value)
+        return _NOWHERE if value is None else decode_cursor(value)
 
     def start_of(self, queue_id: int, position: int) -> int:
         """Where a read of a queue from `position` on may begin. KeyError when there is no such queue."""
@@ -230,14 +230,14 @@ class SessionProjection(KeyValueProjection):
     def scan_end(self, queue_id: int, position: int) -> int | None:
         """Up to where the records of a queue from `position` on are to be looked for in the log.
 
-        None where the queue has entries of its own, which `places` gives.
+        None where the queue has entries of its own, which `next_entries` gives.
         """
         scan = self.queues.wide.scan_range(queue_id)
         if scan is None or not scan[0] <= position < scan[1]:
             return None
         return scan[1]
 
-    def places(self, queue_id: int, position: int, *, places_max: int) -> QueuePlaces:
+    def next_entries(self, queue_id: int, position: int, *, entries_max: int) -> QueueEntries:
         """Places of records of a queue from `position` on, up to where `scan_end` begins to give one.
 
         `broker.sessions.queue_reader` reads both. KeyError when there is no such queue.
@@ -246,19 +246,19 @@ class SessionProjection(KeyValueProjection):
         scan = self.queues.wide.scan_range(queue_id)
         # A queue that is wide again may have entries from between.
         end_position = scan[0] if scan is not None and position < scan[1] else _POSITION_MAX
-        places: list[tuple[int, int]] = []
+        entries: list[tuple[int, int]] = []
         for _, value in self._values_from(queue_id, position):
             for at in range(8, len(value), _ENTRY.size):
                 place, size, _ = _ENTRY.unpack_from(value, at)
                 if place >= end_position:
-                    return QueuePlaces(places, max(position, end_position), False)
+                    return QueueEntries(entries, max(position, end_position), False)
                 if place >= position:
-                    if len(places) == places_max:
-                        return QueuePlaces(places, place, False)
-                    places.append((place, size))
+                    if len(entries) == entries_max:
+                        return QueueEntries(entries, place, False)
+                    entries.append((place, size))
         if end_position != _POSITION_MAX:
-            return QueuePlaces(places, max(position, end_position), False)
-        return QueuePlaces(places, max(position, self.applied_position), True)
+            return QueueEntries(entries, max(position, end_position), False)
+        return QueueEntries(entries, max(position, self.applied_position), True)
 
     def backlog(self, queue_id: int, position: int) -> int:
         """How many records a queue has from `position` on. KeyError when there is no such queue.
@@ -332,7 +332,7 @@ class SessionProjection(KeyValueProjection):
             if not turn.take():
                 walk.next_key = key
                 return
-            cursor = decode_place(value).cursor
+            cursor = decode_cursor(value).position
             walk.lowest = cursor if walk.lowest is None else min(walk.lowest, cursor)
         self._walk = None
         if walk.lowest is not None and self.queues.filter_of(walk.queue_id) is not None:
@@ -415,7 +415,7 @@ class SessionProjection(KeyValueProjection):
                     continue
                 queue_id = subscription.queue_id
                 assert self.queues.filter_of(queue_id) == topic_filter
-                assert self.place(queue_id, client_id) != _NOWHERE
+                assert self.cursor_of(queue_id, client_id) != _NOWHERE
                 subscribers[queue_id] = subscribers.get(queue_id, 0) + 1
         for share in self.shares.names():
             stored = self.shares.get(share)
@@ -537,7 +537,7 @@ class SessionProjection(KeyValueProjection):
             elif subscription is None:
                 queue_id = self.queues.subscribe(topic_filter)
                 session.subscriptions[topic_filter] = Subscription(queue_id, options)
-                self._changes.cursors[queue_id, change.client_id] = Place(position, position)
+                self._changes.cursors[queue_id, change.client_id] = Cursor(position, position)
             else:
                 subscription.options = options
 
@@ -560,8 +560,8 @@ class SessionProjection(KeyValueProjection):
             subscription = session.subscriptions.get(topic_filter)
             if subscription is not None and not is_share(topic_filter):
                 queue_id = subscription.queue_id
-                place = self.place(queue_id, change.client_id)
-                self._changes.cursors[queue_id, change.client_id] = place.moved(cursor, sent)
+                at = self.cursor_of(queue_id, change.client_id)
+                self._changes.cursors[queue_id, change.client_id] = at.moved(cursor, sent)
                 self._note_moved(queue_id)
         session.done = done
         if change.received is not None:
@@ -578,8 +578,8 @@ class SessionProjection(KeyValueProjection):
             subscription = session.subscriptions.get(topic_filter)
             if subscription is not None:
                 queue_id = subscription.queue_id
-                place = self.place(queue_id, change.client_id)
-                self._changes.cursors[queue_id, change.client_id] = place.skipping(start, end)
+                at = self.cursor_of(queue_id, change.client_id)
+                self._changes.cursors[queue_id, change.client_id] = at.skipping(start, end)
                 self._note_moved(queue_id)
 
     def _set_due(self, client_id: str, due_ms: int | None, *, is_there: bool) -> None:

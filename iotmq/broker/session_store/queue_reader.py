@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from iotmq.broker.light_queues.queue_scan import BLANK, BROKEN, CUT, scan_queue
 from iotmq.broker.replies.cold_reads import ColdReads
-from iotmq.broker.session_store.projection import QueuePlaces, SessionProjection
+from iotmq.broker.session_store.projection import QueueEntries, SessionProjection
 from iotmq.errors import RequestError, StoreError
 from iotmq.metrics import Metric
 from iotmq.ports.sessions import QueueRead, QueueRecords, Refused
@@ -68,19 +68,19 @@ class QueueReader:
         """
         self._go_on(self._steps(wanted), done if skip is None else partial(_give_without, skip, done))
 
-    def place_steps(self, queue_id: int, position: int, *, places_max: int) -> Steps[QueuePlaces]:
+    def entry_steps(self, queue_id: int, position: int, *, entries_max: int) -> Steps[QueueEntries]:
         """Where records of a queue stand, for who reads them later. KeyError as `read`.
 
         May have none without being at the end: then it has gone through as much as one read may.
         """
         position = self._projection.start_of(queue_id, position)
         if self._projection.scan_end(queue_id, position) is None:
-            return self._projection.places(queue_id, position, places_max=places_max)
-        wanted = QueueRead(queue_id=queue_id, position=position, records_max=places_max, bytes_max=_ALL)
+            return self._projection.next_entries(queue_id, position, entries_max=entries_max)
+        wanted = QueueRead(queue_id=queue_id, position=position, records_max=entries_max, bytes_max=_ALL)
         found = yield from self._scan_steps(wanted, position)
         views = [memoryview(record) for record in found.records]
-        places = [(int.from_bytes(view[_POSITION], "big"), len(view)) for view in views]
-        return QueuePlaces(places, found.next_position, found.is_end)
+        entries = [(int.from_bytes(view[_POSITION], "big"), len(view)) for view in views]
+        return QueueEntries(entries, found.next_position, found.is_end)
 
     def finish(
         self, steps: Steps[T], done: Callable[[T], object], refused: Callable[[RequestError], object]
@@ -170,21 +170,21 @@ class QueueReader:
         position = self._projection.start_of(wanted.queue_id, wanted.position)
         if self._projection.scan_end(wanted.queue_id, position) is not None:
             return (yield from self._scan_steps(wanted, position))
-        found = self._projection.places(wanted.queue_id, position, places_max=wanted.records_max)
-        places = found.places
+        found = self._projection.next_entries(wanted.queue_id, position, entries_max=wanted.records_max)
+        entries = found.entries
         next_position, is_end = found.next_position, found.is_end
         size = 0
-        for number, (place, record_size) in enumerate(places):
+        for number, (place, record_size) in enumerate(entries):
             if number and size + record_size > wanted.bytes_max:
-                places, next_position, is_end = places[:number], place, False
+                entries, next_position, is_end = entries[:number], place, False
                 break
             size += record_size
         for _ in range(_LOADS_MAX):
-            plan = self._store.plan_records(places)
+            plan = self._store.plan_records(entries)
             if plan is None:
                 break
             yield plan
-        return QueueRecords(self._records(place for place, _ in places), next_position, is_end)
+        return QueueRecords(self._records(place for place, _ in entries), next_position, is_end)
 
     def _scan_steps(self, wanted: QueueRead, position: int) -> Steps[QueueRecords]:
         """Look for the records of the queue in the log from `position` on, as far as one read may go."""
@@ -212,7 +212,7 @@ class QueueReader:
                 if position == end:
                     continue
             view = self._store.read_raw(position, asked_bytes, end_position=end)
-            places, scanned, gone, why, size = scan_queue(
+            entries, scanned, gone, why, size = scan_queue(
                 self._queues.filters,
                 queue_id,
                 view,
@@ -220,7 +220,7 @@ class QueueReader:
                 bytes_max=wanted.bytes_max,
                 scanned_max=scanned_max,
             )
-            records = self._records(position + at for at, _ in places)
+            records = self._records(position + at for at, _ in entries)
             scanned_max -= scanned
             self.scanned_records += scanned
             self.scanned_bytes += gone

@@ -19,7 +19,7 @@ from typing_extensions import Buffer
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.session_store.channel import SessionChannel
 from iotmq.broker.session_store.log import SessionLog
-from iotmq.broker.session_store.projection import QueuePlaces, SessionProjection
+from iotmq.broker.session_store.projection import QueueEntries, SessionProjection
 from iotmq.broker.session_store.queue_reader import QueueReader
 from iotmq.broker.session_store.records import EndShare, OpenShare, ProgressShare
 from iotmq.broker.session_store.shares import StoredShare, is_share
@@ -122,7 +122,7 @@ class _Live:
         self.is_loading = False
         self.loads = 0
         # What looks for them, where that needs the disk.
-        self.search: Steps[QueuePlaces] | None = None
+        self.search: Steps[QueueEntries] | None = None
         # Messages members have by the group's books, whose records have to come from the disk first.
         self.handouts: list[Handout] = []
 
@@ -460,20 +460,20 @@ class Shares:
         unread = group.unread(wanted)
         if unread:
             return self._offer_unread(live, unread, now_s)
-        found = self._next_places(live, wanted)
+        found = self._next_entries(live, wanted)
         if found is None:
             return False
-        # Also where only their places are needed now: they are handed out next.
-        places = self._in_memory(live, found.places)
-        if len(places) < len(found.places):
-            found = QueuePlaces(places, found.places[len(places)][0], is_end=False)
-            if not places:
+        # Also where only their entries are needed now: they are handed out next.
+        entries = self._in_memory(live, found.entries)
+        if len(entries) < len(found.entries):
+            found = QueueEntries(entries, found.entries[len(entries)][0], is_end=False)
+            if not entries:
                 return False
         live.loads = 0
         if live.is_current:
-            del live.fresh[: len(places)]
+            del live.fresh[: len(entries)]
         is_keyed = group.strategy not in (Strategy.ROUND_ROBIN, Strategy.STICKY)
-        for position, size in places:
+        for position, size in entries:
             record = self._store.read_record(position) if is_keyed else None
             if is_keyed and record is None:
                 self.lost_records_total += 1
@@ -482,14 +482,14 @@ class Shares:
         live.is_current = live.is_current or found.is_end
         group.advance(max(found.next_position, group.next_position))
         # A wide filter's messages may be far from each other.
-        return bool(places) or not found.is_end
+        return bool(entries) or not found.is_end
 
     def _offer_unread(self, live: _Live, unread: list[int], now_s: float) -> bool:
         """`_offer` of what was read before the start; only the positions are known."""
         first = self._in_memory(live, [(position, _FIRST_BYTES) for position in unread])
         # The first pages say how many there are.
-        places = self._in_memory(live, [(position, self._store.size_at(position)) for position, _ in first])
-        for position, _ in places:
+        entries = self._in_memory(live, [(position, self._store.size_at(position)) for position, _ in first])
+        for position, _ in entries:
             live.loads = 0
             record = self._store.read_record(position)
             if record is None:
@@ -497,21 +497,21 @@ class Shares:
                 live.group.gone(position)
             else:
                 live.group.offer(position, len(record), self._key_of(record), now_s=now_s)
-        return bool(places)
+        return bool(entries)
 
-    def _next_places(self, live: _Live, wanted: int) -> QueuePlaces | None:
+    def _next_entries(self, live: _Live, wanted: int) -> QueueEntries | None:
         """Where the next messages stand; None when that cannot be said now."""
         group = live.group
         if live.is_current:
             taken = live.fresh[:wanted]
-            return QueuePlaces(taken, taken[-1][0] + 1 if taken else group.next_position, is_end=True)
+            return QueueEntries(taken, taken[-1][0] + 1 if taken else group.next_position, is_end=True)
         search, live.search = live.search, None
         if search is None:
-            search = self._reader.place_steps(live.queue_id, group.next_position, places_max=wanted)
+            search = self._reader.entry_steps(live.queue_id, group.next_position, entries_max=wanted)
         try:
             plan = next(search)
         except StopIteration as finished:
-            found: QueuePlaces = finished.value
+            found: QueueEntries = finished.value
             return found
         except KeyError:
             # The database was opened again, and `expire` sees to it.
@@ -521,20 +521,20 @@ class Shares:
         self._load(live, plan)
         return None
 
-    def _in_memory(self, live: _Live, places: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """The first of some places, as many as are in memory; if none is, they are brought in.
+    def _in_memory(self, live: _Live, entries: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The first of some entries, as many as are in memory; if none is, they are brought in.
 
         The group is served again then.
         """
-        plan = self._store.plan_records(places)
+        plan = self._store.plan_records(entries)
         if plan is None:
-            return places
+            return entries
         if live.loads:
             # They may be more than are brought in, or stay, at one time.
-            is_absent = (self._store.plan_records([place]) is not None for place in places)
-            count = next((number for number, absent in enumerate(is_absent) if absent), len(places))
+            is_absent = (self._store.plan_records([place]) is not None for place in entries)
+            count = next((number for number, absent in enumerate(is_absent) if absent), len(entries))
             if count:
-                return places[:count]
+                return entries[:count]
         if live.loads < _LOADS_MAX:
             live.loads += 1
             self._load(live, plan)
@@ -581,8 +581,8 @@ class Shares:
         What was handed out before, or has waited for a member, may have left it.
         """
         while live.handouts:
-            places = [(handout.position, handout.size) for handout in live.handouts]
-            count = len(self._in_memory(live, places))
+            entries = [(handout.position, handout.size) for handout in live.handouts]
+            count = len(self._in_memory(live, entries))
             if not count:
                 return False
             live.loads = 0

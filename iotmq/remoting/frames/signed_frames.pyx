@@ -1,7 +1,7 @@
 """What the signature of a usual send or pull was made over, read from received bytes without a `Command`.
 
 Operations: give access control the account, the signature, the signed bytes and the names that permissions
-are about. Goal: one object per request. Plan: the fields are read as the short ways read them and sorted
+are about. Goal: one object per request. Plan: the fields are read as the fast paths read them and sorted
 where they stand; what is unusual in any way is not read, and `broker/access/acl.py` leaves it to the general
 way, which checks the signature itself. `tests/property/test_signed_path.py` compares the two.
 """

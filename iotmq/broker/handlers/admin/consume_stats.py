@@ -30,7 +30,7 @@ class ConsumeStatsHandler:
         self,
         parts: BrokerParts,
         stats: ConsumeStats,
-        long_answers: SlicedReplies,
+        sliced_replies: SlicedReplies,
         *,
         address: Callable[[], str],
     ) -> None:
@@ -39,7 +39,7 @@ class ConsumeStatsHandler:
         self._topics = parts.topics
         self._offsets = parts.offsets
         self._stats = stats
-        self._long_answers = long_answers
+        self._sliced_replies = sliced_replies
         self._address = address
 
     def handlers(self) -> Mapping[int, Handler]:
@@ -52,26 +52,27 @@ class ConsumeStatsHandler:
         }
 
     def connection_lost(self, connection: ServerConnection) -> None:
-        self._long_answers.connection_lost(connection)
+        self._sliced_replies.connection_lost(connection)
 
     def _topic(self, connection: ServerConnection, request: Command) -> Command | None:
         config = self._topic_of(request)
-        return self._long_answers.answer(connection, request, self._write_topic(request, config))
+        return self._sliced_replies.answer(connection, request, self._write_topic(request, config))
 
     def _one_group(self, connection: ServerConnection, request: Command) -> Command | None:
         group = group_of(request, "consumerGroup")
         topic = request.text("topic", "")
         configs = self._stats.consumed(group, [topic] if topic else self._topics_of(group))
-        return self._long_answers.answer(connection, request, self._write_group(request, group, configs))
+        return self._sliced_replies.answer(connection, request, self._write_group(request, group, configs))
 
     def _all_groups(self, connection: ServerConnection, request: Command) -> Command | None:
         is_order = request.boolean("isOrder")
-        return self._long_answers.answer(connection, request, self._write_groups(request, is_order=is_order))
+        work = self._write_groups(request, is_order=is_order)
+        return self._sliced_replies.answer(connection, request, work)
 
     def _time_span(self, connection: ServerConnection, request: Command) -> Command | None:
         config = self._topic_of(request)
         group = group_of(request, "group")
-        return self._long_answers.answer(connection, request, self._write_spans(request, group, config))
+        return self._sliced_replies.answer(connection, request, self._write_spans(request, group, config))
 
     def _correction(self, connection: ServerConnection, request: Command) -> Command | None:
         """Where the group compared would have to stand for not missing what all others have consumed.

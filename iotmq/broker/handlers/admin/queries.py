@@ -78,11 +78,11 @@ class _Query(NamedTuple):
 class QueryHandler:
     """Reads the log for people who look for something."""
 
-    def __init__(self, parts: BrokerParts, long_answers: SlicedReplies) -> None:
+    def __init__(self, parts: BrokerParts, sliced_replies: SlicedReplies) -> None:
         self._store = parts.store
         self._topics = parts.topics
         self._groups = parts.groups
-        self._long_answers = long_answers
+        self._sliced_replies = sliced_replies
 
     def handlers(self) -> Mapping[int, Handler]:
         return {
@@ -92,7 +92,7 @@ class QueryHandler:
         }
 
     def connection_lost(self, connection: ServerConnection) -> None:
-        self._long_answers.connection_lost(connection)
+        self._sliced_replies.connection_lost(connection)
 
     def _by_key(self, connection: ServerConnection, request: Command) -> Command | None:
         topic = request.text("topic")
@@ -109,11 +109,11 @@ class QueryHandler:
             min(records_max, _UNIQUE_RECORDS_MAX if is_unique else limits.INDEX_QUERY_RECORDS_MAX),
             is_unique,
         )
-        return self._long_answers.answer(connection, request, self._look_for(request, query))
+        return self._sliced_replies.answer(connection, request, self._look_for(request, query))
 
     def _by_position(self, connection: ServerConnection, request: Command) -> Command | None:
         position = request.integer("offset", minimum=0, maximum=_POSITION_MAX)
-        return self._long_answers.answer(connection, request, self._view(request, position))
+        return self._sliced_replies.answer(connection, request, self._view(request, position))
 
     def _view(self, request: Command, position: int) -> Work:
         yield self._store.plan_records([(position, _SIZE_BYTES)])

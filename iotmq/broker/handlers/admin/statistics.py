@@ -39,14 +39,14 @@ class StatisticsHandler:
         self,
         parts: BrokerParts,
         behind: Behind,
-        long_answers: SlicedReplies,
+        sliced_replies: SlicedReplies,
         *,
         address: Callable[[], str],
     ) -> None:
         """`address()` is the broker's own, as HOST:PORT."""
         self._statistics = parts.statistics
         self._behind = behind
-        self._long_answers = long_answers
+        self._sliced_replies = sliced_replies
         self._cluster = parts.settings.cluster
         self._system_topics = sorted(parts.system_topics)
         self._address = address
@@ -58,13 +58,13 @@ class StatisticsHandler:
         }
 
     def connection_lost(self, connection: ServerConnection) -> None:
-        self._long_answers.connection_lost(connection)
+        self._sliced_replies.connection_lost(connection)
 
     def _view(self, connection: ServerConnection, request: Command) -> Command | None:
         name = request.text("statsName")
         key = request.text("statsKey")
         if name in (_FALL_SIZE, _FALL_TIME):
-            return self._long_answers.answer(connection, request, self._measure(request, name, key))
+            return self._sliced_replies.answer(connection, request, self._measure(request, name, key))
         if name not in STATISTIC_NAMES:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,

@@ -30,8 +30,8 @@ _NOW: Final = -1
 class GroupChangesHandler:
     """Moves committed offsets, by way of the members where there are any: they commit what they hold."""
 
-    def __init__(self, parts: BrokerParts, long_answers: SlicedReplies) -> None:
-        self._long_answers = long_answers
+    def __init__(self, parts: BrokerParts, sliced_replies: SlicedReplies) -> None:
+        self._sliced_replies = sliced_replies
         self._store = parts.store
         self._topics = parts.topics
         self._groups = parts.groups
@@ -47,7 +47,7 @@ class GroupChangesHandler:
         }
 
     def connection_lost(self, connection: ServerConnection) -> None:
-        self._long_answers.connection_lost(connection)
+        self._sliced_replies.connection_lost(connection)
 
     def _delete(self, connection: ServerConnection, request: Command) -> Command | None:
         name = group_of(request, "groupName")
@@ -67,7 +67,7 @@ class GroupChangesHandler:
         request.text("isForce")
         is_forced = request.boolean("isForce")
         work = self._move(request, topic, group_name, timestamp_ms, is_forced=is_forced)
-        return self._long_answers.answer(connection, request, work)
+        return self._sliced_replies.answer(connection, request, work)
 
     def _move(
         self, request: Command, topic: str, group_name: str, timestamp_ms: int, *, is_forced: bool

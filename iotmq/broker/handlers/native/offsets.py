@@ -25,11 +25,11 @@ _YOUNG_MEMORY_SHARE: Final = 0.4
 class OffsetHandler:
     """Answers where groups are, and where queues begin and end."""
 
-    def __init__(self, parts: BrokerParts, long_answers: SlicedReplies) -> None:
+    def __init__(self, parts: BrokerParts, sliced_replies: SlicedReplies) -> None:
         self._store = parts.store
         self._topics = parts.topics
         self._offsets = parts.offsets
-        self._long_answers = long_answers
+        self._sliced_replies = sliced_replies
         # A queue is young while its first record is within so many last bytes of the log.
         self._young_bytes_max = _young_bytes_max()
 
@@ -44,7 +44,7 @@ class OffsetHandler:
         }
 
     def connection_lost(self, connection: ServerConnection) -> None:
-        self._long_answers.connection_lost(connection)
+        self._sliced_replies.connection_lost(connection)
 
     def _query(self, connection: ServerConnection, request: Command) -> Command | None:
         group = group_of(request, "consumerGroup")
@@ -74,7 +74,7 @@ class OffsetHandler:
         timestamp_ms = request.integer("timestamp")
         if queue is None:
             return request.reply(ResponseCode.SUCCESS, ext={"offset": "0"})
-        return self._long_answers.answer(connection, request, self._find_time(request, queue, timestamp_ms))
+        return self._sliced_replies.answer(connection, request, self._find_time(request, queue, timestamp_ms))
 
     def _find_time(self, request: Command, queue: Queue, timestamp_ms: int) -> Work:
         offset = yield from self._store.offset_at_time_steps(queue, timestamp_ms)
@@ -94,7 +94,7 @@ class OffsetHandler:
 
     def _earliest_time(self, connection: ServerConnection, request: Command) -> Command | None:
         _, _, queue = self._queue_of(request)
-        return self._long_answers.answer(connection, request, self._first_time(request, queue))
+        return self._sliced_replies.answer(connection, request, self._first_time(request, queue))
 
     def _first_time(self, request: Command, queue: Queue | None) -> Work:
         timestamp_ms = -1

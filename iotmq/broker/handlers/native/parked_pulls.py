@@ -63,7 +63,7 @@ class ParkedPull:
         self.records_max = records_max
         self.bytes_max = bytes_max
         self.tick = math.ceil(deadline_s * _TICKS_PER_S)
-        # It came the short way, and may be answered so.
+        # It came by the fast path, and may be answered so.
         self.is_plain = is_plain
         self.with_expired = with_expired
 
@@ -96,42 +96,42 @@ class ParkedPulls:
         """Whether `park` would keep one more."""
         return self._count < self.held_max
 
-    def park(self, hold: ParkedPull) -> bool:
+    def park(self, parked: ParkedPull) -> bool:
         """Keep the pull; False when there is no room, and then it has to be answered at once."""
         if self._count >= self.held_max:
             self.refused_count += 1
             return False
         self._count += 1
         self.parked_count += 1
-        waiting = self._by_queue.get(hold.queue)
+        waiting = self._by_queue.get(parked.queue)
         if waiting is None:
-            waiting = self._by_queue[hold.queue] = {}
-            hold.queue.watched = True
-        waiting[hold] = None
-        self._by_connection.setdefault(hold.connection, set()).add(hold)
-        due_together = self._by_tick.get(hold.tick)
+            waiting = self._by_queue[parked.queue] = {}
+            parked.queue.watched = True
+        waiting[parked] = None
+        self._by_connection.setdefault(parked.connection, set()).add(parked)
+        due_together = self._by_tick.get(parked.tick)
         if due_together is None:
-            due_together = self._by_tick[hold.tick] = set()
-            heapq.heappush(self._ticks, hold.tick)
-        due_together.add(hold)
+            due_together = self._by_tick[parked.tick] = set()
+            heapq.heappush(self._ticks, parked.tick)
+        due_together.add(parked)
         return True
 
     def waiting_for(self, queue: Queue) -> list[ParkedPull]:
         """The pulls parked on the queue, longest waiting first."""
         return list(self._by_queue.get(queue, ()))
 
-    def remove(self, hold: ParkedPull) -> None:
+    def remove(self, parked: ParkedPull) -> None:
         """Forget a parked pull that is being answered."""
-        self._forget(hold)
-        of_connection = self._by_connection[hold.connection]
-        of_connection.discard(hold)
+        self._forget(parked)
+        of_connection = self._by_connection[parked.connection]
+        of_connection.discard(parked)
         if not of_connection:
-            del self._by_connection[hold.connection]
+            del self._by_connection[parked.connection]
 
     def drop_connection(self, connection: ServerConnection) -> None:
         """Forget every pull of a connection that ended."""
-        for hold in self._by_connection.pop(connection, ()):
-            self._forget(hold)
+        for parked in self._by_connection.pop(connection, ()):
+            self._forget(parked)
 
     def take_overdue(self, now_s: float) -> list[ParkedPull]:
         """Remove and return the pulls whose time is over."""
@@ -139,9 +139,9 @@ class ParkedPulls:
         overdue: list[ParkedPull] = []
         while self._ticks and self._ticks[0] <= now_tick:
             tick = heapq.heappop(self._ticks)
-            for hold in list(self._by_tick[tick]):
-                self.remove(hold)
-                overdue.append(hold)
+            for parked in list(self._by_tick[tick]):
+                self.remove(parked)
+                overdue.append(parked)
             del self._by_tick[tick]
         self.expired_count += len(overdue)
         return overdue
@@ -169,12 +169,12 @@ class ParkedPulls:
             self.refused_count,
         )
 
-    def _forget(self, hold: ParkedPull) -> None:
-        waiting = self._by_queue[hold.queue]
-        del waiting[hold]
+    def _forget(self, parked: ParkedPull) -> None:
+        waiting = self._by_queue[parked.queue]
+        del waiting[parked]
         if not waiting:
-            del self._by_queue[hold.queue]
-            hold.queue.watched = False
+            del self._by_queue[parked.queue]
+            parked.queue.watched = False
         # An emptied tick stays until its time, so that the heap and the dictionary agree.
-        self._by_tick[hold.tick].discard(hold)
+        self._by_tick[parked.tick].discard(parked)
         self._count -= 1

@@ -47,7 +47,7 @@ _INT64_MAX = 2**63 - 1
 _NO_WAIT = "WAIT\x01false"
 _TRUE = ("true", "1")
 # Parts of properties that ask for more than storing: a send that has one anywhere among its properties goes
-# the general way. The first is in all names for a time of delivery. A feature that reads another property of
+# the general path. The first is in all names for a time of delivery. A feature that reads another property of
 # sends adds it here.
 _GENERAL_PROPERTIES = (b"DEL", b"TRAN_MSG", device_requests.HINT)
 
@@ -243,18 +243,18 @@ class SendHandler:
         if queue_id < 0:
             queue_id = random.randrange(topic.write_queue_nums)
         properties = device_requests.with_reply_topic(properties, broker=self._broker_name)
-        wish = NOW
+        delivery_time = NOW
         if HINT in properties and not name.startswith(DLQ_PREFIX):
-            wish = self._delivery.timers.read_wish(properties)
-            if is_batch and wish is not NOW:
+            delivery_time = self._delivery.timers.read_delivery_time(properties)
+            if is_batch and delivery_time is not NOW:
                 raise RequestError(
                     ResponseCode.MESSAGE_ILLEGAL,
                     "a batch cannot wait for a time: send messages with DELAY or TIMER_ properties alone",
                 )
         if is_prepared(properties, header.sys_flag) and not name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
             return self._prepare(connection, request, header, name, queue_id, properties, is_batch=is_batch)
-        if wish.cancelled_key:
-            return self._take_back(connection, request, name, queue_id, wish.cancelled_key.decode())
+        if delivery_time.cancelled_key:
+            return self._take_back(connection, request, name, queue_id, delivery_time.cancelled_key.decode())
         sys_flag = header.sys_flag
 
         respond = self._respond
@@ -271,7 +271,7 @@ class SendHandler:
                     f"a batch of {len(elements)} bytes; store.record_bytes_max is {self._batch_bytes_max}",
                 )
             for wished in element_wishes(elements):
-                if self._delivery.timers.read_wish(wished) is not NOW:
+                if self._delivery.timers.read_delivery_time(wished) is not NOW:
                     raise RequestError(
                         ResponseCode.MESSAGE_ILLEGAL,
                         "a message of a batch cannot wait for a time: send it alone, with its DELAY or "
@@ -279,14 +279,14 @@ class SendHandler:
                     )
             batch_properties = properties + self._cluster_property
         else:
-            if wish is not NOW:
+            if delivery_time is not NOW:
                 timers = self._delivery.timers
                 # The answer names the queue the message is for, not the one it waits in.
-                handle = timers.recall_handle(name, properties, wish)
+                handle = timers.recall_handle(name, properties, delivery_time)
                 respond = partial(self._respond, queue_id=queue_id, recall_handle=handle)
                 # What comes from a consumer that cannot give it back otherwise was taken once already.
                 is_new = not name.startswith(RETRY_PREFIX)
-                waiting = timers.divert(name, queue_id, properties, wish, is_counted=is_new)
+                waiting = timers.divert(name, queue_id, properties, delivery_time, is_counted=is_new)
                 name, queue_id, properties = waiting[:3]
                 topics = (name, *topics)
             else:
@@ -470,7 +470,7 @@ def _check_names(header: SendHeader, names: FieldNames) -> None:
 
 
 def _read_header(request: Command, names: FieldNames) -> SendHeader:
-    """The fields of a send. The short way in; what is missing or wrong is named by the long way round."""
+    """The fields of a send. The fast path in; what is missing or wrong is named by the general path."""
     ext = request.ext
     try:
         header = SendHeader(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from iotmq import limits
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.request_table import Handler
-from iotmq.broker.scheduled.delivery_time import Wish
+from iotmq.broker.scheduled.delivery_time import DeliveryTime
 from iotmq.broker.scheduled.scheduling import DelayDelivery, without_properties
 from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig
 from iotmq.broker.tables.topics import DLQ_PREFIX, RETRY_PREFIX
@@ -107,7 +107,7 @@ class SendBackHandler:
             queue_id = random.randrange(min(group.retry_queue_nums, retry.write_queue_nums))
         if level:
             waiting = self._delivery.timers.divert(
-                topic, queue_id, properties, Wish(level=level), is_counted=False
+                topic, queue_id, properties, DeliveryTime(level=level), is_counted=False
             )
             topic, queue_id, properties = waiting[:3]
         if len(properties) > limits.PROPERTIES_BYTES_MAX:

@@ -12,7 +12,7 @@ from loop_turns import turn_s_max
 from store_model import BORN_HOST, open_small
 
 from iotmq.broker.session_store import projection as session_projection
-from iotmq.broker.session_store.cursor import Place
+from iotmq.broker.session_store.cursor import Cursor
 from iotmq.broker.session_store.projection import SessionProjection
 from iotmq.broker.session_store.records import (
     Change,
@@ -71,15 +71,15 @@ class Broker:
         )
         return int(appended.start_position)
 
-    def bodies(self, client_id: str, topic_filter: str, *, places_max: int = 1000) -> list[bytes]:
+    def bodies(self, client_id: str, topic_filter: str, *, entries_max: int = 1000) -> list[bytes]:
         """What a session still has to get of a filter."""
         session = self.projection.session(client_id)
         assert session is not None
         queue_id = session.subscriptions[topic_filter].queue_id
-        read = self.projection.places(
-            queue_id, self.projection.cursor(queue_id, client_id)[0], places_max=places_max
+        read = self.projection.next_entries(
+            queue_id, self.projection.cursor(queue_id, client_id)[0], entries_max=entries_max
         )
-        views = [self.store.read_record(position) for position, _ in read.places]
+        views = [self.store.read_record(position) for position, _ in read.entries]
         return [decode_record(view).body for view in views if view is not None]
 
 
@@ -267,9 +267,9 @@ def test_a_read_goes_on_where_the_one_before_ended(broker: Broker) -> None:
     found: list[bytes] = []
     position = 0
     while True:
-        read = broker.projection.places(queue_id, position, places_max=4)
-        assert len(read.places) <= 4
-        for place, size in read.places:
+        read = broker.projection.next_entries(queue_id, position, entries_max=4)
+        assert len(read.entries) <= 4
+        for place, size in read.entries:
             view = broker.store.read_record(place)
             assert view is not None
             assert len(view) == size
@@ -279,7 +279,7 @@ def test_a_read_goes_on_where_the_one_before_ended(broker: Broker) -> None:
             break
     assert found == [b"%d.%d" % (number, place) for number in range(7) for place in range(3)]
     assert position == broker.store.confirmed_position
-    assert broker.projection.places(queue_id, position, places_max=4) == ([], position, True)
+    assert broker.projection.next_entries(queue_id, position, entries_max=4) == ([], position, True)
 
 
 def test_what_a_former_owner_says_is_not_heard(broker: Broker) -> None:
@@ -423,8 +423,8 @@ def test_after_the_log_lost_its_end_the_queues_have_too(broker: Broker) -> None:
     assert queue_id is not None
     broker.projection.rewind(kept[3], 0)
     assert broker.projection.applied_position == kept[3]
-    read = broker.projection.places(queue_id, 0, places_max=100)
-    assert [place for place, _ in read.places][::2] == kept[:3]
+    read = broker.projection.next_entries(queue_id, 0, entries_max=100)
+    assert [place for place, _ in read.entries][::2] == kept[:3]
     assert broker.projection.queues.next_sequence(queue_id) == 6
     # The log of this test still has what was lost, and is taken in again with the next message.
     broker.publish(("t/a", b"later"))
@@ -481,7 +481,9 @@ def with_many_sessions(broker: Broker, topic_filter: str, cursor: int) -> int:
     queue_id = projection.queues.id_of(topic_filter)
     assert queue_id is not None
     for start in range(0, MANY, 10_000):
-        changed = {(queue_id, f"c{number}"): Place(cursor, cursor) for number in range(start, start + 10_000)}
+        changed = {
+            (queue_id, f"c{number}"): Cursor(cursor, cursor) for number in range(start, start + 10_000)
+        }
         projection._changes.cursors.update(changed)
         broker.publish(("elsewhere", b""))
         projection.write_out()

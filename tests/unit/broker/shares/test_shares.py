@@ -550,7 +550,8 @@ async def test_messages_that_retention_has_deleted_are_done(
     front = FrontEnd(bench, "one")
     opened = await kept(front, "k")
     bench.publish("t/1", b"0", b"1", b"2", b"3")
-    places = bench.broker.sessions._projection.places(opened_queue(bench, "k"), 0, places_max=10).places
+    projection = bench.broker.sessions._projection
+    places = projection.next_entries(opened_queue(bench, "k"), 0, entries_max=10).entries
     read_record = bench.store.read_record
     gone = {places[1][0], places[2][0]}
     monkeypatch.setattr(
@@ -619,7 +620,7 @@ async def test_groups_wait_for_a_database_that_refuses(
         raise StoreError("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(projection, "places", refused)
+        patch.setattr(projection, "next_entries", refused)
         # So that the queues have to be read.
         for live in bench.broker.sessions.shares._live.values():
             live.is_current = False

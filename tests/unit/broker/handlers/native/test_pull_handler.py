@@ -64,11 +64,11 @@ class Bench:
         self.groups = parts.groups
         self.offsets = parts.offsets
         self.cold_reads = parts.cold_reads
-        self.holds = ParkedPulls(lambda: parts.settings.held_pulls_max)
+        self.parked_pulls = ParkedPulls(lambda: parts.settings.held_pulls_max)
         self.filters = ConsumerFilters(
             directory / "filters.json", self.clock, is_enabled=parts.settings.property_filter_enabled
         )
-        self.handler = PullHandler(parts, self.holds, self.filters)
+        self.handler = PullHandler(parts, self.parked_pulls, self.filters)
         self.connection = FakeConnection()
         self.ask = self.handler.handlers()[RequestCode.PULL_MESSAGE]
 
@@ -271,10 +271,10 @@ async def test_a_parked_pull_is_woken_by_the_append_it_waits_for(bench: Bench) -
     assert bench.pull(WAITS, queueId="1") is None
     bench.put(b"a", b"b")
     assert [bodies(response) for response in bench.connection.replies] == [[b"a", b"b"]]
-    assert len(bench.holds) == 1
+    assert len(bench.parked_pulls) == 1
     bench.put(b"c", queue_id=1)
     assert bodies(bench.connection.replies[1]) == [b"c"]
-    assert len(bench.holds) == 0
+    assert len(bench.parked_pulls) == 0
     assert bench.store.take_dispatched() == []
 
 
@@ -333,7 +333,7 @@ async def test_a_parked_pull_ends_empty_when_its_time_is_over(bench: Bench) -> N
     bench.handler.expire()
     response = bench.connection.replies[0]
     assert (response.code, response.ext["nextBeginOffset"]) == (19, "1")
-    assert len(bench.holds) == 0
+    assert len(bench.parked_pulls) == 0
 
 
 async def test_nobody_waits_longer_than_the_maximum(bench: Bench) -> None:
@@ -358,4 +358,4 @@ async def test_a_lost_connection_is_not_answered(bench: Bench) -> None:
     bench.handler.connection_lost(bench.connection)  # type: ignore[arg-type]
     bench.put(b"a")
     assert bench.connection.replies == []
-    assert len(bench.holds) == 0
+    assert len(bench.parked_pulls) == 0

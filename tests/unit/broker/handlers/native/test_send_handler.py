@@ -243,10 +243,10 @@ async def test_wait_is_stored_of_batches_and_of_what_waits_only(bench: Bench, wa
 
 
 @pytest.mark.parametrize(
-    "wish", [b"DELAY\x013", b"k\x01v\x02TIMER_DELAY_MS\x015000\x02", b"TIMER_DEL_UNIQKEY\x01k"]
+    "delivery_time", [b"DELAY\x013", b"k\x01v\x02TIMER_DELAY_MS\x015000\x02", b"TIMER_DEL_UNIQKEY\x01k"]
 )
-async def test_a_message_of_a_batch_cannot_wait_for_a_time(bench: Bench, wish: bytes) -> None:
-    body = encode_batch([(b"one", b"", 0), (b"two", wish, 0)])
+async def test_a_message_of_a_batch_cannot_wait_for_a_time(bench: Bench, delivery_time: bytes) -> None:
+    body = encode_batch([(b"one", b"", 0), (b"two", delivery_time, 0)])
     number, remark = bench.refused(SHORT, body, code=RequestCode.SEND_BATCH_MESSAGE)
     assert number == 13
     assert "batch" in remark
