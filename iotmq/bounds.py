@@ -231,7 +231,7 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "broker.replies.sliced_reply: answers made in slices",
         "LONG_ANSWERS_MAX",
         "items x ANSWER_BODY_BYTES_MAX",
-        "tests/unit/broker/replies/test_long_answers.py::test_only_so_many_are_worked_on_at_a_time",
+        "tests/unit/broker/replies/test_sliced_reply.py::test_only_so_many_are_worked_on_at_a_time",
     ),
     Bound(
         "broker.handlers.admin.queries: records found by key",

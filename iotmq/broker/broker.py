@@ -34,7 +34,6 @@ from iotmq.broker.tables.system_topics import make_system_topics
 from iotmq.broker.tables.table_files import TableFiles
 from iotmq.broker.tables.topic_recovery import recall_topics
 from iotmq.broker.tables.topics import HALF_TOPIC, SCHEDULE_TOPIC, TopicTable
-from iotmq.broker.writing.last_flushes import finish_flushes
 from iotmq.broker.writing.message_writer import MessageWriter
 from iotmq.clock import Clock
 from iotmq.metrics import Metric
@@ -87,7 +86,7 @@ class Broker:
             [*self._native.processors, *self._admin.processors, *self._mqtt.processors],
             take_run=self._native.sends.take_run,
             take_pull=self._native.pulls.take_pull,
-            settle=parts.writer.settle,
+            write_out=parts.writer.write_out,
         )
         self._files = TableFiles(
             parts.topics,
@@ -236,7 +235,7 @@ class Broker:
         await end(self._work)
         await self._admin.finish_removals()
         await self._registration.stop()
-        await finish_flushes(self.writer, self._store)
+        await self.writer.drain()
         self.writer.finish()
         self._admin.stop()
         self._mqtt.stop()
@@ -249,7 +248,7 @@ class Broker:
         """Do everything whose time has come by the clock; timers do it anyway, tests move the clock."""
         self._native.expire()
         self._mqtt.expire()
-        self.writer.expire()
+        self.writer.time_out()
         self._expire()
 
     def sample(self) -> None:

@@ -122,7 +122,7 @@ class TimerBench:
         await soon(
             lambda: self.store.flushed_position == self.store.appended_position, "everything is on the disk"
         )
-        self.writer.advance()
+        self.writer.confirm()
 
     def stop(self) -> None:
         self.writer.close()

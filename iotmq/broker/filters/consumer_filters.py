@@ -21,7 +21,7 @@ from iotmq.broker.filters.property_filter import PropertyFilter
 from iotmq.broker.filters.sql import parse_sql
 from iotmq.broker.filters.sql_tree import SQL_EXPRESSION
 from iotmq.broker.filters.subscription import SubscriptionData
-from iotmq.broker.tables.dirty_table import DirtyTable
+from iotmq.broker.tables.config_files import DirtyTable
 from iotmq.clock import Clock
 from iotmq.errors import RequestError
 from iotmq.loop_slice import LoopSlice

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from iotmq.broker.registration.body import RegistrationBody, encode_registration
-from iotmq.broker.tables.data_version import DataVersion
+from iotmq.broker.tables.config_files import DataVersion
 from iotmq.broker.tables.topics import TopicConfig
 from iotmq.errors import BrokerError, IotmqError
 from iotmq.metrics import Metric

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from iotmq.broker.parts import BrokerParts
-from iotmq.broker.replies.reply_size import AnswerSize
+from iotmq.broker.replies.reply_size import ReplySize
 from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.replies.sliced_reply import SlicedReplies, Work
 from iotmq.broker.tables.subscription_groups import check_group_name, group_of
@@ -107,7 +107,7 @@ class ConsumeStatsHandler:
         return request.reply(ResponseCode.SUCCESS, body=body)
 
     def _write_group(self, request: Command, group: str, configs: list[TopicConfig]) -> Work:
-        size = AnswerSize("name one topic in the field topic")
+        size = ReplySize("name one topic in the field topic")
         parts: list[TopicStats] = []
         for config in configs:
             part = yield from self._stats.of_topic(group, config)
@@ -117,7 +117,7 @@ class ConsumeStatsHandler:
 
     def _write_groups(self, request: Command, *, is_order: bool) -> Work:
         """Every group that has offsets, with one ConsumeStats for each of its topics."""
-        size = AnswerSize("ask for one group at a time (GET_CONSUME_STATS)")
+        size = ReplySize("ask for one group at a time (GET_CONSUME_STATS)")
         behind = 0
         texts: list[bytes] = []
         topics: dict[str, list[str]] = {}

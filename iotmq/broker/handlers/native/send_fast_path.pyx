@@ -133,7 +133,7 @@ cdef class SendPath:
         self.templates = {}
         self.plans = {}
         self.tallied = []
-        writer.add_settled_listener(self.count_all)
+        writer.add_written_listener(self.count_all)
 
     def __dealloc__(self):
         PyMem_Free(self.room)

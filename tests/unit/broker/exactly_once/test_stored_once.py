@@ -100,7 +100,7 @@ class Bench:
         assert isinstance(answer, StoredBatch)
 
     def bodies(self, queue_id: int = 0) -> list[bytes]:
-        self.writer.settle()
+        self.writer.write_out()
         queue = self.store.queue("T", queue_id)
         found = self.store.read(queue, 0, records_max=1000, bytes_max=1 << 20)
         return [record.body for record in iter_records(b"".join(found.views))]

@@ -15,7 +15,7 @@ from iotmq import limits
 from iotmq.broker.registration import registration
 from iotmq.broker.registration.body import encode_registration
 from iotmq.broker.registration.registration import Registration, ToldTopics
-from iotmq.broker.tables.data_version import DataVersion
+from iotmq.broker.tables.config_files import DataVersion
 from iotmq.broker.tables.topics import TopicConfig
 from iotmq.clock import SystemClock
 from iotmq.errors import StoreError

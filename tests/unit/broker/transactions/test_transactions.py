@@ -793,7 +793,7 @@ async def test_an_end_that_comes_while_the_half_is_copied_waits_for_the_copy(tmp
 
     def settle() -> None:
         bench.store._flusher.flush()
-        bench.writer.advance()
+        bench.writer.confirm()
 
     bench.add_producer("p1")
     bench.prepare(b"body")

@@ -10,7 +10,7 @@ import pytest
 from eventually import soon
 
 from iotmq import limits
-from iotmq.broker.replies.reply_size import AnswerSize, checked
+from iotmq.broker.replies.reply_size import ReplySize, checked
 from iotmq.broker.replies.sliced_reply import SlicedReplies, Work
 from iotmq.errors import RequestError
 from iotmq.remoting.command import Command
@@ -177,7 +177,7 @@ async def test_a_stop_ends_all_of_them() -> None:
 def test_an_answer_may_have_so_many_bytes_and_no_more() -> None:
     most = limits.ANSWER_BODY_BYTES_MAX
     assert most < limits.FRAME_BYTES_MAX - limits.HEADER_FIELDS_MAX
-    size = AnswerSize("ask for less")
+    size = ReplySize("ask for less")
     size.add(most - 1)
     size.add(1)
     with pytest.raises(RequestError, match="ask for less") as refusal:
