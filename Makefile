@@ -1,7 +1,7 @@
 # Every target does its own set-up first; `make help` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test serve compile lint types bench crash fuzz interop reference clean
+.PHONY: help demo test test-quick serve compile lint types bench crash fuzz interop reference clean
 
 PYTHON_ENV := .venv/bin/python
 # Extra words for the command of a target: make test ARGS="-k store", make serve ARGS="--set ..."
@@ -14,30 +14,40 @@ FUZZ_SECONDS ?= 60
 TEST_PROCESSES ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 help:  ## This list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk '/^##@ / { printf "\n%s\n", substr($$0, 5) } \
+		match($$0, /^[a-z-]+:.*## /) { printf "  make %-12s %s\n", substr($$0, 1, index($$0, ":") - 1), substr($$0, RLENGTH + 1) }' \
+		$(MAKEFILE_LIST)
+
+##@ Run
 
 demo:  ## The whole journey on this machine's own measurements (Ctrl-C or DEMO_SECONDS=90 ends it)
 	@tools/setup.sh demo
 	@exec $(PYTHON_ENV) demo/gateway_demo.py $(ARGS)
 
-test:  ## All tests, in TEST_PROCESSES (cores + 1) processes; ARGS="-k name" selects
-	@tools/setup.sh dev
-	@$(PYTHON_ENV) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
-
 serve:  ## The gateway on its default ports, data in ./data
 	@tools/setup.sh core
 	@exec .venv/bin/iotmq serve --data data $(ARGS)
 
-compile:  ## Compile the modules whose sources changed
-	@tools/setup.sh compile
+##@ Check
 
-lint:  ## ruff
+test:  ## All tests, in TEST_PROCESSES (cores + 1) processes; ARGS="-k name" selects
+	@tools/setup.sh dev
+	@$(PYTHON_ENV) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-quick:  ## The unit tests and the rules about the tree; no foreign clients, no kills, no Spark
+	@tools/setup.sh dev
+	@$(PYTHON_ENV) -m pytest -n $(TEST_PROCESSES) --dist loadfile tests/unit tests/repo -m "not slow" $(ARGS)
+
+lint:  ## ruff, and cython-lint
 	@tools/setup.sh dev
 	@$(PYTHON_ENV) -m ruff check .
+	@.venv/bin/cython-lint $$(git ls-files '*.pyx' '*.pxd')
 
 types:  ## mypy --strict
 	@tools/setup.sh dev
 	@$(PYTHON_ENV) -m mypy
+
+##@ Long runs
 
 bench:  ## Side by side with Mosquitto, and the micro benchmarks; ARGS="--quick" for a look
 	@tools/setup.sh dev
@@ -61,6 +71,11 @@ fuzz:  ## Mutated traffic on every port, every request and the MQTT core, damage
 interop:  ## The tests with foreign clients only
 	@tools/setup.sh dev
 	@$(PYTHON_ENV) -m pytest tests/interop $(ARGS)
+
+##@ Other
+
+compile:  ## Compile the modules whose sources changed
+	@tools/setup.sh compile
 
 reference:  ## Write the references of settings and metrics into docs/
 	@tools/setup.sh core

@@ -7,7 +7,7 @@ way, which checks the signature itself. `tests/property/test_signed_path.py` com
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport int32_t, uint8_t
+from libc.stdint cimport uint8_t
 from libc.string cimport memcmp, memcpy
 
 from iotmq.remoting.frames.frame_header cimport Head, Text, is_text, read_head

@@ -1,6 +1,7 @@
 """The fast path of plain pulls: from the received frame to the answer's bytes in compiled code.
 
-Operations: answer a pull that finds records in memory, park one that asks for what comes next. Goal: a fifth of the general path's work. Plan: what the
+Operations: answer a pull that finds records in memory, park one that asks for what comes next. Goal: a fifth
+of the general path's work. Plan: what the
 general path (`pull.py`) finds out about group, topic, queue and subscription is kept until topics or
 groups change; a subscription that came with a heartbeat is compared each time. Whatever does not find
 records at once, asks for more than tags, or is refused, is left to the general path with nothing done for it.

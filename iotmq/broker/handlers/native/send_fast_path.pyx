@@ -9,7 +9,8 @@ per run, statistics and dispatch once per turn of the loop.
 Plain is: to a topic that is there and takes messages, to a queue of it that is named, with nothing in
 flags and properties, its own or those of a batch's elements, that asks for more than storing. The first
 send that is not plain, or that the log refuses, ends the pass with nothing done for it; the general path
-then takes it from the start, so every refusal, remark and count of one is the general path's. `tests/property/test_send_path.py` compares both.
+then takes it from the start, so every refusal, remark and count of one is the general path's.
+`tests/property/test_send_path.py` compares both.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -111,7 +112,8 @@ cdef class SendPath:
     cdef Py_ssize_t room_bytes
 
     def __init__(self, writer, open_topic, *, bytes batch_properties not None, tuple general_properties not None,
-                 Py_ssize_t batch_bytes_max, Py_ssize_t joined_max, bytes store_host not None, str region not None, str trace_on not None):
+                 Py_ssize_t batch_bytes_max, Py_ssize_t joined_max, bytes store_host not None,
+                 str region not None, str trace_on not None):
         """`open_topic` gives the queues of a topic that plain sends may go to, None for any other.
 
         `batch_properties` are added to every record; a send whose properties have one of

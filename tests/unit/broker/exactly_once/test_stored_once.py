@@ -204,6 +204,7 @@ async def test_batches_whose_messages_are_alike_are_told_apart_by_their_keys(tmp
     assert bench.bodies() == [b"on"] * 4
 
 
+@pytest.mark.slow
 async def test_a_batch_whose_flush_is_late_is_not_stored_again_and_is_answered_by_the_flush(
     tmp_path: Path,
 ) -> None:
