@@ -41,7 +41,7 @@ test-quick:  ## The unit tests and the rules about the tree; no foreign clients,
 lint:  ## ruff, and cython-lint
 	@tools/setup.sh dev
 	@$(PYTHON_ENV) -m ruff check .
-	@.venv/bin/cython-lint $$(git ls-files '*.pyx' '*.pxd')
+	@PATH="$$PWD/.venv/bin:$$PATH" cython-lint $$(git ls-files '*.pyx' '*.pxd')
 
 types:  ## mypy --strict
 	@tools/setup.sh dev

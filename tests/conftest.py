@@ -33,7 +33,7 @@ _CIMPORT = re.compile(r"^\s*(?:from\s+([\w.]+)\s+cimport|cimport\s+([\w.]+))", r
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files in the order of FIRST; what is in one stays together. Leave the coverage out of UNTRACED."""
+    """Put the files in the order of FIRST; what is in one stays together. Trace nothing of UNTRACED."""
     items.sort(key=_turn)
     for item in items:
         if not UNTRACED.isdisjoint(item.path.parts) or item.get_closest_marker("slow"):
