@@ -50,3 +50,17 @@ class HideMachine(TrimMachine):
 
 HideMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
 TestStoreHideModel = HideMachine.TestCase
+
+
+def test_a_removed_queue_may_wait_for_the_next_checkpoint() -> None:
+    machine = HideMachine()
+    machine.open(flush="async", segment_bytes=12288, queue_file_entries=2)
+    machine.fill_disk(excess_bytes=1)
+    machine.lose_queues()
+    machine.hide(topic="a")
+    machine.append_much(topic="telemetry", count=4, body_bytes=564)
+    machine.fill_disk(excess_bytes=1)
+    machine.lose_queues()
+    machine.forget_what_the_log_has_passed(topic="a")
+    machine.never_back()
+    machine.teardown()

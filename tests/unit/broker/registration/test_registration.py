@@ -37,6 +37,7 @@ def many(count: int) -> list[TopicConfig]:
 # --- what is said -----------------------------------------------------------------------------------
 
 
+@pytest.mark.volume
 def test_as_many_topics_as_there_may_be_with_the_longest_names_fit() -> None:
     body = encode_registration(VERSION, many(limits.TOPICS_MAX), perm_mask=-1)
     assert body.is_compressed

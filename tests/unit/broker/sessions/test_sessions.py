@@ -608,6 +608,7 @@ async def test_changes_of_sessions_past_what_a_turn_has_room_for_come_in_the_nex
     assert stored == list(range(12))
 
 
+@pytest.mark.volume
 async def test_a_session_of_very_many_filters_keeps_nobody_waiting_when_its_client_comes_and_goes(
     bench: SessionBench,
 ) -> None:

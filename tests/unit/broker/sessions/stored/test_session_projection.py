@@ -488,6 +488,7 @@ def with_many_sessions(broker: Broker, topic_filter: str, cursor: int) -> int:
     return queue_id
 
 
+@pytest.mark.volume
 def test_a_filter_of_very_many_sessions_is_looked_at_in_pieces(broker: Broker) -> None:
     epoch = connect(broker, "one", "all/#")
     positions = [broker.publish(("all/x", b"%d" % number)) for number in range(10)]
