@@ -1,4 +1,4 @@
-"""All metrics there are, for docs/metrics.md: their names, types, labels, and what each counts."""
+"""All metrics there are, for docs/reference/metrics.md: their names, types, labels, and what each counts."""
 
 from __future__ import annotations
 

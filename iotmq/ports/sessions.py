@@ -37,7 +37,7 @@ class Will(msgspec.Struct, frozen=True, array_like=True):
 
     topic: str
     queue_id: int
-    # A batch of one element (docs/formats.md).
+    # A batch of one element (docs/reference/formats.md).
     elements: bytes
     is_stored: bool
     delay_s: int = 0

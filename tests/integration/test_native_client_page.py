@@ -1,4 +1,4 @@
-"""The examples of docs/native-client.md run as they stand."""
+"""The examples of docs/reference/native-client.md run as they stand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "native-client.md"
+PAGE = ROOT / "docs" / "reference" / "native-client.md"
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 GATEWAY = """

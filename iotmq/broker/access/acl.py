@@ -91,7 +91,7 @@ class AccessControl:
         except FileNotFoundError:
             raise ConfigError(
                 f"broker.acl_enabled is on and {path} is not there: write it first "
-                "(docs/operating.md, Security)"
+                "(docs/how-to/accounts.md)"
             ) from None
         except (OSError, AclFileError) as error:
             raise ConfigError(f"the accounts in {path} cannot be used: {error}") from error

@@ -3,7 +3,7 @@
 In the column family `retained`: 0x01 and the MQTT topic -> the record; 0x02 -> how many there are 8, their
 bytes 8. The body is copied, because the log expires and a retained message does not. So the database is not
 only derived: when it is lost, retained messages come back whose records the log still has, and others do not
-(docs/operating.md).
+(docs/how-to/inspect-and-repair.md).
 """
 
 from __future__ import annotations

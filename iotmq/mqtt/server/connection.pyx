@@ -5,7 +5,7 @@ object per PUBLISH, PUBACK or delivered message; an idle connection costs a few 
 are parsed where they lie (`framing`); a PUBLISH goes to a `PublishSink` as pointers; acknowledgements wait in a
 ring in the order of their PUBLISH and leave together (`acknowledgements`); what goes to the device is
 encoded once, into
-the output (`outbound`); buffers exist only while they hold something. Measured in docs/performance.md
+the output (`outbound`); buffers exist only while they hold something. Measured in docs/explanation/performance.md
 (`benchmarks/mqtt_side_by_side.py`, `benchmarks/mqtt_decoder.py`).
 
 States, and what moves a connection between them:

@@ -1,4 +1,4 @@
-"""More queues or fewer for a topic in use: codes 30040 to 30044 (docs/wire-protocol.md)."""
+"""More queues or fewer for a topic in use: codes 30040 to 30044 (docs/reference/wire-protocol.md)."""
 
 from __future__ import annotations
 

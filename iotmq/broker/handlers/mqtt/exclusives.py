@@ -1,4 +1,4 @@
-"""Exclusive subscriptions of front ends in other processes (code 30066, docs/wire-protocol.md)."""
+"""Exclusive subscriptions of front ends in other processes (code 30066, docs/reference/wire-protocol.md)."""
 
 from __future__ import annotations
 

@@ -264,7 +264,7 @@ class _DetachBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class GatewayHandler:
-    """Delivery channels over native connections (request codes 30001-30005, docs/wire-protocol.md).
+    """Delivery channels over native connections (request codes 30001-30005, docs/reference/wire-protocol.md).
 
     A connection has one channel, which lives as long as it does.
     """

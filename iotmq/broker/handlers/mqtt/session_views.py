@@ -1,4 +1,4 @@
-"""Sessions as operators see and end them (request codes 30070-30074, docs/wire-protocol.md)."""
+"""Sessions as operators see and end them (request codes 30070-30074, docs/reference/wire-protocol.md)."""
 
 from __future__ import annotations
 

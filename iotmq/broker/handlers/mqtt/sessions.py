@@ -1,4 +1,4 @@
-"""Sessions of MQTT front ends in other processes (request codes 30050-30061, docs/wire-protocol.md)."""
+"""Sessions of MQTT front ends in other processes (codes 30050-30061, docs/reference/wire-protocol.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared subscriptions of front ends in other processes (codes 30062 to 30065, docs/wire-protocol.md)."""
+"""Shared subscriptions of front ends elsewhere (codes 30062-30065, docs/reference/wire-protocol.md)."""
 
 from __future__ import annotations
 
