@@ -1,7 +1,7 @@
 # Every target does its own set-up first; `make help` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo serve compile test test-quick lint types interop crash fuzz bench reference clean
+.PHONY: help demo test test-quick serve compile lint types bench crash fuzz interop reference clean
 
 PYTHON_ENV := .venv/bin/python
 # Extra words for the command of a target: make test ARGS="-k store", make serve ARGS="--set ..."
@@ -14,10 +14,12 @@ FUZZ_SECONDS ?= 60
 TEST_PROCESSES ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 help:  ## This list
-	@awk -F ':.*## ' '/^## / { print substr($$0, 4) } /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' \
+	@awk '/^##@ / { printf "\n%s\n", substr($$0, 5) } \
+		match($$0, /^[a-z-]+:.*## /) { printf "  make %-12s %s\n", substr($$0, 1, index($$0, ":") - 1), substr($$0, RLENGTH + 1) }' \
 		$(MAKEFILE_LIST)
 
-## Set up and run
+##@ Run
+
 demo:  ## The whole journey on this machine's own measurements (Ctrl-C or DEMO_SECONDS=90 ends it)
 	@tools/setup.sh demo
 	@exec $(PYTHON_ENV) demo/gateway_demo.py $(ARGS)
@@ -26,32 +28,31 @@ serve:  ## The gateway on its default ports, data in ./data
 	@tools/setup.sh core
 	@exec .venv/bin/iotmq serve --data data $(ARGS)
 
-compile:  ## Compile the modules whose sources changed
-	@tools/setup.sh compile
+##@ Check
 
-## Check
 test:  ## All tests, in TEST_PROCESSES (cores + 1) processes; ARGS="-k name" selects
 	@tools/setup.sh dev
 	@$(PYTHON_ENV) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-quick:  ## Unit tests and short property tests, without foreign clients, kills and what takes long
+test-quick:  ## The unit tests and the rules about the tree; no foreign clients, no kills, no Spark
 	@tools/setup.sh dev
-	@$(PYTHON_ENV) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder tests/unit tests/repo \
-		tests/property --hypothesis-profile=quick -m "not volume" -k "not runTest" $(ARGS)
+	@$(PYTHON_ENV) -m pytest -n $(TEST_PROCESSES) --dist loadfile tests/unit tests/repo -m "not slow" $(ARGS)
 
-lint:  ## ruff
+lint:  ## ruff, and cython-lint
 	@tools/setup.sh dev
 	@$(PYTHON_ENV) -m ruff check .
+	@PATH="$$PWD/.venv/bin:$$PATH" cython-lint $$(git ls-files '*.pyx' '*.pxd')
 
 types:  ## mypy --strict
 	@tools/setup.sh dev
 	@$(PYTHON_ENV) -m mypy
 
-interop:  ## The tests with foreign clients only
-	@tools/setup.sh dev
-	@$(PYTHON_ENV) -m pytest tests/interop $(ARGS)
+##@ Long runs
 
-## Long runs
+bench:  ## Side by side with Mosquitto, and the micro benchmarks; ARGS="--quick" for a look
+	@tools/setup.sh dev
+	@$(PYTHON_ENV) -m benchmarks $(ARGS)
+
 crash:  ## Kills under load and power cuts (CRASH_ROUNDS=50, CRASH_STATES=3000); IOTMQ_CRASH_SEED=N repeats
 	@tools/setup.sh dev
 	@IOTMQ_CRASH_ROUNDS=$(CRASH_ROUNDS) IOTMQ_CRASH_STATES=$(CRASH_STATES) \
@@ -67,11 +68,15 @@ fuzz:  ## Mutated traffic on every port, every request and the MQTT core, damage
 	@$(PYTHON_ENV) tests/fuzz/fuzz_store.py --seconds $(FUZZ_SECONDS)
 	@$(PYTHON_ENV) -m pytest tests/property --hypothesis-profile=fuzz --timeout=3600 $(ARGS)
 
-bench:  ## Side by side with Mosquitto, and the micro benchmarks; ARGS="--quick" for a look
+interop:  ## The tests with foreign clients only
 	@tools/setup.sh dev
-	@$(PYTHON_ENV) -m benchmarks $(ARGS)
+	@$(PYTHON_ENV) -m pytest tests/interop $(ARGS)
 
-## Other
+##@ Other
+
+compile:  ## Compile the modules whose sources changed
+	@tools/setup.sh compile
+
 reference:  ## Write the references of settings and metrics into docs/
 	@tools/setup.sh core
 	@$(PYTHON_ENV) tools/write_reference.py

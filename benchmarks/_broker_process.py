@@ -131,8 +131,8 @@ async def serve(
 ) -> None:
     """The broker and nothing else."""
     from iotmq.broker.broker import Broker
+    from iotmq.broker.registration.advertised_address import resolve_store_host
     from iotmq.broker.settings import BrokerSettings
-    from iotmq.broker.store_host import resolve_store_host
     from iotmq.store.settings import StoreSettings
     from iotmq.store.store import Store
 

@@ -135,7 +135,7 @@ def main(words: Sequence[str] | None = None) -> int:
             lambda: [access.check(request, "127.0.0.1") for _ in range(REQUESTS)],
             REQUESTS,
         )
-        cases["account: one request let through the short way"] = (
+        cases["account: one request let through by the fast path"] = (
             lambda: [access.is_allowed(frame, 0, "127.0.0.1") for _ in range(REQUESTS)],
             REQUESTS,
         )

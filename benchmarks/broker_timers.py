@@ -34,9 +34,9 @@ import uvloop
 
 from benchmarks import machine
 from iotmq.broker.broker import Broker
+from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.broker.scheduled.delivery_time import waiting_until
 from iotmq.broker.settings import BrokerSettings
-from iotmq.broker.store_host import resolve_store_host
 from iotmq.client import ClientSettings, IotmqClient, PullConsumer
 from iotmq.message.record import encode_batch, iter_records, property_value
 from iotmq.registry.server import Registry

@@ -22,8 +22,8 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks import machine
-from iotmq.broker.sessions.stored.projection import SessionProjection
-from iotmq.broker.sessions.stored.records import Close, Open, Subscribe, encode_changes
+from iotmq.broker.session_store.projection import SessionProjection
+from iotmq.broker.session_store.records import Close, Open, Subscribe, encode_changes
 from iotmq.broker.tables.topics import SESSION_TOPIC
 from iotmq.message.record import decode_record, encode_batch
 from iotmq.store.settings import StoreSettings
@@ -106,8 +106,8 @@ def check_returns(store: Store, projection: SessionProjection, meant: Counter[in
         assert session is not None
         ((_, subscription),) = session.subscriptions.items()
         cursor, _ = projection.cursor(subscription.queue_id, f"device-{device:07d}")
-        read = projection.places(subscription.queue_id, cursor, places_max=1_000)
-        bodies = [store.read_record(position) for position, _ in read.places]
+        read = projection.next_entries(subscription.queue_id, cursor, entries_max=1_000)
+        bodies = [store.read_record(position) for position, _ in read.entries]
         wrong += [decode_record(view).body[:7] for view in bodies if view is not None] != [
             b"%07d" % device
         ] * meant[device]

@@ -223,8 +223,8 @@ async def read_messages(client: IotmqClient, queues: Sequence[MessageQueue], rec
 async def serve(directory: Path) -> None:
     """Registry and broker; prints the registry's address, ends with stdin."""
     from iotmq.broker.broker import Broker
+    from iotmq.broker.registration.advertised_address import resolve_store_host
     from iotmq.broker.settings import BrokerSettings
-    from iotmq.broker.store_host import resolve_store_host
     from iotmq.registry.server import Registry
     from iotmq.registry.settings import RegistrySettings
     from iotmq.store.settings import StoreSettings

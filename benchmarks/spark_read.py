@@ -175,8 +175,8 @@ def processor_seconds(process: int) -> float:
 async def serve(directory: Path, rows: int) -> None:
     """Registry and broker with `rows` records; prints the registry's address, ends with stdin."""
     from iotmq.broker.broker import Broker
+    from iotmq.broker.registration.advertised_address import resolve_store_host
     from iotmq.broker.settings import BrokerSettings
-    from iotmq.broker.store_host import resolve_store_host
     from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
     from iotmq.registry.server import Registry
     from iotmq.registry.settings import RegistrySettings

@@ -18,8 +18,8 @@ import msgspec
 
 import iotmq
 from iotmq.broker.broker import Broker
+from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.broker.settings import BrokerSettings
-from iotmq.broker.store_host import resolve_store_host
 from iotmq.client.transport.settings import ClientSettings
 from iotmq.clock import Clock, SystemClock
 from iotmq.config.config import Config

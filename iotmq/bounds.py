@@ -231,7 +231,7 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "broker.replies.sliced_reply: answers made in slices",
         "LONG_ANSWERS_MAX",
         "items x ANSWER_BODY_BYTES_MAX",
-        "tests/unit/broker/replies/test_long_answers.py::test_only_so_many_are_worked_on_at_a_time",
+        "tests/unit/broker/replies/test_sliced_reply.py::test_only_so_many_are_worked_on_at_a_time",
     ),
     Bound(
         "broker.handlers.admin.queries: records found by key",
@@ -363,31 +363,31 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "::test_a_device_has_one_look_up_under_way_however_much_it_subscribes",
     ),
     Bound(
-        "broker.due_actions: actions that wait",
+        "broker.timing: actions that wait",
         "three of each session and front end, and as many cancelled ones",
         "items x one closure",
-        "tests/unit/broker/test_due_actions.py"
+        "tests/unit/broker/test_timing.py"
         "::test_cancelled_actions_take_no_more_room_than_the_others_and_a_few",
     ),
     Bound(
-        "broker.sessions.stored.log: changes of sessions in one record",
+        "broker.session_store.log: changes of sessions in one record",
         "SESSION_NAMES_PER_CHANGE_MAX filters and messages in flight of a report",
         "SESSION_RECORD_BYTES_MAX",
         "tests/unit/broker/sessions/test_sessions.py"
         "::test_a_report_about_the_longest_filters_is_stored_whole",
     ),
     Bound(
-        "broker.sessions.stored.projection: sessions kept decoded",
+        "broker.session_store.projection: sessions kept decoded",
         "RECENT_SESSIONS_MAX of that module",
         "RECENT_BYTES_MAX of that module, RECENT_SESSION_BYTES_MAX of one",
-        "tests/unit/broker/sessions/stored/test_session_projection.py"
+        "tests/unit/broker/session_store/test_session_projection.py"
         "::test_sessions_kept_decoded_at_their_limits_and_past_them",
     ),
     Bound(
-        "broker.sessions.stored.projection: cursors looked at in one turn",
+        "broker.session_store.projection: cursors looked at in one turn",
         "SWEEP_PLACES of that module",
         "items x a cursor",
-        "tests/unit/broker/sessions/stored/test_session_projection.py"
+        "tests/unit/broker/session_store/test_session_projection.py"
         "::test_a_filter_of_very_many_sessions_is_looked_at_in_pieces",
     ),
     Bound(

@@ -8,7 +8,7 @@ bear the same name. Sizes are bytes and counts are items, unless a name says oth
 
 from typing import Final
 
-# Records (docs/formats.md). The first two are widths of fields on disk and cannot be raised.
+# Records (docs/reference/formats.md). The first two are widths of fields on disk and cannot be raised.
 TOPIC_BYTES_MAX: Final = 127
 PROPERTIES_BYTES_MAX: Final = 32_767
 RECORD_BYTES_MAX: Final = 4 * 1024 * 1024

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import coverage
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -20,7 +19,6 @@ sys.path.insert(0, str(ROOT / "tests" / "oracles"))
 
 # No deadline per example: how long one takes says more about the machine's other work than about ours.
 settings.register_profile("default", deadline=None)
-settings.register_profile("quick", deadline=None, max_examples=25)
 settings.register_profile("fuzz", deadline=None, max_examples=20_000, suppress_health_check=list(HealthCheck))
 settings.load_profile("default")
 
@@ -28,38 +26,22 @@ settings.load_profile("default")
 # processes of pytest have something to do until the end.
 FIRST = ("test_bridge_spark.py", "interop", "test_demo.py", "crash", "integration", "fuzz", "property")
 
-# The folders whose tests are measured for coverage. Being traced makes Python three to six times slower, and
-# what the others do is the same very many times over, or the work of other processes.
-MEASURED = ("unit", "integration", "repo")
+# Random programs and kills: they take three times as long when each line is counted, and run what others run.
+UNTRACED = frozenset({"property", "fuzz", "crash"})
 
 _CIMPORT = re.compile(r"^\s*(?:from\s+([\w.]+)\s+cimport|cimport\s+([\w.]+))", re.MULTILINE)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files in the order of FIRST; what is in one stays together."""
+    """Put the files in the order of FIRST; what is in one stays together. Trace nothing of UNTRACED."""
     items.sort(key=_turn)
+    for item in items:
+        if not UNTRACED.isdisjoint(item.path.parts) or item.get_closest_marker("slow"):
+            item.add_marker("no_cover")
 
 
 def _turn(item: pytest.Item) -> int:
     return min((FIRST.index(part) for part in item.path.parts if part in FIRST), default=len(FIRST))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
-    """Measure the coverage of what is in MEASURED and has no mark `volume`."""
-    measured = coverage.Coverage.current()
-    if measured is None or is_measured(item):
-        return (yield)
-    measured.stop()
-    try:
-        return (yield)
-    finally:
-        measured.start()
-
-
-def is_measured(item: pytest.Item) -> bool:
-    folder = item.path.relative_to(ROOT / "tests").parts[0]
-    return folder in MEASURED and item.get_closest_marker("volume") is None
 
 
 @pytest.hookimpl(wrapper=True)

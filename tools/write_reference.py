@@ -1,4 +1,4 @@
-"""Write the references: of all settings into docs/operating.md, of all metrics into docs/metrics.md."""
+"""Write the references into docs/reference/: all settings (settings.md) and all metrics (metrics.md)."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import metrics_reference
 from iotmq.config.config import Config
 from iotmq.config.setting_text import reference
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
-SETTINGS_PAGE = DOCS / "operating.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "reference"
+SETTINGS_PAGE = DOCS / "settings.md"
 METRICS_PAGE = DOCS / "metrics.md"
 
 
 def settings_page() -> str:
-    """docs/operating.md with all settings."""
+    """docs/reference/settings.md with all settings."""
     return _renewed(SETTINGS_PAGE, "reference", reference(Config))
 
 
 def metrics_page() -> str:
-    """docs/metrics.md with all metrics."""
+    """docs/reference/metrics.md with all metrics."""
     return _renewed(METRICS_PAGE, "metrics", metrics_reference.tables(metrics_reference.families()))
 
 

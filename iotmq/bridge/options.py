@@ -123,7 +123,7 @@ class Subscription:
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """All options of one read, checked and with defaults filled in; docs/spark.md describes each."""
+    """All options of one read, checked and complete; docs/reference/spark.md describes each."""
 
     registries: tuple[tuple[str, int], ...]
     subscription: Subscription

@@ -1,6 +1,6 @@
 """Reading a range of one queue as raw pull answers, with one pull on its way ahead of the caller.
 
-A pull answer is a run of records as the broker stores them, see docs/formats.md. What is asked for is
+A pull answer is a run of records as they are stored, see docs/reference/formats.md. What is asked for is
 bounded twice: never a record at or behind the end of the range, and about `pull_bytes` at a time.
 """
 

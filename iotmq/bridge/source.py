@@ -59,7 +59,7 @@ class DataLossError(IotmqError):
 
 
 class IotmqDataSource(DataSource):
-    """The entry point that Spark knows; see docs/spark.md for options and columns."""
+    """The entry point that Spark knows; see docs/reference/spark.md for options and columns."""
 
     @classmethod
     def name(cls) -> str:

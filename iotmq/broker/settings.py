@@ -8,7 +8,6 @@ import msgspec
 from msgspec import Meta
 
 from iotmq import limits
-from iotmq.broker.queue_limits import QueuePolicy
 from iotmq.remoting.tls.files import (
     TLS_HANDSHAKE_S,
     TlsCertificateFile,
@@ -21,6 +20,23 @@ from iotmq.remoting.tls.files import (
 
 _NAME_PATTERN = r"^[%|a-zA-Z0-9_-]+$"
 _ADDRESS_PATTERN = r"^(\[[^\]]+\]|[^:\s]+):\d{1,5}$"
+
+
+QueuePolicy = Literal["drop-oldest", "refuse-new"]
+"""What a session past its number of messages or bytes does not get."""
+
+
+class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What may wait for a kept session; 0 is no limit."""
+
+    messages_max: int = 0
+    bytes_max: int = 0
+    age_s_max: int = 0
+    policy: QueuePolicy = "drop-oldest"
+
+    @property
+    def has_any(self) -> bool:
+        return bool(self.messages_max or self.bytes_max or self.age_s_max)
 
 
 class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,7 +117,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             ge=1,
             le=limits.QUEUES_PER_TOPIC_MAX,
             description="Queues of the template topic TBW102, and of topics the gateway itself makes; "
-            "a client's own wish (4 by default) wins where it is smaller.",
+            "a client's own delivery_time (4 by default) wins where it is smaller.",
         ),
     ] = 8
     delay_levels: Annotated[
@@ -380,3 +396,18 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     is_tracing_allowed: Annotated[
         bool, Meta(description="Value of TRACE_ON in send answers: clients with tracing send traces.")
     ] = True
+
+    @property
+    def trace_on(self) -> str:
+        """The field TRACE_ON of answers to sends."""
+        return "true" if self.is_tracing_allowed else "false"
+
+    @property
+    def session_limits(self) -> QueueLimits:
+        """What may wait for one kept session."""
+        return QueueLimits(
+            messages_max=self.session_queue_messages_max,
+            bytes_max=self.session_queue_bytes_max,
+            age_s_max=self.session_queue_age_s_max,
+            policy=self.session_queue_policy,
+        )

@@ -101,7 +101,7 @@ def _add_config_options(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="SECTION.KEY=VALUE",
-        help="set one setting; may be repeated and wins over the file",
+        help="set one setting; may be repeated, and wins over the file and the variable IOTMQ_SECTION__KEY",
     )
 
 
@@ -111,7 +111,9 @@ def _load(options: argparse.Namespace) -> Config:
     assignments = list(options.assignments)
     if getattr(options, "workers", None) is not None:
         assignments.append(f"mqtt.workers={options.workers}")
-    return load_config(options.config, assignments=assignments, data=options.data)
+    return load_config(
+        options.config, environment=os.environ, assignments=assignments, data=options.data
+    )
 
 
 def _run_role(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""The one config: typed sections, read from a TOML file and `--set`, refused by name when wrong."""
+"""The one config: typed sections from a TOML file, environment and `--set`, refused by name when wrong."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from iotmq.registry.settings import RegistrySettings
 from iotmq.store.settings import StoreSettings
 
 CONFIG_FILE_BYTES_MAX: Final = 1024 * 1024
+_VARIABLE: Final = re.compile(r"IOTMQ_(DATA|[A-Z0-9]+(?:_[A-Z0-9]+)*(?:__[A-Z0-9]+(?:_[A-Z0-9]+)*)+)")
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,15 +67,27 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def load_config(
-    file: Path | None = None, *, assignments: Iterable[str] = (), data: str | None = None
+    file: Path | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    assignments: Iterable[str] = (),
+    data: str | None = None,
 ) -> Config:
-    """Read `file`, then `assignments` ("section.key=value", later ones win), then `data`.
+    """Read `file`, then `environment`, then `assignments` ("section.key=value", later ones win), then `data`.
 
+    The variable of the setting `section.key` is IOTMQ_SECTION__KEY, with two underscores for each dot; that
+    of `data` is IOTMQ_DATA. Other names are no settings.
     Raises ConfigError that names every wrong setting, where it was set, what it means and what is allowed.
     """
     table, origins = ({}, {}) if file is None else _read_file(file)
+    for name, text in sorted((environment or {}).items()):
+        if (path := _setting_of_variable(name)) is not None:
+            _assign(table, origins, path, text, origin=f"environment variable {name}")
     for assignment in assignments:
-        _assign(table, origins, assignment)
+        path, equals, text = assignment.partition("=")
+        if not equals or not path.strip():
+            raise ConfigError(f"--set {assignment}: the form is section.key=value")
+        _assign(table, origins, path.strip(), text, origin="--set")
     if data is not None:
         table["data"] = data
         origins["data"] = "--data"
@@ -140,20 +153,22 @@ def _line_origins(file: Path, text: str) -> dict[str, str]:
     return origins
 
 
-def _assign(table: dict[str, Any], origins: dict[str, str], assignment: str) -> None:
-    """Put one `section.key=value` into the table; the setting's type decides how the text is read."""
-    path, equals, text = assignment.partition("=")
-    path = path.strip()
-    if not equals or not path:
-        raise ConfigError(f"--set {assignment}: the form is section.key=value")
-    origins[path] = "--set"
+def _setting_of_variable(name: str) -> str | None:
+    """The path of the setting a variable of the environment is for; None for every other variable."""
+    found = _VARIABLE.fullmatch(name)
+    return None if found is None else found[1].lower().replace("__", ".")
+
+
+def _assign(table: dict[str, Any], origins: dict[str, str], path: str, text: str, *, origin: str) -> None:
+    """Put the value that `text` means for the setting of that path into the table; its type decides."""
+    origins[path] = origin
     *sections, key = path.split(".")
     kind: Any = Config
     for section in sections:
         kind = _type_of(kind, section)
         inner = table.setdefault(section, {})
         if not isinstance(inner, dict):
-            raise ConfigError(f"--set {assignment}: {section} is not a section")
+            raise ConfigError(f"{path} ({origin}): {section} is not a section")
         table = inner
     table[key] = _parse(text.strip(), _type_of(kind, key))
 

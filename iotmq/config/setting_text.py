@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import msgspec
+import tomli_w
 
 _ARTICLES: Final = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 
@@ -94,38 +95,14 @@ def toml_value(value: Any) -> str:
 
 def toml_document(config: msgspec.Struct) -> str:
     """A whole config as a TOML file that reads back as the same config."""
-    lines: list[str] = []
-    sections: list[tuple[str, msgspec.Struct]] = []
-    for setting in settings_of(type(config)):
-        value = getattr(config, setting.key)
-        if isinstance(value, msgspec.Struct):
-            sections.append((setting.key, value))
-        elif value is not None:
-            lines.append(f"{setting.key} = {toml_value(value)}")
-    while sections:
-        name, section = sections.pop(0)
-        lines += ["", f"[{name}]"]
-        lists: list[str] = []
-        inside: list[tuple[str, msgspec.Struct]] = []
-        for setting in settings_of(type(section)):
-            value = getattr(section, setting.key)
-            if value is None:
-                continue
-            if isinstance(value, msgspec.Struct):
-                inside.append((f"{name}.{setting.key}", value))
-            elif element_struct_of(setting.type) and value:
-                for element in value:
-                    lists += ["", f"[[{name}.{setting.key}]]"]
-                    lists += [
-                        f"{inner.key} = {toml_value(getattr(element, inner.key))}"
-                        for inner in settings_of(type(element))
-                        if getattr(element, inner.key) is not None
-                    ]
-            else:
-                lines.append(f"{setting.key} = {toml_value(value)}")
-        lines += lists
-        sections = inside + sections
-    return "\n".join(lines) + "\n"
+    return tomli_w.dumps(_given(msgspec.to_builtins(config)))
+
+
+def _given(value: Any) -> Any:
+    """The value without what is None in it, which TOML does not have."""
+    if isinstance(value, dict):
+        return {key: _given(inner) for key, inner in value.items() if inner is not None}
+    return [_given(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def reference(config_struct: type[msgspec.Struct]) -> str:

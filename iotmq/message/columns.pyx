@@ -1,7 +1,8 @@
 """Many records at once into columns: a pull response becomes arrays without a Python object per record.
 
 Goals: at least 3 million records/s on one core for 100-byte bodies, no byte read outside the input
-whatever it says, and memory that Arrow and numpy use as it is. Two passes over the records (column_fill.pyx): the first checks and
+whatever it says, and memory that Arrow and numpy use as it is. Two passes over the records
+(column_fill.pyx): the first checks and
 counts, the second fills arrays of the right size. The second pass finds the input in the CPU's cache for the
 usual pull of 1-4 MiB.
 """

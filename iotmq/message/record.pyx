@@ -7,7 +7,7 @@ Numbers are big-endian. Sizes and positions are bytes, timestamps milliseconds s
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.string cimport memchr, memcmp, memcpy
+from libc.string cimport memcmp, memcpy
 
 from iotmq.message.crc cimport crc32
 from iotmq.message.fields cimport element_fields, parse_fields

@@ -1,1 +1,1 @@
-"""An MQTT client for asyncio: `MqttClient` with `MqttClientSettings` (docs/mqtt-client.md)."""
+"""An MQTT client for asyncio: `MqttClient` with `MqttClientSettings` (docs/reference/mqtt-client.md)."""

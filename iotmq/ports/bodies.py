@@ -1,4 +1,4 @@
-"""Bodies of the requests about sessions (30050 to 30061, docs/wire-protocol.md), in MessagePack.
+"""Bodies of the requests about sessions (30050 to 30061, docs/reference/wire-protocol.md), in MessagePack.
 
 Most are the requests and answers of `sessions` as they are; the others are here. Every body that a peer
 sends is checked for types and counts while it is decoded; msgspec.DecodeError says what is wrong.

@@ -2,7 +2,7 @@
 
 The all-in-one process plugs in `iotmq.broker.handlers.mqtt.gateway.LocalGateway`, where each of these is a
 method call on the broker; separate processes plug in `iotmq.front_port.gateway.RemoteGateway`, which speaks
-the native protocol (docs/wire-protocol.md, codes from 30001). Nothing else differs between the two.
+the native protocol (docs/reference/wire-protocol.md, codes from 30001). Nothing else differs between the two.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Will(msgspec.Struct, frozen=True, array_like=True):
 
     topic: str
     queue_id: int
-    # A batch of one element (docs/formats.md).
+    # A batch of one element (docs/reference/formats.md).
     elements: bytes
     is_stored: bool
     delay_s: int = 0
@@ -293,6 +293,23 @@ class ShareReceiver(Protocol):
 
 HANDOUT_REPEATED = 1
 """The client was sent the message before."""
+
+
+class ShareOutlet(Protocol):
+    """The way to a front end for what its members get."""
+
+    @property
+    def is_congested(self) -> bool:
+        """True while it does not take what it was sent."""
+
+    def call_when_drained(self, callback: Callable[[], None]) -> None:
+        """Once it takes again what it is sent."""
+
+    def hand_out(self, handouts: Sequence[tuple[int, int]], records: Sequence[memoryview]) -> None:
+        """Records, each for the (member, flags) at its place; as `ShareReceiver.hand_out`."""
+
+    def withdraw(self, positions: Sequence[tuple[int, int]]) -> None:
+        """(member, position) of what is for somebody else now."""
 
 
 class SharePort(Protocol):

@@ -484,7 +484,7 @@ class Channel(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _answer_run(self, run: Run, at: int, turn: LoopSlice | None) -> int:
-        """Answer usual requests the short way; those that need more than that, each as any request.
+        """Answer usual requests by the fast path; those that need more than that, each as any request.
 
         From number `at` on, as long as the turn has room for those others; the number of the first left.
         """

@@ -1,7 +1,7 @@
 """The numbers of the native protocol: request codes, response codes, languages and versions.
 
 Plain integers, because they are compared on every request; `request_name` and `response_name` are for
-people. Codes from 30001 up are iotmq's own and are described in docs/wire-protocol.md.
+people. Codes from 30001 up are iotmq's own and are described in docs/reference/wire-protocol.md.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class RequestCode:
     POLLING_INFO: Final = 200_055
     BATCH_ACK_MESSAGE: Final = 200_151
 
-    # Ours: an MQTT front end's delivery channel (docs/wire-protocol.md).
+    # Ours: an MQTT front end's delivery channel (docs/reference/wire-protocol.md).
     ATTACH_FILTERS: Final = 30_001
     DETACH_FILTERS: Final = 30_002
     DELIVER_RECORDS: Final = 30_003

@@ -16,7 +16,7 @@ CLOCK_MONOTONIC nanoseconds u64. Paced messages carry the time they were due, no
 sent, so a stalled server is charged for everything that had to wait.
 """
 
-from libc.errno cimport EAGAIN, EINPROGRESS, EINTR, errno
+from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memmove, memset
@@ -445,8 +445,8 @@ cdef class Engine:
     (p + 1) x T - 1, and subscriber n is to have topic n alone: what is not for it is counted as misdelivered.
 
     Subscribers and idle connections that lose their connection connect again, at the pace of ``connect``, when
-    there are ``fallback_ports``: to the next of the ports in turn, after ``return_after_s``. A subscriber whose session is still there
-    (session present in CONNACK) does not subscribe again.
+    there are ``fallback_ports``: to the next of the ports in turn, after ``return_after_s``. A subscriber
+    whose session is still there (session present in CONNACK) does not subscribe again.
     """
     cdef Connection* connections
     cdef uint32_t count
@@ -1150,7 +1150,7 @@ cdef class Engine:
         packet_id = <uint32_t>(sequence % IDS) + 1
         slot = c.slot
         packet = c.ring + <size_t>slot * packet_size
-        for i in range(room):
+        for i in range(room):  # no-cython-lint
             if id_at:
                 put_u16(packet + id_at, <uint16_t>packet_id)
                 packet_id = 1 if packet_id == IDS else packet_id + 1
@@ -1250,7 +1250,7 @@ cdef class Engine:
     cdef void _read(self, Connection* c) noexcept nogil:
         cdef Py_ssize_t got, held, size, used
         cdef int rounds
-        for rounds in range(READS_PER_EVENT):
+        for rounds in range(READS_PER_EVENT):  # no-cython-lint
             held = c.partial_size
             if held:
                 memcpy(self.buffer, c.partial, held)
@@ -1291,7 +1291,8 @@ cdef class Engine:
                 return
 
     cdef Py_ssize_t _unframe(self, Connection* c, Py_ssize_t at, Py_ssize_t size) noexcept nogil:
-        """Leaves packets without frames in the buffer, from `at` on, and returns where they end; -1 for no WebSocket."""
+        """Leaves packets without frames in the buffer, from `at` on, and returns where they end; -1 for no
+        WebSocket."""
         cdef uint8_t* data = self.buffer
         cdef Py_ssize_t end = at, part
         cdef uint32_t needed

@@ -15,8 +15,8 @@ from eventually import soon
 from iotmq.bridge.options import parse_options
 from iotmq.bridge.source import open_cluster
 from iotmq.broker.broker import Broker
+from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.broker.settings import BrokerSettings
-from iotmq.broker.store_host import resolve_store_host
 from iotmq.client import (
     Admin,
     ClientSettings,

@@ -59,7 +59,7 @@ async def test_a_registry_that_hangs_holds_an_answer_up_for_a_limited_time(
     async def hang() -> None:
         await asyncio.Event().wait()
 
-    registration = cluster.brokers[0]._presence._registration
+    registration = cluster.brokers[0]._registration._registration
     assert registration is not None
     monkeypatch.setattr(registration.links[0], "_register", hang)
     monkeypatch.setattr("iotmq.broker.registration.registration._TOLD_S", 0.05)

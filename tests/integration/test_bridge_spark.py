@@ -31,8 +31,8 @@ from iotmq.bridge.jobs.device_statistics import (
 )
 from iotmq.bridge.spark_session import LOW_LATENCY_OPTIONS, session
 from iotmq.broker.broker import Broker
+from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.broker.settings import BrokerSettings
-from iotmq.broker.store_host import resolve_store_host
 from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.client.admin.changes import AdminChanges
 from iotmq.client.admin.queue_scaling import QueueScaling

@@ -625,7 +625,7 @@ async def test_a_question_too_large_to_pass_on_is_answered_and_takes_no_place(si
     response = await site.ask(RequestCode.CONSUME_MESSAGE_DIRECTLY, ask, body)
     assert (response.code, bool(response.remark)) == (1, True)
     assert [request.code for request in client.asked] == [RequestCode.NOTIFY_CONSUMER_IDS_CHANGED]
-    assert site.broker._views._relays._running == 0
+    assert site.broker._admin._relays._running == 0
     await client.connection.close()
 
 

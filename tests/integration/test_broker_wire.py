@@ -167,7 +167,7 @@ async def test_a_parked_pull_is_woken_by_the_append_it_waits_for(site: Site) -> 
     await send(producer, b"first")
     waiting = asyncio.ensure_future(pull(consumer, queueOffset="1"))
     other = asyncio.ensure_future(pull(consumer, queueId="1"))
-    await until(lambda: len(site.broker.holds) == 2)
+    await until(lambda: len(site.broker._native.parked_pulls) == 2)
     await send(producer, b"second")
     assert bodies(await waiting) == [b"second"]
     assert not other.done()
@@ -178,7 +178,7 @@ async def test_a_parked_pull_is_woken_by_the_append_it_waits_for(site: Site) -> 
 async def test_a_parked_pull_ends_empty(site: Site, client: ClientConnection) -> None:
     await send(client)
     waiting = asyncio.ensure_future(pull(client, queueOffset="1"))
-    await until(lambda: len(site.broker.holds) == 1)
+    await until(lambda: len(site.broker._native.parked_pulls) == 1)
     site.clock.advance(15.1)
     site.broker.expire()
     response = await waiting
@@ -189,9 +189,9 @@ async def test_a_closed_connection_leaves_no_parked_pull(site: Site, client: Cli
     await send(client)
     consumer = await site.connect()
     waiting = asyncio.ensure_future(pull(consumer, queueOffset="1"))
-    await until(lambda: len(site.broker.holds) == 1)
+    await until(lambda: len(site.broker._native.parked_pulls) == 1)
     await consumer.close()
-    await until(lambda: len(site.broker.holds) == 0)
+    await until(lambda: len(site.broker._native.parked_pulls) == 0)
     with pytest.raises(Exception, match="connection"):
         await waiting
 
@@ -213,10 +213,10 @@ async def test_thousands_of_parked_pulls_wake_one_by_one(site: Site, client: Cli
     waiting = [
         asyncio.ensure_future(pull(client, topic="Wide", queueId=str(queue_id))) for queue_id in range(1_000)
     ]
-    await until(lambda: len(site.broker.holds) == 1_000)
+    await until(lambda: len(site.broker._native.parked_pulls) == 1_000)
     await send(client, b"x", b="Wide", e="777")
     assert bodies(await waiting[777]) == [b"x"]
-    assert len(site.broker.holds) == 999
+    assert len(site.broker._native.parked_pulls) == 999
     assert sum(future.done() for future in waiting) == 1
     site.clock.advance(20)
     site.broker.expire()

@@ -37,7 +37,7 @@ async def shown(site: Site) -> dict[str, str]:
 
 def perms(site: Site) -> dict[str, int]:
     """What registries are told."""
-    told = site.broker._presence.told_topics()
+    told = site.broker._registration.told_topics()
     return {topic.topic_name: topic.perm & told.perm_mask for topic in told.configs()}
 
 
@@ -97,7 +97,7 @@ async def test_other_parts_have_their_new_values(site: Site) -> None:
     assert (await change(site, text)).code == 0
     broker = site.broker
     assert broker.groups.expiry_s == 7
-    assert broker.holds.held_max == 9
+    assert broker._native.parked_pulls.held_max == 9
     assert broker.subscription_groups.find_or_create("nobody") is None
     template = broker.topics.find("TBW102")
     assert template is not None
@@ -118,7 +118,7 @@ async def test_a_configuration_written_later_wins(site: Site) -> None:
     await site.stop()
     site.settings = BrokerSettings(listen_port=0, registries=(), held_pulls_max=77)
     await site.start()
-    assert site.broker.holds.held_max == 77
+    assert site.broker._native.parked_pulls.held_max == 77
     assert (await shown(site))["broker.default_topic_queues"] == "3"
 
 
@@ -169,12 +169,12 @@ async def test_a_change_that_cannot_be_saved_holds_is_said_and_is_tried_again(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(site.broker._changed_settings._file, "write", refuse)
+        patch.setattr(site.broker.parts.changed_settings._file, "write", refuse)
         for _ in range(2):
             response = await change(site, "broker.held_pulls_max=9")
             assert response.code == 1
             assert "No space left" in (response.remark or "")
-        assert site.broker.holds.held_max == 9
+        assert site.broker._native.parked_pulls.held_max == 9
         assert not path.exists()
     assert (await change(site, "broker.held_pulls_max=9")).code == 0
     assert json.loads(path.read_bytes())["changes"]["broker.held_pulls_max"]["value"] == "9"

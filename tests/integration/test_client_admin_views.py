@@ -13,8 +13,8 @@ import pytest
 from eventually import soon
 
 from iotmq.broker.broker import Broker
+from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.broker.settings import BrokerSettings
-from iotmq.broker.store_host import resolve_store_host
 from iotmq.client import (
     Admin,
     ClientSettings,

@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 from iotmq.broker.broker import Broker
+from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.broker.settings import BrokerSettings
-from iotmq.broker.store_host import resolve_store_host
 from iotmq.client import (
     ClientSettings,
     IotmqClient,

@@ -272,7 +272,7 @@ BROKER_PROCESS = """
 import asyncio, sys
 from pathlib import Path
 from iotmq.broker.broker import Broker
-from iotmq.broker.store_host import resolve_store_host
+from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.broker.settings import BrokerSettings
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store

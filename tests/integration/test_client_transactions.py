@@ -152,7 +152,7 @@ async def test_the_broker_asks_about_what_was_left_open(gateway: Gateway) -> Non
         left = await producer.send_in_transaction(Message("T", b"later"), lambda _: UNKNOWN)
         assert left.state is UNKNOWN
         await until(lambda: gateway.bodies("T") == [b"good"], "the commit after a question")
-        await until(lambda: len(gateway.broker._sending.transactions) == 1, "the rollback after a question")
+        await until(lambda: len(gateway.broker._native.transactions) == 1, "the rollback after a question")
         answers.states["later"] = COMMIT
         await until(lambda: gateway.bodies("T") == [b"good", b"later"], "the late commit")
     asked = next(message for message in answers.asked if message.body == b"good")
@@ -371,7 +371,7 @@ async def test_each_requester_of_a_client_gets_its_own_replies(gateway: Gateway)
 async def test_a_request_without_a_reply_times_out(gateway: Gateway) -> None:
     async with IotmqClient(gateway.client_settings) as client, Requester(client) as requester:
         with pytest.raises(RequestTimeoutError, match="no reply"):
-            await requester.request(Message("questions", b"anybody?"), timeout_ms=100)
+            await requester.request(Message("questions", b"anybody?"), timeout_ms=1_000)
         assert requester._waiting == {}
         assert gateway.bodies("questions") == [b"anybody?"]
 

@@ -17,8 +17,8 @@ from eventually import STOP_S, WITHIN_S, soon
 from fake_gateway import RawClient
 
 from iotmq.broker.broker import Broker
+from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.broker.settings import BrokerSettings
-from iotmq.broker.store_host import resolve_store_host
 from iotmq.broker.tables.topics import TopicConfig
 from iotmq.client import Admin, ClientSettings, IotmqClient, Message, Producer, PullConsumer, ReceivedMessage
 from iotmq.errors import ConfigError

@@ -110,7 +110,7 @@ def state(site: MqttSite) -> dict[str, Any]:
         backlog = {}
         for topic_filter, subscription in session.subscriptions.items():
             cursor, _ = projection.cursor(subscription.queue_id, client_id)
-            places = projection.places(subscription.queue_id, cursor, places_max=1000).places
+            places = projection.next_entries(subscription.queue_id, cursor, entries_max=1000).entries
             backlog[topic_filter] = [body_at(site, position) for position, _ in places]
         sessions[client_id] = {
             "epoch": session.epoch,
@@ -127,7 +127,7 @@ def state(site: MqttSite) -> dict[str, Any]:
     for name in projection.shares.names():
         share = projection.shares.get(name)
         assert share is not None
-        places = projection.places(share.queue_id, share.cursor, places_max=1000).places
+        places = projection.next_entries(share.queue_id, share.cursor, entries_max=1000).entries
         done = {position for position, _ in places if position < share.next_position} - set(share.undone)
         left = [body_at(site, position) for position, _ in places if position not in done]
         shares[name] = (share.since, share.kept_count, left)

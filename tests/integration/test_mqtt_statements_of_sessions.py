@@ -1,6 +1,6 @@
 """Statements of MQTT 3.1.1 and 5 about sessions and messages that no other test shows, over two front ends.
 
-docs/mqtt-conformance.md names them.
+docs/reference/mqtt-conformance.md names them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The examples of docs/native-client.md run as they stand."""
+"""The examples of docs/reference/native-client.md run as they stand."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "native-client.md"
+PAGE = ROOT / "docs" / "reference" / "native-client.md"
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 GATEWAY = """
 import asyncio, sys
 from pathlib import Path
 from iotmq.broker.broker import Broker
-from iotmq.broker.store_host import resolve_store_host
+from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.broker.settings import BrokerSettings
 from iotmq.registry.server import Registry
 from iotmq.registry.settings import RegistrySettings

@@ -19,9 +19,9 @@ from mqtt_site import MqttSite, SessionDevice, open_site
 from small_cluster import SmallCluster
 
 from iotmq.broker.broker import Broker
+from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.broker.sessions.sessions import OWNER_GRACE_S, START_GRACE_S
 from iotmq.broker.shares.shares import REJOIN_GRACE_S
-from iotmq.broker.store_host import resolve_store_host
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.client.admin import sessions as admin_sessions
 from iotmq.client.transport.settings import ClientSettings
@@ -241,7 +241,7 @@ async def stop_broker(cluster: SmallCluster, number: int) -> None:
 
 async def start_broker(cluster: SmallCluster, number: int) -> None:
     """The same broker again, on its port."""
-    settings = cluster.brokers[number]._settings
+    settings = cluster.brokers[number].parts.settings
     directory = cluster.directory / f"broker-{number}"
     store = Store.open(directory, cluster.stores[number].settings, store_host=resolve_store_host(settings))
     cluster.stores[number] = store
@@ -269,16 +269,16 @@ async def test_a_session_has_what_any_broker_has_for_it_on_any_front_end(tmp_pat
             await device.subscribe((f"{topic}/#", 2), (f"{topic}/+", 1))
             await device.unsubscribe(f"{topic}/+")
             for broker in cluster.brokers:
-                publish(broker, f"{topic}/{broker._settings.name}", b"1", b"2")
+                publish(broker, f"{topic}/{broker.parts.settings.name}", b"1", b"2")
             assert len(await device.receives(4)) == 4
             await device.disconnect()
             for broker in cluster.brokers:
-                publish(broker, f"{topic}/{broker._settings.name}", b"3", b"4")
+                publish(broker, f"{topic}/{broker.parts.settings.name}", b"3", b"4")
             await device.connect(two)
             assert device.is_present
             await device.receives(8)
             for broker in cluster.brokers:
-                bodies = [body for at, body in device.got if at.endswith(broker._settings.name)]
+                bodies = [body for at, body in device.got if at.endswith(broker.parts.settings.name)]
                 assert bodies == [b"1", b"2", b"3", b"4"]
             sender = SessionDevice("sender")
             await sender.connect(one, clean_session=True)

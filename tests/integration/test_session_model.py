@@ -211,7 +211,7 @@ class Program:
             if session is None or session.owner:
                 return 0
             places = [
-                (place.queue_id, broker.limits._place(client_id, place.queue_id))
+                (place.queue_id, broker.limits._cursor(client_id, place.queue_id))
                 for place in session.subscriptions.values()
             ]
             return sum(waiting_count(broker.limits._reader, Queue("", *place)) for place in places)

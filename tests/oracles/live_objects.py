@@ -13,8 +13,8 @@ from iotmq.broker.delivery.delivery import DeliveryChannel
 from iotmq.broker.handlers.mqtt import gateway
 from iotmq.broker.handlers.mqtt import sessions as session_handler
 from iotmq.broker.light_queues.light_queues import LightChannel
+from iotmq.broker.session_store.channel import SessionChannel
 from iotmq.broker.sessions import sessions
-from iotmq.broker.sessions.channel import SessionChannel
 from iotmq.broker.shares import share_group, shares
 from iotmq.front_port import session_parts
 from iotmq.mqtt_front.connection.deadlines import RECHECK_S

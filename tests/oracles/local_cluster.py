@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from iotmq.broker.broker import Broker
+from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.broker.settings import BrokerSettings
-from iotmq.broker.store_host import resolve_store_host
 from iotmq.client import ClientSettings
 from iotmq.registry.server import Registry
 from iotmq.registry.settings import RegistrySettings

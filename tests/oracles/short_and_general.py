@@ -1,4 +1,4 @@
-"""Two brokers behind fake transports that get the same bytes, one of them without the short ways."""
+"""Two brokers behind fake transports that get the same bytes, one of them without the fast paths."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Side:
         self.topics = self.broker.topics
         self.writer = self.broker.writer
         self.traffic = Traffic()
-        # Requests that went a short way: sends and pulls.
+        # Requests that went a fast path: sends and pulls.
         self.taken = 0
         self.pulls_taken = 0
         self._is_short = is_short

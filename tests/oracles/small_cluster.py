@@ -11,8 +11,8 @@ from typing import Any
 from gateway_process import free_port
 
 from iotmq.broker.broker import Broker
+from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.broker.settings import BrokerSettings
-from iotmq.broker.store_host import resolve_store_host
 from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.settings import ClientSettings
 from iotmq.registry.server import Registry

@@ -7,12 +7,13 @@ from typing import Any
 
 from eventually import soon
 
-from iotmq.broker.scheduled.delay_levels import DelayLevels
-from iotmq.broker.scheduled.delivery_time import Wish
+from iotmq.broker.parts import make_parts
+from iotmq.broker.scheduled.delivery_time import DeliveryTime
 from iotmq.broker.scheduled.scheduling import DelayDelivery
 from iotmq.broker.scheduled.timers import Timers
-from iotmq.broker.tables.topics import SCHEDULE_TOPIC, TIMER_TOPIC, TopicTable
-from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, StoredBatch
+from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.tables.topics import SCHEDULE_TOPIC, TIMER_TOPIC
+from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.clock import ManualClock
 from iotmq.message.hosts import encode_host
@@ -37,24 +38,16 @@ class TimerBench:
         self.store = Store.open(
             directory, StoreSettings(**{**SETTINGS, **store}), store_host=HOST, clock=clock
         )
-        self.topics = TopicTable(directory / "config" / "topics.json", clock)
+        settings = BrokerSettings(delay_levels=LEVELS, timers_pending_max=pending_max)
+        parts = make_parts(settings, self.store, directory=directory, host=HOST, clock=clock)
+        self.topics = parts.topics
         self.topics.ensure(SCHEDULE_TOPIC, queues=18)
         self.topics.ensure(TIMER_TOPIC, queues=1)
         self.topics.ensure("T", queues=4)
-        self.writer = MessageWriter(
-            self.store, self.topics, clock, directory=directory, default_topic_queues=8, flush_timeout_s=5.0
-        )
+        self.writer = parts.writer
         self.writer.open()
-        self.levels = DelayLevels(LEVELS, clock)
-        self.delays = DelayDelivery(
-            self.store,
-            self.writer,
-            self.levels,
-            directory / "config" / "delayOffset.json",
-            clock,
-            host=HOST,
-            pending_max=pending_max,
-        )
+        self.delays = DelayDelivery(parts)
+        self.levels = self.delays.levels
         self.delays.start()
 
     @property
@@ -76,9 +69,10 @@ class TimerBench:
         queue_id: int = 0,
     ) -> StoredBatch:
         """Store a message that waits so long, or for a level."""
-        wish = Wish(level=level) if level else Wish(due_ms=self.clock.now_ms() + in_ms)
+        due_ms = self.clock.now_ms() + in_ms
+        delivery_time = DeliveryTime(level=level) if level else DeliveryTime(due_ms=due_ms)
         properties = b"UNIQ_KEY\x01%s\x02" % key.encode() if key else b""
-        waiting = self.timers.divert(topic, queue_id, properties, wish)
+        waiting = self.timers.divert(topic, queue_id, properties, delivery_time)
         results: list[StoredBatch | RefusedBatch] = []
         self.writer.append(
             waiting.topic,
@@ -128,7 +122,7 @@ class TimerBench:
         await soon(
             lambda: self.store.flushed_position == self.store.appended_position, "everything is on the disk"
         )
-        self.writer.advance()
+        self.writer.confirm()
 
     def stop(self) -> None:
         self.writer.close()

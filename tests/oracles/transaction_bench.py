@@ -97,9 +97,9 @@ class Bench:
         self.broker = Broker(
             settings, self.store, directory=self.directory, store_host=HOST, clock=self.clock
         )
-        self.transactions = self.broker._sending.transactions
-        self.checks = self.broker._sending.transaction_checks
-        self.handler = self.broker._sending.transaction_ends
+        self.transactions = self.broker._native.transactions
+        self.checks = self.broker._native.transaction_checks
+        self.handler = self.broker._native.transaction_ends
         self.offsets = self.broker.offsets
         self.writer = self.broker.writer
         self.gate = Gate(self.writer)

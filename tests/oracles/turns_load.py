@@ -16,8 +16,8 @@ from session_bench import HOST, FrontEnd, SessionBench, turns
 
 from iotmq import limits
 from iotmq.broker.handlers.mqtt.session_views import SessionViewsHandler
+from iotmq.broker.session_store.records import Close, Open, Subscribe, encode_changes
 from iotmq.broker.sessions.sessions import OWNER_GRACE_S
-from iotmq.broker.sessions.stored.records import Close, Open, Subscribe, encode_changes
 from iotmq.broker.tables.topics import SESSION_TOPIC
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.cycles import short_collections

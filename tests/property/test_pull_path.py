@@ -1,6 +1,6 @@
-"""The short way of plain pulls does what the general way does: same answers, same offsets kept, same counts.
+"""The fast path of plain pulls does what the general path does: same answers, same offsets kept, same counts.
 
-Two brokers get the same bytes, one of them without the short ways; programs are random from fixed seeds.
+Two brokers get the same bytes, one of them without the fast paths; programs are random from fixed seeds.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def change(source: random.Random, sides: Iterable[Side]) -> None:
             assert config is not None
             groups.put(msgspec.structs.replace(config, consume_enable=perm == 6))
         else:
-            side.broker._consuming.pulls.is_readable = perm == 6
+            side.broker._native.pulls.is_readable = perm == 6
 
 
 def kept_offsets(side: Side) -> dict[str, dict[int, int]]:
@@ -252,4 +252,4 @@ async def test_a_parked_plain_pull_is_woken_the_short_way(sides: tuple[Side, Sid
     check_alike(short, general)
     # The one for B waits on.
     assert len(short.answers()) in (2, 3)
-    assert len(short.broker.holds) == len(general.broker.holds)
+    assert len(short.broker._native.parked_pulls) == len(general.broker._native.parked_pulls)

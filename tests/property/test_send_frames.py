@@ -85,7 +85,7 @@ def framed(header: bytes, body: bytes = b"", kind: int = 0) -> bytes:
 
 
 def meaning(command: Command) -> dict[str, object]:
-    """What the general way reads out of a send; RequestError when it refuses it."""
+    """What the general path reads out of a send; RequestError when it refuses it."""
     is_short = command.code != 10
     names = _SHORT_NAMES if is_short else _LONG_NAMES
     header = _read_header(command, names)

@@ -1,6 +1,6 @@
-"""The short way of plain sends does what the general way does: same answers, same bytes stored, same counts.
+"""The fast path of plain sends does what the general path does: same answers, same bytes stored, same counts.
 
-Two brokers' send handlers get the same bytes in the same chunks, one of them without the short way. Programs
+Two brokers' send handlers get the same bytes in the same chunks, one of them without the fast path. Programs
 are random from fixed seeds; clocks stand still and both draw the same random queues.
 """
 
@@ -109,7 +109,7 @@ class Program:
             ]
         )
         if self.random.random() < 0.1:
-            wish = choice(
+            delivery_time = choice(
                 [
                     b"DELAY\x012",
                     b"DELAY\x010",
@@ -118,7 +118,7 @@ class Program:
                     b"WAIT\x01false",
                 ]
             )
-            elements += encode_batch([(b"", wish, 0)])
+            elements += encode_batch([(b"", delivery_time, 0)])
         kind = self.random.random()
         if kind < 0.1:
             return elements[:-1]
@@ -238,10 +238,10 @@ async def test_changed_settings_hold_for_the_next_send(sides: tuple[Side, Side])
     short, general = sides
     for side in sides:
         side.play(plain(310, LETTERS, opaque=1), seed=0)
-        side.broker._sending.sends.is_writable = False
+        settings = side.broker.parts.changed_settings
+        settings.change({"broker.is_writable": "false"}, now_ms=0)
         side.play(plain(310, LETTERS, opaque=2), seed=0)
-        side.broker._sending.sends.is_writable = True
-        side.broker._sending.sends.trace_on = "false"
+        settings.change({"broker.is_writable": "true", "broker.is_tracing_allowed": "false"}, now_ms=0)
         side.play(plain(310, LETTERS, opaque=3), seed=0)
         await side.settle()
     check_alike(short, general)

@@ -1,6 +1,6 @@
-"""The short way of signed requests does what the general way does: same answers, same records, same refusals.
+"""The fast path of signed requests does what the general path does: same answers, records and refusals.
 
-Two brokers with access control get the same bytes, one of them without the short way. Programs are random
+Two brokers with access control get the same bytes, one of them without the fast path. Programs are random
 from fixed seeds: sends and pulls of several accounts, some changed after they were signed.
 """
 
@@ -226,7 +226,7 @@ async def test_sends_behind_a_refused_one_are_each_looked_at(sides: tuple[Side, 
 async def test_a_send_is_looked_at_once_by_the_short_way(
     sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Every other send has to wait for a time, so the general way takes it and the run goes on behind it.
+    # Every other send has to wait for a time, so the general path takes it and the run goes on behind it.
     short, _ = sides
     asked: list[int] = []
     allowed = short.access.is_allowed  # type: ignore[union-attr]

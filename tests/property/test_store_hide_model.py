@@ -52,9 +52,9 @@ HideMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=30
 TestStoreHideModel = HideMachine.TestCase
 
 
-def test_a_removed_queue_may_wait_for_the_next_checkpoint() -> None:
+def test_the_books_agree_while_a_removed_queue_waits_for_its_checkpoint() -> None:
     machine = HideMachine()
-    machine.open(flush="async", segment_bytes=12288, queue_file_entries=2)
+    machine.open(flush="async", segment_bytes=12_288, queue_file_entries=2)
     machine.fill_disk(excess_bytes=1)
     machine.lose_queues()
     machine.hide(topic="a")

@@ -13,10 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from store_model import BORN_HOST, open_small
 
 from iotmq.broker.replies.cold_reads import ColdReads
-from iotmq.broker.sessions import queue_reader
-from iotmq.broker.sessions.queue_reader import QueueReader
-from iotmq.broker.sessions.stored.projection import SessionProjection
-from iotmq.broker.sessions.stored.records import Change, Open, Progress, Subscribe, encode_changes
+from iotmq.broker.session_store import queue_reader
+from iotmq.broker.session_store.projection import SessionProjection
+from iotmq.broker.session_store.queue_reader import QueueReader
+from iotmq.broker.session_store.records import Change, Open, Progress, Subscribe, encode_changes
 from iotmq.broker.tables.topics import SESSION_TOPIC
 from iotmq.message.record import decode_record, encode_batch
 from iotmq.ports.sessions import QueueRead, QueueRecords, Refused

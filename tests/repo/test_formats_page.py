@@ -1,4 +1,4 @@
-"""docs/formats.md: its dumps are what the code writes, and the code reads them as the page says."""
+"""docs/reference/formats.md: its dumps are what the code writes, and the code reads them as the page says."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from iotmq.store.recovery.checkpoint import Checkpoint, read_checkpoint
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "formats.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "formats.md"
 END_MS = 1_700_000_000_005
 STORE_HOST = b"\x7f\0\0\1" + (10911).to_bytes(4, "big")
 BORN_HOST = b"\x7f\0\0\1" + (5000).to_bytes(4, "big")

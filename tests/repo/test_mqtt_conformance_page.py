@@ -1,4 +1,4 @@
-"""docs/mqtt-conformance.md lists every normative statement, and what it names exists."""
+"""docs/reference/mqtt-conformance.md lists every normative statement, and what it names exists."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "mqtt-conformance.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "mqtt-conformance.md").read_text()
 
 # Of each section the highest number of its statements (appendix B of the specifications).
 HIGHEST = {

@@ -136,21 +136,42 @@ def test_shell_scripts_are_executable_and_parse(script: str) -> None:
     subprocess.run(["bash", "-n", str(ROOT / script)], check=True)
 
 
-def test_links_between_documents_lead_somewhere() -> None:
-    links = [
-        (document, target)
-        for document in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-        for target in re.findall(
-            r"\]\(([^)#\s]+)(?:#[^)]*)?\)", re.sub(r"`[^`\n]*`", "", document.read_text())
-        )
-        if "://" not in target
-    ]
-    assert [(document.name, to) for document, to in links if not (document.parent / to).exists()] == []
-
-
 def test_files_that_pages_name_are_there() -> None:
     """Paths in backticks: from the root, or below `iotmq/`, one of its packages, or `tests/`."""
     places = [ROOT, ROOT / "tests", ROOT / "iotmq", *(ROOT / "iotmq").iterdir()]
-    for page in (ROOT / "CONTRIBUTING.md", ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+    for page in (ROOT / "CONTRIBUTING.md", ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         for path in re.findall(r"`((?:\w+/)+\w+\.(?:py|pyx|pxd))`", page.read_text()):
             assert any((place / path).exists() for place in places), f"{page.name}: {path}"
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link may name behind the # of a Markdown page: its headings, as GitHub spells them."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    wrong = []
+    for page in tracked_files():
+        if page.suffix != ".md":
+            continue
+        text = re.sub(r"`[^`\n]*`", "", page.read_text())
+        for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
+            name, _, anchor = link.partition("#")
+            target = (page.parent / name).resolve() if name else page
+            if not target.exists() or (anchor and anchor not in anchors(target)):
+                wrong.append(f"{page.relative_to(ROOT)}: {link}")
+    assert wrong == []
+
+
+def test_pages_that_sources_name_exist() -> None:
+    names = re.compile(r"\bdocs/[\w/-]+\.md")
+    wrong = []
+    for path in tracked_files():
+        if path.suffix in {".py", ".pyx", ".pxd", ".pyi", ".toml", ".sh", ".service"}:
+            wrong += [
+                f"{path.relative_to(ROOT)}: {name}"
+                for name in names.findall(path.read_text())
+                if not (ROOT / name).exists()
+            ]
+    assert wrong == []

@@ -33,7 +33,7 @@ from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.tables.topics import TRACE_TOPIC, reply_topic
 from iotmq.errors import ConfigError, RequestError
 from iotmq.message.record import decode_record, property_value
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.frames.frame import Run
@@ -91,7 +91,7 @@ class AccessControl:
         except FileNotFoundError:
             raise ConfigError(
                 f"broker.acl_enabled is on and {path} is not there: write it first "
-                "(docs/operating.md, Security)"
+                "(docs/how-to/accounts.md)"
             ) from None
         except (OSError, AclFileError) as error:
             raise ConfigError(f"the accounts in {path} cannot be used: {error}") from error
@@ -186,20 +186,14 @@ class AccessControl:
                 "iotmq_broker_acl_refused_total", "counter", "Requests refused by access control.", count,
                 (("reason", reason),),
             )  # fmt: skip
-        yield Metric(
-            "iotmq_broker_acl_accounts", "gauge", "Accounts of access control.", len(self._accounts.by_key)
-        )
-        yield Metric(
-            "iotmq_broker_acl_reloads_total",
-            "counter",
-            "Times changed accounts were read.",
-            self.reloads_count,
-        )
-        yield Metric(
-            "iotmq_broker_acl_failed_reloads_total",
-            "counter",
-            "Times changed accounts could not be used.",
-            self.failed_reloads_count,
+        yield from samples(
+            ("iotmq_broker_acl_accounts", "Accounts of access control.", len(self._accounts.by_key)),
+            ("iotmq_broker_acl_reloads_total", "Times changed accounts were read.", self.reloads_count),
+            (
+                "iotmq_broker_acl_failed_reloads_total",
+                "Times changed accounts could not be used.",
+                self.failed_reloads_count,
+            ),
         )
 
     def _authenticated(self, accounts: Accounts, request: Command, address: str) -> Account | None:
@@ -284,15 +278,15 @@ class Guard:
         return answer.take()
 
     def handle_run(self, connection: ServerConnection, run: Run, at: int) -> int:
-        """The short way, for addresses that are not asked and for usual requests that show their signature.
+        """The fast path, for addresses that are not asked and for usual requests that show their signature.
 
-        What is not let through here is not refused either: the general way asks again, and says why.
+        What is not let through here is not refused either: the general path asks again, and says why.
         """
         address = connection.peer[0]
         if self._access.accounts.is_white(address):
             return self._handle_run(connection, run, at)
         if isinstance(run, SendRun):
-            # Each is looked at once, however often the general way takes one between.
+            # Each is looked at once, however often the general path takes one between.
             if run.allowed <= at:
                 run.allowed = self._allowed_end(run, at, address)
             return self._handle_run(connection, run, at) if run.allowed > at else at

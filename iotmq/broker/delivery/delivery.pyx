@@ -259,7 +259,8 @@ cdef class Delivery:
         return 0
 
     cdef bint _match_stretch(self, Stretch stretch, loop_slice) except -1:
-        """Hand every front end what it wants of the first that waits; whether that was all. What is no record ends it."""
+        """Hand every front end what it wants of the first that waits; whether that was all. What is no
+        record ends it."""
         cdef RecordWalk walk
         cdef bint is_done = True
         self._channels.begin()

@@ -24,7 +24,7 @@ stretch then has a `last position` and a first sequence all the same, so that it
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcmp
 
 from iotmq.broker.delivery.push_channel cimport PushChannel, PushChannels
 from iotmq.broker.light_queues.wide_filters cimport ScanRange, WideFilters

@@ -8,7 +8,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t
 
 from iotmq.message.device_topic cimport device_topic
 from iotmq.message.layout cimport AT_MAGIC, AT_SIZE, BLANK_BYTES, BLANK_MAGIC, RECORD_FIXED_BYTES, get_u32
-from iotmq.message.record cimport FORMAT_OK, RecordParts
+from iotmq.message.record cimport RecordParts
 from iotmq.message.record_walk cimport RecordWalk, begin_walk, end_walk, next_record
 from iotmq.mqtt.topics.filters cimport FilterIndex, Matches
 

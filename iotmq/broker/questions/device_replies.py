@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from iotmq import limits
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.questions.replies import ReplyHandler
 from iotmq.broker.replies.request_table import Handler
-from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, StoredBatch
+from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
-from iotmq.clock import Clock
 from iotmq.errors import RequestError
 from iotmq.message.hosts import decode_host
 from iotmq.message.properties import (
@@ -40,23 +40,14 @@ class DeviceReplies:
     which could do nothing about it.
     """
 
-    def __init__(
-        self,
-        replies: ReplyHandler,
-        writer: MessageWriter,
-        clock: Clock,
-        *,
-        host: bytes,
-        cluster: str,
-        stores_replies: bool,
-    ) -> None:
+    def __init__(self, replies: ReplyHandler, parts: BrokerParts) -> None:
         self._replies = replies
-        self._writer = writer
-        self._clock = clock
-        self._host = host
-        self._address = "{}:{}".format(*decode_host(host))
-        self._topic = f"{cluster}_REPLY_TOPIC"
-        self._stores_replies = stores_replies
+        self._writer = parts.writer
+        self._clock = parts.clock
+        self._host = parts.host
+        self._address = "{}:{}".format(*decode_host(parts.host))
+        self._topic = f"{parts.settings.cluster}_REPLY_TOPIC"
+        self._stores_replies = parts.settings.store_replies
 
     def reply(self, topic: str, client_id: str, body: bytes) -> None:
         """Hand over what a device published to a reply topic.

@@ -14,17 +14,15 @@ from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from iotmq import limits
-from iotmq.broker.members.groups import Groups
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.request_table import Handler
-from iotmq.broker.tables.topics import UNSENDABLE_TOPICS, TopicConfig, TopicTable, check_topic_name
-from iotmq.broker.writing.message_ids import OffsetMessageIds
-from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, StoredBatch
+from iotmq.broker.tables.topics import UNSENDABLE_TOPICS, TopicConfig, check_topic_name
+from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
-from iotmq.clock import Clock
 from iotmq.errors import IotmqError, RequestError
 from iotmq.message.hosts import decode_host, encode_host
 from iotmq.message.record import property_value
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
@@ -69,34 +67,18 @@ class ReplyHeader(NamedTuple):
 class ReplyHandler:
     """Takes replies and pushes them to who asked."""
 
-    def __init__(
-        self,
-        writer: MessageWriter,
-        topics: TopicTable,
-        groups: Groups,
-        message_ids: OffsetMessageIds,
-        clock: Clock,
-        *,
-        host: bytes,
-        cluster: str,
-        region: str,
-        is_tracing_allowed: bool,
-        is_writable: bool,
-        stores_replies: bool,
-        in_flight_max: int = limits.REPLIES_IN_FLIGHT_MAX,
-    ) -> None:
-        self._writer = writer
-        self._topics = topics
-        self._groups = groups
-        self._message_ids = message_ids
-        self._clock = clock
-        self._host = _address(*decode_host(host))
-        self._cluster_property = f"CLUSTER\x01{cluster}".encode()
-        self._region = region
-        # Both may be changed at any time.
-        self.trace_on = "true" if is_tracing_allowed else "false"
-        self.is_writable = is_writable
-        self._stores_replies = stores_replies
+    def __init__(self, parts: BrokerParts, *, in_flight_max: int = limits.REPLIES_IN_FLIGHT_MAX) -> None:
+        self._parts = parts
+        self._writer = parts.writer
+        self._topics = parts.topics
+        self._groups = parts.groups
+        self._message_ids = parts.message_ids
+        self._clock = parts.clock
+        self._host = _address(*decode_host(parts.host))
+        settings = parts.settings
+        self._cluster_property = f"CLUSTER\x01{settings.cluster}".encode()
+        self._region = settings.region
+        self._stores_replies = settings.store_replies
         self._in_flight_max = in_flight_max
         # Pushes without an answer yet.
         self._in_flight = 0
@@ -114,24 +96,19 @@ class ReplyHandler:
         """Nothing is kept per connection: its pushes end by themselves."""
 
     def metrics(self) -> Iterable[Metric]:
-        yield Metric("iotmq_broker_replies_total", "counter", "Replies sent to clients.", self.replies_count)
-        yield Metric(
-            "iotmq_broker_replies_pushed_total",
-            "counter",
-            "Replies that the client who asked has taken.",
-            self.pushed_count,
-        )
-        yield Metric(
-            "iotmq_broker_replies_failed_total",
-            "counter",
-            "Replies that could not be handed to who asked.",
-            self.failed_count,
-        )
-        yield Metric(
-            "iotmq_broker_replies_in_flight",
-            "gauge",
-            "Replies handed over and not taken yet.",
-            self._in_flight,
+        yield from samples(
+            ("iotmq_broker_replies_total", "Replies sent to clients.", self.replies_count),
+            (
+                "iotmq_broker_replies_pushed_total",
+                "Replies that the client who asked has taken.",
+                self.pushed_count,
+            ),
+            (
+                "iotmq_broker_replies_failed_total",
+                "Replies that could not be handed to who asked.",
+                self.failed_count,
+            ),
+            ("iotmq_broker_replies_in_flight", "Replies handed over and not taken yet.", self._in_flight),
         )
 
     def _reply(
@@ -178,7 +155,7 @@ class ReplyHandler:
 
     def _topic_of(self, header: ReplyHeader, names: Mapping[str, str]) -> TopicConfig:
         """The checks of any send, in their order."""
-        if not self.is_writable:
+        if not self._parts.settings.is_writable:
             raise RequestError(ResponseCode.NO_PERMISSION, "this broker does not take messages")
         check_topic_name(header.topic)
         if header.topic in UNSENDABLE_TOPICS:
@@ -284,7 +261,7 @@ class ReplyHandler:
             "queueId": str(queue_id),
             "queueOffset": str(offset),
             "MSG_REGION": self._region,
-            "TRACE_ON": self.trace_on,
+            "TRACE_ON": self._parts.settings.trace_on,
         }
         if problem:
             return request.reply(ResponseCode.SYSTEM_ERROR, remark=problem, ext=ext)

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from iotmq import limits
-from iotmq.broker.tables.data_version import DataVersion
+from iotmq.broker.tables.config_files import DataVersion
 from iotmq.broker.tables.topics import TopicConfig, encode_topics, in_chunks
 from iotmq.errors import StoreError
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.registration.advertised_address import AdvertisedAddress
 from iotmq.broker.registration.registration import Registration, ToldTopics, parse_address
 from iotmq.broker.settings import BrokerSettings
-from iotmq.broker.tables.topics import PERMISSION_READ, PERMISSION_WRITE, TopicTable
+from iotmq.broker.tables.topics import PERMISSION_READ, PERMISSION_WRITE
 from iotmq.metrics import Metric
 from iotmq.remoting.tls.files import client_tls
 
@@ -17,8 +18,7 @@ class RegistrationService:
 
     def __init__(
         self,
-        settings: BrokerSettings,
-        topics: TopicTable,
+        parts: BrokerParts,
         *,
         port: Callable[[], int],
         takes_strangers: bool,
@@ -28,14 +28,23 @@ class RegistrationService:
 
         `runtime_info()` is the answer to code 28.
         """
-        self._settings = settings
-        self._topics = topics
+        self._parts = parts
+        self._permissions = self._permission_settings
         self._port = port
         self._takes_strangers = takes_strangers
         self._runtime_info = runtime_info
         # Both are set by start(); they need the port that is really listened on.
         self._advertised: AdvertisedAddress | None = None
         self._registration: Registration | None = None
+        parts.changed_settings.add_listener(self._settings_changed)
+
+    @property
+    def _settings(self) -> BrokerSettings:
+        return self._parts.settings
+
+    @property
+    def _permission_settings(self) -> tuple[bool, bool]:
+        return self._settings.is_readable, self._settings.is_writable
 
     @property
     def address(self) -> str:
@@ -103,12 +112,11 @@ class RegistrationService:
         else:
             self._registration.when_told(call)
 
-    def apply_settings(self, settings: BrokerSettings) -> None:
-        """Take the values that may change while the broker runs."""
-        before, self._settings = self._settings, settings
-        if (before.is_writable, before.is_readable) != (settings.is_writable, settings.is_readable):
+    def _settings_changed(self) -> None:
+        before, self._permissions = self._permissions, self._permission_settings
+        if before != self._permissions:
             # Registries take topics again only with another version.
-            self._topics.count_up()
+            self._parts.topics.count_up()
 
     def told_topics(self) -> ToldTopics:
         """The topics as registries are told them: none allows what the broker does not."""
@@ -117,7 +125,7 @@ class RegistrationService:
             mask &= ~PERMISSION_READ
         if not self._settings.is_writable:
             mask &= ~PERMISSION_WRITE
-        return ToldTopics(self._topics.version, mask, self._topics.configs)
+        return ToldTopics(self._parts.topics.version, mask, self._parts.topics.configs)
 
     def metrics(self) -> Iterable[Metric]:
         if self._advertised is not None:

@@ -7,7 +7,7 @@ from iotmq.errors import RequestError
 from iotmq.remoting.codes import ResponseCode
 
 
-class AnswerSize:
+class ReplySize:
     """Adds up the parts of an answer. `instead` says how to ask for less."""
 
     def __init__(self, instead: str, *, bytes_max: int = limits.ANSWER_BODY_BYTES_MAX) -> None:
@@ -27,5 +27,5 @@ class AnswerSize:
 
 def checked(body: bytes, instead: str) -> bytes:
     """The body itself; RequestError (1) when it does not fit a frame."""
-    AnswerSize(instead).add(len(body))
+    ReplySize(instead).add(len(body))
     return body

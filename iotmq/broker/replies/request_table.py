@@ -58,13 +58,13 @@ class RequestTable:
         *,
         take_run: TakeRun = _take_no_send,
         take_pull: TakePull = _take_no_pull,
-        settle: Callable[[], None] = _nothing,
+        write_out: Callable[[], None] = _nothing,
     ) -> None:
-        """The first two are the short ways of plain sends and pulls, whose codes processors serve.
+        """The first two are the fast paths of plain sends and pulls, whose codes processors serve.
 
-        `settle` is called before any request but a plain send: what was answered before is there for it.
+        `write_out` is called before any request but a plain send: what was answered before is there for it.
         """
-        self._settle = settle
+        self._write_out = write_out
         self._take_run = take_run
         self._take_pull = take_pull
         self._handlers: dict[int, Handler] = {}
@@ -96,13 +96,13 @@ class RequestTable:
             self._counts[-1] += 1
             return request.not_supported()
         self._counts[code] += 1
-        self._settle()
+        self._write_out()
         return handler(connection, request)
 
     def handle_run(self, connection: ServerConnection, run: Run, at: int) -> int:
         """Take plain requests of a run from number `at` on; the number of the first for `handle`."""
         if isinstance(run, PullFrame):
-            self._settle()
+            self._write_out()
             if not self._take_pull(connection, run):
                 return at
             self._counts[_PULL] += 1

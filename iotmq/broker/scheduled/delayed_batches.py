@@ -34,13 +34,13 @@ class DelayedBatches:
         waiting: list[tuple[bytes, bytes, int]] = []
         try:
             for body, properties, flag in split_elements(elements):
-                wish = self._timers.read_wish(properties)
-                if wish is NOW or not wish.due_ms:
+                delivery_time = self._timers.read_delivery_time(properties)
+                if delivery_time is NOW or not delivery_time.due_ms:
                     raise RequestError(
                         ResponseCode.MESSAGE_ILLEGAL, "a delayed message without TIMER_DELAY_SEC"
                     )
                 stored = self._timers.divert(
-                    topic, queue_id, properties, wish, is_counted=True, also_waiting=len(waiting)
+                    topic, queue_id, properties, delivery_time, is_counted=True, also_waiting=len(waiting)
                 )
                 waiting.append((body, stored.properties, flag))
         except MessageFormatError as error:

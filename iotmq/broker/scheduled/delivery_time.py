@@ -35,7 +35,7 @@ HINT: Final = b"DEL"
 _SPARE_BYTES: Final = 64
 
 
-class Wish(NamedTuple):
+class DeliveryTime(NamedTuple):
     """What a sender wants; one of the three. All are 0 or empty for delivery at once."""
 
     level: int = 0
@@ -53,10 +53,10 @@ class Waiting(NamedTuple):
     due_ms: int
 
 
-NOW: Final = Wish()
+NOW: Final = DeliveryTime()
 
 
-def read_wish(properties: bytes, levels: DelayLevels, *, now_ms: int) -> Wish:
+def read_delivery_time(properties: bytes, levels: DelayLevels, *, now_ms: int) -> DeliveryTime:
     """What the properties ask for; a time that is over already is delivery at once.
 
     Raises RequestError (13) naming the property that cannot be understood.
@@ -65,7 +65,7 @@ def read_wish(properties: bytes, levels: DelayLevels, *, now_ms: int) -> Wish:
         return NOW
     level = levels.level_of(properties)
     if level:
-        return Wish(level=level)
+        return DeliveryTime(level=level)
     _check_level(properties)
     cancelled_key = property_value(properties, CANCELLED_KEY)
     if cancelled_key is not None:
@@ -73,7 +73,7 @@ def read_wish(properties: bytes, levels: DelayLevels, *, now_ms: int) -> Wish:
             raise RequestError(
                 ResponseCode.MESSAGE_ILLEGAL, "the property TIMER_DEL_UNIQKEY is empty: it names a unique key"
             )
-        return Wish(cancelled_key=cancelled_key)
+        return DeliveryTime(cancelled_key=cancelled_key)
     for name, factor_ms in ((DELAY_S, 1_000), (DELAY_MS, 1)):
         value = property_value(properties, name)
         if value is not None:
@@ -90,7 +90,7 @@ def read_wish(properties: bytes, levels: DelayLevels, *, now_ms: int) -> Wish:
             ResponseCode.MESSAGE_ILLEGAL,
             f"the property {name.decode()} is {value.decode()}, later than {DUE_MS_MAX} ms after 1970",
         )
-    return Wish(due_ms=due_ms) if due_ms > now_ms else NOW
+    return DeliveryTime(due_ms=due_ms) if due_ms > now_ms else NOW
 
 
 def waiting_until(topic: str, queue_id: int, properties: bytes, due_ms: int) -> Waiting:

@@ -7,22 +7,17 @@ delivers and cancels, timer_rolls.py keeps them while old log files go, delay_of
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Final
 
-from iotmq import limits
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.cold_reads import ColdReads
 from iotmq.broker.scheduled.delay_levels import DelayLevels, without_properties
 from iotmq.broker.scheduled.delay_offsets import DelayOffsets, DelayOffsetTable
 from iotmq.broker.scheduled.timer_rolls import TimerRolls
 from iotmq.broker.scheduled.timers import Timers
 from iotmq.broker.scheduled.unflushed_deliveries import UnflushedDeliveries
-from iotmq.broker.writing.message_writer import MessageWriter
-from iotmq.clock import Clock
-from iotmq.message.hosts import encode_host
 from iotmq.metrics import Metric
 from iotmq.store.log.queue import Queue
-from iotmq.store.store import Store
 
 __all__ = ("DelayDelivery", "DelayLevels", "DelayOffsetTable", "without_properties")
 
@@ -34,34 +29,15 @@ _THREADS_MAX: Final = 2
 class DelayDelivery:
     """Everything about waiting messages. `timers` is what other parts build on."""
 
-    def __init__(
-        self,
-        store: Store,
-        writer: MessageWriter,
-        levels: DelayLevels,
-        path: Path,
-        clock: Clock,
-        *,
-        host: bytes = encode_host("127.0.0.1", 0),
-        broker_name: str = "broker-a",
-        pending_max: int = limits.TIMERS_PENDING_MAX,
-    ) -> None:
-        """`path` is that of delayOffset.json; `host` what records of the broker's own are born at."""
+    def __init__(self, parts: BrokerParts) -> None:
+        store = parts.store
+        self.levels = DelayLevels(parts.settings.delay_levels, parts.clock)
         ended = UnflushedDeliveries(store)
+        # Its own: what is due must not wait behind consumers that read old messages.
         self._cold_reads = ColdReads(store, threads_max=_THREADS_MAX, waiting_max=_FETCHES_MAX)
-        self.timers = Timers(
-            store,
-            writer,
-            levels,
-            ended,
-            self._cold_reads,
-            clock,
-            host=host,
-            broker_name=broker_name,
-            pending_max=pending_max,
-        )
-        self._offsets = DelayOffsets(store, levels, ended, path)
-        self._rolls = TimerRolls(store, self.timers, ended, clock)
+        self.timers = Timers(parts, self.levels, ended, self._cold_reads)
+        self._offsets = DelayOffsets(store, self.levels, ended, parts.config / "delayOffset.json")
+        self._rolls = TimerRolls(store, self.timers, ended, parts.clock)
         store.held_position = self._rolls.held_position
 
     def start(self) -> None:
@@ -77,6 +53,13 @@ class DelayDelivery:
     def deliver(self) -> None:
         """Hand over what is due now; a timer does it anyway."""
         self.timers.deliver()
+
+    def divert_committed(self, topic: str, queue_id: int, properties: bytes) -> tuple[str, int, bytes]:
+        """Where a committed transaction's message goes: to its queue, or to wait for its time first."""
+        delivery_time = self.timers.read_delivery_time(properties)
+        if not delivery_time.level and not delivery_time.due_ms:
+            return topic, queue_id, properties
+        return self.timers.divert(topic, queue_id, properties, delivery_time, is_counted=False)[:3]
 
     def roll(self) -> None:
         """Make way for retention; to be called about every second."""

@@ -18,32 +18,31 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
-from iotmq.broker.deadline_timer import DeadlineTimer
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.cold_reads import ColdReads
 from iotmq.broker.scheduled.delay_levels import DelayLevels
 from iotmq.broker.scheduled.delivery_time import (
     CANCELLED_KEY,
     REAL_TOPIC,
     UNIQUE_KEY,
+    DeliveryTime,
     Waiting,
-    Wish,
     check_room,
-    read_wish,
+    read_delivery_time,
     waiting_until,
 )
 from iotmq.broker.scheduled.recall_handle import RecallHandle
 from iotmq.broker.scheduled.unflushed_deliveries import UnflushedDeliveries
 from iotmq.broker.tables.topics import TIMER_TOPIC
-from iotmq.broker.writing.message_writer import Done, MessageWriter, RefusedBatch, StoredBatch
+from iotmq.broker.timing import DeadlineTimer
+from iotmq.broker.writing.message_writer import Done, RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
-from iotmq.clock import Clock
 from iotmq.errors import RequestError, StoreError
 from iotmq.message.record import Record, decode_record, property_value
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import ResponseCode
 from iotmq.store.kv.timer_index import NEVER_MS, Timer, TimerIndex
 from iotmq.store.log.timer_record import delivery_of, is_for, mark_of
-from iotmq.store.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -71,30 +70,20 @@ class Timers:
     """Every message that waits. All methods belong to the event loop's thread."""
 
     def __init__(
-        self,
-        store: Store,
-        writer: MessageWriter,
-        levels: DelayLevels,
-        ended: UnflushedDeliveries,
-        cold_reads: ColdReads,
-        clock: Clock,
-        *,
-        host: bytes,
-        broker_name: str,
-        pending_max: int,
+        self, parts: BrokerParts, levels: DelayLevels, ended: UnflushedDeliveries, cold_reads: ColdReads
     ) -> None:
-        """`host` is what records of the broker's own are born at."""
-        self._broker_name = broker_name
-        self._store = store
-        self._writer = writer
+        self._broker_name = parts.settings.name
+        self._store = parts.store
+        self._writer = parts.writer
         self._levels = levels
         self._ended = ended
         self._cold_reads = cold_reads
-        self._clock = clock
-        self._host = host
-        self._pending_max = pending_max
-        self._index: TimerIndex = store.timers()
-        self._timer = DeadlineTimer(clock, self.deliver)
+        self._clock = parts.clock
+        # Records of the broker's own are born there.
+        self._host = parts.host
+        self._pending_max = parts.settings.timers_pending_max
+        self._index: TimerIndex = parts.store.timers()
+        self._timer = DeadlineTimer(parts.clock, self.deliver)
         # True from start() to stop().
         self._is_running = False
         # While the records of a slice are fetched from the disk nothing else is delivered.
@@ -114,7 +103,7 @@ class Timers:
         # How late the last message was, and the latest since the last call of `metrics`.
         self.late_ms = 0
         self.late_ms_max = 0
-        writer.add_confirmed_listener(self._confirmed)
+        parts.writer.add_confirmed_listener(self._confirmed)
 
     def start(self) -> None:
         """Deliver what fell due meanwhile, and everything else from now on."""
@@ -134,16 +123,16 @@ class Timers:
         """How many messages wait."""
         return self._index.estimated_count
 
-    def read_wish(self, properties: bytes) -> Wish:
+    def read_delivery_time(self, properties: bytes) -> DeliveryTime:
         """What a message asks for; raises RequestError (13) for what cannot be understood."""
-        return read_wish(properties, self._levels, now_ms=self._clock.now_ms())
+        return read_delivery_time(properties, self._levels, now_ms=self._clock.now_ms())
 
     def divert(
         self,
         topic: str,
         queue_id: int,
         properties: bytes,
-        wish: Wish,
+        delivery_time: DeliveryTime,
         *,
         is_counted: bool = True,
         also_waiting: int = 0,
@@ -159,19 +148,19 @@ class Timers:
                 ResponseCode.SERVICE_NOT_AVAILABLE,
                 f"{self._pending_max} messages wait for their time already (broker.timers_pending_max)",
             )
-        if wish.level:
-            waiting = Waiting(*self._levels.divert(topic, queue_id, properties, wish.level), 0)
+        if delivery_time.level:
+            waiting = Waiting(*self._levels.divert(topic, queue_id, properties, delivery_time.level), 0)
             check_room(waiting.properties)
             return waiting
-        return waiting_until(topic, queue_id, properties, wish.due_ms)
+        return waiting_until(topic, queue_id, properties, delivery_time.due_ms)
 
-    def recall_handle(self, topic: str, properties: bytes, wish: Wish) -> str | None:
+    def recall_handle(self, topic: str, properties: bytes, delivery_time: DeliveryTime) -> str | None:
         """What a sender can take its message back with; None for a delay level, and without a plain key."""
         unique_key = property_value(properties, UNIQUE_KEY)
-        if not unique_key or b" " in unique_key or not wish.due_ms:
+        if not unique_key or b" " in unique_key or not delivery_time.due_ms:
             return None
         key = unique_key.decode("utf-8", "replace")
-        return RecallHandle(topic, self._broker_name, str(wish.due_ms), key).encode()
+        return RecallHandle(topic, self._broker_name, str(delivery_time.due_ms), key).encode()
 
     def schedule(
         self,
@@ -191,7 +180,9 @@ class Timers:
         prepared_topic, prepared_queue = topic, queue_id
         if due_ms > self._clock.now_ms():
             try:
-                waiting = self.divert(topic, queue_id, properties, Wish(due_ms=due_ms), is_counted=is_counted)
+                waiting = self.divert(
+                    topic, queue_id, properties, DeliveryTime(due_ms=due_ms), is_counted=is_counted
+                )
             except RequestError as error:
                 done(RefusedBatch(error.code, str(error)))
                 return

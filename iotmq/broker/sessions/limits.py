@@ -17,15 +17,15 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
-from iotmq.broker.queue_limits import QueueLimits
-from iotmq.broker.sessions.queue_reader import QueueReader
-from iotmq.broker.sessions.queue_trim import Queue, Range, cut_of, waiting_count
-from iotmq.broker.sessions.stored.cursor import Place
-from iotmq.broker.sessions.stored.log import SessionLog
-from iotmq.broker.sessions.stored.projection import SessionProjection
-from iotmq.broker.sessions.stored.records import Skip
-from iotmq.broker.sessions.stored.sessions import StoredSession
-from iotmq.broker.sessions.stored.shares import is_share
+from iotmq.broker.session_store.cursor import Cursor
+from iotmq.broker.session_store.log import SessionLog
+from iotmq.broker.session_store.projection import SessionProjection
+from iotmq.broker.session_store.queue_reader import QueueReader
+from iotmq.broker.session_store.records import Skip
+from iotmq.broker.session_store.sessions import StoredSession
+from iotmq.broker.session_store.shares import is_share
+from iotmq.broker.sessions.queue_trim import Queue, Range, trimmed_ranges, waiting_count
+from iotmq.broker.settings import QueueLimits
 from iotmq.clock import Clock
 from iotmq.metrics import Metric
 from iotmq.ports.sessions import Refused
@@ -76,12 +76,12 @@ class SessionLimits:
         if not client_id:
             return position, None
         yield from self._look_at(client_id, queue_id, position)
-        place = self._place(client_id, queue_id)
-        position = max(position, place.cursor)
-        skip = place.next_skip(position)
+        cursor = self._cursor(client_id, queue_id)
+        position = max(position, cursor.position)
+        skip = cursor.next_skip(position)
         while skip is not None and skip[0] <= position:
             position = skip[1]
-            skip = place.next_skip(position)
+            skip = cursor.next_skip(position)
         return position, skip
 
     def _look_at(self, client_id: str, queue_id: int, position: int) -> Steps[None]:
@@ -106,8 +106,8 @@ class SessionLimits:
 
     def waiting(self, client_id: str, queue_id: int) -> int:
         """How many messages of a queue a session is not done with and still gets."""
-        place = self._place(client_id, queue_id)
-        return waiting_count(self._reader, Queue("", queue_id, place._replace(sent=place.cursor)))
+        cursor = self._cursor(client_id, queue_id)
+        return waiting_count(self._reader, Queue("", queue_id, cursor._replace(sent=cursor.position)))
 
     def enforce(self, client_id: str) -> None:
         """Cut off what a client that is away has past its limits; one that is there is held to them by
@@ -140,12 +140,12 @@ class SessionLimits:
                 (("reason", reason),),
             )
 
-    def _place(self, client_id: str, queue_id: int) -> Place:
-        place = self._projection.place(queue_id, client_id)
+    def _cursor(self, client_id: str, queue_id: int) -> Cursor:
+        cursor = self._projection.cursor_of(queue_id, client_id)
         for cut in self._deciding.get(client_id, ()):
             if cut.queue_id == queue_id:
-                place = place.skipping(cut.start, cut.end)
-        return place
+                cursor = cursor.skipping(cut.start, cut.end)
+        return cursor
 
     def _enforce(self, client_id: str, *, reading: tuple[int, int] | None) -> Steps[None]:
         """`reading` is the queue, and the position, that a connected session reads. It may have been sent
@@ -156,7 +156,7 @@ class SessionLimits:
                 return
             queues = self._queues_of(client_id, session, reading)
             try:
-                ranges = yield from cut_of(
+                ranges = yield from trimmed_ranges(
                     self._limits, self._projection, self._store, list(queues), now_ms=self._clock.now_ms()
                 )
             except KeyError:
@@ -197,10 +197,10 @@ class SessionLimits:
                 # What waits there waits for a group; or it cannot be counted, because the filter was wide
                 # before there were limits.
                 continue
-            place = self._projection.place(subscription.queue_id, client_id)
+            cursor = self._projection.cursor_of(subscription.queue_id, client_id)
             if reading is not None and subscription.queue_id == reading[0]:
-                place = place._replace(sent=max(place.sent, reading[1]))
-            queues.append(Queue(topic_filter, subscription.queue_id, place))
+                cursor = cursor._replace(sent=max(cursor.sent, reading[1]))
+            queues.append(Queue(topic_filter, subscription.queue_id, cursor))
         return queues
 
     def _forget_old(self, now_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Where the queue of a session past its limits is cut: found by searching positions, not by counting."""
+"""Trim the queue of a session past its limits: find where by searching positions, not by counting."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import heapq
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, Protocol
 
-from iotmq.broker.queue_limits import QueueLimits
-from iotmq.broker.sessions.stored.cursor import Place
-from iotmq.broker.sessions.stored.projection import SessionProjection
+from iotmq.broker.session_store.cursor import Cursor
+from iotmq.broker.session_store.projection import SessionProjection
+from iotmq.broker.settings import QueueLimits
 from iotmq.message.record import decode_record
 from iotmq.store.queues.cold_steps import Steps
 from iotmq.store.store import Store
@@ -22,7 +22,7 @@ class Queue(NamedTuple):
 
     topic_filter: str
     queue_id: int
-    place: Place
+    cursor: Cursor
 
 
 class Backlogs(Protocol):
@@ -43,17 +43,17 @@ class Range(NamedTuple):
     is_old: bool
 
 
-def cut_of(
+def trimmed_ranges(
     limits: QueueLimits, projection: SessionProjection, store: Store, queues: list[Queue], *, now_ms: int
 ) -> Steps[list[Range]]:
     """Hold what waits in the queues of one session to the limits; how old it is may stand on the disk."""
-    return _Cutter(limits, projection, store, queues).cut(now_ms)
+    return _Trimmer(limits, projection, store, queues).ranges(now_ms)
 
 
 def waiting_count(queues: Backlogs, queue: Queue, position: int = 0) -> int:
     """How many messages from `position` on a session was not sent yet."""
     count = 0
-    for start, end in queue.place.waiting():
+    for start, end in queue.cursor.waiting():
         first = max(start, position)
         if end is None:
             count += queues.backlog(queue.queue_id, first)
@@ -62,7 +62,7 @@ def waiting_count(queues: Backlogs, queue: Queue, position: int = 0) -> int:
     return count
 
 
-class _Cutter:
+class _Trimmer:
     def __init__(
         self, limits: QueueLimits, projection: SessionProjection, store: Store, queues: list[Queue]
     ) -> None:
@@ -73,10 +73,10 @@ class _Cutter:
         self._end = projection.applied_position
         self._ranges: list[Range] = []
 
-    def cut(self, now_ms: int) -> Steps[list[Range]]:
+    def ranges(self, now_ms: int) -> Steps[list[Range]]:
         if self._limits.age_s_max:
             for number in range(len(self._queues)):
-                yield from self._cut_old(number, now_ms - self._limits.age_s_max * 1000)
+                yield from self._trim_old(number, now_ms - self._limits.age_s_max * 1000)
         if self._limits.messages_max or self._limits.bytes_max:
             # Empty ones would be looked at in every step.
             self._queues = [queue for queue in self._queues if waiting_count(self._projection, queue)]
@@ -88,9 +88,9 @@ class _Cutter:
 
     # By age
 
-    def _cut_old(self, number: int, oldest_ms: int) -> Steps[None]:
+    def _trim_old(self, number: int, oldest_ms: int) -> Steps[None]:
         queue = self._queues[number]
-        start = queue.place.waiting()[0][0]
+        start = queue.cursor.waiting()[0][0]
         if (yield from self._is_young(queue.queue_id, start, oldest_ms)):
             return
         # The first position from which on the next message is young, as it is from there on.
@@ -102,7 +102,7 @@ class _Cutter:
             else:
                 low = middle + 1
         before = waiting_count(self._projection, queue)
-        rest = self._queues[number] = queue._replace(place=queue.place.skipping(start, end))
+        rest = self._queues[number] = queue._replace(cursor=queue.cursor.skipping(start, end))
         self._skip(queue, start, end, before - waiting_count(self._projection, rest), is_old=True)
 
     def _is_young(self, queue_id: int, position: int, oldest_ms: int) -> Steps[bool]:
@@ -126,15 +126,15 @@ class _Cutter:
             if count_max < total:
                 start = max(start, self._first_with_at_most(count_max))
             size = 0
-            for place, record_bytes in reversed(list(self._entries(start))):
+            for position, record_bytes in reversed(list(self._entries(start))):
                 size += record_bytes
                 if size > self._limits.bytes_max:
-                    start = place + 1
+                    start = position + 1
                     break
         for queue in self._queues:
             count = waiting_count(self._projection, queue) - waiting_count(self._projection, queue, start)
             if count:
-                self._skip(queue, queue.place.waiting()[0][0], start, count)
+                self._skip(queue, queue.cursor.waiting()[0][0], start, count)
 
     def _refuse_new(self) -> None:
         total = self._count(0)
@@ -143,24 +143,24 @@ class _Cutter:
             start = self._first_with_at_most(total - self._limits.messages_max - 1) - 1
         if self._limits.bytes_max:
             size = 0
-            for place, record_bytes in self._entries(0):
-                if place >= start:
+            for position, record_bytes in self._entries(0):
+                if position >= start:
                     break
                 size += record_bytes
                 if size > self._limits.bytes_max:
-                    start = place
+                    start = position
                     break
         for queue in self._queues:
             count = waiting_count(self._projection, queue, start)
             if count:
-                self._skip(queue, max(start, queue.place.waiting()[0][0]), self._end, count)
+                self._skip(queue, max(start, queue.cursor.waiting()[0][0]), self._end, count)
 
     def _count(self, position: int) -> int:
         return sum(waiting_count(self._projection, queue, position) for queue in self._queues)
 
     def _first_with_at_most(self, count_max: int) -> int:
         """The first position from which on no more than `count_max` messages wait."""
-        lowest = min(queue.place.waiting()[0][0] for queue in self._queues)
+        lowest = min(queue.cursor.waiting()[0][0] for queue in self._queues)
         return _first(lowest, self._end, lambda place: self._count(place) <= count_max)
 
     def _entries(self, position: int) -> Iterator[tuple[int, int]]:
@@ -168,7 +168,7 @@ class _Cutter:
         return heapq.merge(*(self._entries_of(queue, position) for queue in self._queues))
 
     def _entries_of(self, queue: Queue, position: int) -> Iterator[tuple[int, int]]:
-        for start, end in queue.place.waiting():
+        for start, end in queue.cursor.waiting():
             for place, size in self._projection.entries(queue.queue_id, max(start, position)):
                 if end is not None and place >= end:
                     break

@@ -18,26 +18,24 @@ import msgspec
 from typing_extensions import Buffer
 
 from iotmq import limits
-from iotmq.broker.due_actions import DueAction, DueActions
-from iotmq.broker.queue_limits import QueueLimits
-from iotmq.broker.sessions.channel import SessionChannel
+from iotmq.broker.parts import BrokerParts
+from iotmq.broker.session_store.channel import SessionChannel
+from iotmq.broker.session_store.log import LoggedDone, SessionLog
+from iotmq.broker.session_store.projection import SessionProjection
+from iotmq.broker.session_store.queue_reader import QueueReader
+from iotmq.broker.session_store.records import Close, End, Open, Subscribe, Unsubscribe
+from iotmq.broker.session_store.sessions import StoredSession
+from iotmq.broker.session_store.shares import is_share
 from iotmq.broker.sessions.exclusives import Exclusives
 from iotmq.broker.sessions.front_ends import FrontEnds, FrontEndView
 from iotmq.broker.sessions.limits import SessionLimits
-from iotmq.broker.sessions.queue_reader import QueueReader
-from iotmq.broker.sessions.stored.log import LoggedDone, SessionLog
-from iotmq.broker.sessions.stored.projection import SessionProjection
-from iotmq.broker.sessions.stored.records import Close, End, Open, Subscribe, Unsubscribe
-from iotmq.broker.sessions.stored.sessions import StoredSession
-from iotmq.broker.sessions.stored.shares import is_share
 from iotmq.broker.sessions.translation import opened_session, progress_records
 from iotmq.broker.sessions.wills import Wills
-from iotmq.broker.shares.shares import ShareOutlet, Shares, ShareSettings
-from iotmq.broker.writing.message_writer import MessageWriter
-from iotmq.clock import Clock
+from iotmq.broker.shares.shares import Shares
+from iotmq.broker.timing import DueAction, DueActions
 from iotmq.errors import StoreError
 from iotmq.loop_slice import LoopSlice
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.mqtt.topics.topics import wildcard_shape
 from iotmq.ports.sessions import (
     CloseRequest,
@@ -51,13 +49,13 @@ from iotmq.ports.sessions import (
     SessionReceiver,
     SessionSubscription,
     ShareJoin,
+    ShareOutlet,
     ShareReport,
     SubscribeRequest,
     UnsubscribeRequest,
     Will,
 )
 from iotmq.remoting.codes import ResponseCode
-from iotmq.store.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -123,40 +121,37 @@ class _Request:
 class Sessions:
     """The sessions of one broker, durable or not. On the loop's thread.
 
-    `publish` stores, or delivers, a will; `forget_packet_ids` is told of clients whose session is a new one.
+    `publish` stores, or delivers, a will.
     """
 
     def __init__(
         self,
+        parts: BrokerParts,
         projection: SessionProjection,
         reader: QueueReader,
-        store: Store,
-        writer: MessageWriter,
-        clock: Clock,
         *,
-        host: bytes,
         publish: Callable[[Will], None],
-        forget_packet_ids: Callable[[str], None],
-        share_settings: ShareSettings,
-        limits: QueueLimits | None = None,
-        exclusives_max: int = limits.EXCLUSIVE_SUBSCRIPTIONS_MAX,
     ) -> None:
         self._projection = projection
         self._reader = reader
-        self._clock = clock
-        self._log = SessionLog(writer, clock, host=host)
-        self._store = store
+        clock = self._clock = parts.clock
+        store = self._store = parts.store
+        self._log = SessionLog(parts.writer, clock, host=parts.host)
+        self._stored_once = parts.stored_once
         self._actions = DueActions(clock, refused=self._refused)
-        self.limits = SessionLimits(limits or QueueLimits(), projection, reader, store, self._log, clock)
-        self._wills = Wills(projection, self._log, self._actions, publish=publish, ignore=_ignore)
-        self.shares = Shares(
-            projection, reader, store, self._log, clock, settings=share_settings, front_end_of=self.owner_of
+        self.limits = SessionLimits(
+            parts.settings.session_limits, projection, reader, store, self._log, clock
         )
-        self._forget_packet_ids = forget_packet_ids
+        self._wills = Wills(projection, self._log, self._actions, publish=publish, ignore=_ignore)
+        self.shares = Shares(parts, projection, reader, self._log, front_end_of=self.owner_of)
         self.front_ends = FrontEnds()
         self._owners: dict[str, _Owner] = {}
         self.exclusives = Exclusives(
-            projection, self._log, clock, count_max=exclusives_max, is_connected=self._owners.__contains__
+            projection,
+            self._log,
+            clock,
+            count_max=parts.settings.exclusive_subscriptions_max,
+            is_connected=self._owners.__contains__,
         )
         self._requests: dict[str, _Request] = {}
         # Epochs of sessions whose end is on its way into the log.
@@ -607,14 +602,12 @@ class Sessions:
     def metrics(self) -> Iterable[Metric]:
         """Sessions, queues, and what happened to them."""
         queues = self._projection.queues
-        gauges: tuple[tuple[str, str, float], ...] = (
+        yield from samples(
             ("sessions", "Durable sessions.", self._projection.count),
             ("connected_clients", "Clients connected through front ends.", len(self._owners)),
             ("light_queues", "Filters with durable subscribers.", len(queues)),
             ("light_queue_bytes", "Memory of light queues in bytes.", queues.memory_bytes),
             ("filter_shapes", "Shapes of wildcards in filters of kept sessions.", queues.filters.shape_count),
-        )
-        counters: tuple[tuple[str, str, float], ...] = (
             ("light_queue_entries_total", "Records put into light queues.", queues.matched_total),
             ("session_records_total", "Changes of sessions stored.", self._log.records_total),
             ("session_takeovers_total", "Sessions taken from another owner.", self.takeovers_total),
@@ -631,11 +624,8 @@ class Sessions:
                 "Session records that cannot be read; the log has where.",
                 self._projection.malformed_records,
             ),
+            prefix="iotmq_broker_",
         )
-        for name, text, value in gauges:
-            yield Metric(f"iotmq_broker_{name}", "gauge", text, value)
-        for name, text, value in counters:
-            yield Metric(f"iotmq_broker_{name}", "counter", text, value)
         yield from self.shares.metrics()
         yield from self.exclusives.metrics()
         yield from self.limits.metrics()
@@ -676,7 +666,7 @@ class Sessions:
         is_present = stored is not None and not wanted.is_clean
         if wanted.expiry_s != 0 and not is_present and not wanted.is_known:
             # Before the client hears that its session is new, and uses them.
-            self._forget_packet_ids(client_id)
+            self._stored_once.forget(client_id, now_ms=self._clock.now_ms())
         self._wills.client_is_back(client_id, ends=is_clean)
         if stored is not None:
             self._keep_left_will(client_id, stored, is_clean=wanted.is_clean)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from iotmq.broker.sessions.stored.records import DoneOfFilter, Flight, Progress
-from iotmq.broker.sessions.stored.sessions import StoredSession
+from iotmq.broker.session_store.records import DoneOfFilter, Flight, Progress
+from iotmq.broker.session_store.sessions import StoredSession
 from iotmq.limits import SESSION_NAMES_PER_CHANGE_MAX
 from iotmq.ports.sessions import (
     NO_QUEUE_ID,

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
-from iotmq.broker.due_actions import DueAction, DueActions
-from iotmq.broker.sessions.stored.log import SessionLog
-from iotmq.broker.sessions.stored.projection import SessionProjection
-from iotmq.broker.sessions.stored.records import WillSent
+from iotmq.broker.session_store.log import SessionLog
+from iotmq.broker.session_store.projection import SessionProjection
+from iotmq.broker.session_store.records import WillSent
+from iotmq.broker.timing import DueAction, DueActions
 from iotmq.ports.sessions import Refused, Will
 
 # What wills that wait keep in memory, all of them; others are looked up in their sessions when they are due.

@@ -12,31 +12,27 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from typing_extensions import Buffer
 
-from iotmq import limits
-from iotmq.broker.sessions.queue_reader import QueueReader
-from iotmq.broker.sessions.stored.log import SessionLog
-from iotmq.broker.sessions.stored.projection import QueuePlaces, SessionProjection
-from iotmq.broker.sessions.stored.records import EndShare, OpenShare, ProgressShare
-from iotmq.broker.sessions.stored.shares import StoredShare, is_share
+from iotmq.broker.parts import BrokerParts
+from iotmq.broker.session_store.channel import SessionChannel
+from iotmq.broker.session_store.log import SessionLog
+from iotmq.broker.session_store.projection import QueueEntries, SessionProjection
+from iotmq.broker.session_store.queue_reader import QueueReader
+from iotmq.broker.session_store.records import EndShare, OpenShare, ProgressShare
+from iotmq.broker.session_store.shares import StoredShare, is_share
 from iotmq.broker.shares.share_group import Handout, Holder, ShareGroup, Strategy
-from iotmq.clock import Clock
 from iotmq.errors import RequestError, StoreError
 from iotmq.loop_slice import LoopSlice
 from iotmq.message.properties import MQTT_CLIENT_ID, MQTT_TOPIC
 from iotmq.message.record import decode_record, property_value
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.ports.sessions import HANDOUT_REPEATED, Refused, ShareJoin, ShareReport
 from iotmq.remoting.codes import ResponseCode
 from iotmq.store.queues.cold_steps import Steps
 from iotmq.store.queues.residency import ColdRead
-from iotmq.store.store import Store
-
-if TYPE_CHECKING:
-    from iotmq.broker.sessions.channel import SessionChannel
 
 logger = logging.getLogger(__name__)
 
@@ -59,33 +55,6 @@ _LOADS_MAX: Final = 4
 _FIRST_BYTES: Final = 4_096
 _PUSH: Final = struct.Struct(">II")
 _SIZE_AND_POSITION: Final = struct.Struct(">i24xq")
-
-
-class ShareSettings(NamedTuple):
-    """As the settings `broker.shared_*`."""
-
-    strategy: Strategy = Strategy.ROUND_ROBIN
-    timeout_s: float = 30.0
-    groups_max: int = limits.SHARE_GROUPS_MAX
-    members_max: int = limits.SHARE_MEMBERS_MAX
-    in_flight_max: int = limits.SHARE_IN_FLIGHT_MAX
-
-
-class ShareOutlet(Protocol):
-    """The way to a front end for what its members get."""
-
-    @property
-    def is_congested(self) -> bool:
-        """True while it does not take what it was sent."""
-
-    def call_when_drained(self, callback: Callable[[], None]) -> None:
-        """Once it takes again what it is sent."""
-
-    def hand_out(self, handouts: Sequence[tuple[int, int]], records: Sequence[memoryview]) -> None:
-        """Records, each for the (member, flags) at its place; as `ports.sessions.ShareReceiver`."""
-
-    def withdraw(self, positions: Sequence[tuple[int, int]]) -> None:
-        """(member, position) of what is for somebody else now."""
 
 
 class ShareView(NamedTuple):
@@ -153,7 +122,7 @@ class _Live:
         self.is_loading = False
         self.loads = 0
         # What looks for them, where that needs the disk.
-        self.search: Steps[QueuePlaces] | None = None
+        self.search: Steps[QueueEntries] | None = None
         # Messages members have by the group's books, whose records have to come from the disk first.
         self.handouts: list[Handout] = []
 
@@ -166,21 +135,20 @@ class Shares:
 
     def __init__(
         self,
+        parts: BrokerParts,
         projection: SessionProjection,
         reader: QueueReader,
-        store: Store,
         log: SessionLog,
-        clock: Clock,
         *,
-        settings: ShareSettings,
         front_end_of: Callable[[str], str | None],
     ) -> None:
         self._projection = projection
         self._reader = reader
-        self._store = store
+        self._store = parts.store
         self._log = log
-        self._clock = clock
-        self._settings = settings
+        clock = self._clock = parts.clock
+        self._settings = parts.settings
+        self._strategy = Strategy(parts.settings.shared_strategy)
         self._front_end_of = front_end_of
         self._light = projection.queues.open_channel(self._pushed)
         self._live: dict[str, _Live] = {}
@@ -215,14 +183,14 @@ class Shares:
         """Why a kept session cannot subscribe these filters."""
         new = {name for name in filters if is_share(name) and self._projection.shares.get(name) is None}
         if (
-            len(self._projection.shares) + len(self._joining) + len(new) <= self._settings.groups_max
+            len(self._projection.shares) + len(self._joining) + len(new) <= self._settings.shared_groups_max
             or not new
         ):
             return None
         self.refused_joins_total += 1
         return Refused(
             ResponseCode.NO_PERMISSION,
-            f"no more shared subscriptions: broker.shared_groups_max is {self._settings.groups_max}",
+            f"no more shared subscriptions: broker.shared_groups_max is {self._settings.shared_groups_max}",
         )
 
     def join(
@@ -242,7 +210,7 @@ class Shares:
         live = self._live.get(share)
         client = self._clients.get(wanted.client_id)
         is_new = client is None or share not in client.members
-        if live is not None and is_new and len(live.members) >= self._settings.members_max:
+        if live is not None and is_new and len(live.members) >= self._settings.shared_members_max:
             self.refused_joins_total += 1
             text = f"the group has {len(live.members)} members: broker.shared_members_max"
             done(Refused(ResponseCode.NO_PERMISSION, text))
@@ -358,11 +326,11 @@ class Shares:
 
     def _begin(self, share: str, stored: StoredShare) -> _Live:
         group = ShareGroup(
-            self._settings.strategy,
+            self._strategy,
             next_position=stored.next_position,
             undone=stored.undone,
-            in_flight_max=self._settings.in_flight_max,
-            timeout_s=self._settings.timeout_s,
+            in_flight_max=self._settings.shared_in_flight_max,
+            timeout_s=self._settings.shared_timeout_s,
         )
         live = self._live[share] = _Live(share, stored, group)
         self._attach(live)
@@ -492,20 +460,20 @@ class Shares:
         unread = group.unread(wanted)
         if unread:
             return self._offer_unread(live, unread, now_s)
-        found = self._next_places(live, wanted)
+        found = self._next_entries(live, wanted)
         if found is None:
             return False
-        # Also where only their places are needed now: they are handed out next.
-        places = self._in_memory(live, found.places)
-        if len(places) < len(found.places):
-            found = QueuePlaces(places, found.places[len(places)][0], is_end=False)
-            if not places:
+        # Also where only their entries are needed now: they are handed out next.
+        entries = self._in_memory(live, found.entries)
+        if len(entries) < len(found.entries):
+            found = QueueEntries(entries, found.entries[len(entries)][0], is_end=False)
+            if not entries:
                 return False
         live.loads = 0
         if live.is_current:
-            del live.fresh[: len(places)]
+            del live.fresh[: len(entries)]
         is_keyed = group.strategy not in (Strategy.ROUND_ROBIN, Strategy.STICKY)
-        for position, size in places:
+        for position, size in entries:
             record = self._store.read_record(position) if is_keyed else None
             if is_keyed and record is None:
                 self.lost_records_total += 1
@@ -514,14 +482,14 @@ class Shares:
         live.is_current = live.is_current or found.is_end
         group.advance(max(found.next_position, group.next_position))
         # A wide filter's messages may be far from each other.
-        return bool(places) or not found.is_end
+        return bool(entries) or not found.is_end
 
     def _offer_unread(self, live: _Live, unread: list[int], now_s: float) -> bool:
         """`_offer` of what was read before the start; only the positions are known."""
         first = self._in_memory(live, [(position, _FIRST_BYTES) for position in unread])
         # The first pages say how many there are.
-        places = self._in_memory(live, [(position, self._store.size_at(position)) for position, _ in first])
-        for position, _ in places:
+        entries = self._in_memory(live, [(position, self._store.size_at(position)) for position, _ in first])
+        for position, _ in entries:
             live.loads = 0
             record = self._store.read_record(position)
             if record is None:
@@ -529,21 +497,21 @@ class Shares:
                 live.group.gone(position)
             else:
                 live.group.offer(position, len(record), self._key_of(record), now_s=now_s)
-        return bool(places)
+        return bool(entries)
 
-    def _next_places(self, live: _Live, wanted: int) -> QueuePlaces | None:
+    def _next_entries(self, live: _Live, wanted: int) -> QueueEntries | None:
         """Where the next messages stand; None when that cannot be said now."""
         group = live.group
         if live.is_current:
             taken = live.fresh[:wanted]
-            return QueuePlaces(taken, taken[-1][0] + 1 if taken else group.next_position, is_end=True)
+            return QueueEntries(taken, taken[-1][0] + 1 if taken else group.next_position, is_end=True)
         search, live.search = live.search, None
         if search is None:
-            search = self._reader.place_steps(live.queue_id, group.next_position, places_max=wanted)
+            search = self._reader.entry_steps(live.queue_id, group.next_position, entries_max=wanted)
         try:
             plan = next(search)
         except StopIteration as finished:
-            found: QueuePlaces = finished.value
+            found: QueueEntries = finished.value
             return found
         except KeyError:
             # The database was opened again, and `expire` sees to it.
@@ -553,20 +521,20 @@ class Shares:
         self._load(live, plan)
         return None
 
-    def _in_memory(self, live: _Live, places: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """The first of some places, as many as are in memory; if none is, they are brought in.
+    def _in_memory(self, live: _Live, entries: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The first of some entries, as many as are in memory; if none is, they are brought in.
 
         The group is served again then.
         """
-        plan = self._store.plan_records(places)
+        plan = self._store.plan_records(entries)
         if plan is None:
-            return places
+            return entries
         if live.loads:
             # They may be more than are brought in, or stay, at one time.
-            is_absent = (self._store.plan_records([place]) is not None for place in places)
-            count = next((number for number, absent in enumerate(is_absent) if absent), len(places))
+            is_absent = (self._store.plan_records([place]) is not None for place in entries)
+            count = next((number for number, absent in enumerate(is_absent) if absent), len(entries))
             if count:
-                return places[:count]
+                return entries[:count]
         if live.loads < _LOADS_MAX:
             live.loads += 1
             self._load(live, plan)
@@ -599,7 +567,7 @@ class Shares:
             live.is_loading = True
 
     def _key_of(self, record: memoryview) -> str:
-        strategy = self._settings.strategy
+        strategy = self._strategy
         if strategy in (Strategy.ROUND_ROBIN, Strategy.STICKY):
             return ""
         name = MQTT_TOPIC if strategy is Strategy.HASH_TOPIC else MQTT_CLIENT_ID
@@ -613,8 +581,8 @@ class Shares:
         What was handed out before, or has waited for a member, may have left it.
         """
         while live.handouts:
-            places = [(handout.position, handout.size) for handout in live.handouts]
-            count = len(self._in_memory(live, places))
+            entries = [(handout.position, handout.size) for handout in live.handouts]
+            count = len(self._in_memory(live, entries))
             if not count:
                 return False
             live.loads = 0
@@ -774,7 +742,7 @@ class Shares:
             in_flight = live.group.in_flight_count
         return ShareView(
             share=share,
-            strategy=self._settings.strategy,
+            strategy=self._strategy,
             kept_count=stored.kept_count,
             in_flight=in_flight,
             undone=len(undone),
@@ -792,24 +760,23 @@ class Shares:
         handed, repeated, timed_out, done = totals
         members = sum(len(live.members) for live in self._live.values())
         in_flight = sum(group.in_flight_count for group in groups)
-        gauges = (
+        yield from samples(
             ("shares", "Groups of shared subscriptions.", len(self._projection.shares)),
             ("share_members", "Connected members of groups.", members),
             ("share_in_flight", "Messages that members of groups hold.", in_flight),
+            ("share_handed_total", "Messages handed to members of groups.", handed),
+            ("share_repeated_total", "Messages of groups handed out again.", repeated),
+            ("share_timed_out_total", "Messages taken from members that held them too long.", timed_out),
+            ("share_done_total", "Messages that members of groups are done with.", done),
+            ("share_refused_joins_total", "Members and groups past a limit.", self.refused_joins_total),
+            ("share_unknown_reports_total", "Reports of members that are gone.", self.unknown_reports_total),
+            (
+                "share_lost_records_total",
+                "Messages the log lost before it was their turn.",
+                self.lost_records_total,
+            ),
+            prefix="iotmq_broker_",
         )
-        counters = (
-            ("handed", "Messages handed to members of groups.", handed),
-            ("repeated", "Messages of groups handed out again.", repeated),
-            ("timed_out", "Messages taken from members that held them too long.", timed_out),
-            ("done", "Messages that members of groups are done with.", done),
-            ("refused_joins", "Members and groups past a limit.", self.refused_joins_total),
-            ("unknown_reports", "Reports of members that are gone.", self.unknown_reports_total),
-            ("lost_records", "Messages the log lost before it was their turn.", self.lost_records_total),
-        )
-        for name, text, value in gauges:
-            yield Metric(f"iotmq_broker_{name}", "gauge", text, value)
-        for name, text, value in counters:
-            yield Metric(f"iotmq_broker_share_{name}_total", "counter", text, value)
 
 
 def _totals(group: ShareGroup) -> tuple[int, int, int, int]:

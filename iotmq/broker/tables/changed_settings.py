@@ -18,8 +18,7 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 
 from iotmq.broker.settings import BrokerSettings
-from iotmq.broker.tables.config_files import ConfigFile
-from iotmq.broker.tables.data_version import DataVersion
+from iotmq.broker.tables.config_files import ConfigFile, DataVersion
 from iotmq.broker.tables.topics import TRACE_TOPIC
 from iotmq.errors import RequestError
 from iotmq.remoting.codes import ResponseCode

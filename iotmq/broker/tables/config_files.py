@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import logging
 import os
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TypeVar
+
+import msgspec
 
 from iotmq.errors import RequestError, StoreCorruptError
 from iotmq.remoting import lenient_json
@@ -129,3 +132,37 @@ def _sync_file(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class DirtyTable(ABC):
+    """`is_dirty` says that the file is behind the table."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = ConfigFile(path)
+        self.is_dirty = False
+
+    @abstractmethod
+    def encode(self) -> bytes:
+        """The table as the file holds it."""
+
+    def take_unsaved(self) -> bytes | None:
+        """What to pass to `write`, None when the file is up to date; `is_dirty` is taken back by this."""
+        if not self.is_dirty:
+            return None
+        self.is_dirty = False
+        return self.encode()
+
+    def write(self, data: bytes) -> None:
+        """Write the file and wait for the disk; touches nothing else, so that a thread may do it."""
+        self._file.write(data, is_synced=True)
+
+
+class DataVersion(msgspec.Struct, frozen=True):
+    """Counts changes of a table; equal stamps mean equal tables."""
+
+    counter: int = 0
+    timestamp: int = 0
+
+    def next(self, now_ms: int) -> DataVersion:
+        """The stamp after one more change."""
+        return DataVersion(counter=self.counter + 1, timestamp=now_ms)

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from iotmq import limits
-from iotmq.broker.tables.dirty_table import DirtyTable
+from iotmq.broker.tables.config_files import DirtyTable
 from iotmq.errors import RequestError
 from iotmq.remoting.codes import ResponseCode
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import msgspec
 
 from iotmq import limits
-from iotmq.broker.tables.config_files import ConfigFile
-from iotmq.broker.tables.data_version import DataVersion
+from iotmq.broker.tables.config_files import ConfigFile, DataVersion
 from iotmq.broker.tables.topics import is_legal_name
 from iotmq.clock import Clock
 from iotmq.errors import RequestError

@@ -34,7 +34,7 @@ class SavedTable(Protocol):
 
 
 class TableFiles:
-    """The files of `topics`, `groups` and `settings`, and those of `tables`, written every `interval_s`."""
+    """The files of `topics`, `groups` and `settings`, and those of `tables`, written now and then."""
 
     def __init__(
         self,
@@ -42,15 +42,13 @@ class TableFiles:
         groups: SubscriptionGroups,
         settings: ChangedSettings,
         tables: Sequence[SavedTable],
-        *,
-        interval_s: float,
     ) -> None:
         self._topics = ConfigSaver("topics.json", topics)
         self._groups = ConfigSaver("subscriptionGroup.json", groups)
         self._settings = ConfigSaver("brokerSettings.json", settings)
         self._savers = (self._topics, self._groups, self._settings)
         self._tables = tables
-        self.interval_s = interval_s
+        self._changed_settings = settings
         topics.add_listener(lambda name: self._topics.changed())
         groups.add_listener(lambda name: self._groups.changed())
         settings.add_listener(self._settings.changed)
@@ -108,7 +106,7 @@ class TableFiles:
 
     async def _save_repeatedly(self, table: SavedTable) -> None:
         while True:
-            await asyncio.sleep(self.interval_s)
+            await asyncio.sleep(self._changed_settings.broker.offsets_interval_s)
             data = table.take_unsaved()
             if data is None:
                 continue

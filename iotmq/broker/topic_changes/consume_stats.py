@@ -5,22 +5,19 @@ Finding out when a record was stored means reading it, so everything here is a g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from iotmq.broker.members.groups import Groups
 from iotmq.broker.members.queue_locks import MessageQueue
-from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
-from iotmq.broker.tables.topics import TopicConfig, TopicTable
-from iotmq.clock import Clock
+from iotmq.broker.parts import BrokerParts
+from iotmq.broker.tables.topics import TopicConfig
 from iotmq.message.record import decode_record
 from iotmq.remoting import lenient_json
 from iotmq.store.log.queue import Queue
 from iotmq.store.queues.cold_steps import Steps
 from iotmq.store.queues.residency import ColdRead
-from iotmq.store.store import Store
 
 
 class QueueStats(msgspec.Struct, kw_only=True, rename="camel"):
@@ -66,25 +63,14 @@ class QueueTimeSpan(msgspec.Struct, kw_only=True):
 class ConsumeStats:
     """Reads what it tells from the store, the offsets and the live groups."""
 
-    def __init__(
-        self,
-        store: Store,
-        topics: TopicTable,
-        groups: Groups,
-        offsets: ConsumerOffsets,
-        clock: Clock,
-        *,
-        broker_name: str,
-        get_tps: Callable[[str, str], float],
-    ) -> None:
-        """`get_tps(topic, group)` is how many records a second the group pulls."""
-        self._store = store
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
-        self._clock = clock
-        self._broker_name = broker_name
-        self._get_tps = get_tps
+    def __init__(self, parts: BrokerParts) -> None:
+        self._store = parts.store
+        self._topics = parts.topics
+        self._groups = parts.groups
+        self._offsets = parts.offsets
+        self._clock = parts.clock
+        self._broker_name = parts.settings.name
+        self._get_tps = parts.statistics.get_tps
 
     def consumed(self, group: str, topics: Iterable[str]) -> list[TopicConfig]:
         """Which of these topics a group consumes.

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import logging
 
-from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.tables.deleted_topics import DeletedTopic
-from iotmq.broker.tables.topics import TopicTable
 from iotmq.errors import StoreError
-from iotmq.store.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -24,10 +22,10 @@ _CLEANED_MAX = 64
 class TopicRemoval:
     """Everything a topic is, taken away: configuration, committed offsets, queues."""
 
-    def __init__(self, store: Store, topics: TopicTable, offsets: ConsumerOffsets) -> None:
-        self._store = store
-        self._topics = topics
-        self._offsets = offsets
+    def __init__(self, parts: BrokerParts) -> None:
+        self._store = parts.store
+        self._topics = parts.topics
+        self._offsets = parts.offsets
 
     def resume(self) -> None:
         """Carry out what is remembered; before anybody reads. May raise OSError."""

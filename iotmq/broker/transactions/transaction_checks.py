@@ -13,20 +13,17 @@ import logging
 from collections import deque
 from collections.abc import Iterable
 
-from iotmq.broker.deadline_timer import DeadlineTimer
-from iotmq.broker.members.groups import Groups, Member
-from iotmq.broker.replies.cold_reads import ColdReads
+from iotmq.broker.members.groups import Member
+from iotmq.broker.parts import BrokerParts
+from iotmq.broker.timing import DeadlineTimer
 from iotmq.broker.transactions.half_messages import Half, copied_properties, read_half
 from iotmq.broker.transactions.transactions import Pending, State, Transactions
-from iotmq.broker.writing.message_ids import OffsetMessageIds
 from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
-from iotmq.clock import Clock
 from iotmq.message.record import Record, decode_record, encode_record, property_value
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.store.queues.cold_steps import Steps
-from iotmq.store.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -37,33 +34,20 @@ _TURN_MAX = 64
 class TransactionChecks:
     """Looks at the pending transactions from time to time."""
 
-    def __init__(
-        self,
-        store: Store,
-        transactions: Transactions,
-        groups: Groups,
-        message_ids: OffsetMessageIds,
-        cold_reads: ColdReads,
-        clock: Clock,
-        *,
-        timeout_s: float,
-        interval_s: float,
-        checks_max: int,
-        age_max_s: float,
-    ) -> None:
-        """`timeout_s` is how long a producer is left alone, unless a message says otherwise."""
-        self._store = store
+    def __init__(self, parts: BrokerParts, transactions: Transactions) -> None:
+        self._store = parts.store
         self._transactions = transactions
-        self._groups = groups
-        self._message_ids = message_ids
-        self._cold_reads = cold_reads
-        self._clock = clock
-        self._timeout_s = timeout_s
-        self._interval_s = interval_s
-        self._checks_max = checks_max
-        self._age_max_s = age_max_s
-        self._timer = DeadlineTimer(clock, self.check)
-        self._turn_timer = DeadlineTimer(clock, self._see_to_some)
+        self._groups = parts.groups
+        self._message_ids = parts.message_ids
+        self._cold_reads = parts.cold_reads
+        self._clock = parts.clock
+        # So long a producer is left alone, unless a message says otherwise.
+        self._timeout_s = parts.settings.transaction_timeout_s
+        self._interval_s = parts.settings.transaction_check_interval_s
+        self._checks_max = parts.settings.transaction_checks_max
+        self._age_max_s = parts.store.settings.retention_hours * 3600
+        self._timer = DeadlineTimer(parts.clock, self.check)
+        self._turn_timer = DeadlineTimer(parts.clock, self._see_to_some)
         # The first offsets of those whose halves are being read.
         self._reading: set[int] = set()
         self._is_stopped = False
@@ -100,26 +84,23 @@ class TransactionChecks:
 
     def metrics(self) -> Iterable[Metric]:
         prefix = "iotmq_broker_transaction_checks"
-        yield Metric(
-            f"{prefix}_total", "counter", "Times a producer was asked about a transaction.", self.checks_count
-        )
-        yield Metric(
-            f"{prefix}_unasked_total",
-            "counter",
-            "Checks for which the group had no live producer.",
-            self.unasked_count,
-        )
-        yield Metric(
-            f"{prefix}_put_off_total",
-            "counter",
-            "Checks put off because no producer of the group reads what it is sent.",
-            self.put_off_count,
-        )
-        yield Metric(
-            "iotmq_broker_transactions_lost_total",
-            "counter",
-            "Pending transactions whose half the log has lost.",
-            self.lost_count,
+        yield from samples(
+            (f"{prefix}_total", "Times a producer was asked about a transaction.", self.checks_count),
+            (
+                f"{prefix}_unasked_total",
+                "Checks for which the group had no live producer.",
+                self.unasked_count,
+            ),
+            (
+                f"{prefix}_put_off_total",
+                "Checks put off because no producer of the group reads what it is sent.",
+                self.put_off_count,
+            ),
+            (
+                "iotmq_broker_transactions_lost_total",
+                "Pending transactions whose half the log has lost.",
+                self.lost_count,
+            ),
         )
 
     def _see_to_some(self) -> None:

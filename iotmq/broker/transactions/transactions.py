@@ -20,8 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from iotmq import limits
-from iotmq.broker.deadline_timer import DeadlineTimer
-from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.tables.topics import (
     HALF_TOPIC,
     OP_HALF_TOPIC,
@@ -29,6 +28,7 @@ from iotmq.broker.tables.topics import (
     TIMER_TOPIC,
     TRANSACTION_CHECKS_MAX_TOPIC,
 )
+from iotmq.broker.timing import DeadlineTimer
 from iotmq.broker.transactions.half_messages import (
     COMMIT,
     COPY_PROPERTIES_BYTES,
@@ -43,16 +43,14 @@ from iotmq.broker.transactions.half_messages import (
     read_op,
     resumed_properties,
 )
-from iotmq.broker.writing.message_writer import Done, MessageWriter, RefusedBatch, StoredBatch
+from iotmq.broker.writing.message_writer import Done, RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
-from iotmq.clock import Clock
 from iotmq.errors import RequestError
 from iotmq.message.record import Record, decode_record, iter_records, property_value
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import ResponseCode
 from iotmq.store.log.queue import Queue
 from iotmq.store.queues.cold_steps import Steps
-from iotmq.store.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -120,26 +118,22 @@ class Transactions:
 
     def __init__(
         self,
-        store: Store,
-        writer: MessageWriter,
-        offsets: ConsumerOffsets,
-        clock: Clock,
-        *,
-        host: bytes,
+        parts: BrokerParts,
         divert: Divert,
-        pending_max: int = limits.TRANSACTIONS_PENDING_MAX,
+        *,
         ended_max: int = limits.TRANSACTIONS_ENDED_REMEMBERED_MAX,
     ) -> None:
-        """`host` is what op records are born at; `divert` says where a committed message goes first."""
-        self._store = store
-        self._writer = writer
-        self._offsets = offsets
-        self._clock = clock
-        self._host = host
+        """`divert` says where a committed message goes first."""
+        self._store = parts.store
+        self._writer = parts.writer
+        self._offsets = parts.offsets
+        self._clock = parts.clock
+        # Op records are born there.
+        self._host = parts.host
         self._divert = divert
-        self._pending_max = pending_max
+        self._pending_max = parts.settings.transactions_pending_max
         self._ended_max = ended_max
-        self._timer = DeadlineTimer(clock, self.note_progress)
+        self._timer = DeadlineTimer(parts.clock, self.note_progress)
         # By the offset of the first half.
         self._pending: dict[int, Pending] = {}
         # Halves handed to the writer and not confirmed yet.
@@ -398,16 +392,15 @@ class Transactions:
             self._progress_soon()
 
     def metrics(self) -> Iterable[Metric]:
-        prefix = "iotmq_broker_transactions"
-        yield Metric(f"{prefix}_pending", "gauge", "Transactions without an end.", len(self._pending))
-        for name, text, value in (
-            ("prepared", "Prepared messages of transactions stored.", self.prepared_count),
-            ("committed", "Transactions committed.", self.committed_count),
-            ("rolled_back", "Transactions rolled back.", self.rolled_back_count),
-            ("given_up", "Transactions that nobody ended in time.", self.given_up_count),
-            ("refused", "Halves refused because too many are pending.", self.refused_count),
-        ):
-            yield Metric(f"{prefix}_{name}_total", "counter", text, value)
+        yield from samples(
+            ("pending", "Transactions without an end.", len(self._pending)),
+            ("prepared_total", "Prepared messages of transactions stored.", self.prepared_count),
+            ("committed_total", "Transactions committed.", self.committed_count),
+            ("rolled_back_total", "Transactions rolled back.", self.rolled_back_count),
+            ("given_up_total", "Transactions that nobody ended in time.", self.given_up_count),
+            ("refused_total", "Halves refused because too many are pending.", self.refused_count),
+            prefix="iotmq_broker_transactions_",
+        )
 
     def _invariants(self) -> None:
         """Raise AssertionError when what is pending and what has ended disagree."""

@@ -13,15 +13,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from typing_extensions import Buffer
 
 from iotmq import limits
-from iotmq.broker.deadline_timer import DeadlineTimer
 from iotmq.broker.statistics.latencies import now_us
 from iotmq.broker.statistics.statistics import Statistics
+from iotmq.broker.tables.changed_settings import ChangedSettings
 from iotmq.broker.tables.topics import TopicTable
+from iotmq.broker.timing import DeadlineTimer
 from iotmq.clock import Clock
 from iotmq.errors import (
     RecordTooLargeError,
@@ -30,7 +31,7 @@ from iotmq.errors import (
     StoreReadOnlyError,
 )
 from iotmq.message.errors import MessageFormatError
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import ResponseCode
 from iotmq.store.log.commit_log import Appended
 from iotmq.store.log.queue import Queue
@@ -40,7 +41,9 @@ from iotmq.supervised import surviving
 logger = logging.getLogger(__name__)
 
 # After a full disk, appends are tried again this often.
-_FULL_RETRY_S = 1.0
+_FULL_RETRY_S: Final = 1.0
+# How long a broker that stops waits for the disk.
+_DRAIN_S: Final = 1.0
 _BORN_HOST_IS_IPV6 = 16
 _STORE_HOST_IS_IPV6 = 32
 # What stands for the queues of a topic whose configuration is not asked.
@@ -152,21 +155,19 @@ class MessageWriter:
         self,
         store: Store,
         topics: TopicTable,
+        settings: ChangedSettings,
         clock: Clock,
+        statistics: Statistics,
         *,
         directory: Path,
-        default_topic_queues: int,
-        flush_timeout_s: float,
-        statistics: Statistics | None = None,
     ) -> None:
         self._store = store
         self._topics = topics
         self._clock = clock
         self._directory = directory
-        self.default_topic_queues = default_topic_queues
-        self._flush_timeout_s = flush_timeout_s
-        self._timer = DeadlineTimer(clock, self.expire)
-        statistics = statistics or Statistics(clock)
+        self._settings = settings
+        self._flush_timeout_s = store.settings.sync_flush_timeout_ms / 1000
+        self._timer = DeadlineTimer(clock, self.time_out)
         # Also called by the compiled way of plain sends.
         self.count_put = statistics.counters.count_put
         self._put_latencies = statistics.put_latencies
@@ -175,7 +176,7 @@ class MessageWriter:
         self._waiting: deque[_Waiting] = deque()
         self._dispatch_listeners: list[Callable[[list[Queue]], None]] = []
         self._confirmed_listeners: list[Callable[[], None]] = []
-        self._settled_listeners: list[Callable[[], None]] = []
+        self._written_listeners: list[Callable[[], None]] = []
         # True from the append that asked for a notification until it runs, once per turn of the loop.
         self._is_notify_scheduled = False
         # True within `gathered`.
@@ -183,7 +184,7 @@ class MessageWriter:
         # Appends of this turn wait to be dispatched, which `_notify` does at its end.
         self._is_dispatch_due = False
         # True while the loop has been asked to advance the store and has not done it yet.
-        self._is_advance_scheduled = False
+        self._is_confirm_scheduled = False
         # Set by open(); flushes are reported to this loop.
         self._loop: asyncio.AbstractEventLoop | None = None
         # Why appends are refused, and until when; empty while they are taken.
@@ -212,10 +213,28 @@ class MessageWriter:
         self._refusal = reason
         self._refused_until_s = float("inf")
 
+    async def drain(self) -> None:
+        """Wait up to a second until everything appended is on the disk and no batch waits for its commit.
+
+        The writer is closed. delayOffset.json counts only deliveries that are on the disk, and another broker
+        of the file format delivers again what it does not count.
+        """
+        store = self._store
+        if store.flushed_position >= store.appended_position and not self.waiting_count:
+            return
+        finished = asyncio.Event()
+        store.when_flushed(store.appended_position, finished.set)
+        store.request_flush()
+        try:
+            async with asyncio.timeout(_DRAIN_S):
+                await finished.wait()
+        except TimeoutError:
+            pass
+
     def finish(self) -> None:
         """Answer everything that still waits as stored but not known to be flushed. The last call."""
         self._timer.cancel()
-        self.settle()
+        self.write_out()
         while self._waiting:
             self._time_out(self._waiting.popleft())
 
@@ -250,9 +269,9 @@ class MessageWriter:
         """`listener` is called once per turn of the loop that confirmed anything, after holds woke."""
         self._confirmed_listeners.append(listener)
 
-    def add_settled_listener(self, listener: Callable[[], None]) -> None:
+    def add_written_listener(self, listener: Callable[[], None]) -> None:
         """`listener` is called when runs of appends were given to their queues: once for those of a turn."""
-        self._settled_listeners.append(listener)
+        self._written_listeners.append(listener)
 
     def queue_count(self, topic: str, *, create: bool) -> int:
         """Queues of the topic that take messages, 0 for an unknown one.
@@ -264,7 +283,7 @@ class MessageWriter:
         if config is None:
             if not create:
                 return 0
-            config = self._topics.ensure(topic, queues=self.default_topic_queues)
+            config = self._topics.ensure(topic, queues=self._settings.broker.default_topic_queues)
         return config.write_queue_nums if config.is_writable else 0
 
     def append(
@@ -375,7 +394,7 @@ class MessageWriter:
             self._is_gathering = False
             self._store.is_dispatching = True
             self._is_dispatch_due = True
-            self.settle()
+            self.write_out()
 
     @property
     def store(self) -> Store:
@@ -436,13 +455,13 @@ class MessageWriter:
     def when_flushed(self, done: Callable[[StoredRun], None]) -> None:
         """Call `done`, perhaps at once, when all that is appended by now is confirmed, or takes too long."""
         run = StoredRun(self._store.appended_position, 0)
-        self.settle()
+        self.write_out()
         if self._store.confirmed_position >= run.end_position:
             done(run)
         else:
             self._wait(run, done, is_patient=False, begun_us=now_us())
 
-    def settle(self) -> None:
+    def write_out(self) -> None:
         """Give what was appended to its queues: what was answered is there for whatever is asked next."""
         if self._is_dispatch_due:
             self._is_dispatch_due = False
@@ -452,25 +471,25 @@ class MessageWriter:
                 # Tried again by whoever asks next.
                 self._is_dispatch_due = True
                 raise
-            for listener in self._settled_listeners:
+            for listener in self._written_listeners:
                 listener()
 
     def on_flushed(self) -> None:
         """Called by the store from its flush thread."""
         loop = self._loop
-        if loop is None or self._is_advance_scheduled:
+        if loop is None or self._is_confirm_scheduled:
             return
-        self._is_advance_scheduled = True
+        self._is_confirm_scheduled = True
         try:
-            loop.call_soon_threadsafe(self.advance)
+            loop.call_soon_threadsafe(self.confirm)
         except RuntimeError:
             # The loop is closed: nobody waits any more.
             pass
 
-    def advance(self) -> None:
+    def confirm(self) -> None:
         """Confirm what the last flush covered: dispatch it, wake holds, answer those who waited."""
         # Taken back first: a flush that ends from here on asks again.
-        self._is_advance_scheduled = False
+        self._is_confirm_scheduled = False
         before = self._store.confirmed_position
         confirmed_position = self._store.advance()
         if confirmed_position == before:
@@ -484,7 +503,7 @@ class MessageWriter:
                 head.done(head.batch)
         self._notify()
 
-    def expire(self) -> None:
+    def time_out(self) -> None:
         """Answer the batches whose group commit takes longer than the flush timeout."""
         now_s = self._clock.monotonic_s()
         late: list[_Waiting] = []
@@ -504,26 +523,23 @@ class MessageWriter:
             self._timer.arm(min(waiting.deadline_s for waiting in self._waiting))
 
     def metrics(self) -> Iterable[Metric]:
-        yield Metric("iotmq_broker_batches_total", "counter", "Batches stored.", self.batches_count)
-        yield Metric("iotmq_broker_records_total", "counter", "Records stored.", self.records_count)
-        yield Metric(
-            "iotmq_broker_stored_bytes_total", "counter", "Bytes of records stored.", self.bytes_count
+        yield from samples(
+            ("iotmq_broker_batches_total", "Batches stored.", self.batches_count),
+            ("iotmq_broker_records_total", "Records stored.", self.records_count),
+            ("iotmq_broker_stored_bytes_total", "Bytes of records stored.", self.bytes_count),
+            ("iotmq_broker_refused_batches_total", "Batches refused.", self.refused_count),
+            (
+                "iotmq_broker_flush_timeouts_total",
+                "Batches stored whose flush did not end in time.",
+                self.flush_timeouts_count,
+            ),
+            ("iotmq_broker_waiting_batches", "Batches waiting for a group commit.", self.waiting_count),
+            ("iotmq_broker_writable", "1 while sends are taken.", float(self.is_writable)),
         )
-        yield Metric("iotmq_broker_refused_batches_total", "counter", "Batches refused.", self.refused_count)
-        yield Metric(
-            "iotmq_broker_flush_timeouts_total",
-            "counter",
-            "Batches stored whose flush did not end in time.",
-            self.flush_timeouts_count,
-        )
-        yield Metric(
-            "iotmq_broker_waiting_batches", "gauge", "Batches waiting for a group commit.", self.waiting_count
-        )
-        yield Metric("iotmq_broker_writable", "gauge", "1 while sends are taken.", float(self.is_writable))
 
     def _notify(self) -> None:
         self._is_notify_scheduled = False
-        self.settle()
+        self.write_out()
         queues = self._store.take_dispatched()
         if queues:
             for dispatch_listener in self._dispatch_listeners:

@@ -54,7 +54,7 @@ class BrokerViews:
         self._client = client
 
     async def runtime_info(self, broker_names: Collection[str] = ()) -> dict[str, dict[str, str]]:
-        """Broker name -> what it says about itself, as texts (docs/wire-protocol.md lists the keys)."""
+        """Broker name -> its runtime information (keys: docs/reference/wire-protocol.md)."""
         answers = await ask_masters(
             self._client,
             RequestCode.GET_BROKER_RUNTIME_INFO,

@@ -38,8 +38,8 @@ _log = logging.getLogger(__name__)
 DEFAULT_GROUP: Final = "DEFAULT_PULL_CONSUMER"
 
 # A broker that answers "nothing new" at once, instead of holding the pull, is asked with pauses.
-_EMPTY_REST_S_MIN: Final = 0.01
-_EMPTY_REST_S_MAX: Final = 0.5
+_POLL_BACKOFF_S_MIN: Final = 0.01
+_POLL_BACKOFF_S_MAX: Final = 0.5
 
 # Worth trying again without telling the application.
 _PASSING: Final = (ConnectionClosedError, RequestTimeoutError, RouteNotFoundError)
@@ -311,7 +311,7 @@ class _Fetch:
         self._rest = Backoff(
             min_s=client.settings.reconnect_ms_min / 1000, max_s=client.settings.reconnect_ms_max / 1000
         )
-        self._empty_rest = PollBackoff(shortest_s=_EMPTY_REST_S_MIN, longest_s=_EMPTY_REST_S_MAX)
+        self._poll_backoff = PollBackoff(shortest_s=_POLL_BACKOFF_S_MIN, longest_s=_POLL_BACKOFF_S_MAX)
         self._taken = asyncio.Event()
         self._task = supervise("fetches of a queue", self._fetch_forever)
 
@@ -437,7 +437,7 @@ class _Fetch:
                 pulled.next_offset,
             )
         if pulled.status is PullStatus.FOUND and len(pulled.records):
-            self._empty_rest.reset()
+            self._poll_backoff.reset()
             view = memoryview(pulled.records)
             self._answers.append((view, pulled.next_offset))
             self._room.take(len(view))
@@ -448,7 +448,7 @@ class _Fetch:
             if not self._answers:
                 self.position = pulled.next_offset
         else:
-            await self._empty_rest.after_empty()
+            await self._poll_backoff.after_empty()
 
     def _list(self) -> None:
         if not self.is_listed:

@@ -27,8 +27,8 @@ from iotmq.supervised import supervise, surviving
 _log = logging.getLogger(__name__)
 
 # A broker that answers "nothing new" at once, instead of holding the pull, is asked with pauses.
-_EMPTY_REST_S_MIN: Final = 0.02
-_EMPTY_REST_S_MAX: Final = 1.0
+_POLL_BACKOFF_S_MIN: Final = 0.02
+_POLL_BACKOFF_S_MAX: Final = 1.0
 # One Columns object is handed over at a time, so a pull of many inflated bodies comes in several.
 COLUMN_BYTES_MAX: Final = 64 * 1024 * 1024
 
@@ -134,7 +134,7 @@ class QueueReader:
         """Where the last answer told us to pull from."""
         self._is_closing = False
         self._rest = self._backoff()
-        self._empty_rest = PollBackoff(shortest_s=_EMPTY_REST_S_MIN, longest_s=_EMPTY_REST_S_MAX)
+        self._poll_backoff = PollBackoff(shortest_s=_POLL_BACKOFF_S_MIN, longest_s=_POLL_BACKOFF_S_MAX)
         self._puller = supervise("pulls of a queue", self._pull_forever)
         self._workers = [supervise("listener calls", self._work) for _ in range(settings.parallel_batches)]
 
@@ -225,14 +225,14 @@ class QueueReader:
         pulled = read_pulled(response, self.queue)
         self._broker_id = pulled.preferred_broker_id
         if pulled.status is PullStatus.FOUND:
-            self._empty_rest.reset()
+            self._poll_backoff.reset()
             self._take(pulled, progress)
         elif pulled.status is PullStatus.OFFSET_MOVED:
             self._move(pulled, progress)
         else:
             progress.skipped_to(pulled.next_offset)
         if progress.next_offset == offset and self._progress is progress:
-            await self._empty_rest.after_empty()
+            await self._poll_backoff.after_empty()
 
     def _move(self, pulled: Pulled, progress: QueueProgress) -> None:
         _log.warning(

@@ -24,7 +24,7 @@ from iotmq.errors import (
 from iotmq.limits import BATCH_RECORDS_MAX
 from iotmq.message.bodies import compress_body
 from iotmq.message.message_ids import UniqueKeys
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode
 
 DEFAULT_GROUP: Final = "DEFAULT_PRODUCER"
@@ -214,18 +214,13 @@ class Producer(Lifetime):
     def metrics(self) -> Iterable[Metric]:
         """Counters of this producer."""
         labels = (("group", self.group),)
-        yield Metric("iotmq_client_sent_total", "counter", "Messages stored", self._sent_total, labels)
-        yield Metric(
-            "iotmq_client_send_failed_total", "counter", "Messages not sent", self._failed_total, labels
+        yield from samples(
+            ("iotmq_client_sent_total", "Messages stored", self._sent_total),
+            ("iotmq_client_send_failed_total", "Messages not sent", self._failed_total),
+            ("iotmq_client_send_retried_total", "Tries after the first", self._tries.retried_total),
+            ("iotmq_client_sends_in_flight", "Unanswered sends", self._room.count),
+            labels=labels,
         )
-        yield Metric(
-            "iotmq_client_send_retried_total",
-            "counter",
-            "Tries after the first",
-            self._tries.retried_total,
-            labels,
-        )
-        yield Metric("iotmq_client_sends_in_flight", "gauge", "Unanswered sends", self._room.count, labels)
 
     # --- one send -----------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Tables of brokers whose keys are queues: JSON objects with objects as keys (docs/wire-protocol.md)."""
+"""Tables of brokers whose keys are queues: JSON with objects as keys (docs/reference/wire-protocol.md)."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def _add_output_options(command: argparse.ArgumentParser) -> None:
         "-F",
         "--format",
         metavar="FORMAT",
-        help="such as '%%t %%q %%p' or %%j; docs/mqtt-client.md has them all",
+        help="such as '%%t %%q %%p' or %%j; docs/reference/mqtt-client.md has them all",
     )
     output.add_argument(
         "-N", dest="has_no_end", action="store_true", help="no end of line behind each message"

@@ -13,7 +13,8 @@ cdef struct Packet:
 
 # The next whole packet of `data` from `at[0]` on, which moves behind it; 0 when there is none yet, with the
 # beginning of one kept in `unfinished`. Raises MqttProtocolError.
-cdef int next_packet(ByteBuffer* unfinished, const uint8_t* data, Py_ssize_t size, Py_ssize_t* at, uint32_t bytes_max, Packet* packet) except -1
+cdef int next_packet(ByteBuffer* unfinished, const uint8_t* data, Py_ssize_t size, Py_ssize_t* at,
+        uint32_t bytes_max, Packet* packet) except -1
 
 
 cdef inline uint32_t variable_integer_size(uint32_t value) noexcept nogil:

@@ -93,6 +93,7 @@ cdef int _refuse_length() except -1:
 cdef int _check_size(uint64_t remaining, uint32_t bytes_max) except -1:
     if remaining > bytes_max:
         raise MqttProtocolError(
-            reason_codes.PACKET_TOO_LARGE, f"a packet of {remaining} bytes; at most {bytes_max} are taken here, see mqtt.packet_bytes_max"
+            reason_codes.PACKET_TOO_LARGE,
+            f"a packet of {remaining} bytes; at most {bytes_max} are taken here, see mqtt.packet_bytes_max"
         )
     return 0

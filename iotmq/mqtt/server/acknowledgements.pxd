@@ -23,7 +23,8 @@ cdef uint32_t expect_acknowledgement(AcknowledgementRing* ring, uint16_t packet_
 # Raises ValueError unless all of these are waited for.
 cdef int check_expected(const AcknowledgementRing* ring, uint32_t sequence, uint32_t count) except -1
 # `count` acknowledgements from `sequence` on are due: write those that nothing older holds up.
-cdef int acknowledge_run(AcknowledgementRing* ring, uint32_t sequence, uint32_t count, uint8_t code, ByteBuffer* output) except -1
+cdef int acknowledge_run(AcknowledgementRing* ring, uint32_t sequence, uint32_t count, uint8_t code,
+        ByteBuffer* output) except -1
 
 
 # A PUBREC that refuses is due: one for the same message, sent again meanwhile, says the same.

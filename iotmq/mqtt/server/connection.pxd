@@ -23,8 +23,8 @@ cdef class ServerConnection(OutboundHalf):
     cdef bint _is_bridge                # from CONNECT
     cdef public uint16_t keep_alive_s   # from CONNECT; the owner may shorten it
     cdef uint8_t _events_max            # packets are left alone while so many events wait; 0: never
-    cdef uint8_t _is_waiting_for_events # that is so now, or what is in `_input` is behind what has no answer yet
-    cdef readonly uint8_t is_answer_due # a SUBSCRIBE or UNSUBSCRIBE has no answer yet; never without _events_max
+    cdef uint8_t _is_waiting_for_events  # that is so now, or what is in `_input` is behind what has no answer yet
+    cdef readonly uint8_t is_answer_due  # a SUBSCRIBE or UNSUBSCRIBE has no answer yet; never without _events_max
     cdef uint8_t _waits_for_turn        # its owner lets what has come wait, as for events
     cdef uint8_t _is_over               # the connection has ended, what came before is looked through
     cdef public uint32_t session_expiry_s   # of a device of MQTT 5, from CONNECT; the owner may shorten it

@@ -3,8 +3,9 @@
 Operations: millions of PUBLISH a second over many connections, and a million idle ones. Goals: no Python
 object per PUBLISH, PUBACK or delivered message; an idle connection costs a few hundred bytes. Plan: packets
 are parsed where they lie (`framing`); a PUBLISH goes to a `PublishSink` as pointers; acknowledgements wait in a
-ring in the order of their PUBLISH and leave together (`acknowledgements`); what goes to the device is encoded once, into
-the output (`outbound`); buffers exist only while they hold something. Measured in docs/performance.md
+ring in the order of their PUBLISH and leave together (`acknowledgements`); what goes to the device is
+encoded once, into
+the output (`outbound`); buffers exist only while they hold something. Measured in docs/explanation/performance.md
 (`benchmarks/mqtt_side_by_side.py`, `benchmarks/mqtt_decoder.py`).
 
 States, and what moves a connection between them:
@@ -16,8 +17,8 @@ States, and what moves a connection between them:
     any              --error, DISCONNECT, close--> CLOSED   input is dropped, output may still leave
 
 Verbs: receive_data, receive_eof, events_received, data_to_send, next_deadline; open_session, refuse,
-ask_authentication, accept_authentication, send_suback, send_unsuback, close. A rule the device breaks never raises out of receive_data: it closes the
-connection with a reason.
+ask_authentication, accept_authentication, send_suback, send_unsuback, close. A rule the device breaks never
+raises out of receive_data: it closes the connection with a reason.
 
 The version is that of the CONNECT. MQTT 5 adds to each packet what the tables of its properties say
 (`publish_properties`, `properties`); everything else is the same code.
@@ -30,7 +31,8 @@ from iotmq.message.layout cimport get_u16
 from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer, append, release
 from iotmq.mqtt.codec.framing cimport Packet, next_packet, variable_integer_size
 from iotmq.mqtt.codec.packet_types cimport (
-    LEVEL_3_1, LEVEL_3_1_1, LEVEL_5, PACKET_AUTH, PACKET_CONNECT, PACKET_DISCONNECT, PACKET_PINGREQ, PACKET_PUBACK, PACKET_PUBCOMP, PACKET_PUBLISH, PACKET_PUBREC,
+    LEVEL_3_1, LEVEL_3_1_1, LEVEL_5, PACKET_AUTH, PACKET_CONNECT, PACKET_DISCONNECT, PACKET_PINGREQ,
+    PACKET_PUBACK, PACKET_PUBCOMP, PACKET_PUBLISH, PACKET_PUBREC,
     PACKET_PUBREL, PACKET_SUBSCRIBE, PACKET_UNSUBSCRIBE, STATE_AUTHENTICATING, STATE_AWAITING_CONNECT, STATE_CLOSED,
     STATE_CONNECTED, STATE_OPENING,
 )

@@ -10,7 +10,8 @@ cdef class ConnectionSettings:
 
     `packet_bytes_max` bounds the remaining length of what a device sends; `in_flight_max` (1 to 65,535) the
     messages of QoS 1 and 2 a subscriber may hold unacknowledged; `queued_bytes_max` what waits for a slow subscriber,
-    `queued_messages_max` how many of QoS 1 and 2 (0 = any number), of which `drops_oldest` takes the oldest for a new one;
+    `queued_messages_max` how many of QoS 1 and 2 (0 = any number), of which `drops_oldest` takes the oldest
+    for a new one;
     `receive_max` (1 to 65,535) and `topic_aliases_max` are what MQTT 5 devices are told they may send, the latter
     also what they get. With `checks_payload_format` a payload that says it is UTF-8 has to be.
     `authentication_methods` are those a CONNECT of MQTT 5 may name; others are refused (0x8C).

@@ -55,7 +55,8 @@ cdef class OutboundHalf:
     cdef uint32_t room_count(self) noexcept
     cdef bint has_room_to_repeat(self) noexcept
     cdef bint has_output_room(self) noexcept
-    cdef uint16_t send_message(self, const OutboundMessage* message, const DeliveryOptions* options, uint16_t packet_id) except? 0
+    cdef uint16_t send_message(self, const OutboundMessage* message, const DeliveryOptions* options,
+            uint16_t packet_id) except? 0
     cdef int message_expired(self) except -1
     cdef int message_dropped(self) except -1
     # Packet ids

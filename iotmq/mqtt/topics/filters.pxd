@@ -51,7 +51,7 @@ cdef class FilterIndex:
     cdef uint32_t free_shape            # head of the chain of free places, NO_ID when there is none
     cdef dict shape_places              # levels of a shape, as `pattern` has them -> its place
     cdef uint32_t open_shapes[LEVELS_MAX + 1]   # heads of the chains, by the number of levels: with `#` at the end
-    cdef uint32_t closed_shapes[LEVELS_MAX + 1] # and without
+    cdef uint32_t closed_shapes[LEVELS_MAX + 1]  # and without
     cdef uint8_t pattern[LEVELS_MAX]    # per level of the filter at hand 1 for `+`, 2 for `#`, 0 for a literal
     cdef uint64_t text_bytes
     cdef uint64_t version

@@ -3,8 +3,8 @@
 Towards the device the aliases are ours to give. Operations: one look-up per PUBLISH. Goals: aliases go to topics
 that are long and come often; a device that is sent ever new topics costs a look and no copies. Plan: a topic
 that is not worth the three bytes of an alias is passed over. One that was seen again lately (64 counters by
-hash), or is long, gets a free alias, or, when it was seen often, that of the first topic in turn that was not used since the
-last look.
+hash), or is long, gets a free alias, or, when it was seen often, that of the first topic in turn that was
+not used since the last look.
 """
 
 import os

@@ -58,7 +58,8 @@ cdef class DeviceGroup:
 
 cdef class DeviceSession:
     """What a session that outlives the connection is told by the device."""
-    cdef bint send_beside_queues(self, OutgoingMessage message, const DeliveryOptions* delivery, uint32_t identifier) except -1
+    cdef bint send_beside_queues(self, OutgoingMessage message, const DeliveryOptions* delivery,
+            uint32_t identifier) except -1
     cdef int message_done(self, uint16_t packet_id, uint32_t place) except -1
     cdef int message_received(self, uint16_t packet_id, uint32_t place) except -1
     cdef int room_again(self) except -1
@@ -95,7 +96,8 @@ cdef class Device(ServerConnection):
     cdef uint8_t _is_waiting            # in the group's queue, because of _unhandled
     cdef uint8_t _is_paused             # reading stopped, for the rest of the turn or for longer
 
-    cdef bint is_for_device(self, OutgoingMessage message, DeliveryOptions* delivery, uint8_t options, const uint32_t* identifiers, uint32_t identifiers_count) except -1
+    cdef bint is_for_device(self, OutgoingMessage message, DeliveryOptions* delivery, uint8_t options,
+            const uint32_t* identifiers, uint32_t identifiers_count) except -1
     cdef int wait_for_turn(self) except -1
     cdef int count_input(self, uint32_t size) except -1
     cdef int after_read(self) except -1

@@ -14,7 +14,7 @@ a SUBSCRIBE or UNSUBSCRIBE waits for the answer to that.
 """
 
 from cpython.bytearray cimport PyByteArray_AS_STRING
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
 from iotmq.mqtt.codec.packet_types cimport (

@@ -8,7 +8,7 @@ goes on in the next ones, in its order; while very much waits nothing is read fr
 """
 
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 
 from iotmq.message.layout cimport get_u32
@@ -35,7 +35,7 @@ cdef enum:
 cdef struct LocalSubscriber:
     void* device        # a counted reference
     uint8_t options     # as in SUBSCRIBE
-    uint32_t identifier # of the subscription; 0 = none
+    uint32_t identifier  # of the subscription; 0 = none
 
 
 cdef class Subscribers:

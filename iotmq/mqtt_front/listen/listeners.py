@@ -52,7 +52,7 @@ class Listeners:
         self._has_room = has_room
         self._servers: list[asyncio.AbstractServer] = []
         # Of those where something comes before MQTT, by the listener's name.
-        self._arrivals: dict[str, Handshakes] = {}
+        self._handshakes: dict[str, Handshakes] = {}
         # Sockets in the file system that are ours to remove.
         self._socket_paths: list[Path] = []
         self._connections: Counter[str] = Counter()
@@ -89,7 +89,7 @@ class Listeners:
         if settings.is_encrypted:
             _refuse_slow_loop(loop, settings)
         if settings.is_encrypted or settings.proxy_protocol:
-            self._arrivals[settings.name] = Handshakes(
+            self._handshakes[settings.name] = Handshakes(
                 settings, listener, protocol_for, has_room=self._has_room_for_one
             )
         elif settings.transport == "unix":
@@ -112,8 +112,8 @@ class Listeners:
         for server in self._servers:
             server.close()
         self._servers.clear()
-        for arrivals in self._arrivals.values():
-            arrivals.close()
+        for handshakes in self._handshakes.values():
+            handshakes.close()
         for path in self._socket_paths:
             path.unlink(missing_ok=True)
         self._socket_paths.clear()
@@ -121,7 +121,7 @@ class Listeners:
     @property
     def arriving_count(self) -> int:
         """Connections that are open and no devices yet."""
-        return sum(arrivals.count for arrivals in self._arrivals.values())
+        return sum(handshakes.count for handshakes in self._handshakes.values())
 
     def connected(self, device: Device) -> None:
         """A connection of one of the listeners is open."""
@@ -142,8 +142,8 @@ class Listeners:
                 self._connections[settings.name],
                 labels,
             )
-            if settings.name in self._arrivals:
-                yield from self._arrivals[settings.name].metrics(labels)
+            if settings.name in self._handshakes:
+                yield from self._handshakes[settings.name].metrics(labels)
         for websocket in self._websockets:
             yield from websocket.metrics()
 

@@ -107,7 +107,7 @@ cdef class Ingress(PublishSink):
     cdef readonly uint64_t retries
     cdef readonly uint64_t replies      # answers to requests of native clients
     cdef readonly uint64_t not_stored   # messages the broker refused for good
-    cdef readonly uint64_t bridge_notifications # messages of bridges about themselves, which go nowhere
+    cdef readonly uint64_t bridge_notifications  # messages of bridges about themselves, which go nowhere
     cdef readonly uint64_t rewrites_refused     # messages whose topic has no name after rewriting
 
     cdef int _reply(self, Device device, const Publication* publication) except -1
@@ -116,11 +116,14 @@ cdef class Ingress(PublishSink):
     cdef Target* _target_of(self, Device device, const uint8_t* topic, Py_ssize_t size) except NULL
     cdef Target* _resolve(self, const uint8_t* topic, Py_ssize_t size) except NULL
     cdef Target* _resolve_personal(self, Device device, const uint8_t* topic, Py_ssize_t size) except NULL
-    cdef Target* _resolve_name(self, const uint8_t* key, Py_ssize_t size, object delay_s, str name, object names) except NULL
-    cdef Target* _remember(self, const uint8_t* key, Py_ssize_t size, TargetKind kind, bytes properties, uint32_t lane) except NULL
+    cdef Target* _resolve_name(self, const uint8_t* key, Py_ssize_t size, object delay_s, str name,
+            object names) except NULL
+    cdef Target* _remember(self, const uint8_t* key, Py_ssize_t size, TargetKind kind, bytes properties,
+            uint32_t lane) except NULL
     cdef int _pass_over_notification(self, Device device, const Publication* publication) except -1
     cdef int _refuse_rewritten(self, Device device, const Publication* publication) except -1
-    cdef int add(self, Target* target, Device device, const uint8_t* payload, Py_ssize_t payload_size, int qos, bint retain, bint is_waiting, uint32_t sequence) except -1
+    cdef int add(self, Target* target, Device device, const uint8_t* payload, Py_ssize_t payload_size, int qos,
+            bint retain, bint is_waiting, uint32_t sequence) except -1
     cdef int _count_new(self, Device device) except -1
     cdef int _mark(self, Lane lane, const Publication* publication) except -1
     cdef int _released(self, Release release) except -1

@@ -10,7 +10,7 @@ from devices stops until half of it is gone.
 """
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
-from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy
@@ -21,7 +21,7 @@ from iotmq.mqtt.codec.packet_types cimport LEVEL_5, STATE_CLOSED, STATE_CONNECTE
 from iotmq.mqtt.codec.publish_properties cimport PublishProperties, read_publish_properties
 from iotmq.mqtt.server.publish_sink cimport Publication, PublishSink
 from iotmq.mqtt.topics.topic_table cimport TopicTable
-from iotmq.mqtt_front.connection.device cimport CONGESTED_INGRESS, Device, DeviceGroup
+from iotmq.mqtt_front.connection.device cimport CONGESTED_INGRESS, Device
 from iotmq.mqtt_front.connection.message_properties cimport append_record_properties
 
 import logging
@@ -29,7 +29,17 @@ import logging
 from iotmq import limits
 from iotmq.client.transport.routes import queue_of_key
 from iotmq.message.message_ids import UniqueKeys
-from iotmq.message.properties import KEYS, MQTT_PACKET_ID, MQTT_QOS, MQTT_RETAIN, MQTT_TOPIC, TAGS, TIMER_DELAY_S, UNIQ_KEY, encode_properties
+from iotmq.message.properties import (
+    KEYS,
+    MQTT_PACKET_ID,
+    MQTT_QOS,
+    MQTT_RETAIN,
+    MQTT_TOPIC,
+    TAGS,
+    TIMER_DELAY_S,
+    UNIQ_KEY,
+    encode_properties,
+)
 from iotmq.message.record import encode_batch
 from iotmq.mqtt.codec.properties import encode_message_properties
 from iotmq.mqtt.errors import MqttProtocolError
@@ -192,7 +202,9 @@ cdef class Lane:
         self.queue_id = queue_id
         self.is_stored = is_stored
         self.is_delayed = is_delayed
-        self.spare_bytes = SPARE_BYTES + (UNIQUE_KEY_BYTES if ingress._unique_keys is not None else 0) + (DELAYED_SPARE_BYTES if is_delayed else 0)
+        self.spare_bytes = SPARE_BYTES
+        self.spare_bytes += UNIQUE_KEY_BYTES if ingress._unique_keys is not None else 0
+        self.spare_bytes += DELAYED_SPARE_BYTES if is_delayed else 0
         self.waiting = []
         self.filling = ingress._take_batch(self)
 

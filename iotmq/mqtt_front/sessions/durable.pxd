@@ -38,7 +38,8 @@ cdef class DurableSession(KeptSession):
     cdef int _records_wanted(self, QueueSubscription subscription) except -1
     cdef int fall_behind(self, QueueSubscription subscription) except -1
     cdef int read(self, QueueSubscription subscription) except -1
-    cdef int _add_flight(self, QueueSubscription subscription, int64_t position, uint16_t packet_id, uint8_t qos, uint8_t state) except -1
+    cdef int _add_flight(self, QueueSubscription subscription, int64_t position, uint16_t packet_id,
+            uint8_t qos, uint8_t state) except -1
     cdef int _keep_packet_id(self, uint32_t queue_id, int64_t position, uint16_t packet_id, uint8_t state) except -1
     cdef list _in_flight(self, int qos_min)
     cdef list _done_past_cursors(self)

@@ -11,7 +11,7 @@ QoS 2 goes in two steps, because a packet id must mean the same message on any f
 packet id before the message is sent, and learns of PUBREC before PUBREL is.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t
 
 from iotmq.message.layout cimport get_u32
 from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
@@ -52,7 +52,6 @@ from iotmq.ports.sessions import (
     QueueRead,
     Refused,
     SessionProgress,
-    SessionSubscription,
 )
 
 _log = logging.getLogger("iotmq.mqtt")
@@ -218,9 +217,9 @@ cdef class DurableSession(KeptSession):
             assert subscription.is_behind == (subscription in behind)
             assert self.egress.queues.find(subscription.queue_id)[subscription.place] is subscription
         assert {queue_id for queue_id, _ in (*(self._done or ()), *(self._repeated or ()))} <= queue_ids
-        in_flight = {flight.packet_id for flight in self._in_flight(2)}
-        assert {packet_id for packet_id, _ in self._held or ()} <= in_flight
-        assert set(self._to_release or ()) <= in_flight
+        flying = {flight.packet_id for flight in self._in_flight(2)}
+        assert {packet_id for packet_id, _ in self._held or ()} <= flying
+        assert set(self._to_release or ()) <= flying
 
     @property
     def behind_count(self):

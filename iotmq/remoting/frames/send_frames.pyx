@@ -43,7 +43,7 @@ cdef enum:
     UNKNOWN = 13
     REQUIRED = 0xFF
 
-# Longer names are refused by the general way.
+# Longer names are refused by the general path.
 cdef Py_ssize_t GROUP_SIZE_MAX = GROUP_BYTES_MAX
 cdef Py_ssize_t TOPIC_SIZE_MAX = TOPIC_BYTES_MAX
 
@@ -219,7 +219,7 @@ cdef bint take_field(void* context, const Head* head, const Text* name, const Te
     if not value.is_plain:
         return False
     if field == UNKNOWN:
-        # What may be stored already is looked for by the general way.
+        # What may be stored already is looked for by the general path.
         return not is_text(name, b"isRepeat", 8) and not is_text(name, b"hasPacketIds", 12)
     if frame.fields & 1 << field:
         return False

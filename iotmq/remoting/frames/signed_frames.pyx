@@ -1,13 +1,13 @@
 """What the signature of a usual send or pull was made over, read from received bytes without a `Command`.
 
 Operations: give access control the account, the signature, the signed bytes and the names that permissions
-are about. Goal: one object per request. Plan: the fields are read as the short ways read them and sorted
+are about. Goal: one object per request. Plan: the fields are read as the fast paths read them and sorted
 where they stand; what is unusual in any way is not read, and `broker/access/acl.py` leaves it to the general
 way, which checks the signature itself. `tests/property/test_signed_path.py` compares the two.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport int32_t, uint8_t
+from libc.stdint cimport uint8_t
 from libc.string cimport memcmp, memcpy
 
 from iotmq.remoting.frames.frame_header cimport Head, Text, is_text, read_head

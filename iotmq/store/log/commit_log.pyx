@@ -368,7 +368,7 @@ cdef class CommitLog(LogSegments):
         first_target = segment.data + (position - segment.start_position)
         position += first_size
         target = first_target + first_size
-        for number in range(1, count):
+        for number in range(1, count):  # no-cython-lint
             element_fields(at, end, &element)
             at += element.size
             offset += offset_step

@@ -228,7 +228,10 @@ cdef class Queue:
         while self.files:
             file = <Segment> self.files[len(self.files) - 1]
             kept = kept_entries(file, position)
-            if kept and (len(self.files) == 1 or has_record(file, kept) or self.is_kept_whole(len(self.files) - 2, position)):
+            if kept and (
+                len(self.files) == 1 or has_record(file, kept)
+                or self.is_kept_whole(len(self.files) - 2, position)
+            ):
                 break
             self.files.pop()
             os.unlink(file.path)

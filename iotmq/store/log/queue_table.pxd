@@ -9,6 +9,7 @@ from iotmq.store.log.queue cimport Queue
 # Whether the bytes can name a topic, and so a directory of ours.
 cdef bint is_topic(const uint8_t* topic, Py_ssize_t size) noexcept nogil
 
+
 @cython.final
 cdef class QueueTable:
     cdef readonly list queues                # in the order they came; owns what the slots point to

@@ -122,7 +122,8 @@ cdef class Delivery:
 def delivery_of(buffer, bint has_own_time):
     """The message that waits in the record in `buffer`, without what was only there for it to wait.
 
-    With `has_own_time` it keeps TIMER_OUT_MS, of a level DELAY, REAL_TOPIC and REAL_QID. Raises ValueError for what is no record.
+    With `has_own_time` it keeps TIMER_OUT_MS, of a level DELAY, REAL_TOPIC and REAL_QID. Raises ValueError
+    for what is no record.
     """
     cdef Py_buffer view
     cdef RecordParts parts
@@ -304,7 +305,8 @@ cdef bint read_number(const uint8_t* at, Py_ssize_t size, int64_t* number) noexc
     return True
 
 
-cdef uint64_t hash_name(const uint8_t* topic, Py_ssize_t topic_size, const uint8_t* key, Py_ssize_t size) noexcept nogil:
+cdef uint64_t hash_name(const uint8_t* topic, Py_ssize_t topic_size, const uint8_t* key,
+        Py_ssize_t size) noexcept nogil:
     """Stored, so it must stay what it is. Equal hashes cost a look at one more record, nothing else."""
     cdef uint64_t hash
     if size <= 0:

@@ -6,7 +6,7 @@ walked from the one before, for at most SEARCHED_BYTES_MAX.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.string cimport memcmp
 
 from iotmq.message.layout cimport (

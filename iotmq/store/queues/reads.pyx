@@ -15,7 +15,8 @@ from libc.string cimport memcmp, memcpy
 
 from iotmq.message.layout cimport (
     AT_BORN_HOST, AT_MAGIC, AT_POSITION, AT_QUEUE_ID, AT_QUEUE_OFFSET, AT_SIZE, AT_SYS_FLAG, BLANK_BYTES,
-    HOST_V6_EXTRA_BYTES, QUEUE_ENTRY_SIZE, RECORD_FIXED_BYTES, RECORD_MAGIC, SYS_FLAG_BORN_HOST_V6, SYS_FLAG_TRANSACTION_MASK,
+    HOST_V6_EXTRA_BYTES, RECORD_FIXED_BYTES, RECORD_MAGIC, SYS_FLAG_BORN_HOST_V6,
+    SYS_FLAG_TRANSACTION_MASK,
     TRANSACTION_ROLLBACK, get_u32, get_u64,
 )
 from iotmq.message.record cimport FORMAT_OK, RecordParts, body_crc, find_property, parse_record
@@ -268,7 +269,8 @@ cdef const uint8_t* proven_record(Segment segment, int64_t position, int32_t siz
     """The record an entry points to, if the log's bytes there agree with the entry; else NULL."""
     cdef const uint8_t* record = segment.data + (position - segment.start_position)
     # Room for a blank is left at the end of each segment: else neighbours could stand in two mappings.
-    cdef int64_t last_position = min(segment.start_position + segment.allocated_bytes, segment.end_position - BLANK_BYTES)
+    cdef int64_t last_position = min(segment.start_position + segment.allocated_bytes,
+            segment.end_position - BLANK_BYTES)
     if size < RECORD_FIXED_BYTES or position + size > last_position:
         return NULL
     if get_u32(record + AT_SIZE) != <uint32_t> size or <int64_t> get_u64(record + AT_POSITION) != position:

@@ -165,7 +165,7 @@ def plan_read(CommitLog log not None, Queue queue, int64_t offset, *, int64_t re
     cdef bint looks_at_records = isinstance(tags, RecordFilter)
     cdef ColdRead plan
     cdef const uint8_t* entry
-    cdef int64_t scan_end, position, size
+    cdef int64_t scan_end, position
     if queue is None or not queue.min_offset <= offset < queue.max_offset:
         return None
     scan_end = max(SCAN_ENTRIES_MIN if tags is not None else 1, records_max, 1) if entries_max <= 0 else entries_max
@@ -215,7 +215,8 @@ def plan_records(CommitLog log not None, places, *, int64_t hot_position):
             continue
         plan.is_needed = True
         plan.windows.append(
-            Window(segment, at - at % PAGE_BYTES, min(end + PAGE_BYTES - 1 - (end - 1) % PAGE_BYTES, segment.allocated_bytes))
+            Window(segment, at - at % PAGE_BYTES, min(end + PAGE_BYTES - 1 - (end - 1) % PAGE_BYTES,
+                    segment.allocated_bytes))
         )
     plan.records_max = len(plan.windows)
     return plan if plan.is_needed else None

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.broker.registration.registration import parse_address
 from iotmq.broker.scheduled.scheduling import DelayLevels
 from iotmq.broker.settings import BrokerSettings
-from iotmq.broker.store_host import resolve_store_host
 from iotmq.errors import ConfigError
 from iotmq.message.hosts import encode_host
 

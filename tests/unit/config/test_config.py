@@ -72,6 +72,37 @@ def test_an_assignment_wins_over_the_file_and_the_last_one_wins(tmp_path: Path) 
     assert config.data == "here"
 
 
+def test_the_environment_wins_over_the_file_and_an_assignment_over_both(tmp_path: Path) -> None:
+    file = write(tmp_path, '[http]\nlisten_port = 1\n[broker]\nname = "file"\nidle_s = 7\n')
+    environment = {
+        "IOTMQ_BROKER__NAME": "variable",
+        "IOTMQ_HTTP__LISTEN_PORT": "2",
+        "IOTMQ_BROKER__REGISTRIES": "a:1, b:2",
+        "IOTMQ_MQTT__AUTHENTICATION__ALLOW_ANONYMOUS": "true",
+        "IOTMQ_DATA": "there",
+    }
+    config = load_config(file, environment=environment, assignments=["http.listen_port=3"])
+    assert (config.broker.name, config.broker.idle_s) == ("variable", 7.0)
+    assert config.http.listen_port == 3
+    assert config.broker.registries == ("a:1", "b:2")
+    assert config.mqtt.authentication.allow_anonymous is True
+    assert config.data == "there"
+    assert load_config(file, environment=environment, data="here").data == "here"
+
+
+def test_variables_that_name_no_setting() -> None:
+    others = ("IOTMQ_INTEROP", "IOTMQ", "PATH", "iotmq_mqtt__name", "IOTMQ_", "IOTMQ___", "IOTMQ_A__")
+    assert load_config(environment=dict.fromkeys(others, "x")) == Config()
+    with pytest.raises(ConfigError) as refused:
+        load_config(environment={"IOTMQ_MQTT__LISTEN_PROT": "1", "IOTMQ_HTTP__LISTEN_PORT": "many"})
+    assert "mqtt.listen_prot (environment variable IOTMQ_MQTT__LISTEN_PROT) is unknown" in str(refused.value)
+    assert "did you mean mqtt.listen_port?" in str(refused.value)
+    assert "http.listen_port" in str(refused.value)
+    assert "environment variable IOTMQ_HTTP__LISTEN_PORT" in str(refused.value)
+    with pytest.raises(ConfigError, match="data is not a section"):
+        load_config(environment={"IOTMQ_DATA": "d", "IOTMQ_DATA__X": "1"})
+
+
 @pytest.mark.parametrize(
     ("assignment", "expected"),
     [

@@ -254,7 +254,7 @@ def test_a_full_table_refuses_one_more_topic_and_changes_nothing() -> None:
     assert table.check() == []
 
 
-@pytest.mark.volume
+@pytest.mark.slow
 def test_brokers_of_very_many_topics_come_and_go_in_no_time() -> None:
     table = RouteTable()
     many = {f"topic-{number}": TopicQueues(4, 4, 6, number % 2) for number in range(limits.TOPICS_MAX)}

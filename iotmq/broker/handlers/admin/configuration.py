@@ -8,16 +8,15 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from iotmq import limits
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.scheduled.scheduling import DelayDelivery
-from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
-from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig, SubscriptionGroups
+from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig
 from iotmq.broker.tables.topics import (
     BENCHMARK_TOPIC,
     TEMPLATE_TOPIC,
     UNSENDABLE_TOPICS,
     TopicConfig,
-    TopicTable,
 )
 from iotmq.errors import RequestError
 from iotmq.remoting import lenient_json
@@ -33,23 +32,20 @@ class AdminHandler:
     """Shows and changes what the broker is configured to do."""
 
     def __init__(
-        self,
-        topics: TopicTable,
-        subscription_groups: SubscriptionGroups,
-        offsets: ConsumerOffsets,
-        delays: DelayDelivery,
-        *,
-        broker_name: str,
-        cluster: str,
-        runtime_info: Callable[[], Mapping[str, str]],
+        self, parts: BrokerParts, delays: DelayDelivery, runtime_info: Callable[[], Mapping[str, str]]
     ) -> None:
-        self._topics = topics
-        self._subscription_groups = subscription_groups
-        self._offsets = offsets
+        self._topics = parts.topics
+        self._subscription_groups = parts.subscription_groups
+        self._offsets = parts.offsets
         self._delays = delays
         self._runtime_info = runtime_info
         # Topics the broker depends on; their configuration is not a client's to change.
-        self._fixed_topics = UNSENDABLE_TOPICS | {TEMPLATE_TOPIC, BENCHMARK_TOPIC, cluster, broker_name}
+        self._fixed_topics = UNSENDABLE_TOPICS | {
+            TEMPLATE_TOPIC,
+            BENCHMARK_TOPIC,
+            parts.settings.cluster,
+            parts.settings.name,
+        }
 
     def handlers(self) -> Mapping[int, Handler]:
         return {

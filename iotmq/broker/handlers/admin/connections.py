@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from iotmq import limits
-from iotmq.broker.members.groups import Groups
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.client_views import (
     ClientListView,
     ProducerConnectionView,
@@ -21,9 +21,7 @@ from iotmq.broker.replies.client_views import (
 )
 from iotmq.broker.replies.reply_size import checked
 from iotmq.broker.replies.request_table import Handler
-from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
-from iotmq.broker.tables.topics import TopicTable, known_topic
-from iotmq.clock import Clock
+from iotmq.broker.tables.topics import known_topic
 from iotmq.errors import RequestError
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
@@ -33,11 +31,11 @@ from iotmq.remoting.server import ServerConnection
 class ConnectionHandler:
     """Shows the live groups; changes nothing."""
 
-    def __init__(self, topics: TopicTable, groups: Groups, offsets: ConsumerOffsets, clock: Clock) -> None:
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
-        self._clock = clock
+    def __init__(self, parts: BrokerParts) -> None:
+        self._topics = parts.topics
+        self._groups = parts.groups
+        self._offsets = parts.offsets
+        self._clock = parts.clock
 
     def handlers(self) -> Mapping[int, Handler]:
         return {

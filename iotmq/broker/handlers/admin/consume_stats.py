@@ -7,18 +7,17 @@ from typing import Final
 
 import msgspec
 
-from iotmq.broker.replies.reply_size import AnswerSize
+from iotmq.broker.parts import BrokerParts
+from iotmq.broker.replies.reply_size import ReplySize
 from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.replies.sliced_reply import SlicedReplies, Work
-from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
 from iotmq.broker.tables.subscription_groups import check_group_name, group_of
-from iotmq.broker.tables.topics import RETRY_PREFIX, TopicConfig, TopicTable, known_topic
+from iotmq.broker.tables.topics import RETRY_PREFIX, TopicConfig, known_topic
 from iotmq.broker.topic_changes.consume_stats import ConsumeStats, TopicStats, encode_stats
 from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
-from iotmq.store.store import Store
 
 # What Java means by "no correction is possible".
 _INT64_MAX: Final = 2**63 - 1
@@ -29,20 +28,18 @@ class ConsumeStatsHandler:
 
     def __init__(
         self,
-        store: Store,
-        topics: TopicTable,
-        offsets: ConsumerOffsets,
+        parts: BrokerParts,
         stats: ConsumeStats,
-        long_answers: SlicedReplies,
+        sliced_replies: SlicedReplies,
         *,
         address: Callable[[], str],
     ) -> None:
         """`address()` is the broker's own, as HOST:PORT."""
-        self._store = store
-        self._topics = topics
-        self._offsets = offsets
+        self._store = parts.store
+        self._topics = parts.topics
+        self._offsets = parts.offsets
         self._stats = stats
-        self._long_answers = long_answers
+        self._sliced_replies = sliced_replies
         self._address = address
 
     def handlers(self) -> Mapping[int, Handler]:
@@ -55,26 +52,27 @@ class ConsumeStatsHandler:
         }
 
     def connection_lost(self, connection: ServerConnection) -> None:
-        self._long_answers.connection_lost(connection)
+        self._sliced_replies.connection_lost(connection)
 
     def _topic(self, connection: ServerConnection, request: Command) -> Command | None:
         config = self._topic_of(request)
-        return self._long_answers.answer(connection, request, self._write_topic(request, config))
+        return self._sliced_replies.answer(connection, request, self._write_topic(request, config))
 
     def _one_group(self, connection: ServerConnection, request: Command) -> Command | None:
         group = group_of(request, "consumerGroup")
         topic = request.text("topic", "")
         configs = self._stats.consumed(group, [topic] if topic else self._topics_of(group))
-        return self._long_answers.answer(connection, request, self._write_group(request, group, configs))
+        return self._sliced_replies.answer(connection, request, self._write_group(request, group, configs))
 
     def _all_groups(self, connection: ServerConnection, request: Command) -> Command | None:
         is_order = request.boolean("isOrder")
-        return self._long_answers.answer(connection, request, self._write_groups(request, is_order=is_order))
+        work = self._write_groups(request, is_order=is_order)
+        return self._sliced_replies.answer(connection, request, work)
 
     def _time_span(self, connection: ServerConnection, request: Command) -> Command | None:
         config = self._topic_of(request)
         group = group_of(request, "group")
-        return self._long_answers.answer(connection, request, self._write_spans(request, group, config))
+        return self._sliced_replies.answer(connection, request, self._write_spans(request, group, config))
 
     def _correction(self, connection: ServerConnection, request: Command) -> Command | None:
         """Where the group compared would have to stand for not missing what all others have consumed.
@@ -109,7 +107,7 @@ class ConsumeStatsHandler:
         return request.reply(ResponseCode.SUCCESS, body=body)
 
     def _write_group(self, request: Command, group: str, configs: list[TopicConfig]) -> Work:
-        size = AnswerSize("name one topic in the field topic")
+        size = ReplySize("name one topic in the field topic")
         parts: list[TopicStats] = []
         for config in configs:
             part = yield from self._stats.of_topic(group, config)
@@ -119,7 +117,7 @@ class ConsumeStatsHandler:
 
     def _write_groups(self, request: Command, *, is_order: bool) -> Work:
         """Every group that has offsets, with one ConsumeStats for each of its topics."""
-        size = AnswerSize("ask for one group at a time (GET_CONSUME_STATS)")
+        size = ReplySize("ask for one group at a time (GET_CONSUME_STATS)")
         behind = 0
         texts: list[bytes] = []
         topics: dict[str, list[str]] = {}

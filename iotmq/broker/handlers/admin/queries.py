@@ -10,11 +10,11 @@ import msgspec
 from iotmq import limits
 from iotmq.broker.filters.subscription import SubscriptionData
 from iotmq.broker.filters.tags import parse_tags
-from iotmq.broker.members.groups import Groups
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.client_views import SubscriptionView, subscription_view
 from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.replies.sliced_reply import SlicedReplies, Work
-from iotmq.broker.tables.topics import TopicTable, known_topic
+from iotmq.broker.tables.topics import known_topic
 from iotmq.errors import RequestError, StoreError
 from iotmq.message.properties import UNIQ_KEY
 from iotmq.message.record import decode_record, property_value
@@ -22,7 +22,6 @@ from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Body, Command
 from iotmq.remoting.server import ServerConnection
 from iotmq.store.projections.key_index.key_query import is_match
-from iotmq.store.store import Store
 
 _UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
 _UNIQUE_RECORDS_MAX: Final = 32
@@ -79,11 +78,11 @@ class _Query(NamedTuple):
 class QueryHandler:
     """Reads the log for people who look for something."""
 
-    def __init__(self, store: Store, topics: TopicTable, groups: Groups, long_answers: SlicedReplies) -> None:
-        self._store = store
-        self._topics = topics
-        self._groups = groups
-        self._long_answers = long_answers
+    def __init__(self, parts: BrokerParts, sliced_replies: SlicedReplies) -> None:
+        self._store = parts.store
+        self._topics = parts.topics
+        self._groups = parts.groups
+        self._sliced_replies = sliced_replies
 
     def handlers(self) -> Mapping[int, Handler]:
         return {
@@ -93,7 +92,7 @@ class QueryHandler:
         }
 
     def connection_lost(self, connection: ServerConnection) -> None:
-        self._long_answers.connection_lost(connection)
+        self._sliced_replies.connection_lost(connection)
 
     def _by_key(self, connection: ServerConnection, request: Command) -> Command | None:
         topic = request.text("topic")
@@ -110,11 +109,11 @@ class QueryHandler:
             min(records_max, _UNIQUE_RECORDS_MAX if is_unique else limits.INDEX_QUERY_RECORDS_MAX),
             is_unique,
         )
-        return self._long_answers.answer(connection, request, self._look_for(request, query))
+        return self._sliced_replies.answer(connection, request, self._look_for(request, query))
 
     def _by_position(self, connection: ServerConnection, request: Command) -> Command | None:
         position = request.integer("offset", minimum=0, maximum=_POSITION_MAX)
-        return self._long_answers.answer(connection, request, self._view(request, position))
+        return self._sliced_replies.answer(connection, request, self._view(request, position))
 
     def _view(self, request: Command, position: int) -> Work:
         yield self._store.plan_records([(position, _SIZE_BYTES)])

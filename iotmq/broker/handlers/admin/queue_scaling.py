@@ -1,23 +1,21 @@
-"""More queues or fewer for a topic in use: codes 30040 to 30044 (docs/wire-protocol.md)."""
+"""More queues or fewer for a topic in use: codes 30040 to 30044 (docs/reference/wire-protocol.md)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
 from iotmq import limits
-from iotmq.broker.members.groups import Groups
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.request_table import Handler
-from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
-from iotmq.broker.tables.topics import TopicConfig, TopicTable, known_topic
+from iotmq.broker.tables.topics import TopicConfig, known_topic
 from iotmq.broker.topic_changes import queue_scaling
 from iotmq.broker.topic_changes.queue_scaling import QueueState, TopicState
 from iotmq.errors import RequestError
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
-from iotmq.store.store import Store
 
 # What lists of as many queues as a topic may have take as text.
 _QUEUE_IDS_TEXT_MAX = 5 * limits.QUEUES_PER_TOPIC_MAX
@@ -26,21 +24,13 @@ _QUEUE_IDS_TEXT_MAX = 5 * limits.QUEUES_PER_TOPIC_MAX
 class QueueScalingHandler:
     """Every answer has the topic's state after the change."""
 
-    def __init__(
-        self,
-        store: Store,
-        topics: TopicTable,
-        groups: Groups,
-        offsets: ConsumerOffsets,
-        *,
-        own_topics: Collection[str],
-    ) -> None:
-        """`own_topics` are the broker's; their queues are not a client's to change."""
-        self._store = store
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
-        self._own_topics = own_topics
+    def __init__(self, parts: BrokerParts) -> None:
+        self._store = parts.store
+        self._topics = parts.topics
+        self._groups = parts.groups
+        self._offsets = parts.offsets
+        # Their queues are not a client's to change.
+        self._own_topics = parts.system_topics
 
     def handlers(self) -> Mapping[int, Handler]:
         return {

@@ -6,22 +6,17 @@ Keys that stay constant because what they are about does not exist here are in `
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Final
 
 from iotmq import __version__
 from iotmq.broker.handlers.native.pull import PullHandler
-from iotmq.broker.replies.cold_reads import ColdReads
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.statistics.daily_totals import DailyTotals
 from iotmq.broker.statistics.rates import Rates
-from iotmq.broker.statistics.statistics import Statistics
-from iotmq.broker.writing.message_writer import MessageWriter
-from iotmq.clock import Clock
 from iotmq.errors import RequestError
 from iotmq.message.record import decode_record
 from iotmq.remoting.codes import Version
 from iotmq.store.retention.decide import read_disk_usage
-from iotmq.store.store import Store
 
 _CONSTANTS: Final = {
     # Sends are taken from the first moment.
@@ -49,26 +44,19 @@ class RuntimeInfo:
 
     def __init__(
         self,
-        store: Store,
-        writer: MessageWriter,
+        parts: BrokerParts,
         pulls: PullHandler,
-        cold_reads: ColdReads,
-        statistics: Statistics,
-        clock: Clock,
-        *,
-        directory: Path,
-        cold_reads_max: int,
         delay_progress: Callable[[], Iterable[tuple[int, int]]],
     ) -> None:
         """`delay_progress()` is, level by level, the next offset to deliver and the end of its queue."""
-        self._store = store
-        self._writer = writer
+        self._store = parts.store
+        self._writer = parts.writer
         self._pulls = pulls
-        self._cold_reads = cold_reads
-        self._statistics = statistics
-        self._clock = clock
-        self._directory = directory
-        self._cold_reads_max = cold_reads_max
+        self._cold_reads = parts.cold_reads
+        self._statistics = parts.statistics
+        clock = self._clock = parts.clock
+        self._directory = parts.config.parent
+        self._cold_reads_max = parts.settings.cold_reads_max
         self._delay_progress = delay_progress
         self._started_ms = clock.now_ms()
         self._rates = Rates(clock, ("put", "found", "missed", "total", "transferred"))

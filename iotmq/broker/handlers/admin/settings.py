@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.request_table import Handler
-from iotmq.broker.tables.changed_settings import ChangedSettings
-from iotmq.clock import Clock
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.properties_text import parse_properties, properties_text
@@ -19,11 +18,9 @@ class SettingsHandler:
     """A change is in effect at once, and answered when it is on the disk
     (replies/reply_after_registration.py)."""
 
-    def __init__(self, settings: ChangedSettings, clock: Clock, *, apply: Callable[[], None]) -> None:
-        """`apply` lets every part have the values that `settings` has now."""
-        self._settings = settings
-        self._clock = clock
-        self._apply = apply
+    def __init__(self, parts: BrokerParts) -> None:
+        self._settings = parts.changed_settings
+        self._clock = parts.clock
 
     def handlers(self) -> Mapping[int, Handler]:
         return {
@@ -43,5 +40,4 @@ class SettingsHandler:
     def _update(self, connection: ServerConnection, request: Command) -> Command | None:
         values = parse_properties(request.body_bytes())
         self._settings.change(values, self._clock.now_ms())
-        self._apply()
         return request.reply(ResponseCode.SUCCESS)

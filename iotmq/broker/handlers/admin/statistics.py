@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
 import msgspec
 
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.replies.sliced_reply import SlicedReplies, Work
 from iotmq.broker.statistics.statistics import (
@@ -14,7 +15,6 @@ from iotmq.broker.statistics.statistics import (
     STATISTIC_NAMES,
     WINDOWS,
     Statistic,
-    Statistics,
     topic_queue_and_group,
 )
 from iotmq.errors import RequestError
@@ -37,20 +37,18 @@ class StatisticsHandler:
 
     def __init__(
         self,
-        statistics: Statistics,
+        parts: BrokerParts,
         behind: Behind,
-        long_answers: SlicedReplies,
+        sliced_replies: SlicedReplies,
         *,
-        cluster: str,
-        system_topics: Collection[str],
         address: Callable[[], str],
     ) -> None:
         """`address()` is the broker's own, as HOST:PORT."""
-        self._statistics = statistics
+        self._statistics = parts.statistics
         self._behind = behind
-        self._long_answers = long_answers
-        self._cluster = cluster
-        self._system_topics = sorted(system_topics)
+        self._sliced_replies = sliced_replies
+        self._cluster = parts.settings.cluster
+        self._system_topics = sorted(parts.system_topics)
         self._address = address
 
     def handlers(self) -> Mapping[int, Handler]:
@@ -60,13 +58,13 @@ class StatisticsHandler:
         }
 
     def connection_lost(self, connection: ServerConnection) -> None:
-        self._long_answers.connection_lost(connection)
+        self._sliced_replies.connection_lost(connection)
 
     def _view(self, connection: ServerConnection, request: Command) -> Command | None:
         name = request.text("statsName")
         key = request.text("statsKey")
         if name in (_FALL_SIZE, _FALL_TIME):
-            return self._long_answers.answer(connection, request, self._measure(request, name, key))
+            return self._sliced_replies.answer(connection, request, self._measure(request, name, key))
         if name not in STATISTIC_NAMES:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,

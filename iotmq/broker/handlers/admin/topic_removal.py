@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.request_table import Handler
-from iotmq.broker.tables.topics import TopicTable
 from iotmq.broker.topic_changes.topic_removal import TopicRemoval
 from iotmq.errors import RequestError
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -20,11 +20,11 @@ logger = logging.getLogger(__name__)
 class TopicRemovalHandler:
     """Answers when the deletion is on the disk. What many ask for at a time is written together."""
 
-    def __init__(self, removal: TopicRemoval, topics: TopicTable, *, own_topics: Collection[str]) -> None:
-        """`own_topics` cannot be deleted: the broker makes them and needs them."""
+    def __init__(self, parts: BrokerParts, removal: TopicRemoval) -> None:
         self._removal = removal
-        self._topics = topics
-        self._own_topics = own_topics
+        self._topics = parts.topics
+        # They cannot be deleted.
+        self._own_topics = parts.system_topics
         # Whoever waits for the disk.
         self._waiting: list[tuple[ServerConnection, Command]] = []
         # Set while a write is under way; it goes on until nobody waits.

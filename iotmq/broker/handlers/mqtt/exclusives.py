@@ -1,4 +1,4 @@
-"""Exclusive subscriptions of front ends in other processes (code 30066, docs/wire-protocol.md)."""
+"""Exclusive subscriptions of front ends in other processes (code 30066, docs/reference/wire-protocol.md)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from iotmq.broker.replies.request_table import Handler
-from iotmq.broker.sessions.channel import SessionChannel
+from iotmq.broker.session_store.channel import SessionChannel
 from iotmq.broker.sessions.requests import Answer, decode_body
 from iotmq.broker.sessions.sessions import Sessions
 from iotmq.errors import RequestError

@@ -14,17 +14,17 @@ from typing_extensions import Buffer
 from iotmq import limits
 from iotmq.broker.delivery.delivery import Delivery, DeliveryChannel, gather
 from iotmq.broker.delivery.delivery_catch_up import DeliveryCatchUp
-from iotmq.broker.exactly_once.stored_once import Append, StoredOnce
+from iotmq.broker.exactly_once.stored_once import Append
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.questions.device_replies import DeviceReplies
 from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.scheduled.delayed_batches import DelayedBatches
-from iotmq.broker.tables.topics import TIMER_TOPIC, UNSENDABLE_TOPICS, TopicTable
-from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, StoredBatch
+from iotmq.broker.tables.topics import TIMER_TOPIC, UNSENDABLE_TOPICS
+from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.broker.writing.stored_reply import StoredReply
-from iotmq.clock import Clock
 from iotmq.errors import ConfigError, ConnectionClosedError, RequestError
 from iotmq.message.errors import MessageFormatError
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.mqtt.topics.topics import is_valid_filter
 from iotmq.ports.gateway import AppendDone, DeliveryReceiver, dropped_replies_metric
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -44,30 +44,18 @@ class LocalGateway:
     """
 
     def __init__(
-        self,
-        writer: MessageWriter,
-        delayed: DelayedBatches,
-        stored_once: StoredOnce,
-        replies: DeviceReplies,
-        topics: TopicTable,
-        delivery: Delivery,
-        *,
-        host: bytes,
-        record_bytes_max: int,
-        clock: Clock,
-        is_writable: Callable[[], bool],
+        self, parts: BrokerParts, delayed: DelayedBatches, replies: DeviceReplies, delivery: Delivery
     ) -> None:
-        """`is_writable()` is whether the broker takes messages from anybody."""
-        self._writer = writer
+        self._parts = parts
+        self._writer = parts.writer
         self._delayed = delayed
-        self._stored_once = stored_once
+        self._stored_once = parts.stored_once
         self._replies = replies
-        self._topics = topics
+        self._topics = parts.topics
         self._delivery = delivery
-        self._is_writable = is_writable
-        self._host = host
-        self._clock = clock
-        self._record_bytes_max = record_bytes_max
+        self._host = parts.host
+        self._clock = parts.clock
+        self._record_bytes_max = parts.store.settings.record_bytes_max
         self._dropped_replies = 0
         # Set by start().
         self._channel: DeliveryChannel | None = None
@@ -80,7 +68,7 @@ class LocalGateway:
 
     @property
     def not_ready_reason(self) -> str | None:
-        return self._writer.refusal or (None if self._is_writable() else _NOT_WRITABLE)
+        return self._writer.refusal or (None if self._parts.settings.is_writable else _NOT_WRITABLE)
 
     async def start(
         self, topics: Collection[str], receiver: DeliveryReceiver, queues_changed: Callable[[], None]
@@ -133,7 +121,7 @@ class LocalGateway:
             self._done(done)
             return
 
-        if not self._is_writable():
+        if not self._parts.settings.is_writable:
             done(ResponseCode.SERVICE_NOT_AVAILABLE, _NOT_WRITABLE)
             return
         append = partial(
@@ -160,7 +148,7 @@ class LocalGateway:
         is_repeat: bool,
         done: AppendDone,
     ) -> None:
-        if not self._is_writable():
+        if not self._parts.settings.is_writable:
             done(ResponseCode.SERVICE_NOT_AVAILABLE, _NOT_WRITABLE)
             return
         queue_id %= self._queue_counts[topic]
@@ -276,34 +264,23 @@ class _DetachBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class GatewayHandler:
-    """Delivery channels over native connections (request codes 30001-30005, docs/wire-protocol.md).
+    """Delivery channels over native connections (request codes 30001-30005, docs/reference/wire-protocol.md).
 
     A connection has one channel, which lives as long as it does.
     """
 
     def __init__(
-        self,
-        writer: MessageWriter,
-        delayed: DelayedBatches,
-        stored_once: StoredOnce,
-        delivery: Delivery,
-        catch_up: DeliveryCatchUp,
-        *,
-        host: bytes,
-        record_bytes_max: int,
-        clock: Clock,
-        is_writable: bool = True,
+        self, parts: BrokerParts, delayed: DelayedBatches, delivery: Delivery, catch_up: DeliveryCatchUp
     ) -> None:
-        self._writer = writer
+        self._parts = parts
+        self._writer = parts.writer
         self._delayed = delayed
-        self._stored_once = stored_once
+        self._stored_once = parts.stored_once
         self._delivery = delivery
         self._catch_up = catch_up
-        # May be changed at any time.
-        self.is_writable = is_writable
-        self._host = host
-        self._record_bytes_max = record_bytes_max
-        self._clock = clock
+        self._host = parts.host
+        self._record_bytes_max = parts.store.settings.record_bytes_max
+        self._clock = parts.clock
         self._front_ends: dict[ServerConnection, _FrontEnd] = {}
         self.pushed_bytes = 0
         # Pushes not sent because the front end did not take the ones before.
@@ -407,7 +384,7 @@ class GatewayHandler:
         return topic, queue_id
 
     def _publish_delayed(self, connection: ServerConnection, request: Command) -> Command | None:
-        if not self.is_writable:
+        if not self._parts.settings.is_writable:
             # Devices wait until it is.
             raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, _NOT_WRITABLE)
         topic, queue_id = self._queue_of(request)
@@ -466,56 +443,44 @@ class GatewayHandler:
         return push
 
     def metrics(self) -> Iterable[Metric]:
-        yield Metric(
-            "iotmq_broker_delivery_channels",
-            "gauge",
-            "Front ends with a delivery channel.",
-            self._delivery.channel_count,
-        )
-        yield Metric(
-            "iotmq_broker_filters", "gauge", "Distinct MQTT topic filters.", self._delivery.filter_count
-        )
-        yield Metric(
-            "iotmq_broker_delivery_backlog_bytes",
-            "gauge",
-            "Bytes of records that are to be matched with live filters in the next turns.",
-            self._delivery.backlog_bytes,
-        )
-        yield Metric(
-            "iotmq_broker_matched_total",
-            "counter",
-            "Records that matched a live filter.",
-            self._delivery.matched,
-        )
-        yield Metric(
-            "iotmq_broker_pushed_bytes_total",
-            "counter",
-            "Bytes of records pushed to remote front ends.",
-            self.pushed_bytes,
-        )
-        yield Metric(
-            "iotmq_broker_delivery_catch_ups_total",
-            "counter",
-            "Front ends that came back and got what they had missed.",
-            self._catch_up.caught_up_total,
-        )
-        yield Metric(
-            "iotmq_broker_delivery_gaps_total",
-            "counter",
-            "Front ends that came back too late for what they had missed: see store.hot_bytes.",
-            self._catch_up.gaps_total,
-        )
-        yield Metric(
-            "iotmq_broker_dropped_pushes_total",
-            "counter",
-            "Pushes dropped because a front end did not take those before.",
-            self.dropped_pushes,
-        )
-        yield Metric(
-            "iotmq_broker_failed_pushes_total",
-            "counter",
-            "Pushes to a front end that failed here; the log has the first.",
-            self._delivery.failed_pushes,
+        yield from samples(
+            (
+                "iotmq_broker_delivery_channels",
+                "Front ends with a delivery channel.",
+                self._delivery.channel_count,
+            ),
+            ("iotmq_broker_filters", "Distinct MQTT topic filters.", self._delivery.filter_count),
+            (
+                "iotmq_broker_delivery_backlog_bytes",
+                "Bytes of records that are to be matched with live filters in the next turns.",
+                self._delivery.backlog_bytes,
+            ),
+            ("iotmq_broker_matched_total", "Records that matched a live filter.", self._delivery.matched),
+            (
+                "iotmq_broker_pushed_bytes_total",
+                "Bytes of records pushed to remote front ends.",
+                self.pushed_bytes,
+            ),
+            (
+                "iotmq_broker_delivery_catch_ups_total",
+                "Front ends that came back and got what they had missed.",
+                self._catch_up.caught_up_total,
+            ),
+            (
+                "iotmq_broker_delivery_gaps_total",
+                "Front ends that came back too late for what they had missed: see store.hot_bytes.",
+                self._catch_up.gaps_total,
+            ),
+            (
+                "iotmq_broker_dropped_pushes_total",
+                "Pushes dropped because a front end did not take those before.",
+                self.dropped_pushes,
+            ),
+            (
+                "iotmq_broker_failed_pushes_total",
+                "Pushes to a front end that failed here; the log has the first.",
+                self._delivery.failed_pushes,
+            ),
         )
 
 

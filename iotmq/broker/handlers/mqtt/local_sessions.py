@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 
 from iotmq.broker.delivery.delivery import Delivery
 from iotmq.broker.delivery.retained_reads import RetainedReads
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.scheduled.delayed_batches import DelayedBatches
-from iotmq.broker.sessions.channel import SessionChannel
+from iotmq.broker.session_store.channel import SessionChannel
 from iotmq.broker.sessions.sessions import Sessions
-from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, StoredBatch
-from iotmq.clock import Clock
+from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.message.errors import MessageFormatError
 from iotmq.ports.sessions import (
     CloseRequest,
@@ -107,7 +107,7 @@ class LocalSessions:
 
 
 class _LocalMembers:
-    """The members of shared subscriptions at the front end of this process (shares.ShareOutlet)."""
+    """The members of shared subscriptions at the front end of this process (ports.sessions.ShareOutlet)."""
 
     is_congested = False
 
@@ -130,14 +130,12 @@ class _LocalMembers:
 class WillPublisher:
     """Stores the wills of clients that vanished, or delivers those whose route does not store."""
 
-    def __init__(
-        self, writer: MessageWriter, delayed: DelayedBatches, delivery: Delivery, clock: Clock, *, host: bytes
-    ) -> None:
-        self._writer = writer
+    def __init__(self, parts: BrokerParts, delayed: DelayedBatches, delivery: Delivery) -> None:
+        self._writer = parts.writer
         self._delayed = delayed
         self._delivery = delivery
-        self._clock = clock
-        self._host = host
+        self._clock = parts.clock
+        self._host = parts.host
 
     def publish(self, will: Will) -> None:
         """Publish a will; one that cannot be is in the log of this process."""

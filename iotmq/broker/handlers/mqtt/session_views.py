@@ -1,4 +1,4 @@
-"""Sessions as operators see and end them (request codes 30070-30074, docs/wire-protocol.md)."""
+"""Sessions as operators see and end them (request codes 30070-30074, docs/reference/wire-protocol.md)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import msgspec
 
 from iotmq import limits
 from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.session_store.sessions import StoredSession
+from iotmq.broker.session_store.shares import is_share
 from iotmq.broker.sessions.sessions import Sessions
-from iotmq.broker.sessions.stored.sessions import StoredSession
-from iotmq.broker.sessions.stored.shares import is_share
 from iotmq.broker.shares.shares import ShareView
 from iotmq.client.admin.sessions import (
     SessionDetail,

@@ -1,4 +1,4 @@
-"""Shared subscriptions of front ends in other processes (codes 30062 to 30065, docs/wire-protocol.md)."""
+"""Shared subscriptions of front ends elsewhere (codes 30062-30065, docs/reference/wire-protocol.md)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from msgspec import Meta
 
 from iotmq import limits
 from iotmq.broker.replies.request_table import Handler
-from iotmq.broker.sessions.channel import SessionChannel
+from iotmq.broker.session_store.channel import SessionChannel
+from iotmq.broker.session_store.shares import is_share
 from iotmq.broker.sessions.requests import Answer, decode_body
 from iotmq.broker.sessions.sessions import Sessions
-from iotmq.broker.sessions.stored.shares import is_share
 from iotmq.errors import ConnectionClosedError, RequestError
 from iotmq.ports.sessions import ShareJoin, ShareReport
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -34,7 +34,7 @@ _reports = msgspec.msgpack.Decoder(_Reports)
 
 
 class RemoteMembers:
-    """The members at the front end of a connection (shares.ShareOutlet)."""
+    """The members at the front end of a connection (ports.sessions.ShareOutlet)."""
 
     def __init__(self, connection: ServerConnection) -> None:
         self._connection = connection

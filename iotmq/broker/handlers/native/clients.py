@@ -9,10 +9,10 @@ import msgspec
 from iotmq import limits
 from iotmq.broker.filters.consumer_filters import ConsumerFilters
 from iotmq.broker.filters.subscription import check_client_id, decode_heartbeat
-from iotmq.broker.members.groups import Groups
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.request_table import Handler
-from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig, SubscriptionGroups
-from iotmq.broker.tables.topics import RETRY_PREFIX, TopicTable
+from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig
+from iotmq.broker.tables.topics import RETRY_PREFIX
 from iotmq.loop_slice import LoopSlice
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
@@ -28,17 +28,11 @@ class ConsumerIds(msgspec.Struct, kw_only=True, rename="camel"):
 class ClientHandler:
     """Keeps the live groups up to date and tells their members."""
 
-    def __init__(
-        self,
-        groups: Groups,
-        subscription_groups: SubscriptionGroups,
-        topics: TopicTable,
-        filters: ConsumerFilters,
-    ) -> None:
-        self._groups = groups
+    def __init__(self, parts: BrokerParts, filters: ConsumerFilters) -> None:
+        self._groups = parts.groups
         self._filters = filters
-        self._subscription_groups = subscription_groups
-        self._topics = topics
+        self._subscription_groups = parts.subscription_groups
+        self._topics = parts.topics
 
     def handlers(self) -> Mapping[int, Handler]:
         return {

@@ -7,20 +7,19 @@ from typing import Final
 
 import msgspec
 
-from iotmq.broker.members.groups import ConsumerGroup, Groups, Member
+from iotmq.broker.members.groups import ConsumerGroup, Member
 from iotmq.broker.members.queue_locks import MessageQueue
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.replies.sliced_reply import SlicedReplies, Work
-from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
-from iotmq.broker.tables.subscription_groups import SYSTEM_GROUPS, SubscriptionGroups, group_of
-from iotmq.broker.tables.topics import TopicTable, known_topic
+from iotmq.broker.tables.subscription_groups import SYSTEM_GROUPS, group_of
+from iotmq.broker.tables.topics import known_topic
 from iotmq.errors import RequestError
 from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
 from iotmq.store.queues.cold_steps import Steps
-from iotmq.store.store import Store
 
 # Members of an older version would not understand code 220.
 _RESET_VERSION_MIN: Final = 28
@@ -31,24 +30,14 @@ _NOW: Final = -1
 class GroupChangesHandler:
     """Moves committed offsets, by way of the members where there are any: they commit what they hold."""
 
-    def __init__(
-        self,
-        store: Store,
-        topics: TopicTable,
-        groups: Groups,
-        subscription_groups: SubscriptionGroups,
-        offsets: ConsumerOffsets,
-        long_answers: SlicedReplies,
-        *,
-        broker_name: str,
-    ) -> None:
-        self._long_answers = long_answers
-        self._store = store
-        self._topics = topics
-        self._groups = groups
-        self._subscription_groups = subscription_groups
-        self._offsets = offsets
-        self._broker_name = broker_name
+    def __init__(self, parts: BrokerParts, sliced_replies: SlicedReplies) -> None:
+        self._sliced_replies = sliced_replies
+        self._store = parts.store
+        self._topics = parts.topics
+        self._groups = parts.groups
+        self._subscription_groups = parts.subscription_groups
+        self._offsets = parts.offsets
+        self._broker_name = parts.settings.name
 
     def handlers(self) -> Mapping[int, Handler]:
         return {
@@ -58,7 +47,7 @@ class GroupChangesHandler:
         }
 
     def connection_lost(self, connection: ServerConnection) -> None:
-        self._long_answers.connection_lost(connection)
+        self._sliced_replies.connection_lost(connection)
 
     def _delete(self, connection: ServerConnection, request: Command) -> Command | None:
         name = group_of(request, "groupName")
@@ -78,7 +67,7 @@ class GroupChangesHandler:
         request.text("isForce")
         is_forced = request.boolean("isForce")
         work = self._move(request, topic, group_name, timestamp_ms, is_forced=is_forced)
-        return self._long_answers.answer(connection, request, work)
+        return self._sliced_replies.answer(connection, request, work)
 
     def _move(
         self, request: Command, topic: str, group_name: str, timestamp_ms: int, *, is_forced: bool

@@ -8,12 +8,12 @@ import msgspec
 
 from iotmq import limits
 from iotmq.broker.members.queue_locks import MessageQueue
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.tables.topics import OFFSET_MOVED_TOPIC
-from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, StoredBatch
+from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
-from iotmq.clock import Clock
 from iotmq.message.properties import KEYS, TAGS, encode_properties
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 
 
 class OffsetMovedEvent(msgspec.Struct, kw_only=True, rename="camel"):
@@ -30,19 +30,12 @@ class OffsetMovedEvents:
     otherwise fill the log at the speed it asks."""
 
     def __init__(
-        self,
-        writer: MessageWriter,
-        clock: Clock,
-        *,
-        broker_name: str,
-        host: bytes,
-        events_per_s_max: int = limits.OFFSET_MOVED_EVENTS_PER_S_MAX,
+        self, parts: BrokerParts, *, events_per_s_max: int = limits.OFFSET_MOVED_EVENTS_PER_S_MAX
     ) -> None:
-        """`host` is the address the records carry (8 or 20 bytes)."""
-        self._writer = writer
-        self._clock = clock
-        self._broker_name = broker_name
-        self._host = host
+        self._writer = parts.writer
+        self._clock = parts.clock
+        self._broker_name = parts.settings.name
+        self._host = parts.host
         self._events_per_s_max = events_per_s_max
         self._second = 0
         self._in_second = 0
@@ -77,17 +70,17 @@ class OffsetMovedEvents:
         )
 
     def metrics(self) -> Iterable[Metric]:
-        yield Metric(
-            "iotmq_broker_offset_moved_events_total",
-            "counter",
-            "Events about consumers whose offset was moved.",
-            self.events_count,
-        )
-        yield Metric(
-            "iotmq_broker_suppressed_offset_moved_events_total",
-            "counter",
-            "Events not written because there were too many, or the log took none.",
-            self.suppressed_count,
+        yield from samples(
+            (
+                "iotmq_broker_offset_moved_events_total",
+                "Events about consumers whose offset was moved.",
+                self.events_count,
+            ),
+            (
+                "iotmq_broker_suppressed_offset_moved_events_total",
+                "Events not written because there were too many, or the log took none.",
+                self.suppressed_count,
+            ),
         )
 
     def _stored(self, result: StoredBatch | RefusedBatch) -> None:

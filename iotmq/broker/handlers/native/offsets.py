@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from typing import Final
 
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.replies.sliced_reply import SlicedReplies, Work
-from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
 from iotmq.broker.tables.subscription_groups import group_of
-from iotmq.broker.tables.topics import TopicConfig, TopicTable, known_topic
+from iotmq.broker.tables.topics import TopicConfig, known_topic
 from iotmq.errors import RequestError
 from iotmq.message.record import decode_record
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
 from iotmq.store.log.queue import Queue
-from iotmq.store.store import Store
+
+# A queue whose first record is within this share of the memory counts as young (wire document 9.3).
+_YOUNG_MEMORY_SHARE: Final = 0.4
 
 
 class OffsetHandler:
     """Answers where groups are, and where queues begin and end."""
 
-    def __init__(
-        self,
-        store: Store,
-        topics: TopicTable,
-        offsets: ConsumerOffsets,
-        long_answers: SlicedReplies,
-        *,
-        young_bytes_max: int,
-    ) -> None:
-        """A queue is young while its first record is within the last `young_bytes_max` bytes of the log."""
-        self._store = store
-        self._topics = topics
-        self._offsets = offsets
-        self._long_answers = long_answers
-        self._young_bytes_max = young_bytes_max
+    def __init__(self, parts: BrokerParts, sliced_replies: SlicedReplies) -> None:
+        self._store = parts.store
+        self._topics = parts.topics
+        self._offsets = parts.offsets
+        self._sliced_replies = sliced_replies
+        # A queue is young while its first record is within so many last bytes of the log.
+        self._young_bytes_max = _young_bytes_max()
 
     def handlers(self) -> Mapping[int, Handler]:
         return {
@@ -48,7 +44,7 @@ class OffsetHandler:
         }
 
     def connection_lost(self, connection: ServerConnection) -> None:
-        self._long_answers.connection_lost(connection)
+        self._sliced_replies.connection_lost(connection)
 
     def _query(self, connection: ServerConnection, request: Command) -> Command | None:
         group = group_of(request, "consumerGroup")
@@ -78,7 +74,7 @@ class OffsetHandler:
         timestamp_ms = request.integer("timestamp")
         if queue is None:
             return request.reply(ResponseCode.SUCCESS, ext={"offset": "0"})
-        return self._long_answers.answer(connection, request, self._find_time(request, queue, timestamp_ms))
+        return self._sliced_replies.answer(connection, request, self._find_time(request, queue, timestamp_ms))
 
     def _find_time(self, request: Command, queue: Queue, timestamp_ms: int) -> Work:
         offset = yield from self._store.offset_at_time_steps(queue, timestamp_ms)
@@ -98,7 +94,7 @@ class OffsetHandler:
 
     def _earliest_time(self, connection: ServerConnection, request: Command) -> Command | None:
         _, _, queue = self._queue_of(request)
-        return self._long_answers.answer(connection, request, self._first_time(request, queue))
+        return self._sliced_replies.answer(connection, request, self._first_time(request, queue))
 
     def _first_time(self, request: Command, queue: Queue | None) -> Work:
         timestamp_ms = -1
@@ -156,3 +152,7 @@ def _first_position(queue: Queue) -> int | None:
         return None
     entry = queue.entry(queue.min_offset)
     return None if entry is None else entry[0]
+
+
+def _young_bytes_max() -> int:
+    return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * _YOUNG_MEMORY_SHARE)

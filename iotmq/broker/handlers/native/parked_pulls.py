@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from iotmq.message.record_filter import RecordFilter
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
 from iotmq.store.log.queue import Queue
@@ -63,7 +63,7 @@ class ParkedPull:
         self.records_max = records_max
         self.bytes_max = bytes_max
         self.tick = math.ceil(deadline_s * _TICKS_PER_S)
-        # It came the short way, and may be answered so.
+        # It came by the fast path, and may be answered so.
         self.is_plain = is_plain
         self.with_expired = with_expired
 
@@ -71,8 +71,8 @@ class ParkedPull:
 class ParkedPulls:
     """The parked pulls of a broker. While a queue has one, its `watched` is set."""
 
-    def __init__(self, *, held_max: int) -> None:
-        self.held_max = held_max
+    def __init__(self, held_max: Callable[[], int]) -> None:
+        self._held_max = held_max
         self._count = 0
         self._by_queue: dict[Queue, dict[ParkedPull, None]] = {}
         self._by_connection: dict[ServerConnection, set[ParkedPull]] = {}
@@ -83,6 +83,11 @@ class ParkedPulls:
         self.expired_count = 0
         self.refused_count = 0
 
+    @property
+    def held_max(self) -> int:
+        """So many may be parked, as the setting is now."""
+        return self._held_max()
+
     def __len__(self) -> int:
         return self._count
 
@@ -91,42 +96,42 @@ class ParkedPulls:
         """Whether `park` would keep one more."""
         return self._count < self.held_max
 
-    def park(self, hold: ParkedPull) -> bool:
+    def park(self, parked: ParkedPull) -> bool:
         """Keep the pull; False when there is no room, and then it has to be answered at once."""
         if self._count >= self.held_max:
             self.refused_count += 1
             return False
         self._count += 1
         self.parked_count += 1
-        waiting = self._by_queue.get(hold.queue)
+        waiting = self._by_queue.get(parked.queue)
         if waiting is None:
-            waiting = self._by_queue[hold.queue] = {}
-            hold.queue.watched = True
-        waiting[hold] = None
-        self._by_connection.setdefault(hold.connection, set()).add(hold)
-        due_together = self._by_tick.get(hold.tick)
+            waiting = self._by_queue[parked.queue] = {}
+            parked.queue.watched = True
+        waiting[parked] = None
+        self._by_connection.setdefault(parked.connection, set()).add(parked)
+        due_together = self._by_tick.get(parked.tick)
         if due_together is None:
-            due_together = self._by_tick[hold.tick] = set()
-            heapq.heappush(self._ticks, hold.tick)
-        due_together.add(hold)
+            due_together = self._by_tick[parked.tick] = set()
+            heapq.heappush(self._ticks, parked.tick)
+        due_together.add(parked)
         return True
 
     def waiting_for(self, queue: Queue) -> list[ParkedPull]:
         """The pulls parked on the queue, longest waiting first."""
         return list(self._by_queue.get(queue, ()))
 
-    def remove(self, hold: ParkedPull) -> None:
+    def remove(self, parked: ParkedPull) -> None:
         """Forget a parked pull that is being answered."""
-        self._forget(hold)
-        of_connection = self._by_connection[hold.connection]
-        of_connection.discard(hold)
+        self._forget(parked)
+        of_connection = self._by_connection[parked.connection]
+        of_connection.discard(parked)
         if not of_connection:
-            del self._by_connection[hold.connection]
+            del self._by_connection[parked.connection]
 
     def drop_connection(self, connection: ServerConnection) -> None:
         """Forget every pull of a connection that ended."""
-        for hold in self._by_connection.pop(connection, ()):
-            self._forget(hold)
+        for parked in self._by_connection.pop(connection, ()):
+            self._forget(parked)
 
     def take_overdue(self, now_s: float) -> list[ParkedPull]:
         """Remove and return the pulls whose time is over."""
@@ -134,9 +139,9 @@ class ParkedPulls:
         overdue: list[ParkedPull] = []
         while self._ticks and self._ticks[0] <= now_tick:
             tick = heapq.heappop(self._ticks)
-            for hold in list(self._by_tick[tick]):
-                self.remove(hold)
-                overdue.append(hold)
+            for parked in list(self._by_tick[tick]):
+                self.remove(parked)
+                overdue.append(parked)
             del self._by_tick[tick]
         self.expired_count += len(overdue)
         return overdue
@@ -147,29 +152,19 @@ class ParkedPulls:
         return self._ticks[0] / _TICKS_PER_S if self._ticks else None
 
     def metrics(self) -> Iterable[Metric]:
-        yield Metric("iotmq_broker_held_pulls", "gauge", "Pulls parked now.", self._count)
-        yield Metric(
-            "iotmq_broker_parked_pulls_total", "counter", "Pulls that were parked.", self.parked_count
-        )
-        yield Metric(
-            "iotmq_broker_expired_pulls_total",
-            "counter",
-            "Parked pulls that ended empty.",
-            self.expired_count,
-        )
-        yield Metric(
-            "iotmq_broker_unheld_pulls_total",
-            "counter",
-            "Pulls not parked for want of room.",
-            self.refused_count,
+        yield from samples(
+            ("iotmq_broker_held_pulls", "Pulls parked now.", self._count),
+            ("iotmq_broker_parked_pulls_total", "Pulls that were parked.", self.parked_count),
+            ("iotmq_broker_expired_pulls_total", "Parked pulls that ended empty.", self.expired_count),
+            ("iotmq_broker_unheld_pulls_total", "Pulls not parked for want of room.", self.refused_count),
         )
 
-    def _forget(self, hold: ParkedPull) -> None:
-        waiting = self._by_queue[hold.queue]
-        del waiting[hold]
+    def _forget(self, parked: ParkedPull) -> None:
+        waiting = self._by_queue[parked.queue]
+        del waiting[parked]
         if not waiting:
-            del self._by_queue[hold.queue]
-            hold.queue.watched = False
+            del self._by_queue[parked.queue]
+            parked.queue.watched = False
         # An emptied tick stays until its time, so that the heap and the dictionary agree.
-        self._by_tick[hold.tick].discard(hold)
+        self._by_tick[parked.tick].discard(parked)
         self._count -= 1

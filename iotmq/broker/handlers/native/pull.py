@@ -6,31 +6,25 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypeAlias, cast
 
 from iotmq import limits
-from iotmq.broker.deadline_timer import DeadlineTimer
 from iotmq.broker.filters.consumer_filters import ConsumerFilters
 from iotmq.broker.filters.subscription import TAG_EXPRESSION
 from iotmq.broker.filters.tags import parse_tags
 from iotmq.broker.handlers.native.parked_pulls import ParkedPull, ParkedPulls
 from iotmq.broker.handlers.native.pull_fast_path import PlainPull, PullPath
-from iotmq.broker.members.groups import Groups
-from iotmq.broker.replies.cold_reads import ColdReads
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.statistics.latencies import now_us
-from iotmq.broker.statistics.statistics import Statistics
-from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
-from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig, SubscriptionGroups
-from iotmq.broker.tables.topics import TopicTable
-from iotmq.clock import Clock
+from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig
+from iotmq.broker.timing import DeadlineTimer
 from iotmq.errors import RequestError
 from iotmq.message.record_filter import RecordFilter
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import LanguageCode, RequestCode, ResponseCode, Serialize
 from iotmq.remoting.command import Command
 from iotmq.remoting.frames.pull_frames import PullFrame
 from iotmq.remoting.server import ServerConnection
 from iotmq.store.log.queue import Queue
 from iotmq.store.queues.reads import Read, ReadStatus
-from iotmq.store.store import Store
 
 # Bits of a pull's sysFlag.
 _COMMITS = 1
@@ -98,58 +92,46 @@ class PullHandler:
 
     def __init__(
         self,
-        store: Store,
-        topics: TopicTable,
-        groups: Groups,
-        subscription_groups: SubscriptionGroups,
-        offsets: ConsumerOffsets,
-        holds: ParkedPulls,
-        cold_reads: ColdReads,
-        clock: Clock,
-        *,
+        parts: BrokerParts,
+        parked_pulls: ParkedPulls,
         filters: ConsumerFilters,
-        is_readable: bool,
-        statistics: Statistics | None = None,
+        *,
         offset_moved: OffsetMoved | None = None,
     ) -> None:
-        self._store = store
-        self._topics = topics
-        self._groups = groups
-        self._subscription_groups = subscription_groups
-        self._offsets = offsets
-        self._holds = holds
-        self._cold_reads = cold_reads
+        self._parts = parts
+        self._store = parts.store
+        self._topics = parts.topics
+        self._groups = parts.groups
+        self._subscription_groups = parts.subscription_groups
+        self._offsets = parts.offsets
+        self._parked_pulls = parked_pulls
+        self._cold_reads = parts.cold_reads
         self._filters = filters
-        self._clock = clock
-        self._is_readable = is_readable
-        self._statistics = statistics or Statistics(clock)
+        self._clock = parts.clock
+        self._statistics = parts.statistics
         self._offset_moved = offset_moved
-        self._timer = DeadlineTimer(clock, self.expire)
+        self._timer = DeadlineTimer(parts.clock, self.expire)
         self.found_count = 0
         self.missed_count = 0
         self.records_count = 0
         self._path = PullPath(
-            store, self._look_up, self._park, offsets=offsets, groups=groups, statistics=self._statistics
+            parts.store,
+            self._look_up,
+            self._park,
+            offsets=parts.offsets,
+            groups=parts.groups,
+            statistics=parts.statistics,
         )
-        topics.add_listener(self._path.forget_all)
-        subscription_groups.add_listener(self._path.forget_all)
+        parts.topics.add_listener(self._path.forget_all)
+        parts.subscription_groups.add_listener(self._path.forget_all)
+        parts.changed_settings.add_listener(self._path.forget_all)
 
     def handlers(self) -> Mapping[int, Handler]:
         # The consumers of 5.x that pull by themselves ask under a code of their own.
         return {RequestCode.PULL_MESSAGE: self._pull, RequestCode.LITE_PULL_MESSAGE: self._pull}
 
-    @property
-    def is_readable(self) -> bool:
-        """Whether this broker answers pulls."""
-        return self._is_readable
-
-    @is_readable.setter
-    def is_readable(self, is_readable: bool) -> None:
-        self._is_readable = is_readable
-        self._path.forget_all()
-
     def take_pull(self, connection: ServerConnection, frame: PullFrame) -> bool:
-        """Answer or park a plain pull; False when it needs the general way, and nothing was done for it."""
+        """Answer or park a plain pull; False when it needs the general path, and nothing was done for it."""
         count = self._path.take(connection, frame)
         if count > 0:
             self.found_count += 1
@@ -171,13 +153,13 @@ class PullHandler:
         suspend_ms: int,
     ) -> bool:
         """Keep a plain pull of what is not there yet; False when there is no room."""
-        if not self._holds.has_room:
+        if not self._parked_pulls.has_room:
             return False
         serialize = Serialize.BINARY if is_binary else Serialize.JSON
         request = Command(
             RequestCode.PULL_MESSAGE, opaque, flag, LanguageCode.OTHER, 0, None, {}, b"", serialize
         )
-        hold = ParkedPull(
+        parked = ParkedPull(
             connection,
             request,
             queue,
@@ -189,8 +171,8 @@ class PullHandler:
             deadline_s=self._clock.monotonic_s() + min(suspend_ms, limits.HOLD_MS_MAX) / 1000,
             is_plain=True,
         )
-        self._holds.park(hold)
-        self._timer.arm(self._holds.next_deadline_s)
+        self._parked_pulls.park(parked)
+        self._timer.arm(self._parked_pulls.next_deadline_s)
         return True
 
     def _look_up(self, topic: str, group: str, queue_id: int, subscription: str | None) -> PlainPull | None:
@@ -217,7 +199,7 @@ class PullHandler:
             return None
 
     def connection_lost(self, connection: ServerConnection) -> None:
-        self._holds.drop_connection(connection)
+        self._parked_pulls.drop_connection(connection)
 
     def stop(self) -> None:
         self._timer.cancel()
@@ -225,34 +207,32 @@ class PullHandler:
 
     def wake(self, queues: Iterable[Queue]) -> None:
         """Look again for the pulls parked on queues that have new entries."""
-        holds = self._holds
+        holds = self._parked_pulls
         for queue in queues:
-            for hold in holds.waiting_for(queue):
+            for parked in holds.waiting_for(queue):
                 begun_us = now_us()
-                read = self._read(hold)
+                read = self._read(parked)
                 if read.status == ReadStatus.NO_MATCHED_MESSAGE and read.next_offset >= read.max_offset:
                     # Nothing for its filter: it waits on, behind what was looked through. When that was not
                     # all, it is told to ask again (20): nobody would wake it for the rest.
-                    hold.offset = read.next_offset
-                elif self._code_of(read, hold.offset) != ResponseCode.PULL_NOT_FOUND:
-                    holds.remove(hold)
-                    self._answer_hold(hold, read, begun_us)
+                    parked.offset = read.next_offset
+                elif self._code_of(read, parked.offset) != ResponseCode.PULL_NOT_FOUND:
+                    holds.remove(parked)
+                    self._answer_hold(parked, read, begun_us)
 
     def expire(self) -> None:
         """Answer the pulls that waited as long as they wanted to."""
-        for hold in self._holds.take_overdue(self._clock.monotonic_s()):
+        for parked in self._parked_pulls.take_overdue(self._clock.monotonic_s()):
             begun_us = now_us()
-            self._answer_hold(hold, self._read(hold), begun_us)
-        self._timer.arm(self._holds.next_deadline_s)
+            self._answer_hold(parked, self._read(parked), begun_us)
+        self._timer.arm(self._parked_pulls.next_deadline_s)
 
     def metrics(self) -> Iterable[Metric]:
-        yield Metric(
-            "iotmq_broker_pulls_found_total", "counter", "Pulls answered with records.", self.found_count
+        yield from samples(
+            ("iotmq_broker_pulls_found_total", "Pulls answered with records.", self.found_count),
+            ("iotmq_broker_pulls_missed_total", "Pulls answered without.", self.missed_count),
+            ("iotmq_broker_pulled_records_total", "Records pulled.", self.records_count),
         )
-        yield Metric(
-            "iotmq_broker_pulls_missed_total", "counter", "Pulls answered without.", self.missed_count
-        )
-        yield Metric("iotmq_broker_pulled_records_total", "counter", "Records pulled.", self.records_count)
 
     def _pull(self, connection: ServerConnection, request: Command) -> Command | None:
         header = _read_header(request)
@@ -330,7 +310,7 @@ class PullHandler:
         )
         code = self._code_of(read, asked.offset)
         if code == ResponseCode.PULL_NOT_FOUND and asked.deadline_s is not None:
-            hold = ParkedPull(
+            parked = ParkedPull(
                 asked.connection,
                 request,
                 queue,
@@ -342,11 +322,11 @@ class PullHandler:
                 deadline_s=asked.deadline_s,
                 with_expired=asked.with_expired,
             )
-            if not request.is_oneway and self._holds.park(hold):
+            if not request.is_oneway and self._parked_pulls.park(parked):
                 # What waits costs little, whatever came with it.
                 request.body = b""
                 request.ext = {}
-                self._timer.arm(self._holds.next_deadline_s)
+                self._timer.arm(self._parked_pulls.next_deadline_s)
                 return None
         return self._answer(
             request,
@@ -378,7 +358,7 @@ class PullHandler:
 
     def _check(self, header: PullHeader) -> SubscriptionGroupConfig:
         """The checks of a pull in the protocol's order, up to the queue id."""
-        if not self.is_readable:
+        if not self._parts.settings.is_readable:
             raise RequestError(ResponseCode.NO_PERMISSION, "this broker does not answer pulls")
         group = self._subscription_groups.find_or_create(header.group)
         if group is None:
@@ -441,14 +421,14 @@ class PullHandler:
             expression = subscription.expression
         return parse_tags(expression)
 
-    def _read(self, hold: ParkedPull) -> Read:
+    def _read(self, parked: ParkedPull) -> Read:
         return self._store.read(
-            hold.queue,
-            hold.offset,
-            records_max=hold.records_max,
-            bytes_max=hold.bytes_max,
-            tags=hold.tags,
-            with_expired=hold.with_expired,
+            parked.queue,
+            parked.offset,
+            records_max=parked.records_max,
+            bytes_max=parked.bytes_max,
+            tags=parked.tags,
+            with_expired=parked.with_expired,
         )
 
     def _code_of(self, read: Read, offset: int) -> int:
@@ -458,22 +438,22 @@ class PullHandler:
             code = ResponseCode.PULL_NOT_FOUND if offset == 0 else ResponseCode.PULL_OFFSET_MOVED
         return code
 
-    def _answer_hold(self, hold: ParkedPull, read: Read, begun_us: int) -> None:
-        if hold.is_plain and read.status == ReadStatus.FOUND:
-            self._count_found(hold.queue, hold.group, read, begun_us, is_from_disk=False)
-            request = hold.request
+    def _answer_hold(self, parked: ParkedPull, read: Read, begun_us: int) -> None:
+        if parked.is_plain and read.status == ReadStatus.FOUND:
+            self._count_found(parked.queue, parked.group, read, begun_us, is_from_disk=False)
+            request = parked.request
             self._path.answer_parked(
-                hold.connection, request.opaque, request.serialize == Serialize.BINARY, read
+                parked.connection, request.opaque, request.serialize == Serialize.BINARY, read
             )
             return
-        hold.connection.reply(
+        parked.connection.reply(
             self._answer(
-                hold.request,
-                self._code_of(read, hold.offset),
+                parked.request,
+                self._code_of(read, parked.offset),
                 read,
-                queue=hold.queue,
-                group=hold.group,
-                offset=hold.offset,
+                queue=parked.queue,
+                group=parked.group,
+                offset=parked.offset,
                 begun_us=begun_us,
             )
         )

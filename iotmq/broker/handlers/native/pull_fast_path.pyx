@@ -1,9 +1,10 @@
-"""The short way of plain pulls: from the received frame to the answer's bytes in compiled code.
+"""The fast path of plain pulls: from the received frame to the answer's bytes in compiled code.
 
-Operations: answer a pull that finds records in memory, park one that asks for what comes next. Goal: a fifth of the general way's work. Plan: what the
-general way (`pull.py`) finds out about group, topic, queue and subscription is kept until topics or
+Operations: answer a pull that finds records in memory, park one that asks for what comes next. Goal: a fifth
+of the general path's work. Plan: what the
+general path (`pull.py`) finds out about group, topic, queue and subscription is kept until topics or
 groups change; a subscription that came with a heartbeat is compared each time. Whatever does not find
-records at once, asks for more than tags, or is refused, is left to the general way with nothing done for it.
+records at once, asks for more than tags, or is refused, is left to the general path with nothing done for it.
 `tests/property/test_pull_path.py` compares both.
 """
 
@@ -54,7 +55,7 @@ PlainPull = namedtuple("PlainPull", "queue tags consumers subscription")
 
 
 cdef class Plan:
-    """What the general way found out about pulls that differ in offsets alone."""
+    """What the general path found out about pulls that differ in offsets alone."""
 
     cdef str group
     cdef str topic
@@ -85,7 +86,7 @@ cdef class PullPath:
     def __init__(self, store, look_up, park, *, offsets, groups, statistics):
         """`look_up` is asked for topic, group, queue id and the subscription's text, None for the heartbeat's.
 
-        It gives a PlainPull, or None for what needs the general way. `park` keeps a pull that waits, and says
+        It gives a PlainPull, or None for what needs the general path. `park` keeps a pull that waits, and says
         whether it does.
         """
         ext = dict(zip(("suggestWhichBrokerId", "nextBeginOffset", "minOffset", "maxOffset"), ("0", *_WORDS)))
@@ -109,7 +110,7 @@ cdef class PullPath:
         self.plans.clear()
 
     def take(self, connection, PullFrame frame not None):
-        """Answer the pull and return how many records it got; 0 when the general way is to answer it.
+        """Answer the pull and return how many records it got; 0 when the general path is to answer it.
 
         PARKED (-1) when it waits for what comes next.
         """
@@ -162,7 +163,7 @@ cdef class PullPath:
         self.answer(connection, opaque, is_binary, 1, read)
 
     cdef bint take_offset(self, Plan plan, PullFrame frame) except -1:
-        """Keep the offset that came along; False when the general way has to say that it cannot be kept."""
+        """Keep the offset that came along; False when the general path has to say that it cannot be kept."""
         if frame.sys_flag & COMMITS and frame.commit_offset >= 0:
             try:
                 self.commit(

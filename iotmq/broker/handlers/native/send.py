@@ -8,26 +8,23 @@ from functools import partial
 from typing import NamedTuple
 
 from iotmq import limits
-from iotmq.broker.exactly_once.stored_once import StoredOnce
 from iotmq.broker.handlers.native.send_fast_path import SendPath
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.questions import device_requests
 from iotmq.broker.replies.reply_after_registration import WhenTold
 from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.scheduled.delivery_time import HINT, NOW
 from iotmq.broker.scheduled.scheduling import DelayDelivery
-from iotmq.broker.tables.subscription_groups import SubscriptionGroups
 from iotmq.broker.tables.topics import (
     DLQ_PREFIX,
     RETRY_PREFIX,
     UNSENDABLE_TOPICS,
     TopicConfig,
-    TopicTable,
     check_topic_name,
 )
 from iotmq.broker.transactions.half_messages import is_prepared
 from iotmq.broker.transactions.transactions import Transactions
-from iotmq.broker.writing.message_ids import OffsetMessageIds
-from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, StoredBatch
+from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.broker.writing.send_properties import element_wishes, without_wait
 from iotmq.broker.writing.single_message_batch import encode_element, inflate_batch
 from iotmq.broker.writing.stored_reply import StoredReply
@@ -35,7 +32,7 @@ from iotmq.errors import RequestError
 from iotmq.message.bodies import COMPRESSED
 from iotmq.message.hosts import encode_host
 from iotmq.message.record import property_value
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode, Version
 from iotmq.remoting.command import Command
 from iotmq.remoting.frames.send_fields import PACKET_IDS_FIELD, REPEAT_FIELD
@@ -50,7 +47,7 @@ _INT64_MAX = 2**63 - 1
 _NO_WAIT = "WAIT\x01false"
 _TRUE = ("true", "1")
 # Parts of properties that ask for more than storing: a send that has one anywhere among its properties goes
-# the general way. The first is in all names for a time of delivery. A feature that reads another property of
+# the general path. The first is in all names for a time of delivery. A feature that reads another property of
 # sends adds it here.
 _GENERAL_PROPERTIES = (b"DEL", b"TRAN_MSG", device_requests.HINT)
 
@@ -112,54 +109,46 @@ class SendHandler:
 
     def __init__(
         self,
-        writer: MessageWriter,
-        topics: TopicTable,
-        subscription_groups: SubscriptionGroups,
-        message_ids: OffsetMessageIds,
+        parts: BrokerParts,
         delivery: DelayDelivery,
-        stored_once: StoredOnce,
-        *,
-        broker_name: str,
-        cluster: str,
-        region: str,
-        is_tracing_allowed: bool,
-        is_writable: bool,
         transactions: Transactions | None = None,
+        *,
         when_told: WhenTold = _at_once,
     ) -> None:
         """Without `transactions` prepared messages are refused. `when_told` is for sends that make topics."""
         self._when_told = when_told
         self._transactions = transactions
-        self._writer = writer
-        self._topics = topics
-        self._subscription_groups = subscription_groups
-        self._message_ids = message_ids
+        self._parts = parts
+        self._writer = parts.writer
+        self._topics = parts.topics
+        self._subscription_groups = parts.subscription_groups
+        self._message_ids = parts.message_ids
         self._delivery = delivery
-        self._stored_once = stored_once
-        self._is_writable = is_writable
-        self._broker_name = broker_name
+        self._stored_once = parts.stored_once
+        settings = parts.settings
+        self._broker_name = settings.name
         # The last property, and none of the format's own records has a separator behind that.
-        self._cluster_property = f"CLUSTER\x01{cluster}".encode()
-        self._region = region
-        self._trace_on = "true" if is_tracing_allowed else "false"
+        self._cluster_property = f"CLUSTER\x01{settings.cluster}".encode()
+        self._region = settings.region
         # The encoded address of each peer that sends.
         self._born_hosts: dict[ServerConnection, bytes] = {}
         self.sends_count = 0
         self.failed_count = 0
         # A batch is bounded as a whole like a single message (wire document 4.1).
-        self._batch_bytes_max = writer.store.settings.record_bytes_max
+        self._batch_bytes_max = parts.store.settings.record_bytes_max
         self._path = SendPath(
-            writer,
+            parts.writer,
             self._open_queues,
             batch_properties=self._cluster_property,
             general_properties=_GENERAL_PROPERTIES,
             batch_bytes_max=self._batch_bytes_max,
-            joined_max=message_ids.joined_max,
-            store_host=message_ids.store_host,
-            region=region,
-            trace_on=self._trace_on,
+            joined_max=parts.message_ids.joined_max,
+            store_host=parts.host,
+            region=settings.region,
+            trace_on=settings.trace_on,
         )
-        topics.add_listener(self._path.forget)
+        parts.topics.add_listener(self._path.forget)
+        parts.changed_settings.add_listener(self._settings_changed)
 
     def handlers(self) -> Mapping[int, Handler]:
         return {
@@ -168,25 +157,9 @@ class SendHandler:
             RequestCode.SEND_BATCH_MESSAGE: self._send_batch,
         }
 
-    @property
-    def is_writable(self) -> bool:
-        """Whether this broker takes messages."""
-        return self._is_writable
-
-    @is_writable.setter
-    def is_writable(self, is_writable: bool) -> None:
-        self._is_writable = is_writable
+    def _settings_changed(self) -> None:
         self._path.forget_all()
-
-    @property
-    def trace_on(self) -> str:
-        """What answers say about tracing: true or false."""
-        return self._trace_on
-
-    @trace_on.setter
-    def trace_on(self, trace_on: str) -> None:
-        self._trace_on = trace_on
-        self._path.change_trace_on(trace_on)
+        self._path.change_trace_on(self._parts.settings.trace_on)
 
     def take_run(self, connection: ServerConnection, run: SendRun, at: int) -> int:
         """Store plain sends of a run from number `at` on; the number of the first that is not plain."""
@@ -199,8 +172,10 @@ class SendHandler:
         self._born_hosts.pop(connection, None)
 
     def metrics(self) -> Iterable[Metric]:
-        yield Metric("iotmq_broker_sends_total", "counter", "Send requests.", self.sends_count)
-        yield Metric("iotmq_broker_failed_sends_total", "counter", "Sends not stored.", self.failed_count)
+        yield from samples(
+            ("iotmq_broker_sends_total", "Send requests.", self.sends_count),
+            ("iotmq_broker_failed_sends_total", "Sends not stored.", self.failed_count),
+        )
 
     def _open_queues(self, name: str) -> list[Queue | None] | None:
         """The queues of a topic that plain sends may go to; None for one that needs the checks of `_store`.
@@ -208,7 +183,7 @@ class SendHandler:
         Asked once per topic until it changes: whatever `_store` asks of a topic has its place here too.
         """
         topic = self._topics.find(name)
-        if topic is None or not topic.is_writable or not self.is_writable:
+        if topic is None or not topic.is_writable or not self._parts.settings.is_writable:
             return None
         if name in UNSENDABLE_TOPICS or name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
             return None
@@ -270,18 +245,18 @@ class SendHandler:
         if queue_id < 0:
             queue_id = random.randrange(topic.write_queue_nums)
         properties = device_requests.with_reply_topic(properties, broker=self._broker_name)
-        wish = NOW
+        delivery_time = NOW
         if HINT in properties and not name.startswith(DLQ_PREFIX):
-            wish = self._delivery.timers.read_wish(properties)
-            if is_batch and wish is not NOW:
+            delivery_time = self._delivery.timers.read_delivery_time(properties)
+            if is_batch and delivery_time is not NOW:
                 raise RequestError(
                     ResponseCode.MESSAGE_ILLEGAL,
                     "a batch cannot wait for a time: send messages with DELAY or TIMER_ properties alone",
                 )
         if is_prepared(properties, header.sys_flag) and not name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
             return self._prepare(connection, request, header, name, queue_id, properties, is_batch=is_batch)
-        if wish.cancelled_key:
-            return self._take_back(connection, request, name, queue_id, wish.cancelled_key.decode())
+        if delivery_time.cancelled_key:
+            return self._take_back(connection, request, name, queue_id, delivery_time.cancelled_key.decode())
         sys_flag = header.sys_flag
 
         respond = self._respond
@@ -298,7 +273,7 @@ class SendHandler:
                     f"a batch of {len(elements)} bytes; store.record_bytes_max is {self._batch_bytes_max}",
                 )
             for wished in element_wishes(elements):
-                if self._delivery.timers.read_wish(wished) is not NOW:
+                if self._delivery.timers.read_delivery_time(wished) is not NOW:
                     raise RequestError(
                         ResponseCode.MESSAGE_ILLEGAL,
                         "a message of a batch cannot wait for a time: send it alone, with its DELAY or "
@@ -306,14 +281,14 @@ class SendHandler:
                     )
             batch_properties = properties + self._cluster_property
         else:
-            if wish is not NOW:
+            if delivery_time is not NOW:
                 timers = self._delivery.timers
                 # The answer names the queue the message is for, not the one it waits in.
-                handle = timers.recall_handle(name, properties, wish)
+                handle = timers.recall_handle(name, properties, delivery_time)
                 respond = partial(self._respond, queue_id=queue_id, recall_handle=handle)
                 # What comes from a consumer that cannot give it back otherwise was taken once already.
                 is_new = not name.startswith(RETRY_PREFIX)
-                waiting = timers.divert(name, queue_id, properties, wish, is_counted=is_new)
+                waiting = timers.divert(name, queue_id, properties, delivery_time, is_counted=is_new)
                 name, queue_id, properties = waiting[:3]
                 topics = (name, *topics)
             else:
@@ -398,7 +373,7 @@ class SendHandler:
         """The topic to write to, made when that is allowed; the checks of the protocol in its order."""
         name = header.topic
         topic = self._topics.find(name)
-        if not self.is_writable:
+        if not self._parts.settings.is_writable:
             raise RequestError(ResponseCode.NO_PERMISSION, "this broker does not take messages")
         if topic is None:
             if is_batch and len(name.encode()) > limits.TOPIC_BYTES_MAX:
@@ -473,7 +448,7 @@ class SendHandler:
             "queueId": str(result.queue_id if queue_id is None else queue_id),
             "queueOffset": str(appended.first_offset),
             "MSG_REGION": self._region,
-            "TRACE_ON": self._trace_on,
+            "TRACE_ON": self._parts.settings.trace_on,
         }
         if transaction_id is not None:
             ext["transactionId"] = transaction_id
@@ -497,7 +472,7 @@ def _check_names(header: SendHeader, names: FieldNames) -> None:
 
 
 def _read_header(request: Command, names: FieldNames) -> SendHeader:
-    """The fields of a send. The short way in; what is missing or wrong is named by the long way round."""
+    """The fields of a send. The fast path in; what is missing or wrong is named by the general path."""
     ext = request.ext
     try:
         header = SendHeader(

@@ -6,15 +6,13 @@ import random
 from collections.abc import Mapping
 
 from iotmq import limits
-from iotmq.broker.replies.cold_reads import ColdReads
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.request_table import Handler
-from iotmq.broker.scheduled.delivery_time import Wish
-from iotmq.broker.scheduled.scheduling import DelayDelivery, DelayLevels, without_properties
-from iotmq.broker.statistics.statistics import Statistics
-from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig, SubscriptionGroups
-from iotmq.broker.tables.topics import DLQ_PREFIX, RETRY_PREFIX, TopicTable
-from iotmq.broker.writing.message_ids import OffsetMessageIds
-from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, StoredBatch
+from iotmq.broker.scheduled.delivery_time import DeliveryTime
+from iotmq.broker.scheduled.scheduling import DelayDelivery, without_properties
+from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig
+from iotmq.broker.tables.topics import DLQ_PREFIX, RETRY_PREFIX
+from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.broker.writing.stored_reply import StoredReply
 from iotmq.errors import RequestError
@@ -22,7 +20,6 @@ from iotmq.message.record import Record, decode_record, property_value
 from iotmq.remoting.codes import RequestCode, ResponseCode, Version
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
-from iotmq.store.store import Store
 
 # The first attempt waits for level 3 (10 s), each further one a level longer.
 _FIRST_RETRY_LEVEL = 3
@@ -32,30 +29,17 @@ _INT32_MAX = 2**31 - 1
 class SendBackHandler:
     """Stores a copy for the group alone: in its retry topic, or in its dead letters after too many tries."""
 
-    def __init__(
-        self,
-        store: Store,
-        writer: MessageWriter,
-        topics: TopicTable,
-        subscription_groups: SubscriptionGroups,
-        message_ids: OffsetMessageIds,
-        levels: DelayLevels,
-        delivery: DelayDelivery,
-        cold_reads: ColdReads,
-        *,
-        statistics: Statistics,
-        is_writable: bool,
-    ) -> None:
-        self._store = store
-        self._writer = writer
-        self._topics = topics
-        self._subscription_groups = subscription_groups
-        self._message_ids = message_ids
-        self._levels = levels
+    def __init__(self, parts: BrokerParts, delivery: DelayDelivery) -> None:
+        self._parts = parts
+        self._store = parts.store
+        self._writer = parts.writer
+        self._topics = parts.topics
+        self._subscription_groups = parts.subscription_groups
+        self._message_ids = parts.message_ids
+        self._levels = delivery.levels
         self._delivery = delivery
-        self._cold_reads = cold_reads
-        self._statistics = statistics
-        self.is_writable = is_writable
+        self._cold_reads = parts.cold_reads
+        self._statistics = parts.statistics
 
     def handlers(self) -> Mapping[int, Handler]:
         return {RequestCode.CONSUMER_SEND_MESSAGE_BACK: self._send_back}
@@ -73,7 +57,7 @@ class SendBackHandler:
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 f"the field group names the group {group_name}, which does not exist",
             )
-        if not self.is_writable:
+        if not self._parts.settings.is_writable:
             raise RequestError(ResponseCode.NO_PERMISSION, "this broker does not take messages")
         if group.retry_queue_nums <= 0:
             return request.reply(ResponseCode.SUCCESS)
@@ -123,7 +107,7 @@ class SendBackHandler:
             queue_id = random.randrange(min(group.retry_queue_nums, retry.write_queue_nums))
         if level:
             waiting = self._delivery.timers.divert(
-                topic, queue_id, properties, Wish(level=level), is_counted=False
+                topic, queue_id, properties, DeliveryTime(level=level), is_counted=False
             )
             topic, queue_id, properties = waiting[:3]
         if len(properties) > limits.PROPERTIES_BYTES_MAX:

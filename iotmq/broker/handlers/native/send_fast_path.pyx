@@ -1,15 +1,16 @@
-"""The short way of plain sends: from a run of received frames into the log, and their answers, in one pass.
+"""The fast path of plain sends: from a run of received frames into the log, and their answers, in one pass.
 
 Operations: store as many sends of a run as are plain, from a number on; answer them, at once or when the
-disk has them. Goal: per send no Python object and no Python call. Plan: what the general way
+disk has them. Goal: per send no Python object and no Python call. Plan: what the general path
 (`send.py`) finds out about a topic is kept until the topic changes; sends are laid out as batches
 of one and go through the log's own checks; the wish for a flush and the write of the answers come once
 per run, statistics and dispatch once per turn of the loop.
 
 Plain is: to a topic that is there and takes messages, to a queue of it that is named, with nothing in
 flags and properties, its own or those of a batch's elements, that asks for more than storing. The first
-send that is not plain, or that the log refuses, ends the pass with nothing done for it; the general way
-then takes it from the start, so every refusal, remark and count of one is the general way's. `tests/property/test_send_path.py` compares both.
+send that is not plain, or that the log refuses, ends the pass with nothing done for it; the general path
+then takes it from the start, so every refusal, remark and count of one is the general path's.
+`tests/property/test_send_path.py` compares both.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -111,7 +112,8 @@ cdef class SendPath:
     cdef Py_ssize_t room_bytes
 
     def __init__(self, writer, open_topic, *, bytes batch_properties not None, tuple general_properties not None,
-                 Py_ssize_t batch_bytes_max, Py_ssize_t joined_max, bytes store_host not None, str region not None, str trace_on not None):
+                 Py_ssize_t batch_bytes_max, Py_ssize_t joined_max, bytes store_host not None,
+                 str region not None, str trace_on not None):
         """`open_topic` gives the queues of a topic that plain sends may go to, None for any other.
 
         `batch_properties` are added to every record; a send whose properties have one of
@@ -133,7 +135,7 @@ cdef class SendPath:
         self.templates = {}
         self.plans = {}
         self.tallied = []
-        writer.add_settled_listener(self.count_all)
+        writer.add_written_listener(self.count_all)
 
     def __dealloc__(self):
         PyMem_Free(self.room)
@@ -188,7 +190,7 @@ cdef class SendPath:
                     plan.queues[frame.queue_id] = queue
                 self.put(run, frame, queue, born_host, now_ms, &place)
             except Exception:
-                # The general way meets the same, and knows what to say.
+                # The general path meets the same, and knows what to say.
                 break
             self.tally(queue, &place)
             records += place.count

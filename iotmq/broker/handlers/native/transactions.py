@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from iotmq.broker.replies.cold_reads import ColdReads
+from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.tables.topics import HALF_TOPIC, TRANSACTION_CHECKS_MAX_TOPIC
 from iotmq.broker.transactions.half_messages import COMMIT, NOT_A_TRANSACTION, ROLLBACK, read_half
@@ -15,12 +15,11 @@ from iotmq.errors import RequestError
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.message_ids import parse_offset_message_id
 from iotmq.message.record import Record, decode_record, property_value
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
 from iotmq.store.queues.cold_steps import Steps
-from iotmq.store.store import Store
 
 _ENDS = {COMMIT: "committed", ROLLBACK: "rolled back", GIVEN_UP: "given up, because nobody ended it in time"}
 
@@ -28,10 +27,10 @@ _ENDS = {COMMIT: "committed", ROLLBACK: "rolled back", GIVEN_UP: "given up, beca
 class TransactionHandler:
     """Checks who ends what, and hands it to the table of transactions."""
 
-    def __init__(self, store: Store, transactions: Transactions, cold_reads: ColdReads) -> None:
-        self._store = store
+    def __init__(self, parts: BrokerParts, transactions: Transactions) -> None:
+        self._store = parts.store
         self._transactions = transactions
-        self._cold_reads = cold_reads
+        self._cold_reads = parts.cold_reads
         self.undecided_count = 0
         self.refused_count = 0
 
@@ -46,13 +45,14 @@ class TransactionHandler:
 
     def metrics(self) -> Iterable[Metric]:
         prefix = "iotmq_broker_transaction_ends"
-        yield Metric(
-            f"{prefix}_undecided_total",
-            "counter",
-            "Ends that left it open how the transaction ends.",
-            self.undecided_count,
+        yield from samples(
+            (
+                f"{prefix}_undecided_total",
+                "Ends that left it open how the transaction ends.",
+                self.undecided_count,
+            ),
+            (f"{prefix}_refused_total", "Transaction ends refused.", self.refused_count),
         )
-        yield Metric(f"{prefix}_refused_total", "counter", "Transaction ends refused.", self.refused_count)
 
     def _end(self, connection: ServerConnection, request: Command) -> Command | None:
         try:

@@ -10,6 +10,7 @@ cdef enum:
     INDEX_SLOT_BYTES = 4
     INDEX_ENTRY_BYTES = 20
 
+
 @cython.final
 cdef class IndexFile:
     cdef readonly str path

@@ -8,6 +8,7 @@ from iotmq.store.projections.key_index.index_file cimport IndexFile
 cdef enum:
     INDEX_TOPIC_BYTES_MAX = 255
 
+
 @cython.final
 cdef class KeyIndex:
     cdef readonly str name

@@ -482,7 +482,7 @@ def test_the_guard_hands_on_what_may_be_done(access: AccessControl) -> None:
     with pytest.raises(RequestError):
         guard.handle(connection, request_of(10, send("topicA"), who="device1"))  # type: ignore[arg-type]
     assert inner.handled == [10]
-    # The short way is for who may, and for addresses that nobody asks.
+    # The fast path is for who may, and for addresses that nobody asks.
     fields = {
         "queueId": "1", "queueOffset": "0", "maxMsgNums": "32", "sysFlag": "0", "commitOffset": "0",
         "suspendTimeoutMillis": "0", "subVersion": "0",

@@ -278,7 +278,7 @@ def test_what_was_retained_under_no_topic_name_before_is_not_found_and_leaves(br
     broker.projection._invariants()
 
 
-@pytest.mark.volume
+@pytest.mark.slow
 async def test_a_filter_that_looks_at_very_many_topics_holds_nobody_up(tmp_path: Path) -> None:
     broker = Broker(tmp_path, messages_max=1_000_000, bytes_max=1 << 30)
     for first in range(0, 20_000, 500):

@@ -15,6 +15,9 @@ from iotmq import limits
 from iotmq.broker.exactly_once import received_ids
 from iotmq.broker.exactly_once.received_ids import ReceivedIds, encode_release
 from iotmq.broker.exactly_once.stored_once import StoredOnce
+from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.statistics.statistics import Statistics
+from iotmq.broker.tables.changed_settings import ChangedSettings
 from iotmq.broker.tables.topics import TopicTable
 from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, StoredBatch
 from iotmq.clock import ManualClock
@@ -55,12 +58,13 @@ class Bench:
         self.received = ReceivedIds(self.store.key_values(), **self.limits)
         self.store.add_projection(self.received)
         self.received.end_append({}, self.store.appended_position)
+        settings = ChangedSettings(
+            self.directory / "brokerSettings.json", BrokerSettings(), self.store.settings
+        )
         self.writer = MessageWriter(
-            self.store, topics, self.clock,
-            directory=self.directory, default_topic_queues=2, flush_timeout_s=FLUSH_TIMEOUT_S,
-        )  # fmt: skip
+            self.store, topics, settings, self.clock, Statistics(self.clock), directory=self.directory
+        )
         self.writer.open()
-        self.store.on_flushed = self.writer.on_flushed
         self.once = StoredOnce(self.writer, self.received, host=HOST)
 
     def restart(self) -> None:
@@ -96,7 +100,7 @@ class Bench:
         assert isinstance(answer, StoredBatch)
 
     def bodies(self, queue_id: int = 0) -> list[bytes]:
-        self.writer.settle()
+        self.writer.write_out()
         queue = self.store.queue("T", queue_id)
         found = self.store.read(queue, 0, records_max=1000, bytes_max=1 << 20)
         return [record.body for record in iter_records(b"".join(found.views))]
@@ -200,6 +204,7 @@ async def test_batches_whose_messages_are_alike_are_told_apart_by_their_keys(tmp
     assert bench.bodies() == [b"on"] * 4
 
 
+@pytest.mark.slow
 async def test_a_batch_whose_flush_is_late_is_not_stored_again_and_is_answered_by_the_flush(
     tmp_path: Path,
 ) -> None:

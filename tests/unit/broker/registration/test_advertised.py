@@ -11,9 +11,8 @@ from eventually import soon
 
 from iotmq.broker.broker import Broker
 from iotmq.broker.registration import advertised_address
-from iotmq.broker.registration.advertised_address import AdvertisedAddress
+from iotmq.broker.registration.advertised_address import AdvertisedAddress, resolve_store_host
 from iotmq.broker.settings import BrokerSettings
-from iotmq.broker.store_host import resolve_store_host
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import RemotingServer, ServerConnection
 from iotmq.store.settings import StoreSettings

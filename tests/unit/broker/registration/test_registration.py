@@ -15,7 +15,7 @@ from iotmq import limits
 from iotmq.broker.registration import registration
 from iotmq.broker.registration.body import encode_registration
 from iotmq.broker.registration.registration import Registration, ToldTopics
-from iotmq.broker.tables.data_version import DataVersion
+from iotmq.broker.tables.config_files import DataVersion
 from iotmq.broker.tables.topics import TopicConfig
 from iotmq.clock import SystemClock
 from iotmq.errors import StoreError
@@ -37,7 +37,7 @@ def many(count: int) -> list[TopicConfig]:
 # --- what is said -----------------------------------------------------------------------------------
 
 
-@pytest.mark.volume
+@pytest.mark.slow
 def test_as_many_topics_as_there_may_be_with_the_longest_names_fit() -> None:
     body = encode_registration(VERSION, many(limits.TOPICS_MAX), perm_mask=-1)
     assert body.is_compressed

@@ -192,7 +192,7 @@ async def test_a_cold_pull_is_answered_later_and_a_hot_one_meanwhile(
     assert from_disk is not None
     assert everything is not None
     assert (from_disk.sum, everything.sum) == (64, 74)
-    assert site.broker._consuming.cold_reads.longest_wait_ms == 0
+    assert site.broker.parts.cold_reads.longest_wait_ms == 0
     await connection.close()
 
 
@@ -228,7 +228,7 @@ async def test_a_connection_that_ends_meanwhile_is_not_missed(
     again = await ClientConnection.connect("127.0.0.1", site.broker.port)
     response = await site.pull(again, 0)
     assert response.code == 0
-    cold_reads = site.broker._consuming.cold_reads
+    cold_reads = site.broker.parts.cold_reads
     # The first read ends in a thread of its own, maybe behind the second one.
     await soon(lambda: cold_reads.waiting_count == 0, "nobody waits for the disk any more")
     await again.close()
@@ -282,7 +282,7 @@ async def test_whoever_asks_for_what_is_on_the_disk_holds_up_nobody(
     site.broker.offsets.commit("g", "T", 0, 0)
     site.log_out()
     monkeypatch.setattr(site.store, "load", slow_load)
-    reads = site.broker._consuming.cold_reads.reads_count
+    reads = site.broker.parts.cold_reads.reads_count
     cold = connection.request(Command.request(code, ext), timeout_s=WAIT_S)
     assert await asyncio.to_thread(is_asked.wait, WAIT_S)
     hot = await site.pull(connection, 3990)
@@ -291,7 +291,7 @@ async def test_whoever_asks_for_what_is_on_the_disk_holds_up_nobody(
     may_go_on.set()
     answer = await cold
     assert answer.code == expected, answer.remark
-    assert site.broker._consuming.cold_reads.reads_count > reads
+    assert site.broker.parts.cold_reads.reads_count > reads
     assert loads_on_loop == []
     await connection.close()
 
@@ -326,12 +326,12 @@ async def test_runtime_info_does_not_wait_for_the_disk(site: Site, monkeypatch: 
         load(plan)
 
     monkeypatch.setattr(site.store, "load", slow_load)
-    info = site.broker._runtime_info
+    info = site.broker._admin.runtime_info
     info._earliest_position = -1
     assert info.table()["earliestMessageTimeStamp"] == "-1"
-    assert site.broker._consuming.cold_reads.waiting_count == 1
+    assert site.broker.parts.cold_reads.waiting_count == 1
     assert info.table()["earliestMessageTimeStamp"] == "-1"
-    assert site.broker._consuming.cold_reads.waiting_count == 1
+    assert site.broker.parts.cold_reads.waiting_count == 1
     may_go_on.set()
     await soon(lambda: info.table()["earliestMessageTimeStamp"] != "-1", "the time of the first record")
 

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from eventually import soon
 
+from iotmq.broker.parts import make_parts
 from iotmq.broker.scheduled.scheduling import DelayDelivery, DelayLevels, without_properties
 from iotmq.broker.scheduled.timers import TURN_TIMERS_MAX
-from iotmq.broker.tables.topics import SCHEDULE_TOPIC, TopicTable
-from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, StoredBatch
+from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.tables.topics import SCHEDULE_TOPIC
+from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.clock import ManualClock
 from iotmq.errors import ConfigError, StoreFullError
@@ -28,19 +30,19 @@ class Bench:
     def __init__(self, store: Store, directory: Path, clock: ManualClock) -> None:
         self.clock = clock
         self.store = store
-        self.path = directory / "delayOffset.json"
-        self.topics = TopicTable(directory / "topics.json", clock)
+        self.path = directory / "config" / "delayOffset.json"
+        settings = BrokerSettings(delay_levels="1s 5s 10m")
+        self.parts = make_parts(settings, store, directory=directory, host=HOST, clock=clock)
+        self.topics = self.parts.topics
         self.topics.ensure(SCHEDULE_TOPIC, queues=18)
         self.topics.ensure("T", queues=2)
-        self.writer = MessageWriter(
-            store, self.topics, clock, directory=directory, default_topic_queues=8, flush_timeout_s=5.0
-        )
+        self.writer = self.parts.writer
         self.writer.open()
-        self.levels = DelayLevels("1s 5s 10m", clock)
         self.delivery = self.restarted()
 
     def restarted(self) -> DelayDelivery:
-        delivery = DelayDelivery(self.store, self.writer, self.levels, self.path, self.clock)
+        delivery = DelayDelivery(self.parts)
+        self.levels = delivery.levels
         delivery.start()
         return delivery
 
@@ -172,6 +174,7 @@ async def test_nothing_is_repeated_or_lost_over_a_clean_restart(bench: Bench) ->
 
 async def test_a_file_of_java_and_offsets_past_the_end_are_understood(bench: Bench) -> None:
     bench.put(b"one", 1)
+    bench.path.parent.mkdir()
     bench.path.write_text('{\n\t"offsetTable":{1:99,3:2}\n}')
     assert bench.restarted().progress() == [(1, 1), (0, 0), (0, 0)]
 

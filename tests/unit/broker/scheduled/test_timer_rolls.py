@@ -60,7 +60,7 @@ async def retained(bench: TimerBench, what: Callable[[], bool]) -> None:
         bench.store.retain()
         bench.delays.roll()
         bench.store.request_flush()
-        bench.writer.advance()
+        bench.writer.confirm()
         return what()
 
     await soon(look, "retention has done it")

@@ -8,9 +8,9 @@ from iotmq import limits
 from iotmq.broker.scheduled.delay_levels import DelayLevels
 from iotmq.broker.scheduled.delivery_time import (
     NOW,
-    Wish,
+    DeliveryTime,
     moved_properties,
-    read_wish,
+    read_delivery_time,
     waiting_until,
 )
 from iotmq.broker.scheduled.recall_handle import RecallHandle, decode_handle
@@ -22,8 +22,8 @@ from iotmq.store.log.timer_record import DUE_MS_MAX, delivery_of
 NOW_MS = 1_700_000_000_000
 
 
-def wish(properties: bytes) -> Wish:
-    return read_wish(properties, DelayLevels("1s 5s"), now_ms=NOW_MS)
+def wish(properties: bytes) -> DeliveryTime:
+    return read_delivery_time(properties, DelayLevels("1s 5s"), now_ms=NOW_MS)
 
 
 @pytest.mark.parametrize(
@@ -31,23 +31,23 @@ def wish(properties: bytes) -> Wish:
     [
         (b"", NOW),
         (b"TAGS\x01DEL\x02", NOW),
-        (b"DELAY\x012\x02TIMER_DELAY_MS\x01x\x02", Wish(level=2)),
+        (b"DELAY\x012\x02TIMER_DELAY_MS\x01x\x02", DeliveryTime(level=2)),
         # What Java clients may send for no delay.
         (b"DELAY\x010\x02", NOW),
         (b"DELAY\x01-1\x02", NOW),
         (b"DELAY\x01\x02", NOW),
-        (b"TIMER_DELAY_SEC\x013\x02", Wish(due_ms=NOW_MS + 3_000)),
-        (b"TIMER_DELAY_MS\x013\x02", Wish(due_ms=NOW_MS + 3)),
-        (b"TIMER_DELIVER_MS\x01%d\x02" % (NOW_MS + 1), Wish(due_ms=NOW_MS + 1)),
+        (b"TIMER_DELAY_SEC\x013\x02", DeliveryTime(due_ms=NOW_MS + 3_000)),
+        (b"TIMER_DELAY_MS\x013\x02", DeliveryTime(due_ms=NOW_MS + 3)),
+        (b"TIMER_DELIVER_MS\x01%d\x02" % (NOW_MS + 1), DeliveryTime(due_ms=NOW_MS + 1)),
         (b"TIMER_DELIVER_MS\x01%d\x02" % NOW_MS, NOW),
         (b"TIMER_DELIVER_MS\x010\x02", NOW),
         (b"TIMER_DELAY_SEC\x010\x02", NOW),
-        (b"TIMER_DELIVER_MS\x015\x02TIMER_DELAY_MS\x017\x02", Wish(due_ms=NOW_MS + 7)),
-        (b"TIMER_DELIVER_MS\x01%d\x02" % DUE_MS_MAX, Wish(due_ms=DUE_MS_MAX)),
-        (b"TIMER_DEL_UNIQKEY\x01k\x02TIMER_DELIVER_MS\x015\x02", Wish(cancelled_key=b"k")),
+        (b"TIMER_DELIVER_MS\x015\x02TIMER_DELAY_MS\x017\x02", DeliveryTime(due_ms=NOW_MS + 7)),
+        (b"TIMER_DELIVER_MS\x01%d\x02" % DUE_MS_MAX, DeliveryTime(due_ms=DUE_MS_MAX)),
+        (b"TIMER_DEL_UNIQKEY\x01k\x02TIMER_DELIVER_MS\x015\x02", DeliveryTime(cancelled_key=b"k")),
     ],
 )
-def test_what_is_asked_for(properties: bytes, expected: Wish) -> None:
+def test_what_is_asked_for(properties: bytes, expected: DeliveryTime) -> None:
     found = wish(properties)
     assert found == expected
     assert (found is NOW) == (expected is NOW)

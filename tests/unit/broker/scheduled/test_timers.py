@@ -13,7 +13,7 @@ import pytest
 from file_size_limit import files_end_at
 from timer_bench import TimerBench
 
-from iotmq.broker.scheduled.delivery_time import Wish
+from iotmq.broker.scheduled.delivery_time import DeliveryTime
 from iotmq.broker.scheduled.timers import PAGE_BYTES_MAX
 from iotmq.broker.tables.deleted_topics import DeletedTopic
 from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
@@ -269,7 +269,7 @@ async def test_one_too_many_is_refused_with_a_code_that_clients_try_again_on(ope
         bench.put(b"too many", in_ms=1_000)
     assert caught.value.code == 14
     # What consumers give back has been taken once already.
-    bench.timers.divert("%RETRY%g", 0, b"", Wish(level=1), is_counted=False)
+    bench.timers.divert("%RETRY%g", 0, b"", DeliveryTime(level=1), is_counted=False)
     bench.pass_time(1)
     bench.put(b"again", in_ms=1_000)
 

@@ -14,9 +14,9 @@ from session_bench import FrontEnd, MakeBench, SessionBench, making_benches, tur
 
 from iotmq import limits
 from iotmq.broker.handlers.mqtt.exclusives import ExclusiveHandler
+from iotmq.broker.session_store.exclusives import StoredExclusives
+from iotmq.broker.session_store.records import FreeExclusive, HoldExclusive
 from iotmq.broker.sessions.exclusives import START_GRACE_S, SWEEP_INTERVAL_S
-from iotmq.broker.sessions.stored.exclusives import StoredExclusives
-from iotmq.broker.sessions.stored.records import FreeExclusive, HoldExclusive
 from iotmq.errors import RequestError, StoreCorruptError
 from iotmq.front_port.exclusive_claims import claim_exclusive
 from iotmq.ports.sessions import ExclusiveClaim, Refused

@@ -13,11 +13,11 @@ from loop_turns import LoopTurns, turn_s_max
 from session_bench import FrontEnd, SessionBench, open_bench, turns
 
 from iotmq import limits
-from iotmq.broker.due_actions import CANCELLED_KEPT
+from iotmq.broker.session_store import log as session_log
+from iotmq.broker.session_store.records import End, WillSent, encode_changes
 from iotmq.broker.sessions import sessions, wills
 from iotmq.broker.sessions.sessions import FENCE_TIMEOUT_S, OWNER_GRACE_S, START_GRACE_S
-from iotmq.broker.sessions.stored import log as session_log
-from iotmq.broker.sessions.stored.records import End, WillSent, encode_changes
+from iotmq.broker.timing import CANCELLED_KEPT
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.errors import StoreError, StoreFullError
 from iotmq.loop_slice import LoopSlice
@@ -608,7 +608,7 @@ async def test_changes_of_sessions_past_what_a_turn_has_room_for_come_in_the_nex
     assert stored == list(range(12))
 
 
-@pytest.mark.volume
+@pytest.mark.slow
 async def test_a_session_of_very_many_filters_keeps_nobody_waiting_when_its_client_comes_and_goes(
     bench: SessionBench,
 ) -> None:

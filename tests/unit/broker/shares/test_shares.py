@@ -20,7 +20,7 @@ from session_bench import FrontEnd, MakeBench, SessionBench, making_benches, tur
 
 from iotmq import limits
 from iotmq.broker.handlers.mqtt.shares import RemoteMembers, ShareHandler
-from iotmq.broker.sessions.stored.shares import StoredShare, StoredShares, is_share
+from iotmq.broker.session_store.shares import StoredShare, StoredShares, is_share
 from iotmq.broker.shares import shares
 from iotmq.broker.shares.share_group import Holder, ShareGroup, Strategy
 from iotmq.broker.writing.single_message_batch import encode_element
@@ -180,7 +180,7 @@ def full_group(members: int, each: int) -> ShareGroup:
     return group
 
 
-@pytest.mark.volume
+@pytest.mark.slow
 def test_very_many_members_that_are_late_together_keep_nobody_waiting() -> None:
     count = limits.SHARE_MEMBERS_MAX - 1
     group = full_group(count, 2)
@@ -208,7 +208,7 @@ def test_members_that_are_all_late_keep_what_they_hold() -> None:
     group._invariants()
 
 
-@pytest.mark.volume
+@pytest.mark.slow
 def test_a_front_end_of_very_many_members_that_goes_and_comes_keeps_nobody_waiting() -> None:
     numbers = range(limits.SHARE_MEMBERS_MAX)
     group = full_group(len(numbers), 1)
@@ -552,7 +552,8 @@ async def test_messages_that_retention_has_deleted_are_done(
     front = FrontEnd(bench, "one")
     opened = await kept(front, "k")
     bench.publish("t/1", b"0", b"1", b"2", b"3")
-    places = bench.broker.sessions._projection.places(opened_queue(bench, "k"), 0, places_max=10).places
+    projection = bench.broker.sessions._projection
+    places = projection.next_entries(opened_queue(bench, "k"), 0, entries_max=10).entries
     read_record = bench.store.read_record
     gone = {places[1][0], places[2][0]}
     monkeypatch.setattr(
@@ -621,7 +622,7 @@ async def test_groups_wait_for_a_database_that_refuses(
         raise StoreError("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(projection, "places", refused)
+        patch.setattr(projection, "next_entries", refused)
         # So that the queues have to be read.
         for live in bench.broker.sessions.shares._live.values():
             live.is_current = False
@@ -690,7 +691,7 @@ async def test_a_group_that_lags_waits_for_the_disk_off_the_loop(
     bench.publish("t/1", b"later")
     await turns()
     assert (front.handed, disk.loads) == ([], 0)
-    assert bench.broker._consuming.cold_reads.waiting_count == 1
+    assert bench.broker.parts.cold_reads.waiting_count == 1
     disk.may_go_on.set()
     await soon(lambda: len(front.handed) == 31, "all messages")
     assert bodies_of(front, 1) == [*bodies, b"later"]
@@ -753,7 +754,7 @@ async def test_what_is_handed_out_again_waits_for_the_disk_off_the_loop(
     await turns(5)
     shares._invariants()
     assert len(front.handed) == 3, "nothing is read on the loop"
-    assert bench.broker._consuming.cold_reads.waiting_count == 1
+    assert bench.broker.parts.cold_reads.waiting_count == 1
     # Whoever was to have it goes, too, and another one has it then.
     (waiting,) = next(iter(shares._live.values())).handouts
     (last,) = [name for name in "bc" if shares._clients[name].members[SHARE].member_id != waiting.member_id]
@@ -767,7 +768,7 @@ async def test_what_is_handed_out_again_waits_for_the_disk_off_the_loop(
     assert front.handed[3:].count(("abc".index(last), first)) == 1
 
 
-@pytest.mark.volume
+@pytest.mark.slow
 @pytest.mark.parametrize("is_restarted", [False, True])
 @pytest.mark.parametrize("strategy", ["round_robin", "hash_topic"])
 async def test_no_page_of_a_group_is_read_on_the_loop(
@@ -816,7 +817,7 @@ async def test_no_page_of_a_group_is_read_on_the_loop(
     assert absent == []
     assert looks.longest_s < turn_s_max()
     assert sorted(bodies_of(front, 2)) == [body for body in bodies if not is_restarted or body != bodies[5]]
-    assert bench.broker._consuming.cold_reads.reads_count > 0
+    assert bench.broker.parts.cold_reads.reads_count > 0
 
 
 async def test_a_disk_that_refuses_is_asked_again_a_second_later(

@@ -157,7 +157,7 @@ async def test_a_check_waits_for_the_disk_off_the_loop_and_once(
     monkeypatch.setattr(bench.store, "load", load)
     for _ in range(3):
         bench.check()
-    assert bench.broker._consuming.cold_reads.waiting_count == 1
+    assert bench.broker.parts.cold_reads.waiting_count == 1
     assert bench.checks.checks_count == 0
     may_go_on.set()
     await soon(lambda: bench.checks.checks_count == 1, "the question")
@@ -793,7 +793,7 @@ async def test_an_end_that_comes_while_the_half_is_copied_waits_for_the_copy(tmp
 
     def settle() -> None:
         bench.store._flusher.flush()
-        bench.writer.advance()
+        bench.writer.confirm()
 
     bench.add_producer("p1")
     bench.prepare(b"body")

@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 import pytest
 
+from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.statistics.statistics import Statistics
+from iotmq.broker.tables.changed_settings import ChangedSettings
 from iotmq.broker.tables.topics import TopicConfig, TopicTable
 from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, StoredBatch
 from iotmq.clock import ManualClock
@@ -86,11 +88,10 @@ class Bench:
         self.writer = MessageWriter(
             self.store,  # type: ignore[arg-type]
             self.topics,
+            ChangedSettings(directory / "settings.json", BrokerSettings(), self.store.settings),
             self.clock,
+            self.statistics,
             directory=directory,
-            default_topic_queues=8,
-            flush_timeout_s=5.0,
-            statistics=self.statistics,
         )
         self.results: list[StoredBatch | RefusedBatch] = []
 
@@ -181,7 +182,7 @@ async def test_listeners_run_once_per_turn_after_the_holds_woke(bench: Bench) ->
 
 async def test_gathered_appends_are_done_at_once_and_dispatched_together(bench: Bench) -> None:
     settled: list[int] = []
-    bench.writer.add_settled_listener(lambda: settled.append(bench.store.confirmed_position))
+    bench.writer.add_written_listener(lambda: settled.append(bench.store.confirmed_position))
     with bench.writer.gathered():
         for number in range(3):
             bench.append()
@@ -213,7 +214,7 @@ async def test_what_could_not_be_dispatched_is_tried_again(
         with pytest.raises(OSError, match="of the queues"), bench.writer.gathered():
             bench.append()
     assert bench.store.confirmed_position == 0
-    bench.writer.settle()
+    bench.writer.write_out()
     assert bench.store.confirmed_position == 8
 
 
@@ -249,7 +250,7 @@ async def test_whoever_fails_at_its_answer_leaves_the_others_theirs(
     bench.writer.add_confirmed_listener(lambda: woken.append(None))
     bench.store.flushed_position = bench.store.appended_position
     before = FAILURES.count("answers to flushed batches")
-    bench.writer.advance()
+    bench.writer.confirm()
     assert FAILURES.count("answers to flushed batches") == before + 1
     assert "cannot take it" in caplog.text
     assert bench.codes() == [0]
@@ -294,10 +295,10 @@ async def test_a_flush_past_its_time_is_reported_and_not_confirmed_again(sync_be
     bench.append()
     bench.clock.advance(4.9)
     bench.append()
-    bench.writer.expire()
+    bench.writer.time_out()
     assert bench.results == []
     bench.clock.advance(0.1)
-    bench.writer.expire()
+    bench.writer.time_out()
     assert bench.codes() == [10]
     bench.store.flush()
     await turn()
@@ -311,7 +312,7 @@ async def test_a_patient_batch_waits_for_a_slow_disk_but_not_for_a_broken_one(sy
     bench.append()
     bench.append(is_patient=True)
     bench.clock.advance(60.0)
-    bench.writer.expire()
+    bench.writer.time_out()
     assert bench.codes() == [10], "only the batch that is not patient"
     bench.store.flush()
     await turn()
@@ -319,7 +320,7 @@ async def test_a_patient_batch_waits_for_a_slow_disk_but_not_for_a_broken_one(sy
     bench.append(is_patient=True)
     bench.store.failure = "a flush failed"
     bench.clock.advance(5.0)
-    bench.writer.expire()
+    bench.writer.time_out()
     assert bench.codes() == [10, 0, 0, 10]
 
 

@@ -541,6 +541,7 @@ async def test_a_refused_pull_is_asked_again() -> None:
         await until(lambda: got == [b"0"])
 
 
+@pytest.mark.slow
 async def test_a_broken_answer_neither_ends_the_reader_nor_holds_its_offset_back() -> None:
     broker = broker_with(6)
     queue = broker.topics["T"][0]

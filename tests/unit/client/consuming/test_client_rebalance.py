@@ -36,7 +36,7 @@ def test_members_beyond_the_queues_get_nothing(allocate) -> None:
     assert allocate(queues(2), ["a", "b", "c"], "c") == []
 
 
-@pytest.mark.volume
+@pytest.mark.slow
 @pytest.mark.parametrize("allocate", ALLOCATIONS)
 @given(
     queue_count=st.integers(0, 40),

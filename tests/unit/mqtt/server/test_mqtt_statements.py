@@ -1,4 +1,4 @@
-"""Statements of MQTT 3.1.1 and 5 about packets that no other test shows (docs/mqtt-conformance.md)."""
+"""Statements of MQTT 3.1.1 and 5 that no other test shows (docs/reference/mqtt-conformance.md)."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ def test_saslprep_refuses(text: str) -> None:
         saslprep(text)
 
 
-@pytest.mark.volume
+@pytest.mark.slow
 def test_what_saslprep_prohibits_is_what_the_tables_of_the_rfc_have() -> None:
     names = ("c12", "c21_c22", "c3", "c4", "c5", "c6", "c7", "c8", "c9")
     tables = [getattr(stringprep, f"in_table_{name}") for name in names]

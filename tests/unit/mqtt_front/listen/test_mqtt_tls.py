@@ -634,7 +634,7 @@ async def test_the_stop_ends_what_has_not_arrived(files: Files) -> None:
 
 def arrivals_of(front: MqttFront) -> Handshakes:
     assert front._parts is not None
-    return front._parts.listeners._arrivals["safe"]
+    return front._parts.listeners._handshakes["safe"]
 
 
 def replace(source: str, target: str) -> None:

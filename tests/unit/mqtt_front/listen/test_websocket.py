@@ -233,7 +233,7 @@ async def test_connections_past_the_limit_are_closed() -> None:
 # Frames
 
 
-@pytest.mark.volume
+@pytest.mark.slow
 async def test_packets_are_independent_of_frames(site: Site) -> None:
     """[MQTT-6.0.0-2]: any split of the packets over messages, fragments and pieces of the stream."""
     packet_bytes = b"".join(publish(number, b"%d" % number * number) for number in range(1, 60))

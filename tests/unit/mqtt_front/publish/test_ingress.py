@@ -496,7 +496,7 @@ def test_a_message_larger_than_a_batch_goes_alone() -> None:
     assert acknowledged(out) == [1, 2, 3]
 
 
-@pytest.mark.volume
+@pytest.mark.slow
 def test_records_of_one_batch_at_their_limit_and_past_it() -> None:
     bench = Bench(batch_bytes_max=64 << 20, pending_bytes_max=64 << 20)
     bench.gateway.automatic = 0
@@ -712,7 +712,6 @@ def test_when_too_many_messages_wait_their_devices_are_told_and_others_go_on() -
     assert (bench.ingress.not_stored, bench.ingress.retries) == (1, 0)
 
 
-@pytest.mark.volume
 def test_a_delayed_message_at_the_limit_of_a_record_and_past_it() -> None:
     bench = Bench(record_bytes_max=RECORD_MAX)
     bench.gateway.automatic = 0
@@ -803,7 +802,7 @@ def test_topics_that_only_begin_like_a_reply_topic_are_topics() -> None:
     assert bench.handed[0].payloads == [b"1", b"2", b"3"]
 
 
-@pytest.mark.volume
+@pytest.mark.slow
 def test_more_topics_than_the_cache_holds() -> None:
     bench = Bench(queues=4, pending_bytes_max=1 << 30)
     bench.gateway.automatic = 0

@@ -104,8 +104,8 @@ def check_start(directory: Path) -> bool:
     return has_moved
 
 
-@pytest.mark.volume
 @pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.slow
 def test_every_file_may_be_damaged_in_every_way(tmp_path: Path, crashed: Path, damage: Damage) -> None:
     source = random.Random(damage.__name__)
     moved = 0
@@ -118,7 +118,7 @@ def test_every_file_may_be_damaged_in_every_way(tmp_path: Path, crashed: Path, d
     assert moved >= 1
 
 
-@pytest.mark.volume
+@pytest.mark.slow
 def test_the_list_of_its_files_may_end_anywhere(tmp_path: Path, crashed: Path) -> None:
     """Also where it tells of a column family that it has not finished telling of."""
     (manifest,) = (crashed / "kv").glob("MANIFEST-*")

@@ -137,7 +137,7 @@ def test_hot_records_are_not_looked_at_twice(tmp_path: Path) -> None:
     store.close()
 
 
-@pytest.mark.volume
+@pytest.mark.slow
 def test_long_chains_let_others_go_first(tmp_path: Path) -> None:
     store = open_small(tmp_path, **SETTINGS | {"index_slots": 1})
     queue = store.queue("T", 0)

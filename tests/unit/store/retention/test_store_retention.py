@@ -810,6 +810,7 @@ def test_checkpoints_and_deletions_do_not_meet(keeper: Make) -> None:
     assert k.store.queue("T", 0).min_offset >= 30 * 6 - 3
 
 
+@pytest.mark.slow
 def test_writer_and_allocator_go_on_while_the_front_goes(keeper: Make) -> None:
     k = keeper()
     for round_number in range(60):

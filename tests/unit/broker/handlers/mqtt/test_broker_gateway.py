@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from itertools import islice, product
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -98,21 +99,31 @@ class StoredAtOnce:
         append(elements, done=done)
 
 
+def parts_of(writer: MessageWriter) -> Any:
+    """What the gateway asks of the parts of a broker."""
+    return SimpleNamespace(
+        writer=writer,
+        stored_once=StoredAtOnce(),
+        topics=None,
+        host=encode_host("127.0.0.1", 1),
+        clock=ManualClock(),
+        store=SimpleNamespace(settings=SimpleNamespace(record_bytes_max=70_000)),
+        settings=SimpleNamespace(is_writable=True),
+    )
+
+
 class Bench:
     def __init__(self) -> None:
         self.delivery = Delivery(applied_position=0)
         self.log = b""
         self.catch_up = DeliveryCatchUp(self.delivery, self.recent_records)
         self.delayed = Delayed()
+        self.parts = parts_of(MessageWriter())
         self.handler = GatewayHandler(
-            MessageWriter(),  # type: ignore[arg-type]
+            self.parts,
             self.delayed,  # type: ignore[arg-type]
-            StoredAtOnce(),  # type: ignore[arg-type]
             self.delivery,
             self.catch_up,
-            host=encode_host("127.0.0.1", 1),
-            record_bytes_max=70_000,
-            clock=ManualClock(),
         )
         self.connection = Connection()
 
@@ -371,7 +382,7 @@ def test_queues_of_messages_that_wait(bench: Bench, topic: str, queue_id: int, e
 
 
 def test_messages_do_not_begin_to_wait_while_the_broker_takes_none(bench: Bench) -> None:
-    bench.handler.is_writable = False
+    bench.parts.settings.is_writable = False
     with pytest.raises(RequestError, match="is_writable") as raised:
         bench.ask(RequestCode.PUBLISH_DELAYED, BATCH, topic="T", queueId="0")
     # Not one of those after which a front end gives up a batch.
@@ -405,16 +416,10 @@ def test_a_publisher_is_answered_when_its_records_are_matched(is_stored: bool) -
             done(Stored())
 
     gateway = LocalGateway(
-        Taking(),  # type: ignore[arg-type]
+        parts_of(Taking()),
         Delayed(),  # type: ignore[arg-type]
-        StoredAtOnce(),  # type: ignore[arg-type]
-        None,  # type: ignore[arg-type]
         None,  # type: ignore[arg-type]
         delivery,
-        is_writable=lambda: True,
-        host=encode_host("127.0.0.1", 1),
-        record_bytes_max=70_000,
-        clock=ManualClock(),
     )
     channel = delivery.open_channel(lambda records, matches: None)
     names = ["/".join(levels) for levels in islice(product("a+", repeat=12), 4096)]

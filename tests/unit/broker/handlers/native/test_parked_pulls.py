@@ -33,67 +33,67 @@ def hold(queue: FakeQueue, connection: FakeConnection, *, deadline_s: float = 15
 
 
 def test_a_queue_is_watched_while_a_pull_waits_for_it() -> None:
-    holds, queue, connection = ParkedPulls(held_max=10), FakeQueue(), FakeConnection()
+    parked_pulls, queue, connection = ParkedPulls(lambda: 10), FakeQueue(), FakeConnection()
     first, second = hold(queue, connection), hold(queue, connection)
-    assert holds.park(first)
-    assert holds.park(second)
+    assert parked_pulls.park(first)
+    assert parked_pulls.park(second)
     assert queue.watched
-    assert holds.waiting_for(queue) == [first, second]  # type: ignore[arg-type]
-    holds.remove(first)
+    assert parked_pulls.waiting_for(queue) == [first, second]  # type: ignore[arg-type]
+    parked_pulls.remove(first)
     assert queue.watched
-    holds.remove(second)
+    parked_pulls.remove(second)
     assert not queue.watched
-    assert len(holds) == 0
+    assert len(parked_pulls) == 0
 
 
 def test_pulls_of_other_queues_are_not_found() -> None:
-    holds, queue, other = ParkedPulls(held_max=10), FakeQueue(), FakeQueue()
-    holds.park(hold(queue, FakeConnection()))
-    assert holds.waiting_for(other) == []  # type: ignore[arg-type]
+    parked_pulls, queue, other = ParkedPulls(lambda: 10), FakeQueue(), FakeQueue()
+    parked_pulls.park(hold(queue, FakeConnection()))
+    assert parked_pulls.waiting_for(other) == []  # type: ignore[arg-type]
 
 
 def test_a_lost_connection_takes_its_pulls_along() -> None:
-    holds, queue = ParkedPulls(held_max=10), FakeQueue()
+    parked_pulls, queue = ParkedPulls(lambda: 10), FakeQueue()
     gone, alive = FakeConnection(), FakeConnection()
     kept = hold(queue, alive)
     for parked in (hold(queue, gone), kept, hold(FakeQueue(), gone)):
-        holds.park(parked)
-    holds.drop_connection(gone)  # type: ignore[arg-type]
-    holds.drop_connection(gone)  # type: ignore[arg-type]
-    assert holds.waiting_for(queue) == [kept]  # type: ignore[arg-type]
-    assert len(holds) == 1
+        parked_pulls.park(parked)
+    parked_pulls.drop_connection(gone)  # type: ignore[arg-type]
+    parked_pulls.drop_connection(gone)  # type: ignore[arg-type]
+    assert parked_pulls.waiting_for(queue) == [kept]  # type: ignore[arg-type]
+    assert len(parked_pulls) == 1
 
 
 def test_overdue_pulls_are_taken_once_and_never_early() -> None:
-    holds, queue, connection = ParkedPulls(held_max=10), FakeQueue(), FakeConnection()
+    parked_pulls, queue, connection = ParkedPulls(lambda: 10), FakeQueue(), FakeConnection()
     soon, late = hold(queue, connection, deadline_s=10.01), hold(queue, connection, deadline_s=20.0)
-    holds.park(late)
-    holds.park(soon)
-    assert holds.next_deadline_s == 10.1
-    assert holds.take_overdue(10.05) == []
-    assert holds.take_overdue(10.1) == [soon]
-    assert holds.take_overdue(10.1) == []
-    assert holds.next_deadline_s == 20.0
-    assert holds.take_overdue(100.0) == [late]
-    assert holds.next_deadline_s is None
+    parked_pulls.park(late)
+    parked_pulls.park(soon)
+    assert parked_pulls.next_deadline_s == 10.1
+    assert parked_pulls.take_overdue(10.05) == []
+    assert parked_pulls.take_overdue(10.1) == [soon]
+    assert parked_pulls.take_overdue(10.1) == []
+    assert parked_pulls.next_deadline_s == 20.0
+    assert parked_pulls.take_overdue(100.0) == [late]
+    assert parked_pulls.next_deadline_s is None
     assert not queue.watched
 
 
 def test_past_the_maximum_nothing_is_parked() -> None:
-    holds, queue, connection = ParkedPulls(held_max=2), FakeQueue(), FakeConnection()
+    parked_pulls, queue, connection = ParkedPulls(lambda: 2), FakeQueue(), FakeConnection()
     first = hold(queue, connection)
-    assert holds.park(first)
-    assert holds.park(hold(queue, connection))
-    assert not holds.park(hold(FakeQueue(), connection))
-    assert holds.refused_count == 1
-    holds.remove(first)
-    assert holds.park(hold(queue, connection))
+    assert parked_pulls.park(first)
+    assert parked_pulls.park(hold(queue, connection))
+    assert not parked_pulls.park(hold(FakeQueue(), connection))
+    assert parked_pulls.refused_count == 1
+    parked_pulls.remove(first)
+    assert parked_pulls.park(hold(queue, connection))
 
 
 def test_any_order_of_operations_keeps_the_tables_in_step() -> None:
     """Compared with a plain list of what is parked."""
     chance = random.Random(7)
-    holds = ParkedPulls(held_max=30)
+    parked_pulls = ParkedPulls(lambda: 30)
     queues = [FakeQueue() for _ in range(5)]
     connections = [FakeConnection() for _ in range(4)]
     model: list[ParkedPull] = []
@@ -104,23 +104,23 @@ def test_any_order_of_operations_keeps_the_tables_in_step() -> None:
             parked = hold(
                 chance.choice(queues), chance.choice(connections), deadline_s=now_s + chance.random() * 9
             )
-            assert holds.park(parked) == (len(model) < 30)
+            assert parked_pulls.park(parked) == (len(model) < 30)
             if len(model) < 30:
                 model.append(parked)
         elif action < 0.8 and model:
-            holds.remove(model.pop(chance.randrange(len(model))))
+            parked_pulls.remove(model.pop(chance.randrange(len(model))))
         elif action < 0.83:
             gone = chance.choice(connections)
-            holds.drop_connection(gone)  # type: ignore[arg-type]
+            parked_pulls.drop_connection(gone)  # type: ignore[arg-type]
             model = [entry for entry in model if entry.connection is not gone]
         else:
             now_s += chance.random()
             tick = int(now_s * 10)
-            overdue = holds.take_overdue(now_s)
+            overdue = parked_pulls.take_overdue(now_s)
             assert set(overdue) == {entry for entry in model if entry.tick <= tick}
             model = [entry for entry in model if entry.tick > tick]
-        assert len(holds) == len(model)
+        assert len(parked_pulls) == len(model)
         for queue in queues:
             expected = [entry for entry in model if entry.queue is queue]
-            assert holds.waiting_for(queue) == expected  # type: ignore[arg-type]
+            assert parked_pulls.waiting_for(queue) == expected  # type: ignore[arg-type]
             assert queue.watched == bool(expected)

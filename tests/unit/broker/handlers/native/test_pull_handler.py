@@ -13,11 +13,10 @@ from iotmq.broker.filters.consumer_filters import ConsumerFilters
 from iotmq.broker.filters.subscription import decode_heartbeat
 from iotmq.broker.handlers.native.parked_pulls import ParkedPulls
 from iotmq.broker.handlers.native.pull import PullHandler
-from iotmq.broker.members.groups import Groups
-from iotmq.broker.replies.cold_reads import ColdReads
-from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
-from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig, SubscriptionGroups
-from iotmq.broker.tables.topics import TopicConfig, TopicTable
+from iotmq.broker.parts import make_parts
+from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig
+from iotmq.broker.tables.topics import TopicConfig
 from iotmq.clock import ManualClock
 from iotmq.errors import RequestError
 from iotmq.message.hosts import encode_host
@@ -55,30 +54,21 @@ class Bench:
     def __init__(self, store: Store, directory: Path, **settings: Any) -> None:
         self.clock = ManualClock()
         self.store = store
-        self.topics = TopicTable(directory / "topics.json", self.clock)
+        settings = {"held_pulls_max": 100, "cold_reads_max": 10, "cold_read_threads": 1, **settings}
+        parts = make_parts(
+            BrokerSettings(**settings), store, directory=directory, host=HOST, clock=self.clock
+        )
+        self.topics = parts.topics
         self.topics.ensure("T", queues=4)
-        self.configs = SubscriptionGroups(
-            directory / "groups.json", self.clock, may_create=settings.pop("may_create_groups", True)
-        )
-        self.groups = Groups(self.clock, expiry_s=120)
-        self.offsets = ConsumerOffsets(directory / "offsets.json")
-        self.holds = ParkedPulls(held_max=settings.pop("held_max", 100))
+        self.configs = parts.subscription_groups
+        self.groups = parts.groups
+        self.offsets = parts.offsets
+        self.cold_reads = parts.cold_reads
+        self.parked_pulls = ParkedPulls(lambda: parts.settings.held_pulls_max)
         self.filters = ConsumerFilters(
-            directory / "filters.json", self.clock, is_enabled=settings.pop("property_filter_enabled", True)
+            directory / "filters.json", self.clock, is_enabled=parts.settings.property_filter_enabled
         )
-        self.cold_reads = ColdReads(store, threads_max=1, waiting_max=settings.pop("cold_reads_max", 10))
-        self.handler = PullHandler(
-            store,
-            self.topics,
-            self.groups,
-            self.configs,
-            self.offsets,
-            self.holds,
-            self.cold_reads,
-            self.clock,
-            filters=self.filters,
-            is_readable=settings.pop("is_readable", True),
-        )
+        self.handler = PullHandler(parts, self.parked_pulls, self.filters)
         self.connection = FakeConnection()
         self.ask = self.handler.handlers()[RequestCode.PULL_MESSAGE]
 
@@ -164,7 +154,7 @@ async def test_the_checks_come_in_the_protocols_order(store: Store, tmp_path: Pa
     closed = Bench(store, tmp_path / "closed", is_readable=False)
     assert closed.refused(topic="nothing")[0] == 16
 
-    bench = Bench(store, tmp_path / "open", may_create_groups=False)
+    bench = Bench(store, tmp_path / "open", auto_create_groups=False)
     wrong = {"topic": "nothing", "queueId": "9", "subscription": "||"}
     assert bench.refused(**wrong)[0] == 26
     bench.configs.put(SubscriptionGroupConfig(group_name="g", consume_enable=False))
@@ -281,10 +271,10 @@ async def test_a_parked_pull_is_woken_by_the_append_it_waits_for(bench: Bench) -
     assert bench.pull(WAITS, queueId="1") is None
     bench.put(b"a", b"b")
     assert [bodies(response) for response in bench.connection.replies] == [[b"a", b"b"]]
-    assert len(bench.holds) == 1
+    assert len(bench.parked_pulls) == 1
     bench.put(b"c", queue_id=1)
     assert bodies(bench.connection.replies[1]) == [b"c"]
-    assert len(bench.holds) == 0
+    assert len(bench.parked_pulls) == 0
     assert bench.store.take_dispatched() == []
 
 
@@ -343,7 +333,7 @@ async def test_a_parked_pull_ends_empty_when_its_time_is_over(bench: Bench) -> N
     bench.handler.expire()
     response = bench.connection.replies[0]
     assert (response.code, response.ext["nextBeginOffset"]) == (19, "1")
-    assert len(bench.holds) == 0
+    assert len(bench.parked_pulls) == 0
 
 
 async def test_nobody_waits_longer_than_the_maximum(bench: Bench) -> None:
@@ -356,7 +346,7 @@ async def test_nobody_waits_longer_than_the_maximum(bench: Bench) -> None:
 async def test_pulls_that_may_not_wait_or_find_no_room_are_answered_at_once(
     store: Store, tmp_path: Path
 ) -> None:
-    bench = Bench(store, tmp_path, held_max=1)
+    bench = Bench(store, tmp_path, held_pulls_max=1)
     assert bench.answer().code == 19
     assert bench.answer(WAITS, suspendTimeoutMillis="0").code == 19
     assert bench.pull(WAITS) is None
@@ -368,4 +358,4 @@ async def test_a_lost_connection_is_not_answered(bench: Bench) -> None:
     bench.handler.connection_lost(bench.connection)  # type: ignore[arg-type]
     bench.put(b"a")
     assert bench.connection.replies == []
-    assert len(bench.holds) == 0
+    assert len(bench.parked_pulls) == 0

@@ -10,16 +10,14 @@ from typing import Any
 import pytest
 
 from iotmq import limits
-from iotmq.broker.exactly_once.received_ids import ReceivedIds
-from iotmq.broker.exactly_once.stored_once import StoredOnce
 from iotmq.broker.handlers.native.send import SendHandler
+from iotmq.broker.parts import make_parts
 from iotmq.broker.replies.request_table import RequestTable
-from iotmq.broker.scheduled.scheduling import DelayDelivery, DelayLevels
-from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig, SubscriptionGroups
+from iotmq.broker.scheduled.scheduling import DelayDelivery
+from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig
 from iotmq.broker.tables.system_topics import system_topics
-from iotmq.broker.tables.topics import TopicConfig, TopicTable
-from iotmq.broker.writing.message_ids import OffsetMessageIds
-from iotmq.broker.writing.message_writer import MessageWriter
+from iotmq.broker.tables.topics import TopicConfig
 from iotmq.clock import ManualClock
 from iotmq.errors import RequestError
 from iotmq.message.hosts import encode_host
@@ -66,35 +64,23 @@ class FakeConnection:
 
 class Bench:
     def __init__(self, store: Store, directory: Path, **settings: Any) -> None:
-        clock = ManualClock()
+        names = {"name": "broker-a", "cluster": "C", "region": "R"}
+        parts = make_parts(
+            BrokerSettings(**names, delay_levels="1s 5s 10s", **settings),
+            store,
+            directory=directory,
+            host=encode_host("127.0.0.1", 10911),
+            clock=ManualClock(),
+        )
         self.store = store
-        self.topics = TopicTable(directory / "topics.json", clock)
+        self.topics = parts.topics
         for topic in system_topics(cluster="C", broker="b", template_queues=8, may_inherit=True):
             self.topics.put(topic)
         self.topics.ensure("T", queues=4)
-        self.groups = SubscriptionGroups(
-            directory / "groups.json", clock, may_create=settings.pop("may_create_groups", True)
-        )
-        self.writer = MessageWriter(
-            store, self.topics, clock, directory=directory, default_topic_queues=8, flush_timeout_s=5.0
-        )
-        self.received = ReceivedIds(store.key_values())
-        store.add_projection(self.received)
-        levels = DelayLevels("1s 5s 10s", clock)
-        self.delays = DelayDelivery(store, self.writer, levels, directory / "delayOffset.json", clock)
-        self.handler = SendHandler(
-            self.writer,
-            self.topics,
-            self.groups,
-            OffsetMessageIds(encode_host("127.0.0.1", 10911)),
-            self.delays,
-            StoredOnce(self.writer, self.received, host=encode_host("127.0.0.1", 10911)),
-            broker_name="broker-a",
-            cluster="C",
-            region="R",
-            is_tracing_allowed=True,
-            is_writable=settings.pop("is_writable", True),
-        )
+        self.groups = parts.subscription_groups
+        self.writer = parts.writer
+        self.delays = DelayDelivery(parts)
+        self.handler = SendHandler(parts, self.delays)
         self.table = RequestTable([self.handler])
         self.connection = FakeConnection()
 
@@ -257,10 +243,10 @@ async def test_wait_is_stored_of_batches_and_of_what_waits_only(bench: Bench, wa
 
 
 @pytest.mark.parametrize(
-    "wish", [b"DELAY\x013", b"k\x01v\x02TIMER_DELAY_MS\x015000\x02", b"TIMER_DEL_UNIQKEY\x01k"]
+    "delivery_time", [b"DELAY\x013", b"k\x01v\x02TIMER_DELAY_MS\x015000\x02", b"TIMER_DEL_UNIQKEY\x01k"]
 )
-async def test_a_message_of_a_batch_cannot_wait_for_a_time(bench: Bench, wish: bytes) -> None:
-    body = encode_batch([(b"one", b"", 0), (b"two", wish, 0)])
+async def test_a_message_of_a_batch_cannot_wait_for_a_time(bench: Bench, delivery_time: bytes) -> None:
+    body = encode_batch([(b"one", b"", 0), (b"two", delivery_time, 0)])
     number, remark = bench.refused(SHORT, body, code=RequestCode.SEND_BATCH_MESSAGE)
     assert number == 13
     assert "batch" in remark
@@ -412,7 +398,7 @@ async def test_a_consumers_own_retry_goes_to_the_retry_topic_and_at_last_to_the_
 
 
 async def test_a_retry_for_a_group_that_may_not_be_made_gets_26(store: Store, tmp_path: Path) -> None:
-    bench = Bench(store, tmp_path, may_create_groups=False)
+    bench = Bench(store, tmp_path, auto_create_groups=False)
     bench.writer.open()
     assert bench.refused({**SHORT, "b": "%RETRY%g"})[0] == 26
 

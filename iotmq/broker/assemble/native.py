@@ -1,0 +1,110 @@
+"""What native clients send and consume through, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from iotmq.broker.filters.consumer_filters import ConsumerFilters
+from iotmq.broker.handlers.native.clients import ClientHandler
+from iotmq.broker.handlers.native.filters import FilterHandler
+from iotmq.broker.handlers.native.locks import LockHandler
+from iotmq.broker.handlers.native.offset_moved import OffsetMovedEvents
+from iotmq.broker.handlers.native.parked_pulls import ParkedPulls
+from iotmq.broker.handlers.native.pull import PullHandler
+from iotmq.broker.handlers.native.send import SendHandler
+from iotmq.broker.handlers.native.send_back import SendBackHandler
+from iotmq.broker.handlers.native.timers import TimerHandler
+from iotmq.broker.handlers.native.transactions import TransactionHandler
+from iotmq.broker.members.queue_locks import QueueLocks
+from iotmq.broker.parts import BrokerParts
+from iotmq.broker.questions.device_replies import DeviceReplies
+from iotmq.broker.questions.replies import ReplyHandler
+from iotmq.broker.replies.reply_after_registration import WhenTold
+from iotmq.broker.replies.request_table import RequestProcessor
+from iotmq.broker.scheduled.scheduling import DelayDelivery
+from iotmq.broker.transactions.transaction_checks import TransactionChecks
+from iotmq.broker.transactions.transactions import Transactions
+from iotmq.metrics import Metric
+
+
+class NativeProcessors:
+    """`processors` are for the request table."""
+
+    def __init__(self, parts: BrokerParts, *, when_told: WhenTold) -> None:
+        self.cold_reads = parts.cold_reads
+        self.delays = DelayDelivery(parts)
+        self.transactions = Transactions(parts, self.delays.divert_committed)
+        self.transaction_checks = TransactionChecks(parts, self.transactions)
+        self.transaction_ends = TransactionHandler(parts, self.transactions)
+        self.replies = ReplyHandler(parts)
+        self.device_replies = DeviceReplies(self.replies, parts)
+        self.sends = SendHandler(parts, self.delays, self.transactions, when_told=when_told)
+        self.filters = ConsumerFilters(
+            parts.config / "consumerFilter.json",
+            parts.clock,
+            is_enabled=parts.settings.property_filter_enabled,
+        )
+        self.locks = QueueLocks(parts.clock)
+        self.parked_pulls = ParkedPulls(lambda: parts.settings.held_pulls_max)
+        self._offset_moved = OffsetMovedEvents(parts)
+        self.pulls = PullHandler(
+            parts, self.parked_pulls, self.filters, offset_moved=self._offset_moved.moved
+        )
+        self._clients = ClientHandler(parts, self.filters)
+        self.processors: list[RequestProcessor] = [
+            self.sends,
+            SendBackHandler(parts, self.delays),
+            self.transaction_ends,
+            self.replies,
+            self.device_replies,
+            TimerHandler(self.delays.timers, parts.topics, broker_name=parts.settings.name),
+            self.pulls,
+            self._clients,
+            LockHandler(self.locks, parts.topics),
+            FilterHandler(self.filters),
+        ]
+        parts.writer.add_dispatch_listener(self.pulls.wake)
+
+    def restore(self) -> None:
+        """Find the transactions that are open in the log; before the first request."""
+        self.transactions.start()
+
+    def start(self) -> None:
+        """Deliver what is due, and ask producers after their transactions; the writer is open."""
+        self.transaction_checks.start()
+        self.delays.start()
+
+    def stop(self) -> None:
+        """Answer no parked pull any more, and do nothing by itself."""
+        self.pulls.stop()
+        self.delays.stop()
+        self.transaction_checks.stop()
+        self.transactions.stop()
+
+    def expire(self) -> None:
+        """Do everything whose time has come by the clock."""
+        self.pulls.expire()
+        self.delays.deliver()
+        self.transaction_checks.expire()
+
+    def expire_members(self) -> None:
+        """Forget clients that are silent, and the filters and locks nobody renews."""
+        self._clients.expire()
+        self.filters.expire()
+        self.locks.expire()
+
+    def metrics(self) -> Iterable[Metric]:
+        for part in (
+            self.sends,
+            self.delays,
+            self.transactions,
+            self.transaction_checks,
+            self.transaction_ends,
+            self.replies,
+            self.pulls,
+            self.parked_pulls,
+            self.cold_reads,
+            self.filters,
+            self._offset_moved,
+        ):
+            yield from part.metrics()

@@ -1,0 +1,92 @@
+"""The parts of a broker that nearly all others are built on, made once and handed down together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from iotmq.broker.exactly_once.received_ids import ReceivedIds
+from iotmq.broker.exactly_once.stored_once import StoredOnce
+from iotmq.broker.members.groups import Groups
+from iotmq.broker.replies.cold_reads import ColdReads
+from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.statistics.statistics import Statistics
+from iotmq.broker.tables.changed_settings import ChangedSettings
+from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
+from iotmq.broker.tables.subscription_groups import SubscriptionGroups
+from iotmq.broker.tables.system_topics import system_topic_names
+from iotmq.broker.tables.topics import TopicTable
+from iotmq.broker.writing.message_ids import OffsetMessageIds
+from iotmq.broker.writing.message_writer import MessageWriter
+from iotmq.clock import Clock, SystemClock
+from iotmq.store.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerParts:
+    """Tables, writer and counters of one broker over one store. The event loop's thread uses all of them.
+
+    `config` is the folder of its files, `host` the address that records carry as the host they were stored
+    at (8 or 20 bytes).
+    """
+
+    clock: Clock
+    store: Store
+    config: Path
+    host: bytes
+    changed_settings: ChangedSettings
+    topics: TopicTable
+    subscription_groups: SubscriptionGroups
+    offsets: ConsumerOffsets
+    groups: Groups
+    statistics: Statistics
+    writer: MessageWriter
+    stored_once: StoredOnce
+    cold_reads: ColdReads
+    message_ids: OffsetMessageIds
+
+    @property
+    def settings(self) -> BrokerSettings:
+        """The settings in effect; some change while the broker runs (`ChangedSettings`)."""
+        return self.changed_settings.broker
+
+    @property
+    def system_topics(self) -> frozenset[str]:
+        """Topics the broker makes and needs: not a client's to change or delete."""
+        return system_topic_names(self.settings)
+
+
+def make_parts(
+    settings: BrokerSettings, store: Store, *, directory: Path, host: bytes, clock: Clock | None = None
+) -> BrokerParts:
+    """Read the files of `directory`/config and make the parts. StoreError when a file is broken."""
+    clock = clock or SystemClock()
+    config = directory / "config"
+    changed_settings = ChangedSettings(config / "brokerSettings.json", settings, store.settings)
+    settings = changed_settings.broker
+    topics = TopicTable(config / "topics.json", clock)
+    statistics = Statistics(clock)
+    writer = MessageWriter(store, topics, changed_settings, clock, statistics, directory=directory)
+    received = ReceivedIds(store.key_values())
+    store.add_projection(received)
+    received.end_append({}, store.appended_position)
+    return BrokerParts(
+        clock=clock,
+        store=store,
+        config=config,
+        host=host,
+        changed_settings=changed_settings,
+        topics=topics,
+        subscription_groups=SubscriptionGroups(
+            config / "subscriptionGroup.json", clock, may_create=settings.auto_create_groups
+        ),
+        offsets=ConsumerOffsets(config / "consumerOffset.json"),
+        groups=Groups(clock, expiry_s=settings.client_expiry_s),
+        statistics=statistics,
+        writer=writer,
+        stored_once=StoredOnce(writer, received, host=host),
+        cold_reads=ColdReads(
+            store, threads_max=settings.cold_read_threads, waiting_max=settings.cold_reads_max
+        ),
+        message_ids=OffsetMessageIds(host),
+    )

@@ -1,0 +1,155 @@
+"""Deadlines on the event loop: one timer for many of them, and actions that are done when they are due."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable
+from typing import Final
+
+from iotmq.clock import Clock
+from iotmq.errors import StoreError
+from iotmq.loop_slice import LoopSlice
+
+# So long after the database has refused an action it is asked again.
+RETRY_S: Final = 1.0
+# So many are done in one turn of the loop, unless its time is over before.
+PER_TURN: Final = 256
+# Cancelled actions that the heap keeps beside as many as there are others.
+CANCELLED_KEPT: Final = 64
+
+
+class DeadlineTimer:
+    """Calls `on_due` on the running loop when the earliest armed deadline has come.
+
+    `on_due` does what is due and arms the next deadline; it may also be called too early, with nothing
+    due. Deadlines are monotonic seconds of `clock`.
+    """
+
+    def __init__(self, clock: Clock, on_due: Callable[[], None]) -> None:
+        self._clock = clock
+        self._on_due = on_due
+        self._handle: asyncio.TimerHandle | None = None
+        # Deadline the handle stands for; meaningless without a handle.
+        self._deadline_s = 0.0
+
+    def arm(self, deadline_s: float | None) -> None:
+        """See to it that `on_due` is called at `deadline_s` or before; None changes nothing."""
+        if deadline_s is None:
+            return
+        if self._handle is not None:
+            if self._deadline_s <= deadline_s:
+                return
+            self._handle.cancel()
+        self._deadline_s = deadline_s
+        delay_s = max(0.0, deadline_s - self._clock.monotonic_s())
+        self._handle = asyncio.get_running_loop().call_later(delay_s, self._fire)
+
+    def cancel(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _fire(self) -> None:
+        self._handle = None
+        self._on_due()
+
+
+class DueAction:
+    """One of them, to be cancelled. Use `DueActions.do_later`."""
+
+    __slots__ = ("action", "due_s", "order")
+
+    def __init__(self, due_s: float, order: int, action: Callable[[], None]) -> None:
+        self.due_s = due_s
+        self.order = order
+        # None once it was done or cancelled.
+        self.action: Callable[[], None] | None = action
+
+    def __lt__(self, other: DueAction) -> bool:
+        return (self.due_s, self.order) < (other.due_s, other.order)
+
+
+class DueActions:
+    """Does actions on the running loop when they are due. `refused` hears why one could not be done.
+
+    An action that raises StoreError is done again later, so it must read before it changes anything.
+    """
+
+    def __init__(self, clock: Clock, *, refused: Callable[[StoreError], None]) -> None:
+        self._clock = clock
+        self._refused = refused
+        # A cancelled action stays here until it is due, or until there are more of them than of others.
+        self._heap: list[DueAction] = []
+        self._cancelled_count = 0
+        self._order = 0
+        self._timer = DeadlineTimer(clock, self.run)
+
+    def __len__(self) -> int:
+        """How many are to be done."""
+        return len(self._heap) - self._cancelled_count
+
+    def do_later(self, delay_s: float, action: Callable[[], None]) -> DueAction:
+        """Do something in so many seconds."""
+        self._order += 1
+        due = DueAction(self._clock.monotonic_s() + delay_s, self._order, action)
+        self._push(due)
+        return due
+
+    def do_surely(self, action: Callable[[], None]) -> None:
+        """Do something now, or as soon as the database does not refuse it."""
+        self._do(DueAction(self._clock.monotonic_s(), 0, action))
+
+    def cancel(self, due: DueAction) -> None:
+        """Do not do it; one that was done is ignored."""
+        if due.action is None:
+            return
+        due.action = None
+        self._cancelled_count += 1
+        if self._cancelled_count > CANCELLED_KEPT + len(self):
+            self._heap = [kept for kept in self._heap if kept.action is not None]
+            heapq.heapify(self._heap)
+            self._cancelled_count = 0
+
+    def run(self) -> None:
+        """Do what is due, or the first of very much; the rest in the next turn of the loop."""
+        now_s, last_order = self._clock.monotonic_s(), self._order
+        # What an action adds is for the next turn of the loop, even when it is due at once.
+        turn = LoopSlice(PER_TURN)
+        while self._heap and turn.take():
+            if self._heap[0].due_s > now_s or self._heap[0].order > last_order:
+                break
+            due = heapq.heappop(self._heap)
+            if due.action is None:
+                self._cancelled_count -= 1
+            else:
+                self._do(due)
+        if self._heap:
+            self._timer.arm(self._heap[0].due_s)
+
+    def clear(self) -> None:
+        """Do nothing of it any more."""
+        self._timer.cancel()
+        self._heap.clear()
+        self._cancelled_count = 0
+
+    def _push(self, due: DueAction) -> None:
+        heapq.heappush(self._heap, due)
+        self._timer.arm(due.due_s)
+
+    def _do(self, due: DueAction) -> None:
+        action, due.action = due.action, None
+        assert action is not None
+        try:
+            action()
+        except StoreError as error:
+            due.action = action
+            due.due_s = self._clock.monotonic_s() + RETRY_S
+            self._push(due)
+            self._refused(error)
+
+    def _invariants(self) -> None:
+        """Raise AssertionError when the books do not agree."""
+        cancelled = sum(due.action is None for due in self._heap)
+        assert cancelled == self._cancelled_count <= CANCELLED_KEPT + len(self)
+        assert all(self._heap[(place - 1) // 2] < due for place, due in enumerate(self._heap) if place)
