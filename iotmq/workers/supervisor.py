@@ -271,7 +271,7 @@ class _Worker:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
                     # Without -P a file in the working directory could stand for a module.
-                    *(sys.executable, "-P", "-m", "iotmq.workers.worker", str(self.number)),
+                    *(sys.executable, "-P", "-m", "iotmq.commands.mqtt_worker", str(self.number)),
                     stdin=theirs.fileno(),
                 )
         except BaseException:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from iotmq.client.sending.pending_send import PendingSend
+from iotmq.client.sending.recall import recall_message
 from iotmq.client.sending.send_batches import batch_bodies, by_topic
 from iotmq.client.sending.send_deadlines import SendDeadlines
 from iotmq.client.sending.send_room import SendRoom
@@ -120,11 +121,8 @@ class Producer(Lifetime):
         False when it does not wait any more. MessageRefusedError for a text that is no handle,
         RouteNotFoundError when its broker is not there, BrokerError when that refuses.
         """
-        # Few producers need it.
-        from iotmq.client.admin.scheduled import WaitingMessages
-
         self._client.check_running()
-        return await WaitingMessages(self._client).recall(recall_handle, group=self.group)
+        return await recall_message(self._client, recall_handle, group=self.group)
 
     async def send_batch(
         self, messages: Sequence[Message], *, queue: MessageQueue | None = None, timeout_ms: int | None = None
