@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple, Protocol
 
 
@@ -21,3 +21,12 @@ class MetricSource(Protocol):
 
     def metrics(self) -> Iterable[Metric]:
         """The part's samples at this moment."""
+
+
+def samples(
+    *rows: tuple[str, str, float], prefix: str = "", labels: tuple[tuple[str, str], ...] = ()
+) -> Iterator[Metric]:
+    """The metrics of a table of (name, help, value); what ends in `_total` is a counter, all else a gauge."""
+    for name, text, value in rows:
+        kind: Literal["counter", "gauge"] = "counter" if name.endswith("_total") else "gauge"
+        yield Metric(prefix + name, kind, text, value, labels)

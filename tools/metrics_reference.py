@@ -78,7 +78,7 @@ def tables(all_families: Iterable[Family]) -> str:
 
 
 def _in_the_code() -> Iterable[Family]:
-    """Calls of Metric with a name and a text that stand there."""
+    """Calls of Metric and samples with names and texts that stand there."""
     for path in sorted(PACKAGE.rglob("*.py")):
         for function in ast.walk(ast.parse(path.read_text())):
             if isinstance(function, ast.FunctionDef):
@@ -86,6 +86,8 @@ def _in_the_code() -> Iterable[Family]:
                 for node in ast.walk(function):
                     if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Metric":
                         yield from _family_of(node, texts)
+                    elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "samples":
+                        yield from _families_of(node, texts)
 
 
 def _texts_of(function: ast.FunctionDef) -> Iterable[tuple[str, str]]:
@@ -103,6 +105,21 @@ def _family_of(call: ast.Call, texts: Mapping[str, str]) -> Iterable[Family]:
         return  # made from a table: a process says it
     given = [*call.args[4:], *(word.value for word in call.keywords if word.arg == "labels")]
     yield Family(name, kind, tuple(_label_names(given)), text)
+
+
+def _families_of(call: ast.Call, texts: Mapping[str, str]) -> Iterable[Family]:
+    """The rows of a table."""
+    words = {word.arg: word.value for word in call.keywords}
+    prefix = _text(words["prefix"], texts) if "prefix" in words else ""
+    labels = tuple(_label_names([words["labels"]])) if "labels" in words else ()
+    for row in call.args:
+        if isinstance(row, ast.Tuple):
+            try:
+                name, text = (_text(cell, texts) for cell in row.elts[:2])
+            except (KeyError, ValueError):
+                continue  # a process says it
+            kind = "counter" if name.endswith("_total") else "gauge"
+            yield Family(prefix + name, kind, labels, text)
 
 
 def _text(node: ast.expr, texts: Mapping[str, str]) -> str:

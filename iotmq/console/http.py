@@ -14,7 +14,7 @@ from aiohttp.typedefs import Handler
 
 from iotmq.console.exposition import Exposition
 from iotmq.console.settings import HttpSettings
-from iotmq.metrics import Metric, MetricSource
+from iotmq.metrics import Metric, MetricSource, samples
 
 # A check answers None when its part is ready, else the reason why it is not.
 ReadinessCheck = Callable[[], str | None]
@@ -101,14 +101,13 @@ class HttpServer:
 
     def metrics(self) -> Iterable[Metric]:
         """What this port itself has to report."""
-        yield Metric(
-            "iotmq_http_bad_requests_total", "counter", "Requests that were no HTTP.", self._log.bad_requests
-        )
-        yield Metric(
-            "iotmq_http_silent_connections_total",
-            "counter",
-            "Connections closed because no whole request came in http.request_timeout_s.",
-            self._silent_count,
+        yield from samples(
+            ("iotmq_http_bad_requests_total", "Requests that were no HTTP.", self._log.bad_requests),
+            (
+                "iotmq_http_silent_connections_total",
+                "Connections closed because no whole request came in http.request_timeout_s.",
+                self._silent_count,
+            ),
         )
 
     @web.middleware

@@ -26,7 +26,7 @@ from iotmq.errors import (
     RouteNotFoundError,
 )
 from iotmq.front_port.delivery_channel import DeliveryChannel
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.ports.gateway import AppendDone, DeliveryReceiver, dropped_replies_metric
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
@@ -260,26 +260,23 @@ class RemoteGateway:
         yield dropped_replies_metric(self._dropped_replies)
         for channel in self._channels.values():
             labels = (("broker", channel.address),)
-            yield Metric(
-                "iotmq_mqtt_delivery_channel_up",
-                "gauge",
-                "1 while the delivery channel to a broker is open.",
-                channel.is_open,
-                labels,
-            )
-            yield Metric(
-                "iotmq_mqtt_delivery_channel_opened_total",
-                "counter",
-                "Times the delivery channel to a broker was opened.",
-                channel.opened_total,
-                labels,
-            )
-            yield Metric(
-                "iotmq_mqtt_delivery_malformed_total",
-                "counter",
-                "Pushes whose parts do not add up.",
-                channel.malformed_total,
-                labels,
+            yield from samples(
+                (
+                    "iotmq_mqtt_delivery_channel_up",
+                    "1 while the delivery channel to a broker is open.",
+                    channel.is_open,
+                ),
+                (
+                    "iotmq_mqtt_delivery_channel_opened_total",
+                    "Times the delivery channel to a broker was opened.",
+                    channel.opened_total,
+                ),
+                (
+                    "iotmq_mqtt_delivery_malformed_total",
+                    "Pushes whose parts do not add up.",
+                    channel.malformed_total,
+                ),
+                labels=labels,
             )
 
     def _queue(self, topic: str, queue_id: int) -> MessageQueue:

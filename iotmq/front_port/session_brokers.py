@@ -12,7 +12,7 @@ from functools import partial
 from iotmq.front_port.gateway import FORGET_S, RemoteGateway
 from iotmq.front_port.session_link import LinkListener, SessionLink
 from iotmq.front_port.session_parts import BROKERS_MAX
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 
 _log = logging.getLogger("iotmq.mqtt")
 
@@ -110,29 +110,24 @@ class SessionBrokers:
         """What the links count."""
         for link in self.links:
             labels = (("broker", link.broker_name),)
-            yield Metric(
-                "iotmq_mqtt_session_link_up", "gauge", "1 while the broker answers.", link.is_ready, labels
-            )
-            yield Metric(
-                "iotmq_mqtt_session_link_opened_total",
-                "counter",
-                "Times the connection for sessions was made.",
-                link.opened_total,
-                labels,
-            )
-            yield Metric(
-                "iotmq_mqtt_session_link_sessions",
-                "gauge",
-                "Connected clients the broker knows.",
-                link.session_count,
-                labels,
-            )
-            yield Metric(
-                "iotmq_mqtt_session_link_malformed_total",
-                "counter",
-                "Answers and pushes that cannot be read.",
-                link.malformed_total,
-                labels,
+            yield from samples(
+                ("iotmq_mqtt_session_link_up", "1 while the broker answers.", link.is_ready),
+                (
+                    "iotmq_mqtt_session_link_opened_total",
+                    "Times the connection for sessions was made.",
+                    link.opened_total,
+                ),
+                (
+                    "iotmq_mqtt_session_link_sessions",
+                    "Connected clients the broker knows.",
+                    link.session_count,
+                ),
+                (
+                    "iotmq_mqtt_session_link_malformed_total",
+                    "Answers and pushes that cannot be read.",
+                    link.malformed_total,
+                ),
+                labels=labels,
             )
 
     def _follow_masters(self) -> None:

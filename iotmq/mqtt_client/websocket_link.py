@@ -9,14 +9,13 @@ import picows
 
 from iotmq import limits
 from iotmq.mqtt_client.address import Address
-from iotmq.mqtt_client.links import Link
 
 _SUBPROTOCOL = "mqtt"  # [MQTT-6.0.0-3]
 
 
 async def open_websocket(
     address: Address, receiver: asyncio.Protocol, context: ssl.SSLContext | None
-) -> Link:
+) -> WebSocketLink:
     """ConnectionError when the server speaks no WebSocket there, or not for MQTT."""
     try:
         transport, _ = await picows.ws_connect(
@@ -30,7 +29,7 @@ async def open_websocket(
         )
     except picows.WSError as error:
         raise ConnectionError(f"{address}: no WebSocket: {error}") from None
-    link = _WebSocketLink(transport)
+    link = WebSocketLink(transport)
     chosen = transport.response.headers.get("Sec-WebSocket-Protocol")
     if chosen != _SUBPROTOCOL:
         link.abort()
@@ -40,7 +39,7 @@ async def open_websocket(
     return link
 
 
-class _WebSocketLink:
+class WebSocketLink:
     """A WebSocket as a stream."""
 
     def __init__(self, transport: picows.WSTransport) -> None:

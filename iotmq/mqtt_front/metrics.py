@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.mqtt_front.connection.device import DeviceGroup
 from iotmq.mqtt_front.deliver.egress import Egress
 from iotmq.mqtt_front.publish.ingress import Ingress
@@ -16,81 +16,42 @@ from iotmq.mqtt_front.sessions.subscriptions import Subscriptions
 
 def traffic_metrics(ingress: Ingress, egress: Egress, group: DeviceGroup) -> Iterable[Metric]:
     """Bytes and messages between devices and brokers."""
-    yield Metric(
-        "iotmq_mqtt_received_bytes_total", "counter", "Bytes read from devices.", group.received_bytes
-    )
-    yield Metric("iotmq_mqtt_sent_bytes_total", "counter", "Bytes written to devices.", group.sent_bytes)
-    yield Metric(
-        "iotmq_mqtt_unopened_bytes",
-        "gauge",
-        "Bytes held for connections whose CONNECT is not accepted yet; past 64 MiB they are closed.",
-        group.unopened_bytes,
-    )
-    yield Metric("iotmq_mqtt_paused_connections", "gauge", "Devices not being read.", group.paused_count)
-    yield Metric("iotmq_mqtt_published_total", "counter", "Messages published by devices.", ingress.messages)
-    yield Metric(
-        "iotmq_mqtt_published_bytes_total",
-        "counter",
-        "Payload bytes published by devices.",
-        ingress.message_bytes,
-    )
-    yield Metric(
-        "iotmq_mqtt_replies_total",
-        "counter",
-        "Answers of devices to requests of native clients.",
-        ingress.replies,
-    )
-    yield Metric(
-        "iotmq_mqtt_batches_total", "counter", "Batches the broker answered for good.", ingress.batches
-    )
-    yield Metric(
-        "iotmq_mqtt_batch_retries_total",
-        "counter",
-        "Times a batch was not taken and is offered again.",
-        ingress.retries,
-    )
-    yield Metric(
-        "iotmq_mqtt_not_stored_total",
-        "counter",
-        "Messages the broker refused for good.",
-        ingress.not_stored,
-    )
-    yield Metric(
-        "iotmq_mqtt_pending_bytes",
-        "gauge",
-        "Bytes of messages that wait for the broker.",
-        ingress.pending_bytes,
-    )
-    yield Metric("iotmq_mqtt_filters", "gauge", "Topic filters with local subscribers.", egress.filter_count)
-    yield Metric(
-        "iotmq_mqtt_delivery_backlog_bytes",
-        "gauge",
-        "Bytes of pushed records and their matches that are to be written to subscribers in the next turns.",
-        egress.backlog_bytes,
-    )
-    yield Metric(
-        "iotmq_mqtt_delivered_total", "counter", "Messages written to subscribers.", egress.delivered
-    )
-    yield Metric(
-        "iotmq_mqtt_dropped_total",
-        "counter",
-        "Messages dropped for slow subscribers.",
-        egress.dropped + group.dropped,
-    )
-    yield Metric(
-        "iotmq_mqtt_expired_total", "counter", "Messages whose time was over for a subscriber.", group.expired
-    )
-    yield Metric(
-        "iotmq_mqtt_too_large_total",
-        "counter",
-        "Messages larger than a subscriber of MQTT 5 takes.",
-        group.too_large,
-    )
-    yield Metric(
-        "iotmq_mqtt_undeliverable_total",
-        "counter",
-        "Pushed records that could not be read.",
-        egress.malformed,
+    yield from samples(
+        ("iotmq_mqtt_received_bytes_total", "Bytes read from devices.", group.received_bytes),
+        ("iotmq_mqtt_sent_bytes_total", "Bytes written to devices.", group.sent_bytes),
+        (
+            "iotmq_mqtt_unopened_bytes",
+            "Bytes held for connections whose CONNECT is not accepted yet; past 64 MiB they are closed.",
+            group.unopened_bytes,
+        ),
+        ("iotmq_mqtt_paused_connections", "Devices not being read.", group.paused_count),
+        ("iotmq_mqtt_published_total", "Messages published by devices.", ingress.messages),
+        ("iotmq_mqtt_published_bytes_total", "Payload bytes published by devices.", ingress.message_bytes),
+        ("iotmq_mqtt_replies_total", "Answers of devices to requests of native clients.", ingress.replies),
+        ("iotmq_mqtt_batches_total", "Batches the broker answered for good.", ingress.batches),
+        (
+            "iotmq_mqtt_batch_retries_total",
+            "Times a batch was not taken and is offered again.",
+            ingress.retries,
+        ),
+        ("iotmq_mqtt_not_stored_total", "Messages the broker refused for good.", ingress.not_stored),
+        ("iotmq_mqtt_pending_bytes", "Bytes of messages that wait for the broker.", ingress.pending_bytes),
+        ("iotmq_mqtt_filters", "Topic filters with local subscribers.", egress.filter_count),
+        (
+            "iotmq_mqtt_delivery_backlog_bytes",
+            "Bytes of pushed records and their matches that are to be written to subscribers in the next "
+            "turns.",
+            egress.backlog_bytes,
+        ),
+        ("iotmq_mqtt_delivered_total", "Messages written to subscribers.", egress.delivered),
+        (
+            "iotmq_mqtt_dropped_total",
+            "Messages dropped for slow subscribers.",
+            egress.dropped + group.dropped,
+        ),
+        ("iotmq_mqtt_expired_total", "Messages whose time was over for a subscriber.", group.expired),
+        ("iotmq_mqtt_too_large_total", "Messages larger than a subscriber of MQTT 5 takes.", group.too_large),
+        ("iotmq_mqtt_undeliverable_total", "Pushed records that could not be read.", egress.malformed),
     )
 
 
@@ -98,23 +59,22 @@ def topic_metrics(
     ingress: Ingress, subscriptions: Subscriptions, rewrites: TopicRewrites, automatic: AutoSubscriptions
 ) -> Iterable[Metric]:
     """What could not be made of the topics and filters that settings name, and what goes nowhere."""
-    yield Metric(
-        "iotmq_mqtt_bridge_notifications_total",
-        "counter",
-        "Messages of bridges that they are connected, below $SYS/broker/connection/; they go nowhere.",
-        ingress.bridge_notifications,
-    )
-    yield Metric(
-        "iotmq_mqtt_rewrites_refused_total",
-        "counter",
-        "Messages, wills and filters whose name after mqtt.rewrites is none.",
-        ingress.rewrites_refused + rewrites.filters_refused,
-    )
-    yield Metric(
-        "iotmq_mqtt_auto_subscriptions_refused_total",
-        "counter",
-        "Subscriptions of mqtt.auto_subscriptions that a session did not get.",
-        automatic.refused + subscriptions.auto_refused,
+    yield from samples(
+        (
+            "iotmq_mqtt_bridge_notifications_total",
+            "Messages of bridges that they are connected, below $SYS/broker/connection/; they go nowhere.",
+            ingress.bridge_notifications,
+        ),
+        (
+            "iotmq_mqtt_rewrites_refused_total",
+            "Messages, wills and filters whose name after mqtt.rewrites is none.",
+            ingress.rewrites_refused + rewrites.filters_refused,
+        ),
+        (
+            "iotmq_mqtt_auto_subscriptions_refused_total",
+            "Subscriptions of mqtt.auto_subscriptions that a session did not get.",
+            automatic.refused + subscriptions.auto_refused,
+        ),
     )
     yield from subscriptions.exclusive.metrics()
     yield from subscriptions.shapes.metrics()
@@ -122,36 +82,31 @@ def topic_metrics(
 
 def durable_metrics(durable: DurableEgress) -> Iterable[Metric]:
     """Messages of sessions that are kept."""
-    yield Metric(
-        "iotmq_mqtt_light_queues", "gauge", "Light queues that local sessions subscribe.", durable.queue_count
-    )
-    yield Metric(
-        "iotmq_mqtt_durable_delivered_total",
-        "counter",
-        "Messages written to sessions that are kept.",
-        durable.delivered,
-    )
-    yield Metric(
-        "iotmq_mqtt_durable_read_total",
-        "counter",
-        "Records read for sessions that had fallen behind or came back.",
-        durable.read_records,
-    )
-    yield Metric(
-        "iotmq_mqtt_durable_dropped_total",
-        "counter",
-        "Messages of routes that do not store, which a session could not take at once.",
-        durable.dropped,
-    )
-    yield Metric(
-        "iotmq_mqtt_durable_malformed_total",
-        "counter",
-        "Records of light queues that are no messages.",
-        durable.malformed,
-    )
-    yield Metric(
-        "iotmq_mqtt_refused_progress_total",
-        "counter",
-        "Times the broker did not take how far sessions came; it is told again.",
-        durable.refused_progress,
+    yield from samples(
+        ("iotmq_mqtt_light_queues", "Light queues that local sessions subscribe.", durable.queue_count),
+        (
+            "iotmq_mqtt_durable_delivered_total",
+            "Messages written to sessions that are kept.",
+            durable.delivered,
+        ),
+        (
+            "iotmq_mqtt_durable_read_total",
+            "Records read for sessions that had fallen behind or came back.",
+            durable.read_records,
+        ),
+        (
+            "iotmq_mqtt_durable_dropped_total",
+            "Messages of routes that do not store, which a session could not take at once.",
+            durable.dropped,
+        ),
+        (
+            "iotmq_mqtt_durable_malformed_total",
+            "Records of light queues that are no messages.",
+            durable.malformed,
+        ),
+        (
+            "iotmq_mqtt_refused_progress_total",
+            "Times the broker did not take how far sessions came; it is told again.",
+            durable.refused_progress,
+        ),
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from iotmq.clock import Clock, SystemClock
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.server.connection_settings import ConnectionSettings
@@ -378,9 +378,7 @@ class MqttFront:
             self._change_subscriptions(device, event)
             device.after_answer()
 
-    def _change_subscriptions(
-        self, device: Device, event: packets.Subscribe | packets.Unsubscribe
-    ) -> None:
+    def _change_subscriptions(self, device: Device, event: packets.Subscribe | packets.Unsubscribe) -> None:
         assert self._parts is not None, "the listeners are opened by start()"
         if isinstance(event, packets.Subscribe):
             self._parts.subscriptions.subscribe(device, event)
@@ -439,15 +437,14 @@ class MqttFront:
         """Connections, messages and bytes of this front end and of its way to the brokers."""
         parts = self._parts
         yield from self._gateway.metrics()
-        yield Metric("iotmq_mqtt_connections", "gauge", "Open MQTT connections.", self._connections)
-        yield Metric(
-            "iotmq_mqtt_accepted_total", "counter", "MQTT connections accepted.", self._accepted_total
-        )
-        yield Metric(
-            "iotmq_mqtt_refused_total",
-            "counter",
-            "Connections closed past mqtt.connections_max.",
-            self._refused_total,
+        yield from samples(
+            ("iotmq_mqtt_connections", "Open MQTT connections.", self._connections),
+            ("iotmq_mqtt_accepted_total", "MQTT connections accepted.", self._accepted_total),
+            (
+                "iotmq_mqtt_refused_total",
+                "Connections closed past mqtt.connections_max.",
+                self._refused_total,
+            ),
         )
         for reason, count in sorted(self._closed_total.items()):
             yield Metric(
@@ -458,18 +455,18 @@ class MqttFront:
                 (("reason", reason),),
             )
         if parts is not None:
-            yield Metric("iotmq_mqtt_sessions", "gauge", "Connected sessions.", len(parts.sessions))
-            yield Metric(
-                "iotmq_mqtt_subscriptions",
-                "gauge",
-                "Subscriptions of connected sessions.",
-                parts.subscriptions.count,
-            )
-            yield Metric(
-                "iotmq_mqtt_retained_sent_total",
-                "counter",
-                "Retained messages sent to new subscriptions.",
-                parts.subscriptions.retained_sent,
+            yield from samples(
+                ("iotmq_mqtt_sessions", "Connected sessions.", len(parts.sessions)),
+                (
+                    "iotmq_mqtt_subscriptions",
+                    "Subscriptions of connected sessions.",
+                    parts.subscriptions.count,
+                ),
+                (
+                    "iotmq_mqtt_retained_sent_total",
+                    "Retained messages sent to new subscriptions.",
+                    parts.subscriptions.retained_sent,
+                ),
             )
             yield from parts.listeners.metrics()
             yield from parts.drain.metrics()

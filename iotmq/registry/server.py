@@ -18,7 +18,7 @@ from iotmq.limits import (
     REGISTRATIONS_WAITING_MAX,
     REGISTRY_NAME_BYTES_MAX,
 )
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.registry.changed_settings import ChangedSettingsFile, changed, setting_texts
 from iotmq.registry.kv import ORDER_TOPIC_NAMESPACE, KeyValueFile, KeyValues, check_texts
 from iotmq.registry.registration import Registration, VersionDocument, decode_registration
@@ -153,16 +153,15 @@ class Registry:
         prefix = "iotmq_registry_"
         yield Metric(f"{prefix}brokers", "gauge", "Registered brokers.", self._routes.broker_count)
         text = "Topics of all brokers, each counted for each broker."
-        yield Metric(f"{prefix}topics", "gauge", text, self._routes.topic_count)
-        yield Metric(f"{prefix}kv_entries", "gauge", "Key-value settings.", self._values.count)
-        yield Metric(
-            f"{prefix}registrations_total", "counter", "Registrations taken.", self._registrations_count
-        )
-        yield Metric(
-            f"{prefix}topics_refused_total",
-            "counter",
-            "Topics left out of registrations for a bad name or bad numbers.",
-            self._topics_refused_count,
+        yield from samples(
+            (f"{prefix}topics", text, self._routes.topic_count),
+            (f"{prefix}kv_entries", "Key-value settings.", self._values.count),
+            (f"{prefix}registrations_total", "Registrations taken.", self._registrations_count),
+            (
+                f"{prefix}topics_refused_total",
+                "Topics left out of registrations for a bad name or bad numbers.",
+                self._topics_refused_count,
+            ),
         )
         for reason, count in self._brokers_lost.items():
             yield Metric(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from traceback import extract_tb
 from typing import Final
 
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import request_name
 from iotmq.remoting.frames.frame import REASONS
 
@@ -66,13 +66,10 @@ class Traffic:
     def metrics(self, connections: int, labels: tuple[tuple[str, str], ...] = ()) -> Iterator[Metric]:
         """The counters as samples; `connections` are those open now."""
         prefix = "iotmq_remoting_"
-        yield Metric(f"{prefix}connections", "gauge", "Open native connections.", connections, labels)
-        yield Metric(
-            f"{prefix}unfinished_bytes",
-            "gauge",
-            "Bytes of frames not whole yet.",
-            self.unfinished_bytes,
-            labels,
+        yield from samples(
+            (f"{prefix}connections", "Open native connections.", connections),
+            (f"{prefix}unfinished_bytes", "Bytes of frames not whole yet.", self.unfinished_bytes),
+            labels=labels,
         )
         for name, help_text, value in (
             ("connections_opened", "Native connections accepted.", self.connections_opened),

@@ -7,13 +7,13 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from iotmq.clock import Clock, SystemClock
 from iotmq.errors import StoreError
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.store import fail_points
 from iotmq.store.checks.check import check_store
 from iotmq.store.checks.index_check import check_index
@@ -530,7 +530,7 @@ class Store(StoreReader):
     def metrics(self) -> Iterable[Metric]:
         """Positions, counts, and whether appends are taken."""
         flusher = self._flusher
-        samples: tuple[tuple[str, str, float], ...] = (
+        yield from samples(
             ("min_position_bytes", "First stored byte of the log", self.min_position),
             ("appended_position_bytes", "End of the log", self.appended_position),
             ("flushed_position_bytes", "End of what is on the disk", self.flushed_position),
@@ -548,16 +548,12 @@ class Store(StoreReader):
             ("cold_loads_total", "Reads that had to wait for the disk", self._cold_pages.loads),
             ("cold_loaded_bytes_total", "Bytes read from the disk for reads", self._cold_pages.loaded_bytes),
             ("cold_held_bytes", "Page cache that reads from the disk take", self._cold_pages.held_bytes),
+            prefix="iotmq_store_",
         )
-        for name, text, value in samples:
-            kind: Literal["counter", "gauge"] = "counter" if name.endswith("_total") else "gauge"
-            yield Metric(f"iotmq_store_{name}", kind, text, value)
         if self._index is not None:
-            yield Metric(
-                "iotmq_store_index_entries", "gauge", "Keys in the key index", self._index.stored_entries
-            )
-            yield Metric(
-                "iotmq_store_index_files", "gauge", "Files of the key index", len(self._index.file_list())
+            yield from samples(
+                ("iotmq_store_index_entries", "Keys in the key index", self._index.stored_entries),
+                ("iotmq_store_index_files", "Files of the key index", len(self._index.file_list())),
             )
         yield from self._trimmer.metrics()
         yield from self._projections.metrics()

@@ -21,7 +21,7 @@ import msgspec
 
 from iotmq.client.transport.backoff import Backoff
 from iotmq.config.config import Config
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.mqtt_front.listen.listeners import cannot_listen, network_address
 from iotmq.mqtt_front.settings.listeners import WORKER_PLACE, ListenerSettings
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
@@ -125,19 +125,18 @@ class WorkerSupervisor:
         yield Metric("iotmq_mqtt_workers", "gauge", "Worker processes that run.", running)
         for worker in self._workers:
             labels = (("worker", str(worker.number)),)
-            yield Metric(
-                "iotmq_mqtt_worker_ready",
-                "gauge",
-                "1 while the worker serves devices.",
-                worker.not_ready_reason is None,
-                labels,
-            )
-            yield Metric(
-                "iotmq_mqtt_worker_restarts_total",
-                "counter",
-                "Times the worker was started again because it had ended.",
-                worker.restarts_total,
-                labels,
+            yield from samples(
+                (
+                    "iotmq_mqtt_worker_ready",
+                    "1 while the worker serves devices.",
+                    worker.not_ready_reason is None,
+                ),
+                (
+                    "iotmq_mqtt_worker_restarts_total",
+                    "Times the worker was started again because it had ended.",
+                    worker.restarts_total,
+                ),
+                labels=labels,
             )
             for metric in worker.shown_metrics:
                 yield metric._replace(labels=(*metric.labels, *labels))
@@ -272,7 +271,7 @@ class _Worker:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
                     # Without -P a file in the working directory could stand for a module.
-                    *(sys.executable, "-P", "-m", "iotmq.workers.worker", str(self.number)),
+                    *(sys.executable, "-P", "-m", "iotmq.commands.mqtt_worker", str(self.number)),
                     stdin=theirs.fileno(),
                 )
         except BaseException:

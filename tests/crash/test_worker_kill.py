@@ -67,8 +67,8 @@ def worker_pids(front: GatewayProcess) -> dict[int, int]:
                 parent = re.search(r"^PPid:\s+(\d+)$", (entry / "status").read_text(), re.M)
             except OSError:
                 continue
-            if b"iotmq.workers.worker" in words and parent is not None and int(parent[1]) == front.pid:
-                found[int(words[words.index(b"iotmq.workers.worker") + 1])] = int(entry.name)
+            if b"iotmq.commands.mqtt_worker" in words and parent is not None and int(parent[1]) == front.pid:
+                found[int(words[words.index(b"iotmq.commands.mqtt_worker") + 1])] = int(entry.name)
     return found
 
 

@@ -33,7 +33,7 @@ from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.tables.topics import TRACE_TOPIC, reply_topic
 from iotmq.errors import ConfigError, RequestError
 from iotmq.message.record import decode_record, property_value
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.frames.frame import Run
@@ -186,20 +186,14 @@ class AccessControl:
                 "iotmq_broker_acl_refused_total", "counter", "Requests refused by access control.", count,
                 (("reason", reason),),
             )  # fmt: skip
-        yield Metric(
-            "iotmq_broker_acl_accounts", "gauge", "Accounts of access control.", len(self._accounts.by_key)
-        )
-        yield Metric(
-            "iotmq_broker_acl_reloads_total",
-            "counter",
-            "Times changed accounts were read.",
-            self.reloads_count,
-        )
-        yield Metric(
-            "iotmq_broker_acl_failed_reloads_total",
-            "counter",
-            "Times changed accounts could not be used.",
-            self.failed_reloads_count,
+        yield from samples(
+            ("iotmq_broker_acl_accounts", "Accounts of access control.", len(self._accounts.by_key)),
+            ("iotmq_broker_acl_reloads_total", "Times changed accounts were read.", self.reloads_count),
+            (
+                "iotmq_broker_acl_failed_reloads_total",
+                "Times changed accounts could not be used.",
+                self.failed_reloads_count,
+            ),
         )
 
     def _authenticated(self, accounts: Accounts, request: Command, address: str) -> Account | None:

@@ -18,7 +18,7 @@ from iotmq.broker.delivery.retained_collector import collect_retained
 from iotmq.broker.delivery.retained_expiry import Sweep, is_expired
 from iotmq.clock import Clock
 from iotmq.errors import StoreCorruptError
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.mqtt.topics.filters import is_topic_name
 from iotmq.mqtt.topics.topics import is_valid_filter, matches
 from iotmq.store.kv.kv_projection import MARKER_KEY, KeyValueProjection
@@ -203,19 +203,19 @@ class RetainedProjection(KeyValueProjection):
 
     def metrics(self) -> Iterable[Metric]:
         """How many there are, and what was not kept."""
-        yield Metric("iotmq_broker_retained_messages", "gauge", "Retained messages.", self.count)
-        yield Metric("iotmq_broker_retained_bytes", "gauge", "Bytes of retained messages.", self.size_bytes)
-        yield Metric(
-            "iotmq_broker_retained_refused_total",
-            "counter",
-            "Messages not retained because of broker.retained_messages_max or retained_bytes_max.",
-            self.refused_total,
-        )
-        yield Metric(
-            "iotmq_broker_retained_expired_total",
-            "counter",
-            "Retained messages taken away because their time was over, or their topic is none.",
-            self.expired_total,
+        yield from samples(
+            ("iotmq_broker_retained_messages", "Retained messages.", self.count),
+            ("iotmq_broker_retained_bytes", "Bytes of retained messages.", self.size_bytes),
+            (
+                "iotmq_broker_retained_refused_total",
+                "Messages not retained because of broker.retained_messages_max or retained_bytes_max.",
+                self.refused_total,
+            ),
+            (
+                "iotmq_broker_retained_expired_total",
+                "Retained messages taken away because their time was over, or their topic is none.",
+                self.expired_total,
+            ),
         )
 
     def _invariants(self) -> None:

@@ -27,7 +27,7 @@ from typing_extensions import Buffer
 from iotmq import limits
 from iotmq.broker.exactly_once.received_marks import collect_received, marked_elements
 from iotmq.errors import StoreCorruptError
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.store.kv.kv_projection import MARKER_KEY, KeyValueProjection, after_prefix
 
 if TYPE_CHECKING:
@@ -236,17 +236,13 @@ class ReceivedIds(KeyValueProjection):
         super().trim(min_position)
 
     def metrics(self) -> Iterable[Metric]:
-        yield Metric(
-            "iotmq_broker_received_ids",
-            "gauge",
-            "Packet ids of QoS 2 that devices have not released.",
-            self.count,
-        )
-        yield Metric(
-            "iotmq_broker_forgotten_received_ids_total",
-            "counter",
-            "Packet ids of QoS 2 dropped because there were too many.",
-            self.forgotten_total,
+        yield from samples(
+            ("iotmq_broker_received_ids", "Packet ids of QoS 2 that devices have not released.", self.count),
+            (
+                "iotmq_broker_forgotten_received_ids_total",
+                "Packet ids of QoS 2 dropped because there were too many.",
+                self.forgotten_total,
+            ),
         )
 
     def _release(self, key: bytes) -> None:

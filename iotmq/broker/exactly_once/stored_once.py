@@ -31,7 +31,7 @@ from iotmq.errors import StoreError
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.properties import MQTT_CLIENT_ID, MQTT_PACKET_ID, UNIQ_KEY
 from iotmq.message.record import Record, decode_record, property_value
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import ResponseCode
 
 logger = logging.getLogger(__name__)
@@ -124,14 +124,13 @@ class StoredOnce:
         self._note(dict.fromkeys(keys), before)
 
     def metrics(self) -> Iterator[Metric]:
-        yield Metric(
-            "iotmq_broker_repeated_batches_total",
-            "counter",
-            "Sends that may have been stored before.",
-            self.repeats_total,
-        )
-        yield Metric(
-            "iotmq_broker_found_batches_total", "counter", "Sends known to be stored.", self.found_total
+        yield from samples(
+            (
+                "iotmq_broker_repeated_batches_total",
+                "Sends that may have been stored before.",
+                self.repeats_total,
+            ),
+            ("iotmq_broker_found_batches_total", "Sends known to be stored.", self.found_total),
         )
         yield from self._received.metrics()
 

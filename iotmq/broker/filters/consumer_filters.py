@@ -25,7 +25,7 @@ from iotmq.broker.tables.config_files import DirtyTable
 from iotmq.clock import Clock
 from iotmq.errors import RequestError
 from iotmq.loop_slice import LoopSlice
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import ResponseCode
 
 _KEPT_MS: Final = 24 * 3_600 * 1_000
@@ -185,17 +185,17 @@ class ConsumerFilters(DirtyTable):
         return msgspec.json.encode(document)
 
     def metrics(self) -> Iterable[Metric]:
-        yield Metric(
-            "iotmq_broker_consumer_filters",
-            "gauge",
-            "Filters by property that consumer groups registered.",
-            self._count,
-        )
-        yield Metric(
-            "iotmq_broker_consumer_filters_refused_total",
-            "counter",
-            "Filters by property not registered: not understood, or too many.",
-            self.refused_count,
+        yield from samples(
+            (
+                "iotmq_broker_consumer_filters",
+                "Filters by property that consumer groups registered.",
+                self._count,
+            ),
+            (
+                "iotmq_broker_consumer_filters_refused_total",
+                "Filters by property not registered: not understood, or too many.",
+                self.refused_count,
+            ),
         )
 
     def _read(self) -> Iterable[FilterData]:

@@ -20,7 +20,7 @@ from iotmq.broker.filters.tags import parse_tags
 from iotmq.broker.tables.subscription_groups import check_group_name
 from iotmq.clock import Clock
 from iotmq.errors import RequestError
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import ResponseCode
 from iotmq.remoting.server import ServerConnection
 
@@ -224,26 +224,19 @@ class Groups:
         return None
 
     def metrics(self) -> Iterable[Metric]:
-        yield Metric(
-            "iotmq_broker_consumer_groups", "gauge", "Groups with live consumers.", len(self._consumers)
-        )
-        yield Metric(
-            "iotmq_broker_consumers",
-            "gauge",
-            "Live consumers, counted once per group.",
-            sum(len(group.members) for group in self._consumers.values()),
-        )
-        yield Metric(
-            "iotmq_broker_producers",
-            "gauge",
-            "Live producers, counted once per group.",
-            sum(len(members) for members in self._producers.values()),
-        )
-        yield Metric(
-            "iotmq_broker_expired_clients_total",
-            "counter",
-            "Clients dropped for silence.",
-            self.expired_count,
+        yield from samples(
+            ("iotmq_broker_consumer_groups", "Groups with live consumers.", len(self._consumers)),
+            (
+                "iotmq_broker_consumers",
+                "Live consumers, counted once per group.",
+                sum(len(group.members) for group in self._consumers.values()),
+            ),
+            (
+                "iotmq_broker_producers",
+                "Live producers, counted once per group.",
+                sum(len(members) for members in self._producers.values()),
+            ),
+            ("iotmq_broker_expired_clients_total", "Clients dropped for silence.", self.expired_count),
         )
 
     def _invariants(self) -> None:

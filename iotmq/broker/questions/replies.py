@@ -22,7 +22,7 @@ from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.errors import IotmqError, RequestError
 from iotmq.message.hosts import decode_host, encode_host
 from iotmq.message.record import property_value
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
@@ -96,24 +96,19 @@ class ReplyHandler:
         """Nothing is kept per connection: its pushes end by themselves."""
 
     def metrics(self) -> Iterable[Metric]:
-        yield Metric("iotmq_broker_replies_total", "counter", "Replies sent to clients.", self.replies_count)
-        yield Metric(
-            "iotmq_broker_replies_pushed_total",
-            "counter",
-            "Replies that the client who asked has taken.",
-            self.pushed_count,
-        )
-        yield Metric(
-            "iotmq_broker_replies_failed_total",
-            "counter",
-            "Replies that could not be handed to who asked.",
-            self.failed_count,
-        )
-        yield Metric(
-            "iotmq_broker_replies_in_flight",
-            "gauge",
-            "Replies handed over and not taken yet.",
-            self._in_flight,
+        yield from samples(
+            ("iotmq_broker_replies_total", "Replies sent to clients.", self.replies_count),
+            (
+                "iotmq_broker_replies_pushed_total",
+                "Replies that the client who asked has taken.",
+                self.pushed_count,
+            ),
+            (
+                "iotmq_broker_replies_failed_total",
+                "Replies that could not be handed to who asked.",
+                self.failed_count,
+            ),
+            ("iotmq_broker_replies_in_flight", "Replies handed over and not taken yet.", self._in_flight),
         )
 
     def _reply(

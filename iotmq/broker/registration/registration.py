@@ -19,7 +19,7 @@ from iotmq.broker.registration.body import RegistrationBody, encode_registration
 from iotmq.broker.tables.config_files import DataVersion
 from iotmq.broker.tables.topics import TopicConfig
 from iotmq.errors import BrokerError, IotmqError
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
@@ -305,22 +305,19 @@ class Registration:
     def metrics(self) -> Iterable[Metric]:
         for link in self.links:
             labels = (("registry", link.address),)
-            yield Metric(
-                "iotmq_broker_registered", "gauge", "1 while registered.", float(link.is_registered), labels
-            )
-            yield Metric(
-                "iotmq_broker_registrations_total",
-                "counter",
-                "Registrations that succeeded.",
-                link.registrations_count,
-                labels,
-            )
-            yield Metric(
-                "iotmq_broker_failed_registrations_total",
-                "counter",
-                "Registrations that failed.",
-                link.failures_count,
-                labels,
+            yield from samples(
+                ("iotmq_broker_registered", "1 while registered.", float(link.is_registered)),
+                (
+                    "iotmq_broker_registrations_total",
+                    "Registrations that succeeded.",
+                    link.registrations_count,
+                ),
+                (
+                    "iotmq_broker_failed_registrations_total",
+                    "Registrations that failed.",
+                    link.failures_count,
+                ),
+                labels=labels,
             )
 
     async def _registration(self) -> Command:

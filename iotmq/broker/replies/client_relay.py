@@ -21,7 +21,7 @@ from iotmq.message.errors import MessageFormatError
 from iotmq.message.hosts import encode_host
 from iotmq.message.message_ids import parse_offset_message_id
 from iotmq.message.record import decode_record
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import RequestCode, ResponseCode, Version
 from iotmq.remoting.command import Command
@@ -74,14 +74,9 @@ class RelayHandler:
         """What was asked of the connection fails by itself; what was asked over it finds nobody to tell."""
 
     def metrics(self) -> Iterable[Metric]:
-        yield Metric(
-            "iotmq_broker_relays_total", "counter", "Questions passed on to clients.", self.relays_count
-        )
-        yield Metric(
-            "iotmq_broker_failed_relays_total",
-            "counter",
-            "Questions that clients did not answer.",
-            self.failed_count,
+        yield from samples(
+            ("iotmq_broker_relays_total", "Questions passed on to clients.", self.relays_count),
+            ("iotmq_broker_failed_relays_total", "Questions that clients did not answer.", self.failed_count),
         )
 
     def _running_info(self, connection: ServerConnection, request: Command) -> Command | None:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from iotmq.broker.statistics.latencies import now_us
 from iotmq.errors import RequestError, StoreError
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import ResponseCode
 from iotmq.store.queues.cold_steps import Steps
 from iotmq.store.queues.residency import ColdRead
@@ -110,20 +110,15 @@ class ColdReads:
         return 0 if begun_us is None else (now_us() - begun_us) // 1_000
 
     def metrics(self) -> Iterable[Metric]:
-        yield Metric(
-            "iotmq_broker_cold_reads_total", "counter", "Times a pull waited for the disk.", self.reads_count
-        )
-        yield Metric(
-            "iotmq_broker_cold_reads_waiting", "gauge", "Pulls that wait for the disk.", self.waiting_count
-        )
-        yield Metric(
-            "iotmq_broker_refused_cold_reads_total",
-            "counter",
-            "Pulls refused because too many waited for the disk.",
-            self.refused_count,
-        )
-        yield Metric(
-            "iotmq_broker_failed_cold_reads_total", "counter", "Reads the disk refused.", self.failed_count
+        yield from samples(
+            ("iotmq_broker_cold_reads_total", "Times a pull waited for the disk.", self.reads_count),
+            ("iotmq_broker_cold_reads_waiting", "Pulls that wait for the disk.", self.waiting_count),
+            (
+                "iotmq_broker_refused_cold_reads_total",
+                "Pulls refused because too many waited for the disk.",
+                self.refused_count,
+            ),
+            ("iotmq_broker_failed_cold_reads_total", "Reads the disk refused.", self.failed_count),
         )
 
     def _finish(self, done: Future[None], ready: Callable[[OSError | None], None]) -> None:

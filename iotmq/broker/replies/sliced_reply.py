@@ -16,7 +16,7 @@ from iotmq import limits
 from iotmq.broker.replies.cold_reads import ColdReads
 from iotmq.errors import RequestError
 from iotmq.loop_slice import LoopSlice
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
@@ -94,14 +94,13 @@ class SlicedReplies:
         self._ready.clear()
 
     def metrics(self) -> Iterable[Metric]:
-        yield Metric(
-            "iotmq_broker_long_answers", "gauge", "Long answers being worked on.", len(self._running)
-        )
-        yield Metric(
-            "iotmq_broker_refused_long_answers_total",
-            "counter",
-            "Questions refused because too many long answers were being worked on.",
-            self.refused_count,
+        yield from samples(
+            ("iotmq_broker_long_answers", "Long answers being worked on.", len(self._running)),
+            (
+                "iotmq_broker_refused_long_answers_total",
+                "Questions refused because too many long answers were being worked on.",
+                self.refused_count,
+            ),
         )
 
     def _advance(self, job: _Job) -> Command | None:

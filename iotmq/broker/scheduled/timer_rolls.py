@@ -24,7 +24,7 @@ from iotmq.clock import Clock
 from iotmq.errors import RequestError, StoreError
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.record import decode_record
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.store.kv.timer_index import Timer
 from iotmq.store.log.timer_record import mark_of
 from iotmq.store.store import Store
@@ -84,17 +84,17 @@ class TimerRolls:
         self._timer.cancel()
 
     def metrics(self) -> Iterable[Metric]:
-        yield Metric(
-            "iotmq_broker_delayed_messages_moved_total",
-            "counter",
-            "Waiting messages copied to the end of the log, so that old files can go.",
-            self.moved_count,
-        )
-        yield Metric(
-            "iotmq_broker_delayed_messages_moved_bytes_total",
-            "counter",
-            "Bytes of waiting messages copied to the end of the log.",
-            self.moved_bytes,
+        yield from samples(
+            (
+                "iotmq_broker_delayed_messages_moved_total",
+                "Waiting messages copied to the end of the log, so that old files can go.",
+                self.moved_count,
+            ),
+            (
+                "iotmq_broker_delayed_messages_moved_bytes_total",
+                "Bytes of waiting messages copied to the end of the log.",
+                self.moved_bytes,
+            ),
         )
 
     def _next(self, wanted_position: int) -> Sequence[Timer]:

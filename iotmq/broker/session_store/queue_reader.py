@@ -14,7 +14,7 @@ from iotmq.broker.light_queues.queue_scan import BLANK, BROKEN, CUT, scan_queue
 from iotmq.broker.replies.cold_reads import ColdReads
 from iotmq.broker.session_store.projection import QueueEntries, SessionProjection
 from iotmq.errors import RequestError, StoreError
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.ports.sessions import QueueRead, QueueRecords, Refused
 from iotmq.remoting.codes import ResponseCode
 from iotmq.store.log.resync import next_record
@@ -122,13 +122,12 @@ class QueueReader:
 
     def metrics(self) -> Iterable[Metric]:
         wide = self._queues.wide
-        yield Metric(
-            "iotmq_broker_wide_filters",
-            "gauge",
-            "Filters with durable subscribers that match so much that they are read from the log.",
-            wide.count,
-        )
-        for name, text, value in (
+        yield from samples(
+            (
+                "wide_filters",
+                "Filters with durable subscribers that match so much that they are read from the log.",
+                wide.count,
+            ),
             (
                 "wide_filter_switches_total",
                 "Times a filter became wide, or was no more.",
@@ -136,8 +135,8 @@ class QueueReader:
             ),
             ("scanned_records_total", "Records gone through for wide filters.", self.scanned_records),
             ("scanned_bytes_total", "Bytes of the log gone through for wide filters.", self.scanned_bytes),
-        ):
-            yield Metric(f"iotmq_broker_{name}", "counter", text, value)
+            prefix="iotmq_broker_",
+        )
 
     @property
     def _end_position(self) -> int:

@@ -16,7 +16,7 @@ from iotmq.broker.session_store.log import SessionLog
 from iotmq.broker.session_store.projection import SessionProjection
 from iotmq.broker.session_store.records import FreeExclusive, HoldExclusive
 from iotmq.clock import Clock
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.ports.sessions import Refused
 from iotmq.remoting.codes import ResponseCode
 
@@ -110,17 +110,12 @@ class Exclusives:
             self._free(client_id, unused)
 
     def metrics(self) -> Iterable[Metric]:
-        yield Metric(
-            "iotmq_broker_exclusive_subscriptions",
-            "gauge",
-            "Filters that a session has to itself.",
-            len(self._stored),
+        yield from samples(
+            ("subscriptions", "Filters that a session has to itself.", len(self._stored)),
+            ("refused_total", "Exclusive subscriptions refused: another's, or too many.", self.refused_total),
+            ("swept_total", "Exclusive subscriptions freed late: their session had gone.", self.swept_total),
+            prefix="iotmq_broker_exclusive_",
         )
-        for name, text, value in (
-            ("refused", "Exclusive subscriptions refused: another's, or too many.", self.refused_total),
-            ("swept", "Exclusive subscriptions freed late: their session had gone.", self.swept_total),
-        ):
-            yield Metric(f"iotmq_broker_exclusive_{name}_total", "counter", text, value)
 
     def _refusal(self, client_id: str, topic_filter: str) -> Refused | None:
         """Why a filter cannot be had; None when the log decides."""

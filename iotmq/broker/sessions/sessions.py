@@ -35,7 +35,7 @@ from iotmq.broker.shares.shares import Shares
 from iotmq.broker.timing import DueAction, DueActions
 from iotmq.errors import StoreError
 from iotmq.loop_slice import LoopSlice
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.mqtt.topics.topics import wildcard_shape
 from iotmq.ports.sessions import (
     CloseRequest,
@@ -602,14 +602,12 @@ class Sessions:
     def metrics(self) -> Iterable[Metric]:
         """Sessions, queues, and what happened to them."""
         queues = self._projection.queues
-        gauges: tuple[tuple[str, str, float], ...] = (
+        yield from samples(
             ("sessions", "Durable sessions.", self._projection.count),
             ("connected_clients", "Clients connected through front ends.", len(self._owners)),
             ("light_queues", "Filters with durable subscribers.", len(queues)),
             ("light_queue_bytes", "Memory of light queues in bytes.", queues.memory_bytes),
             ("filter_shapes", "Shapes of wildcards in filters of kept sessions.", queues.filters.shape_count),
-        )
-        counters: tuple[tuple[str, str, float], ...] = (
             ("light_queue_entries_total", "Records put into light queues.", queues.matched_total),
             ("session_records_total", "Changes of sessions stored.", self._log.records_total),
             ("session_takeovers_total", "Sessions taken from another owner.", self.takeovers_total),
@@ -626,11 +624,8 @@ class Sessions:
                 "Session records that cannot be read; the log has where.",
                 self._projection.malformed_records,
             ),
+            prefix="iotmq_broker_",
         )
-        for name, text, value in gauges:
-            yield Metric(f"iotmq_broker_{name}", "gauge", text, value)
-        for name, text, value in counters:
-            yield Metric(f"iotmq_broker_{name}", "counter", text, value)
         yield from self.shares.metrics()
         yield from self.exclusives.metrics()
         yield from self.limits.metrics()

@@ -28,7 +28,7 @@ from iotmq.errors import RequestError, StoreError
 from iotmq.loop_slice import LoopSlice
 from iotmq.message.properties import MQTT_CLIENT_ID, MQTT_TOPIC
 from iotmq.message.record import decode_record, property_value
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.ports.sessions import HANDOUT_REPEATED, Refused, ShareJoin, ShareReport
 from iotmq.remoting.codes import ResponseCode
 from iotmq.store.queues.cold_steps import Steps
@@ -760,24 +760,23 @@ class Shares:
         handed, repeated, timed_out, done = totals
         members = sum(len(live.members) for live in self._live.values())
         in_flight = sum(group.in_flight_count for group in groups)
-        gauges = (
+        yield from samples(
             ("shares", "Groups of shared subscriptions.", len(self._projection.shares)),
             ("share_members", "Connected members of groups.", members),
             ("share_in_flight", "Messages that members of groups hold.", in_flight),
+            ("share_handed_total", "Messages handed to members of groups.", handed),
+            ("share_repeated_total", "Messages of groups handed out again.", repeated),
+            ("share_timed_out_total", "Messages taken from members that held them too long.", timed_out),
+            ("share_done_total", "Messages that members of groups are done with.", done),
+            ("share_refused_joins_total", "Members and groups past a limit.", self.refused_joins_total),
+            ("share_unknown_reports_total", "Reports of members that are gone.", self.unknown_reports_total),
+            (
+                "share_lost_records_total",
+                "Messages the log lost before it was their turn.",
+                self.lost_records_total,
+            ),
+            prefix="iotmq_broker_",
         )
-        counters = (
-            ("handed", "Messages handed to members of groups.", handed),
-            ("repeated", "Messages of groups handed out again.", repeated),
-            ("timed_out", "Messages taken from members that held them too long.", timed_out),
-            ("done", "Messages that members of groups are done with.", done),
-            ("refused_joins", "Members and groups past a limit.", self.refused_joins_total),
-            ("unknown_reports", "Reports of members that are gone.", self.unknown_reports_total),
-            ("lost_records", "Messages the log lost before it was their turn.", self.lost_records_total),
-        )
-        for name, text, value in gauges:
-            yield Metric(f"iotmq_broker_{name}", "gauge", text, value)
-        for name, text, value in counters:
-            yield Metric(f"iotmq_broker_share_{name}_total", "counter", text, value)
 
 
 def _totals(group: ShareGroup) -> tuple[int, int, int, int]:

@@ -15,7 +15,7 @@ from iotmq.broker.statistics.latencies import Latencies
 from iotmq.broker.statistics.latency_window import LatencyWindow
 from iotmq.broker.statistics.windows import StatisticsWindows
 from iotmq.clock import Clock
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 
 WINDOWS: Final = ("minute", "hour", "day")
 
@@ -165,19 +165,14 @@ class Statistics:
     def metrics(self) -> Iterable[Metric]:
         for name, table in self._tables.items():
             labels = (("table", name),)
-            yield Metric(
-                "iotmq_broker_statistics_keys",
-                "gauge",
-                "Keys that statistics are kept for.",
-                len(table),
-                labels,
-            )
-            yield Metric(
-                "iotmq_broker_dropped_statistics_keys_total",
-                "counter",
-                "Keys dropped because there were too many; those unused for long.",
-                table.dropped_count,
-                labels,
+            yield from samples(
+                ("iotmq_broker_statistics_keys", "Keys that statistics are kept for.", len(table)),
+                (
+                    "iotmq_broker_dropped_statistics_keys_total",
+                    "Keys dropped because there were too many; those unused for long.",
+                    table.dropped_count,
+                ),
+                labels=labels,
             )
         for side, window in (("put", self.put_window), ("get", self.get_window)):
             for share, text in ((0.5, "0.5"), (0.99, "0.99"), (0.999, "0.999")):

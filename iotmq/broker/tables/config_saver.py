@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol, TypeAlias
 
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 
 logger = logging.getLogger(__name__)
 
@@ -100,19 +100,18 @@ class ConfigSaver:
 
     def metrics(self) -> Iterable[Metric]:
         labels = (("file", self.name),)
-        yield Metric(
-            "iotmq_broker_config_file_behind",
-            "gauge",
-            "1 while changes of a file under config/ are not on the disk.",
-            float(self.is_behind),
-            labels,
-        )
-        yield Metric(
-            "iotmq_broker_failed_config_writes_total",
-            "counter",
-            "Writes of files under config/ the disk refused.",
-            self.failures_count,
-            labels,
+        yield from samples(
+            (
+                "iotmq_broker_config_file_behind",
+                "1 while changes of a file under config/ are not on the disk.",
+                float(self.is_behind),
+            ),
+            (
+                "iotmq_broker_failed_config_writes_total",
+                "Writes of files under config/ the disk refused.",
+                self.failures_count,
+            ),
+            labels=labels,
         )
 
     async def _write(self) -> bool:

@@ -14,7 +14,7 @@ from iotmq.broker.tables.config_files import ConfigFile, DataVersion
 from iotmq.broker.tables.deleted_topics import DeletedTopics
 from iotmq.clock import Clock
 from iotmq.errors import RequestError
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import ResponseCode
 
 PERMISSION_READ = 4
@@ -247,18 +247,18 @@ class TopicTable:
             assert all(0 <= queue_id < config.queue_count for queue_id in config.frozen)
 
     def metrics(self) -> Iterable[Metric]:
-        yield Metric("iotmq_broker_topics", "gauge", "Topics this broker has.", len(self._topics))
-        yield Metric(
-            "iotmq_broker_frozen_queues",
-            "gauge",
-            "Queues that take no more messages.",
-            sum(len(topic.frozen) for topic in self._topics.values()),
-        )
-        yield Metric(
-            "iotmq_broker_deleted_topics",
-            "gauge",
-            "Deleted topics the log still has records of.",
-            len(self.deleted),
+        yield from samples(
+            ("iotmq_broker_topics", "Topics this broker has.", len(self._topics)),
+            (
+                "iotmq_broker_frozen_queues",
+                "Queues that take no more messages.",
+                sum(len(topic.frozen) for topic in self._topics.values()),
+            ),
+            (
+                "iotmq_broker_deleted_topics",
+                "Deleted topics the log still has records of.",
+                len(self.deleted),
+            ),
         )
 
     def _changed(self, name: str) -> None:

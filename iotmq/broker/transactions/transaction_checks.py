@@ -20,7 +20,7 @@ from iotmq.broker.transactions.half_messages import Half, copied_properties, rea
 from iotmq.broker.transactions.transactions import Pending, State, Transactions
 from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.message.record import Record, decode_record, encode_record, property_value
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.store.queues.cold_steps import Steps
@@ -84,26 +84,23 @@ class TransactionChecks:
 
     def metrics(self) -> Iterable[Metric]:
         prefix = "iotmq_broker_transaction_checks"
-        yield Metric(
-            f"{prefix}_total", "counter", "Times a producer was asked about a transaction.", self.checks_count
-        )
-        yield Metric(
-            f"{prefix}_unasked_total",
-            "counter",
-            "Checks for which the group had no live producer.",
-            self.unasked_count,
-        )
-        yield Metric(
-            f"{prefix}_put_off_total",
-            "counter",
-            "Checks put off because no producer of the group reads what it is sent.",
-            self.put_off_count,
-        )
-        yield Metric(
-            "iotmq_broker_transactions_lost_total",
-            "counter",
-            "Pending transactions whose half the log has lost.",
-            self.lost_count,
+        yield from samples(
+            (f"{prefix}_total", "Times a producer was asked about a transaction.", self.checks_count),
+            (
+                f"{prefix}_unasked_total",
+                "Checks for which the group had no live producer.",
+                self.unasked_count,
+            ),
+            (
+                f"{prefix}_put_off_total",
+                "Checks put off because no producer of the group reads what it is sent.",
+                self.put_off_count,
+            ),
+            (
+                "iotmq_broker_transactions_lost_total",
+                "Pending transactions whose half the log has lost.",
+                self.lost_count,
+            ),
         )
 
     def _see_to_some(self) -> None:

@@ -47,7 +47,7 @@ from iotmq.broker.writing.message_writer import Done, RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.errors import RequestError
 from iotmq.message.record import Record, decode_record, iter_records, property_value
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import ResponseCode
 from iotmq.store.log.queue import Queue
 from iotmq.store.queues.cold_steps import Steps
@@ -392,16 +392,15 @@ class Transactions:
             self._progress_soon()
 
     def metrics(self) -> Iterable[Metric]:
-        prefix = "iotmq_broker_transactions"
-        yield Metric(f"{prefix}_pending", "gauge", "Transactions without an end.", len(self._pending))
-        for name, text, value in (
-            ("prepared", "Prepared messages of transactions stored.", self.prepared_count),
-            ("committed", "Transactions committed.", self.committed_count),
-            ("rolled_back", "Transactions rolled back.", self.rolled_back_count),
-            ("given_up", "Transactions that nobody ended in time.", self.given_up_count),
-            ("refused", "Halves refused because too many are pending.", self.refused_count),
-        ):
-            yield Metric(f"{prefix}_{name}_total", "counter", text, value)
+        yield from samples(
+            ("pending", "Transactions without an end.", len(self._pending)),
+            ("prepared_total", "Prepared messages of transactions stored.", self.prepared_count),
+            ("committed_total", "Transactions committed.", self.committed_count),
+            ("rolled_back_total", "Transactions rolled back.", self.rolled_back_count),
+            ("given_up_total", "Transactions that nobody ended in time.", self.given_up_count),
+            ("refused_total", "Halves refused because too many are pending.", self.refused_count),
+            prefix="iotmq_broker_transactions_",
+        )
 
     def _invariants(self) -> None:
         """Raise AssertionError when what is pending and what has ended disagree."""

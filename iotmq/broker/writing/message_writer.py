@@ -31,7 +31,7 @@ from iotmq.errors import (
     StoreReadOnlyError,
 )
 from iotmq.message.errors import MessageFormatError
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import ResponseCode
 from iotmq.store.log.commit_log import Appended
 from iotmq.store.log.queue import Queue
@@ -523,22 +523,19 @@ class MessageWriter:
             self._timer.arm(min(waiting.deadline_s for waiting in self._waiting))
 
     def metrics(self) -> Iterable[Metric]:
-        yield Metric("iotmq_broker_batches_total", "counter", "Batches stored.", self.batches_count)
-        yield Metric("iotmq_broker_records_total", "counter", "Records stored.", self.records_count)
-        yield Metric(
-            "iotmq_broker_stored_bytes_total", "counter", "Bytes of records stored.", self.bytes_count
+        yield from samples(
+            ("iotmq_broker_batches_total", "Batches stored.", self.batches_count),
+            ("iotmq_broker_records_total", "Records stored.", self.records_count),
+            ("iotmq_broker_stored_bytes_total", "Bytes of records stored.", self.bytes_count),
+            ("iotmq_broker_refused_batches_total", "Batches refused.", self.refused_count),
+            (
+                "iotmq_broker_flush_timeouts_total",
+                "Batches stored whose flush did not end in time.",
+                self.flush_timeouts_count,
+            ),
+            ("iotmq_broker_waiting_batches", "Batches waiting for a group commit.", self.waiting_count),
+            ("iotmq_broker_writable", "1 while sends are taken.", float(self.is_writable)),
         )
-        yield Metric("iotmq_broker_refused_batches_total", "counter", "Batches refused.", self.refused_count)
-        yield Metric(
-            "iotmq_broker_flush_timeouts_total",
-            "counter",
-            "Batches stored whose flush did not end in time.",
-            self.flush_timeouts_count,
-        )
-        yield Metric(
-            "iotmq_broker_waiting_batches", "gauge", "Batches waiting for a group commit.", self.waiting_count
-        )
-        yield Metric("iotmq_broker_writable", "gauge", "1 while sends are taken.", float(self.is_writable))
 
     def _notify(self) -> None:
         self._is_notify_scheduled = False

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from iotmq.client.admin.calls import ask_masters
+from iotmq.client.transport.calls import ask_masters
 from iotmq.client.transport.client import IotmqClient
 from iotmq.errors import ClientError
 from iotmq.remoting.codes import RequestCode

@@ -8,7 +8,6 @@ from typing import Final, NamedTuple
 
 from iotmq.client.admin.access import AccessAdmin
 from iotmq.client.admin.brokers import BrokerViews
-from iotmq.client.admin.calls import master_addresses
 from iotmq.client.admin.changes import AdminChanges
 from iotmq.client.admin.configs import Configurations
 from iotmq.client.admin.dead_letters import DeadLetters
@@ -16,6 +15,7 @@ from iotmq.client.admin.groups import GroupViews
 from iotmq.client.admin.messages import MessageViews
 from iotmq.client.admin.queue_scaling import QueueScaling
 from iotmq.client.consuming import offsets
+from iotmq.client.transport.calls import master_addresses
 from iotmq.client.transport.client import IotmqClient, expect_success
 from iotmq.client.transport.message import check_group, check_topic
 from iotmq.client.transport.routes import PERMISSION_READ, PERMISSION_WRITE, MessageQueue, TopicRoute

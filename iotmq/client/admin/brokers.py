@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from iotmq.client.admin.calls import ask, ask_masters, master_addresses
 from iotmq.client.admin.groups import ConsumeStatsAnswer, GroupProgress
+from iotmq.client.transport.calls import ask, ask_masters, master_addresses
 from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.message import check_topic
 from iotmq.client.transport.queue_tables import by_queue, decode_answer

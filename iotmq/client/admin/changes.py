@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import msgspec
 
-from iotmq.client.admin.calls import ask, master_addresses
 from iotmq.client.consuming import offsets
 from iotmq.client.consuming.offset_reset import read_offsets
+from iotmq.client.transport.calls import ask, master_addresses
 from iotmq.client.transport.client import IotmqClient, expect_success
 from iotmq.client.transport.message import DEAD_LETTER_PREFIX, RETRY_PREFIX, check_group, check_topic
 from iotmq.client.transport.routes import MessageQueue

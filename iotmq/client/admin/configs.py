@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from iotmq.client.admin.calls import ask_masters
+from iotmq.client.transport.calls import ask_masters
 from iotmq.client.transport.client import IotmqClient, expect_success
 from iotmq.client.transport.message import check_topic
 from iotmq.client.transport.queue_tables import decode_answer

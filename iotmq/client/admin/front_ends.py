@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from iotmq.client.admin.calls import ask_masters
+from iotmq.client.transport.calls import ask_masters
 from iotmq.client.transport.client import IotmqClient
 from iotmq.errors import ClientError
 from iotmq.ports.sessions import DrainOrder

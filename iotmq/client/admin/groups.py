@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from iotmq.client.admin.calls import ask, ask_masters, master_addresses
+from iotmq.client.transport.calls import ask, ask_masters, master_addresses
 from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.message import check_group, check_topic
 from iotmq.client.transport.queue_tables import WireQueue, by_queue, decode_answer, queue_of

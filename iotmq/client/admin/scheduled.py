@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import AsyncIterator, Collection
 from typing import Final
 
 import msgspec
 
-from iotmq.client.admin.calls import ask, ask_masters, master_addresses
+from iotmq.client.sending.recall import recall_message
+from iotmq.client.transport.calls import ask, ask_masters, master_addresses
 from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.message import check_topic
-from iotmq.errors import MessageRefusedError
 from iotmq.remoting.codes import RequestCode, ResponseCode
 
 _PAGE: Final = 500
@@ -86,23 +84,4 @@ class WaitingMessages:
 
         MessageRefusedError for a text that is no handle, BrokerError when the broker refuses.
         """
-        topic, broker_name = _read_handle(recall_handle)
-        answers = await ask_masters(
-            self._client,
-            RequestCode.RECALL_MESSAGE,
-            {"producerGroup": group, "topic": topic, "recallHandle": recall_handle},
-            doing=f"taking back a message for topic {topic}",
-            broker_names=(broker_name,),
-            none_codes=_NOT_FOUND,
-        )
-        return bool(answers)
-
-
-def _read_handle(text: str) -> tuple[str, str]:
-    try:
-        parts = base64.urlsafe_b64decode(text.encode("ascii")).decode().split(" ")
-    except (UnicodeError, binascii.Error):
-        parts = []
-    if len(parts) != 5 or parts[0] != "v1":
-        raise MessageRefusedError(f"{text[:40]!r} is no recall handle: take that of a send's result")
-    return parts[1], parts[2]
+        return await recall_message(self._client, recall_handle, group=group)

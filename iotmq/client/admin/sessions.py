@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from iotmq.client.admin.calls import ask, ask_masters, master_addresses
+from iotmq.client.transport.calls import ask, ask_masters, master_addresses
 from iotmq.client.transport.client import IotmqClient
 from iotmq.errors import ClientError
 from iotmq.remoting.codes import RequestCode, ResponseCode

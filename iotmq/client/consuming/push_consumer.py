@@ -31,7 +31,7 @@ from iotmq.client.transport.routes import MessageQueue, TopicRoute
 from iotmq.client.transport.settings import PushConsumerSettings
 from iotmq.client.transport.subscriptions import ConsumerData, Subscription, consumer_data, parse_subscription
 from iotmq.errors import ClientError, IotmqError, RequestError, SubscriptionError
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
@@ -242,35 +242,16 @@ class PushConsumer(Lifetime):
         """Counters of this consumer."""
         labels = (("group", self._group),)
         cached = sum(reader.cached_records for reader in self._readers.values())
-        yield Metric(
-            "iotmq_client_consumed_total", "counter", "Messages consumed", self._calls.consumed_total, labels
+        yield from samples(
+            ("iotmq_client_consumed_total", "Messages consumed", self._calls.consumed_total),
+            ("iotmq_client_consume_failed_total", "Messages a listener failed", self._calls.failed_total),
+            ("iotmq_client_given_back_total", "Failed messages given back", self._calls.given_back_total),
+            ("iotmq_client_dropped_total", "Failed broadcasts given up", self._calls.dropped_total),
+            ("iotmq_client_cached_records", "Messages fetched, not consumed", cached),
+            ("iotmq_client_cached_bytes", "Bytes fetched, not consumed", self._room.bytes),
+            ("iotmq_client_queues", "Queues of this member", len(self._readers)),
+            labels=labels,
         )
-        yield Metric(
-            "iotmq_client_consume_failed_total",
-            "counter",
-            "Messages a listener failed",
-            self._calls.failed_total,
-            labels,
-        )
-        yield Metric(
-            "iotmq_client_given_back_total",
-            "counter",
-            "Failed messages given back",
-            self._calls.given_back_total,
-            labels,
-        )
-        yield Metric(
-            "iotmq_client_dropped_total",
-            "counter",
-            "Failed broadcasts given up",
-            self._calls.dropped_total,
-            labels,
-        )
-        yield Metric("iotmq_client_cached_records", "gauge", "Messages fetched, not consumed", cached, labels)
-        yield Metric(
-            "iotmq_client_cached_bytes", "gauge", "Bytes fetched, not consumed", self._room.bytes, labels
-        )
-        yield Metric("iotmq_client_queues", "gauge", "Queues of this member", len(self._readers), labels)
 
     # --- membership ---------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from iotmq.client.sending.pending_send import PendingSend
+from iotmq.client.sending.recall import recall_message
 from iotmq.client.sending.send_batches import batch_bodies, by_topic
 from iotmq.client.sending.send_deadlines import SendDeadlines
 from iotmq.client.sending.send_room import SendRoom
@@ -24,7 +25,7 @@ from iotmq.errors import (
 from iotmq.limits import BATCH_RECORDS_MAX
 from iotmq.message.bodies import compress_body
 from iotmq.message.message_ids import UniqueKeys
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode
 
 DEFAULT_GROUP: Final = "DEFAULT_PRODUCER"
@@ -120,11 +121,8 @@ class Producer(Lifetime):
         False when it does not wait any more. MessageRefusedError for a text that is no handle,
         RouteNotFoundError when its broker is not there, BrokerError when that refuses.
         """
-        # Few producers need it.
-        from iotmq.client.admin.scheduled import WaitingMessages
-
         self._client.check_running()
-        return await WaitingMessages(self._client).recall(recall_handle, group=self.group)
+        return await recall_message(self._client, recall_handle, group=self.group)
 
     async def send_batch(
         self, messages: Sequence[Message], *, queue: MessageQueue | None = None, timeout_ms: int | None = None
@@ -214,18 +212,13 @@ class Producer(Lifetime):
     def metrics(self) -> Iterable[Metric]:
         """Counters of this producer."""
         labels = (("group", self.group),)
-        yield Metric("iotmq_client_sent_total", "counter", "Messages stored", self._sent_total, labels)
-        yield Metric(
-            "iotmq_client_send_failed_total", "counter", "Messages not sent", self._failed_total, labels
+        yield from samples(
+            ("iotmq_client_sent_total", "Messages stored", self._sent_total),
+            ("iotmq_client_send_failed_total", "Messages not sent", self._failed_total),
+            ("iotmq_client_send_retried_total", "Tries after the first", self._tries.retried_total),
+            ("iotmq_client_sends_in_flight", "Unanswered sends", self._room.count),
+            labels=labels,
         )
-        yield Metric(
-            "iotmq_client_send_retried_total",
-            "counter",
-            "Tries after the first",
-            self._tries.retried_total,
-            labels,
-        )
-        yield Metric("iotmq_client_sends_in_flight", "gauge", "Unanswered sends", self._room.count, labels)
 
     # --- one send -----------------------------------------------------------------------------------
 

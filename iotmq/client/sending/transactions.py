@@ -25,7 +25,7 @@ from iotmq.message.errors import MessageFormatError
 from iotmq.message.message_ids import parse_offset_message_id
 from iotmq.message.properties import CHECK_IMMUNITY_TIME_S, PRODUCER_GROUP, TRANSACTION_PREPARED
 from iotmq.message.record import decode_record, property_value
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
@@ -199,26 +199,19 @@ class TransactionProducer(Producer):
         yield from super().metrics()
         labels = (("group", self.group),)
         prefix = "iotmq_client_transaction_checks"
-        yield Metric(
-            f"{prefix}_total",
-            "counter",
-            "Times a broker asked about a transaction",
-            self._checks_total,
-            labels,
-        )
-        yield Metric(
-            f"{prefix}_failed_total",
-            "counter",
-            "Questions about transactions in which the listener raised an exception",
-            self._failed_checks_total,
-            labels,
-        )
-        yield Metric(
-            f"{prefix}_dropped_total",
-            "counter",
-            "Questions about transactions dropped because too many waited",
-            self._checks_dropped_total,
-            labels,
+        yield from samples(
+            (f"{prefix}_total", "Times a broker asked about a transaction", self._checks_total),
+            (
+                f"{prefix}_failed_total",
+                "Questions about transactions in which the listener raised an exception",
+                self._failed_checks_total,
+            ),
+            (
+                f"{prefix}_dropped_total",
+                "Questions about transactions dropped because too many waited",
+                self._checks_dropped_total,
+            ),
+            labels=labels,
         )
 
     async def _meet_brokers(self, topic: str) -> None:

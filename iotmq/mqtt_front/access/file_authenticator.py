@@ -12,7 +12,7 @@ from typing import Final
 
 from iotmq import limits
 from iotmq.errors import ConfigError
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.mqtt.auth.saslprep import saslprep
 from iotmq.mqtt.reason_codes import BAD_USER_NAME_OR_PASSWORD, NOT_AUTHORIZED, SERVER_BUSY
 from iotmq.mqtt_front.access import scram, users_file
@@ -103,30 +103,25 @@ class FileAuthenticator:
         return _Exchange(self)
 
     def metrics(self) -> Iterable[Metric]:
-        yield Metric("iotmq_mqtt_users", "gauge", "Users who may connect with a password.", len(self._users))
-        yield Metric(
-            "iotmq_mqtt_users_reloads_total", "counter", "Times changed users were read.", self.reloads_count
-        )
-        yield Metric(
-            "iotmq_mqtt_users_failed_reloads_total",
-            "counter",
-            "Times changed users could not be used.",
-            self.failed_reloads_count,
-        )
-        yield Metric(
-            "iotmq_mqtt_password_checks_total", "counter", "Passwords hashed.", self._checks.checked_total
-        )
-        yield Metric(
-            "iotmq_mqtt_password_checks_waiting",
-            "gauge",
-            "Devices that wait for their password to be hashed.",
-            self._checks.waiting_count,
-        )
-        yield Metric(
-            "iotmq_mqtt_passwords_remembered",
-            "gauge",
-            "Users whose last right password is known without hashing.",
-            self._checks.verified_count,
+        yield from samples(
+            ("iotmq_mqtt_users", "Users who may connect with a password.", len(self._users)),
+            ("iotmq_mqtt_users_reloads_total", "Times changed users were read.", self.reloads_count),
+            (
+                "iotmq_mqtt_users_failed_reloads_total",
+                "Times changed users could not be used.",
+                self.failed_reloads_count,
+            ),
+            ("iotmq_mqtt_password_checks_total", "Passwords hashed.", self._checks.checked_total),
+            (
+                "iotmq_mqtt_password_checks_waiting",
+                "Devices that wait for their password to be hashed.",
+                self._checks.waiting_count,
+            ),
+            (
+                "iotmq_mqtt_passwords_remembered",
+                "Users whose last right password is known without hashing.",
+                self._checks.verified_count,
+            ),
         )
 
     # The file

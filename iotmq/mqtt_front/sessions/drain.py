@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.mqtt.reason_codes import SERVER_MOVED, USE_ANOTHER_SERVER, Reason
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.ports.sessions import DrainOrder
@@ -71,14 +71,12 @@ class Drain:
             self._timer = None
 
     def metrics(self) -> Iterable[Metric]:
-        yield Metric(
-            "iotmq_mqtt_draining", "gauge", "1 while devices are sent elsewhere.", self.reason is not None
+        yield from samples(
+            ("draining", "1 while devices are sent elsewhere.", self.reason is not None),
+            ("drained_total", "Devices told to go elsewhere.", self.drained_total),
+            ("drain_refused_total", "CONNECTs refused while devices are sent elsewhere.", self.refused_total),
+            prefix="iotmq_mqtt_",
         )
-        for name, text, value in (
-            ("drained", "Devices told to go elsewhere.", self.drained_total),
-            ("drain_refused", "CONNECTs refused while devices are sent elsewhere.", self.refused_total),
-        ):
-            yield Metric(f"iotmq_mqtt_{name}_total", "counter", text, value)
 
     def _end(self) -> None:
         if self._order is None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.topics.topics import is_exclusive, split_exclusive
@@ -102,17 +102,17 @@ class ExclusiveSubscriptions:
             )
 
     def metrics(self) -> Iterable[Metric]:
-        yield Metric(
-            "iotmq_mqtt_exclusive_refused_total",
-            "counter",
-            "Exclusive subscriptions that a session did not get.",
-            self.refused,
-        )
-        yield Metric(
-            "iotmq_mqtt_exclusive_lost_total",
-            "counter",
-            "Exclusive subscriptions that sessions had lost when they came back.",
-            self.lost,
+        yield from samples(
+            (
+                "iotmq_mqtt_exclusive_refused_total",
+                "Exclusive subscriptions that a session did not get.",
+                self.refused,
+            ),
+            (
+                "iotmq_mqtt_exclusive_lost_total",
+                "Exclusive subscriptions that sessions had lost when they came back.",
+                self.lost,
+            ),
         )
 
     def _plain(self, name: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from itertools import chain
 
 from iotmq import limits
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.mqtt.topics.topics import wildcard_shape
 from iotmq.mqtt_front.connection.device import Device
 
@@ -108,15 +108,15 @@ class FilterShapes:
         self._of_sessions.pop(device, None)
 
     def metrics(self) -> Iterable[Metric]:
-        yield Metric(
-            "iotmq_mqtt_filter_shapes",
-            "gauge",
-            "Shapes of the filters with wildcards that clean sessions have.",
-            len(self._counts),
-        )
-        yield Metric(
-            "iotmq_mqtt_filter_shapes_refused_total",
-            "counter",
-            "Filters refused because of the shapes of wildcards, or the bytes, of those before.",
-            self.refused_total,
+        yield from samples(
+            (
+                "iotmq_mqtt_filter_shapes",
+                "Shapes of the filters with wildcards that clean sessions have.",
+                len(self._counts),
+            ),
+            (
+                "iotmq_mqtt_filter_shapes_refused_total",
+                "Filters refused because of the shapes of wildcards, or the bytes, of those before.",
+                self.refused_total,
+            ),
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final
 
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.topics.topics import is_shared, split_shared
 from iotmq.mqtt_front.connection.device import Device, DeviceGroup
@@ -97,16 +97,20 @@ class SharedSubscriptions:
 
     def metrics(self) -> Iterable[Metric]:
         egress = self._egress
-        yield Metric("iotmq_mqtt_share_members", "gauge", "Local members of groups.", egress.member_count)
-        for name, text, value in (
-            ("delivered", "Messages written to members of groups.", egress.delivered),
-            ("done", "Messages that members were done with.", egress.done),
-            ("malformed", "Records handed out that are no messages.", egress.malformed),
-            ("withdrawn", "Messages taken back before their device had room.", egress.withdrawn),
-            ("refused_joins", "Members a broker refused.", egress.refused_joins),
-            ("refused_reports", "Reports a broker did not take; it gets them again.", egress.refused_reports),
-        ):
-            yield Metric(f"iotmq_mqtt_share_{name}_total", "counter", text, value)
+        yield from samples(
+            ("members", "Local members of groups.", egress.member_count),
+            ("delivered_total", "Messages written to members of groups.", egress.delivered),
+            ("done_total", "Messages that members were done with.", egress.done),
+            ("malformed_total", "Records handed out that are no messages.", egress.malformed),
+            ("withdrawn_total", "Messages taken back before their device had room.", egress.withdrawn),
+            ("refused_joins_total", "Members a broker refused.", egress.refused_joins),
+            (
+                "refused_reports_total",
+                "Reports a broker did not take; it gets them again.",
+                egress.refused_reports,
+            ),
+            prefix="iotmq_mqtt_share_",
+        )
 
     def _subscribed(
         self,

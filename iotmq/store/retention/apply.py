@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iotmq.errors import StoreError
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.store.projections.projection import DurableProjection, Projection, TrimmableProjection
 from iotmq.store.queues.queue_begins import QueueBegins
 from iotmq.store.retention.decide import (
@@ -170,41 +170,34 @@ class Trimmer:
     def metrics(self) -> Iterable[Metric]:
         """What was deleted, what is kept, and how full the disks are."""
         remover = self.remover
-        yield Metric(
-            "iotmq_store_deleted_segments_total", "counter", "Log files deleted.", remover.removed_segments
-        )
-        yield Metric(
-            "iotmq_store_deleted_bytes_total", "counter", "Bytes of deleted log files.", remover.removed_bytes
-        )
-        yield Metric(
-            "iotmq_store_deleted_queue_files_total",
-            "counter",
-            "Queue files deleted behind the log.",
-            self._deleted_queue_files,
-        )
-        yield Metric(
-            "iotmq_store_leaving_bytes",
-            "gauge",
-            "Bytes of log files on their way out: to be deleted, or held by a reader.",
-            remover.leaving_bytes,
-        )
-        yield Metric(
-            "iotmq_store_failed_deletions",
-            "gauge",
-            "1 while the operating system refuses to delete a file.",
-            float(remover.problem is not None),
-        )
-        yield Metric(
-            "iotmq_store_protected_segments",
-            "gauge",
-            "Log files past their age that are kept because nobody consumed all of them.",
-            self._protected_count,
-        )
-        yield Metric(
-            "iotmq_store_refusing",
-            "gauge",
-            "1 while records are refused because a disk is too full.",
-            float(self._is_refusing),
+        yield from samples(
+            ("iotmq_store_deleted_segments_total", "Log files deleted.", remover.removed_segments),
+            ("iotmq_store_deleted_bytes_total", "Bytes of deleted log files.", remover.removed_bytes),
+            (
+                "iotmq_store_deleted_queue_files_total",
+                "Queue files deleted behind the log.",
+                self._deleted_queue_files,
+            ),
+            (
+                "iotmq_store_leaving_bytes",
+                "Bytes of log files on their way out: to be deleted, or held by a reader.",
+                remover.leaving_bytes,
+            ),
+            (
+                "iotmq_store_failed_deletions",
+                "1 while the operating system refuses to delete a file.",
+                float(remover.problem is not None),
+            ),
+            (
+                "iotmq_store_protected_segments",
+                "Log files past their age that are kept because nobody consumed all of them.",
+                self._protected_count,
+            ),
+            (
+                "iotmq_store_refusing",
+                "1 while records are refused because a disk is too full.",
+                float(self._is_refusing),
+            ),
         )
         for usage in self._usages:
             yield Metric(

@@ -10,12 +10,12 @@ import pytest
 from eventually import soon
 
 from iotmq import limits
+from iotmq.commands import mqtt_worker
 from iotmq.config.config import Config, config_from_table
 from iotmq.errors import ConfigError
 from iotmq.metrics import Metric
 from iotmq.supervised import FAILURES
 from iotmq.workers import supervisor
-from iotmq.workers import worker as mqtt_worker
 from iotmq.workers.channel import (
     Ask,
     Begin,

@@ -24,7 +24,7 @@ from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.broker.writing.stored_reply import StoredReply
 from iotmq.errors import ConfigError, ConnectionClosedError, RequestError
 from iotmq.message.errors import MessageFormatError
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.mqtt.topics.topics import is_valid_filter
 from iotmq.ports.gateway import AppendDone, DeliveryReceiver, dropped_replies_metric
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -443,56 +443,44 @@ class GatewayHandler:
         return push
 
     def metrics(self) -> Iterable[Metric]:
-        yield Metric(
-            "iotmq_broker_delivery_channels",
-            "gauge",
-            "Front ends with a delivery channel.",
-            self._delivery.channel_count,
-        )
-        yield Metric(
-            "iotmq_broker_filters", "gauge", "Distinct MQTT topic filters.", self._delivery.filter_count
-        )
-        yield Metric(
-            "iotmq_broker_delivery_backlog_bytes",
-            "gauge",
-            "Bytes of records that are to be matched with live filters in the next turns.",
-            self._delivery.backlog_bytes,
-        )
-        yield Metric(
-            "iotmq_broker_matched_total",
-            "counter",
-            "Records that matched a live filter.",
-            self._delivery.matched,
-        )
-        yield Metric(
-            "iotmq_broker_pushed_bytes_total",
-            "counter",
-            "Bytes of records pushed to remote front ends.",
-            self.pushed_bytes,
-        )
-        yield Metric(
-            "iotmq_broker_delivery_catch_ups_total",
-            "counter",
-            "Front ends that came back and got what they had missed.",
-            self._catch_up.caught_up_total,
-        )
-        yield Metric(
-            "iotmq_broker_delivery_gaps_total",
-            "counter",
-            "Front ends that came back too late for what they had missed: see store.hot_bytes.",
-            self._catch_up.gaps_total,
-        )
-        yield Metric(
-            "iotmq_broker_dropped_pushes_total",
-            "counter",
-            "Pushes dropped because a front end did not take those before.",
-            self.dropped_pushes,
-        )
-        yield Metric(
-            "iotmq_broker_failed_pushes_total",
-            "counter",
-            "Pushes to a front end that failed here; the log has the first.",
-            self._delivery.failed_pushes,
+        yield from samples(
+            (
+                "iotmq_broker_delivery_channels",
+                "Front ends with a delivery channel.",
+                self._delivery.channel_count,
+            ),
+            ("iotmq_broker_filters", "Distinct MQTT topic filters.", self._delivery.filter_count),
+            (
+                "iotmq_broker_delivery_backlog_bytes",
+                "Bytes of records that are to be matched with live filters in the next turns.",
+                self._delivery.backlog_bytes,
+            ),
+            ("iotmq_broker_matched_total", "Records that matched a live filter.", self._delivery.matched),
+            (
+                "iotmq_broker_pushed_bytes_total",
+                "Bytes of records pushed to remote front ends.",
+                self.pushed_bytes,
+            ),
+            (
+                "iotmq_broker_delivery_catch_ups_total",
+                "Front ends that came back and got what they had missed.",
+                self._catch_up.caught_up_total,
+            ),
+            (
+                "iotmq_broker_delivery_gaps_total",
+                "Front ends that came back too late for what they had missed: see store.hot_bytes.",
+                self._catch_up.gaps_total,
+            ),
+            (
+                "iotmq_broker_dropped_pushes_total",
+                "Pushes dropped because a front end did not take those before.",
+                self.dropped_pushes,
+            ),
+            (
+                "iotmq_broker_failed_pushes_total",
+                "Pushes to a front end that failed here; the log has the first.",
+                self._delivery.failed_pushes,
+            ),
         )
 
 

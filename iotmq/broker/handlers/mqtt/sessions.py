@@ -23,7 +23,7 @@ from iotmq.broker.sessions.requests import Answer, decode_body
 from iotmq.broker.sessions.sessions import Sessions
 from iotmq.broker.writing.message_writer import MessageWriter
 from iotmq.errors import ConnectionClosedError, RequestError
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.mqtt.topics.topics import is_shared, is_valid_filter
 from iotmq.ports import bodies
 from iotmq.ports.sessions import (
@@ -189,23 +189,23 @@ class SessionHandler:
         return sorted(self._by_name)
 
     def metrics(self) -> Iterable[Metric]:
-        yield Metric(
-            "iotmq_broker_session_front_ends",
-            "gauge",
-            "Front ends in other processes that have sessions here.",
-            len(self._front_ends),
-        )
-        yield Metric(
-            "iotmq_broker_queued_pushed_bytes_total",
-            "counter",
-            "Bytes of records of light queues pushed to front ends in other processes.",
-            self.pushed_bytes,
-        )
-        yield Metric(
-            "iotmq_broker_missed_pushes_total",
-            "counter",
-            "Pushes of light queues not sent because a front end did not take those before; it reads them.",
-            self.missed_pushes,
+        yield from samples(
+            (
+                "iotmq_broker_session_front_ends",
+                "Front ends in other processes that have sessions here.",
+                len(self._front_ends),
+            ),
+            (
+                "iotmq_broker_queued_pushed_bytes_total",
+                "Bytes of records of light queues pushed to front ends in other processes.",
+                self.pushed_bytes,
+            ),
+            (
+                "iotmq_broker_missed_pushes_total",
+                "Pushes of light queues not sent because a front end did not take those before; it reads "
+                "them.",
+                self.missed_pushes,
+            ),
         )
 
     # Front ends

@@ -13,7 +13,7 @@ from iotmq.broker.tables.topics import OFFSET_MOVED_TOPIC
 from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.message.properties import KEYS, TAGS, encode_properties
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 
 
 class OffsetMovedEvent(msgspec.Struct, kw_only=True, rename="camel"):
@@ -70,17 +70,17 @@ class OffsetMovedEvents:
         )
 
     def metrics(self) -> Iterable[Metric]:
-        yield Metric(
-            "iotmq_broker_offset_moved_events_total",
-            "counter",
-            "Events about consumers whose offset was moved.",
-            self.events_count,
-        )
-        yield Metric(
-            "iotmq_broker_suppressed_offset_moved_events_total",
-            "counter",
-            "Events not written because there were too many, or the log took none.",
-            self.suppressed_count,
+        yield from samples(
+            (
+                "iotmq_broker_offset_moved_events_total",
+                "Events about consumers whose offset was moved.",
+                self.events_count,
+            ),
+            (
+                "iotmq_broker_suppressed_offset_moved_events_total",
+                "Events not written because there were too many, or the log took none.",
+                self.suppressed_count,
+            ),
         )
 
     def _stored(self, result: StoredBatch | RefusedBatch) -> None:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from iotmq.message.record_filter import RecordFilter
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
 from iotmq.store.log.queue import Queue
@@ -152,21 +152,11 @@ class ParkedPulls:
         return self._ticks[0] / _TICKS_PER_S if self._ticks else None
 
     def metrics(self) -> Iterable[Metric]:
-        yield Metric("iotmq_broker_held_pulls", "gauge", "Pulls parked now.", self._count)
-        yield Metric(
-            "iotmq_broker_parked_pulls_total", "counter", "Pulls that were parked.", self.parked_count
-        )
-        yield Metric(
-            "iotmq_broker_expired_pulls_total",
-            "counter",
-            "Parked pulls that ended empty.",
-            self.expired_count,
-        )
-        yield Metric(
-            "iotmq_broker_unheld_pulls_total",
-            "counter",
-            "Pulls not parked for want of room.",
-            self.refused_count,
+        yield from samples(
+            ("iotmq_broker_held_pulls", "Pulls parked now.", self._count),
+            ("iotmq_broker_parked_pulls_total", "Pulls that were parked.", self.parked_count),
+            ("iotmq_broker_expired_pulls_total", "Parked pulls that ended empty.", self.expired_count),
+            ("iotmq_broker_unheld_pulls_total", "Pulls not parked for want of room.", self.refused_count),
         )
 
     def _forget(self, parked: ParkedPull) -> None:

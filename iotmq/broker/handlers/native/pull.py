@@ -18,7 +18,7 @@ from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig
 from iotmq.broker.timing import DeadlineTimer
 from iotmq.errors import RequestError
 from iotmq.message.record_filter import RecordFilter
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import LanguageCode, RequestCode, ResponseCode, Serialize
 from iotmq.remoting.command import Command
 from iotmq.remoting.frames.pull_frames import PullFrame
@@ -228,13 +228,11 @@ class PullHandler:
         self._timer.arm(self._parked_pulls.next_deadline_s)
 
     def metrics(self) -> Iterable[Metric]:
-        yield Metric(
-            "iotmq_broker_pulls_found_total", "counter", "Pulls answered with records.", self.found_count
+        yield from samples(
+            ("iotmq_broker_pulls_found_total", "Pulls answered with records.", self.found_count),
+            ("iotmq_broker_pulls_missed_total", "Pulls answered without.", self.missed_count),
+            ("iotmq_broker_pulled_records_total", "Records pulled.", self.records_count),
         )
-        yield Metric(
-            "iotmq_broker_pulls_missed_total", "counter", "Pulls answered without.", self.missed_count
-        )
-        yield Metric("iotmq_broker_pulled_records_total", "counter", "Records pulled.", self.records_count)
 
     def _pull(self, connection: ServerConnection, request: Command) -> Command | None:
         header = _read_header(request)

@@ -32,7 +32,7 @@ from iotmq.errors import RequestError
 from iotmq.message.bodies import COMPRESSED
 from iotmq.message.hosts import encode_host
 from iotmq.message.record import property_value
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode, Version
 from iotmq.remoting.command import Command
 from iotmq.remoting.frames.send_fields import PACKET_IDS_FIELD, REPEAT_FIELD
@@ -172,8 +172,10 @@ class SendHandler:
         self._born_hosts.pop(connection, None)
 
     def metrics(self) -> Iterable[Metric]:
-        yield Metric("iotmq_broker_sends_total", "counter", "Send requests.", self.sends_count)
-        yield Metric("iotmq_broker_failed_sends_total", "counter", "Sends not stored.", self.failed_count)
+        yield from samples(
+            ("iotmq_broker_sends_total", "Send requests.", self.sends_count),
+            ("iotmq_broker_failed_sends_total", "Sends not stored.", self.failed_count),
+        )
 
     def _open_queues(self, name: str) -> list[Queue | None] | None:
         """The queues of a topic that plain sends may go to; None for one that needs the checks of `_store`.

@@ -15,7 +15,7 @@ from iotmq.errors import RequestError
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.message_ids import parse_offset_message_id
 from iotmq.message.record import Record, decode_record, property_value
-from iotmq.metrics import Metric
+from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
@@ -45,13 +45,14 @@ class TransactionHandler:
 
     def metrics(self) -> Iterable[Metric]:
         prefix = "iotmq_broker_transaction_ends"
-        yield Metric(
-            f"{prefix}_undecided_total",
-            "counter",
-            "Ends that left it open how the transaction ends.",
-            self.undecided_count,
+        yield from samples(
+            (
+                f"{prefix}_undecided_total",
+                "Ends that left it open how the transaction ends.",
+                self.undecided_count,
+            ),
+            (f"{prefix}_refused_total", "Transaction ends refused.", self.refused_count),
         )
-        yield Metric(f"{prefix}_refused_total", "counter", "Transaction ends refused.", self.refused_count)
 
     def _end(self, connection: ServerConnection, request: Command) -> Command | None:
         try:

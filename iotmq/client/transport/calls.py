@@ -1,4 +1,4 @@
-"""How the administrator's parts ask brokers: one of them, or the masters of all."""
+"""Ask brokers, one of them or the masters of all, for what is not part of sending and consuming."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker of `iotmq mqtt --workers N`: `python -m iotmq.workers.worker NUMBER`, started by the supervisor.
+"""One worker of `iotmq mqtt --workers N`, started by the supervisor: `-m iotmq.commands.mqtt_worker NUMBER`.
 
 It is a front end like any other, but for its HTTP port, which the supervisor has. It ends when the supervisor
 does, in an orderly way: devices are told, and what they sent is acknowledged or not stored.
