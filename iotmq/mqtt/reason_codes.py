@@ -1,13 +1,91 @@
-"""Why a connection was refused or ended: one value for the wire, the log and the metrics.
+"""Reason codes of MQTT 5 (section 2.4): one table for the wire, the log, the metrics and people.
 
-`Reason.name` is the metric label and the log word. `connack_code` is what MQTT 3.1.1 can say about it
-in a CONNACK (table 3.1 of the specification); a connection that is past its CONNACK is just closed,
-because 3.1.1 has no DISCONNECT from the server.
+A `Reason` says why a connection was refused or ended. `Reason.name` is the metric label and the log word.
+`connack_code` is what MQTT 3.1.1 can say about it in a CONNACK (table 3.1 of its specification); a connection
+that is past its CONNACK is just closed, because 3.1.1 has no DISCONNECT from the server.
 """
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
+
+# Where a code is allowed (sections 3.2.2.2, 3.4.2.1 to 3.7.2.1, 3.14.2.1, 3.15.2.1). The last four are what a
+# client sends: PUBACK and PUBREC, PUBREL and PUBCOMP, DISCONNECT, AUTH.
+_CONNACK, _SERVER_DISCONNECT, _RECEIPT, _RELEASE, _DISCONNECT, _AUTH = (1 << bit for bit in range(6))
+
+_CODES: Final = {
+    0x00: ("success", _RECEIPT | _RELEASE | _DISCONNECT),
+    0x04: ("disconnect with the will", _DISCONNECT),
+    0x10: ("no matching subscribers", _RECEIPT),
+    0x11: ("no subscription existed", 0),
+    0x18: ("continue authentication", _AUTH),
+    0x19: ("re-authenticate", _AUTH),
+    0x80: ("unspecified error", _CONNACK | _SERVER_DISCONNECT | _RECEIPT | _DISCONNECT),
+    0x81: ("malformed packet", _CONNACK | _SERVER_DISCONNECT | _DISCONNECT),
+    0x82: ("protocol error", _CONNACK | _SERVER_DISCONNECT | _DISCONNECT),
+    0x83: ("implementation specific error", _CONNACK | _SERVER_DISCONNECT | _RECEIPT | _DISCONNECT),
+    0x84: ("unsupported protocol version", _CONNACK),
+    0x85: ("client identifier not valid", _CONNACK),
+    0x86: ("bad user name or password", _CONNACK),
+    0x87: ("not authorized", _CONNACK | _SERVER_DISCONNECT | _RECEIPT),
+    0x88: ("server unavailable", _CONNACK),
+    0x89: ("server busy", _CONNACK | _SERVER_DISCONNECT),
+    0x8A: ("banned", _CONNACK),
+    0x8B: ("server shutting down", _SERVER_DISCONNECT),
+    0x8C: ("bad authentication method", _CONNACK),
+    0x8D: ("keep alive timeout", _SERVER_DISCONNECT),
+    0x8E: ("session taken over", _SERVER_DISCONNECT),
+    0x8F: ("topic filter invalid", _SERVER_DISCONNECT),
+    0x90: ("topic name invalid", _CONNACK | _SERVER_DISCONNECT | _RECEIPT | _DISCONNECT),
+    0x91: ("packet identifier in use", _RECEIPT),
+    0x92: ("packet identifier not found", _RELEASE),
+    0x93: ("receive maximum exceeded", _SERVER_DISCONNECT | _DISCONNECT),
+    0x94: ("topic alias invalid", _SERVER_DISCONNECT | _DISCONNECT),
+    0x95: ("packet too large", _CONNACK | _SERVER_DISCONNECT | _DISCONNECT),
+    0x96: ("message rate too high", _SERVER_DISCONNECT | _DISCONNECT),
+    0x97: ("quota exceeded", _CONNACK | _SERVER_DISCONNECT | _RECEIPT | _DISCONNECT),
+    0x98: ("administrative action", _SERVER_DISCONNECT | _DISCONNECT),
+    0x99: ("payload format invalid", _CONNACK | _SERVER_DISCONNECT | _RECEIPT | _DISCONNECT),
+    0x9A: ("retain not supported", _CONNACK | _SERVER_DISCONNECT),
+    0x9B: ("QoS not supported", _CONNACK | _SERVER_DISCONNECT),
+    0x9C: ("use another server", _CONNACK | _SERVER_DISCONNECT),
+    0x9D: ("server moved", _CONNACK | _SERVER_DISCONNECT),
+    0x9E: ("shared subscriptions not supported", _SERVER_DISCONNECT),
+    0x9F: ("connection rate exceeded", _CONNACK | _SERVER_DISCONNECT),
+    0xA0: ("maximum connect time", _SERVER_DISCONNECT),
+    0xA1: ("subscription identifiers not supported", _SERVER_DISCONNECT),
+    0xA2: ("wildcard subscriptions not supported", _SERVER_DISCONNECT),
+}
+
+# From this code on all are errors.
+FIRST_ERROR: Final = 0x80
+
+# The codes of a CONNACK of MQTT 3.1.1 in MQTT 5, and what that CONNACK says for a code of MQTT 5.
+CONNECT_RETURN_CODES: Final = {1: 0x84, 2: 0x85, 3: 0x88, 4: 0x86, 5: 0x87}
+_RETURN_CODES: Final = {code: number for number, code in CONNECT_RETURN_CODES.items()} | dict.fromkeys(
+    (0x89, 0x9C, 0x9D, 0x9F), 3
+)
+
+
+def _allowed_in(place: int) -> frozenset[int]:
+    return frozenset(code for code, (_, places) in _CODES.items() if places & place)
+
+
+CONNACK_CODES: Final = _allowed_in(_CONNACK)
+SERVER_DISCONNECT_CODES: Final = _allowed_in(_SERVER_DISCONNECT)
+CLIENT_CODES: Final = {
+    4: _allowed_in(_RECEIPT),
+    5: _allowed_in(_RECEIPT),
+    6: _allowed_in(_RELEASE),
+    7: _allowed_in(_RELEASE),
+    14: _allowed_in(_DISCONNECT),
+    15: _allowed_in(_AUTH),
+}
+
+
+def reason_text(code: int) -> str:
+    """Name a reason code in words, with the number as the specification writes it."""
+    return f"{_CODES[code][0] if code in _CODES else 'unknown reason'} (0x{code:02X})"
 
 
 class Reason(NamedTuple):
@@ -27,35 +105,40 @@ class Reason(NamedTuple):
         return self in PEER_FAULTS
 
 
-NORMAL: Final = Reason("normal", 0x00)
-UNSPECIFIED_ERROR: Final = Reason("unspecified_error", 0x80)
-CONNECTION_LOST: Final = Reason("connection_lost", 0x00)
-MALFORMED_PACKET: Final = Reason("malformed_packet", 0x81)
-PROTOCOL_ERROR: Final = Reason("protocol_error", 0x82)
-UNSUPPORTED_PROTOCOL_VERSION: Final = Reason("unsupported_protocol_version", 0x84, 1)
-CLIENT_ID_NOT_VALID: Final = Reason("client_id_not_valid", 0x85, 2)
-SERVER_UNAVAILABLE: Final = Reason("server_unavailable", 0x88, 3)
-SERVER_BUSY: Final = Reason("server_busy", 0x89, 3)
-BAD_USER_NAME_OR_PASSWORD: Final = Reason("bad_user_name_or_password", 0x86, 4)
-NOT_AUTHORIZED: Final = Reason("not_authorized", 0x87, 5)
-BAD_AUTHENTICATION_METHOD: Final = Reason("bad_authentication_method", 0x8C)
-SERVER_SHUTTING_DOWN: Final = Reason("server_shutting_down", 0x8B)
-KEEP_ALIVE_TIMEOUT: Final = Reason("keep_alive_timeout", 0x8D)
-CONNECT_TIMEOUT: Final = Reason("connect_timeout", 0x8D)
-SESSION_TAKEN_OVER: Final = Reason("session_taken_over", 0x8E)
-TOPIC_NAME_INVALID: Final = Reason("topic_name_invalid", 0x90)
-PACKET_TOO_LARGE: Final = Reason("packet_too_large", 0x95)
-RECEIVE_MAXIMUM_EXCEEDED: Final = Reason("receive_maximum_exceeded", 0x93)
-TOPIC_ALIAS_INVALID: Final = Reason("topic_alias_invalid", 0x94)
-QUOTA_EXCEEDED: Final = Reason("quota_exceeded", 0x97)
-PAYLOAD_FORMAT_INVALID: Final = Reason("payload_format_invalid", 0x99)
-CONNECTION_RATE_EXCEEDED: Final = Reason("connection_rate_exceeded", 0x9F, 3)
-USE_ANOTHER_SERVER: Final = Reason("use_another_server", 0x9C, 3)
-SERVER_MOVED: Final = Reason("server_moved", 0x9D, 3)
-NOT_STORED: Final = Reason("not_stored", 0x80)
+def _reason(code: int, name: str | None = None) -> Reason:
+    """The reason that a code of the table is, or one of our own that MQTT 5 says with this code."""
+    return Reason(name or _CODES[code][0].replace(" ", "_"), code, _RETURN_CODES.get(code))
+
+
+NORMAL: Final = _reason(0x00, "normal")
+UNSPECIFIED_ERROR: Final = _reason(0x80)
+CONNECTION_LOST: Final = _reason(0x00, "connection_lost")
+MALFORMED_PACKET: Final = _reason(0x81)
+PROTOCOL_ERROR: Final = _reason(0x82)
+UNSUPPORTED_PROTOCOL_VERSION: Final = _reason(0x84)
+CLIENT_ID_NOT_VALID: Final = _reason(0x85, "client_id_not_valid")
+SERVER_UNAVAILABLE: Final = _reason(0x88)
+SERVER_BUSY: Final = _reason(0x89)
+BAD_USER_NAME_OR_PASSWORD: Final = _reason(0x86)
+NOT_AUTHORIZED: Final = _reason(0x87)
+BAD_AUTHENTICATION_METHOD: Final = _reason(0x8C)
+SERVER_SHUTTING_DOWN: Final = _reason(0x8B)
+KEEP_ALIVE_TIMEOUT: Final = _reason(0x8D)
+CONNECT_TIMEOUT: Final = _reason(0x8D, "connect_timeout")
+SESSION_TAKEN_OVER: Final = _reason(0x8E)
+TOPIC_NAME_INVALID: Final = _reason(0x90)
+PACKET_TOO_LARGE: Final = _reason(0x95)
+RECEIVE_MAXIMUM_EXCEEDED: Final = _reason(0x93)
+TOPIC_ALIAS_INVALID: Final = _reason(0x94)
+QUOTA_EXCEEDED: Final = _reason(0x97)
+PAYLOAD_FORMAT_INVALID: Final = _reason(0x99)
+CONNECTION_RATE_EXCEEDED: Final = _reason(0x9F)
+USE_ANOTHER_SERVER: Final = _reason(0x9C)
+SERVER_MOVED: Final = _reason(0x9D)
+NOT_STORED: Final = _reason(0x80, "not_stored")
 # Of a connection that was to carry MQTT in a WebSocket: its request, or a rule of RFC 6455 or section 6.
-WEBSOCKET_REFUSED: Final = Reason("websocket_refused", 0x82)
-WEBSOCKET_ERROR: Final = Reason("websocket_error", 0x82)
+WEBSOCKET_REFUSED: Final = _reason(0x82, "websocket_refused")
+WEBSOCKET_ERROR: Final = _reason(0x82, "websocket_error")
 
 PEER_FAULTS: Final = frozenset(
     {
@@ -76,37 +159,14 @@ PEER_FAULTS: Final = frozenset(
     }
 )
 
-# SUBACK return code for a refused filter [MQTT-3.9.3-2].
-SUBACK_FAILURE: Final = 0x80
-
-# Codes of MQTT 5 (section 2.4) that say nothing about the end of a connection.
-NO_SUBSCRIPTION_EXISTED: Final = 0x11
+# Codes that say nothing about the end of a connection.
 DISCONNECT_WITH_WILL: Final = 0x04
-PACKET_ID_NOT_FOUND: Final = 0x92
-TOPIC_FILTER_INVALID: Final = 0x8F
+NO_SUBSCRIPTION_EXISTED: Final = 0x11
 CONTINUE_AUTHENTICATION: Final = 0x18
 RE_AUTHENTICATE: Final = 0x19
+SUBACK_FAILURE: Final = FIRST_ERROR  # of a SUBACK before MQTT 5, too [MQTT-3.9.3-2]
+TOPIC_FILTER_INVALID: Final = 0x8F
+PACKET_ID_NOT_FOUND: Final = 0x92
+RETAIN_NOT_SUPPORTED: Final = 0x9A
+QOS_NOT_SUPPORTED: Final = 0x9B
 SHARED_SUBSCRIPTIONS_NOT_SUPPORTED: Final = 0x9E
-
-# What a server may send in a CONNACK and in a DISCONNECT (sections 3.2.2.2, 3.14.2.1).
-CONNACK_CODES: Final = frozenset(
-    {0x80, 0x81, 0x82, 0x83, 0x84, 0x85, 0x86, 0x87, 0x88, 0x89, 0x8A, 0x8C, 0x90, 0x95, 0x97, 0x99, 0x9A}
-    | {0x9B, 0x9C, 0x9D, 0x9F}
-)
-SERVER_DISCONNECT_CODES: Final = frozenset(
-    {0x80, 0x81, 0x82, 0x83, 0x87, 0x89, 0x8B, 0x8D, 0x8E, 0x8F, 0x90, 0x93, 0x94, 0x95, 0x96, 0x97, 0x98}
-    | {0x99, 0x9A, 0x9B, 0x9C, 0x9D, 0x9E, 0x9F, 0xA0, 0xA1, 0xA2}
-)
-
-# What a client may send, by packet type (sections 3.4.2.1, 3.5.2.1, 3.6.2.1, 3.7.2.1, 3.14.2.1, 3.15.2.1).
-_RECEIPT_CODES: Final = frozenset({0x00, 0x10, 0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99})
-CLIENT_CODES: Final = {
-    4: _RECEIPT_CODES,
-    5: _RECEIPT_CODES,
-    6: frozenset({0x00, PACKET_ID_NOT_FOUND}),
-    7: frozenset({0x00, PACKET_ID_NOT_FOUND}),
-    14: frozenset(
-        {0x00, DISCONNECT_WITH_WILL, 0x80, 0x81, 0x82, 0x83, 0x90, 0x93, 0x94, 0x95, 0x96, 0x97, 0x98, 0x99}
-    ),
-    15: frozenset({CONTINUE_AUTHENTICATION, RE_AUTHENTICATE}),
-}

@@ -40,11 +40,17 @@ from iotmq.mqtt.client.events import (
     Unsubscribed,
 )
 from iotmq.mqtt.client.input import ReceivedMessage
-from iotmq.mqtt.client.server_packets import AUTH_CONTINUE, ServerAuth
+from iotmq.mqtt.client.server_packets import ServerAuth
 from iotmq.mqtt.client.session import ClientSession, OutgoingMessage
 from iotmq.mqtt.codec.packets import PROTOCOL_LEVEL_3_1
 from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties
-from iotmq.mqtt.reason_texts import reason_text
+from iotmq.mqtt.reason_codes import (
+    CONTINUE_AUTHENTICATION,
+    FIRST_ERROR,
+    SERVER_MOVED,
+    USE_ANOTHER_SERVER,
+    reason_text,
+)
 from iotmq.mqtt_client.address import Address, parse_references
 from iotmq.mqtt_client.connection import MqttConnection
 from iotmq.mqtt_client.errors import ServerRefusedError, error_of, is_final
@@ -57,8 +63,6 @@ from iotmq.mqtt_client.unread import UnreadMessages
 _STABLE_S: Final = 5.0
 # Filters in one SUBSCRIBE when a client subscribes again.
 _FILTERS_PER_PACKET: Final = 100
-_ANOTHER_SERVER: Final = 0x9C
-_SERVER_MOVED: Final = 0x9D
 
 
 class MqttClient:
@@ -221,7 +225,7 @@ class MqttClient:
         codes = await self._ask(lambda core: core.subscribe(subscriptions, properties))
         refused = []
         for (topic_filter, options), code in zip(subscriptions, codes, strict=True):
-            if code < 0x80:
+            if code < FIRST_ERROR:
                 self._subscriptions[topic_filter] = (options, properties)
             else:
                 refused.append(f"{topic_filter}: {reason_text(code)}")
@@ -340,7 +344,7 @@ class MqttClient:
         answer = self._send_question(connection, connection.core.subscribe(filters, properties))
         codes = await answer
         for (topic_filter, _options), code in zip(filters, codes, strict=True):
-            if code >= 0x80:
+            if code >= FIRST_ERROR:
                 self._say(f"{topic_filter}: {reason_text(code)}")
 
     async def _ask(self, send: Callable[[ClientConnection], int]) -> tuple[int, ...]:
@@ -428,7 +432,7 @@ class MqttClient:
 
     def _take_challenge(self, connection: MqttConnection, auth: ServerAuth) -> None:
         authenticator = self._authenticator
-        if authenticator is None or auth.code != AUTH_CONTINUE:
+        if authenticator is None or auth.code != CONTINUE_AUTHENTICATION:
             return
         try:
             data = authenticator.answer(auth.properties.authentication_data or b"")
@@ -445,10 +449,10 @@ class MqttClient:
         """Where the server sends us [section 4.11]; only the next try goes there when it is for a while."""
         references = parse_references(ending.properties.server_reference or "", self.settings.address)
         moved: Address = self.settings.address
-        if references and ending.code in (_ANOTHER_SERVER, _SERVER_MOVED):
+        if references and ending.code in (USE_ANOTHER_SERVER.v5_code, SERVER_MOVED.v5_code):
             moved = references[0]
             self._say(f"the server sends us to {moved}")
-        if ending.code == _SERVER_MOVED and references:
+        if ending.code == SERVER_MOVED.v5_code and references:
             self.settings = replace(self.settings, address=moved)
         self._address = moved
 

@@ -12,8 +12,8 @@ from typing import Final
 from iotmq import limits
 from iotmq.errors import ClientError
 from iotmq.mqtt.auth.saslprep import saslprep
+from iotmq.mqtt.auth.scram import METHOD, derive_keys, mask, sign
 
-METHOD: Final = "SCRAM-SHA-256"
 _NONCE_BYTES: Final = 18
 # No channel binding, in base64 as the second message has it.
 _GS2: Final = "n,,"
@@ -31,7 +31,7 @@ class ScramAuthenticator:
             name = saslprep(user_name)
         except ValueError as error:
             raise ClientError(f"the user name cannot be used with {METHOD}: {error}") from None
-        self._password = _prepared(password)
+        self._password = password
         self._nonce = nonce if nonce is not None else secrets.token_urlsafe(_NONCE_BYTES)
         escaped = name.replace("=", "=3D").replace(",", "=2C")
         self._first_bare = f"n={escaped},r={self._nonce}"
@@ -45,13 +45,11 @@ class ScramAuthenticator:
         """The proof for the server's salt."""
         server_first = _text(data)
         nonce, salt, iterations = self._challenge(server_first)
-        salted = hashlib.pbkdf2_hmac("sha256", self._password, salt, iterations)
-        client_key = hmac.digest(salted, b"Client Key", "sha256")
+        client_key, server_key = derive_keys(self._password, salt, iterations)
         without_proof = f"c={_BINDING},r={nonce}"
         signed = f"{self._first_bare},{server_first},{without_proof}".encode()
-        signature = hmac.digest(hashlib.sha256(client_key).digest(), signed, "sha256")
-        proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
-        self._signature = hmac.digest(hmac.digest(salted, b"Server Key", "sha256"), signed, "sha256")
+        proof = mask(client_key, sign(hashlib.sha256(client_key).digest(), signed))
+        self._signature = sign(server_key, signed)
         return f"{without_proof},p={base64.b64encode(proof).decode()}".encode()
 
     def finish(self, data: bytes) -> None:
@@ -80,14 +78,6 @@ class ScramAuthenticator:
         if not salt or not least <= iterations <= most:
             raise ClientError(f"the server asks for {number[:16]} iterations; {least} to {most} are allowed")
         return nonce, salt, iterations
-
-
-def _prepared(password: bytes) -> bytes:
-    """Its SASLprep form; bytes that have none are taken as they are, as servers do."""
-    try:
-        return saslprep(password.decode()).encode()
-    except ValueError:
-        return password
 
 
 def _text(data: bytes) -> str:

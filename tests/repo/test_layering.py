@@ -184,7 +184,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "transport", "sending", "consuming", "requests", "admin", "blocking",
     ),
     "mqtt": (
-        "reason_codes", "reason_texts", "errors", "topics", "codec", "auth", "server", "client",
+        "reason_codes", "errors", "topics", "codec", "auth", "server", "client",
     ),
     "mqtt_front": (
         "settings", "connection", "publish", "deliver", "access", "sessions", "listen", "metrics", "server",

@@ -14,12 +14,20 @@ from iotmq.errors import ConfigError
 from iotmq.mqtt.client.input import ReceivedMessage
 from iotmq.mqtt.client.session import OutgoingMessage
 from iotmq.mqtt.codec.packets import PROTOCOL_LEVEL_5
+from iotmq.mqtt.codec.subscription_options import (
+    SEND_NO_RETAINED,
+    SEND_RETAINED,
+    SEND_RETAINED_WHEN_NEW,
+    SubscriptionOptions,
+)
 from iotmq.mqtt.topics import topics
 from iotmq.mqtt_client.client import MqttClient
 
-_NO_LOCAL = 0x04
-_RETAIN_AS_PUBLISHED = 0x08
-_RETAIN_HANDLING = {"always": 0x00, "new": 0x10, "never": 0x20}
+_RETAIN_HANDLING = {
+    "always": SEND_RETAINED,
+    "new": SEND_RETAINED_WHEN_NEW,
+    "never": SEND_NO_RETAINED,
+}
 
 
 def subscribe(options: argparse.Namespace) -> int:
@@ -49,16 +57,18 @@ def _filters(options: argparse.Namespace, shared: SharedOptions) -> list[tuple[s
         for word in words:
             if not word or not topics.is_valid_filter(word):
                 raise ConfigError(f"{name} {word}: + stands alone in a level, # alone in the last one")
-    flags = _RETAIN_HANDLING[options.retain_handling]
-    flags |= _NO_LOCAL if options.no_local else 0
-    flags |= _RETAIN_AS_PUBLISHED if options.retain_as_published else 0
-    if flags and shared.settings.protocol_level != PROTOCOL_LEVEL_5:
+    asked = SubscriptionOptions(
+        options.qos,
+        options.no_local,
+        options.retain_as_published,
+        _RETAIN_HANDLING[options.retain_handling],
+    )
+    if any(asked[1:]) and shared.settings.protocol_level != PROTOCOL_LEVEL_5:
         raise ConfigError(
             "--no-local, --retain-as-published and --retain-handling are there with MQTT 5: leave -V away"
         )
-    return [
-        (word, options.qos | (flags & ~_NO_LOCAL if topics.is_shared(word) else flags)) for word in filters
-    ]
+    of_shared = asked._replace(no_local=False).encode()
+    return [(word, of_shared if topics.is_shared(word) else asked.encode()) for word in filters]
 
 
 async def _subscribe(

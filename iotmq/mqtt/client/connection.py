@@ -40,14 +40,18 @@ from iotmq.mqtt.codec.packets import PROTOCOL_LEVEL_3_1, PROTOCOL_LEVEL_5, Conne
 from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties
 from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.reason_codes import (
+    CONNECT_RETURN_CODES,
+    CONTINUE_AUTHENTICATION,
+    FIRST_ERROR,
     KEEP_ALIVE_TIMEOUT,
     MALFORMED_PACKET,
     PACKET_ID_NOT_FOUND,
     PROTOCOL_ERROR,
     RECEIVE_MAXIMUM_EXCEEDED,
+    UNSPECIFIED_ERROR,
     Reason,
+    reason_text,
 )
-from iotmq.mqtt.reason_texts import CONNECT_RETURN_CODES, reason_text
 from iotmq.mqtt.topics import topics
 
 AWAITING_CONNACK: Final = 0
@@ -128,9 +132,8 @@ class ClientConnection:
 
     def receive_eof(self, error: str = "") -> None:
         """The server closed its side, or the connection broke, with such an error."""
-        self._close(
-            Ending(0x80, f"the connection broke: {error}" if error else "the server closed the connection")
-        )
+        text = f"the connection broke: {error}" if error else "the server closed the connection"
+        self._close(Ending(UNSPECIFIED_ERROR.v5_code, text))
 
     def tick(self, now_s: float, *, is_reading: bool = True) -> None:
         """Do what is due: a PINGREQ, or the end of a connection whose server does not answer.
@@ -226,8 +229,8 @@ class ClientConnection:
             self._unanswered_2.discard(message.packet_id)
             self._output.acknowledge(packets.PUBREC, message.packet_id)
 
-    def authenticate(self, data: bytes | None, *, code: int = server_packets.AUTH_CONTINUE) -> None:
-        """The next step of enhanced authentication, or with AUTH_AGAIN the first of another round."""
+    def authenticate(self, data: bytes | None, *, code: int = CONTINUE_AUTHENTICATION) -> None:
+        """The next step of enhanced authentication, or with RE_AUTHENTICATE the first of another round."""
         method = self._connect.properties.authentication_method
         if method is None:
             raise ConnectionClosedError("CONNECT has named no authentication method")
@@ -399,7 +402,11 @@ class ClientConnection:
             self._resumed_count = min(self._resumed_count, len(self.session.received))
             reason = 0 if is_known or self._level != PROTOCOL_LEVEL_5 else PACKET_ID_NOT_FOUND
             self._output.acknowledge(packets.PUBCOMP, packet_id, reason)
-        elif packet_type == packets.PUBREC and code < 0x80 and packet_id not in self.session.publishing:
+        elif (
+            packet_type == packets.PUBREC
+            and code < FIRST_ERROR
+            and packet_id not in self.session.publishing
+        ):
             # Said again, or of what is not known any more.
             is_known = packet_id in self.session.releasing
             reason = 0 if is_known or self._level != PROTOCOL_LEVEL_5 else PACKET_ID_NOT_FOUND
@@ -422,7 +429,7 @@ class ClientConnection:
             self._end(self.session.releasing.pop(packet_id), code, told)
             return
         del self.session.publishing[packet_id]
-        if packet_type == packets.PUBACK or code >= 0x80:  # [MQTT-4.3.3-4]
+        if packet_type == packets.PUBACK or code >= FIRST_ERROR:  # [MQTT-4.3.3-4]
             self._end(message, code, told)
             return
         self.session.releasing[packet_id] = message
@@ -431,7 +438,7 @@ class ClientConnection:
     def _end(self, message: OutgoingMessage, code: int, told: Properties) -> None:
         """A message is done."""
         self._in_flight.discard(message.packet_id)
-        code = code if code >= 0x80 else 0
+        code = code if code >= FIRST_ERROR else 0
         self._events.append(
             Acknowledged(message.token, code, _with_reason(reason_text(code), told) if code else "")
         )

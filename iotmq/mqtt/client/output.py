@@ -10,6 +10,7 @@ from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.framing import append_publish, decode_variable_integer, encode_variable_integer
 from iotmq.mqtt.codec.packets import PROTOCOL_LEVEL_5
 from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties, encode_properties
+from iotmq.mqtt.reason_codes import PACKET_TOO_LARGE, QOS_NOT_SUPPORTED, RETAIN_NOT_SUPPORTED
 from iotmq.mqtt.topics.topic_aliases import OutboundAliases
 
 _TOPIC_ALIAS: Final = 0x23
@@ -77,16 +78,16 @@ class ClientOutput:
     def refusal(self, message: OutgoingMessage, granted: Granted) -> tuple[int, str] | None:
         """Why a message cannot be sent to a server that grants this: reason code and words."""
         if message.qos > granted.qos_max:  # [MQTT-3.2.2-11]
-            return 0x9B, f"the server takes QoS {granted.qos_max} at most"
+            return QOS_NOT_SUPPORTED, f"the server takes QoS {granted.qos_max} at most"
         if message.retain and not granted.has_retain:  # [MQTT-3.2.2-14]
-            return 0x9A, "the server does not retain messages"
+            return RETAIN_NOT_SUPPORTED, "the server does not retain messages"
         size = len(message.payload) + len(message.topic) + 4 + _HEADER_BYTES_MAX
         if self._is_v5:
             size += len(self._encoded(message.properties))
         if size > granted.packet_bytes_max and self._exact_size(message) > granted.packet_bytes_max:
             # [MQTT-3.2.2-15]
             return (
-                0x95,
+                PACKET_TOO_LARGE.v5_code,
                 f"a packet of {self._exact_size(message)} bytes; the server takes {granted.packet_bytes_max}",
             )
         return None

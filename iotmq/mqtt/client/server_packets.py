@@ -6,18 +6,21 @@ the limits of records do not hold here: those of the packet do.
 
 from __future__ import annotations
 
-from typing import ClassVar, Final, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.packet_reader import PacketReader
 from iotmq.mqtt.codec.packets import PROTOCOL_LEVEL_5, REMAINING_LENGTH_MAX
 from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties, read_properties
 from iotmq.mqtt.errors import MqttProtocolError
-from iotmq.mqtt.reason_codes import MALFORMED_PACKET, PROTOCOL_ERROR
-
-AUTH_SUCCESS: Final = 0x00
-AUTH_CONTINUE: Final = 0x18
-AUTH_AGAIN: Final = 0x19
+from iotmq.mqtt.reason_codes import (
+    CONTINUE_AUTHENTICATION,
+    FIRST_ERROR,
+    MALFORMED_PACKET,
+    PROTOCOL_ERROR,
+    RE_AUTHENTICATE,
+)
+from iotmq.mqtt.topics import topics
 
 
 class Connack(NamedTuple):
@@ -67,14 +70,7 @@ class ServerPacketReader(PacketReader):
     __slots__ = ()
 
     def value(self, what: str) -> str:
-        raw = self.binary()
-        try:
-            text = raw.decode("utf-8")
-        except UnicodeDecodeError as error:  # [MQTT-1.5.4-1]
-            raise MqttProtocolError(MALFORMED_PACKET, f"{what} is not UTF-8 (byte {error.start})") from None
-        if "\0" in text:  # [MQTT-1.5.4-2]
-            raise MqttProtocolError(MALFORMED_PACKET, f"{what} has a NUL")
-        return text
+        return topics.decode_any_text(self.binary(), what=what)
 
 
 def decode_connack(body: bytes, level: int) -> Connack:
@@ -88,26 +84,18 @@ def decode_connack(body: bytes, level: int) -> Connack:
     # A server that does not know MQTT 5 answers in its own version.
     has_properties = level == PROTOCOL_LEVEL_5 and not reader.is_at_end
     properties = read_properties(reader, packets.CONNACK) if has_properties else NO_PROPERTIES
-    _check_end(reader)
+    reader.check_end()
     return Connack(bool(flags), code, properties)
-
-
-_RECEIPTS: Final = {
-    packets.PUBACK: "PUBACK",
-    packets.PUBREC: "PUBREC",
-    packets.PUBREL: "PUBREL",
-    packets.PUBCOMP: "PUBCOMP",
-}
 
 
 def decode_receipt(packet_type: int, body: bytes, level: int) -> Receipt:
     """PUBACK, PUBREC, PUBREL or PUBCOMP."""
-    reader = ServerPacketReader(body, _RECEIPTS[packet_type])
+    reader = ServerPacketReader(body, packets.RECEIPT_NAMES[packet_type])
     packet_id = reader.packet_id()
     if level != PROTOCOL_LEVEL_5:
-        _check_end(reader)
+        reader.check_end()
         return Receipt(packet_id)
-    return Receipt(packet_id, *_read_reason(reader, packet_type))
+    return Receipt(packet_id, *packets.read_reason(reader, packet_type))
 
 
 def decode_suback(body: bytes, level: int) -> Answers:
@@ -116,7 +104,7 @@ def decode_suback(body: bytes, level: int) -> Answers:
     packet_id = reader.packet_id()
     properties = read_properties(reader, packets.SUBACK) if level == PROTOCOL_LEVEL_5 else NO_PROPERTIES
     codes = tuple(reader.rest())
-    if any(2 < code < 0x80 for code in codes):  # [MQTT-3.9.3-2]
+    if any(2 < code < FIRST_ERROR for code in codes):  # [MQTT-3.9.3-2]
         raise MqttProtocolError(MALFORMED_PACKET, "SUBACK has a code that is reserved")
     return Answers(packet_id, codes, properties)
 
@@ -126,7 +114,7 @@ def decode_unsuback(body: bytes, level: int) -> Answers:
     reader = ServerPacketReader(body, "UNSUBACK")
     packet_id = reader.packet_id()
     if level != PROTOCOL_LEVEL_5:
-        _check_end(reader)
+        reader.check_end()
         return Answers(packet_id, ())
     properties = read_properties(reader, packets.UNSUBACK)
     return Answers(packet_id, tuple(reader.rest()), properties)
@@ -134,25 +122,14 @@ def decode_unsuback(body: bytes, level: int) -> Answers:
 
 def decode_server_disconnect(body: bytes) -> ServerDisconnect:
     """Why the server ends the connection."""
-    return ServerDisconnect(*_read_reason(ServerPacketReader(body, "DISCONNECT"), packets.DISCONNECT))
+    return ServerDisconnect(*packets.read_reason(ServerPacketReader(body, "DISCONNECT"), packets.DISCONNECT))
 
 
 def decode_server_auth(body: bytes) -> ServerAuth:
     """The server's part of enhanced authentication."""
-    code, properties = _read_reason(ServerPacketReader(body, "AUTH"), packets.AUTH)
-    if code not in (AUTH_SUCCESS, AUTH_CONTINUE, AUTH_AGAIN):  # [MQTT-3.15.2-1]
-        raise MqttProtocolError(PROTOCOL_ERROR, f"AUTH has reason code {code:#x}")
-    return ServerAuth(code, properties)
-
-
-def _read_reason(reader: PacketReader, packet_type: int) -> tuple[int, Properties]:
-    """Reason code and properties, both of which may be left out."""
-    code = 0 if reader.is_at_end else reader.u8()
-    properties = NO_PROPERTIES if reader.is_at_end else read_properties(reader, packet_type)
-    _check_end(reader)
-    return code, properties
-
-
-def _check_end(reader: PacketReader) -> None:
-    if not reader.is_at_end:
-        raise MqttProtocolError(MALFORMED_PACKET, f"{reader.packet} has bytes behind its last field")
+    # [MQTT-3.15.2-1]
+    return ServerAuth(
+        *packets.read_reason(
+            ServerPacketReader(body, "AUTH"), packets.AUTH, {0x00, CONTINUE_AUTHENTICATION, RE_AUTHENTICATE}
+        )
+    )

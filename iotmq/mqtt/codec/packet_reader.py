@@ -34,6 +34,11 @@ class PacketReader:
     def is_at_end(self) -> bool:
         return self._at == self._end
 
+    def check_end(self) -> None:
+        """Raise MqttProtocolError for bytes that no field has taken."""
+        if not self.is_at_end:
+            raise MqttProtocolError(MALFORMED_PACKET, f"{self.packet} has bytes behind its last field")
+
     def take(self, size: int) -> bytes:
         end = self._at + size
         if end > self._end:

@@ -1,5 +1,7 @@
-"""Control packet types and connection states as the compiled core has them (iotmq.mqtt.codec.packets for
-people)."""
+"""Control packet types, property identifiers, subscription options and connection states for the compiled core.
+
+For people: iotmq.mqtt.codec.packets, properties and subscription_options.
+"""
 
 
 cdef enum:
@@ -26,3 +28,18 @@ cdef enum:
     STATE_CONNECTED = 2
     STATE_CLOSED = 3
     STATE_AUTHENTICATING = 4
+
+cdef enum:      # properties of a PUBLISH
+    PAYLOAD_FORMAT = 0x01
+    MESSAGE_EXPIRY = 0x02
+    CONTENT_TYPE = 0x03
+    RESPONSE_TOPIC = 0x08
+    CORRELATION_DATA = 0x09
+    SUBSCRIPTION_IDENTIFIER = 0x0B
+    TOPIC_ALIAS = 0x23
+    USER_PROPERTY = 0x26
+
+cdef enum:      # options of a subscription
+    OPTIONS_QOS = 0x03
+    NO_LOCAL = 0x04
+    RETAIN_AS_PUBLISHED = 0x08

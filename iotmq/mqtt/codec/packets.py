@@ -7,7 +7,7 @@ differ, a function takes the protocol level: 3, 4 or 5.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Final, NamedTuple
 
 from iotmq import limits
@@ -22,6 +22,7 @@ from iotmq.mqtt.codec.properties import (
     write_binary,
     write_text,
 )
+from iotmq.mqtt.codec.subscription_options import NO_LOCAL, RETAIN_AS_PUBLISHED, SubscriptionOptions
 from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.reason_codes import (
     CLIENT_CODES,
@@ -156,8 +157,7 @@ def decode_connect(body: bytes) -> Connect:
     user_name = topics.decode_text(reader.binary(), what="user name") if has_user_name else None
     has_password = bool(flags & 0x40) and not (is_lenient and reader.is_at_end)
     password = reader.binary() if has_password else None
-    if not reader.is_at_end:
-        raise MqttProtocolError(MALFORMED_PACKET, "CONNECT has bytes behind its last field")
+    reader.check_end()
     return Connect(
         client_id, bool(flags & 0x02), keep_alive_s, will, user_name, password, level, properties, is_bridge
     )
@@ -232,7 +232,7 @@ def decode_subscribe(body: bytes, level: int = PROTOCOL_LEVEL_3_1_1, *, is_bridg
         options = reader.u8()
         _check_options(topic_filter, options, level)
         if is_bridge:
-            options |= 8 if topic_filter.startswith("$share/") else 12
+            options |= RETAIN_AS_PUBLISHED | (0 if topics.is_shared(topic_filter) else NO_LOCAL)
         subscriptions.append((topic_filter, options))
         _check_filter_count(len(subscriptions))
     if not subscriptions:
@@ -247,9 +247,10 @@ def _check_options(topic_filter: str, options: int, level: int) -> None:
         raise MqttProtocolError(
             PROTOCOL_ERROR if is_quality else MALFORMED_PACKET, f"SUBSCRIBE has options {options:#x}"
         )
-    if options >> 4 == 3:
+    asked = SubscriptionOptions.decode(options)
+    if asked.retain_handling == 3:
         raise MqttProtocolError(PROTOCOL_ERROR, "SUBSCRIBE has retain handling 3")
-    if options & 4 and topic_filter.startswith("$share/"):  # [MQTT-3.8.3-4]
+    if asked.no_local and topics.is_shared(topic_filter):  # [MQTT-3.8.3-4]
         raise MqttProtocolError(PROTOCOL_ERROR, "SUBSCRIBE has no-local on a shared subscription")
 
 
@@ -268,27 +269,20 @@ def decode_unsubscribe(body: bytes, level: int = PROTOCOL_LEVEL_3_1_1) -> Unsubs
     return Unsubscribe(packet_id, tuple(filters))
 
 
-_NAMES: Final = {
-    PUBACK: "PUBACK",
-    PUBREC: "PUBREC",
-    PUBREL: "PUBREL",
-    PUBCOMP: "PUBCOMP",
-    DISCONNECT: "DISCONNECT",
-    AUTH: "AUTH",
-}
+RECEIPT_NAMES: Final = {PUBACK: "PUBACK", PUBREC: "PUBREC", PUBREL: "PUBREL", PUBCOMP: "PUBCOMP"}
 
 
 def decode_acknowledgement(packet_type: int, body: bytes) -> tuple[int, int]:
     """(packet id, reason code) of an MQTT 5 PUBACK, PUBREC, PUBREL or PUBCOMP."""
-    reader = PacketReader(body, _NAMES[packet_type])
+    reader = PacketReader(body, RECEIPT_NAMES[packet_type])
     packet_id = reader.packet_id()
-    return packet_id, _read_reason(reader, packet_type)[0]
+    return packet_id, read_reason(reader, packet_type, CLIENT_CODES[packet_type])[0]
 
 
 def decode_disconnect(body: bytes) -> Disconnect:
     """An MQTT 5 DISCONNECT from a client."""
     reader = PacketReader(body, "DISCONNECT")
-    code, properties = _read_reason(reader, DISCONNECT)
+    code, properties = read_reason(reader, DISCONNECT, CLIENT_CODES[DISCONNECT])
     if properties.server_reference is not None:
         raise MqttProtocolError(PROTOCOL_ERROR, "DISCONNECT of a client has a server reference")
     return Disconnect(code, properties.session_expiry_s)
@@ -296,20 +290,21 @@ def decode_disconnect(body: bytes) -> Disconnect:
 
 def decode_auth(body: bytes) -> Auth:
     """An MQTT 5 AUTH from a client; it has a method in any case [section 3.15.2.2.2]."""
-    code, properties = _read_reason(PacketReader(body, "AUTH"), AUTH)
+    code, properties = read_reason(PacketReader(body, "AUTH"), AUTH, CLIENT_CODES[AUTH])
     if properties.authentication_method is None:
         raise MqttProtocolError(PROTOCOL_ERROR, "AUTH has no authentication method")
     return Auth(code, properties.authentication_method, properties.authentication_data)
 
 
-def _read_reason(reader: PacketReader, packet_type: int) -> tuple[int, Properties]:
-    """The reason code and the properties at the end of a packet, both of which may be left out."""
+def read_reason(
+    reader: PacketReader, packet_type: int, allowed: Set[int] | None = None
+) -> tuple[int, Properties]:
+    """Read the reason code, one of `allowed`, and the properties at a packet's end; both may be left out."""
     code = 0 if reader.is_at_end else reader.u8()
-    if code not in CLIENT_CODES[packet_type]:
+    if allowed is not None and code not in allowed:
         raise MqttProtocolError(PROTOCOL_ERROR, f"{reader.packet} has reason code {code:#x}")
     properties = NO_PROPERTIES if reader.is_at_end else read_properties(reader, packet_type)
-    if not reader.is_at_end:
-        raise MqttProtocolError(MALFORMED_PACKET, f"{reader.packet} has bytes behind its properties")
+    reader.check_end()
     return code, properties
 
 

@@ -1,5 +1,7 @@
 from libc.stdint cimport uint8_t, uint16_t, uint32_t
 
+from iotmq.mqtt.codec.packet_types cimport MESSAGE_EXPIRY, PAYLOAD_FORMAT, TOPIC_ALIAS, USER_PROPERTY
+
 
 cdef struct PublishProperties:
     # Those of one PUBLISH from a device, as they lie in the packet; NULL or 0 where one is absent.
@@ -29,13 +31,13 @@ cdef inline const uint8_t* next_user_property(const uint8_t* at, const uint8_t* 
     while at < end:
         identifier = at[0]
         at += 1
-        if identifier == 0x26:
+        if identifier == USER_PROPERTY:
             return at
-        if identifier == 0x01:
+        if identifier == PAYLOAD_FORMAT:
             at += 1
-        elif identifier == 0x02:
+        elif identifier == MESSAGE_EXPIRY:
             at += 4
-        elif identifier == 0x23:
+        elif identifier == TOPIC_ALIAS:
             at += 2
         else:
             at += 2 + (at[0] << 8 | at[1])

@@ -9,6 +9,10 @@ from libc.string cimport memchr, memset
 
 from iotmq.message.layout cimport get_u16, get_u32
 from iotmq.mqtt.codec.framing cimport read_variable_integer
+from iotmq.mqtt.codec.packet_types cimport (
+    CONTENT_TYPE, CORRELATION_DATA, MESSAGE_EXPIRY, PAYLOAD_FORMAT, RESPONSE_TOPIC, SUBSCRIPTION_IDENTIFIER, TOPIC_ALIAS,
+    USER_PROPERTY,
+)
 from iotmq.mqtt.codec.text_values cimport is_text_value
 
 from iotmq import limits
@@ -17,16 +21,6 @@ from iotmq.mqtt.reason_codes import MALFORMED_PACKET, PROTOCOL_ERROR, QUOTA_EXCE
 
 cdef uint32_t PROPERTIES_BYTES_MAX = limits.MQTT_PROPERTIES_BYTES_MAX
 cdef uint32_t USER_PROPERTIES_MAX = limits.MQTT_USER_PROPERTIES_MAX
-
-cdef enum:
-    PAYLOAD_FORMAT = 0x01
-    EXPIRY = 0x02
-    CONTENT_TYPE = 0x03
-    RESPONSE_TOPIC = 0x08
-    CORRELATION_DATA = 0x09
-    SUBSCRIPTION_IDENTIFIER = 0x0B
-    TOPIC_ALIAS = 0x23
-    USER_PROPERTY = 0x26
 
 
 cdef Py_ssize_t read_publish_properties(const uint8_t* body, Py_ssize_t size, PublishProperties* found) except -1:
@@ -73,7 +67,7 @@ cdef int _read_all(PublishProperties* found) except -1:
             found.has_payload_format = True
             found.payload_format = at[0]
             at += 1
-        elif identifier == EXPIRY:
+        elif identifier == MESSAGE_EXPIRY:
             _need(end - at, 4)
             _check_once(found.has_expiry, "a message expiry interval")
             found.has_expiry = True

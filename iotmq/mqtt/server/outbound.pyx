@@ -16,8 +16,8 @@ from iotmq.message.layout cimport put_u16, put_u32
 from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer, append, release, reserve
 from iotmq.mqtt.codec.framing cimport put_publish_head, put_variable_integer, variable_integer_size
 from iotmq.mqtt.codec.packet_types cimport (
-    LEVEL_5, PACKET_PUBACK, PACKET_PUBCOMP, PACKET_PUBLISH, PACKET_PUBREC, PACKET_PUBREL, STATE_CLOSED,
-    STATE_CONNECTED,
+    LEVEL_5, PACKET_PUBACK, PACKET_PUBCOMP, PACKET_PUBREC, PACKET_PUBREL, STATE_CLOSED, STATE_CONNECTED,
+    SUBSCRIPTION_IDENTIFIER, TOPIC_ALIAS,
 )
 from iotmq.mqtt.server.in_flight cimport (
     AWAITS_NOTHING,
@@ -35,8 +35,6 @@ from iotmq.mqtt.codec import packets
 from iotmq.mqtt.errors import MqttProtocolError
 
 cdef enum:
-    SUBSCRIPTION_IDENTIFIER = 0x0B
-    TOPIC_ALIAS = 0x23
     IDENTIFIERS_MAX = 16    # that `deliver_message` takes
 
 cdef struct QueuedPacket:

@@ -36,14 +36,7 @@ def decode_text(raw: bytes, *, what: str) -> str:
 
     Raises MqttProtocolError: ill-formed UTF-8 or a surrogate [MQTT-1.5.3-1], or a control character.
     """
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise MqttProtocolError(MALFORMED_PACKET, f"{what} is not UTF-8 (byte {error.start})") from None
-    # In UTF-8 no other character has these bytes; a packet may have a megabyte of text.
-    if len(raw.translate(None, _CONTROLS)) != len(raw):
-        raise MqttProtocolError(MALFORMED_PACKET, f"{what} has a control character")
-    return text
+    return _decode(raw, _CONTROLS, what, "a control character")
 
 
 def is_text(raw: bytes) -> bool:
@@ -54,21 +47,27 @@ def is_text(raw: bytes) -> bool:
         return False
 
 
-# What separates the properties of a stored record can be in none of its values.
-_FORBIDDEN_IN_VALUES: Final = b"\0\x01\x02"
+def decode_any_text(raw: bytes, *, what: str) -> str:
+    """All that the specification calls text; raises as `decode_text` does [MQTT-1.5.4-1, -2]."""
+    return _decode(raw, b"\0", what, "a NUL")
 
 
 def decode_value(raw: bytes, *, what: str) -> str:
     """UTF-8 text that is a value for somebody else, such as a user property: all but NUL, U+0001 and U+0002.
 
-    Raises MqttProtocolError as `decode_text` does.
+    Those two separate the properties of a stored record. Raises MqttProtocolError as `decode_text` does.
     """
+    return _decode(raw, b"\0\x01\x02", what, "a NUL or another separator")
+
+
+def _decode(raw: bytes, forbidden: bytes, what: str, named: str) -> str:
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise MqttProtocolError(MALFORMED_PACKET, f"{what} is not UTF-8 (byte {error.start})") from None
-    if len(raw.translate(None, _FORBIDDEN_IN_VALUES)) != len(raw):
-        raise MqttProtocolError(MALFORMED_PACKET, f"{what} has a NUL or another separator")
+    # In UTF-8 no other character has these bytes; a packet may have a megabyte of text.
+    if len(raw.translate(None, forbidden)) != len(raw):
+        raise MqttProtocolError(MALFORMED_PACKET, f"{what} has {named}")
     return text
 
 

@@ -14,6 +14,7 @@ from iotmq import limits
 from iotmq.errors import ConfigError
 from iotmq.metrics import Metric, samples
 from iotmq.mqtt.auth.saslprep import saslprep
+from iotmq.mqtt.auth.scram import METHOD
 from iotmq.mqtt.reason_codes import BAD_USER_NAME_OR_PASSWORD, NOT_AUTHORIZED, SERVER_BUSY
 from iotmq.mqtt_front.access import scram, users_file
 from iotmq.mqtt_front.access.authenticator import Accepted, Credentials, Question, Refused
@@ -29,7 +30,7 @@ _log: Final = logging.getLogger("iotmq.mqtt")
 class FileAuthenticator:
     """The users in force (authenticator.Authenticator)."""
 
-    methods: Final = (scram.METHOD,)
+    methods: Final = (METHOD,)
 
     def __init__(self, settings: AuthenticationSettings, loop: asyncio.AbstractEventLoop) -> None:
         """ConfigError when the file is missing or breaks a rule: nobody would be let in, or the wrong."""
@@ -99,7 +100,7 @@ class FileAuthenticator:
             done(Refused(SERVER_BUSY, "busy", detail))
 
     def exchange(self, method: str) -> _Exchange:
-        assert method == scram.METHOD, "there is one method"
+        assert method == METHOD, "there is one method"
         return _Exchange(self)
 
     def metrics(self) -> Iterable[Metric]:

@@ -22,8 +22,8 @@ from typing import Final, NamedTuple
 
 from iotmq import limits
 from iotmq.mqtt.auth.saslprep import saslprep
+from iotmq.mqtt.auth.scram import METHOD, derive_keys, mask, sign
 
-METHOD: Final = "SCRAM-SHA-256"
 SALT_BYTES: Final = 16
 _SALT_BYTES_MIN: Final = 8
 _KEY_BYTES: Final = 32
@@ -73,9 +73,8 @@ def parse_verifier(text: str) -> Verifier:
 def make_verifier(password: bytes, *, iterations: int, salt: bytes | None = None) -> Verifier:
     """What to keep of a password. It takes milliseconds, and lets other threads run meanwhile."""
     salt = secrets.token_bytes(SALT_BYTES) if salt is None else salt
-    salted = hashlib.pbkdf2_hmac("sha256", prepared_password(password), salt, iterations)
-    stored_key = hashlib.sha256(_hmac(salted, b"Client Key")).digest()
-    return Verifier(iterations, salt, stored_key, _hmac(salted, b"Server Key"))
+    client_key, server_key = derive_keys(password, salt, iterations)
+    return Verifier(iterations, salt, hashlib.sha256(client_key).digest(), server_key)
 
 
 def is_password_of(verifier: Verifier, password: bytes) -> bool:
@@ -89,14 +88,6 @@ def can_be_password(password: bytes) -> bool:
     return 0 < len(password) <= limits.MQTT_PASSWORD_BYTES_MAX and b"\0" not in password
 
 
-def prepared_password(password: bytes) -> bytes:
-    """The password in its SASLprep form; bytes that have none are taken as they are, as PostgreSQL does."""
-    try:
-        return saslprep(password.decode()).encode()
-    except ValueError:
-        return password
-
-
 class UnknownUsers:
     """Verifiers for users who are not there, which no password proves."""
 
@@ -105,7 +96,7 @@ class UnknownUsers:
         self._secret = hashlib.sha256(secret).digest() if secret else secrets.token_bytes(_KEY_BYTES)
 
     def verifier(self, name: str, *, iterations: int) -> Verifier:
-        salt = _hmac(self._secret, name.encode())[:SALT_BYTES]
+        salt = sign(self._secret, name.encode())[:SALT_BYTES]
         return Verifier(iterations, salt, secrets.token_bytes(_KEY_BYTES), secrets.token_bytes(_KEY_BYTES))
 
 
@@ -173,11 +164,10 @@ class ScramExchange:
         if len(proof) != _KEY_BYTES:
             raise ScramError(f"the client's proof has {len(proof)} bytes")
         signed = f"{self._first_bare},{self._server_first},{without_proof}".encode()
-        signature = _hmac(verifier.stored_key, signed)
-        client_key = bytes(a ^ b for a, b in zip(proof, signature, strict=True))
+        client_key = mask(proof, sign(verifier.stored_key, signed))
         if not hmac.compare_digest(hashlib.sha256(client_key).digest(), verifier.stored_key):
             raise ScramError("the client's proof is wrong")
-        return b"v=" + base64.b64encode(_hmac(verifier.server_key, signed))
+        return b"v=" + base64.b64encode(sign(verifier.server_key, signed))
 
 
 def _name(escaped: str) -> str:
@@ -214,7 +204,3 @@ def _from_base64(text: str) -> bytes:
     if base64.b64encode(data).decode() != text:
         raise ValueError(f"{text[:16]!a} is not base64 in its usual form")
     return data
-
-
-def _hmac(key: bytes, data: bytes) -> bytes:
-    return hmac.digest(key, data, "sha256")

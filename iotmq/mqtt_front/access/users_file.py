@@ -24,7 +24,8 @@ from typing import Final
 from iotmq import limits
 from iotmq.errors import IotmqError
 from iotmq.mqtt.auth.saslprep import saslprep
-from iotmq.mqtt_front.access.scram import METHOD, Verifier, parse_verifier
+from iotmq.mqtt.auth.scram import METHOD
+from iotmq.mqtt_front.access.scram import Verifier, parse_verifier
 from iotmq.store.files.private_file import write_private
 
 _log: Final = logging.getLogger("iotmq.mqtt")

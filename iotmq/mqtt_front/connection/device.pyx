@@ -18,6 +18,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
 from iotmq.mqtt.codec.packet_types cimport (
+    NO_LOCAL, OPTIONS_QOS, RETAIN_AS_PUBLISHED,
     LEVEL_5,
     STATE_AUTHENTICATING,
     STATE_CLOSED,
@@ -43,8 +44,6 @@ from iotmq.supervised import FAILURES
 cdef double ANSWER_TIMEOUT_S = MQTT_ANSWER_TIMEOUT_S
 
 cdef enum:
-    NO_LOCAL = 4                    # of the options of a subscription [section 3.8.3.1]
-    RETAIN_AS_PUBLISHED = 8
     UNREAD_BYTES_MAX = 256 * 1024   # answers a device may leave unread before it is not read either
     READ_BYTES_MIN = 1024
     READ_SIZES = 9                  # 1 KiB to 256 KiB
@@ -514,7 +513,7 @@ cdef class Device(ServerConnection):
             return False
         if options & NO_LOCAL and message.is_from(self.client_id_utf8, len(self.client_id_utf8)):   # [MQTT-3.8.3-3]
             return False
-        delivery.qos = <uint8_t>min(message.qos, <int>(options & 3))
+        delivery.qos = <uint8_t>min(message.qos, <int>(options & OPTIONS_QOS))
         delivery.is_retained = message.is_retained and options & RETAIN_AS_PUBLISHED
         delivery.is_duplicate = False
         delivery.identifiers = identifiers

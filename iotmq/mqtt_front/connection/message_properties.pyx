@@ -11,6 +11,9 @@ from libc.string cimport memchr, memcmp, memcpy
 
 from iotmq.message.layout cimport get_u16, put_u16
 from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer, append, reserve
+from iotmq.mqtt.codec.packet_types cimport (
+    CONTENT_TYPE, CORRELATION_DATA, PAYLOAD_FORMAT, RESPONSE_TOPIC, USER_PROPERTY,
+)
 from iotmq.mqtt.codec.publish_properties cimport PublishProperties, next_user_property
 from iotmq.mqtt.codec.text_values cimport is_text_value
 
@@ -19,11 +22,6 @@ from iotmq.message import properties as names
 cdef enum:
     NAME_END = 1
     PROPERTY_END = 2
-    PAYLOAD_FORMAT = 0x01
-    CONTENT_TYPE = 0x03
-    RESPONSE_TOPIC = 0x08
-    CORRELATION_DATA = 0x09
-    USER_PROPERTY = 0x26
 
 cdef bytes _TTL = names.TIME_TO_LIVE_MS.encode() + b"\x01"
 cdef bytes _PAYLOAD_FORMAT = names.MQTT_PAYLOAD_FORMAT.encode() + b"\x01"

@@ -7,6 +7,7 @@ from libc.string cimport memchr, memcmp, memset
 from iotmq.message.layout cimport SYS_FLAG_COMPRESSED, put_u32
 from iotmq.message.record cimport RecordParts
 from iotmq.mqtt.codec.byte_buffer cimport reserve
+from iotmq.mqtt.codec.packet_types cimport MESSAGE_EXPIRY
 from iotmq.mqtt_front.connection.message_properties cimport append_publish_properties
 
 from iotmq.message import properties as names
@@ -15,7 +16,6 @@ from iotmq.message.errors import MessageFormatError
 
 cdef enum:
     PROPERTY_END = 2
-    MESSAGE_EXPIRY = 0x02
     EXPIRY_PROPERTY_BYTES = 5
 
 cdef bytes _TOPIC = names.MQTT_TOPIC.encode() + b"\x01"

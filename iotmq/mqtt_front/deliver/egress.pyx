@@ -13,7 +13,7 @@ from libc.stdlib cimport free, realloc
 
 from iotmq.message.layout cimport get_u32
 from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
-from iotmq.mqtt.codec.packet_types cimport STATE_CONNECTED
+from iotmq.mqtt.codec.packet_types cimport NO_LOCAL, OPTIONS_QOS, STATE_CONNECTED
 from iotmq.mqtt.server.outbound cimport DeliveryOptions
 from iotmq.mqtt_front.connection.device cimport CONGESTED_EGRESS, Device, DeviceGroup
 from iotmq.mqtt_front.connection.outgoing cimport OutgoingMessage
@@ -29,7 +29,6 @@ SLICE_S = 0.008
 
 cdef enum:
     LOOK_AFTER = 256    # subscribers served before the clock is looked at again
-    NO_LOCAL = 4        # of the options of a subscription [section 3.8.3.1]
 
 
 cdef struct LocalSubscriber:
@@ -311,7 +310,9 @@ cdef class Egress:
         former = self._gathered.get(device)
         cdef list identifiers = None if former is None else former[1]
         if former is not None:
-            options = max(options & 3, <uint8_t>former[0] & 3) | ((options | <uint8_t>former[0]) & ~3)
+            options = max(options & OPTIONS_QOS, <uint8_t>former[0] & OPTIONS_QOS) | (
+                (options | <uint8_t>former[0]) & ~OPTIONS_QOS
+            )
         if entry.identifier:
             if identifiers is None:
                 identifiers = []

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import iotmq
 from iotmq.message.properties import MQTT_QOS, MQTT_TOPIC, encode_properties
 from iotmq.message.record import encode_record
+from iotmq.mqtt.codec.subscription_options import QOS
 from iotmq.mqtt.topics import topics
 from iotmq.mqtt.topics.filters import FilterIndex
 from iotmq.mqtt_front.connection.device import Device
@@ -204,7 +205,7 @@ def _new_index() -> FilterIndex:
 
 
 def _qos(options: int) -> int:
-    return options & 3
+    return options & QOS
 
 
 def _record(topic: str, text: str) -> bytes:

@@ -8,6 +8,7 @@ from typing import Final
 
 from iotmq import limits
 from iotmq.errors import ConfigError
+from iotmq.mqtt.codec.subscription_options import NO_LOCAL, SubscriptionOptions
 from iotmq.mqtt.topics import topics
 from iotmq.mqtt_front.publish.device_names import CLIENT_ID, USER_NAME, DeviceNames, has_names, with_names
 from iotmq.mqtt_front.settings.topics import AutoSubscriptionSettings
@@ -53,13 +54,9 @@ class AutoSubscriptions:
 
 
 def _options(settings: AutoSubscriptionSettings) -> int:
-    """The byte of MQTT 5 section 3.8.3.1."""
-    return (
-        settings.qos
-        | settings.no_local << 2
-        | settings.retain_as_published << 3
-        | settings.retain_handling << 4
-    )
+    return SubscriptionOptions(
+        settings.qos, settings.no_local, settings.retain_as_published, settings.retain_handling
+    ).encode()
 
 
 def _check(topic_filter: str, options: int, where: str) -> None:
@@ -67,7 +64,7 @@ def _check(topic_filter: str, options: int, where: str) -> None:
     try:
         if topics.is_shared(plain):
             topics.split_shared(plain)
-            if options & 4:
+            if options & NO_LOCAL:
                 raise ValueError("no_local is not for shared subscriptions")
         if topics.is_exclusive(plain):
             topics.split_exclusive(plain)

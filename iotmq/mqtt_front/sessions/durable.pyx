@@ -15,7 +15,7 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t
 
 from iotmq.message.layout cimport get_u32
 from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
-from iotmq.mqtt.codec.packet_types cimport STATE_CONNECTED
+from iotmq.mqtt.codec.packet_types cimport OPTIONS_QOS, STATE_CONNECTED
 from iotmq.mqtt.server.outbound cimport DeliveryOptions
 from iotmq.mqtt_front.connection.device cimport Device, DeviceGroup
 from iotmq.mqtt_front.connection.held_message cimport HeldMessage, MessageCopy
@@ -403,7 +403,7 @@ cdef class DurableSession(KeptSession):
         cdef int wanted = READ_RECORDS_MAX
         if is_replay(subscription, subscription.next_position):
             wanted = self.egress.replay_records_max
-        if subscription.options & 3 and not self._repeated and not self._done:
+        if subscription.options & OPTIONS_QOS and not self._repeated and not self._done:
             wanted = min(wanted, max(READ_RECORDS_MIN, self.device.room_count()))
         return wanted
 

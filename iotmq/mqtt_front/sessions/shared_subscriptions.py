@@ -9,6 +9,7 @@ from typing import Final
 
 from iotmq.metrics import Metric, samples
 from iotmq.mqtt import reason_codes
+from iotmq.mqtt.codec.subscription_options import QOS
 from iotmq.mqtt.topics.topics import is_shared, split_shared
 from iotmq.mqtt_front.connection.device import Device, DeviceGroup
 from iotmq.mqtt_front.sessions.durable import DurableSession
@@ -56,7 +57,7 @@ class SharedSubscriptions:
             if isinstance(device.session, DurableSession):
                 options = _kept_options(options)
             wanted[topic_filter] = options
-            codes[topic_filter] = options & 3
+            codes[topic_filter] = options & QOS
         if not wanted:
             done(codes)
         elif isinstance(device.session, DurableSession):
@@ -175,7 +176,7 @@ class SharedSubscriptions:
 
 def _kept_options(options: int) -> int:
     """Options as in `ports.sessions`, for a session that is kept."""
-    return options & ~3 | min(options & 3, _KEPT_QOS_MAX)
+    return options & ~QOS | min(options & QOS, _KEPT_QOS_MAX)
 
 
 def _ignore(refused: Refused | None) -> None:

@@ -12,6 +12,14 @@ from typing import Final, NamedTuple
 from iotmq.limits import MQTT_SHARES_PER_SESSION_MAX, MQTT_WILDCARD_LEVELS_MAX
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec import packets
+from iotmq.mqtt.codec.subscription_options import (
+    NO_LOCAL,
+    QOS,
+    RETAIN_AS_PUBLISHED,
+    SEND_RETAINED,
+    SEND_RETAINED_WHEN_NEW,
+    SubscriptionOptions,
+)
 from iotmq.mqtt.topics.topics import is_exclusive, is_shared
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.deliver.egress import Egress
@@ -209,7 +217,7 @@ class Subscriptions:
             count += not is_known
             former = granted.filters.get(topic_filter, known.get(topic_filter, 0))
             options = _stored_options(asked, event.identifier) | former & EXCLUSIVE
-            granted.codes.append(options & 3)
+            granted.codes.append(options & QOS)
             granted.filters[topic_filter] = options
             if _wants_retained(asked, is_known=is_known):
                 granted.retained[topic_filter] = options
@@ -440,7 +448,8 @@ def _new_count(filters: Collection[str], known: Collection[str]) -> int:
 
 def _stored_options(asked: int, identifier: int) -> int:
     """What is kept of a subscription: QoS, no-local, retain-as-published, and above them its identifier."""
-    return asked & (0x0C | EXCLUSIVE) | min(asked & 3, _GRANTED_QOS_MAX) | identifier << 8
+    kept = asked & (NO_LOCAL | RETAIN_AS_PUBLISHED | EXCLUSIVE)
+    return kept | min(asked & QOS, _GRANTED_QOS_MAX) | identifier << 8
 
 
 def _exclusive_of(event: packets.Subscribe, filters: Collection[str]) -> list[str]:
@@ -449,9 +458,9 @@ def _exclusive_of(event: packets.Subscribe, filters: Collection[str]) -> list[st
 
 
 def _wants_retained(asked: int, *, is_known: bool) -> bool:
-    """What retain handling says [MQTT-3.3.1-9] to [MQTT-3.3.1-11]; 0 is what there is before MQTT 5."""
-    handling = asked >> 4 & 3
-    return handling == 0 or (handling == 1 and not is_known)
+    """What retain handling says [MQTT-3.3.1-9] to [MQTT-3.3.1-11]."""
+    handling = SubscriptionOptions.decode(asked).retain_handling
+    return handling == SEND_RETAINED or (handling == SEND_RETAINED_WHEN_NEW and not is_known)
 
 
 def _unsuback_codes(device: Device, filters: Sequence[str]) -> list[int]:

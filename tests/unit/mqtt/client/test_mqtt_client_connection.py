@@ -20,7 +20,7 @@ from iotmq.mqtt.client.session import ClientSession, OutgoingMessage
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.packets import Connect, encode_acknowledgement, encode_publish
 from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties, encode_properties
-from iotmq.mqtt.reason_texts import reason_text
+from iotmq.mqtt.reason_codes import reason_text
 
 PUBACK, PUBREC, PUBREL, PUBCOMP = packets.PUBACK, packets.PUBREC, packets.PUBREL, packets.PUBCOMP
 
