@@ -30,6 +30,7 @@ async def loaded(directory: Path) -> AsyncIterator[LoadedBroker]:
         await made.close()
 
 
+@pytest.mark.slow
 async def test_no_turn_of_the_loop_is_long(tmp_path: Path) -> None:
     # Neighbours slow the processor down for a moment, so the best of some tries is what the code costs.
     longest: dict[str, float] = {}

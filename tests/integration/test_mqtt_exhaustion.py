@@ -93,6 +93,7 @@ def test_a_device_that_takes_every_alias_is_given_no_more_than_our_maximum() -> 
     assert used - {0} <= set(range(1, limits.MQTT_TOPIC_ALIASES_MAX + 1))
 
 
+@pytest.mark.slow
 async def test_every_packet_id_between_publish_and_pubrel(site: Site, witness: None) -> None:
     """Before MQTT 5 a client is told no maximum: there are 65,535 packet ids, and each means one message."""
     client = await site.connect("d")

@@ -52,13 +52,14 @@ def seen(received: Any) -> dict[str, Any]:
     }
 
 
-def once_connected(send: Any, *words: Any) -> Any:
+def once_connected(send: Any, *words: Any, connecting_s: float = 10) -> Any:
     """What `send` returns, once the library has a connection to the broker.
 
     Its heartbeat opens one in another thread as soon as it knows a broker. A send that comes in that moment
-    fails five times within a millisecond and says that there is no route; nothing was sent then.
+    fails five times within a millisecond and says that there is no route; nothing was sent then. It says the
+    same of a send that the broker refused: who expects that gives it less time.
     """
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + connecting_s
     while True:
         try:
             return send(*words)
@@ -92,9 +93,11 @@ class Client:
         made.start()
         self.producers[group] = made
 
-    def send(self, group: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        producer = self.producers[group]
-        return [sent(once_connected(producer.send_sync, message(each))) for each in messages]
+    def send(
+        self, group: str, messages: list[dict[str, Any]], connecting_s: float = 10
+    ) -> list[dict[str, Any]]:
+        send, within = self.producers[group].send_sync, {"connecting_s": connecting_s}
+        return [sent(once_connected(send, message(each), **within)) for each in messages]
 
     def send_oneway(self, group: str, messages: list[dict[str, Any]]) -> None:
         for each in messages:

@@ -106,13 +106,13 @@ def test_the_cpp_client_sends_with_the_right_keys_only(guarded: GatewayProcess, 
     before = refused(guarded, "signature")
     cpp.call("producer", group="wrong", keys=WRONG)
     with pytest.raises(ClientFailedError):
-        cpp.call("send", group="wrong", messages=messages("Sent", "wrong"))
+        cpp.call("send", group="wrong", messages=messages("Sent", "wrong"), connecting_s=1)
     assert refused(guarded, "signature") > before
     cpp.call("producer", group="unsigned")
     with pytest.raises(ClientFailedError):
-        cpp.call("send", group="unsigned", messages=messages("Sent", "unsigned"))
+        cpp.call("send", group="unsigned", messages=messages("Sent", "unsigned"), connecting_s=1)
     with pytest.raises(ClientFailedError):
-        cpp.call("send", group="right", messages=messages("Closed", "closed"))
+        cpp.call("send", group="right", messages=messages("Closed", "closed"), connecting_s=1)
 
 
 @has_cpp

@@ -140,7 +140,7 @@ def test_ordered_sends_keep_to_their_queue(gateway: GatewayProcess, cpp: PipedCl
 def test_a_send_the_broker_refuses_is_an_error_in_the_client(cpp: PipedClient) -> None:
     cpp.call("producer", group="cpp-refused", timeout_ms=2_000)
     with pytest.raises(ClientFailedError):
-        cpp.call("send", group="cpp-refused", messages=messages("no such topic!", "body"))
+        cpp.call("send", group="cpp-refused", messages=messages("no such topic!", "body"), connecting_s=1)
     # The connection it was refused on goes on.
     assert cpp.call("send", group="cpp-refused", messages=messages("CppAfter", "x"))[0]["status"] == 0
 

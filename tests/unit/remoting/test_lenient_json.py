@@ -58,6 +58,7 @@ def test_a_typed_body_is_read() -> None:
     assert decode(memoryview(b'{"offsets":{3:4}}'), Table) == Table({3: 4})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
     [b"", b"{", b"{{", b'{"', b'{"a":', b"\xff", b'{"\xff":1}', b"{\xff:1}", b"nonsense", b"[" * 100_000,

@@ -304,6 +304,7 @@ class Turns:
 TOPIC = "/".join("a" * 12)
 
 
+@pytest.mark.slow
 def test_records_that_match_very_many_filters_take_several_turns_and_small_pushes() -> None:
     turns = Turns(4096)
     records = [record_of(TOPIC, b"%03d" % number) for number in range(500)]
@@ -349,6 +350,7 @@ def test_who_attaches_while_records_wait_gets_what_comes_behind_them() -> None:
     assert heard[1:] == ["now"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_stored", [True, False])
 def test_past_what_may_wait_records_are_matched_at_once(is_stored: bool) -> None:
     turns = Turns(4096)

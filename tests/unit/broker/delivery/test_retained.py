@@ -279,13 +279,13 @@ def test_what_was_retained_under_no_topic_name_before_is_not_found_and_leaves(br
 
 
 @pytest.mark.slow
-async def test_a_filter_that_looks_at_a_hundred_thousand_topics_holds_nobody_up(tmp_path: Path) -> None:
+async def test_a_filter_that_looks_at_very_many_topics_holds_nobody_up(tmp_path: Path) -> None:
     broker = Broker(tmp_path, messages_max=1_000_000, bytes_max=1 << 30)
-    for first in range(0, 100_000, 500):
+    for first in range(0, 20_000, 500):
         broker.publish(*((f"dev/{number:06}/status", b"x") for number in range(first, first + 500)))
-    broker.publish(("dev/099999/x", b"found"))
+    broker.publish(("dev/019999/x", b"found"))
     broker.projection.write_out()
-    assert broker.projection.count == 100_001
+    assert broker.projection.count == 20_001
     reads = RetainedReads(broker.projection)
     order: list[str] = []
 
@@ -311,7 +311,7 @@ async def test_a_filter_that_looks_at_a_hundred_thousand_topics_holds_nobody_up(
         assert await read_all("dev/000007/status") == [b"x"]
         assert await wide == [[b"found"], [b"found"], []]
     assert order[0] == "dev/000007/status", "a small one does not wait for the wide ones"
-    assert turns.count > 1_000
+    assert turns.count > 200
     assert turns.longest_s < turn_s_max()
     broker.store.close()
 

@@ -180,6 +180,7 @@ def full_group(members: int, each: int) -> ShareGroup:
     return group
 
 
+@pytest.mark.slow
 def test_very_many_members_that_are_late_together_keep_nobody_waiting() -> None:
     count = limits.SHARE_MEMBERS_MAX - 1
     group = full_group(count, 2)
@@ -207,6 +208,7 @@ def test_members_that_are_all_late_keep_what_they_hold() -> None:
     group._invariants()
 
 
+@pytest.mark.slow
 def test_a_front_end_of_very_many_members_that_goes_and_comes_keeps_nobody_waiting() -> None:
     numbers = range(limits.SHARE_MEMBERS_MAX)
     group = full_group(len(numbers), 1)
@@ -766,6 +768,7 @@ async def test_what_is_handed_out_again_waits_for_the_disk_off_the_loop(
     assert front.handed[3:].count(("abc".index(last), first)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_restarted", [False, True])
 @pytest.mark.parametrize("strategy", ["round_robin", "hash_topic"])
 async def test_no_page_of_a_group_is_read_on_the_loop(

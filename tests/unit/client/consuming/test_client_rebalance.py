@@ -36,6 +36,7 @@ def test_members_beyond_the_queues_get_nothing(allocate) -> None:
     assert allocate(queues(2), ["a", "b", "c"], "c") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("allocate", ALLOCATIONS)
 @given(
     queue_count=st.integers(0, 40),
@@ -43,7 +44,6 @@ def test_members_beyond_the_queues_get_nothing(allocate) -> None:
     members=st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=20, unique=True),
     seed=st.randoms(use_true_random=False),
 )
-@pytest.mark.slow
 def test_every_queue_has_one_owner_whatever_the_order_asked_in(
     allocate, queue_count, brokers, members, seed
 ) -> None:

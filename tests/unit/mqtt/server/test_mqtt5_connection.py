@@ -57,6 +57,7 @@ def test_corpus_gives_what_the_oracle_gives_whole_and_byte_by_byte(case: Case) -
             assert outcome.output == expected.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", VALID, ids=lambda case: case.name)
 def test_every_packet_cut_short_is_malformed_unless_the_rest_may_be_left_out(case: Case) -> None:
     """The remaining length says what is there: a packet that ends in the middle of a field."""

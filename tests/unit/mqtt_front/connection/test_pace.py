@@ -27,6 +27,7 @@ def test_without_limits_there_is_no_pace() -> None:
     assert PaceLimits().records_at_once(128) == 128
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("limits", "size", "per_s"),
     [

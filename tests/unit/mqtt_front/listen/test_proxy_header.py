@@ -184,6 +184,7 @@ def test_a_header_cut_short_is_waited_for(data: bytes) -> None:
         assert at_once(data[:size]) == (None, size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [data for data in GOOD if len(data) < 300])
 def test_every_changed_byte_is_a_header_or_an_error(data: bytes) -> None:
     for at in range(min(len(data), 80)):

@@ -178,8 +178,8 @@ def test_topics_whose_record_is_gone_are_swept(store: Store) -> None:
     assert [place.mqtt_topic for place in latest.places()] == ["new", "old/07"]
 
 
-@pytest.mark.parametrize("seed", range(12))
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
 def test_damage_anywhere_in_the_database_never_gives_a_wrong_answer(tmp_path: Path, seed: int) -> None:
     """Flipped, cut or emptied: a start works, and what is read is right or an error that says what to do."""
     store = open_small(tmp_path, latest_enabled=True)

@@ -339,6 +339,7 @@ def test_missing_segment_is_a_damaged_range(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.slow
 def test_thousands_of_missing_segments_are_refused(tmp_path: Path) -> None:
     store = open_small(tmp_path)
     put(store, "T", 0, b"x")

@@ -274,6 +274,7 @@ def test_many_queues_are_synced_at_once(tmp_path: Path) -> None:
     assert synced == []
 
 
+@pytest.mark.slow
 def test_thousand_queues_in_turn(tmp_path: Path) -> None:
     store = open_small(tmp_path, segment_bytes=1 << 20, queue_file_entries=300_000, clock=ManualClock())
     for _ in range(3):
