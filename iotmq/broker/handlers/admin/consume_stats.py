@@ -1,4 +1,4 @@
-"""Show what topics hold (202), and progress of groups: one (208), all (317), in time (303), corrected (308)."""
+"""Show what topics hold (202) and group progress: one (208), all (317), in time (303), corrected (308)."""
 
 from __future__ import annotations
 
