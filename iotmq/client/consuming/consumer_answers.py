@@ -1,5 +1,5 @@
-"""Answer operators who ask a consumer through its broker: its progress (221), its state (307), and what becomes
-of a message (309). Bodies are RocketMQ's (docs/reference/wire-protocol.md)."""
+"""Answer operators who ask a consumer through its broker: its progress (221), its state (307), and what
+becomes of a message (309). Bodies are RocketMQ's (docs/reference/wire-protocol.md)."""
 
 from __future__ import annotations
 
