@@ -64,12 +64,13 @@ class GatewayProcess:
         log: Path | None = None,
         has_clean_log: bool = True,
         prefix: Sequence[str] = (),
+        program: Sequence[str] = (sys.executable, "-m", "iotmq"),
     ) -> None:
         """`assignments` are for --set; they win over the small store that is the default here.
 
         The log file is `log`, or the data directory's name with .log. Unless `has_clean_log` is false,
         leaving the `with` block fails when a traceback stands in it. `prefix` is a command that ends in
-        executing the words behind it (nsenter, taskset).
+        executing the words behind it (nsenter, taskset); `program` runs another iotmq than that of the tree.
         """
         self.data = data
         self.role = role
@@ -83,7 +84,7 @@ class GatewayProcess:
         self.process: subprocess.Popen[bytes] | None = None
         """The process while it runs."""
         self._has_clean_log = has_clean_log
-        self._prefix = prefix
+        self._program = (*prefix, *program)
 
     # Life ---------------------------------------------------------------------------------------------
 
@@ -99,7 +100,7 @@ class GatewayProcess:
         words = [word for each in self.assignments for word in ("--set", each)]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*self._prefix, sys.executable, "-m", "iotmq", self.role, "--data", str(self.data), *words],
+                [*self._program, self.role, "--data", str(self.data), *words],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stderr=log,
