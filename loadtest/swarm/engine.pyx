@@ -23,8 +23,12 @@ from libc.string cimport memcmp, memcpy, memmove, memset
 
 from cpython.exc cimport PyErr_CheckSignals
 
+from iotmq.mqtt.codec.framing cimport read_variable_integer
+
 import os
 import socket as _socket
+
+from iotmq.mqtt.codec.framing import append_publish, encode_variable_integer
 
 cdef extern from * nogil:
     """
@@ -342,18 +346,11 @@ cdef inline Py_ssize_t packet_length(const uint8_t* data, Py_ssize_t size, Py_ss
 
     ``header`` becomes the size of the fixed header [MQTT 2.2].
     """
-    cdef Py_ssize_t remaining = 0, at = 1
-    cdef int shift = 0
-    while True:
-        if at >= size:
-            return 0
-        remaining |= <Py_ssize_t>(data[at] & 0x7F) << shift
-        at += 1
-        if data[at - 1] < 0x80:
-            break
-        shift += 7
-        if shift > 21:
-            return -1
+    cdef uint32_t remaining
+    cdef int taken = read_variable_integer(data + 1, size - 1, &remaining)
+    if taken <= 0:
+        return taken
+    cdef Py_ssize_t at = 1 + taken
     header[0] = at
     if at + remaining > PACKET_BYTES_LARGEST:
         return -1
@@ -362,15 +359,9 @@ cdef inline Py_ssize_t packet_length(const uint8_t* data, Py_ssize_t size, Py_ss
 
 cdef inline Py_ssize_t past_properties(const uint8_t* packet, Py_ssize_t at, Py_ssize_t length) noexcept nogil:
     """Where the properties that begin at `at` end [MQTT 5, 2.2.2]; past the packet when they do not."""
-    cdef Py_ssize_t size = 0
-    cdef int shift = 0
-    while at < length and shift <= 21:
-        size |= <Py_ssize_t>(packet[at] & 0x7F) << shift
-        at += 1
-        if packet[at - 1] < 0x80:
-            return at + size
-        shift += 7
-    return length + 1
+    cdef uint32_t size
+    cdef int taken = read_variable_integer(packet + at, length - at, &size)
+    return at + taken + size if taken > 0 else length + 1
 
 
 cdef uint32_t put_frame_header(uint8_t* target, uint64_t size) noexcept nogil:
@@ -392,17 +383,6 @@ cdef uint32_t put_frame_header(uint8_t* target, uint64_t size) noexcept nogil:
         at = 10
     memset(target + at, 0, 4)
     return at + 4
-
-
-def _with_length(bytes properties):
-    """Encoded properties behind their length."""
-    cdef bytearray encoded = bytearray()
-    cdef Py_ssize_t left = len(properties)
-    while True:
-        encoded.append(left % 128 | (0x80 if left >= 128 else 0))
-        left //= 128
-        if left == 0:
-            return bytes(encoded) + properties
 
 
 cdef bint keep(uint8_t** target, uint32_t* capacity, uint32_t* size, const uint8_t* data,
@@ -576,7 +556,9 @@ cdef class Engine:
         self.upgrade_data = <const uint8_t*>self.upgrade
         self.upgrade_size = len(upgrade)
         self.is_v5 = publish_properties is not None
-        self.publish_properties = _with_length(publish_properties) if self.is_v5 else b""
+        self.publish_properties = (
+            encode_variable_integer(len(publish_properties)) + publish_properties if self.is_v5 else b""
+        )
         self.qos = qos
         self.window = window
         self.payload = bytes(payload)
@@ -669,29 +651,17 @@ cdef class Engine:
         With several topics to a publisher `number_at` says where in the topic the seven digits are that
         are replaced by the number of each.
         """
-        cdef Py_ssize_t remaining = (
-            2 + len(topic) + (2 if self.qos else 0) + len(self.publish_properties) + len(self.payload)
-        )
-        cdef bytearray packet = bytearray([0x30 | self.qos << 1])
-        cdef Py_ssize_t left = remaining
+        cdef bytearray packet = bytearray()
         if not 1 <= len(topic) <= 65_535:
             raise ValueError(f"a topic has 1..65535 bytes, not {len(topic)}")
-        while True:
-            packet.append(left % 128 | (0x80 if left >= 128 else 0))
-            left //= 128
-            if left == 0:
-                break
-        packet += len(topic).to_bytes(2, "big") + topic
+        append_publish(packet, self.qos << 1, topic, 0, self.publish_properties, self.payload)
         if self.topics_per_publisher > 1 and number_at + TOPIC_DIGITS_C > len(topic):
             raise ValueError(f"a topic for many needs {TOPIC_DIGITS_C} digits at {number_at}")
-        cdef uint32_t id_at = 0, payload_at, size, slots, i, stamp_at = 0
-        cdef uint32_t digits_at = len(packet) - len(topic) + number_at
-        if self.qos:
-            id_at = len(packet)
-            packet += b"\0\0"
-        packet += self.publish_properties
-        payload_at = len(packet)
-        packet += self.payload
+        cdef uint32_t payload_at = len(packet) - len(self.payload)
+        cdef uint32_t behind_topic = payload_at - len(self.publish_properties) - (2 if self.qos else 0)
+        cdef uint32_t digits_at = behind_topic - len(topic) + number_at
+        cdef uint32_t id_at = behind_topic if self.qos else 0
+        cdef uint32_t size, slots, i, stamp_at = 0
         cdef uint8_t[FRAME_HEADER_BYTES] header
         cdef uint32_t header_size = 0
         if self.is_websocket:

@@ -64,13 +64,15 @@ class GatewayProcess:
         log: Path | None = None,
         has_clean_log: bool = True,
         prefix: Sequence[str] = (),
+        config: Path | None = None,
         program: Sequence[str] = (sys.executable, "-m", "iotmq"),
     ) -> None:
         """`assignments` are for --set; they win over the small store that is the default here.
 
         The log file is `log`, or the data directory's name with .log. Unless `has_clean_log` is false,
         leaving the `with` block fails when a traceback stands in it. `prefix` is a command that ends in
-        executing the words behind it (nsenter, taskset); `program` runs another iotmq than that of the tree.
+        executing the words behind it (nsenter, taskset). `config` is a file of settings;
+        --set overrides it. `program` runs another iotmq than that of the tree.
         """
         self.data = data
         self.role = role
@@ -85,6 +87,7 @@ class GatewayProcess:
         """The process while it runs."""
         self._has_clean_log = has_clean_log
         self._program = (*prefix, *program)
+        self._config = config
 
     # Life ---------------------------------------------------------------------------------------------
 
@@ -98,6 +101,8 @@ class GatewayProcess:
         """Start it without waiting."""
         assert self.process is None, "it runs already"
         words = [word for each in self.assignments for word in ("--set", each)]
+        if self._config is not None:
+            words += ["--config", str(self._config)]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*self._program, self.role, "--data", str(self.data), *words],

@@ -7,6 +7,7 @@ from mqtt_corpus import Case
 from iotmq import limits
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec import packets
+from iotmq.mqtt.codec.framing import encode_variable_integer
 from iotmq.mqtt.codec.packets import Connect, Will
 from iotmq.mqtt.codec.properties import (
     NO_PROPERTIES,
@@ -14,7 +15,6 @@ from iotmq.mqtt.codec.properties import (
     encode_properties,
     write_binary,
     write_text,
-    write_variable_integer,
 )
 
 MALFORMED = reason_codes.MALFORMED_PACKET
@@ -33,7 +33,7 @@ CONNECT5 = connect_with(Properties(session_expiry_s=60))
 def publish(raw: bytes | Properties, topic: str = "a", *, qos: int = 0, packet_id: int = 1) -> bytes:
     """A PUBLISH with these properties, encoded or not."""
     encoded = (
-        encode_properties(raw) if isinstance(raw, Properties) else write_variable_integer(len(raw)) + raw
+        encode_properties(raw) if isinstance(raw, Properties) else encode_variable_integer(len(raw)) + raw
     )
     identifier = packet_id.to_bytes(2, "big") if qos else b""
     return packets.encode_packet(packets.PUBLISH, qos << 1, write_text(topic) + identifier + encoded + b"x")

@@ -14,7 +14,8 @@ from mqtt_corpus import CONNECT, Case
 
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec import packets
-from iotmq.mqtt.codec.properties import Properties, write_binary, write_text, write_variable_integer
+from iotmq.mqtt.codec.framing import encode_variable_integer
+from iotmq.mqtt.codec.properties import Properties, write_binary, write_text
 from iotmq.mqtt.reason_codes import Reason
 
 # Table 2-2: the flags that each type has to have; of PUBLISH they mean something.
@@ -51,7 +52,7 @@ def padded(whole: bytes) -> bytes:
 
 
 def with_properties(raw: bytes) -> bytes:
-    return write_variable_integer(len(raw)) + raw
+    return encode_variable_integer(len(raw)) + raw
 
 
 def _connect(properties: bytes) -> bytes:

@@ -8,6 +8,7 @@ import mqtt5_oracle
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from iotmq.mqtt.codec.framing import encode_variable_integer
 from iotmq.mqtt.codec.packet_reader import PacketReader
 from iotmq.mqtt.codec.properties import (
     PROPERTIES,
@@ -15,7 +16,6 @@ from iotmq.mqtt.codec.properties import (
     Properties,
     encode_properties,
     read_properties,
-    write_variable_integer,
 )
 from iotmq.mqtt.codec.publish_properties import decode_publish_properties
 from iotmq.mqtt.errors import MqttProtocolError
@@ -43,7 +43,7 @@ PIECE = st.builds(
 )
 BODY = st.builds(
     lambda pieces, cut, behind: (
-        write_variable_integer(max(0, len(b"".join(pieces)) - cut)) + b"".join(pieces) + behind
+        encode_variable_integer(max(0, len(b"".join(pieces)) - cut)) + b"".join(pieces) + behind
     ),
     st.lists(PIECE, max_size=4),
     st.sampled_from([0, 0, 0, 1, -1]),

@@ -11,7 +11,7 @@ from libc.stdlib cimport free
 from libc.string cimport memcmp
 
 from iotmq.message.layout cimport get_u16
-from iotmq.mqtt.codec.framing cimport Packet, next_packet
+from iotmq.mqtt.codec.framing cimport Packet, next_packet, read_variable_integer
 from iotmq.mqtt.codec.packet_types cimport LEVEL_3_1, LEVEL_5, PACKET_PUBLISH
 
 from iotmq.mqtt.client.server_packets import ServerPacketReader
@@ -163,13 +163,8 @@ cdef class ClientInput:
 
 cdef Py_ssize_t _whole_size(const uint8_t* at, Py_ssize_t size) except -1:
     """Bytes of the properties at `at` with their length."""
-    cdef Py_ssize_t value = 0, index
-    for index in range(4):
-        if index == size:
-            break
-        value |= <Py_ssize_t>(at[index] & 0x7F) << (7 * index)
-        if not at[index] & 0x80:
-            if value + index + 1 > size:
-                break
-            return value + index + 1
-    raise MqttProtocolError(MALFORMED_PACKET, "PUBLISH ends in its properties")
+    cdef uint32_t value
+    cdef int taken = read_variable_integer(at, size, &value)
+    if taken <= 0 or size - taken < <Py_ssize_t>value:
+        raise MqttProtocolError(MALFORMED_PACKET, "PUBLISH ends in its properties")
+    return taken + <Py_ssize_t>value

@@ -7,8 +7,9 @@ from typing import Final
 
 from iotmq.mqtt.client.session import OutgoingMessage
 from iotmq.mqtt.codec import packets
+from iotmq.mqtt.codec.framing import append_publish, decode_variable_integer, encode_variable_integer
 from iotmq.mqtt.codec.packets import PROTOCOL_LEVEL_5
-from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties, encode_properties, write_variable_integer
+from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties, encode_properties
 from iotmq.mqtt.topics.topic_aliases import OutboundAliases
 
 _TOPIC_ALIAS: Final = 0x23
@@ -101,28 +102,15 @@ class ClientOutput:
                 if alias:
                     properties = _with_alias(properties, alias)
                     topic = b"" if is_known else topic
-        remaining = 2 + len(topic) + len(properties) + len(payload)
-        data = self._data
-        data.append(0x30 | qos << 1 | message.retain | is_duplicate << 3)
-        if qos:
-            remaining += 2
-        if remaining < 128:
-            data.append(remaining)
-        else:
-            data += write_variable_integer(remaining)
-        data += len(topic).to_bytes(2, "big")
-        data += topic
-        if qos:
-            data += message.packet_id.to_bytes(2, "big")
-        data += properties
-        data += payload
+        flags = is_duplicate << 3 | qos << 1 | message.retain
+        append_publish(self._data, flags, topic, message.packet_id, properties, payload)
 
     def _exact_size(self, message: OutgoingMessage) -> int:
         """Of its PUBLISH, with the topic and without an alias."""
         remaining = 2 + len(message.topic) + (2 if message.qos else 0) + len(message.payload)
         if self._is_v5:
             remaining += len(self._encoded(message.properties))
-        return 1 + len(write_variable_integer(remaining)) + remaining
+        return 1 + len(encode_variable_integer(remaining)) + remaining
 
     def _encoded(self, properties: Properties) -> bytes:
         if properties is not self._last_properties:
@@ -133,8 +121,5 @@ class ClientOutput:
 
 def _with_alias(properties: bytes, alias: int) -> bytes:
     """Encoded properties with a topic alias before them."""
-    size_bytes = 1
-    while properties[size_bytes - 1] & 0x80:
-        size_bytes += 1
-    rest = properties[size_bytes:]
-    return write_variable_integer(len(rest) + 3) + bytes([_TOPIC_ALIAS]) + alias.to_bytes(2, "big") + rest
+    rest = properties[decode_variable_integer(properties)[1] :]
+    return encode_variable_integer(len(rest) + 3) + bytes([_TOPIC_ALIAS]) + alias.to_bytes(2, "big") + rest

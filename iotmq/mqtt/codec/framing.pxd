@@ -1,5 +1,7 @@
-from libc.stdint cimport uint8_t, uint32_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t
+from libc.string cimport memcpy
 
+from iotmq.message.layout cimport put_u16
 from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer
 
 
@@ -15,6 +17,19 @@ cdef struct Packet:
 # beginning of one kept in `unfinished`. Raises MqttProtocolError.
 cdef int next_packet(ByteBuffer* unfinished, const uint8_t* data, Py_ssize_t size, Py_ssize_t* at,
         uint32_t bytes_max, Packet* packet) except -1
+
+
+cdef inline int read_variable_integer(const uint8_t* at, Py_ssize_t size, uint32_t* value) noexcept nogil:
+    """The bytes that a variable byte integer takes, in any form; 0 when it is not whole, -1 past four bytes."""
+    cdef int place
+    value[0] = 0
+    for place in range(4):
+        if place >= size:
+            return 0
+        value[0] |= <uint32_t>(at[place] & 0x7F) << (7 * place)
+        if at[place] < 0x80:
+            return place + 1
+    return -1
 
 
 cdef inline uint32_t variable_integer_size(uint32_t value) noexcept nogil:
@@ -34,3 +49,13 @@ cdef inline uint8_t* put_variable_integer(uint8_t* target, uint32_t value) noexc
 cdef inline uint8_t* put_fixed_header(uint8_t* target, uint8_t first, uint32_t remaining) noexcept nogil:
     target[0] = first
     return put_variable_integer(target + 1, remaining)
+
+
+cdef inline uint8_t* put_publish_head(
+    uint8_t* target, uint8_t flags, uint32_t remaining, const uint8_t* topic, uint16_t topic_size
+) noexcept nogil:
+    """A PUBLISH up to its topic; a packet id with QoS 1 and 2, properties with MQTT 5 and the payload follow."""
+    target = put_fixed_header(target, 0x30 | flags, remaining)
+    put_u16(target, topic_size)
+    memcpy(target + 2, topic, topic_size)
+    return target + 2 + topic_size

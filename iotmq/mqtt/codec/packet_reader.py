@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Self
 
 from iotmq import limits
+from iotmq.mqtt.codec.framing import decode_variable_integer
 from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.reason_codes import MALFORMED_PACKET, PROTOCOL_ERROR
 from iotmq.mqtt.topics import topics
@@ -56,13 +57,10 @@ class PacketReader:
 
     def variable_integer(self) -> int:
         """One to four bytes, in the shortest form [MQTT-1.5.5-1]."""
-        value = 0
-        for place in range(4):
-            digit = self.u8()
-            value |= (digit & 0x7F) << (7 * place)
-            if not digit & 0x80:
-                if place and not digit:
-                    break
+        value, taken = decode_variable_integer(self._body, self._at)
+        if taken >= 0:
+            digits = self.take(taken or self._end - self._at + 1)
+            if taken == 1 or digits[-1]:
                 return value
         raise MqttProtocolError(
             MALFORMED_PACKET, f"{self.packet} has a variable byte integer that is not in its shortest form"

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from iotmq import limits
+from iotmq.mqtt.codec.framing import append_publish, encode_variable_integer
 from iotmq.mqtt.codec.packet_reader import PacketReader
 from iotmq.mqtt.codec.properties import (
     NO_PROPERTIES,
@@ -323,13 +324,7 @@ def encode_packet(packet_type: int, flags: int, body: bytes) -> bytes:
     """A whole packet: fixed header with remaining length [section 2.2.3], then `body`."""
     if len(body) > REMAINING_LENGTH_MAX:
         raise ValueError(f"a packet body of {len(body)} bytes cannot be encoded")
-    header = bytearray([packet_type << 4 | flags])
-    remaining = len(body)
-    while True:
-        remaining, digit = remaining >> 7, remaining & 0x7F
-        header.append(digit | 0x80 if remaining else digit)
-        if not remaining:
-            return bytes(header) + body
+    return bytes([packet_type << 4 | flags]) + encode_variable_integer(len(body)) + body
 
 
 def _optional(properties: Properties | None) -> bytes:
@@ -380,12 +375,10 @@ def encode_publish(
     properties: Properties | None = None,
 ) -> bytes:
     """A PUBLISH; `packet_id` is used for QoS 1 and 2 only."""
-    identifier = packet_id.to_bytes(2, "big") if qos else b""
-    flags = (8 if dup else 0) | qos << 1 | (1 if retain else 0)
+    packet = bytearray()
     raw_topic = topic.encode() if isinstance(topic, str) else topic
-    return encode_packet(
-        PUBLISH, flags, write_binary(raw_topic) + identifier + _optional(properties) + payload
-    )
+    append_publish(packet, dup << 3 | qos << 1 | retain, raw_topic, packet_id, _optional(properties), payload)
+    return bytes(packet)
 
 
 def encode_acknowledgement(packet_type: int, packet_id: int, code: int = 0) -> bytes:

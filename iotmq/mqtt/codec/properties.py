@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Final, NamedTuple
 
+from iotmq.mqtt.codec.framing import encode_variable_integer
 from iotmq.mqtt.codec.packet_reader import PacketReader
 from iotmq.mqtt.errors import MqttProtocolError
 from iotmq.mqtt.reason_codes import MALFORMED_PACKET, PROTOCOL_ERROR, QUOTA_EXCEEDED
@@ -83,22 +84,10 @@ def write_binary(data: bytes) -> bytes:
     return len(data).to_bytes(2, "big") + data
 
 
-def write_variable_integer(value: int) -> bytes:
-    """One to four bytes [section 1.5.5]; ValueError for a value that needs more."""
-    if not 0 <= value < 1 << 28:
-        raise ValueError(f"{value} is no variable byte integer")
-    encoded = bytearray()
-    while value >= 128:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
-
-
 _BYTE: Final = _Kind(lambda reader, _: reader.u8(), lambda value: bytes([value]))
 _U16: Final = _Kind(lambda reader, _: reader.u16(), lambda value: value.to_bytes(2, "big"))
 _U32: Final = _Kind(lambda reader, _: reader.u32(), lambda value: value.to_bytes(4, "big"))
-_VARIABLE: Final = _Kind(lambda reader, _: reader.variable_integer(), write_variable_integer)
+_VARIABLE: Final = _Kind(lambda reader, _: reader.variable_integer(), encode_variable_integer)
 _TEXT: Final = _Kind(lambda reader, what: reader.value(what), write_text)
 _BINARY: Final = _Kind(lambda reader, _: reader.binary(), write_binary)
 _PAIR: Final = _Kind(
@@ -234,4 +223,4 @@ def _encode(properties: Properties, rows: Iterable[_Property]) -> bytes:
         for one in value if row.is_repeatable else (value,):
             encoded.append(row.identifier)
             encoded += row.kind.write(one)
-    return write_variable_integer(len(encoded)) + bytes(encoded)
+    return encode_variable_integer(len(encoded)) + bytes(encoded)

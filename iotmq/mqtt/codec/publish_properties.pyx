@@ -8,6 +8,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t
 from libc.string cimport memchr, memset
 
 from iotmq.message.layout cimport get_u16, get_u32
+from iotmq.mqtt.codec.framing cimport read_variable_integer
 from iotmq.mqtt.codec.text_values cimport is_text_value
 
 from iotmq import limits
@@ -133,16 +134,12 @@ cdef bint _is_topic_name(const uint8_t* topic, Py_ssize_t size) noexcept:
 
 cdef Py_ssize_t _variable_integer(const uint8_t* at, Py_ssize_t size, uint32_t* value) except -1:
     """Returns the bytes it takes, in the shortest form [MQTT-1.5.5-1]."""
-    cdef Py_ssize_t place
-    value[0] = 0
-    for place in range(4):
-        _need(size, place + 1)
-        value[0] |= <uint32_t>(at[place] & 0x7F) << (7 * place)
-        if not at[place] & 0x80:
-            if place and not at[place]:
-                break
-            return place + 1
-    return _malformed("PUBLISH has a variable byte integer that is not in its shortest form")
+    cdef int taken = read_variable_integer(at, size, value)
+    if taken == 0:
+        return _malformed("PUBLISH ends in the middle of a field")
+    if taken < 0 or taken > 1 and not at[taken - 1]:
+        return _malformed("PUBLISH has a variable byte integer that is not in its shortest form")
+    return taken
 
 
 cdef inline int _need(Py_ssize_t has, Py_ssize_t wants) except -1:

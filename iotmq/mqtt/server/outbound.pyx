@@ -14,7 +14,7 @@ from libc.string cimport memcpy, memmove, memset
 
 from iotmq.message.layout cimport put_u16, put_u32
 from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer, append, release, reserve
-from iotmq.mqtt.codec.framing cimport put_fixed_header, put_variable_integer, variable_integer_size
+from iotmq.mqtt.codec.framing cimport put_publish_head, put_variable_integer, variable_integer_size
 from iotmq.mqtt.codec.packet_types cimport (
     LEVEL_5, PACKET_PUBACK, PACKET_PUBCOMP, PACKET_PUBLISH, PACKET_PUBREC, PACKET_PUBREL, STATE_CLOSED,
     STATE_CONNECTED,
@@ -442,14 +442,10 @@ cdef int _put(
     remaining += 2 + topic_size
     start = reserve(buffer, <uint64_t>remaining + 5 + sizeof(QueuedPacket))
     target = start + sizeof(QueuedPacket) if is_queued else start
-    target = put_fixed_header(
-        target,
-        <uint8_t>(PACKET_PUBLISH << 4 | options.is_duplicate << 3 | options.qos << 1 | options.is_retained),
-        remaining,
+    target = put_publish_head(
+        target, <uint8_t>(options.is_duplicate << 3 | options.qos << 1 | options.is_retained), remaining,
+        message.topic, topic_size,
     )
-    put_u16(target, topic_size)
-    memcpy(target + 2, message.topic, topic_size)
-    target += 2 + topic_size
     if is_queued:
         header.packet_id_at = <uint32_t>(target - start)
         header.expiry_at = 0

@@ -22,7 +22,8 @@ from iotmq import limits
 from iotmq.message.bodies import COMPRESSED, compress_body
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec import packets
-from iotmq.mqtt.codec.properties import Properties, write_variable_integer
+from iotmq.mqtt.codec.framing import encode_variable_integer
+from iotmq.mqtt.codec.properties import Properties
 from iotmq.mqtt.server.publish_sink import CollectingSink
 from iotmq.mqtt_front.deliver.egress import Egress
 
@@ -75,7 +76,7 @@ def test_very_many_filters_of_a_device_that_match_one_message_keep_nobody_waitin
     assert time.thread_time() - began_s < turn_s_max()
     bench.front.loop.run()
     ((_, body),) = split_output(transport.take())
-    identifiers = b"".join(b"\x0b" + write_variable_integer(number + 1) for number in range(count))
+    identifiers = b"".join(b"\x0b" + encode_variable_integer(number + 1) for number in range(count))
     assert identifiers in body
     # Nothing is left over for the next.
     bench.deliver(record, matches_of((0, ids[:2])))
