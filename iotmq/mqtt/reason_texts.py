@@ -1,4 +1,4 @@
-"""What the codes of servers mean, in words for people (MQTT 5 section 2.4, MQTT 3.1.1 table 3.1)."""
+"""Explain the reason codes of servers to people (MQTT 5 section 2.4, MQTT 3.1.1 table 3.1)."""
 
 from __future__ import annotations
 

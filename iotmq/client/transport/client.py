@@ -1,4 +1,4 @@
-"""What all producers and consumers of one process share: connections, routes and heartbeats."""
+"""Hold what producers and consumers of one process share: connections, routes and heartbeats."""
 
 from __future__ import annotations
 
