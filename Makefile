@@ -1,7 +1,7 @@
 # Every target does its own set-up first; `make help` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick serve compile lint types bench crash fuzz interop reference clean
+.PHONY: help demo test test-quick serve compile lint types bench crash fuzz interop lock reference clean
 
 PYTHON_ENV := .venv/bin/python
 # Extra words for the command of a target: make test ARGS="-k store", make serve ARGS="--set ..."
@@ -76,6 +76,9 @@ interop:  ## The tests with foreign clients only
 
 compile:  ## Compile the modules whose sources changed
 	@tools/setup.sh compile
+
+lock:  ## Renew requirements/dev.lock, the versions that are installed, from pyproject.toml (needs uv)
+	@tools/lock.sh
 
 reference:  ## Write the references of settings and metrics into docs/
 	@tools/setup.sh core

@@ -1,4 +1,4 @@
-"""What grows from peers' input without being one input, and what keeps it small; a test of each.
+"""List everything that grows from peers' input without being one input, its bound, and the test of it.
 
 Names in capitals are constants of `limits`, names like `mqtt.subscriptions_max` settings; what has
 no number of its own says in words what bounds it. `tests/repo/test_limits.py` holds the table to the tree.

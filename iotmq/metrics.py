@@ -1,4 +1,4 @@
-"""What a part reports about itself: plain numbers kept by the part, read only when somebody asks."""
+"""Report the numbers of a part: they are kept by the part, and read only when somebody asks."""
 
 from __future__ import annotations
 

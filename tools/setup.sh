@@ -188,11 +188,16 @@ ensure_paho_samples() {
 
 # --------------------------------------------------------------------------------- Python packages
 
+# Installs with uv where it is there, else with pip.
 pip_install() {
-    local status=0
-    "$venv_python" -m pip install --disable-pip-version-check --progress-bar off "$@" 2>&1 |
+    local status=0 installer=("$venv_python" -m pip install --disable-pip-version-check --progress-bar off)
+    if command -v uv >/dev/null; then
+        installer=(uv pip install --python "$venv_python")
+    fi
+    "${installer[@]}" "$@" 2>&1 |
         tee -a "$log" | awk '
-            /^ *(Collecting|Downloading|Building wheel|Installing collected|Successfully installed)/ {
+            /^ *(Collecting|Downloading|Building wheel|Installing collected|Successfully installed)/ ||
+            /^(Resolved|Prepared|Installed) [0-9]/ {
                 line = $0; sub(/^ +/, "", line)
                 print "    " substr(line, 1, 100); fflush()
             }' >&2 || status=$?
@@ -204,7 +209,7 @@ pip_install() {
 
 # What an environment was made from: another answer means making it again.
 fingerprint() {
-    { cat pyproject.toml tools/setup.sh tests/interop/node/package.json tests/interop/java/pom.xml; ls -d ./*/__init__.py; pwd; } | cksum
+    { cat pyproject.toml requirements/dev.lock tools/setup.sh tests/interop/node/package.json tests/interop/java/pom.xml; ls -d ./*/__init__.py; pwd; } | cksum
 }
 
 is_installed() {
@@ -236,15 +241,21 @@ ensure_environment() {
 }
 
 install_extra() {
-    local extra="$1" what="."
+    local extra="$1" what="." versions="$stamps/versions.txt"
     mkdir -p "$stamps"
     : >"$log"
     ensure_environment
-    [ "$extra" = core ] || what=".[$extra]"
     say "installing the Python packages of '$extra' (the first time a few minutes; output in $log)"
-    pip_install "setuptools>=77" "Cython>=3.2" wheel
+    # Whatever is installed has the versions of the lock file (make lock renews it).
+    sed -e '/--hash=/d' -e 's/ *\\$//' requirements/dev.lock >"$versions"
+    if [ "$extra" = dev ]; then
+        pip_install --require-hashes --requirement requirements/dev.lock
+    else
+        pip_install --constraint "$versions" setuptools Cython
+    fi
+    [ "$extra" = core ] || what=".[$extra]"
     # The compiled modules are built by compile_modules, where one edit costs one module.
-    IOTMQ_BUILD_ONLY=none pip_install --editable "$what"
+    IOTMQ_BUILD_ONLY=none pip_install --constraint "$versions" --no-build-isolation --editable "$what"
     if [ "$extra" = dev ]; then
         ensure_mosquitto
         ensure_redis

@@ -1,4 +1,4 @@
-"""What the planner and the tasks ask of a cluster: topics, queues, their bounds, and where brokers are.
+"""Ask a cluster for topics, queues, their bounds and the addresses of brokers; for planner and tasks.
 
 Blocking, because Spark's Python workers are plain processes. Every question is asked again after a
 failure until `retry_timeout_s` has passed, so that a broker may restart under a running stream.

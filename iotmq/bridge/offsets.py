@@ -1,4 +1,4 @@
-"""Where a stream stands: offsets per queue, and the JSON that Spark keeps of them in its checkpoint.
+"""Represent the position of a stream: offsets per queue, and the JSON that Spark keeps in its checkpoint.
 
 Layout of the JSON (version 1)::
 

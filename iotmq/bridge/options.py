@@ -1,4 +1,4 @@
-"""What a reader of the source can set: names after Spark's Kafka connector, checked before anything runs.
+"""Check the options of a reader of the source; their names follow Spark's Kafka connector.
 
 Spark hands options over with lower-case names; they are accepted in any case and named in errors as
 documented. Unknown names are refused, because a misspelt ``failOnDataloss`` must not become a silent default.

@@ -1,4 +1,4 @@
-"""What to read next and how to spread it over tasks: pure functions of offsets and options."""
+"""Plan the next micro-batch and spread it over tasks: pure functions of offsets and options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How commands connect to registries and brokers: words of the command line, and the settings they make."""
+"""Read the options that say how commands connect to registries and brokers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which broker is asked for which of the filters that a session wants to itself."""
+"""Choose the broker to ask for each exclusive subscription of a session."""
 
 from __future__ import annotations
 

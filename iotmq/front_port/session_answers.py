@@ -1,4 +1,4 @@
-"""What brokers answer to requests about sessions, read."""
+"""Read brokers' answers to requests about sessions."""
 
 from __future__ import annotations
 

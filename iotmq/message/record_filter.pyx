@@ -1,4 +1,4 @@
-"""What a scan of records asks to know whether one passes; who writes filters derives from RecordFilter.
+"""Define what a scan of records asks of a filter; filters derive from RecordFilter.
 
 It stands below the store, which scans, and the broker, which knows what subscriptions want.
 """

@@ -1,4 +1,4 @@
-"""What a broken MQTT packet raises inside the language core."""
+"""Define the errors that broken MQTT packets raise inside the language core."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a server listens, and URLs that say so."""
+"""Parse the URL of a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong between a client and its server."""
+"""Define the errors between a client and its server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client is told once."""
+"""Define the settings of a client."""
 
 from __future__ import annotations
 

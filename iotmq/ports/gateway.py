@@ -1,4 +1,4 @@
-"""What an MQTT front end asks of the brokers behind it.
+"""Define what an MQTT front end asks of the brokers behind it.
 
 The all-in-one process plugs in `iotmq.broker.handlers.mqtt.gateway.LocalGateway`, where each of these is a
 method call on the broker; separate processes plug in `iotmq.front_port.gateway.RemoteGateway`, which speaks

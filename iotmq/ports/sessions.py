@@ -1,4 +1,4 @@
-"""What an MQTT front end asks of a broker about sessions.
+"""Define what an MQTT front end asks of a broker about sessions.
 
 As with `ports.gateway`, the all-in-one process plugs in the broker's own object and separate processes one
 that speaks the native protocol. A broker keeps, for each client id, who is connected and, for durable

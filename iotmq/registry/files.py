@@ -1,4 +1,4 @@
-"""How a registry's JSON files are replaced."""
+"""Replace a registry's JSON files."""
 
 from __future__ import annotations
 

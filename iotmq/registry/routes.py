@@ -1,4 +1,4 @@
-"""Which broker has which topic, and for how long a silent broker is believed. Pure: time is an argument."""
+"""Keep the routes of topics and the leases of brokers. Pure: time is an argument."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both ends of a native connection do: bytes to commands, answers to requests, batched writes."""
+"""Carry commands over a native connection, at both ends: bytes to commands, answers, batched writes."""
 
 from __future__ import annotations
 

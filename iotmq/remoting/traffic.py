@@ -1,4 +1,4 @@
-"""What connections of one part count, and the few lines they may log about their peers."""
+"""Count the traffic of connections, and limit the lines they may log about their peers."""
 
 from __future__ import annotations
 

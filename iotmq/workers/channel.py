@@ -1,4 +1,4 @@
-"""What the process that supervises MQTT workers and a worker say to each other, over one socket pair.
+"""Connect the supervisor of MQTT workers and a worker by one socket pair.
 
 A frame is u32 size, big-endian, and a message in MessagePack. The worker's end is its standard input, so it
 is there before anything else of the process is, and when the supervisor dies, of whatever, it ends.

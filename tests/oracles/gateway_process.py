@@ -65,13 +65,14 @@ class GatewayProcess:
         has_clean_log: bool = True,
         prefix: Sequence[str] = (),
         config: Path | None = None,
+        program: Sequence[str] = (sys.executable, "-m", "iotmq"),
     ) -> None:
         """`assignments` are for --set; they win over the small store that is the default here.
 
         The log file is `log`, or the data directory's name with .log. Unless `has_clean_log` is false,
         leaving the `with` block fails when a traceback stands in it. `prefix` is a command that ends in
         executing the words behind it (nsenter, taskset). `config` is a file of settings;
-        --set overrides it.
+        --set overrides it. `program` runs another iotmq than that of the tree.
         """
         self.data = data
         self.role = role
@@ -85,7 +86,7 @@ class GatewayProcess:
         self.process: subprocess.Popen[bytes] | None = None
         """The process while it runs."""
         self._has_clean_log = has_clean_log
-        self._prefix = prefix
+        self._program = (*prefix, *program)
         self._config = config
 
     # Life ---------------------------------------------------------------------------------------------
@@ -104,7 +105,7 @@ class GatewayProcess:
             words += ["--config", str(self._config)]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*self._prefix, sys.executable, "-m", "iotmq", self.role, "--data", str(self.data), *words],
+                [*self._program, self.role, "--data", str(self.data), *words],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stderr=log,

@@ -130,7 +130,7 @@ def test_make_explains_every_target() -> None:
     assert set(re.findall(r"^([a-z-]+):.*## ", text, re.M)) == phony
 
 
-@pytest.mark.parametrize("script", [".ci/run", "tools/setup.sh"])
+@pytest.mark.parametrize("script", [".ci/run", "tools/setup.sh", "tools/lock.sh"])
 def test_shell_scripts_are_executable_and_parse(script: str) -> None:
     assert (ROOT / script).stat().st_mode & 0o111
     subprocess.run(["bash", "-n", str(ROOT / script)], check=True)

@@ -1,4 +1,4 @@
-"""What each request needs when access control is on: the one table, for every code a broker serves.
+"""Map every request code to the permission it needs when access control is on.
 
 A request needs permissions on topics and groups, or an administrator's account, or only a good signature.
 `PUB` on a topic is to send to it, `SUB` to read it; `SUB` on a group is to take part in it. `%RETRY%group`

@@ -1,4 +1,4 @@
-"""What operators and their tools look at a broker and change it through, put together."""
+"""Assemble the request processors that operators and their tools use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What MQTT front ends use a broker through, put together: delivery, kept sessions, retained messages."""
+"""Assemble the request processors of MQTT front ends: delivery, kept sessions, retained messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What native clients send and consume through, put together."""
+"""Assemble the request processors of native clients: sends, pulls, timers, transactions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which front ends want which records: matches what the store confirms against the attached filters.
+"""Match confirmed records against the attached filters, and push them to front ends.
 
 Operations: one `apply` per confirmed range of the log, one `attach`/`detach` per filter and front end. Goals:
 nothing per record while no filter is attached; one cached look-up per record when some are; each record pushed

@@ -1,4 +1,4 @@
-"""What a front end missed while its delivery channel was down: from the log, before the channel goes on.
+"""Read from the log the messages a front end missed while its delivery channel was down.
 
 A front end that comes back says up to where it has seen the log. The records from there on are matched with
 its filters alone, a piece in each turn of the loop, until they have come up to what is pushed to everybody;

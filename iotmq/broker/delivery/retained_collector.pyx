@@ -1,4 +1,4 @@
-"""Which records of the log are retained messages.
+"""Collect the retained messages of a stretch of the log.
 
 Operations: a look at every record, and a call for the few that carry the flag. Goals: nothing per record but
 finding that it has no flag. Plan: the property is looked for where the records lie.

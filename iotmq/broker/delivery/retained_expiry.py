@@ -1,4 +1,4 @@
-"""When retained messages end that were published with a message expiry interval (property MSG_TTL_MS).
+"""Expire retained messages that were published with a message expiry interval (property MSG_TTL_MS).
 
 Nothing tells the projection that their time is over: they leave when somebody looks them up, and when the
 sweep comes to them, which goes through all retained messages, some at a time.

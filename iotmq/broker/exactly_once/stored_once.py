@@ -1,4 +1,4 @@
-"""What keeps a message from being stored twice: batches that are sent again, and devices' packet ids.
+"""Keep messages from being stored twice: batches that are sent again, and packet ids of devices.
 
 A sender that lost its connection does not know whether its batch was stored. It sends it again and says so;
 then the batch is looked for by the first unique key in it, once everything appended so far is confirmed,

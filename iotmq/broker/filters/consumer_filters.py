@@ -1,4 +1,4 @@
-"""What consumer groups filter by other than tags, compiled, and consumerFilter.json (wire document 5.5).
+"""Keep the expressions consumer groups filter by, compiled, and consumerFilter.json (wire document 5.5).
 
 A heartbeat registers the SQL92 subscriptions of its groups; a pull that brings no expression of its own
 uses what its group registered. A group without a live consumer keeps its filters for a day, so that it

@@ -1,4 +1,4 @@
-"""Who is connected: the live members and subscriptions of consumer groups, and producers by group.
+"""Keep the live members and subscriptions of consumer groups, and producers by group.
 
 Nothing here is stored: clients repeat their heartbeat every 30 s, and a member leaves when it says so,
 when its connection ends, or when it was silent for `expiry_s`.

@@ -1,4 +1,4 @@
-"""How clients find this broker: the address they are told, and the registries that tell it.
+"""Let clients find this broker: the address they are told, and the registries that tell it.
 
 Start with `service`.
 """

@@ -1,4 +1,4 @@
-"""What a registration says of a broker's topics (wire document 5.4): JSON, or compressed when that is long.
+"""Encode a broker's topics for a registration (wire document 5.4): JSON, or compressed when that is long.
 
 A table of many topics is longer than a frame as JSON, and says the same in a tenth when it is compressed; all
 registries since Apache RocketMQ 4.3 read both. Compressed it is a zlib stream of: int32 size + DataVersion

@@ -1,4 +1,4 @@
-"""How clients find a broker: the address they are told, and the registries that tell it."""
+"""Register the broker, and check the address that clients are told."""
 
 from __future__ import annotations
 

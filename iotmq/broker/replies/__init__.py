@@ -1,4 +1,4 @@
-"""How a request gets its answer: at once, later, or in slices that let others have their turn.
+"""Answer requests at once, later, or in slices that let others have their turn.
 
 Start with `request_table`, which finds the handler of a request code.
 """

@@ -1,4 +1,4 @@
-"""Who is connected, as JSON of the protocol (wire document 5.3) and as iotmq's own list of clients."""
+"""Encode connected clients: as JSON of the protocol (wire document 5.3) and as iotmq's own list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which part of the broker serves which request code.
+"""Find the request processor of a request code.
 
 Every processor (sending, pulling, offsets, clients, locks, administration, ...) is one module with one
 class that lists its codes; a new processor is a new module and one line in broker.py.

@@ -1,4 +1,4 @@
-"""When a message wants to be delivered, from the properties its sender gave it, and how it is stored to wait.
+"""Read a message's delivery time from its properties, and make the properties it is stored with to wait.
 
 DELAY is a delay level. TIMER_DELAY_SEC, TIMER_DELAY_MS and TIMER_DELIVER_MS (of RocketMQ 5) name any time,
 in this order when there are several; a level goes before all of them. TIMER_DEL_UNIQKEY takes back a message

@@ -1,4 +1,4 @@
-"""What a broker stores of MQTT sessions and shared groups: records in the log, what they add up to, reads.
+"""Store MQTT sessions and shared groups: records in the log, the state they add up to, and its reads.
 
 Start with `projection`, which reads the records of `records`; `log` writes them.
 """

@@ -1,7 +1,6 @@
-"""How far a session has come with one filter, as the database has it: positions of the log, and ranges of it
-that the session is not sent because its queue had a limit.
+"""Keep a session's progress in one filter: log positions, and ranges it is not sent because of a queue limit.
 
-cursor 8 | sent 8 | (from 8 | to 8) repeated; big-endian.
+position 8 | sent 8 | (from 8 | to 8) repeated; big-endian.
 """
 
 from __future__ import annotations

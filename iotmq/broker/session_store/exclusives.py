@@ -1,4 +1,4 @@
-"""Who has exclusive subscriptions, as the log has made it: part of the projection `sessions`.
+"""Keep the owners of exclusive subscriptions, as the log has made them: part of the projection `sessions`.
 
 In its column family: 0x0a filter -> client id, both UTF-8. The subscription itself is one of the session like
 any other; here is only that nobody else may have it exclusively.

@@ -1,4 +1,4 @@
-"""What changed in sessions since it was written last: the overlay over what the database has of them."""
+"""Keep changes of sessions that are not written yet, over what the database has of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to durable MQTT sessions, as records of the log.
+"""Define the records that say what happens to kept MQTT sessions.
 
 Every change of a session is a record of SESSION_TOPIC, so that sessions replicate and recover like messages.
 Its body is a list of changes in MessagePack. Queues are named by their filter and progress by position in the

@@ -1,4 +1,4 @@
-"""Who is connected, and what becomes of a session when its client comes, goes, or its front end dies.
+"""Own the sessions of connected clients: opening, taking over, closing, and the death of a front end.
 
 Durable sessions are what SessionProjection has made of the log; here is what only lives while the broker
 does: which front end has which client, who waits for a session to be given up, whose will is due when.

@@ -1,4 +1,4 @@
-"""What a total was at the last two midnights (local time), for counts of today and yesterday."""
+"""Remember totals at the last two midnights (local time), for counts of today and yesterday."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long things took: a histogram that costs some nanoseconds per entry.
+"""Count latencies in a histogram that costs some nanoseconds per entry.
 
 A bucket is an eighth of a power of two of microseconds wide, so a percentile is right to 12.5 %.
 """

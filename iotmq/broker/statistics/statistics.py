@@ -1,4 +1,4 @@
-"""What the broker counts of its traffic, under the names tools of the RocketMQ family ask for.
+"""Count the broker's traffic under the names tools of the RocketMQ family ask for.
 
 Hot paths call `counters.count_put` and the like, once per batch stored and once per pull answered;
 everything else happens when somebody asks, or every ten seconds in `sample`.

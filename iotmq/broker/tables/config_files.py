@@ -1,4 +1,4 @@
-"""How the broker's JSON files under `config/` are read and written.
+"""Read and write the broker's JSON files under `config/`.
 
 Rules (wire document 5.5): before a file is replaced its content becomes `NAME.bak`; a reader takes
 the main file and, when that is missing, empty or broken, the `.bak`. Files written by Java brokers

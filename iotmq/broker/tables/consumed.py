@@ -1,4 +1,4 @@
-"""Up to where the log was consumed, for a store that keeps what nobody has consumed."""
+"""Find the lowest log position that some group has not consumed; retention may keep the log from there."""
 
 from __future__ import annotations
 

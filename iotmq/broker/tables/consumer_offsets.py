@@ -1,4 +1,4 @@
-"""How far each group has consumed each queue, and consumerOffset.json."""
+"""Keep the committed offsets of consumer groups, and consumerOffset.json."""
 
 from __future__ import annotations
 

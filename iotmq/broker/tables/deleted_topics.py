@@ -1,4 +1,4 @@
-"""Which topics were deleted while the log still has records of them, and deletedTopics.json.
+"""Remember deleted topics while the log still has records of them, and deletedTopics.json.
 
 The log is never rewritten, so a deletion is remembered until the log has passed it: nobody reads a topic's
 records from before its `position`, also when the topic is made again, and a start that finds such records

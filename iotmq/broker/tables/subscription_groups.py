@@ -1,4 +1,4 @@
-"""What is configured for each consumer group, and subscriptionGroup.json."""
+"""Keep the configuration of consumer groups, and subscriptionGroup.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What queues hold and how far groups are in them, with times; as JSON of wire document 5.3.
+"""Compute queue bounds and group progress with their times, as JSON of wire document 5.3.
 
 Finding out when a record was stored means reading it, so everything here is a generator for SlicedReplies.
 """

@@ -1,4 +1,4 @@
-"""What properties ask of a send besides storing it: to wait for the disk (WAIT), or for a time.
+"""Read what properties ask of a send besides storing it: to wait for the disk (WAIT), or for a time.
 
 The names for a time of delivery are those of `scheduled/delivery_time.py`.
 """

@@ -1,4 +1,4 @@
-"""What operators ask of brokers and registries, a file for each subject.
+"""Ask brokers and registries for operators, a file for each subject.
 
 Start with `admin`, which has them all.
 """

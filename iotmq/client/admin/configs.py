@@ -1,4 +1,4 @@
-"""What is configured: brokers by cluster, topics and groups, as registries and brokers have it."""
+"""Show configuration: brokers by cluster, topics and groups, as registries and brokers have it."""
 
 from __future__ import annotations
 

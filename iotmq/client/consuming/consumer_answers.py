@@ -1,5 +1,5 @@
-"""What a consumer tells operators who ask through its broker: how far it is (221), what it does (307), and
-what becomes of a message (309). Bodies are RocketMQ's (docs/reference/wire-protocol.md)."""
+"""Answer operators who ask a consumer through its broker: its progress (221), its state (307), and what
+becomes of a message (309). Bodies are RocketMQ's (docs/reference/wire-protocol.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a consumer's listener got done, topic by topic, over the last minute."""
+"""Count a listener's results, topic by topic, over the last minute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a broker says when an operator moves a group to other offsets (request 220)."""
+"""Follow a broker's order to move a group to other offsets (request 220)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a group has consumed one queue: the smallest offset that is not done."""
+"""Track the progress of a group in one queue: the smallest offset that is not done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which member of a group reads which queue: a pure function that every member computes alike."""
+"""Share queues among the members of a group: a pure function that every member computes alike."""
 
 from __future__ import annotations
 

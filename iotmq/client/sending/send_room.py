@@ -1,4 +1,4 @@
-"""How much a producer may have in flight, and who waits for room."""
+"""Limit what a producer has in flight, and let senders wait for room."""
 
 from __future__ import annotations
 

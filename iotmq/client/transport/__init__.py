@@ -1,4 +1,4 @@
-"""What all parts of the native client share: connections, routes, settings, messages.
+"""Connect the native client: connections, routes, settings and messages, shared by all its parts.
 
 Start with `client`, the object that holds the connections.
 """

@@ -1,4 +1,4 @@
-"""Which brokers round-robin passes by for a while: the failing and the slow ones."""
+"""Avoid failing and slow brokers for a while when queues are chosen in turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a topic's queues are: the answer of a registry as values."""
+"""Decode a registry's route of a topic, and choose queues of it."""
 
 from __future__ import annotations
 

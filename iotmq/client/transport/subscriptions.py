@@ -1,4 +1,4 @@
-"""What a consumer wants of a topic, and the heartbeat that tells brokers about it."""
+"""Describe a consumer's subscriptions, and encode the heartbeat that tells brokers about them."""
 
 from __future__ import annotations
 

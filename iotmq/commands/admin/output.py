@@ -1,4 +1,4 @@
-"""What an action has to say, as a table for people and as JSON for programs."""
+"""Print the result of an action: a table for people, JSON for programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an action works with: a client that is started, everything built on it, and where output goes."""
+"""Start the client an action works with, and say where its output goes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the options that `pub`, `sub` and `rr` share come to: the settings of a client."""
+"""Turn the options of `pub`, `sub` and `rr` into settings of a client."""
 
 from __future__ import annotations
 

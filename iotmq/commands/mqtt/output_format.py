@@ -1,4 +1,4 @@
-"""How `iotmq sub` writes a message: plain, verbose, or by a format with Mosquitto's letters.
+"""Print messages for `iotmq sub`: plain, verbose, or by a format with Mosquitto's letters.
 
     %t topic            %p payload, %x %X in hex, %l its length    %q QoS    %r retained, 0 or 1
     %m packet id        %j JSON, %J with the payload as JSON       %I %U time it came, ISO and Unix

@@ -1,4 +1,4 @@
-"""Whose turn it is in the exchange of AUTH packets of one connection (MQTT 5 section 4.12).
+"""Keep the turns in the exchange of AUTH packets of one connection (MQTT 5 section 4.12).
 
     CONNECT with a method   -> it is the server's turn
     the server asks (0x18)  -> the client's turn: AUTH 0x18, and before the CONNACK only DISCONNECT beside it

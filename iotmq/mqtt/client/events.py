@@ -1,4 +1,4 @@
-"""What a client's connection tells its owner, beside the messages it receives."""
+"""Define the events a client's connection tells its owner, beside received messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client of MQTT is sent: bytes in, messages and packets out.
+"""Decode what a client of MQTT is sent: bytes in, messages and packets out.
 
 A PUBLISH becomes a `ReceivedMessage`; every other packet stays a pair of its first byte and its body, which
 `iotmq.mqtt.client.server_packets` reads. Goal: a subscriber in Python takes some hundred thousand small

@@ -1,4 +1,4 @@
-"""What a client sends: packets into one buffer, within what the server grants."""
+"""Encode a client's packets into one buffer, within what the server grants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a client outlives its connections (MQTT 3.1.1 section 4.1): messages that are not done, both ways.
+"""Keep a client's session across connections (MQTT 3.1.1 section 4.1): messages not done, both ways.
 
 An outgoing message of QoS 1 or 2 is in one of three places, in the order in which it was given:
 

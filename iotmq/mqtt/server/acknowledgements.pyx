@@ -1,4 +1,4 @@
-"""What a device waits for: PUBACK and PUBREC in the order of their PUBLISHes [MQTT-4.6.0-2].
+"""Keep PUBACK and PUBREC in the order of their PUBLISHes [MQTT-4.6.0-2].
 
 Operations: one entry per PUBLISH of QoS 1 and 2, one call per run of messages that became durable. Plan: a
 ring by sequence number, which grows while the device sends faster than the broker promises.

@@ -1,4 +1,4 @@
-"""What the connections of a listener share."""
+"""Hold the settings that the connections of a listener share."""
 
 from libc.stdint cimport uint16_t, uint32_t
 

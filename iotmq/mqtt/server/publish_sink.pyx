@@ -1,4 +1,4 @@
-"""Where connections hand their PUBLISH packets."""
+"""Define the sink that connections hand their PUBLISH packets to."""
 
 from libc.stdint cimport uint16_t
 

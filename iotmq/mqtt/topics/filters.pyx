@@ -1,4 +1,4 @@
-"""Which of many topic filters match a topic.
+"""Find the topic filters that match a topic, among many.
 
 Operations: add and remove a filter (thousands a second), find the filters of a topic (millions a second).
 Goals: a million filters of one form (`dev/ID/cmd/#`) cost one look-up and some 60 bytes each, not a million

@@ -1,4 +1,4 @@
-"""Who may connect: passwords, SCRAM, programs that decide, and guesses that are slowed down.
+"""Decide who may connect: passwords, SCRAM, programs that decide, and slowing down guesses.
 
 Start with `authentication`.
 """

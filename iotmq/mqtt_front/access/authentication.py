@@ -1,4 +1,4 @@
-"""Who a device is, before its session opens: passwords, exchanges of AUTH packets, certificates, or nobody.
+"""Authenticate devices before their session opens: passwords, AUTH exchanges, certificates, or nobody.
 
 A connection whose password is looked at is not read meanwhile; one in an exchange is read for AUTH and
 DISCONNECT alone (mqtt.server.connection). Both have `connect_timeout_s` from the connection's beginning, as

@@ -1,4 +1,4 @@
-"""What decides who may connect: the hook between CONNECT and the session."""
+"""Define the hook between CONNECT and the session that decides who may connect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often devices of an address failed to prove who they are within the current minute."""
+"""Count the failed logins of an address within the current minute."""
 
 from __future__ import annotations
 

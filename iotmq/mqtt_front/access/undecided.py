@@ -1,4 +1,4 @@
-"""What is kept of devices while nobody knows yet who they are: bounded, because anybody may ask for it."""
+"""Hold devices that are not authenticated yet, within bounds, because anybody may ask for it."""
 
 from __future__ import annotations
 

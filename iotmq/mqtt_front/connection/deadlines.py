@@ -1,4 +1,4 @@
-"""Which connections have been silent for too long, without a timer for each.
+"""Find connections that have been silent for too long, without a timer for each.
 
 Operations: watch a connection once when it comes, and find the late ones once a second. Goal: no work per
 packet. Plan: a bucket per second; a connection sits in the bucket of the deadline it had when it was put

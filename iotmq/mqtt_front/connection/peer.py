@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection."""
+"""Describe the other end of a connection."""
 
 from __future__ import annotations
 

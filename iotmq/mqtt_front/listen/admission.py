@@ -1,4 +1,4 @@
-"""Who may open a session at this front end, and what the others are told."""
+"""Admit or refuse sessions at this front end, and say why."""
 
 from __future__ import annotations
 

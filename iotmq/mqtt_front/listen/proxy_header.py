@@ -1,4 +1,4 @@
-"""What a proxy says of a connection before the device's bytes: the PROXY protocol, versions 1 and 2.
+"""Read the PROXY protocol, versions 1 and 2: what a proxy says before the device's bytes.
 
 Version 1 is a line of text of at most 107 bytes:
 

@@ -1,4 +1,4 @@
-"""What a listener encrypts with, and who a device is by its certificate."""
+"""Set up TLS for a listener, and read a device's identity from its certificate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which HTTP requests become a WebSocket that carries MQTT [RFC 6455 section 4.2, MQTT section 6]."""
+"""Check HTTP requests that become a WebSocket with MQTT [RFC 6455 section 4.2, MQTT section 6]."""
 
 from __future__ import annotations
 

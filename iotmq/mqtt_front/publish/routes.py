@@ -1,4 +1,4 @@
-"""Which broker topic, key and tags an MQTT topic maps to."""
+"""Map MQTT topics to broker topics, keys and tags."""
 
 from __future__ import annotations
 

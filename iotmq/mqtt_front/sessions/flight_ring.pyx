@@ -1,4 +1,4 @@
-"""What of a session is in flight: sent to its device and not acknowledged, in the order of sending.
+"""Keep a session's messages in flight: sent to its device and not acknowledged, in the order of sending.
 
 Operations: one more per message of QoS 1 or 2, one less per acknowledgement, and, a few times a second, how far
 each queue is done with. Goals: a message in flight costs 24 bytes; a session without any holds no memory here;

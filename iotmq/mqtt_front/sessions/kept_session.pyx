@@ -1,4 +1,4 @@
-"""What everything that serves sessions that outlive their connection knows of one; durable.DurableSession is one."""
+"""Define what serves a session that outlives its connection; durable.DurableSession is one."""
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 

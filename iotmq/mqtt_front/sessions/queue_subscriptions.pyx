@@ -1,4 +1,4 @@
-"""Which local sessions subscribe a light queue, in no order. Mostly it is one, and then there is no list for it."""
+"""List the local sessions that subscribe a light queue, in no order. Mostly it is one, without a list."""
 
 from libc.stdint cimport uint32_t
 

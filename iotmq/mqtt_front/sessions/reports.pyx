@@ -1,4 +1,4 @@
-"""What brokers are told of the sessions of a front end: how far each has come, and what QoS 2 waits for.
+"""Report the progress of sessions to brokers: how far each has come, and what QoS 2 waits for.
 
 Progress is told a few times a second, for all sessions at once; what a message of QoS 2 waits for, in the turn
 of the loop in which it began to wait.

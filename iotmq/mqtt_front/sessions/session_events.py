@@ -1,4 +1,4 @@
-"""What brokers tell a front end by themselves, and who of its parts is told."""
+"""Dispatch what brokers tell a front end by themselves to its parts."""
 
 from __future__ import annotations
 

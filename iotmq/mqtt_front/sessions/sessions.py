@@ -1,4 +1,4 @@
-"""Which device has which session: CONNECT, takeover, the end of a connection, and wills."""
+"""Own the sessions of connected devices: CONNECT, takeover, the end of a connection, and wills."""
 
 from __future__ import annotations
 

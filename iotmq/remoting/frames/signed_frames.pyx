@@ -1,4 +1,4 @@
-"""What the signature of a usual send or pull was made over, read from received bytes without a `Command`.
+"""Find the signed bytes of a usual send or pull in received bytes, without a `Command`.
 
 Operations: give access control the account, the signature, the signed bytes and the names that permissions
 are about. Goal: one object per request. Plan: the fields are read as the fast paths read them and sorted

@@ -1,4 +1,4 @@
-"""How far the log was on the disk when the process ended, written down after every flush at next to no cost.
+"""Write down the flushed position after every flush, at next to no cost.
 
 The checkpoint's position is seconds old when a process is killed, and a start has to know more precisely
 what was on the disk: bytes before that are damaged when they are no records, bytes behind may be what a

@@ -1,4 +1,4 @@
-"""Who may open a data directory, and whether the last one left it in order.
+"""Lock a data directory, and tell whether its last owner left it in order.
 
 `lock` is held exclusively as long as the store is open and names the process. `abort` exists as long
 as the store is open: finding it at the start means that the last run did not end cleanly.

@@ -1,4 +1,4 @@
-"""What a stretch of the log adds to the waiting messages, and which of them it ends.
+"""Collect from a stretch of the log the waiting messages it adds and those it ends.
 
 Operations: go through every record of the log, of which few wait or end a waiting; once in a while hand
 out what was found and start over. Per record that is a parse and two comparisons; no Python object before

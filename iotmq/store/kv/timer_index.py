@@ -1,4 +1,4 @@
-"""Which messages wait for a time: for delivering, cancelling and listing them, and for keeping their records.
+"""Index waiting messages by time: to deliver, cancel and list them, and to keep their records.
 
 In the column family `timers`, all numbers big-endian; `kind` is 0 for a message with a time of its own, or
 the delay level:

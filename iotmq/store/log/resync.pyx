@@ -1,4 +1,4 @@
-"""What a record must show to be believed, and where the next such one is.
+"""Find the next believable record behind damage in the log.
 
 A record proves itself by lengths that add up, its magic, a topic that can be one, the CRC of its body, and
 its own position: the last makes 64 bits that hardly anything else has at that place, least of all a copy

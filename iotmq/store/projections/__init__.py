@@ -1,4 +1,4 @@
-"""What is derived from the log, and how it catches up with it.
+"""Derive structures from the log, and let them catch up with it.
 
 Start with `projection`, the contract; `dispatch` feeds queues and index with what was appended.
 """

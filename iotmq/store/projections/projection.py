@@ -1,4 +1,4 @@
-"""What the store asks of a structure that is derived from the log."""
+"""Define what the store asks of a structure that is derived from the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cold reads brought into memory, and the letting go of it before it pushes out the hot tail.
+"""Release pages that cold reads brought in before they push out the hot tail.
 
 The kernel keeps whatever was read last, so one scan of an old queue would cost everybody else the pages
 they work with. Hence a bound of our own: the windows that cold reads fetched stand in a list, and past

@@ -1,4 +1,4 @@
-"""Where every queue begins in a log that has lost its front: kept for the day when queue files are lost, too.
+"""Remember the first offset of every queue of a trimmed log, for when queue files are lost too.
 
 A queue whose records were all deleted by retention has its next offset nowhere but in its own files. So
 before a file of the log goes, `consumequeue.begins` is written, big-endian:

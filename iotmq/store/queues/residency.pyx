@@ -1,4 +1,4 @@
-"""Which pages of the store's files are in memory, how to have them there, and how to let go of them.
+"""Plan cold reads: which pages of the store's files are in memory, and how to have or release them.
 
 The owner's thread must not touch a page that is on the disk: it would stand still for as long as the
 disk takes, and everybody with it. `plan_read` says beforehand what a read would touch that is not in

@@ -1,4 +1,4 @@
-"""What happens when a store opens: which bytes are good, and what must be done about the others.
+"""Open a store: find the good bytes, and deal with the others.
 
 Start with `opening`, then `recovery`. `write_state` says whether the store takes messages at all.
 """

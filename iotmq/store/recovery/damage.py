@@ -1,4 +1,4 @@
-"""What to do where the log is damaged: keep the bytes, say what is lost, and make the log one to walk over.
+"""Repair a damaged log: keep the bytes, report the loss, and make the log one to walk over.
 
 What is found goes to `commitlog.damage/` beside the log: for every range a file `START-END.bin` with the
 bytes as they were found and a `START-END.json` that says what they were. The directory is bounded; what has

@@ -1,4 +1,4 @@
-"""Who waits for the log to be on the disk up to a position."""
+"""Call back when the log is on the disk up to a position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which segments of the log go, and when the disk is too full for more: decisions only, no files.
+"""Decide which segments go, and when the disk is too full for more: decisions only, no files.
 
 Three things make segments go, oldest first and never the active one: they are past their age and it is
 the hour for it (or the disk is filling, or somebody asked); the disk is so full that age no longer

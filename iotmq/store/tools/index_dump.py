@@ -1,4 +1,4 @@
-"""What the files of the key index hold, header by header and chain by chain; for tools, and slow.
+"""Dump the files of the key index, header by header and chain by chain; for tools, and slow.
 
 The layout is that of `key_index`; read here from the bytes alone.
 """

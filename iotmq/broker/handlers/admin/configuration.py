@@ -1,5 +1,5 @@
-"""What the broker is configured to do and tells slaves and tools: topics (17, 21), groups (200, 201), offsets
-(43, 45), runtime info (28)."""
+"""Show and change the broker's configuration: topics (17, 21), groups (200, 201), offsets (43, 45), runtime
+info (28)."""
 
 from __future__ import annotations
 

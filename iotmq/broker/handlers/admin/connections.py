@@ -1,5 +1,5 @@
-"""Who is connected: consumers of a group (203), producers of a group (204) and all of them (328), the groups
-of a topic (300), and every client with its groups (LIST_CLIENTS, ours)."""
+"""Show connected clients: consumers of a group (203), producers of a group (204) and all of them (328), the
+groups of a topic (300), and every client with its groups (LIST_CLIENTS, ours)."""
 
 from __future__ import annotations
 

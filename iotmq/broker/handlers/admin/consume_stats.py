@@ -1,4 +1,4 @@
-"""What topics hold (202), and how far groups are: one (208), all (317), in time (303), corrected (308)."""
+"""Show what topics hold (202) and group progress: one (208), all (317), in time (303), corrected (308)."""
 
 from __future__ import annotations
 

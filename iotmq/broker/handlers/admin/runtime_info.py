@@ -1,4 +1,4 @@
-"""What code 28 answers: the keys tools of the RocketMQ family read (wire document 4.5).
+"""Answer code 28: the counters that tools of the RocketMQ family read (wire document 4.5).
 
 Keys that stay constant because what they are about does not exist here are in `_CONSTANTS`, with the reason.
 """

@@ -1,4 +1,4 @@
-"""What the broker counted, by name (315), and the topics it made itself (305)."""
+"""Show the broker's counts by name (315), and the topics it made itself (305)."""
 
 from __future__ import annotations
 
