@@ -22,7 +22,7 @@ def derive_keys(password: bytes, salt: bytes, iterations: int) -> tuple[bytes, b
 
 
 def prepare_password(password: bytes) -> bytes:
-    """Return the password in its SASLprep form; bytes that have none are taken as they are, as PostgreSQL does."""
+    """Return its SASLprep form; bytes that have none are taken as they are, as PostgreSQL does."""
     try:
         return saslprep(password.decode()).encode()
     except ValueError:
