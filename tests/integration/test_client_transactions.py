@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from local_cluster import LocalCluster
+from msgspec.structs import replace
 
 from iotmq.client import (
     IotmqClient,
@@ -39,6 +40,8 @@ from iotmq.errors import (
 )
 from iotmq.limits import TRANSACTION_CHECKS_IN_FLIGHT_MAX
 from iotmq.message.record import iter_records
+from iotmq.remoting.codes import RequestCode
+from iotmq.remoting.command import Command
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
 
@@ -366,6 +369,21 @@ async def test_each_requester_of_a_client_gets_its_own_replies(gateway: Gateway)
             two.request(Message("questions", b"2"), timeout_ms=10_000),
         )
         assert (first.body, second.body) == (b"1!", b"2!")
+
+
+async def test_a_client_that_asked_as_an_operator_before_gets_its_replies(gateway: Gateway) -> None:
+    """Its connection to the broker is there before it knows a route of that broker."""
+    gateway.broker.topics.ensure("questions", queues=1)
+    settings = replace(gateway.client_settings, heartbeat_ms=60_000)
+    async with (
+        IotmqClient(gateway.client_settings) as service,
+        IotmqClient(settings) as client,
+        await replying(service, lambda message: message.body + b"!"),
+        Requester(client) as requester,
+    ):
+        await client.request(gateway.broker.address, Command.request(RequestCode.GET_BROKER_RUNTIME_INFO, {}))
+        reply = await requester.request(Message("questions", b"now"), timeout_ms=5_000)
+        assert reply.body == b"now!"
 
 
 async def test_a_request_without_a_reply_times_out(gateway: Gateway) -> None:

@@ -95,6 +95,8 @@ class IotmqClient(Lifetime):
         )
         self._producers: dict[str, int] = {}
         self._consumers: dict[str, GroupConsumer] = {}
+        self._introduced: dict[str, ClientConnection] = {}
+        """Address -> the connection on which its broker has had a heartbeat."""
         self._request_handlers: dict[int, list[RequestHandler]] = {}
         self._heartbeater: asyncio.Task[None] | None = None
         self._recoveries: dict[str, asyncio.Task[None]] = {}
@@ -163,7 +165,7 @@ class IotmqClient(Lifetime):
         for address in self._broker_addresses(masters_only=True):
             connection = self._connections.ready(address)
             if connection is not None:
-                connection.request_nowait(self._heartbeat_command()).add_done_callback(_ignore_result)
+                self._introduce(address, connection)
 
     async def remove_producer(self, group: str) -> None:
         """Undo one `add_producer`; the last one tells the brokers."""
@@ -262,11 +264,17 @@ class IotmqClient(Lifetime):
         # The broker must know the groups before it sees a pull or a question about members on this
         # connection; requests of one connection are handled in order.
         if (self._consumers or self._producers) and address in self._broker_addresses():
-            connection.request_nowait(self._heartbeat_command()).add_done_callback(_ignore_result)
+            self._introduce(address, connection)
             for consumer in self._consumers.values():
                 consumer.members_changed()
 
+    def _introduce(self, address: str, connection: ClientConnection) -> None:
+        """Send a heartbeat without waiting for its answer."""
+        self._introduced[address] = connection
+        connection.request_nowait(self._heartbeat_command()).add_done_callback(_ignore_result)
+
     def _lost(self, address: str) -> None:
+        self._introduced.pop(address, None)
         if not self._is_running or not self._is_asked or address in self._recoveries:
             return
         if address in self._broker_addresses():
@@ -290,6 +298,11 @@ class IotmqClient(Lifetime):
         return bool(self._consumers) or any(self._request_handlers.values())
 
     def _route_changed(self, topic: str) -> None:
+        # The connection may be older than the route: that of a client which asked as an operator before.
+        for address in self._heartbeat_addresses():
+            connection = self._connections.ready(address)
+            if connection is not None and self._introduced.get(address) is not connection:
+                self._introduce(address, connection)
         for consumer in self._consumers.values():
             consumer.route_changed(topic)
 
