@@ -16,7 +16,7 @@ from iotmq.message.layout cimport put_u16, put_u32
 from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer, append, release, reserve
 from iotmq.mqtt.codec.framing cimport put_publish_head, put_variable_integer, variable_integer_size
 from iotmq.mqtt.codec.packet_types cimport (
-    LEVEL_5, PACKET_PUBACK, PACKET_PUBCOMP, PACKET_PUBLISH, PACKET_PUBREC, PACKET_PUBREL, STATE_CLOSED,
+    LEVEL_5, PACKET_PUBACK, PACKET_PUBCOMP, PACKET_PUBREC, PACKET_PUBREL, STATE_CLOSED,
     STATE_CONNECTED,
 )
 from iotmq.mqtt.server.in_flight cimport (
