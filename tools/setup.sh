@@ -188,20 +188,22 @@ ensure_paho_samples() {
 
 # --------------------------------------------------------------------------------- Python packages
 
-# Installs with uv where it is there, else with pip.
+# Runs an installer, shows what it says about its progress, and keeps all of it in the log.
+run_installer() {
+    "$@" 2>&1 | tee -a "$log" | awk '
+        /^ *(Collecting|Downloading|Building wheel|Installing collected|Successfully installed)/ ||
+        /^(Resolved|Prepared|Installed) [0-9]/ {
+            line = $0; sub(/^ +/, "", line)
+            print "    " substr(line, 1, 100); fflush()
+        }' >&2
+}
+
+# Installs with uv where it is there. It does not read pip's configuration, so where it fails pip may not.
 pip_install() {
-    local status=0 installer=("$venv_python" -m pip install --disable-pip-version-check --progress-bar off)
-    if command -v uv >/dev/null; then
-        installer=(uv pip install --python "$venv_python")
+    if command -v uv >/dev/null && run_installer uv pip install --python "$venv_python" "$@"; then
+        return
     fi
-    "${installer[@]}" "$@" 2>&1 |
-        tee -a "$log" | awk '
-            /^ *(Collecting|Downloading|Building wheel|Installing collected|Successfully installed)/ ||
-            /^(Resolved|Prepared|Installed) [0-9]/ {
-                line = $0; sub(/^ +/, "", line)
-                print "    " substr(line, 1, 100); fflush()
-            }' >&2 || status=$?
-    if [ "$status" != 0 ]; then
+    if ! run_installer "$venv_python" -m pip install --disable-pip-version-check --progress-bar off "$@"; then
         tail -n 25 "$log" >&2
         fail "pip install failed; the whole output is in $log"
     fi
