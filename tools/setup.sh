@@ -203,10 +203,7 @@ pip_install() {
     if command -v uv >/dev/null && run_installer uv pip install --python "$venv_python" "$@"; then
         return
     fi
-    if ! run_installer "$venv_python" -m pip install --disable-pip-version-check --progress-bar off "$@"; then
-        tail -n 25 "$log" >&2
-        fail "pip install failed; the whole output is in $log"
-    fi
+    run_installer "$venv_python" -m pip install --disable-pip-version-check --progress-bar off "$@"
 }
 
 # What an environment was made from: another answer means making it again.
@@ -242,22 +239,38 @@ ensure_environment() {
     "$python" -m venv .venv
 }
 
+# The package in place with what an extra of it needs, in the versions of the lock file (make lock renews it).
+install_locked() {
+    local extra="$1" what="$2" versions="$stamps/versions.txt"
+    sed -e '/--hash=/d' -e 's/ *\\$//' requirements/dev.lock >"$versions"
+    if [ "$extra" = dev ]; then
+        pip_install --require-hashes --requirement requirements/dev.lock || return
+    else
+        pip_install --constraint "$versions" setuptools Cython || return
+    fi
+    # The compiled modules are built by compile_modules, where one edit costs one module.
+    IOTMQ_BUILD_ONLY=none pip_install --constraint "$versions" --no-build-isolation --editable "$what"
+}
+
+# The same in whatever versions pyproject.toml allows: a new Python may need newer ones.
+install_unlocked() {
+    pip_install "setuptools>=77" "Cython>=3.2" && IOTMQ_BUILD_ONLY=none pip_install --no-build-isolation --editable "$1"
+}
+
 install_extra() {
-    local extra="$1" what="." versions="$stamps/versions.txt"
+    local extra="$1" what="."
     mkdir -p "$stamps"
     : >"$log"
     ensure_environment
     say "installing the Python packages of '$extra' (the first time a few minutes; output in $log)"
-    # Whatever is installed has the versions of the lock file (make lock renews it).
-    sed -e '/--hash=/d' -e 's/ *\\$//' requirements/dev.lock >"$versions"
-    if [ "$extra" = dev ]; then
-        pip_install --require-hashes --requirement requirements/dev.lock
-    else
-        pip_install --constraint "$versions" setuptools Cython
-    fi
     [ "$extra" = core ] || what=".[$extra]"
-    # The compiled modules are built by compile_modules, where one edit costs one module.
-    IOTMQ_BUILD_ONLY=none pip_install --constraint "$versions" --no-build-isolation --editable "$what"
+    if ! install_locked "$extra" "$what"; then
+        warn "the versions of requirements/dev.lock cannot be installed here (details in $log): taking others"
+        if ! install_unlocked "$what"; then
+            tail -n 25 "$log" >&2
+            fail "pip install failed; the whole output is in $log"
+        fi
+    fi
     if [ "$extra" = dev ]; then
         ensure_mosquitto
         ensure_redis

@@ -521,7 +521,7 @@ async def test_a_stop_goes_away(site: Site) -> None:
 
 async def test_who_sends_without_pause_has_its_share_of_a_turn_only(site: Site) -> None:
     flood, quiet = await connected(site, connect_packet("flood")), await connected(site)
-    data = frame(packets.encode_publish("t", b"m" * 1_000, qos=0, packet_id=None)) * 200
+    data = frame(packets.encode_publish("t", b"m" * 1_000, qos=0)) * 200
     is_going_on = True
 
     async def send() -> None:

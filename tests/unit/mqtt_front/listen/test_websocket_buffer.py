@@ -97,7 +97,7 @@ async def test_small_frames_without_end(connection: socket.socket) -> None:
     reading.take(request())
     assert reading.buffer_bytes < 2_048, "of one that does nothing"
     reading.take(frame(connect_packet("d")))
-    message = frame(packets.encode_publish("t", b"m" * 100, qos=0, packet_id=None))
+    message = frame(packets.encode_publish("t", b"m" * 100, qos=0))
     reading.take(message * 20_000)
     assert reading.transport.is_reading
     assert 14 * 1024 < reading.buffer_bytes < 29 * 1024
@@ -108,7 +108,7 @@ async def test_small_frames_without_end(connection: socket.socket) -> None:
 async def test_large_frames(connection: socket.socket, size: int) -> None:
     reading = Reading(connection, packet_bytes_max=1024 * 1024)
     reading.take(request() + frame(connect_packet("d")))
-    message = frame(packets.encode_publish("t", b"m" * size, qos=0, packet_id=None))
+    message = frame(packets.encode_publish("t", b"m" * size, qos=0))
     for _ in range(5):
         reading.take(message)
     assert size < reading.buffer_bytes < max(3.1 * size, 64 * 1024)
@@ -120,6 +120,6 @@ async def test_large_frames(connection: socket.socket, size: int) -> None:
 async def test_a_read_is_no_more_than_the_share_of_a_turn(connection: socket.socket) -> None:
     reading = Reading(connection, packet_bytes_max=1024 * 1024)
     reading.take(request() + frame(connect_packet("d")))
-    message = frame(packets.encode_publish("t", b"m" * 900_000, qos=0, packet_id=None))
+    message = frame(packets.encode_publish("t", b"m" * 900_000, qos=0))
     reading.take(message * 3)
     assert reading.largest_read <= 256 * 1024
