@@ -135,10 +135,10 @@ async def test_too_many_are_refused_until_some_are_gone(running: Running) -> Non
             await producer.send(Message("T", b"%d" % number, delay_ms=3_600_000)) for number in range(50)
         ]
         with pytest.raises(Exception, match="timers_pending_max"):
-            await producer.send(Message("T", b"too many", delay_ms=300), timeout_ms=100)
+            await producer.send(Message("T", b"too many", delay_ms=300), timeout_ms=2_000)
         assert await producer.recall(results[0].recall_handle) is True
         await producer.send(Message("T", b"one more", delay_ms=300))
         await soon(lambda: running.broker.timers.pending_count == 49, "it was delivered")
         await producer.send(Message("T", b"the last", delay_ms=3_600_000))
         with pytest.raises(Exception, match="timers_pending_max"):
-            await producer.send(Message("T", b"too many", delay_ms=300), timeout_ms=100)
+            await producer.send(Message("T", b"too many", delay_ms=300), timeout_ms=2_000)
