@@ -164,7 +164,9 @@ def _assign(table: dict[str, Any], origins: dict[str, str], path: str, text: str
     origins[path] = origin
     *sections, key = path.split(".")
     kind: Any = Config
-    for section in sections:
+    for depth, section in enumerate(sections, 1):
+        # For a section that is unknown as a whole.
+        origins.setdefault(".".join(sections[:depth]), origin)
         kind = _type_of(kind, section)
         inner = table.setdefault(section, {})
         if not isinstance(inner, dict):

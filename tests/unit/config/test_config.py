@@ -99,6 +99,8 @@ def test_variables_that_name_no_setting() -> None:
     assert "did you mean mqtt.listen_port?" in str(refused.value)
     assert "http.listen_port" in str(refused.value)
     assert "environment variable IOTMQ_HTTP__LISTEN_PORT" in str(refused.value)
+    with pytest.raises(ConfigError, match=r"nosuch \(environment variable IOTMQ_NOSUCH__PORT\) is unknown"):
+        load_config(environment={"IOTMQ_NOSUCH__PORT": "1"})
     with pytest.raises(ConfigError, match="data is not a section"):
         load_config(environment={"IOTMQ_DATA": "d", "IOTMQ_DATA__X": "1"})
 
@@ -144,7 +146,7 @@ def test_an_unknown_setting_is_refused_with_the_nearest_one_and_its_line(tmp_pat
 @pytest.mark.parametrize("assignment", ["htpp.listen_port=1", "nothing.at.all=1"])
 def test_an_unknown_section_is_refused(assignment: str) -> None:
     text = refusal(assignments=[assignment])
-    assert f"{assignment.split('.')[0]} is unknown" in text
+    assert f"{assignment.split('.')[0]} (--set) is unknown" in text
     assert "the settings are: data, store, broker" in text
 
 
