@@ -16,10 +16,10 @@ from iotmq.broker.access.addresses import split_patterns
 from iotmq.broker.replies.request_table import Handler
 from iotmq.clock import Clock
 from iotmq.errors import RequestError
+from iotmq.files import replace_private_file
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
-from iotmq.store.files.private_file import write_private
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ class AclHandler:
         def write() -> accounts_file.Accounts:
             data = change(accounts_file.read_bytes(access.path))
             accounts = accounts_file.parse_accounts(data)
-            write_private(access.path, data)
+            replace_private_file(access.path, data)
             return accounts
 
         try:
