@@ -363,10 +363,10 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "::test_a_device_has_one_look_up_under_way_however_much_it_subscribes",
     ),
     Bound(
-        "broker.timing: actions that wait",
+        "event_loop: actions that wait",
         "three of each session and front end, and as many cancelled ones",
         "items x one closure",
-        "tests/unit/broker/test_timing.py"
+        "tests/unit/test_due_actions.py"
         "::test_cancelled_actions_take_no_more_room_than_the_others_and_a_few",
     ),
     Bound(

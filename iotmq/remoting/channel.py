@@ -6,8 +6,8 @@ import asyncio
 from typing import Final, cast
 
 from iotmq.errors import ConnectionClosedError, RequestError, RequestTimeoutError
+from iotmq.event_loop import LoopSlice
 from iotmq.limits import REQUESTS_IN_FLIGHT_MAX, UNFINISHED_FRAMES_BYTES_MAX, WRITE_BUFFER_BYTES_MAX
-from iotmq.loop_slice import LoopSlice
 from iotmq.remoting.codes import Flag, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.frames.frame import FrameReader, Item, Run, decode_one, encode

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "iotmq"
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset(
         {"bounds", "clock", "cycles", "errors", "files", "limits"}
-        | {"log_format", "loop_slice", "metrics", "supervised", "watched_file"}
+        | {"log_format", "event_loop", "metrics", "supervised", "watched_file"}
     ),
     frozenset({"message", "ports"}),
     frozenset({"mqtt", "remoting"}),
@@ -170,7 +170,7 @@ def test_lower_layers_do_no_input_or_output(layer: str) -> None:
 # A room imports rooms on its left.
 FLOORS: dict[str, tuple[str, ...]] = {
     "broker": (
-        "settings", "timing", "statistics", "tables",
+        "settings", "statistics", "tables",
         "filters", "members", "replies", "writing", "exactly_once", "parts", "scheduled", "transactions",
         "questions",
         "delivery", "light_queues", "session_store", "shares", "sessions", "topic_changes", "access",

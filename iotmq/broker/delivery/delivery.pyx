@@ -37,7 +37,7 @@ from collections import deque
 from functools import partial
 
 from iotmq import limits
-from iotmq.loop_slice import LoopSlice
+from iotmq.event_loop import LoopSlice
 from iotmq.message.errors import MessageFormatError
 
 cdef Py_ssize_t BACKLOG_BYTES_MAX = limits.DELIVERY_BACKLOG_BYTES_MAX

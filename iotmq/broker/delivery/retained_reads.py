@@ -6,12 +6,12 @@ them.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable
 
 from iotmq.broker.delivery.retained import RetainedProjection
 from iotmq.errors import StoreError
+from iotmq.event_loop import NextTurn
 from iotmq.limits import RETAINED_TURN_WORK_BYTES_MAX
 from iotmq.ports.sessions import Refused, RetainedRead, RetainedRecords
 from iotmq.remoting.codes import ResponseCode
@@ -26,22 +26,18 @@ class RetainedReads:
         self._retained = retained
         self._left_bytes = RETAINED_TURN_WORK_BYTES_MAX
         self._waiting: deque[tuple[RetainedRead, Done]] = deque()
-        self._is_scheduled = False
+        self._next_turn = NextTurn(self._begin_turn)
 
     def read(self, request: RetainedRead, done: Done) -> None:
         """Find a page."""
         self._waiting.append((request, done))
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._next_turn)
+        self._next_turn.schedule()
         self._answer_some()
 
-    def _next_turn(self) -> None:
-        self._is_scheduled = False
+    def _begin_turn(self) -> None:
         self._left_bytes = RETAINED_TURN_WORK_BYTES_MAX
         if self._waiting:
-            self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._next_turn)
+            self._next_turn.schedule()
             self._answer_some()
 
     def _answer_some(self) -> None:

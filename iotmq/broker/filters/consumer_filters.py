@@ -7,7 +7,6 @@ finds them again after a restart of either side.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Iterable
 from functools import lru_cache
@@ -24,7 +23,7 @@ from iotmq.broker.filters.subscription import SubscriptionData
 from iotmq.broker.tables.config_files import DirtyTable
 from iotmq.clock import Clock
 from iotmq.errors import RequestError
-from iotmq.loop_slice import LoopSlice
+from iotmq.event_loop import LoopSlice, NextTurn
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import ResponseCode
 
@@ -75,6 +74,7 @@ class ConsumerFilters(DirtyTable):
         self._by_group: dict[str, dict[str, FilterData]] = {}
         self._count = 0
         self._late: deque[tuple[str, SubscriptionData]] = deque()
+        self._next_turn = NextTurn(self._register_late)
         self.refused_count = 0
         for data in self._read():
             self._put(data)
@@ -108,9 +108,8 @@ class ConsumerFilters(DirtyTable):
                     self.is_dirty = True
 
     def _register_later(self, group: str, subscription: SubscriptionData) -> None:
-        if not self._late:
-            asyncio.get_running_loop().call_soon(self._register_late)
         self._late.append((group, subscription))
+        self._next_turn.schedule()
 
     def _register_late(self) -> None:
         """Some of those that had to wait."""
@@ -118,7 +117,7 @@ class ConsumerFilters(DirtyTable):
         while self._late and turn.take():
             self._register_one(*self._late.popleft())
         if self._late:
-            asyncio.get_running_loop().call_soon(self._register_late)
+            self._next_turn.schedule()
 
     def group_left(self, group: str) -> None:
         """The group's last consumer is gone: forget its filters in a day."""

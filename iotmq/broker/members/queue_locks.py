@@ -10,7 +10,7 @@ import msgspec
 
 from iotmq import limits
 from iotmq.clock import Clock
-from iotmq.loop_slice import LoopSlice
+from iotmq.event_loop import LoopSlice
 
 LOCK_EXPIRY_S = 60.0
 

@@ -6,7 +6,6 @@ The work is a generator: it yields where it may be interrupted, and what it yiel
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import deque
 from collections.abc import Generator, Iterable
@@ -15,7 +14,7 @@ from typing import Final, TypeAlias
 from iotmq import limits
 from iotmq.broker.replies.cold_reads import ColdReads
 from iotmq.errors import RequestError
-from iotmq.loop_slice import LoopSlice
+from iotmq.event_loop import LoopSlice, NextTurn
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import ResponseCode
 from iotmq.remoting.command import Command
@@ -55,7 +54,7 @@ class SlicedReplies:
         self._running: set[_Job] = set()
         # Those of them that do not wait for the disk, in turn.
         self._ready: deque[_Job] = deque()
-        self._is_scheduled = False
+        self._next_turn = NextTurn(self._resume_next)
         self.refused_count = 0
 
     def answer(self, connection: ServerConnection, request: Command, work: Work) -> Command | None:
@@ -120,21 +119,17 @@ class SlicedReplies:
 
     def _enqueue(self, job: _Job) -> None:
         self._ready.append(job)
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._next)
+        self._next_turn.schedule()
 
-    def _next(self) -> None:
+    def _resume_next(self) -> None:
         """One slice for the job whose turn it is; whoever else uses the loop comes before the next."""
-        self._is_scheduled = False
         while self._ready:
             job = self._ready.popleft()
             if job in self._running:
                 self._resume(job)
                 break
-        if self._ready and not self._is_scheduled:
-            self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._next)
+        if self._ready:
+            self._next_turn.schedule()
 
     def _resume(self, job: _Job) -> None:
         try:

@@ -18,10 +18,10 @@ from iotmq.broker.scheduled.delivery_time import moved_properties
 from iotmq.broker.scheduled.timers import Timers
 from iotmq.broker.scheduled.unflushed_deliveries import UnflushedDeliveries
 from iotmq.broker.tables.topics import TIMER_TOPIC
-from iotmq.broker.timing import DeadlineTimer
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.clock import Clock
 from iotmq.errors import RequestError, StoreError
+from iotmq.event_loop import DeadlineTimer
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.record import decode_record
 from iotmq.metrics import Metric, samples

@@ -34,10 +34,10 @@ from iotmq.broker.scheduled.delivery_time import (
 from iotmq.broker.scheduled.recall_handle import RecallHandle
 from iotmq.broker.scheduled.unflushed_deliveries import UnflushedDeliveries
 from iotmq.broker.tables.topics import TIMER_TOPIC
-from iotmq.broker.timing import DeadlineTimer
 from iotmq.broker.writing.message_writer import Done, RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.errors import RequestError, StoreError
+from iotmq.event_loop import DeadlineTimer
 from iotmq.message.record import Record, decode_record, property_value
 from iotmq.metrics import Metric
 from iotmq.remoting.codes import ResponseCode

@@ -12,6 +12,7 @@ from iotmq.broker.tables.topics import SESSION_TOPIC
 from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.clock import Clock
+from iotmq.event_loop import NextTurn
 from iotmq.ports.sessions import Refused
 from iotmq.remoting.codes import ResponseCode
 from iotmq.supervised import surviving
@@ -33,7 +34,7 @@ class SessionLog:
         self._host = host
         self._elements: list[bytes] = []
         self._waiting: list[LoggedDone] = []
-        self._is_scheduled = False
+        self._turn_end = NextTurn(self._end_turn)
         self.records_total = 0
 
     def write(self, changes: Sequence[Change], done: LoggedDone) -> None:
@@ -44,7 +45,7 @@ class SessionLog:
             refused = Refused(ResponseCode.MESSAGE_ILLEGAL, f"changes of sessions of {len(body)} bytes")
             asyncio.get_running_loop().call_soon(done, refused)
             return
-        self._schedule()
+        self._turn_end.schedule()
         self._elements.append(encode_element(body, b"", 0))
         self._waiting.append(done)
 
@@ -68,17 +69,11 @@ class SessionLog:
         while self._elements:
             self._append()
 
-    def _schedule(self) -> None:
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._end_turn)
-
     def _end_turn(self) -> None:
-        self._is_scheduled = False
         if self._elements:
             self._append()
         if self._elements:
-            self._schedule()
+            self._turn_end.schedule()
 
     def _append(self) -> None:
         count = size = 0

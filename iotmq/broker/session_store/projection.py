@@ -60,7 +60,7 @@ from iotmq.broker.session_store.sessions import (
 from iotmq.broker.session_store.shares import TAG_SHARE, is_share
 from iotmq.broker.tables.topics import SESSION_TOPIC
 from iotmq.errors import StoreCorruptError
-from iotmq.loop_slice import LoopSlice
+from iotmq.event_loop import LoopSlice
 from iotmq.store.kv.kv_projection import MARKER_KEY, KeyValueProjection
 
 if TYPE_CHECKING:

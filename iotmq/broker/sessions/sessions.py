@@ -32,9 +32,8 @@ from iotmq.broker.sessions.limits import SessionLimits
 from iotmq.broker.sessions.translation import opened_session, progress_records
 from iotmq.broker.sessions.wills import Wills
 from iotmq.broker.shares.shares import Shares
-from iotmq.broker.timing import DueAction, DueActions
 from iotmq.errors import StoreError
-from iotmq.loop_slice import LoopSlice
+from iotmq.event_loop import DueAction, DueActions, LoopSlice
 from iotmq.metrics import Metric, samples
 from iotmq.mqtt.topics.topics import wildcard_shape
 from iotmq.ports.sessions import (

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from iotmq.broker.session_store.log import SessionLog
 from iotmq.broker.session_store.projection import SessionProjection
 from iotmq.broker.session_store.records import WillSent
-from iotmq.broker.timing import DueAction, DueActions
+from iotmq.event_loop import DueAction, DueActions
 from iotmq.ports.sessions import Refused, Will
 
 # What wills that wait keep in memory, all of them; others are looked up in their sessions when they are due.

@@ -25,7 +25,7 @@ from iotmq.broker.session_store.records import EndShare, OpenShare, ProgressShar
 from iotmq.broker.session_store.shares import StoredShare, is_share
 from iotmq.broker.shares.share_group import Handout, Holder, ShareGroup, Strategy
 from iotmq.errors import RequestError, StoreError
-from iotmq.loop_slice import LoopSlice
+from iotmq.event_loop import LoopSlice, NextTurn
 from iotmq.message.properties import MQTT_CLIENT_ID, MQTT_TOPIC
 from iotmq.message.record import decode_record, property_value
 from iotmq.metrics import Metric, samples
@@ -160,7 +160,7 @@ class Shares:
         self._ending: set[str] = set()
         self._last_member_id = 0
         self._busy: dict[str, _Live] = {}
-        self._is_pump_due = False
+        self._next_turn = NextTurn(self._pump)
         # Groups whose queue could not be read.
         self._stalled: list[_Live] = []
         self._unsaved: dict[str, _Live] = {}
@@ -407,13 +407,11 @@ class Shares:
 
     def _wake(self, live: _Live) -> None:
         self._busy[live.share] = live
-        if not self._is_pump_due and not self._is_stopped:
-            self._is_pump_due = True
-            asyncio.get_running_loop().call_soon(self._pump)
+        if not self._is_stopped:
+            self._next_turn.schedule()
 
     def _pump(self) -> None:
         """Serve groups until the turn's share is used up; one message may be for ten thousand of them."""
-        self._is_pump_due = False
         busy, self._busy = self._busy, {}
         turn = LoopSlice()
         for number, live in enumerate(busy.values()):

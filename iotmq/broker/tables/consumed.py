@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Final
 
 from iotmq.broker.tables.consumer_offsets import ConsumerOffsets
-from iotmq.loop_slice import LoopSlice
+from iotmq.event_loop import LoopSlice
 from iotmq.store.log.queue import Queue
 from iotmq.store.store import Store
 

@@ -15,10 +15,10 @@ from collections.abc import Iterable
 
 from iotmq.broker.members.groups import Member
 from iotmq.broker.parts import BrokerParts
-from iotmq.broker.timing import DeadlineTimer
 from iotmq.broker.transactions.half_messages import Half, copied_properties, read_half
 from iotmq.broker.transactions.transactions import Pending, State, Transactions
 from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
+from iotmq.event_loop import DeadlineTimer
 from iotmq.message.record import Record, decode_record, encode_record, property_value
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode

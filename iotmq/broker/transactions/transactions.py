@@ -28,7 +28,6 @@ from iotmq.broker.tables.topics import (
     TIMER_TOPIC,
     TRANSACTION_CHECKS_MAX_TOPIC,
 )
-from iotmq.broker.timing import DeadlineTimer
 from iotmq.broker.transactions.half_messages import (
     COMMIT,
     COPY_PROPERTIES_BYTES,
@@ -46,6 +45,7 @@ from iotmq.broker.transactions.half_messages import (
 from iotmq.broker.writing.message_writer import Done, RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.errors import RequestError
+from iotmq.event_loop import DeadlineTimer
 from iotmq.message.record import Record, decode_record, iter_records, property_value
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import ResponseCode

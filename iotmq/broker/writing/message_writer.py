@@ -22,7 +22,6 @@ from iotmq.broker.statistics.latencies import now_us
 from iotmq.broker.statistics.statistics import Statistics
 from iotmq.broker.tables.changed_settings import ChangedSettings
 from iotmq.broker.tables.topics import TopicTable
-from iotmq.broker.timing import DeadlineTimer
 from iotmq.clock import Clock
 from iotmq.errors import (
     RecordTooLargeError,
@@ -30,6 +29,7 @@ from iotmq.errors import (
     StoreFullError,
     StoreReadOnlyError,
 )
+from iotmq.event_loop import DeadlineTimer, NextTurn
 from iotmq.message.errors import MessageFormatError
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import ResponseCode
@@ -177,8 +177,7 @@ class MessageWriter:
         self._dispatch_listeners: list[Callable[[list[Queue]], None]] = []
         self._confirmed_listeners: list[Callable[[], None]] = []
         self._written_listeners: list[Callable[[], None]] = []
-        # True from the append that asked for a notification until it runs, once per turn of the loop.
-        self._is_notify_scheduled = False
+        self._next_turn = NextTurn(self._notify)
         # True within `gathered`.
         self._is_gathering = False
         # Appends of this turn wait to be dispatched, which `_notify` does at its end.
@@ -368,9 +367,7 @@ class MessageWriter:
         batch = StoredBatch(appended, queue.queue_id)
         self.count_put(topic, batch.queue_id, count, size)
         if self._is_gathering or store.confirmed_position >= appended.end_position:
-            if not self._is_notify_scheduled:
-                self._is_notify_scheduled = True
-                asyncio.get_running_loop().call_soon(self._notify)
+            self._next_turn.schedule()
             self._put_latencies.end(begun_us)
             done(batch)
         elif waits_for_flush:
@@ -443,9 +440,7 @@ class MessageWriter:
         if not self._waits_for_disk:
             # Runs of one turn, of as many connections as there are, are dispatched together.
             self._is_dispatch_due = True
-            if not self._is_notify_scheduled:
-                self._is_notify_scheduled = True
-                asyncio.get_running_loop().call_soon(self._notify)
+            self._next_turn.schedule()
         if batches > waiting:
             self._put_latencies.end(self._run_begun_us, batches - waiting)
         if waiting:
@@ -538,7 +533,6 @@ class MessageWriter:
         )
 
     def _notify(self) -> None:
-        self._is_notify_scheduled = False
         self.write_out()
         queues = self._store.take_dispatched()
         if queues:

@@ -24,7 +24,9 @@ class SendDeadlines:
         loop = asyncio.get_running_loop()
         send.deadline_s = loop.time() + send.timeout_s
         if send.timeout_s != self._usual_s:
-            loop.call_at(send.deadline_s, self._expire, send)
+            timer = loop.call_at(send.deadline_s, self._expire, send)
+            # It would keep the message until then.
+            send.future.add_done_callback(lambda _: timer.cancel())
             return
         self._deadlines.append(send)
         if self._timer is None:

@@ -21,7 +21,7 @@ from iotmq.mqtt_front.connection.outgoing cimport OutgoingMessage
 from collections import deque
 
 from iotmq import limits
-from iotmq.loop_slice import LoopSlice
+from iotmq.event_loop import LoopSlice
 
 cdef Py_ssize_t BACKLOG_BYTES_MAX = limits.EGRESS_BACKLOG_BYTES_MAX
 # More than other work has of a turn: each turn ends with a write to every device that got something.

@@ -21,6 +21,7 @@ from ipaddress import IPv6Address, ip_address
 from typing import Any, Final, TypeAlias, cast
 
 from iotmq import limits
+from iotmq.event_loop import NextTurn
 from iotmq.metrics import Metric
 from iotmq.mqtt_front.connection.peer import Peer
 from iotmq.mqtt_front.listen.proxy_header import NO_HEADER, ProxyHeader, ProxyHeaderError, ProxyHeaderReader
@@ -81,7 +82,7 @@ class Handshakes:
         # Those whose next bytes are waited for, and those whose handshake may begin.
         self._waiting: set[_Arrival] = set()
         self._ready: deque[_Arrival] = deque()
-        self._is_start_scheduled = False
+        self._next_turn = NextTurn(self._start_some)
         # Those in the hands of the loop, until they are connected or failed.
         self._starting = Starting()
         self._started: set[_Arrival] = set()
@@ -259,19 +260,13 @@ class Handshakes:
         if arrival.awaited_bytes:
             arrival.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
         self._ready.append(arrival)
-        self._schedule_start()
-
-    def _schedule_start(self) -> None:
-        if not self._is_start_scheduled:
-            self._is_start_scheduled = True
-            self._loop.call_soon(self._start_some)
+        self._next_turn.schedule()
 
     def _start_some(self) -> None:
-        self._is_start_scheduled = False
         for _ in range(min(len(self._ready), limits.TLS_HANDSHAKES_PER_TURN)):
             self._start(self._ready.popleft())
         if self._ready:
-            self._schedule_start()
+            self._next_turn.schedule()
 
     def _start(self, arrival: _Arrival) -> None:
         self._started.add(arrival)

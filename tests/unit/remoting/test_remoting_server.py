@@ -16,8 +16,8 @@ from loop_turns import LoopTurns, turn_s_max
 
 from iotmq.clock import ManualClock
 from iotmq.errors import ConnectionClosedError, RequestError, RequestTimeoutError
+from iotmq.event_loop import LoopSlice
 from iotmq.limits import FRAME_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX
-from iotmq.loop_slice import LoopSlice
 from iotmq.remoting import channel
 from iotmq.remoting.codes import ResponseCode, Serialize
 from iotmq.remoting.command import Command

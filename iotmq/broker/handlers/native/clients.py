@@ -13,7 +13,7 @@ from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig
 from iotmq.broker.tables.topics import RETRY_PREFIX
-from iotmq.loop_slice import LoopSlice
+from iotmq.event_loop import LoopSlice
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection

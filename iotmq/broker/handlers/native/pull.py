@@ -15,8 +15,8 @@ from iotmq.broker.parts import BrokerParts
 from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.statistics.latencies import now_us
 from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig
-from iotmq.broker.timing import DeadlineTimer
 from iotmq.errors import RequestError
+from iotmq.event_loop import DeadlineTimer
 from iotmq.message.record_filter import RecordFilter
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import LanguageCode, RequestCode, ResponseCode, Serialize

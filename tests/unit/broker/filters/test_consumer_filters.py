@@ -18,7 +18,7 @@ from iotmq.broker.filters.subscription import SubscriptionData
 from iotmq.broker.settings import BrokerSettings
 from iotmq.clock import ManualClock
 from iotmq.errors import RequestError
-from iotmq.loop_slice import LoopSlice
+from iotmq.event_loop import LoopSlice
 from iotmq.message.hosts import encode_host
 from iotmq.message.properties import encode_properties
 from iotmq.message.record import encode_batch, iter_records

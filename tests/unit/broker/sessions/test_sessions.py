@@ -17,10 +17,9 @@ from iotmq.broker.session_store import log as session_log
 from iotmq.broker.session_store.records import End, WillSent, encode_changes
 from iotmq.broker.sessions import sessions, wills
 from iotmq.broker.sessions.sessions import FENCE_TIMEOUT_S, OWNER_GRACE_S, START_GRACE_S
-from iotmq.broker.timing import CANCELLED_KEPT
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.errors import StoreError, StoreFullError
-from iotmq.loop_slice import LoopSlice
+from iotmq.event_loop import CANCELLED_ACTIONS_KEPT, LoopSlice
 from iotmq.ports.sessions import InFlight, Refused, SessionProgress, Will
 from iotmq.remoting.codes import ResponseCode
 from iotmq.store.kv.kv_projection import KeyValueProjection
@@ -522,7 +521,7 @@ async def test_a_device_that_comes_and_goes_has_one_will_waiting(bench: SessionB
         check(bench)
     actions = bench.broker.sessions._actions
     assert len(actions) == 1
-    assert len(actions._heap) <= CANCELLED_KEPT + 2
+    assert len(actions._heap) <= CANCELLED_ACTIONS_KEPT + 2
     bench.pass_time(86_400)
     assert bench.stored() == [b"299"]
 

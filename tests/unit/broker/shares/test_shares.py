@@ -25,7 +25,7 @@ from iotmq.broker.shares import shares
 from iotmq.broker.shares.share_group import Holder, ShareGroup, Strategy
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.errors import RequestError, StoreCorruptError, StoreError
-from iotmq.loop_slice import LoopSlice
+from iotmq.event_loop import LoopSlice
 from iotmq.mqtt.topics.topics import split_shared
 from iotmq.ports.sessions import HANDOUT_REPEATED, OpenedSession, OpenRequest, Refused, ShareJoin
 from iotmq.remoting.codes import RequestCode, ResponseCode

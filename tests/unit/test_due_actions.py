@@ -5,25 +5,25 @@ from __future__ import annotations
 import pytest
 from eventually import soon
 
-from iotmq import loop_slice
-from iotmq.broker.timing import CANCELLED_KEPT, PER_TURN, DueActions
+from iotmq import event_loop
 from iotmq.clock import ManualClock
+from iotmq.event_loop import ACTIONS_PER_TURN, CANCELLED_ACTIONS_KEPT, DueActions
 
 
 async def test_of_very_many_that_are_due_some_are_done_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     # However slow the processor is: what time has to say of it is test_loop_slice's.
-    monkeypatch.setattr(loop_slice.time, "thread_time", lambda: 0.0)
+    monkeypatch.setattr(event_loop.time, "thread_time", lambda: 0.0)
     clock = ManualClock()
     actions = DueActions(clock, refused=lambda error: None)
     done: list[int] = []
-    for number in range(PER_TURN + 1):
+    for number in range(ACTIONS_PER_TURN + 1):
         actions.do_later(1, lambda number=number: done.append(number))  # type: ignore[misc]
     clock.advance(2)
     actions.run()
     actions._invariants()
-    assert done == list(range(PER_TURN))
+    assert done == list(range(ACTIONS_PER_TURN))
     await soon(lambda: not len(actions), "the last one")
-    assert done == list(range(PER_TURN + 1))
+    assert done == list(range(ACTIONS_PER_TURN + 1))
     actions._invariants()
 
 
@@ -33,12 +33,12 @@ async def test_cancelled_actions_take_no_more_room_than_the_others_and_a_few() -
     for _ in range(1_000):
         actions.cancel(actions.do_later(3_600, lambda: None))
         actions._invariants()
-        assert len(actions._heap) <= 2 * len(kept) + CANCELLED_KEPT + 1
+        assert len(actions._heap) <= 2 * len(kept) + CANCELLED_ACTIONS_KEPT + 1
     assert len(actions) == 100
     for due in kept:
         actions.cancel(due)
         actions.cancel(due)
         actions._invariants()
     assert len(actions) == 0
-    assert len(actions._heap) <= CANCELLED_KEPT
+    assert len(actions._heap) <= CANCELLED_ACTIONS_KEPT
     actions.clear()

@@ -1,22 +1,73 @@
-"""Deadlines on the event loop: one timer for many of them, and actions that are done when they are due."""
+"""Do work later on the event loop: in slices of a turn, in the next turn, at a deadline.
+
+`LoopSlice` bounds long work, `NextTurn` calls something once in the next turn, `DeadlineTimer` is one timer
+for many deadlines, and `DueActions` does many things when each of them is due.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
+import sys
+import time
 from collections.abc import Callable
 from typing import Final
 
 from iotmq.clock import Clock
 from iotmq.errors import StoreError
-from iotmq.loop_slice import LoopSlice
 
+# What one kind of work has of a turn: several kinds may come together, and all of it is to stay below 20 ms.
+SLICE_S: Final = 0.003
 # So long after the database has refused an action it is asked again.
-RETRY_S: Final = 1.0
+ACTION_RETRY_S: Final = 1.0
 # So many are done in one turn of the loop, unless its time is over before.
-PER_TURN: Final = 256
+ACTIONS_PER_TURN: Final = 256
 # Cancelled actions that the heap keeps beside as many as there are others.
-CANCELLED_KEPT: Final = 64
+CANCELLED_ACTIONS_KEPT: Final = 64
+
+
+class LoopSlice:
+    """Some steps of work, for some milliseconds of the processor. The first step is always taken."""
+
+    __slots__ = ("_end_s", "_left", "_steps_max")
+
+    def __init__(self, steps_max: int = sys.maxsize, *, slice_s: float = SLICE_S) -> None:
+        self._steps_max = self._left = steps_max
+        self._end_s = time.thread_time() + slice_s
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the next step is one for another turn."""
+        if self._left == self._steps_max:
+            return False
+        return self._left <= 0 or time.thread_time() >= self._end_s
+
+    def take(self) -> bool:
+        """Whether there is room for a step, which counts as taken."""
+        if self.is_over:
+            return False
+        self._left -= 1
+        return True
+
+
+class NextTurn:
+    """Calls `action` in the next turn of the running loop: once, however often it was scheduled."""
+
+    __slots__ = ("_action", "_is_scheduled")
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._action = action
+        self._is_scheduled = False
+
+    def schedule(self) -> None:
+        """Call it in the next turn."""
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._run)
+
+    def _run(self) -> None:
+        self._is_scheduled = False
+        self._action()
 
 
 class DeadlineTimer:
@@ -106,7 +157,7 @@ class DueActions:
             return
         due.action = None
         self._cancelled_count += 1
-        if self._cancelled_count > CANCELLED_KEPT + len(self):
+        if self._cancelled_count > CANCELLED_ACTIONS_KEPT + len(self):
             self._heap = [kept for kept in self._heap if kept.action is not None]
             heapq.heapify(self._heap)
             self._cancelled_count = 0
@@ -115,7 +166,7 @@ class DueActions:
         """Do what is due, or the first of very much; the rest in the next turn of the loop."""
         now_s, last_order = self._clock.monotonic_s(), self._order
         # What an action adds is for the next turn of the loop, even when it is due at once.
-        turn = LoopSlice(PER_TURN)
+        turn = LoopSlice(ACTIONS_PER_TURN)
         while self._heap and turn.take():
             if self._heap[0].due_s > now_s or self._heap[0].order > last_order:
                 break
@@ -144,12 +195,12 @@ class DueActions:
             action()
         except StoreError as error:
             due.action = action
-            due.due_s = self._clock.monotonic_s() + RETRY_S
+            due.due_s = self._clock.monotonic_s() + ACTION_RETRY_S
             self._push(due)
             self._refused(error)
 
     def _invariants(self) -> None:
         """Raise AssertionError when the books do not agree."""
         cancelled = sum(due.action is None for due in self._heap)
-        assert cancelled == self._cancelled_count <= CANCELLED_KEPT + len(self)
+        assert cancelled == self._cancelled_count <= CANCELLED_ACTIONS_KEPT + len(self)
         assert all(self._heap[(place - 1) // 2] < due for place, due in enumerate(self._heap) if place)

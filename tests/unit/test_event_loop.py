@@ -1,0 +1,92 @@
+"""A share of one turn of the loop."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from iotmq import event_loop
+from iotmq.event_loop import SLICE_S, LoopSlice, NextTurn
+from tests.oracles.session_bench import turns
+
+
+class Clock:
+    """Stands in for `time` in the module."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def thread_time(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(event_loop, "time", clock)
+    return clock
+
+
+def test_so_many_steps_are_taken_and_no_more(clock: Clock) -> None:
+    part = LoopSlice(3)
+    assert [part.take() for _ in range(5)] == [True, True, True, False, False]
+    assert part.is_over
+
+
+def test_no_step_begins_when_the_time_is_over(clock: Clock) -> None:
+    part = LoopSlice()
+    assert part.take()
+    clock.now_s += SLICE_S / 2
+    assert part.take()
+    clock.now_s += SLICE_S / 2
+    assert not part.take()
+
+
+def test_the_first_step_is_taken_however_late_it_is(clock: Clock) -> None:
+    part = LoopSlice(2)
+    clock.now_s += 1
+    assert [part.take(), part.take()] == [True, False]
+
+
+async def test_what_is_scheduled_often_is_done_once_in_the_next_turn() -> None:
+    done: list[int] = []
+    next_turn = NextTurn(lambda: done.append(len(done)))
+    next_turn.schedule()
+    next_turn.schedule()
+    assert done == []
+    await turns(2)
+    assert done == [0]
+
+
+async def test_what_schedules_itself_is_done_in_the_turn_after() -> None:
+    done: list[int] = []
+
+    def act() -> None:
+        done.append(len(done))
+        if len(done) < 3:
+            next_turn.schedule()
+
+    next_turn = NextTurn(act)
+    next_turn.schedule()
+    await turns(1)
+    assert len(done) == 1
+    await turns(3)
+    assert len(done) == 3
+
+
+async def test_what_raises_can_be_scheduled_again() -> None:
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["exception"]))
+    done: list[int] = []
+
+    def act() -> None:
+        done.append(len(done))
+        raise ValueError("refused")
+
+    next_turn = NextTurn(act)
+    next_turn.schedule()
+    await turns(2)
+    next_turn.schedule()
+    await turns(2)
+    assert (len(done), len(reported)) == (2, 2)
