@@ -17,6 +17,7 @@ from typing import Final, Literal, Protocol
 import msgspec
 
 import iotmq
+from iotmq.addresses import address_text, parse_address
 from iotmq.broker.broker import Broker
 from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.broker.settings import BrokerSettings
@@ -258,7 +259,7 @@ class Process:
             self._checks[name] = lambda: part.not_ready_reason
 
     def _listens(self, name: str, host: str, port: int) -> None:
-        self.addresses[name] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.addresses[name] = address_text(host, port)
 
     def _listens_for_mqtt(self, addresses: Mapping[str, str]) -> None:
         for name, address in addresses.items():
@@ -378,5 +379,5 @@ def _free_port(host: str) -> int:
 
 def _reachable(address: str) -> str:
     """Where to connect to for a listener of this process: a listener on every address is met on loopback."""
-    host, _, port = address.rpartition(":")
-    return {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host) + ":" + port
+    host, port = parse_address(address)
+    return address_text({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)

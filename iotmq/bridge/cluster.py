@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
+from iotmq.addresses import address_text, parse_address
 from iotmq.bridge.offsets import QueueBounds, QueueKey
-from iotmq.bridge.options import parse_address
 from iotmq.client.transport.routes import MASTER_ID, parse_cluster, parse_route, parse_topics
 from iotmq.clock import Clock, SystemClock
-from iotmq.errors import BrokerError, ConnectionClosedError, IotmqError, RequestTimeoutError
+from iotmq.errors import BrokerError, ConfigError, ConnectionClosedError, IotmqError, RequestTimeoutError
 from iotmq.remoting.blocking import BlockingConnection
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
@@ -319,7 +319,7 @@ class Cluster:
         except (OSError, IotmqError) as error:
             self.drop(address)
             if isinstance(error, OSError):
-                raise ConnectionClosedError(f"{address[0]}:{address[1]}: {error}") from error
+                raise ConnectionClosedError(f"{address_text(*address)}: {error}") from error
             raise
         return answers
 
@@ -331,7 +331,10 @@ def _accepted(answer: Command) -> Command:
 
 
 def _address_of(broker: str, text: str) -> Address:
-    return parse_address(text, DEFAULT_BROKER_PORT, what=f"address of broker {broker}")
+    try:
+        return parse_address(text, default_port=DEFAULT_BROKER_PORT)
+    except ValueError as error:
+        raise ConfigError(f"broker {broker}: {error}") from None
 
 
 def _by_address(keys: Iterable[QueueKey], addresses: Mapping[str, Address]) -> dict[Address, list[QueueKey]]:

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from iotmq import limits
+from iotmq.addresses import AddressText
 from iotmq.remoting.tls.files import (
     TLS_HANDSHAKE_S,
     TlsCertificateFile,
@@ -19,7 +20,6 @@ from iotmq.remoting.tls.files import (
 )
 
 _NAME_PATTERN = r"^[%|a-zA-Z0-9_-]+$"
-_ADDRESS_PATTERN = r"^(\[[^\]]+\]|[^:\s]+):\d{1,5}$"
 
 
 QueuePolicy = Literal["drop-oldest", "refuse-new"]
@@ -85,7 +85,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         int, Meta(ge=0, le=65_535, description="Port that clients connect to; 0 means the listening port.")
     ] = 0
     registries: Annotated[
-        tuple[Annotated[str, Meta(pattern=_ADDRESS_PATTERN)], ...],
+        tuple[AddressText, ...],
         Meta(
             max_length=64, description="host:port of every registry; the broker registers with each of them."
         ),

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from iotmq import limits
+from iotmq.addresses import parse_address
 from iotmq.client.transport.backoff import Backoff
-from iotmq.client.transport.connections import split_address
 from iotmq.errors import ConnectionClosedError, RequestTimeoutError
 from iotmq.ports.gateway import DeliveryReceiver
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -96,7 +96,7 @@ class DeliveryChannel:
             self._lost.clear()
             connection: ClientConnection | None = None
             try:
-                host, port = split_address(self.address)
+                host, port = parse_address(self.address)
                 connection = await ClientConnection.connect(
                     host,
                     port,

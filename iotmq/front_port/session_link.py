@@ -13,8 +13,8 @@ from typing import Final, Protocol
 import msgspec
 
 from iotmq import limits
+from iotmq.addresses import parse_address
 from iotmq.client.transport.backoff import Backoff
-from iotmq.client.transport.connections import split_address
 from iotmq.errors import BrokerError, ConnectionClosedError, RequestError, RequestTimeoutError
 from iotmq.front_port.request_turns import RequestTurns
 from iotmq.front_port.session_answers import decoded, outcome_of, records_of, split_records, tell
@@ -354,7 +354,7 @@ class SessionLink:
             self._lost.clear()
             connection: ClientConnection | None = None
             try:
-                host, port = split_address(self.address)
+                host, port = parse_address(self.address)
                 connection = await ClientConnection.connect(
                     host,
                     port,

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from iotmq.addresses import parse_address
 from iotmq.clock import Clock, SystemClock
 from iotmq.metrics import Metric, samples
 from iotmq.mqtt import reason_codes
@@ -280,7 +281,7 @@ class MqttFront:
     @property
     def port(self) -> int:
         """The port of the listener of mqtt.listen_port."""
-        return int(self.address.rpartition(":")[2])
+        return parse_address(self.address)[1]
 
     @property
     def address(self) -> str:

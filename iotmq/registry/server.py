@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from iotmq.addresses import parse_address
 from iotmq.clock import Clock, SystemClock
 from iotmq.errors import RequestError
 from iotmq.limits import (
@@ -508,14 +509,10 @@ def _identity(request: Command) -> BrokerIdentity:
 def _address(request: Command) -> str:
     """The address of a broker; one that nobody can connect to would stop tools that ask every broker."""
     address = _name(request, "brokerAddr")
-    host, _, port = address.rpartition(":")
-    if (
-        not host
-        or address.split() != [address]
-        or not (port.isascii() and port.isdigit())
-        or int(port) > 65_535
-    ):
-        raise RequestError(ResponseCode.SYSTEM_ERROR, f"the field brokerAddr is not host:port: {address!r}")
+    try:
+        parse_address(address, port_min=0)
+    except ValueError as error:
+        raise RequestError(ResponseCode.SYSTEM_ERROR, f"the field brokerAddr: {error}") from None
     return address
 
 

@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from iotmq.addresses import address_text
 from iotmq.broker.settings import BrokerSettings
 from iotmq.errors import ConfigError, ConnectionClosedError, IotmqError
 from iotmq.message.hosts import encode_host
@@ -103,7 +104,7 @@ class AdvertisedAddress:
 
     async def _knock(self) -> list[str]:
         """Connect to the address as a client would, and see who answers."""
-        where = f"{self._host}:{self._port}"
+        where = address_text(self._host, self._port)
         try:
             connection = await ClientConnection.connect(self._host, self._port, timeout_s=_TIMEOUT_S)
         except ConnectionClosedError as error:

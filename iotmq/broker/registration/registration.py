@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Final, NamedTuple
 
+from iotmq.addresses import address_text
 from iotmq.broker.registration.body import RegistrationBody, encode_registration
 from iotmq.broker.tables.config_files import DataVersion
 from iotmq.broker.tables.topics import TopicConfig
@@ -71,7 +72,7 @@ class RegistryLink:
 
     @property
     def address(self) -> str:
-        return f"{self._host}:{self._port}"
+        return address_text(self._host, self._port)
 
     def start(self) -> None:
         self._task = supervise("registration", self._run)
@@ -353,9 +354,3 @@ class Registration:
 
     def _unregistration(self) -> Command:
         return Command.request(RequestCode.UNREGISTER_BROKER, self._identity)
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """Host and port of `host:port` or `[ipv6]:port`."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)

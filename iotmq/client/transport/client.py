@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol, TypeAlias
 
-from iotmq.client.transport.connections import Connections, split_address
+from iotmq.addresses import parse_address
+from iotmq.client.transport.connections import Connections
 from iotmq.client.transport.lifetime import Lifetime
 from iotmq.client.transport.registries import Registries, Routes
 from iotmq.client.transport.routes import MASTER_ID
@@ -68,7 +69,7 @@ class IotmqClient(Lifetime):
         self.clock: Clock = clock or SystemClock()
         for address in self.settings.registries:
             try:
-                split_address(address)
+                parse_address(address)
             except ValueError as error:
                 raise ConfigError(f"registries: {error}") from error
         self.client_id = self.settings.client_id or _unique_client_id()

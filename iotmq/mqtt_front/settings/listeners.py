@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from iotmq import limits
+from iotmq.addresses import address_text
 
 TCP_NAME: Final = "tcp"
 """The name of the listener of `mqtt.listen_port`."""
@@ -267,8 +268,7 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         """HOST:PORT, with brackets around a host of IPv6; or the path."""
         if not self.is_on_network:
             return self.socket_path
-        host = f"[{self.listen_host}]" if ":" in self.listen_host else self.listen_host
-        return f"{host}:{self.listen_port}"
+        return address_text(self.listen_host, self.listen_port)
 
 
 def tcp_listener(host: str, port: int) -> ListenerSettings:

@@ -8,11 +8,10 @@ import msgspec
 from msgspec import Meta
 
 from iotmq import limits
+from iotmq.addresses import AddressText
 from iotmq.mqtt_front.settings.authentication import AuthenticationSettings
 from iotmq.mqtt_front.settings.listeners import ListenerSettings, tcp_listener
 from iotmq.mqtt_front.settings.topics import AutoSubscriptionSettings, RewriteSettings
-
-_ADDRESS_PATTERN = r"^(\[[^\]]+\]|[^:\s]+):\d{1,5}$"
 
 
 class RouteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -353,7 +352,7 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = "mqtt"
     registries: Annotated[
-        tuple[Annotated[str, Meta(pattern=_ADDRESS_PATTERN)], ...],
+        tuple[AddressText, ...],
         Meta(
             min_length=1,
             max_length=64,
