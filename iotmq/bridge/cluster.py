@@ -6,6 +6,7 @@ failure until `retry_timeout_s` has passed, so that a broker may restart under a
 
 from __future__ import annotations
 
+import random
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -13,6 +14,7 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from iotmq.addresses import address_text, parse_address
+from iotmq.backoff import Backoff
 from iotmq.bridge.offsets import QueueBounds, QueueKey
 from iotmq.client.transport.routes import MASTER_ID, parse_cluster, parse_route, parse_topics
 from iotmq.clock import Clock, SystemClock
@@ -90,11 +92,17 @@ class Retry:
     """Asks again after passing failures, with growing pauses, until the time allowed is used up."""
 
     def __init__(
-        self, timeout_s: float, *, clock: Clock | None = None, sleep: Callable[[float], None] = time.sleep
+        self,
+        timeout_s: float,
+        *,
+        clock: Clock | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+        chance: Callable[[], float] = random.random,
     ) -> None:
         self._timeout_s = timeout_s
         self._clock = SystemClock() if clock is None else clock
         self._sleep = sleep
+        self._chance = chance
 
     def call(self, ask: Callable[[], Answer], *, what: str) -> Answer:
         """`ask()` until it answers; raises ConnectionClosedError with `what` and the last failure."""
@@ -115,25 +123,27 @@ class Retry:
 
     def patience(self) -> Patience:
         """A fresh allowance of time, for callers that have their own loop."""
-        return Patience(self._timeout_s, self._clock, self._sleep)
+        backoff = Backoff(min_s=_BACKOFF_FIRST_S, max_s=_BACKOFF_MAX_S, chance=self._chance)
+        return Patience(self._timeout_s, self._clock, self._sleep, backoff)
 
 
 class Patience:
     """One allowance of time to spend on waiting for something to get better."""
 
-    def __init__(self, timeout_s: float, clock: Clock, sleep: Callable[[float], None]) -> None:
+    def __init__(
+        self, timeout_s: float, clock: Clock, sleep: Callable[[float], None], backoff: Backoff
+    ) -> None:
         self._clock = clock
         self._sleep = sleep
         self._deadline_s = clock.monotonic_s() + timeout_s
-        self._pause_s = _BACKOFF_FIRST_S
+        self._backoff = backoff
 
     def wait(self) -> bool:
         """Pause before another try; False, without a pause, when the allowance is used up."""
         left_s = self._deadline_s - self._clock.monotonic_s()
         if left_s <= 0:
             return False
-        self._sleep(min(self._pause_s, left_s))
-        self._pause_s = min(self._pause_s * 2, _BACKOFF_MAX_S)
+        self._sleep(min(self._backoff.next_s(), left_s))
         return True
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from iotmq import limits
 from iotmq.addresses import parse_address
-from iotmq.client.transport.backoff import Backoff
+from iotmq.backoff import Backoff
 from iotmq.errors import ConnectionClosedError, RequestTimeoutError
 from iotmq.ports.gateway import DeliveryReceiver
 from iotmq.remoting.codes import RequestCode, ResponseCode

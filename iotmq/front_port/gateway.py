@@ -11,8 +11,8 @@ import msgspec
 from typing_extensions import Buffer
 
 from iotmq import limits
+from iotmq.backoff import Backoff
 from iotmq.client.sending.producer import Producer
-from iotmq.client.transport.backoff import Backoff
 from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.message import SendResult, SendStatus
 from iotmq.client.transport.routes import MASTER_ID, MessageQueue

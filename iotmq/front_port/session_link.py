@@ -14,7 +14,7 @@ import msgspec
 
 from iotmq import limits
 from iotmq.addresses import parse_address
-from iotmq.client.transport.backoff import Backoff
+from iotmq.backoff import Backoff
 from iotmq.errors import BrokerError, ConnectionClosedError, RequestError, RequestTimeoutError
 from iotmq.front_port.request_turns import RequestTurns
 from iotmq.front_port.session_answers import decoded, outcome_of, records_of, split_records, tell

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -16,6 +15,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from iotmq.addresses import address_text
+from iotmq.backoff import Backoff
 from iotmq.broker.registration.body import RegistrationBody, encode_registration
 from iotmq.broker.tables.config_files import DataVersion
 from iotmq.broker.tables.topics import TopicConfig
@@ -109,7 +109,8 @@ class RegistryLink:
         await connection.close()
 
     async def _run(self) -> None:
-        retry_s = _RETRY_FIRST_S
+        # Brokers that lost one registry together do not come back together.
+        backoff = Backoff(min_s=_RETRY_FIRST_S, max_s=self._interval_s)
         while True:
             self._changed.clear()
             begun_s = time.monotonic()
@@ -120,11 +121,9 @@ class RegistryLink:
                 for telling in tellings:
                     telling.told()
             if error is not None:
-                # Brokers that lost one registry together do not come back together.
-                await asyncio.sleep(retry_s * random.uniform(0.75, 1.25))
-                retry_s = min(retry_s * 2, self._interval_s)
+                await asyncio.sleep(backoff.next_s())
                 continue
-            retry_s = _RETRY_FIRST_S
+            backoff.reset()
             # Changes that come one by one must not keep broker and registry busy with whole tables.
             await asyncio.sleep(min(time.monotonic() - begun_s, self._interval_s))
             try:

@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
+from iotmq.backoff import Backoff
 from iotmq.client.consuming import offsets
 from iotmq.client.consuming.filter_check import check_filter
 from iotmq.client.consuming.poll_backoff import PollBackoff
 from iotmq.client.consuming.pulls import PullStatus, pull_command, read_pulled
 from iotmq.client.consuming.queue_reader import COLUMN_BYTES_MAX, CacheRoom
-from iotmq.client.transport.backoff import Backoff
 from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.lifetime import Lifetime
 from iotmq.client.transport.message import ReceivedMessage, check_group

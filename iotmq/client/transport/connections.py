@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Callable
 
 from iotmq.addresses import parse_address
-from iotmq.client.transport.backoff import Backoff
+from iotmq.backoff import Backoff
 from iotmq.clock import Clock
 from iotmq.errors import ClientClosedError, ConnectionClosedError
 from iotmq.limits import ADDRESSES_KNOWN_MAX
