@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
-from typing import Annotated, Final
-
-from msgspec import Meta
-
-# An address in a setting: it has to name a port.
-AddressText = Annotated[str, Meta(pattern=r"^(\[[^\]]+\]|[^:\s]+):\d{1,5}$")]
+from typing import Final
 
 _FORM: Final = re.compile(r"(?:\[([^\s/\[\]]+)\]|([^\s/\[\]]+?))(?::([0-9]{1,5}))?")
 
@@ -31,3 +27,11 @@ def parse_address(text: str, *, default_port: int | None = None, port_min: int =
 def address_text(host: str, port: int) -> str:
     """HOST:PORT for people and for the wire."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a listener on `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "iotmq"
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset(
         {"addresses", "backoff", "bounds", "clock", "cycles", "errors", "files", "limits"}
-        | {"log_format", "event_loop", "metrics", "supervised", "watched_file"}
+        | {"log_format", "event_loop", "metrics", "setting_types", "supervised", "watched_file"}
     ),
     frozenset({"message", "ports"}),
     frozenset({"mqtt", "remoting"}),

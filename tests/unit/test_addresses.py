@@ -1,6 +1,6 @@
 import pytest
 
-from iotmq.addresses import address_text, parse_address
+from iotmq.addresses import address_text, is_loopback, parse_address
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,21 @@ def test_a_port_that_is_not_known_yet_is_0() -> None:
 def test_a_host_of_ipv6_has_brackets() -> None:
     assert address_text("10.0.0.1", 1) == "10.0.0.1:1"
     assert address_text("2001:db8::1", 1) == "[2001:db8::1]:1"
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("", False),
+        ("localhost.example", False),
+    ],
+)
+def test_loopback_is_what_only_this_machine_reaches(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected

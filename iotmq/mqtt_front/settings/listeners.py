@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from iotmq import limits
 from iotmq.addresses import address_text
+from iotmq.setting_types import FileName, ListenHost, Port
 
 TCP_NAME: Final = "tcp"
 """The name of the listener of `mqtt.listen_port`."""
@@ -28,19 +29,11 @@ class CertificateSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     """A certificate and its key."""
 
     certificate_file: Annotated[
-        str,
-        Meta(
-            min_length=1,
-            max_length=limits.FILE_NAME_BYTES_MAX,
-            description="PEM file with the certificate and those between it and its root.",
-        ),
+        FileName,
+        Meta(min_length=1, description="PEM file with the certificate and those between it and its root."),
     ]
     key_file: Annotated[
-        str,
-        Meta(
-            max_length=limits.FILE_NAME_BYTES_MAX,
-            description="PEM file with the key; empty when the certificate's file has it.",
-        ),
+        FileName, Meta(description="PEM file with the key; empty when the certificate's file has it.")
     ] = ""
 
 
@@ -66,10 +59,8 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             '("wss", 8084).'
         ),
     ]
-    listen_host: Annotated[
-        str, Meta(min_length=1, description="Address to listen on; loopback unless told otherwise.")
-    ] = "127.0.0.1"
-    listen_port: Annotated[int, Meta(ge=0, le=65_535, description="TCP port; 0 takes a free one.")] = 0
+    listen_host: ListenHost = "127.0.0.1"
+    listen_port: Annotated[Port, Meta(description="TCP port; 0 takes a free one.")] = 0
     socket_path: Annotated[
         str,
         Meta(
@@ -108,9 +99,8 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         ),
     ] = "ECDHE+AESGCM:ECDHE+CHACHA20"
     client_ca_file: Annotated[
-        str,
+        FileName,
         Meta(
-            max_length=limits.FILE_NAME_BYTES_MAX,
             description="PEM file with the roots of client certificates; empty: devices are not asked for "
             "one.",
         ),
