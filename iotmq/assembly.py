@@ -28,7 +28,7 @@ from iotmq.cycles import short_collections
 from iotmq.errors import IotmqError, StoreError
 from iotmq.front_port.gateway import RemoteGateway
 from iotmq.front_port.session_gateway import RemoteSessions
-from iotmq.metrics import Metric, MetricSource
+from iotmq.metrics import Metric, MetricSource, SourceReader
 from iotmq.mqtt_front.server import MqttFront
 from iotmq.mqtt_front.settings.listeners import TCP_NAME
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
@@ -93,6 +93,7 @@ class Process:
         # The log being opened, from the start to the stop of a process that has the broker.
         self._opening: asyncio.Future[Store] | None = None
         self.sources: list[MetricSource] = [FAILURES]
+        self._reader = SourceReader(self.sources)
         """What is asked for metrics."""
         self._checks: dict[str, Callable[[], str | None]] = {"process": lambda: "starting"}
         self.addresses: dict[str, str] = {}
@@ -152,11 +153,7 @@ class Process:
 
     def metrics(self) -> Iterable[Metric]:
         """The numbers of all parts; those of one that cannot be read are left out, and the log says why."""
-        for source in tuple(self.sources):
-            try:
-                yield from source.metrics()
-            except Exception:
-                logger.exception("the metrics of %s could not be read", type(source).__name__)
+        return self._reader.samples()
 
     # One method per role ------------------------------------------------------------------------------
 

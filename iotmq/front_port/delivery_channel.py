@@ -22,7 +22,7 @@ from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
 from iotmq.remoting.signature import Credentials
-from iotmq.supervised import supervise
+from iotmq.supervised import end, supervise
 
 _log = logging.getLogger("iotmq.mqtt")
 
@@ -71,8 +71,7 @@ class DeliveryChannel:
 
     async def stop(self) -> None:
         """End it for good."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end([self._task])
 
     def attach(self, filters: Sequence[tuple[int, str]]) -> asyncio.Future[bool]:
         """Have records pushed for these, too; False when the broker does not take them."""

@@ -42,7 +42,7 @@ from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
 from iotmq.remoting.signature import Credentials
-from iotmq.supervised import FAILURES, supervise
+from iotmq.supervised import FAILURES, end, supervise
 
 _log = logging.getLogger("iotmq.mqtt")
 
@@ -178,8 +178,7 @@ class SessionLink:
     async def stop(self) -> None:
         """Give the sessions up that were not closed."""
         self._is_stopped = True
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end([self._task])
         held, self._held = self._held, []
         for _, done in held:
             done(Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "the front end stops"))

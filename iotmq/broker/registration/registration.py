@@ -24,7 +24,7 @@ from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
-from iotmq.supervised import supervise
+from iotmq.supervised import end, supervise
 
 logger = logging.getLogger(__name__)
 
@@ -94,8 +94,7 @@ class RegistryLink:
     async def stop(self) -> None:
         """Say goodbye, for at most half a second."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end([self._task])
         for telling in self._begin():
             telling.told()
         connection = self._connection

@@ -31,7 +31,7 @@ from iotmq.errors import (
 from iotmq.message.columns import COLUMNS, Columns, decode_columns
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.record import decode_record, iter_records
-from iotmq.supervised import supervise
+from iotmq.supervised import end, supervise
 
 _log = logging.getLogger(__name__)
 
@@ -389,8 +389,7 @@ class _Fetch:
 
     async def stop(self) -> None:
         """Fetch no more and drop what was fetched."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end([self._task])
         for view, _ in self._answers:
             self._room.free(len(view))
         self._answers.clear()

@@ -35,7 +35,7 @@ from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
-from iotmq.supervised import supervise
+from iotmq.supervised import end, supervise
 
 _log = logging.getLogger(__name__)
 
@@ -194,9 +194,7 @@ class PushConsumer(Lifetime):
             return
         self._is_running = False
         await self._answers.stop()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(self._tasks)
         readers = list(self._readers.values())
         await asyncio.gather(*(reader.close() for reader in readers), *self._closing.values())
         await self._commit(readers)

@@ -30,6 +30,7 @@ from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
+from iotmq.supervised import end
 
 _log = logging.getLogger(__name__)
 
@@ -138,9 +139,7 @@ class TransactionProducer(Producer):
         if not self._is_running:
             return
         self._client.remove_request_handler(RequestCode.CHECK_TRANSACTION_STATE, self._asked)
-        for task in self._checks:
-            task.cancel()
-        await asyncio.gather(*self._checks, return_exceptions=True)
+        await end(self._checks)
         await super().stop()
 
     async def begin(

@@ -30,7 +30,7 @@ from iotmq.errors import (
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
-from iotmq.supervised import supervise
+from iotmq.supervised import end, supervise
 
 _log = logging.getLogger(__name__)
 _instances = itertools.count(1)
@@ -140,9 +140,7 @@ class IotmqClient(Lifetime):
         tasks = [*self._recoveries.values()]
         if self._heartbeater is not None:
             tasks.append(self._heartbeater)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(tasks)
         await self._routes.stop()
         await self._connections.close()
 
