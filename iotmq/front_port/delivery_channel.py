@@ -17,6 +17,7 @@ from iotmq import limits
 from iotmq.addresses import parse_address
 from iotmq.backoff import Backoff
 from iotmq.errors import ConnectionClosedError, RequestTimeoutError
+from iotmq.event_loop import happens_within
 from iotmq.ports.gateway import DeliveryReceiver
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
@@ -109,7 +110,10 @@ class DeliveryChannel:
                 self.opened_total += 1
                 self._opened()
                 backoff.reset()
-                await self._stay(connection)
+                # Brokers close connections on which nothing moves, and some just hang.
+                while not await happens_within(self._lost, _PING_INTERVAL_S):
+                    if not await self._attach(connection, ()):
+                        break
                 _log.warning("delivery channel lost", extra={"broker": self.address})
             except ConnectionClosedError as error:
                 if not backoff.failures:
@@ -119,16 +123,6 @@ class DeliveryChannel:
                 if connection is not None and not connection.is_closed:
                     await connection.close()
             await asyncio.sleep(backoff.next_s())
-
-    async def _stay(self, connection: ClientConnection) -> None:
-        """Until the connection ends. Brokers close those on which nothing moves, and some just hang."""
-        while not self._lost.is_set():
-            try:
-                async with asyncio.timeout(_PING_INTERVAL_S):
-                    await self._lost.wait()
-            except TimeoutError:
-                if not await self._attach(connection, ()):
-                    return
 
     async def _attach_all(self, connection: ClientConnection) -> None:
         """Bring the broker to what `_filters` holds, which may change meanwhile.

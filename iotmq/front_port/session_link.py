@@ -16,6 +16,7 @@ from iotmq import limits
 from iotmq.addresses import parse_address
 from iotmq.backoff import Backoff
 from iotmq.errors import BrokerError, ConnectionClosedError, RequestError, RequestTimeoutError
+from iotmq.event_loop import happens_within
 from iotmq.front_port.request_turns import RequestTurns
 from iotmq.front_port.session_answers import decoded, outcome_of, records_of, split_records, tell
 from iotmq.ports import bodies
@@ -366,7 +367,8 @@ class SessionLink:
                 await self._claim_all(connection)
                 self._become_ready(connection)
                 backoff.reset()
-                await self._watch(connection)
+                while not await happens_within(self._lost, _HEARTBEAT_S):
+                    await self._introduce(connection)
                 self.problem = "the connection was lost"
             except (
                 ConnectionClosedError,
@@ -394,15 +396,6 @@ class SessionLink:
     def queue_ids(self) -> list[int]:
         """The light queues of all sessions here."""
         return sorted({queue_id for known in self._known.values() for queue_id in known.queues.values()})
-
-    async def _watch(self, connection: ClientConnection) -> None:
-        while True:
-            try:
-                async with asyncio.timeout(_HEARTBEAT_S):
-                    await self._lost.wait()
-                return
-            except TimeoutError:
-                await self._introduce(connection)
 
     async def _introduce(self, connection: ClientConnection) -> None:
         await _answer(

@@ -11,6 +11,7 @@ from functools import partial
 
 from iotmq.addresses import parse_address
 from iotmq.clock import Clock, SystemClock
+from iotmq.event_loop import happens_within
 from iotmq.metrics import Metric, samples
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec import packets
@@ -264,10 +265,7 @@ class MqttFront:
         for device in sessions.devices():
             device.close(reason)
             device.finish()
-        try:
-            async with asyncio.timeout(_HANG_UP_TIMEOUT_S):
-                await self._all_gone.wait()
-        except TimeoutError:
+        if not await happens_within(self._all_gone, _HANG_UP_TIMEOUT_S):
             for device in sessions.devices():
                 device.abort()
             await asyncio.sleep(0)  # their ends are reported in the next turn

@@ -22,8 +22,15 @@ from iotmq.limits import (
 from iotmq.metrics import Metric, samples
 from iotmq.registry.changed_settings import ChangedSettingsFile, changed, setting_texts
 from iotmq.registry.kv import ORDER_TOPIC_NAMESPACE, KeyValueFile, KeyValues, check_texts
-from iotmq.registry.registration import Registration, VersionDocument, decode_registration
-from iotmq.registry.routes import BrokerGroup, BrokerIdentity, RouteTable, TopicQueues, TopicRoute
+from iotmq.registry.registration import Registration, decode_registration
+from iotmq.registry.routes import (
+    BrokerGroup,
+    BrokerIdentity,
+    DataVersion,
+    RouteTable,
+    TopicQueues,
+    TopicRoute,
+)
 from iotmq.registry.settings import RegistrySettings
 from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import RequestCode, ResponseCode, Version
@@ -311,14 +318,14 @@ class Registry:
 
     def _query_data_version(self, connection: ServerConnection, request: Command) -> Command:
         identity = _identity(request)
-        asked = lenient_json.decode_request(request.body, VersionDocument).value()
+        asked = lenient_json.decode_request(request.body, DataVersion)
         known = self._routes.data_version(identity.address)
         is_changed = known is None or known != asked
         if not is_changed:
             self._routes.renew(identity.address, self._clock.monotonic_s())
         body = b""
         if known is not None:
-            document = {"counter": known.counter, "timestamp": known.timestamp_ms}
+            document = {"counter": known.counter, "timestamp": known.timestamp}
             if known.state_version:
                 document["stateVersion"] = known.state_version
             body = lenient_json.encode(document)

@@ -20,6 +20,7 @@ from iotmq.broker.registration.body import RegistrationBody, encode_registration
 from iotmq.broker.tables.config_files import DataVersion
 from iotmq.broker.tables.topics import TopicConfig
 from iotmq.errors import BrokerError, IotmqError
+from iotmq.event_loop import happens_within
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
@@ -125,11 +126,7 @@ class RegistryLink:
             backoff.reset()
             # Changes that come one by one must not keep broker and registry busy with whole tables.
             await asyncio.sleep(min(time.monotonic() - begun_s, self._interval_s))
-            try:
-                async with asyncio.timeout(self._interval_s):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
+            await happens_within(self._changed, self._interval_s)
 
     def _begin(self) -> list[Telling]:
         """Those who wait for what is told from here on."""

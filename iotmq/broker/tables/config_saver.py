@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, Protocol, TypeAlias
 
 from iotmq.backoff import Backoff
+from iotmq.event_loop import happens_within
 from iotmq.metrics import Metric, samples
 
 logger = logging.getLogger(__name__)
@@ -83,11 +84,7 @@ class ConfigSaver:
                 # Changes that come one by one must not keep the disk busy with whole tables.
                 await asyncio.sleep(time.monotonic() - begun_s)
                 continue
-            try:
-                async with asyncio.timeout(backoff.next_s()):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
+            await happens_within(self._changed, backoff.next_s())
 
     def save(self) -> None:
         """Write the table in this thread, whether or not it has changed."""
