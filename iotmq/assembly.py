@@ -17,6 +17,7 @@ from typing import Final, Literal, Protocol
 import msgspec
 
 import iotmq
+from iotmq.addresses import address_text, parse_address
 from iotmq.broker.broker import Broker
 from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.broker.settings import BrokerSettings
@@ -27,7 +28,7 @@ from iotmq.cycles import short_collections
 from iotmq.errors import IotmqError, StoreError
 from iotmq.front_port.gateway import RemoteGateway
 from iotmq.front_port.session_gateway import RemoteSessions
-from iotmq.metrics import Metric, MetricSource
+from iotmq.metrics import Metric, MetricSource, SourceReader
 from iotmq.mqtt_front.server import MqttFront
 from iotmq.mqtt_front.settings.listeners import TCP_NAME
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
@@ -92,6 +93,7 @@ class Process:
         # The log being opened, from the start to the stop of a process that has the broker.
         self._opening: asyncio.Future[Store] | None = None
         self.sources: list[MetricSource] = [FAILURES]
+        self._reader = SourceReader(self.sources)
         """What is asked for metrics."""
         self._checks: dict[str, Callable[[], str | None]] = {"process": lambda: "starting"}
         self.addresses: dict[str, str] = {}
@@ -151,11 +153,7 @@ class Process:
 
     def metrics(self) -> Iterable[Metric]:
         """The numbers of all parts; those of one that cannot be read are left out, and the log says why."""
-        for source in tuple(self.sources):
-            try:
-                yield from source.metrics()
-            except Exception:
-                logger.exception("the metrics of %s could not be read", type(source).__name__)
+        return self._reader.samples()
 
     # One method per role ------------------------------------------------------------------------------
 
@@ -258,7 +256,7 @@ class Process:
             self._checks[name] = lambda: part.not_ready_reason
 
     def _listens(self, name: str, host: str, port: int) -> None:
-        self.addresses[name] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.addresses[name] = address_text(host, port)
 
     def _listens_for_mqtt(self, addresses: Mapping[str, str]) -> None:
         for name, address in addresses.items():
@@ -378,5 +376,5 @@ def _free_port(host: str) -> int:
 
 def _reachable(address: str) -> str:
     """Where to connect to for a listener of this process: a listener on every address is met on loopback."""
-    host, _, port = address.rpartition(":")
-    return {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host) + ":" + port
+    host, port = parse_address(address)
+    return address_text({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)

@@ -718,7 +718,7 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "client.transport.broker_health: brokers that failed or are slow",
         "BROKERS_MAX",
         "items x one name",
-        "tests/unit/client/transport/test_client_backoff.py::test_so_many_brokers_are_remembered_and_no_more",
+        "tests/unit/client/transport/test_broker_health.py::test_so_many_brokers_are_remembered_and_no_more",
     ),
     Bound(
         "client.sending.transactions: questions under way",

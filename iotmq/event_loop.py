@@ -1,7 +1,7 @@
 """Do work later on the event loop: in slices of a turn, in the next turn, at a deadline.
 
 `LoopSlice` bounds long work, `NextTurn` calls something once in the next turn, `DeadlineTimer` is one timer
-for many deadlines, and `DueActions` does many things when each of them is due.
+for many deadlines, and `DueActions` does many things when each of them is due. `happens_within` waits.
 """
 
 from __future__ import annotations
@@ -204,3 +204,14 @@ class DueActions:
         cancelled = sum(due.action is None for due in self._heap)
         assert cancelled == self._cancelled_count <= CANCELLED_ACTIONS_KEPT + len(self)
         assert all(self._heap[(place - 1) // 2] < due for place, due in enumerate(self._heap) if place)
+
+
+async def happens_within(event: asyncio.Event, timeout_s: float) -> bool:
+    """Wait for an event; False when it has not happened after so long."""
+    try:
+        # Not wait_for: in Python 3.11 that loses a cancellation which comes with the event.
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

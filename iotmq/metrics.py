@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Collection, Iterable, Iterator
 from typing import Literal, NamedTuple, Protocol
+
+logger = logging.getLogger(__name__)
 
 
 class Metric(NamedTuple):
@@ -21,6 +24,24 @@ class MetricSource(Protocol):
 
     def metrics(self) -> Iterable[Metric]:
         """The part's samples at this moment."""
+
+
+class SourceReader:
+    """Reads many parts; one whose numbers cannot be read hides those of no other."""
+
+    def __init__(self, sources: Collection[MetricSource]) -> None:
+        """`sources` may grow meanwhile."""
+        self._sources = sources
+        self.errors_count = 0
+
+    def samples(self) -> Iterator[Metric]:
+        """The samples of all parts; of those that are left out the log says why."""
+        for source in tuple(self._sources):
+            try:
+                yield from source.metrics()
+            except Exception:
+                self.errors_count += 1
+                logger.exception("the metrics of %s could not be read", type(source).__name__)
 
 
 def samples(

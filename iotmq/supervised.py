@@ -12,7 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 from iotmq.metrics import Metric
 
@@ -81,7 +81,7 @@ async def repeat(interval_s: float, action: Callable[[], object]) -> None:
         action()
 
 
-async def end(tasks: Iterable[asyncio.Task[None]]) -> None:
+async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel the tasks and wait for their ends."""
     ending = list(tasks)
     for task in ending:

@@ -6,17 +6,19 @@ failure until `retry_timeout_s` has passed, so that a broker may restart under a
 
 from __future__ import annotations
 
+import random
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
+from iotmq.addresses import address_text, parse_address
+from iotmq.backoff import Backoff
 from iotmq.bridge.offsets import QueueBounds, QueueKey
-from iotmq.bridge.options import parse_address
 from iotmq.client.transport.routes import MASTER_ID, parse_cluster, parse_route, parse_topics
 from iotmq.clock import Clock, SystemClock
-from iotmq.errors import BrokerError, ConnectionClosedError, IotmqError, RequestTimeoutError
+from iotmq.errors import BrokerError, ConfigError, ConnectionClosedError, IotmqError, RequestTimeoutError
 from iotmq.remoting.blocking import BlockingConnection
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
@@ -90,11 +92,17 @@ class Retry:
     """Asks again after passing failures, with growing pauses, until the time allowed is used up."""
 
     def __init__(
-        self, timeout_s: float, *, clock: Clock | None = None, sleep: Callable[[float], None] = time.sleep
+        self,
+        timeout_s: float,
+        *,
+        clock: Clock | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+        chance: Callable[[], float] = random.random,
     ) -> None:
         self._timeout_s = timeout_s
         self._clock = SystemClock() if clock is None else clock
         self._sleep = sleep
+        self._chance = chance
 
     def call(self, ask: Callable[[], Answer], *, what: str) -> Answer:
         """`ask()` until it answers; raises ConnectionClosedError with `what` and the last failure."""
@@ -115,25 +123,27 @@ class Retry:
 
     def patience(self) -> Patience:
         """A fresh allowance of time, for callers that have their own loop."""
-        return Patience(self._timeout_s, self._clock, self._sleep)
+        backoff = Backoff(min_s=_BACKOFF_FIRST_S, max_s=_BACKOFF_MAX_S, chance=self._chance)
+        return Patience(self._timeout_s, self._clock, self._sleep, backoff)
 
 
 class Patience:
     """One allowance of time to spend on waiting for something to get better."""
 
-    def __init__(self, timeout_s: float, clock: Clock, sleep: Callable[[float], None]) -> None:
+    def __init__(
+        self, timeout_s: float, clock: Clock, sleep: Callable[[float], None], backoff: Backoff
+    ) -> None:
         self._clock = clock
         self._sleep = sleep
         self._deadline_s = clock.monotonic_s() + timeout_s
-        self._pause_s = _BACKOFF_FIRST_S
+        self._backoff = backoff
 
     def wait(self) -> bool:
         """Pause before another try; False, without a pause, when the allowance is used up."""
         left_s = self._deadline_s - self._clock.monotonic_s()
         if left_s <= 0:
             return False
-        self._sleep(min(self._pause_s, left_s))
-        self._pause_s = min(self._pause_s * 2, _BACKOFF_MAX_S)
+        self._sleep(min(self._backoff.next_s(), left_s))
         return True
 
 
@@ -319,7 +329,7 @@ class Cluster:
         except (OSError, IotmqError) as error:
             self.drop(address)
             if isinstance(error, OSError):
-                raise ConnectionClosedError(f"{address[0]}:{address[1]}: {error}") from error
+                raise ConnectionClosedError(f"{address_text(*address)}: {error}") from error
             raise
         return answers
 
@@ -331,7 +341,10 @@ def _accepted(answer: Command) -> Command:
 
 
 def _address_of(broker: str, text: str) -> Address:
-    return parse_address(text, DEFAULT_BROKER_PORT, what=f"address of broker {broker}")
+    try:
+        return parse_address(text, default_port=DEFAULT_BROKER_PORT)
+    except ValueError as error:
+        raise ConfigError(f"broker {broker}: {error}") from None
 
 
 def _by_address(keys: Iterable[QueueKey], addresses: Mapping[str, Address]) -> dict[Address, list[QueueKey]]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypeVar
 
 from iotmq import limits
+from iotmq.addresses import parse_address
 from iotmq.bridge.offsets import OffsetFormatError, QueueKey, parse_queue
 from iotmq.errors import ConfigError
 
@@ -193,17 +194,6 @@ def wants_headers(options: Mapping[str, str]) -> bool:
     return _flag({name.lower(): value for name, value in options.items()}, "includeHeaders", False)
 
 
-def parse_address(text: str, default_port: int, *, what: str) -> tuple[str, int]:
-    """Split ``host:port``, ``host`` or ``[ipv6]:port``; raises ConfigError that starts with `what`."""
-    found = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:\[\]/]+))(?::(\d{1,5}))?", text.strip())
-    if found is None:
-        raise ConfigError(f"{what}: {text!r} is not host:port")
-    port = int(found[3]) if found[3] else default_port
-    if not 0 < port < 65_536:
-        raise ConfigError(f"{what}: port {port} of {text!r} is not between 1 and 65535")
-    return found[1] or found[2], port
-
-
 def _refuse_unknown(given: Mapping[str, str]) -> None:
     for name in given:
         if name not in _SPELLING:
@@ -229,7 +219,10 @@ def _registries(given: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
     pieces = [piece for piece in re.split(r"[,;]", given.get(name, "")) if piece.strip()]
     if not pieces:
         raise ConfigError(f"option {name} is needed: the registries, as host:port[,host:port...]")
-    return tuple(parse_address(piece, DEFAULT_REGISTRY_PORT, what=f"option {name}") for piece in pieces)
+    try:
+        return tuple(parse_address(piece.strip(), default_port=DEFAULT_REGISTRY_PORT) for piece in pieces)
+    except ValueError as error:
+        raise ConfigError(f"option {name}: {error}") from None
 
 
 def _subscription(given: Mapping[str, str]) -> Subscription:

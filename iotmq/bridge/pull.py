@@ -10,15 +10,18 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from iotmq import limits
+from iotmq.addresses import address_text
 from iotmq.bridge.cluster import Address, BrokerMissingError, Cluster, ext_number
 from iotmq.bridge.offsets import QueueKey, QueueRange
 from iotmq.bridge.plan import Loss, LossHandler
+from iotmq.client.consuming.pulls import pull_command
+from iotmq.client.transport.routes import MessageQueue
+from iotmq.client.transport.subscriptions import ALL_TAGS, Subscription
 from iotmq.errors import BrokerError, ConnectionClosedError, IotmqError, RequestTimeoutError
-from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.codes import ResponseCode
 from iotmq.remoting.command import Command
 
-# Pull flag 4: the subscription travels with the request, so no heartbeat has to come before it.
-_SUBSCRIPTION_INCLUDED: Final = "4"
+_EVERYTHING: Final = Subscription("", ALL_TAGS, frozenset(), 0)
 
 
 class PullSettings(NamedTuple):
@@ -111,8 +114,7 @@ class _Puller:
                 if not self._patience.wait():
                     raise ConnectionClosedError(
                         f"cannot read {self._part.key} offset {offset} from "
-                        f"{self._address[0]}:{self._address[1]} within the time of option retryTimeoutMs: "
-                        f"{error}"
+                        f"{address_text(*self._address)} within the time of option retryTimeoutMs: {error}"
                     ) from error
                 self._find_broker()
 
@@ -184,26 +186,19 @@ class _Puller:
         self._opaque_ahead = None
 
     def _request(self, offset: int) -> Command:
-        records_max = min(self._part.end - offset, limits.PULL_RECORDS_MAX)
-        return Command.request(
-            RequestCode.PULL_MESSAGE,
-            {
-                "consumerGroup": self._settings.group,
-                "topic": self._part.key.topic,
-                "queueId": str(self._part.key.queue_id),
-                "queueOffset": str(offset),
-                "maxMsgNums": str(records_max),
-                "maxMsgBytes": str(self._settings.pull_bytes),
-                "sysFlag": _SUBSCRIPTION_INCLUDED,
-                "commitOffset": "0",
-                "suspendTimeoutMillis": "0",
-                "subscription": "*",
-                "subVersion": "0",
-                "expressionType": "TAG",
-                # A range is the same rows whenever it is read, and a hole in it is a loss.
-                "withExpired": "true",
-            },
+        key = self._part.key
+        request = pull_command(
+            self._settings.group,
+            MessageQueue(key.topic, key.broker, key.queue_id),
+            offset,
+            records_max=min(self._part.end - offset, limits.PULL_RECORDS_MAX),
+            bytes_max=self._settings.pull_bytes,
+            hold_ms=0,
+            subscription=_EVERYTHING,
         )
+        # A range is the same rows whenever it is read, and a hole in it is a loss.
+        request.ext["withExpired"] = "true"
+        return request
 
 
 def _ignore(loss: Loss) -> None:

@@ -17,10 +17,15 @@ from iotmq.remoting.tls.files import (
     TlsKeyFile,
     TlsMode,
 )
-
-_NAME_PATTERN = r"^[%|a-zA-Z0-9_-]+$"
-_ADDRESS_PATTERN = r"^(\[[^\]]+\]|[^:\s]+):\d{1,5}$"
-
+from iotmq.setting_types import (
+    TOPIC_NAME_PATTERN,
+    AddressText,
+    FileName,
+    ListenHost,
+    NativePort,
+    Port,
+    TopicName,
+)
 
 QueuePolicy = Literal["drop-oldest", "refuse-new"]
 """What a session past its number of messages or bytes does not get."""
@@ -43,10 +48,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """What a broker is called, where it listens, whom it tells, and what it allows its clients."""
 
     name: Annotated[
-        str,
+        TopicName,
         Meta(
-            pattern=_NAME_PATTERN,
-            max_length=limits.TOPIC_BYTES_MAX,
             description="Broker name, which no other broker of the cluster has; a topic of this name is "
             "made. Renaming a broker with data strands the consumer offsets clients keep by broker name.",
         ),
@@ -54,7 +57,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     cluster: Annotated[
         str,
         Meta(
-            pattern=_NAME_PATTERN,
+            pattern=TOPIC_NAME_PATTERN,
             max_length=limits.TOPIC_BYTES_MAX - len("_REPLY_TOPIC"),
             description="Cluster name, written as property CLUSTER into every record.",
         ),
@@ -67,12 +70,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             description="0, the master of its name; there is no replication, so a slave would have no data.",
         ),
     ] = 0
-    listen_host: Annotated[
-        str, Meta(min_length=1, description="Address to listen on; loopback unless told otherwise.")
-    ] = "127.0.0.1"
-    listen_port: Annotated[
-        int, Meta(ge=0, le=65_535, description="TCP port of the native protocol; 0 takes a free one.")
-    ] = 10_911
+    listen_host: ListenHost = "127.0.0.1"
+    listen_port: NativePort = 10_911
     advertised_host: Annotated[
         str,
         Meta(
@@ -82,10 +81,10 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ),
     ] = "127.0.0.1"
     advertised_port: Annotated[
-        int, Meta(ge=0, le=65_535, description="Port that clients connect to; 0 means the listening port.")
+        Port, Meta(description="Port that clients connect to; 0 means the listening port.")
     ] = 0
     registries: Annotated[
-        tuple[Annotated[str, Meta(pattern=_ADDRESS_PATTERN)], ...],
+        tuple[AddressText, ...],
         Meta(
             max_length=64, description="host:port of every registry; the broker registers with each of them."
         ),
@@ -358,11 +357,10 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         bool, Meta(description="Register by TLS; for registries that take nothing else.")
     ] = False
     registry_tls_ca_file: Annotated[
-        str,
+        FileName,
         Meta(
-            max_length=4_096,
             description="PEM file with the roots of the registries' certificates; empty for the machine's "
-            "own.",
+            "own."
         ),
     ] = ""
     acl_enabled: Annotated[
@@ -373,9 +371,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ),
     ] = False
     acl_file: Annotated[
-        str,
+        FileName,
         Meta(
-            max_length=4_096,
             description="The file of accounts, in the format of RocketMQ's plain_acl.yml; empty means "
             "config/plain_acl.yml in the data directory. It holds secrets: let nobody else read it.",
         ),

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Final
 
+from iotmq.addresses import parse_address
 from iotmq.client.consuming.offsets import broker_address
 from iotmq.client.sending.producer import Producer
 from iotmq.client.transport.client import IotmqClient, expect_success
@@ -237,5 +238,4 @@ def _read_reply(command: Command, properties: bytes) -> ReceivedMessage:
 
 def _read_host(text: str) -> bytes:
     """HOST:PORT as a record has it; brokers of the Java kind write /HOST:PORT."""
-    host, _, port = text.rpartition(":")
-    return encode_host(host.rpartition("/")[2].strip("[]") or "0.0.0.0", int(port or 0))
+    return encode_host(*parse_address(text.rpartition("/")[2] or "0.0.0.0:0", port_min=0))

@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
 
+from iotmq.addresses import address_text
 from iotmq.errors import StoreError
 from iotmq.message.properties import decode_properties
 from iotmq.message.record import Record, decode_record
@@ -476,5 +477,4 @@ def _time_text(timestamp_ms: int) -> str:
 def _host_text(host: bytes) -> str:
     from iotmq.message.hosts import decode_host
 
-    address, port = decode_host(host)
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    return address_text(*decode_host(host))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import ipaddress
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -13,8 +12,10 @@ from typing import Annotated, Any, Final, Literal, Protocol, get_args, get_origi
 import msgspec
 
 from iotmq import limits
+from iotmq.addresses import is_loopback
 from iotmq.broker.settings import BrokerSettings
 from iotmq.config.setting_text import (
+    SECRET_SHOWN,
     Setting,
     allowed_values,
     annotated_type,
@@ -76,7 +77,7 @@ def load_config(
     """Read `file`, then `environment`, then `assignments` ("section.key=value", later ones win), then `data`.
 
     The variable of the setting `section.key` is IOTMQ_SECTION__KEY, with two underscores for each dot; that
-    of `data` is IOTMQ_DATA. Other names are no settings.
+    of `data` is IOTMQ_DATA. Other names without two underscores are not settings.
     Raises ConfigError that names every wrong setting, where it was set, what it means and what is allowed.
     """
     table, origins = ({}, {}) if file is None else _read_file(file)
@@ -105,16 +106,6 @@ def config_from_table(table: Mapping[str, Any], origins: Mapping[str, str] | Non
         raise ConfigError("\n".join(problems))
     assert isinstance(config, Config)
     return config
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a listener on `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 # Reading ----------------------------------------------------------------------------------------------
@@ -155,8 +146,14 @@ def _line_origins(file: Path, text: str) -> dict[str, str]:
 
 def _setting_of_variable(name: str) -> str | None:
     """The path of the setting a variable of the environment is for; None for every other variable."""
-    found = _VARIABLE.fullmatch(name)
-    return None if found is None else found[1].lower().replace("__", ".")
+    if found := _VARIABLE.fullmatch(name):
+        return found[1].lower().replace("__", ".")
+    if name.startswith("IOTMQ_") and "__" in name:
+        raise ConfigError(
+            f"environment variable {name} is refused: the form is IOTMQ_SECTION__KEY, in capitals and with "
+            "two underscores between section and key"
+        )
+    return None
 
 
 def _assign(table: dict[str, Any], origins: dict[str, str], path: str, text: str, *, origin: str) -> None:
@@ -252,7 +249,7 @@ def _value(setting: Setting, value: Any, path: str, origins: Mapping[str, str], 
     try:
         return msgspec.convert(value, annotated_type(setting), strict=True)
     except msgspec.ValidationError:
-        shown = toml_value(value)
+        shown = SECRET_SHOWN if setting.is_secret else toml_value(value)
         if len(shown) > 200:
             shown = shown[:200] + "..."
         problems.append(f"{path} = {shown}{_at(path, origins)} is refused{_meaning(setting)}")

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, 
 import msgspec
 import tomli_w
 
+SECRET_SHOWN: Final = "********"
+"""Stands for a secret wherever settings are shown."""
 _ARTICLES: Final = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 
 
@@ -19,6 +21,11 @@ class Setting(NamedTuple):
     type: Any  # without Annotated
     meta: msgspec.Meta
     default: Any  # msgspec.NODEFAULT when the key has to be given
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether nobody is to read the value on a screen."""
+        return bool((self.meta.extra or {}).get("is_secret"))
 
     @property
     def description(self) -> str:
@@ -94,15 +101,20 @@ def toml_value(value: Any) -> str:
 
 
 def toml_document(config: msgspec.Struct) -> str:
-    """A whole config as a TOML file that reads back as the same config."""
-    return tomli_w.dumps(_given(msgspec.to_builtins(config)))
+    """A whole config as a TOML file that reads back as the same config, but for secrets, which are masked."""
+    return tomli_w.dumps(_shown(config))
 
 
-def _given(value: Any) -> Any:
-    """The value without what is None in it, which TOML does not have."""
-    if isinstance(value, dict):
-        return {key: _given(inner) for key, inner in value.items() if inner is not None}
-    return [_given(inner) for inner in value] if isinstance(value, list | tuple) else value
+def _shown(value: Any) -> Any:
+    """The value without its secrets, and without what is None in it, which TOML does not have."""
+    if isinstance(value, msgspec.Struct):
+        names = zip(value.__struct_fields__, settings_of(type(value)), strict=True)
+        given = ((setting, inner) for name, setting in names if (inner := getattr(value, name)) is not None)
+        return {
+            setting.key: SECRET_SHOWN if setting.is_secret and inner else _shown(inner)
+            for setting, inner in given
+        }
+    return [_shown(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def reference(config_struct: type[msgspec.Struct]) -> str:
@@ -151,12 +163,15 @@ def _table(settings: list[Setting]) -> list[str]:
 
 
 def _split(kind: Any) -> tuple[Any, msgspec.Meta]:
-    """A type without its Annotated, and the Meta that was in it."""
+    """A type without its Annotated, and what each Meta in there says."""
     if get_origin(kind) is not Annotated:
         return kind, msgspec.Meta()
     inner, *extras = get_args(kind)
-    metas = [extra for extra in extras if isinstance(extra, msgspec.Meta)]
-    return inner, metas[0] if metas else msgspec.Meta()
+    said: dict[str, Any] = {}
+    for extra in extras:
+        if isinstance(extra, msgspec.Meta):
+            said.update(extra.__rich_repr__())
+    return inner, msgspec.Meta(**said)
 
 
 def _alternatives(words: list[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterator
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -10,9 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 
 from iotmq.metrics import Metric as Sample
-from iotmq.metrics import MetricSource
-
-logger = logging.getLogger(__name__)
+from iotmq.metrics import MetricSource, SourceReader, samples
 
 PREFIX = "iotmq_"
 
@@ -36,28 +33,19 @@ class _SourceCollector:
     """Gathers the samples of all sources into families, because the text format wants them together."""
 
     def __init__(self, sources: Collection[MetricSource]) -> None:
-        self._sources = sources
-        self._errors = 0
+        self._reader = SourceReader(sources)
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
-        for source in tuple(self._sources):
-            try:
-                for sample in source.metrics():
-                    _add(families, sample)
-            except Exception:
-                # One broken part must not hide the numbers of all others.
-                self._errors += 1
-                logger.exception("the metrics of %s could not be read", type(source).__name__)
-        _add(
-            families,
-            Sample(
-                "metrics_errors_total",
-                "counter",
-                "Times the numbers of a part could not be read.",
-                self._errors,
-            ),
+        for sample in self._reader.samples():
+            _add(families, sample)
+        errors = (
+            "metrics_errors_total",
+            "Times the numbers of a part could not be read.",
+            self._reader.errors_count,
         )
+        for sample in samples(errors):
+            _add(families, sample)
         yield from families.values()
 
 

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import msgspec
 
+from iotmq.setting_types import Port
+
 
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Section [http]: where metrics and health are served."""
@@ -19,12 +21,8 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = "127.0.0.1"
     listen_port: Annotated[
-        int,
-        msgspec.Meta(
-            ge=0,
-            le=65_535,
-            description="TCP port of /metrics, /healthz and /readyz; 0 takes a free one.",
-        ),
+        Port,
+        msgspec.Meta(description="TCP port of /metrics, /healthz and /readyz; 0 takes a free one."),
     ] = 8080
     header_bytes_max: Annotated[
         int,

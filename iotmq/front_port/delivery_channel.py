@@ -14,15 +14,16 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from iotmq import limits
-from iotmq.client.transport.backoff import Backoff
-from iotmq.client.transport.connections import split_address
+from iotmq.addresses import parse_address
+from iotmq.backoff import Backoff
 from iotmq.errors import ConnectionClosedError, RequestTimeoutError
+from iotmq.event_loop import happens_within
 from iotmq.ports.gateway import DeliveryReceiver
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
 from iotmq.remoting.signature import Credentials
-from iotmq.supervised import supervise
+from iotmq.supervised import end, supervise
 
 _log = logging.getLogger("iotmq.mqtt")
 
@@ -71,8 +72,7 @@ class DeliveryChannel:
 
     async def stop(self) -> None:
         """End it for good."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end([self._task])
 
     def attach(self, filters: Sequence[tuple[int, str]]) -> asyncio.Future[bool]:
         """Have records pushed for these, too; False when the broker does not take them."""
@@ -96,7 +96,7 @@ class DeliveryChannel:
             self._lost.clear()
             connection: ClientConnection | None = None
             try:
-                host, port = split_address(self.address)
+                host, port = parse_address(self.address)
                 connection = await ClientConnection.connect(
                     host,
                     port,
@@ -110,7 +110,10 @@ class DeliveryChannel:
                 self.opened_total += 1
                 self._opened()
                 backoff.reset()
-                await self._stay(connection)
+                # Brokers close connections on which nothing moves, and some just hang.
+                while not await happens_within(self._lost, _PING_INTERVAL_S):
+                    if not await self._attach(connection, ()):
+                        break
                 _log.warning("delivery channel lost", extra={"broker": self.address})
             except ConnectionClosedError as error:
                 if not backoff.failures:
@@ -120,16 +123,6 @@ class DeliveryChannel:
                 if connection is not None and not connection.is_closed:
                     await connection.close()
             await asyncio.sleep(backoff.next_s())
-
-    async def _stay(self, connection: ClientConnection) -> None:
-        """Until the connection ends. Brokers close those on which nothing moves, and some just hang."""
-        while not self._lost.is_set():
-            try:
-                async with asyncio.timeout(_PING_INTERVAL_S):
-                    await self._lost.wait()
-            except TimeoutError:
-                if not await self._attach(connection, ()):
-                    return
 
     async def _attach_all(self, connection: ClientConnection) -> None:
         """Bring the broker to what `_filters` holds, which may change meanwhile.

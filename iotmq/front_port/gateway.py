@@ -11,8 +11,8 @@ import msgspec
 from typing_extensions import Buffer
 
 from iotmq import limits
+from iotmq.backoff import Backoff
 from iotmq.client.sending.producer import Producer
-from iotmq.client.transport.backoff import Backoff
 from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.message import SendResult, SendStatus
 from iotmq.client.transport.routes import MASTER_ID, MessageQueue
@@ -31,7 +31,7 @@ from iotmq.ports.gateway import AppendDone, DeliveryReceiver, dropped_replies_me
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.frames.send_fields import PACKET_IDS_FIELD, REPEAT_FIELD
-from iotmq.supervised import supervise
+from iotmq.supervised import end, supervise
 
 _log = logging.getLogger("iotmq.mqtt")
 
@@ -138,8 +138,7 @@ class RemoteGateway:
 
     async def stop(self) -> None:
         if self._refresher is not None:
-            self._refresher.cancel()
-            await asyncio.gather(self._refresher, return_exceptions=True)
+            await end([self._refresher])
         await asyncio.gather(*(channel.stop() for channel in self._channels.values()))
         try:
             # What is under way has had its time: the front end drained before it came here.

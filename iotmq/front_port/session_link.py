@@ -13,9 +13,10 @@ from typing import Final, Protocol
 import msgspec
 
 from iotmq import limits
-from iotmq.client.transport.backoff import Backoff
-from iotmq.client.transport.connections import split_address
+from iotmq.addresses import parse_address
+from iotmq.backoff import Backoff
 from iotmq.errors import BrokerError, ConnectionClosedError, RequestError, RequestTimeoutError
+from iotmq.event_loop import happens_within
 from iotmq.front_port.request_turns import RequestTurns
 from iotmq.front_port.session_answers import decoded, outcome_of, records_of, split_records, tell
 from iotmq.ports import bodies
@@ -42,7 +43,7 @@ from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
 from iotmq.remoting.signature import Credentials
-from iotmq.supervised import FAILURES, supervise
+from iotmq.supervised import FAILURES, end, supervise
 
 _log = logging.getLogger("iotmq.mqtt")
 
@@ -178,8 +179,7 @@ class SessionLink:
     async def stop(self) -> None:
         """Give the sessions up that were not closed."""
         self._is_stopped = True
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end([self._task])
         held, self._held = self._held, []
         for _, done in held:
             done(Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "the front end stops"))
@@ -354,7 +354,7 @@ class SessionLink:
             self._lost.clear()
             connection: ClientConnection | None = None
             try:
-                host, port = split_address(self.address)
+                host, port = parse_address(self.address)
                 connection = await ClientConnection.connect(
                     host,
                     port,
@@ -367,7 +367,8 @@ class SessionLink:
                 await self._claim_all(connection)
                 self._become_ready(connection)
                 backoff.reset()
-                await self._watch(connection)
+                while not await happens_within(self._lost, _HEARTBEAT_S):
+                    await self._introduce(connection)
                 self.problem = "the connection was lost"
             except (
                 ConnectionClosedError,
@@ -395,15 +396,6 @@ class SessionLink:
     def queue_ids(self) -> list[int]:
         """The light queues of all sessions here."""
         return sorted({queue_id for known in self._known.values() for queue_id in known.queues.values()})
-
-    async def _watch(self, connection: ClientConnection) -> None:
-        while True:
-            try:
-                async with asyncio.timeout(_HEARTBEAT_S):
-                    await self._lost.wait()
-                return
-            except TimeoutError:
-                await self._introduce(connection)
 
     async def _introduce(self, connection: ClientConnection) -> None:
         await _answer(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, cast
 from urllib.parse import unquote, urlsplit
 
+from iotmq.addresses import address_text
 from iotmq.errors import ClientError
 
 Scheme = Literal["mqtt", "mqtts", "ws", "wss", "unix"]
@@ -30,8 +31,8 @@ class Address:
     def __str__(self) -> str:
         if self.scheme == "unix":
             return f"unix:{self.path}"
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{host}:{self.port}{self.path if self.scheme in ('ws', 'wss') else ''}"
+        path = self.path if self.scheme in ("ws", "wss") else ""
+        return f"{self.scheme}://{address_text(self.host, self.port)}{path}"
 
 
 class ParsedUrl(NamedTuple):

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, Self
 
-from iotmq.client.transport.backoff import Backoff
+from iotmq.backoff import Backoff
 from iotmq.errors import (
     ClientClosedError,
     ClientError,

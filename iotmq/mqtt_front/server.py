@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from iotmq.addresses import parse_address
 from iotmq.clock import Clock, SystemClock
+from iotmq.event_loop import happens_within
 from iotmq.metrics import Metric, samples
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec import packets
@@ -263,10 +265,7 @@ class MqttFront:
         for device in sessions.devices():
             device.close(reason)
             device.finish()
-        try:
-            async with asyncio.timeout(_HANG_UP_TIMEOUT_S):
-                await self._all_gone.wait()
-        except TimeoutError:
+        if not await happens_within(self._all_gone, _HANG_UP_TIMEOUT_S):
             for device in sessions.devices():
                 device.abort()
             await asyncio.sleep(0)  # their ends are reported in the next turn
@@ -280,7 +279,7 @@ class MqttFront:
     @property
     def port(self) -> int:
         """The port of the listener of mqtt.listen_port."""
-        return int(self.address.rpartition(":")[2])
+        return parse_address(self.address)[1]
 
     @property
     def address(self) -> str:

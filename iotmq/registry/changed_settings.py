@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from iotmq.errors import RequestError, StoreCorruptError
-from iotmq.registry.files import replace_file
+from iotmq.files import make_directory, replace_file
 from iotmq.registry.settings import RegistrySettings
 from iotmq.remoting.codes import ResponseCode
 
@@ -98,4 +98,5 @@ class ChangedSettingsFile:
             for name in CHANGEABLE
             if texts[name] != configured[name]
         }
+        make_directory(self._path.parent)
         replace_file(self._path, msgspec.json.encode(_Document(changes)))

@@ -8,8 +8,8 @@ from typing import TypeAlias
 import msgspec
 
 from iotmq.errors import RequestError, StoreCorruptError
+from iotmq.files import make_directory, replace_file
 from iotmq.limits import KV_BYTES_MAX, KV_TEXT_BYTES_MAX
-from iotmq.registry.files import replace_file
 from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import ResponseCode
 
@@ -90,6 +90,7 @@ class KeyValueFile:
 
     def save(self, values: KeyValues) -> None:
         """Replace the file: after a crash it has either state, whole. OSError when the disk refuses."""
+        make_directory(self._path.parent)
         replace_file(self._path, values.to_json())
 
 

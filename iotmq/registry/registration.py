@@ -37,17 +37,6 @@ class Registration(NamedTuple):
     topics_refused: int
 
 
-class VersionDocument(msgspec.Struct, rename="camel"):
-    """DataVersion as JSON."""
-
-    counter: int = 0
-    timestamp: int = 0
-    state_version: int = 0
-
-    def value(self) -> DataVersion:
-        return DataVersion(self.counter, self.timestamp, self.state_version)
-
-
 class _TopicDocument(msgspec.Struct, rename="camel"):
     read_queue_nums: int = 16
     write_queue_nums: int = 16
@@ -66,7 +55,7 @@ _NOTHING_BESIDES: Final = _BesidesDocument()
 
 class _TableDocument(msgspec.Struct, rename="camel"):
     topic_config_table: dict[str, _TopicDocument] = {}
-    data_version: VersionDocument | None = None
+    data_version: DataVersion | None = None
 
 
 class _BodyDocument(msgspec.Struct, rename="camel"):
@@ -99,8 +88,7 @@ def decode_registration(body: bytes, *, is_compressed: bool, crc: int) -> Regist
             sys_flag=topic.topic_sys_flag,
             frozen=topic.frozen_queues,
         )
-    version = table.data_version
-    return Registration(None if version is None else version.value(), topics.accepted, topics.refused_count)
+    return Registration(table.data_version, topics.accepted, topics.refused_count)
 
 
 class _Topics:
@@ -148,7 +136,7 @@ def _inflate(body: bytes) -> bytes:
 
 def _decode_compressed(data: bytes) -> Registration:
     version_text, at = _take_text(data, 0)
-    version = lenient_json.decode(version_text, VersionDocument).value()
+    version = lenient_json.decode(version_text, DataVersion)
     topic_count, at = _take_int32(data, at)
     if topic_count > TOPICS_MAX:
         raise RequestError(ResponseCode.SYSTEM_ERROR, f"the body has more than {TOPICS_MAX} topics")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator, Hashable, Mapping
 from typing import Final, NamedTuple
 
+import msgspec
+
 from iotmq.errors import RequestError
 from iotmq.limits import BROKERS_MAX, REGISTRY_TOPICS_MAX
 from iotmq.remoting.codes import ResponseCode
@@ -15,11 +17,11 @@ _STEP_TOPICS: Final = 10_000
 _PERMISSION_WRITE: Final = 2
 
 
-class DataVersion(NamedTuple):
+class DataVersion(msgspec.Struct, frozen=True, rename="camel"):
     """The state of a broker's topic table; any difference means that it changed."""
 
     counter: int = 0
-    timestamp_ms: int = 0
+    timestamp: int = 0
     state_version: int = 0
 
 

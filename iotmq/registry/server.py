@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from iotmq.addresses import parse_address
 from iotmq.clock import Clock, SystemClock
 from iotmq.errors import RequestError
 from iotmq.limits import (
@@ -21,8 +22,15 @@ from iotmq.limits import (
 from iotmq.metrics import Metric, samples
 from iotmq.registry.changed_settings import ChangedSettingsFile, changed, setting_texts
 from iotmq.registry.kv import ORDER_TOPIC_NAMESPACE, KeyValueFile, KeyValues, check_texts
-from iotmq.registry.registration import Registration, VersionDocument, decode_registration
-from iotmq.registry.routes import BrokerGroup, BrokerIdentity, RouteTable, TopicQueues, TopicRoute
+from iotmq.registry.registration import Registration, decode_registration
+from iotmq.registry.routes import (
+    BrokerGroup,
+    BrokerIdentity,
+    DataVersion,
+    RouteTable,
+    TopicQueues,
+    TopicRoute,
+)
 from iotmq.registry.settings import RegistrySettings
 from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import RequestCode, ResponseCode, Version
@@ -310,14 +318,14 @@ class Registry:
 
     def _query_data_version(self, connection: ServerConnection, request: Command) -> Command:
         identity = _identity(request)
-        asked = lenient_json.decode_request(request.body, VersionDocument).value()
+        asked = lenient_json.decode_request(request.body, DataVersion)
         known = self._routes.data_version(identity.address)
         is_changed = known is None or known != asked
         if not is_changed:
             self._routes.renew(identity.address, self._clock.monotonic_s())
         body = b""
         if known is not None:
-            document = {"counter": known.counter, "timestamp": known.timestamp_ms}
+            document = {"counter": known.counter, "timestamp": known.timestamp}
             if known.state_version:
                 document["stateVersion"] = known.state_version
             body = lenient_json.encode(document)
@@ -508,14 +516,10 @@ def _identity(request: Command) -> BrokerIdentity:
 def _address(request: Command) -> str:
     """The address of a broker; one that nobody can connect to would stop tools that ask every broker."""
     address = _name(request, "brokerAddr")
-    host, _, port = address.rpartition(":")
-    if (
-        not host
-        or address.split() != [address]
-        or not (port.isascii() and port.isdigit())
-        or int(port) > 65_535
-    ):
-        raise RequestError(ResponseCode.SYSTEM_ERROR, f"the field brokerAddr is not host:port: {address!r}")
+    try:
+        parse_address(address, port_min=0)
+    except ValueError as error:
+        raise RequestError(ResponseCode.SYSTEM_ERROR, f"the field brokerAddr: {error}") from None
     return address
 
 

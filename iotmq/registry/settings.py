@@ -18,17 +18,14 @@ from iotmq.remoting.tls.files import (
     TlsKeyFile,
     TlsMode,
 )
+from iotmq.setting_types import ListenHost, NativePort
 
 
 class RegistrySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a registry listens and how long it believes a silent broker."""
 
-    listen_host: Annotated[
-        str, Meta(min_length=1, description="Address to listen on; loopback unless told otherwise.")
-    ] = "127.0.0.1"
-    listen_port: Annotated[
-        int, Meta(ge=0, le=65_535, description="TCP port of the native protocol; 0 takes a free one.")
-    ] = 9_876
+    listen_host: ListenHost = "127.0.0.1"
+    listen_port: NativePort = 9_876
     broker_timeout_s: Annotated[
         float,
         Meta(

@@ -8,6 +8,7 @@ import time
 from types import TracebackType
 from typing import Final, Self
 
+from iotmq.addresses import address_text
 from iotmq.errors import ConnectionClosedError, RequestTimeoutError
 from iotmq.remoting.codes import Flag
 from iotmq.remoting.command import Command
@@ -39,7 +40,7 @@ class BlockingConnection:
 
         With `credentials` every request is signed; with `tls` the connection is encrypted.
         """
-        self._address = f"{host}:{port}"
+        self._address = address_text(host, port)
         self._timeout_s = timeout_s
         self._credentials = credentials
         try:

@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Callable
 from typing import TypeAlias
 
+from iotmq.addresses import address_text
 from iotmq.errors import ConnectionClosedError
 from iotmq.remoting.channel import Channel
 from iotmq.remoting.command import Command
@@ -61,6 +62,7 @@ class ClientConnection(Channel):
         lets several connections count together.
         """
         loop = asyncio.get_running_loop()
+        address = address_text(host, port)
         try:
             async with asyncio.timeout(timeout_s):
                 _, connection = await loop.create_connection(
@@ -72,11 +74,11 @@ class ClientConnection(Channel):
                     ssl_handshake_timeout=timeout_s if tls is not None else None,
                 )
         except TimeoutError:
-            raise ConnectionClosedError(f"no connection to {host}:{port} within {timeout_s} s") from None
+            raise ConnectionClosedError(f"no connection to {address} within {timeout_s} s") from None
         except ssl.SSLError as error:
-            raise ConnectionClosedError(f"no connection by TLS to {host}:{port}: {error}") from error
+            raise ConnectionClosedError(f"no connection by TLS to {address}: {error}") from error
         except OSError as error:
-            raise ConnectionClosedError(f"no connection to {host}:{port}: {error}") from error
+            raise ConnectionClosedError(f"no connection to {address}: {error}") from error
         return connection
 
     async def close(self) -> None:

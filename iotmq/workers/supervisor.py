@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from iotmq.client.transport.backoff import Backoff
+from iotmq.backoff import Backoff
 from iotmq.config.config import Config
 from iotmq.metrics import Metric, samples
 from iotmq.mqtt_front.listen.listeners import cannot_listen, network_address

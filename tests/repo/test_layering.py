@@ -16,8 +16,8 @@ PACKAGE = ROOT / "iotmq"
 # first line may be used by all, and by each other without a circle.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset(
-        {"bounds", "clock", "cycles", "errors", "limits"}
-        | {"log_format", "event_loop", "metrics", "supervised", "watched_file"}
+        {"addresses", "backoff", "bounds", "clock", "cycles", "errors", "files", "limits"}
+        | {"log_format", "event_loop", "metrics", "setting_types", "supervised", "watched_file"}
     ),
     frozenset({"message", "ports"}),
     frozenset({"mqtt", "remoting"}),
@@ -189,7 +189,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "mqtt_front": (
         "settings", "connection", "publish", "deliver", "access", "sessions", "listen", "metrics", "server",
     ),
-    "registry": ("files", "routes", "settings", "changed_settings", "kv", "registration", "server"),
+    "registry": ("routes", "settings", "changed_settings", "kv", "registration", "server"),
     "front_port": (
         "delivery_channel", "request_turns", "session_answers", "gateway", "session_link", "exclusive_claims",
         "session_parts", "session_brokers", "session_gateway",

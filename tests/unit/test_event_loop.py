@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from iotmq import event_loop
-from iotmq.event_loop import SLICE_S, LoopSlice, NextTurn
+from iotmq.event_loop import SLICE_S, LoopSlice, NextTurn, happens_within
 from tests.oracles.session_bench import turns
 
 
@@ -90,3 +90,21 @@ async def test_what_raises_can_be_scheduled_again() -> None:
     next_turn.schedule()
     await turns(2)
     assert (len(done), len(reported)) == (2, 2)
+
+
+async def test_an_event_is_waited_for_so_long() -> None:
+    event = asyncio.Event()
+    assert not await happens_within(event, 0.001)
+    asyncio.get_running_loop().call_soon(event.set)
+    assert await happens_within(event, 60)
+    assert await happens_within(event, 0)
+
+
+async def test_who_waits_for_an_event_can_be_cancelled_when_it_happens() -> None:
+    event = asyncio.Event()
+    waiting = asyncio.ensure_future(happens_within(event, 60))
+    await asyncio.sleep(0)
+    event.set()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting

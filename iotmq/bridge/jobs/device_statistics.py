@@ -34,6 +34,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
 from iotmq.bridge.spark_session import LOW_LATENCY_OPTIONS, JavaMissingError, session
+from iotmq.files import replace_file
 
 SOURCE_SCHEMA: Final = "key string, value binary, timestamp timestamp, mqtt_topic string, client_id string"
 
@@ -315,9 +316,8 @@ def render_rows(rows: Sequence[Row], count: int) -> str:
 def write_report(report: Report, path: Path) -> None:
     """Put the report in place whole, so that a reader never sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(path.name + ".new")
-    aside.write_text(json.dumps(asdict(report), indent=2) + "\n")
-    aside.replace(path)
+    data = (json.dumps(asdict(report), indent=2) + "\n").encode()
+    replace_file(path, data, is_synced=False)
 
 
 def parse_arguments(words: Sequence[str] | None = None) -> JobSettings:

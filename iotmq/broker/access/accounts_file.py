@@ -25,6 +25,7 @@ import msgspec
 from iotmq import limits
 from iotmq.broker.access.addresses import AddressPattern, parse_address_pattern
 from iotmq.broker.access.rules import DENY, PUB, SUB
+from iotmq.broker.tables.config_files import DataVersion
 from iotmq.broker.tables.topics import SCHEDULE_TOPIC
 from iotmq.errors import IotmqError
 
@@ -55,17 +56,10 @@ class AccountDocument(msgspec.Struct, kw_only=True, rename="camel"):
     group_perms: list[str] | None = None
 
 
-class Version(msgspec.Struct, kw_only=True):
-    """How often the broker changed the file, and when last, in milliseconds since 1970."""
-
-    counter: int = 0
-    timestamp: int = 0
-
-
 class AclDocument(msgspec.Struct, kw_only=True, rename="camel"):
     global_white_remote_addresses: list[str] | None = None
     accounts: list[AccountDocument] | None = None
-    data_version: list[Version] | None = None
+    data_version: list[DataVersion] | None = None
 
 
 class Account:
@@ -143,7 +137,7 @@ class Accounts:
             if account.access_key in self.by_key:
                 raise AclFileError(f"account {account.access_key} is in the file twice")
             self.by_key[account.access_key] = account
-        versions = document.data_version or [Version()]
+        versions = document.data_version or [DataVersion()]
         self.version = versions[0]
         # Address -> whether it is on the global white list; forgotten with this object.
         self._white: dict[str, bool] = {}
@@ -183,9 +177,8 @@ def changed(data: bytes, change: dict[str, Any], *, now_ms: int) -> bytes:
     """The bytes of the file with its top-level entries replaced by `change`, and its version one further."""
     document = _decode(data)
     document.update(change)
-    versions = _convert(document).data_version or [Version()]
-    fresh = Version(counter=versions[0].counter + 1, timestamp=now_ms)
-    document[DATA_VERSION] = [msgspec.to_builtins(fresh)]
+    versions = _convert(document).data_version or [DataVersion()]
+    document[DATA_VERSION] = [msgspec.to_builtins(versions[0].next(now_ms))]
     # What is written has to be read again.
     Accounts(_convert(document))
     return msgspec.yaml.encode(document)

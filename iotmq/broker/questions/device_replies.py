@@ -9,7 +9,7 @@ from typing import Final
 from iotmq import limits
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.questions.replies import ReplyHandler
-from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.errors import RequestError
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 _GROUP: Final = "iotmq_mqtt_front"
 
 
-class DeviceReplies:
+class DeviceReplies(RequestProcessor):
     """Pushes answers of devices as the replies they are; front ends hand them over.
 
     An answer for which nobody waits (any more) is dropped and counted, as any reply; the device is not told,
@@ -97,9 +97,6 @@ class DeviceReplies:
 
     def handlers(self) -> Mapping[int, Handler]:
         return {RequestCode.PUBLISH_REPLY: self._publish_reply}
-
-    def connection_lost(self, connection: ServerConnection) -> None:
-        """Nothing is kept per connection."""
 
     def _publish_reply(self, connection: ServerConnection, request: Command) -> Command:
         self.reply(request.text("topic"), request.text("clientId"), request.body_bytes())

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 from iotmq import limits
 from iotmq.broker.parts import BrokerParts
-from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.tables.topics import UNSENDABLE_TOPICS, TopicConfig, check_topic_name
 from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
@@ -64,7 +64,7 @@ class ReplyHeader(NamedTuple):
     fields: dict[str, str]
 
 
-class ReplyHandler:
+class ReplyHandler(RequestProcessor):
     """Takes replies and pushes them to who asked."""
 
     def __init__(self, parts: BrokerParts, *, in_flight_max: int = limits.REPLIES_IN_FLIGHT_MAX) -> None:
@@ -91,9 +91,6 @@ class ReplyHandler:
             RequestCode.SEND_REPLY_MESSAGE: partial(self._reply, {name: name for name in _LETTERS}),
             RequestCode.SEND_REPLY_MESSAGE_V2: partial(self._reply, _LETTERS),
         }
-
-    def connection_lost(self, connection: ServerConnection) -> None:
-        """Nothing is kept per connection: its pushes end by themselves."""
 
     def metrics(self) -> Iterable[Metric]:
         yield from samples(

@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from iotmq.addresses import address_text, is_loopback
 from iotmq.broker.settings import BrokerSettings
 from iotmq.errors import ConfigError, ConnectionClosedError, IotmqError
 from iotmq.message.hosts import encode_host
@@ -82,8 +83,8 @@ class AdvertisedAddress:
         except OSError as error:
             return [f"the advertised name {host} cannot be resolved here: {error}"]
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
-        if all(_is_loopback(address) for address in addresses):
-            if _is_loopback(self._listen_host):
+        if all(is_loopback(address) for address in addresses):
+            if is_loopback(self._listen_host):
                 return []
             return [
                 f"clients are told {host}, the loopback of their own machine, "
@@ -94,7 +95,7 @@ class AdvertisedAddress:
                 f"the advertised address {host} is none of this machine's: right behind an address "
                 "translation or port mapping, else clients cannot connect"
             ]
-        if _is_loopback(self._listen_host):
+        if is_loopback(self._listen_host):
             return [
                 f"clients are told {host}, but the broker listens on {self._listen_host} only: set "
                 "broker.listen_host, or nobody can connect"
@@ -103,7 +104,7 @@ class AdvertisedAddress:
 
     async def _knock(self) -> list[str]:
         """Connect to the address as a client would, and see who answers."""
-        where = f"{self._host}:{self._port}"
+        where = address_text(self._host, self._port)
         try:
             connection = await ClientConnection.connect(self._host, self._port, timeout_s=_TIMEOUT_S)
         except ConnectionClosedError as error:
@@ -133,13 +134,6 @@ def _is_wildcard(host: str) -> bool:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
         return False
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _is_own(address: str) -> bool:

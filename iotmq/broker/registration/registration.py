@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Final, NamedTuple
 
+from iotmq.addresses import address_text
+from iotmq.backoff import Backoff
 from iotmq.broker.registration.body import RegistrationBody, encode_registration
 from iotmq.broker.tables.config_files import DataVersion
 from iotmq.broker.tables.topics import TopicConfig
 from iotmq.errors import BrokerError, IotmqError
+from iotmq.event_loop import happens_within
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
-from iotmq.supervised import supervise
+from iotmq.supervised import end, supervise
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +73,7 @@ class RegistryLink:
 
     @property
     def address(self) -> str:
-        return f"{self._host}:{self._port}"
+        return address_text(self._host, self._port)
 
     def start(self) -> None:
         self._task = supervise("registration", self._run)
@@ -93,8 +95,7 @@ class RegistryLink:
     async def stop(self) -> None:
         """Say goodbye, for at most half a second."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end([self._task])
         for telling in self._begin():
             telling.told()
         connection = self._connection
@@ -108,7 +109,8 @@ class RegistryLink:
         await connection.close()
 
     async def _run(self) -> None:
-        retry_s = _RETRY_FIRST_S
+        # Brokers that lost one registry together do not come back together.
+        backoff = Backoff(min_s=_RETRY_FIRST_S, max_s=self._interval_s)
         while True:
             self._changed.clear()
             begun_s = time.monotonic()
@@ -119,18 +121,12 @@ class RegistryLink:
                 for telling in tellings:
                     telling.told()
             if error is not None:
-                # Brokers that lost one registry together do not come back together.
-                await asyncio.sleep(retry_s * random.uniform(0.75, 1.25))
-                retry_s = min(retry_s * 2, self._interval_s)
+                await asyncio.sleep(backoff.next_s())
                 continue
-            retry_s = _RETRY_FIRST_S
+            backoff.reset()
             # Changes that come one by one must not keep broker and registry busy with whole tables.
             await asyncio.sleep(min(time.monotonic() - begun_s, self._interval_s))
-            try:
-                async with asyncio.timeout(self._interval_s):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
+            await happens_within(self._changed, self._interval_s)
 
     def _begin(self) -> list[Telling]:
         """Those who wait for what is told from here on."""
@@ -353,9 +349,3 @@ class Registration:
 
     def _unregistration(self) -> Command:
         return Command.request(RequestCode.UNREGISTER_BROKER, self._identity)
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """Host and port of `host:port` or `[ipv6]:port`."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)

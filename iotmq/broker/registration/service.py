@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from iotmq.addresses import address_text, parse_address
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.registration.advertised_address import AdvertisedAddress
-from iotmq.broker.registration.registration import Registration, ToldTopics, parse_address
+from iotmq.broker.registration.registration import Registration, ToldTopics
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.tables.topics import PERMISSION_READ, PERMISSION_WRITE
 from iotmq.metrics import Metric
@@ -50,8 +51,7 @@ class RegistrationService:
     def address(self) -> str:
         """host:port that registries and clients are told."""
         port = self._settings.advertised_port or self._port()
-        host = self._settings.advertised_host
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return address_text(self._settings.advertised_host, port)
 
     @property
     def not_ready_reason(self) -> str | None:

@@ -15,7 +15,7 @@ from iotmq.broker.members.groups import Groups, Member
 from iotmq.broker.members.queue_locks import MessageQueue
 from iotmq.broker.replies.cold_reads import ColdReads
 from iotmq.broker.replies.deferred_reply import DeferredReply
-from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.errors import ConnectionClosedError, RequestError, RequestTimeoutError
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.hosts import encode_host
@@ -40,7 +40,7 @@ class ConsumerStatus(msgspec.Struct, kw_only=True, rename="camel"):
     message_queue_table: dict[str, int] = {}
 
 
-class RelayHandler:
+class RelayHandler(RequestProcessor):
     """Keeps a bounded number of questions under way, each with a time limit."""
 
     def __init__(
@@ -69,9 +69,6 @@ class RelayHandler:
             RequestCode.CONSUME_MESSAGE_DIRECTLY: self._consume_directly,
             RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: self._status,
         }
-
-    def connection_lost(self, connection: ServerConnection) -> None:
-        """What was asked of the connection fails by itself; what was asked over it finds nobody to tell."""
 
     def metrics(self) -> Iterable[Metric]:
         yield from samples(

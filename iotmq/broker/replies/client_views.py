@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from iotmq.addresses import address_text
 from iotmq.broker.filters.subscription import TAG_EXPRESSION, SubscriptionData
 from iotmq.broker.members.groups import ConsumerGroup, Groups, Member
 from iotmq.clock import Clock
@@ -97,7 +98,7 @@ class ClientListView(msgspec.Struct, kw_only=True, rename="camel"):
 
 def connection_view(member: Member) -> ConnectionView:
     return ConnectionView(
-        client_addr=address_text(member),
+        client_addr=address_text(*member.connection.peer),
         client_id=member.client_id,
         language=language_name(member.language),
         version=member.version,
@@ -131,7 +132,7 @@ def consumer_connection_view(group: ConsumerGroup) -> ConsumerConnectionView:
 def producer_view(member: Member, clock: Clock) -> ProducerView:
     return ProducerView(
         client_id=member.client_id,
-        remote_ip=address_text(member),
+        remote_ip=address_text(*member.connection.peer),
         language=language_name(member.language),
         version=member.version,
         last_update_timestamp=_seen_ms(member, clock),
@@ -161,11 +162,6 @@ def language_name(language: int) -> str:
     return LANGUAGE_NAMES.get(language, "OTHER")
 
 
-def address_text(member: Member) -> str:
-    host, port = member.connection.peer
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def _view_of(views: dict[str, ClientView | None], member: Member, clock: Clock) -> ClientView:
     """The client's view, made from a member when there is none; the last heartbeat counts."""
     view = views[member.client_id]
@@ -173,14 +169,14 @@ def _view_of(views: dict[str, ClientView | None], member: Member, clock: Clock) 
     if view is None:
         view = views[member.client_id] = ClientView(
             client_id=member.client_id,
-            client_addr=address_text(member),
+            client_addr=address_text(*member.connection.peer),
             language=language_name(member.language),
             version=member.version,
             last_update_timestamp=seen_ms,
         )
     elif seen_ms > view.last_update_timestamp:
         view.last_update_timestamp = seen_ms
-        view.client_addr = address_text(member)
+        view.client_addr = address_text(*member.connection.peer)
     return view
 
 

@@ -27,7 +27,8 @@ class RequestProcessor(Protocol):
         """The codes served and by what. Asked once."""
 
     def connection_lost(self, connection: ServerConnection) -> None:
-        """Forget what was kept for the connection."""
+        """Forget what was kept for the connection: nothing, unless a processor says otherwise."""
+        return
 
 
 TakeRun: TypeAlias = Callable[[ServerConnection, SendRun, int], int]

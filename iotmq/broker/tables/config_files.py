@@ -13,15 +13,16 @@ from __future__ import annotations
 import logging
 import os
 from abc import ABC, abstractmethod
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from iotmq.errors import RequestError, StoreCorruptError
+from iotmq.files import make_directory, replace_file, sync_path
 from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import ResponseCode
-from iotmq.store.log.segment import sync_directory
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,6 @@ class ConfigFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._backup = path.with_name(path.name + ".bak")
-        self._fresh = path.with_name(path.name + ".tmp")
         # Whether the content of the main file is known to be on the disk. Only then may it become the
         # `.bak`: a power cut must not find two contents that were never written.
         self._is_durable = False
@@ -80,27 +80,19 @@ class ConfigFile:
         and a power cut takes at most it: the `.bak` is always one that was on the disk before. With it the
         content is there before its name is, and both are by the return.
         """
-        directory = self.path.parent
-        if not directory.exists():
-            directory.mkdir(parents=True, exist_ok=True)
-            sync_directory(str(directory.parent))
-        with open(self._fresh, "wb") as file:
-            file.write(data)
-            if is_synced:
-                file.flush()
-                os.fsync(file.fileno())
+        make_directory(self.path.parent)
+        replace_file(self.path, data, is_synced=is_synced, written=partial(self._keep_former, is_synced))
+        self._is_durable = is_synced
+
+    def _keep_former(self, is_synced: bool) -> None:
         try:
             if is_synced and not self._is_durable:
-                _sync_file(self.path)
+                sync_path(self.path)
                 self._is_durable = True
             if self._is_durable:
                 os.replace(self.path, self._backup)
         except FileNotFoundError:
             pass
-        os.replace(self._fresh, self.path)
-        self._is_durable = is_synced
-        if is_synced:
-            sync_directory(str(directory))
 
     def _set_aside(self) -> None:
         """Move a main file that cannot be read away, before the next write makes it the `.bak`."""
@@ -124,14 +116,6 @@ def _decoded(data: bytes, shape: type[T]) -> T:
 def _is_blank(data: bytes) -> bool:
     """No bytes, or zeros where some should be: what unwritten content looks like after a power cut."""
     return not data.strip(b"\0 \t\r\n")
-
-
-def _sync_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class DirtyTable(ABC):

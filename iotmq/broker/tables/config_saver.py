@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol, TypeAlias
 
+from iotmq.backoff import Backoff
+from iotmq.event_loop import happens_within
 from iotmq.metrics import Metric, samples
 
 logger = logging.getLogger(__name__)
@@ -69,7 +71,7 @@ class ConfigSaver:
 
     async def run(self) -> None:
         """Write whatever changes, until cancelled; a write under way is waited for."""
-        retry_s = self._retry_first_s
+        backoff = Backoff(min_s=self._retry_first_s, max_s=_RETRY_LAST_S)
         while True:
             # Whoever asks sets it as well, also for what a write under way has.
             while not self.is_behind:
@@ -78,16 +80,11 @@ class ConfigSaver:
             self._changed.clear()
             begun_s = time.monotonic()
             if await self._write():
-                retry_s = self._retry_first_s
+                backoff.reset()
                 # Changes that come one by one must not keep the disk busy with whole tables.
                 await asyncio.sleep(time.monotonic() - begun_s)
                 continue
-            try:
-                async with asyncio.timeout(retry_s):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
-            retry_s = min(retry_s * 2, _RETRY_LAST_S)
+            await happens_within(self._changed, backoff.next_s())
 
     def save(self) -> None:
         """Write the table in this thread, whether or not it has changed."""

@@ -29,7 +29,7 @@ from iotmq.errors import (
     StoreFullError,
     StoreReadOnlyError,
 )
-from iotmq.event_loop import DeadlineTimer, NextTurn
+from iotmq.event_loop import DeadlineTimer, NextTurn, happens_within
 from iotmq.message.errors import MessageFormatError
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import ResponseCode
@@ -224,11 +224,7 @@ class MessageWriter:
         finished = asyncio.Event()
         store.when_flushed(store.appended_position, finished.set)
         store.request_flush()
-        try:
-            async with asyncio.timeout(_DRAIN_S):
-                await finished.wait()
-        except TimeoutError:
-            pass
+        await happens_within(finished, _DRAIN_S)
 
     def finish(self) -> None:
         """Answer everything that still waits as stored but not known to be flushed. The last call."""

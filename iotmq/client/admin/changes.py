@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from iotmq.addresses import address_text
 from iotmq.client.consuming import offsets
 from iotmq.client.consuming.offset_reset import read_offsets
 from iotmq.client.transport.calls import ask, master_addresses
@@ -188,7 +189,7 @@ class AdminChanges:
             host, port, _ = parse_offset_message_id(message_id)
         except MessageFormatError as error:
             raise ClientError(str(error)) from error
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = address_text(host, port)
         await ask(
             self._client,
             address,

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from iotmq.addresses import address_text
 from iotmq.client.admin.groups import ConsumerConnections, GroupViews, SubscriptionInfo
 from iotmq.client.consuming.offsets import broker_address
 from iotmq.client.consuming.pulls import PullStatus, pull_command, read_pulled
@@ -89,7 +90,7 @@ class MessageViews:
             host, port, position = parse_offset_message_id(message_id)
         except MessageFormatError as error:
             raise ClientError(f"{error}: look for it by_unique_key") from error
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = address_text(host, port)
         answer = await ask(
             self._client,
             address,

@@ -23,6 +23,7 @@ from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import RequestCode, ResponseCode, Version
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
+from iotmq.supervised import end
 
 _MIB: Final = 1024 * 1024
 # Messages given to us to consume at one time; operators try one, not thousands.
@@ -84,9 +85,7 @@ class ConsumerAnswers:
     async def stop(self) -> None:
         for code, handler in self._handlers.items():
             self._client.remove_request_handler(code, handler)
-        for task in self._directs:
-            task.cancel()
-        await asyncio.gather(*self._directs, return_exceptions=True)
+        await end(self._directs)
 
     def _tell_offsets(self, connection: ClientConnection, request: Command) -> Command | None:
         status = self._status()

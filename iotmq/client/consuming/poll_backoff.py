@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from iotmq.client.transport.backoff import Backoff
+from iotmq.backoff import Backoff
 
 
 class PollBackoff:

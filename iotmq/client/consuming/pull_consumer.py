@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
+from iotmq.backoff import Backoff
 from iotmq.client.consuming import offsets
 from iotmq.client.consuming.filter_check import check_filter
 from iotmq.client.consuming.poll_backoff import PollBackoff
 from iotmq.client.consuming.pulls import PullStatus, pull_command, read_pulled
 from iotmq.client.consuming.queue_reader import COLUMN_BYTES_MAX, CacheRoom
-from iotmq.client.transport.backoff import Backoff
 from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.lifetime import Lifetime
 from iotmq.client.transport.message import ReceivedMessage, check_group
@@ -31,7 +31,7 @@ from iotmq.errors import (
 from iotmq.message.columns import COLUMNS, Columns, decode_columns
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.record import decode_record, iter_records
-from iotmq.supervised import supervise
+from iotmq.supervised import end, supervise
 
 _log = logging.getLogger(__name__)
 
@@ -389,8 +389,7 @@ class _Fetch:
 
     async def stop(self) -> None:
         """Fetch no more and drop what was fetched."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end([self._task])
         for view, _ in self._answers:
             self._room.free(len(view))
         self._answers.clear()

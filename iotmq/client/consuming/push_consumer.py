@@ -31,11 +31,12 @@ from iotmq.client.transport.routes import MessageQueue, TopicRoute
 from iotmq.client.transport.settings import PushConsumerSettings
 from iotmq.client.transport.subscriptions import ConsumerData, Subscription, consumer_data, parse_subscription
 from iotmq.errors import ClientError, IotmqError, RequestError, SubscriptionError
+from iotmq.event_loop import happens_within
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
-from iotmq.supervised import supervise
+from iotmq.supervised import end, supervise
 
 _log = logging.getLogger(__name__)
 
@@ -194,9 +195,7 @@ class PushConsumer(Lifetime):
             return
         self._is_running = False
         await self._answers.stop()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(self._tasks)
         readers = list(self._readers.values())
         await asyncio.gather(*(reader.close() for reader in readers), *self._closing.values())
         await self._commit(readers)
@@ -272,14 +271,9 @@ class PushConsumer(Lifetime):
             is_complete = await self._rebalance()
             self._has_balanced.set()
             wait_s = self.settings.rebalance_ms / 1000 if is_complete else _REBALANCE_RETRY_S
-            try:
-                # Not wait_for: in Python 3.11 that loses a cancellation which comes with the event.
-                async with asyncio.timeout(wait_s):
-                    await self._rebalance_due.wait()
-            except TimeoutError:
-                continue
-            await asyncio.sleep(_REBALANCE_PAUSE_S)
-            self._rebalance_due.clear()
+            if await happens_within(self._rebalance_due, wait_s):
+                await asyncio.sleep(_REBALANCE_PAUSE_S)
+                self._rebalance_due.clear()
 
     async def _rebalance(self) -> bool:
         """Divide every topic's queues; False when one could not be divided and keeps its readers."""

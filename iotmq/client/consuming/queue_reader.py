@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
+from iotmq.backoff import Backoff
 from iotmq.client.consuming.consumer_answers import QueueState
 from iotmq.client.consuming.offsets import broker_address
 from iotmq.client.consuming.poll_backoff import PollBackoff
 from iotmq.client.consuming.progress import QueueProgress
 from iotmq.client.consuming.pulls import Pulled, PullStatus, pull_command, read_pulled
-from iotmq.client.transport.backoff import Backoff
 from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.message import ReceivedMessage
 from iotmq.client.transport.routes import MASTER_ID, MessageQueue

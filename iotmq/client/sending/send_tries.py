@@ -7,8 +7,8 @@ import itertools
 import logging
 from typing import Final
 
+from iotmq.backoff import Backoff
 from iotmq.client.sending.pending_send import PendingSend
-from iotmq.client.transport.backoff import Backoff
 from iotmq.client.transport.broker_health import BrokerHealth
 from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.message import SendResult, SendStatus, check_topic

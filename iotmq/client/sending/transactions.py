@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeAlias, TypeVar
 
 from iotmq import limits
+from iotmq.addresses import address_text
 from iotmq.client.sending.producer import Producer
 from iotmq.client.transport.application_calls import call_application
 from iotmq.client.transport.client import IotmqClient, expect_success
@@ -29,6 +30,7 @@ from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
+from iotmq.supervised import end
 
 _log = logging.getLogger(__name__)
 
@@ -137,9 +139,7 @@ class TransactionProducer(Producer):
         if not self._is_running:
             return
         self._client.remove_request_handler(RequestCode.CHECK_TRANSACTION_STATE, self._asked)
-        for task in self._checks:
-            task.cancel()
-        await asyncio.gather(*self._checks, return_exceptions=True)
+        await end(self._checks)
         await super().stop()
 
     async def begin(
@@ -319,10 +319,10 @@ class TransactionProducer(Producer):
 
     def _broker_name(self, connection: ClientConnection) -> str:
         """The broker behind a connection; empty when no route leads there by this address."""
-        host, port = connection.peer
+        address = address_text(*connection.peer)
         for route in self._client.routes.all_known():
             for name, by_id in route.addresses.items():
-                if f"{host}:{port}" in by_id.values():
+                if address in by_id.values():
                     return name
         return ""
 

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol, TypeAlias
 
-from iotmq.client.transport.connections import Connections, split_address
+from iotmq.addresses import parse_address
+from iotmq.client.transport.connections import Connections
 from iotmq.client.transport.lifetime import Lifetime
 from iotmq.client.transport.registries import Registries, Routes
 from iotmq.client.transport.routes import MASTER_ID
@@ -29,7 +30,7 @@ from iotmq.errors import (
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
-from iotmq.supervised import supervise
+from iotmq.supervised import end, supervise
 
 _log = logging.getLogger(__name__)
 _instances = itertools.count(1)
@@ -68,7 +69,7 @@ class IotmqClient(Lifetime):
         self.clock: Clock = clock or SystemClock()
         for address in self.settings.registries:
             try:
-                split_address(address)
+                parse_address(address)
             except ValueError as error:
                 raise ConfigError(f"registries: {error}") from error
         self.client_id = self.settings.client_id or _unique_client_id()
@@ -139,9 +140,7 @@ class IotmqClient(Lifetime):
         tasks = [*self._recoveries.values()]
         if self._heartbeater is not None:
             tasks.append(self._heartbeater)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(tasks)
         await self._routes.stop()
         await self._connections.close()
 

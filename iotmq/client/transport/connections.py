@@ -7,7 +7,8 @@ import random
 import ssl
 from collections.abc import Callable
 
-from iotmq.client.transport.backoff import Backoff
+from iotmq.addresses import parse_address
+from iotmq.backoff import Backoff
 from iotmq.clock import Clock
 from iotmq.errors import ClientClosedError, ConnectionClosedError
 from iotmq.limits import ADDRESSES_KNOWN_MAX
@@ -139,7 +140,7 @@ class Connections:
 
     async def _connect(self, address: str, known: _Address) -> ClientConnection:
         try:
-            host, port = split_address(address)
+            host, port = parse_address(address)
             connection = await ClientConnection.connect(
                 host,
                 port,
@@ -178,11 +179,3 @@ def _take_exception(task: asyncio.Task[ClientConnection]) -> None:
     # All who waited may have given up; asyncio would then complain that nobody saw the failure.
     if not task.cancelled():
         task.exception()
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """HOST:PORT (or [V6]:PORT) in two; ValueError that names the address."""
-    host, separator, port = address.rpartition(":")
-    if not separator or not host or not port.isdecimal() or not 0 < int(port) < 65_536:
-        raise ValueError(f"{address!r} is no address: write HOST:PORT, for example 127.0.0.1:9876")
-    return host.removeprefix("[").removesuffix("]"), int(port)

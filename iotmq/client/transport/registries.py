@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from iotmq.client.transport.connections import Connections
 from iotmq.client.transport.routes import (
@@ -25,7 +25,7 @@ from iotmq.errors import (
 from iotmq.limits import ROUTES_KNOWN_MAX
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
-from iotmq.supervised import supervise
+from iotmq.supervised import end, supervise
 
 _log = logging.getLogger(__name__)
 
@@ -160,12 +160,10 @@ class Routes:
 
     async def stop(self) -> None:
         """End refreshing."""
-        tasks: list[asyncio.Task[TopicRoute | None] | asyncio.Task[None]] = [*self._running.values()]
+        tasks: list[asyncio.Task[Any]] = [*self._running.values()]
         if self._refresher is not None:
             tasks.append(self._refresher)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(tasks)
 
     def known(self, topic: str) -> TopicRoute | None:
         """The route as last seen, without asking."""

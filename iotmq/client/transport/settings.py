@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from iotmq.limits import ACL_KEY_BYTES_MAX, PULL_BYTES_MAX, PULL_RECORDS_MAX, RECORD_BYTES_MAX
+from iotmq.limits import PULL_BYTES_MAX, PULL_RECORDS_MAX, RECORD_BYTES_MAX
 from iotmq.remoting.signature import Credentials
 from iotmq.remoting.tls.files import client_tls
+from iotmq.setting_types import AccountKey, AccountSecret, FileName
 
 ConsumeFrom = Literal["last", "first", "timestamp"]
 MessageModel = Literal["clustering", "broadcasting"]
@@ -32,24 +33,19 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ),
     ] = ""
     access_key: Annotated[
-        str,
-        Meta(
-            max_length=ACL_KEY_BYTES_MAX,
-            description="Account at brokers with access control; empty sends requests unsigned.",
-        ),
+        AccountKey,
+        Meta(description="Account at brokers with access control; empty sends requests unsigned."),
     ] = ""
     secret_key: Annotated[
-        str,
-        Meta(max_length=ACL_KEY_BYTES_MAX, description="Secret of the account; it never leaves the client."),
+        AccountSecret, Meta(description="Secret of the account; it never leaves the client.")
     ] = ""
     tls_enabled: Annotated[
         bool, Meta(description="Connect by TLS to registries and brokers; all of them have to take it.")
     ] = False
     tls_ca_file: Annotated[
-        str,
+        FileName,
         Meta(
-            max_length=4_096,
-            description="PEM file with the roots of the servers' certificates; empty for the machine's own.",
+            description="PEM file with the roots of the servers' certificates; empty for the machine's own."
         ),
     ] = ""
     tls_is_verified: Annotated[
@@ -60,14 +56,10 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ),
     ] = True
     tls_certificate_file: Annotated[
-        str,
-        Meta(
-            max_length=4_096,
-            description="PEM file with this client's certificate, where servers ask for one.",
-        ),
+        FileName, Meta(description="PEM file with this client's certificate, where servers ask for one.")
     ] = ""
     tls_key_file: Annotated[
-        str, Meta(max_length=4_096, description="PEM file with its key; empty when that file has it.")
+        FileName, Meta(description="PEM file with its key; empty when that file has it.")
     ] = ""
     connect_timeout_ms: Annotated[
         int, Meta(ge=10, le=60_000, description="Milliseconds for making one connection.")

@@ -23,10 +23,10 @@ from typing import Final
 
 from iotmq import limits
 from iotmq.errors import IotmqError
+from iotmq.files import replace_private_file
 from iotmq.mqtt.auth.saslprep import saslprep
 from iotmq.mqtt.auth.scram import METHOD
 from iotmq.mqtt_front.access.scram import Verifier, parse_verifier
-from iotmq.store.files.private_file import write_private
 
 _log: Final = logging.getLogger("iotmq.mqtt")
 
@@ -171,7 +171,7 @@ def write_users(path: Path, data: bytes) -> None:
     mode = 0o600
     with contextlib.suppress(FileNotFoundError):
         mode |= stat.S_IMODE(path.stat().st_mode) & 0o040
-    write_private(path, data, mode=mode)
+    replace_private_file(path, data, mode=mode)
 
 
 def warn_when_open(path: Path) -> str | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Final
 
-from iotmq.client.transport.backoff import Backoff
+from iotmq.backoff import Backoff
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.connection.pace import Pace, PaceLimits
 from iotmq.ports.sessions import Refused, RetainedRead, RetainedRecords, SessionPort

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import msgspec
 import uvloop
 
+from iotmq.addresses import address_text
 from iotmq.errors import ConfigError
 from iotmq.metrics import Metric
 from iotmq.mqtt_front.connection.device import Device
@@ -180,7 +181,7 @@ def network_address(
 
 def cannot_listen(host: str, port: int, error: OSError) -> OSError:
     """The error for an operator."""
-    return OSError(error.errno, f"cannot listen on {host}:{port} for MQTT: {error.strerror}")
+    return OSError(error.errno, f"cannot listen on {address_text(host, port)} for MQTT: {error.strerror}")
 
 
 def _listen_tcp(host: str, port: int, *, is_shared: bool) -> socket.socket:

@@ -8,15 +8,15 @@ import msgspec
 from msgspec import Meta
 
 from iotmq import limits
+from iotmq.setting_types import FileName
 
 
 class AuthenticationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which devices may connect, and how they prove who they are."""
 
     users_file: Annotated[
-        str,
+        FileName,
         Meta(
-            max_length=4_096,
             description=(
                 "The file of users, which iotmq users writes: a line NAME:SCRAM-SHA-256$... for each. It is "
                 "read again when it changes, and holds secrets: let nobody else read it. Empty: anybody may "
@@ -89,6 +89,7 @@ class AuthenticationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_u
         str,
         Meta(
             max_length=1_024,
+            extra={"is_secret": True},
             description=(
                 "Any text, the same at all front ends: names without a user are answered with salts made of "
                 "it, so that nobody learns by SCRAM which names there are. Empty: another one for each start "

@@ -9,6 +9,8 @@ import msgspec
 from msgspec import Meta
 
 from iotmq import limits
+from iotmq.addresses import address_text
+from iotmq.setting_types import FileName, ListenHost, Port
 
 TCP_NAME: Final = "tcp"
 """The name of the listener of `mqtt.listen_port`."""
@@ -27,19 +29,11 @@ class CertificateSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     """A certificate and its key."""
 
     certificate_file: Annotated[
-        str,
-        Meta(
-            min_length=1,
-            max_length=limits.FILE_NAME_BYTES_MAX,
-            description="PEM file with the certificate and those between it and its root.",
-        ),
+        FileName,
+        Meta(min_length=1, description="PEM file with the certificate and those between it and its root."),
     ]
     key_file: Annotated[
-        str,
-        Meta(
-            max_length=limits.FILE_NAME_BYTES_MAX,
-            description="PEM file with the key; empty when the certificate's file has it.",
-        ),
+        FileName, Meta(description="PEM file with the key; empty when the certificate's file has it.")
     ] = ""
 
 
@@ -65,10 +59,8 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             '("wss", 8084).'
         ),
     ]
-    listen_host: Annotated[
-        str, Meta(min_length=1, description="Address to listen on; loopback unless told otherwise.")
-    ] = "127.0.0.1"
-    listen_port: Annotated[int, Meta(ge=0, le=65_535, description="TCP port; 0 takes a free one.")] = 0
+    listen_host: ListenHost = "127.0.0.1"
+    listen_port: Annotated[Port, Meta(description="TCP port; 0 takes a free one.")] = 0
     socket_path: Annotated[
         str,
         Meta(
@@ -107,9 +99,8 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         ),
     ] = "ECDHE+AESGCM:ECDHE+CHACHA20"
     client_ca_file: Annotated[
-        str,
+        FileName,
         Meta(
-            max_length=limits.FILE_NAME_BYTES_MAX,
             description="PEM file with the roots of client certificates; empty: devices are not asked for "
             "one.",
         ),
@@ -267,8 +258,7 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         """HOST:PORT, with brackets around a host of IPv6; or the path."""
         if not self.is_on_network:
             return self.socket_path
-        host = f"[{self.listen_host}]" if ":" in self.listen_host else self.listen_host
-        return f"{host}:{self.listen_port}"
+        return address_text(self.listen_host, self.listen_port)
 
 
 def tcp_listener(host: str, port: int) -> ListenerSettings:

@@ -11,8 +11,7 @@ from iotmq import limits
 from iotmq.mqtt_front.settings.authentication import AuthenticationSettings
 from iotmq.mqtt_front.settings.listeners import ListenerSettings, tcp_listener
 from iotmq.mqtt_front.settings.topics import AutoSubscriptionSettings, RewriteSettings
-
-_ADDRESS_PATTERN = r"^(\[[^\]]+\]|[^:\s]+):\d{1,5}$"
+from iotmq.setting_types import AccountKey, AccountSecret, AddressText, FileName, ListenHost, Port, TopicName
 
 
 class RouteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,14 +25,7 @@ class RouteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             description="MQTT topic filter, such as devices/+/telemetry.",
         ),
     ]
-    topic: Annotated[
-        str,
-        Meta(
-            pattern=r"^[%|a-zA-Z0-9_-]+$",
-            max_length=limits.TOPIC_BYTES_MAX,
-            description="Broker topic the messages are stored under.",
-        ),
-    ]
+    topic: Annotated[TopicName, Meta(description="Broker topic the messages are stored under.")]
     key: Annotated[
         str,
         Meta(
@@ -65,12 +57,8 @@ class RouteSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where devices connect, what they may send, and where their messages go."""
 
-    listen_host: Annotated[
-        str, Meta(min_length=1, description="Address to listen on; loopback unless told otherwise.")
-    ] = "127.0.0.1"
-    listen_port: Annotated[
-        int, Meta(ge=0, le=65_535, description="TCP port for MQTT; 0 takes a free one.")
-    ] = 1883
+    listen_host: ListenHost = "127.0.0.1"
+    listen_port: Annotated[Port, Meta(description="TCP port for MQTT; 0 takes a free one.")] = 1883
     tcp_enabled: Annotated[
         bool, Meta(description="False: nobody listens there, only at the places in [[mqtt.listeners]].")
     ] = True
@@ -345,15 +333,10 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = 0.5
     default_topic: Annotated[
-        str,
-        Meta(
-            pattern=r"^[%|a-zA-Z0-9_-]+$",
-            max_length=limits.TOPIC_BYTES_MAX,
-            description="Broker topic of messages that no route matches.",
-        ),
+        TopicName, Meta(description="Broker topic of messages that no route matches.")
     ] = "mqtt"
     registries: Annotated[
-        tuple[Annotated[str, Meta(pattern=_ADDRESS_PATTERN)], ...],
+        tuple[AddressText, ...],
         Meta(
             min_length=1,
             max_length=64,
@@ -361,25 +344,19 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = ("127.0.0.1:9876",)
     broker_access_key: Annotated[
-        str,
+        AccountKey,
         Meta(
-            max_length=limits.ACL_KEY_BYTES_MAX,
             description="Account at brokers with access control, an administrator's: a front end acts for "
             "all devices. For a front end without a broker in its process; empty sends requests unsigned.",
         ),
     ] = ""
-    broker_secret_key: Annotated[
-        str, Meta(max_length=limits.ACL_KEY_BYTES_MAX, description="Secret of that account.")
-    ] = ""
+    broker_secret_key: Annotated[AccountSecret, Meta(description="Secret of that account.")] = ""
     broker_tls_enabled: Annotated[
         bool, Meta(description="Connect to registries and brokers by TLS; all of them have to take it.")
     ] = False
     broker_tls_ca_file: Annotated[
-        str,
-        Meta(
-            max_length=4_096,
-            description="PEM file with the roots of their certificates; empty for the machine's own.",
-        ),
+        FileName,
+        Meta(description="PEM file with the roots of their certificates; empty for the machine's own."),
     ] = ""
     routes: Annotated[
         tuple[RouteSettings, ...],

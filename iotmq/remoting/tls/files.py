@@ -25,6 +25,7 @@ from iotmq.remoting.tls.context import (
     no_password,
     server_context,
 )
+from iotmq.setting_types import FileName
 from iotmq.watched_file import WatchedFiles
 
 logger = logging.getLogger("iotmq.remoting")
@@ -38,21 +39,18 @@ TlsMode: TypeAlias = Annotated[
     ),
 ]
 TlsCertificateFile: TypeAlias = Annotated[
-    str,
+    FileName,
     Meta(
-        max_length=4_096,
         description="PEM file with the certificate and those between it and its root; empty for no TLS. It "
         "is read again when it changes.",
     ),
 ]
 TlsKeyFile: TypeAlias = Annotated[
-    str,
-    Meta(max_length=4_096, description="PEM file with the key; empty when the certificate's file has it."),
+    FileName, Meta(description="PEM file with the key; empty when the certificate's file has it.")
 ]
 TlsClientCaFile: TypeAlias = Annotated[
-    str,
+    FileName,
     Meta(
-        max_length=4_096,
         description="PEM file with the roots of client certificates. When it is set, encrypted connections "
         "without such a certificate are refused.",
     ),

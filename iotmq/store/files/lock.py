@@ -13,6 +13,7 @@ import struct
 from pathlib import Path
 
 from iotmq.errors import StoreLockedError
+from iotmq.files import sync_path
 
 # struct flock: type 2, whence 2, (padding), start 8, length 8 (0 = all), pid 4.
 _WHOLE_FILE = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -58,16 +59,9 @@ class AbortMark:
     def set(self) -> None:
         """From now on a start finds that this run has not ended cleanly."""
         self.path.touch()
-        self._sync_directory()
+        sync_path(self.path.parent)
 
     def clear(self) -> None:
         """This run has ended cleanly."""
         self.path.unlink(missing_ok=True)
-        self._sync_directory()
-
-    def _sync_directory(self) -> None:
-        descriptor = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_path(self.path.parent)

@@ -12,8 +12,8 @@ import struct
 import zlib
 from typing import NamedTuple
 
+from iotmq.files import sync_path
 from iotmq.store import fail_points
-from iotmq.store.log.segment import sync_directory
 
 _CRC = struct.Struct(">I")
 
@@ -71,4 +71,4 @@ def write_state(path: str, record: bytes, *, fail_point: str) -> None:
     finally:
         os.close(descriptor)
     if is_new:
-        sync_directory(os.path.dirname(path))
+        sync_path(os.path.dirname(path))

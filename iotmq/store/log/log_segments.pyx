@@ -14,8 +14,9 @@ from iotmq.message.layout cimport BLANK_BYTES
 from iotmq.store.log.segment cimport Segment, is_zero, whole_steps
 
 from iotmq.errors import StoreCorruptError
+from iotmq.files import sync_path
 from iotmq.store import fail_points
-from iotmq.store.log.segment import open_segments, segment_name, sync_directory
+from iotmq.store.log.segment import open_segments, segment_name
 
 cdef enum:
     PAGE_BYTES = 4096
@@ -222,7 +223,7 @@ cdef class LogSegments:
     def _remove_file(self, Segment segment):
         """Delete the last segment's file, on the disk too: with one before it gone first there would be a hole."""
         os.unlink(segment.path)
-        sync_directory(self.directory)
+        sync_path(self.directory)
 
     cdef Segment segment_at(self, int64_t position):
         cdef Py_ssize_t low, high, middle
@@ -264,7 +265,7 @@ cdef class LogSegments:
         segment = Segment(path, start_position, self.segment_bytes, keep_descriptor=True)
         segment.page_singly(0)
         fail_points.reach("segment-created")
-        sync_directory(self.directory)
+        sync_path(self.directory)
         self.segments.append(segment)
         return segment
 

@@ -17,8 +17,9 @@ from iotmq.message.layout cimport QUEUE_ENTRY_SIZE, get_u32, get_u64
 from iotmq.store.log.queue_entry cimport is_filler, put_filler
 from iotmq.store.log.segment cimport Segment, is_zero, whole_steps
 
+from iotmq.files import sync_path
 from iotmq.store import fail_points
-from iotmq.store.log.segment import segment_name, sync_directory
+from iotmq.store.log.segment import segment_name
 
 cdef enum:
     # Blocks of a queue file: the first page, then doubled up to this step.
@@ -439,9 +440,9 @@ cdef class Queue:
                 self.synced_bytes = (<Segment> file).end_position
         if self.is_new:
             self.is_new = False
-            sync_directory(self.directory)
-            sync_directory(os.path.dirname(self.directory))
-            sync_directory(os.path.dirname(os.path.dirname(self.directory)))
+            sync_path(self.directory)
+            sync_path(os.path.dirname(self.directory))
+            sync_path(os.path.dirname(os.path.dirname(self.directory)))
 
 
 cdef int64_t kept_entries(Segment file, int64_t position) noexcept nogil:

@@ -298,12 +298,3 @@ def write_again(Segment segment not None, int64_t start_bytes, int64_t end_bytes
         while at < end_bytes:
             data[at] = data[at]
             at += PAGE_BYTES
-
-
-def sync_directory(str directory):
-    """Make names created in or removed from `directory` survive a power cut."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

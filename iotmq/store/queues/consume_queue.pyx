@@ -29,11 +29,12 @@ from iotmq.store.log.segment cimport Segment
 from iotmq.store.log.timer_record cimport TIMER_NAME_BYTES, entry_tags_code
 
 from iotmq.errors import StoreCorruptError, StoreError
+from iotmq.files import sync_path
 from iotmq.limits import QUEUE_OFFSET_MAX, QUEUES_PER_TOPIC_MAX, TOPIC_BYTES_MAX
 from iotmq.message.record import problem_text
 from iotmq.store import fail_points
 from iotmq.store.files.state_record import encode_state, read_state, write_state
-from iotmq.store.log.segment import open_segments, sync_directory
+from iotmq.store.log.segment import open_segments
 
 cdef extern from "<unistd.h>" nogil:
     int syncfs(int descriptor)
@@ -255,7 +256,7 @@ cdef class ConsumeQueue:
         if os.path.exists(os.path.join(self.directory, _STATE_NAME)):
             # First, and for good: what it says is not true from here on.
             os.unlink(os.path.join(self.directory, _STATE_NAME))
-            sync_directory(self.directory)
+            sync_path(self.directory)
         self.rewind(-1, position)
         self.applied_position = position
         self.was_cleared = True
@@ -575,7 +576,7 @@ def open_files(str directory, int64_t file_bytes):
     except StoreCorruptError as error:
         logger.warning("the queue's files are deleted, and filled again from the log: %s", error)
         shutil.rmtree(directory)
-        sync_directory(os.path.dirname(directory))
+        sync_path(os.path.dirname(directory))
         return []
     return files
 

@@ -12,15 +12,15 @@ at 0 are left out. The file is replaced whole; without it, or with a damaged one
 from __future__ import annotations
 
 import logging
-import os
 import struct
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from iotmq.files import replace_file
 from iotmq.store import fail_points
 from iotmq.store.files.state_record import sealed, unsealed
-from iotmq.store.log.segment import sync_directory
 
 BEGINS_NAME: Final = "consumequeue.begins"
 
@@ -63,7 +63,8 @@ class BeginsFile:
         """Replace it, and wait for the disk. Any thread."""
         try:
             with self._lock:
-                self._replace(encode_begins(begins))
+                reached = partial(fail_points.reach, "begins-written")
+                replace_file(self._path, encode_begins(begins), written=reached)
         except OSError as error:
             # No reason to keep the log: a full disk has to be given room.
             logger.warning("cannot write %s: %s", self._path, error)
@@ -81,16 +82,6 @@ class BeginsFile:
     def clear(self) -> None:
         """Nothing is known of the log any more; raises OSError."""
         self._path.unlink(missing_ok=True)
-
-    def _replace(self, data: bytes) -> None:
-        fresh = self._path.with_name(self._path.name + ".tmp")
-        with fresh.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        fail_points.reach("begins-written")
-        os.replace(fresh, self._path)
-        sync_directory(str(self._path.parent))
 
 
 def encode_begins(begins: QueueBegins) -> bytes:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from iotmq.store.log.segment import sync_directory
+from iotmq.files import replace_file
 from iotmq.store.projections.log_scan import scan, starts_record
 from iotmq.store.recovery.log_cover import cover
 
@@ -231,7 +231,7 @@ class DamageKeeper:
         path = self._path(start_position, end_position, "bin")
         try:
             self.directory.mkdir(exist_ok=True)
-            _write(path, kept)
+            replace_file(path, kept)
         except OSError as error:
             logger.warning("cannot keep the damaged bytes in %s: %s", path, error)
             return Damage(kind, start_position, end_position)
@@ -270,8 +270,7 @@ class DamageKeeper:
         try:
             self.directory.mkdir(exist_ok=True)
             bounded = msgspec.structs.replace(damage, lost=damage.lost[:LOSSES_MAX])
-            _write(path, msgspec.json.format(msgspec.json.encode(bounded)) + b"\n")
-            sync_directory(str(self.directory))
+            replace_file(path, msgspec.json.format(msgspec.json.encode(bounded)) + b"\n")
         except OSError as error:
             logger.warning("cannot write %s: %s", path, error)
 
@@ -304,10 +303,3 @@ def is_blank(data: memoryview) -> bool:
     """Whether there are only zeros."""
     pieces = (data[at : at + PIECE_BYTES].tobytes() for at in range(0, len(data), PIECE_BYTES))
     return all(piece == _ZEROS[: len(piece)] for piece in pieces)
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from iotmq.files import make_directory, sync_path
 from iotmq.store import fail_points
 from iotmq.store.files.lock import AbortMark, DirectoryLock
 from iotmq.store.log.commit_log import CommitLog
-from iotmq.store.log.segment import sync_directory
 from iotmq.store.projections.key_index.key_index import KeyIndex
 from iotmq.store.queues.consume_queue import ConsumeQueue
 from iotmq.store.recovery.recovery import Recovery, recover, recover_index
@@ -46,9 +46,7 @@ def locked(directory: Path) -> Iterator[DirectoryLock]:
     """
     lock: DirectoryLock | None = None
     try:
-        if not directory.exists():
-            directory.mkdir(parents=True, exist_ok=True)
-            sync_directory(str(directory.parent))
+        make_directory(directory)
         lock = DirectoryLock(directory)
         yield lock
     except BaseException as error:
@@ -84,7 +82,7 @@ def open_parts(
     )
     queues = ConsumeQueue(str(directory / "consumequeue"), entries_per_file=settings.queue_file_entries)
     # The two directories may be new.
-    sync_directory(str(directory))
+    sync_path(directory)
     checkpoint_path = directory / CHECKPOINT_NAME
     recovery, repair = recover(
         log,

@@ -22,11 +22,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from iotmq.files import sync_path
 from iotmq.message.record import decode_record
 from iotmq.store import fail_points
 from iotmq.store.files.flushed_position import read_flushed_mark, write_flushed_mark
 from iotmq.store.log.queue import FILLER_SIZE
-from iotmq.store.log.segment import sync_directory, write_again
+from iotmq.store.log.segment import write_again
 from iotmq.store.projections.log_scan import end_of_records, marker_bounds, scan, starts_record
 from iotmq.store.recovery.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from iotmq.store.recovery.damage import Damage, DamageKeeper, DamageRepair
@@ -169,7 +170,7 @@ def prepare_files(queues: ConsumeQueue, checkpoint_path: Path, end_position: int
             queues.write_state((queues.applied_position, 0, 0))
         if not checkpoint_path.exists():
             write_checkpoint(checkpoint_path, Checkpoint(0, 0, 0, end_position))
-            sync_directory(str(checkpoint_path.parent))
+            sync_path(checkpoint_path.parent)
     except OSError as error:
         logger.warning("cannot write %s: %s", checkpoint_path, error)
 

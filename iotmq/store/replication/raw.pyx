@@ -22,9 +22,10 @@ from iotmq.store.log.segment cimport Segment, is_zero
 from iotmq.store.queues.consume_queue cimport ConsumeQueue
 
 from iotmq.errors import StoreCorruptError
+from iotmq.files import sync_path
 from iotmq.limits import QUEUE_OFFSET_MAX
 from iotmq.message.record import problem_text
-from iotmq.store.log.segment import segment_name, sync_directory
+from iotmq.store.log.segment import segment_name
 
 cdef int64_t OFFSET_MAX = QUEUE_OFFSET_MAX
 
@@ -208,7 +209,7 @@ def start_at(CommitLog log not None, int64_t position):
         segment = Segment(
             os.path.join(log.directory, segment_name(position)), position, log.segment_bytes, keep_descriptor=True
         )
-        sync_directory(log.directory)
+        sync_path(log.directory)
         log.segments[:] = [segment]
         log.active_index = 0
         log.active = segment

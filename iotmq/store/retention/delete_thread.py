@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from iotmq.files import sync_path
 from iotmq.store import fail_points
-from iotmq.store.log.segment import sync_directory
 
 if TYPE_CHECKING:
     from iotmq.store.log.segment import Segment
@@ -164,7 +164,7 @@ class Remover:
         if segment is None:
             return
         fail_points.reach("segment-deleted")
-        sync_directory(os.path.dirname(removal.path))
+        sync_path(os.path.dirname(removal.path))
         self.removed_segments += 1
         self.removed_bytes += segment.allocated_bytes
         self.removed_position = segment.end_position

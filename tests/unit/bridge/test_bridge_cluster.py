@@ -26,7 +26,7 @@ def patient(timeout_s: float) -> tuple[Retry, list[float]]:
         pauses.append(seconds)
         clock.advance(seconds)
 
-    return Retry(timeout_s, clock=clock, sleep=sleep), pauses
+    return Retry(timeout_s, clock=clock, sleep=sleep, chance=lambda: 1.0), pauses
 
 
 class Failing:

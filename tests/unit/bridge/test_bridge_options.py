@@ -11,7 +11,6 @@ from iotmq.bridge.options import (
     LATEST,
     PULL_BYTES_MIN,
     SourceOptions,
-    parse_address,
     parse_options,
     wants_headers,
 )
@@ -67,12 +66,6 @@ def test_several_registries_and_topics() -> None:
 @pytest.mark.parametrize("servers", ["", " , ", "a:b", "a:0", "a:65536", "::1", "a b", "http://x"])
 def test_bad_addresses_name_the_option(servers: str) -> None:
     assert "iotmq.bootstrap.servers" in refused({**NEEDED, "iotmq.bootstrap.servers": servers})
-
-
-def test_addresses_at_the_limit() -> None:
-    assert parse_address("a:65535", 1, what="x") == ("a", 65535)
-    with pytest.raises(ConfigError, match="x: port 65536"):
-        parse_address("a:65536", 1, what="x")
 
 
 @pytest.mark.parametrize(

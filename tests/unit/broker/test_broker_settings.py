@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from iotmq.broker.registration.advertised_address import resolve_store_host
-from iotmq.broker.registration.registration import parse_address
 from iotmq.broker.scheduled.scheduling import DelayLevels
 from iotmq.broker.settings import BrokerSettings
 from iotmq.errors import ConfigError
@@ -48,11 +47,6 @@ def test_names_are_resolved_and_unknown_ones_refused() -> None:
     assert resolve_store_host(settings) == encode_host("127.0.0.1", 7)
     with pytest.raises(ConfigError, match="advertised_host"):
         resolve_store_host(BrokerSettings(advertised_host="no host with blanks"))
-
-
-def test_addresses_of_registries() -> None:
-    assert parse_address("localhost:9876") == ("localhost", 9876)
-    assert parse_address("[::1]:9876") == ("::1", 9876)
 
 
 def test_a_slave_without_replication_is_refused() -> None:

@@ -13,21 +13,24 @@ from iotmq.broker.access import accounts_file
 from iotmq.broker.access.accounts_file import AclFileError
 from iotmq.broker.access.acl import AccessControl
 from iotmq.broker.access.addresses import split_patterns
-from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.clock import Clock
 from iotmq.errors import RequestError
+from iotmq.files import replace_private_file
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
-from iotmq.store.files.private_file import write_private
 
 logger = logging.getLogger(__name__)
 
 _Change = Callable[[bytes], bytes]
 
 
-class AclHandler:
-    """Writes the file of accounts off the loop, one change after the other, and then puts them in force."""
+class AclHandler(RequestProcessor):
+    """Writes the file of accounts off the loop, one change after the other, and then puts them in force.
+
+    A change that was begun is finished though nobody waits for the answer any more.
+    """
 
     def __init__(
         self,
@@ -55,9 +58,6 @@ class AclHandler:
             RequestCode.GET_BROKER_CLUSTER_ACL_INFO: self._version,
             RequestCode.UPDATE_GLOBAL_WHITE_ADDRESSES: self._white_addresses,
         }
-
-    def connection_lost(self, connection: ServerConnection) -> None:
-        """A change that was begun is finished; its answer is dropped."""
 
     async def stop(self) -> None:
         """Finish the changes that were begun."""
@@ -150,7 +150,7 @@ class AclHandler:
         def write() -> accounts_file.Accounts:
             data = change(accounts_file.read_bytes(access.path))
             accounts = accounts_file.parse_accounts(data)
-            write_private(access.path, data)
+            replace_private_file(access.path, data)
             return accounts
 
         try:

@@ -9,7 +9,7 @@ import msgspec
 
 from iotmq import limits
 from iotmq.broker.parts import BrokerParts
-from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.scheduled.scheduling import DelayDelivery
 from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig
 from iotmq.broker.tables.topics import (
@@ -28,7 +28,7 @@ _PERMISSION_MAX = 15
 _FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 
 
-class AdminHandler:
+class AdminHandler(RequestProcessor):
     """Shows and changes what the broker is configured to do."""
 
     def __init__(
@@ -58,9 +58,6 @@ class AdminHandler:
             RequestCode.GET_ALL_DELAY_OFFSET: self._delay_offsets,
             RequestCode.GET_BROKER_RUNTIME_INFO: self._runtime,
         }
-
-    def connection_lost(self, connection: ServerConnection) -> None:
-        """Nothing is kept per connection."""
 
     def _put_topic(self, connection: ServerConnection, request: Command) -> Command | None:
         name = request.text("topic")

@@ -20,7 +20,7 @@ from iotmq.broker.replies.client_views import (
     producer_view,
 )
 from iotmq.broker.replies.reply_size import checked
-from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.tables.topics import known_topic
 from iotmq.errors import RequestError
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -28,7 +28,7 @@ from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
 
 
-class ConnectionHandler:
+class ConnectionHandler(RequestProcessor):
     """Shows the live groups; changes nothing."""
 
     def __init__(self, parts: BrokerParts) -> None:
@@ -45,9 +45,6 @@ class ConnectionHandler:
             RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: self._groups_of_topic,
             RequestCode.LIST_CLIENTS: self._clients,
         }
-
-    def connection_lost(self, connection: ServerConnection) -> None:
-        """Nothing is kept per connection."""
 
     def _consumers(self, connection: ServerConnection, request: Command) -> Command | None:
         name = request.text("consumerGroup")

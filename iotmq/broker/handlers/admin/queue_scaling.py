@@ -8,7 +8,7 @@ import msgspec
 
 from iotmq import limits
 from iotmq.broker.parts import BrokerParts
-from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.tables.topics import TopicConfig, known_topic
 from iotmq.broker.topic_changes import queue_scaling
 from iotmq.broker.topic_changes.queue_scaling import QueueState, TopicState
@@ -21,7 +21,7 @@ from iotmq.remoting.server import ServerConnection
 _QUEUE_IDS_TEXT_MAX = 5 * limits.QUEUES_PER_TOPIC_MAX
 
 
-class QueueScalingHandler:
+class QueueScalingHandler(RequestProcessor):
     """Every answer has the topic's state after the change."""
 
     def __init__(self, parts: BrokerParts) -> None:
@@ -40,9 +40,6 @@ class QueueScalingHandler:
             RequestCode.THAW_QUEUES: self._thaw,
             RequestCode.REMOVE_QUEUES: self._remove,
         }
-
-    def connection_lost(self, connection: ServerConnection) -> None:
-        """Nothing is kept per connection."""
 
     def _states(self, connection: ServerConnection, request: Command) -> Command | None:
         return self._answer(request, self._topic(request))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
 from iotmq.store.store import Store
 
 
-class RetentionHandler:
+class RetentionHandler(RequestProcessor):
     """One answer to all three: queue files go with the log, there is nothing to clean in them alone."""
 
     def __init__(self, store: Store) -> None:
@@ -23,9 +23,6 @@ class RetentionHandler:
             RequestCode.CLEAN_EXPIRED_CONSUME_QUEUE: self._delete,
             RequestCode.DELETE_EXPIRED_COMMIT_LOG: self._delete,
         }
-
-    def connection_lost(self, connection: ServerConnection) -> None:
-        """Nothing is kept per connection."""
 
     def _delete(self, connection: ServerConnection, request: Command) -> Command | None:
         self._store.delete_expired()

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 import msgspec
 
 from iotmq.broker.parts import BrokerParts
-from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.properties_text import parse_properties, properties_text
 from iotmq.remoting.server import ServerConnection
 
 
-class SettingsHandler:
+class SettingsHandler(RequestProcessor):
     """A change is in effect at once, and answered when it is on the disk
     (replies/reply_after_registration.py)."""
 
@@ -27,9 +27,6 @@ class SettingsHandler:
             RequestCode.UPDATE_BROKER_CONFIG: self._update,
             RequestCode.GET_BROKER_CONFIG: self._get,
         }
-
-    def connection_lost(self, connection: ServerConnection) -> None:
-        """Nothing is kept per connection."""
 
     def _get(self, connection: ServerConnection, request: Command) -> Command | None:
         version = msgspec.json.encode(self._settings.version).decode()

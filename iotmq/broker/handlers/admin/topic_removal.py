@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 
 from iotmq.broker.parts import BrokerParts
-from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.topic_changes.topic_removal import TopicRemoval
 from iotmq.errors import RequestError
 from iotmq.remoting.codes import RequestCode, ResponseCode
@@ -17,8 +17,11 @@ from iotmq.remoting.server import ServerConnection
 logger = logging.getLogger(__name__)
 
 
-class TopicRemovalHandler:
-    """Answers when the deletion is on the disk. What many ask for at a time is written together."""
+class TopicRemovalHandler(RequestProcessor):
+    """Answers when the deletion is on the disk. What many ask for at a time is written together.
+
+    A deletion is carried out though nobody waits for the answer any more.
+    """
 
     def __init__(self, parts: BrokerParts, removal: TopicRemoval) -> None:
         self._removal = removal
@@ -35,9 +38,6 @@ class TopicRemovalHandler:
             RequestCode.DELETE_TOPIC_IN_BROKER: self._delete,
             RequestCode.CLEAN_UNUSED_TOPIC: self._clean_unused,
         }
-
-    def connection_lost(self, connection: ServerConnection) -> None:
-        """A deletion is carried out whether or not anybody waits for the answer."""
 
     async def stop(self) -> None:
         """Return when every deletion is on the disk and answered."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.session_store.channel import SessionChannel
 from iotmq.broker.sessions.requests import Answer, decode_body
 from iotmq.broker.sessions.sessions import Sessions
@@ -20,7 +20,7 @@ from iotmq.remoting.server import ServerConnection
 _claim = msgspec.msgpack.Decoder(ExclusiveClaim)
 
 
-class ExclusiveHandler:
+class ExclusiveHandler(RequestProcessor):
     """A request processor. `channel_of(connection)` is the front end's, or raises RequestError."""
 
     def __init__(self, sessions: Sessions, channel_of: Callable[[ServerConnection], SessionChannel]) -> None:
@@ -29,9 +29,6 @@ class ExclusiveHandler:
 
     def handlers(self) -> Mapping[int, Handler]:
         return {RequestCode.CLAIM_EXCLUSIVE: self._take}
-
-    def connection_lost(self, connection: ServerConnection) -> None:
-        """The sessions' handler sees to it."""
 
     def _take(self, connection: ServerConnection, request: Command) -> Command | None:
         channel = self._channel_of(connection)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from iotmq import limits
-from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.sessions.sessions import Sessions
 from iotmq.client.admin.front_ends import FrontEndsPage, FrontEndSummary
 from iotmq.errors import RequestError
@@ -17,7 +17,7 @@ from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection
 
 
-class FrontEndHandler:
+class FrontEndHandler(RequestProcessor):
     """A processor of the request table."""
 
     def __init__(self, sessions: Sessions) -> None:
@@ -28,9 +28,6 @@ class FrontEndHandler:
             RequestCode.LIST_FRONT_ENDS: self._list,
             RequestCode.DRAIN_FRONT_END: self._drain,
         }
-
-    def connection_lost(self, connection: ServerConnection) -> None:
-        """Nothing is kept per connection."""
 
     def _list(self, connection: ServerConnection, request: Command) -> Command:
         page = FrontEndsPage(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from iotmq import limits
-from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.session_store.sessions import StoredSession
 from iotmq.broker.session_store.shares import is_share
 from iotmq.broker.sessions.sessions import Sessions
@@ -33,7 +33,7 @@ _FILTERS_SHOWN_MAX = 1_024
 _MEMBERS_SHOWN_MAX = 100
 
 
-class SessionViewsHandler:
+class SessionViewsHandler(RequestProcessor):
     """Lists, shows, disconnects and ends the sessions of one broker."""
 
     def __init__(self, sessions: Sessions) -> None:
@@ -47,9 +47,6 @@ class SessionViewsHandler:
             RequestCode.PURGE_SESSION: self._purge,
             RequestCode.LIST_SHARES: self._list_shares,
         }
-
-    def connection_lost(self, connection: ServerConnection) -> None:
-        """Nothing is kept per connection."""
 
     def _list(self, connection: ServerConnection, request: Command) -> Command:
         count_max = request.integer("maxNums", 100, minimum=1, maximum=limits.SESSIONS_LISTED_MAX)

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from iotmq import limits
-from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.session_store.channel import SessionChannel
 from iotmq.broker.session_store.shares import is_share
 from iotmq.broker.sessions.requests import Answer, decode_body
@@ -88,7 +88,7 @@ class RemoteMembers:
         callback()
 
 
-class ShareHandler:
+class ShareHandler(RequestProcessor):
     """Joins and reports. `channel_of(connection)` is the front end's; RequestError without one."""
 
     def __init__(self, sessions: Sessions, channel_of: Callable[[ServerConnection], SessionChannel]) -> None:
@@ -100,9 +100,6 @@ class ShareHandler:
             RequestCode.JOIN_SHARES: self._join,
             RequestCode.REPORT_SHARES: self._report,
         }
-
-    def connection_lost(self, connection: ServerConnection) -> None:
-        """The sessions' handler sees to it."""
 
     def _join(self, connection: ServerConnection, request: Command) -> Command | None:
         channel = self._channel_of(connection)

@@ -9,7 +9,7 @@ import msgspec
 from iotmq.broker.filters.consumer_filters import ConsumerFilters
 from iotmq.broker.filters.subscription import SubscriptionData
 from iotmq.broker.filters.tags import parse_tags
-from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
@@ -22,7 +22,7 @@ class CheckClientBody(msgspec.Struct, kw_only=True, rename="camel"):
     subscription_data: SubscriptionData | None = None
 
 
-class FilterHandler:
+class FilterHandler(RequestProcessor):
     """Answers with the code that pulls by the subscription would get."""
 
     def __init__(self, filters: ConsumerFilters) -> None:
@@ -30,9 +30,6 @@ class FilterHandler:
 
     def handlers(self) -> Mapping[int, Handler]:
         return {RequestCode.CHECK_CLIENT_CONFIG: self._check}
-
-    def connection_lost(self, connection: ServerConnection) -> None:
-        """Nothing is kept per connection."""
 
     def _check(self, connection: ServerConnection, request: Command) -> Command | None:
         subscription = lenient_json.decode_request(request.body, CheckClientBody).subscription_data

@@ -11,7 +11,7 @@ from msgspec import Meta
 from iotmq import limits
 from iotmq.broker.filters.subscription import check_client_id
 from iotmq.broker.members.queue_locks import MessageQueue, QueueLocks
-from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.tables.subscription_groups import check_group_name
 from iotmq.broker.tables.topics import TopicTable
 from iotmq.remoting import lenient_json
@@ -34,8 +34,11 @@ class LockedQueues(msgspec.Struct, kw_only=True):
     locked: list[MessageQueue] = msgspec.field(name="lockOKMQSet")
 
 
-class LockHandler:
-    """Locks queues that exist, while there is room for locks."""
+class LockHandler(RequestProcessor):
+    """Locks queues that exist, while there is room for locks.
+
+    Locks outlive connections: a client that comes back in time keeps its queues.
+    """
 
     def __init__(self, locks: QueueLocks, topics: TopicTable) -> None:
         self._locks = locks
@@ -46,9 +49,6 @@ class LockHandler:
             RequestCode.LOCK_BATCH_QUEUES: self._lock,
             RequestCode.UNLOCK_BATCH_QUEUES: self._unlock,
         }
-
-    def connection_lost(self, connection: ServerConnection) -> None:
-        """Locks outlive connections: a client that comes back in time keeps its queues."""
 
     def _lock(self, connection: ServerConnection, request: Command) -> Command | None:
         asked = _decode(request)

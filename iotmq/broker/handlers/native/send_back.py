@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from iotmq import limits
 from iotmq.broker.parts import BrokerParts
-from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.scheduled.delivery_time import DeliveryTime
 from iotmq.broker.scheduled.scheduling import DelayDelivery, without_properties
 from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig
@@ -26,7 +26,7 @@ _FIRST_RETRY_LEVEL = 3
 _INT32_MAX = 2**31 - 1
 
 
-class SendBackHandler:
+class SendBackHandler(RequestProcessor):
     """Stores a copy for the group alone: in its retry topic, or in its dead letters after too many tries."""
 
     def __init__(self, parts: BrokerParts, delivery: DelayDelivery) -> None:
@@ -43,9 +43,6 @@ class SendBackHandler:
 
     def handlers(self) -> Mapping[int, Handler]:
         return {RequestCode.CONSUMER_SEND_MESSAGE_BACK: self._send_back}
-
-    def connection_lost(self, connection: ServerConnection) -> None:
-        """Nothing is kept per connection."""
 
     def _send_back(self, connection: ServerConnection, request: Command) -> Command | None:
         position = request.integer("offset", minimum=0)

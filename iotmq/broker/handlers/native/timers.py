@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 
 from iotmq import limits
-from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.scheduled.delivery_time import REAL_QUEUE_ID, REAL_TOPIC, UNIQUE_KEY
 from iotmq.broker.scheduled.recall_handle import decode_handle
 from iotmq.broker.scheduled.timers import Timers
@@ -46,7 +46,7 @@ class WaitingPage(msgspec.Struct, kw_only=True, rename="camel"):
     pending: int
 
 
-class TimerHandler:
+class TimerHandler(RequestProcessor):
     """Finds and cancels what waits. Whoever may send to a topic knows the keys of what it has sent."""
 
     def __init__(self, timers: Timers, topics: TopicTable, *, broker_name: str) -> None:
@@ -60,9 +60,6 @@ class TimerHandler:
             RequestCode.LIST_TIMERS: self._list,
             RequestCode.CANCEL_TIMER: self._cancel,
         }
-
-    def connection_lost(self, connection: ServerConnection) -> None:
-        """Nothing is kept per connection."""
 
     def _recall(self, connection: ServerConnection, request: Command) -> Command | None:
         topic = request.text("topic")

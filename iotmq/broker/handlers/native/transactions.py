@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from iotmq.broker.parts import BrokerParts
-from iotmq.broker.replies.request_table import Handler
+from iotmq.broker.replies.request_table import Handler, RequestProcessor
 from iotmq.broker.tables.topics import HALF_TOPIC, TRANSACTION_CHECKS_MAX_TOPIC
 from iotmq.broker.transactions.half_messages import COMMIT, NOT_A_TRANSACTION, ROLLBACK, read_half
 from iotmq.broker.transactions.transactions import GIVEN_UP, Transactions
@@ -24,7 +24,7 @@ from iotmq.store.queues.cold_steps import Steps
 _ENDS = {COMMIT: "committed", ROLLBACK: "rolled back", GIVEN_UP: "given up, because nobody ended it in time"}
 
 
-class TransactionHandler:
+class TransactionHandler(RequestProcessor):
     """Checks who ends what, and hands it to the table of transactions."""
 
     def __init__(self, parts: BrokerParts, transactions: Transactions) -> None:
@@ -39,9 +39,6 @@ class TransactionHandler:
             RequestCode.END_TRANSACTION: self._end,
             RequestCode.RESUME_CHECK_HALF_MESSAGE: self._resume,
         }
-
-    def connection_lost(self, connection: ServerConnection) -> None:
-        """Nothing is kept per connection."""
 
     def metrics(self) -> Iterable[Metric]:
         prefix = "iotmq_broker_transaction_ends"

@@ -24,7 +24,7 @@ from iotmq.message.text_hash cimport java_hash
 from iotmq.store.log.segment cimport Segment, whole_steps
 
 from iotmq.errors import StoreCorruptError
-from iotmq.store.log.segment import sync_directory
+from iotmq.files import sync_path
 
 cdef enum:
     # Blocks for entries are taken in steps of this many bytes.
@@ -157,7 +157,7 @@ cdef class IndexFile:
             return
         if self.is_new:
             self.is_new = False
-            sync_directory(os.path.dirname(self.path))
+            sync_path(os.path.dirname(self.path))
 
     def delete(self):
         """Remove the file if it is there; raises OSError. Look-ups under way still have its mapping."""

@@ -31,7 +31,6 @@ from iotmq.remoting.command import Command
 from iotmq.remoting.frames.frame import encode
 from iotmq.remoting.frames.pull_frames import read_pull
 from iotmq.remoting.signature import Credentials, sign
-from iotmq.store.files.private_file import write_private
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 
@@ -626,7 +625,7 @@ async def test_a_disk_that_refuses_is_said_and_nothing_changes(
     def full(path: Path, data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(acl_handler, "write_private", full)
+    monkeypatch.setattr(acl_handler, "replace_private_file", full)
     response = await Changes(access).ask(51, accessKey="device1")
     assert response.code == 210
     assert "No space left" in str(response.remark)
@@ -638,12 +637,3 @@ async def test_where_access_control_is_off_nothing_can_be_changed(code: int, ans
     response = await Changes(None).ask(code, accessKey="newcomer", globalWhiteAddrs="*")
     assert response.code == answer
     assert "acl_enabled" in str(response.remark)
-
-
-def test_a_file_left_behind_by_a_crash_does_not_open_the_next_one_to_others(path: Path) -> None:
-    left = path.with_name(path.name + ".tmp")
-    left.write_text("half")
-    left.chmod(0o644)
-    write_private(path, b"accounts: []")
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert path.with_name(path.name + ".bak").read_text() == FILE

@@ -12,7 +12,7 @@ from fake_broker import SILENT, FakeBroker, FakeRegistry
 from iotmq.client.consuming.push_consumer import PushConsumer
 from iotmq.client.sending.producer import Producer
 from iotmq.client.transport.client import IotmqClient
-from iotmq.client.transport.connections import Connections, split_address
+from iotmq.client.transport.connections import Connections
 from iotmq.client.transport.settings import ClientSettings, PushConsumerSettings
 from iotmq.clock import ManualClock
 from iotmq.errors import BrokerError, ClientClosedError, ConnectionClosedError, RouteNotFoundError
@@ -160,14 +160,6 @@ async def test_one_that_gives_up_does_not_cancel_the_try_of_others() -> None:
         first.cancel()
         assert isinstance(await second, ClientConnection)
         await events.connections.close()
-
-
-def test_addresses() -> None:
-    assert split_address("host:9876") == ("host", 9876)
-    assert split_address("[::1]:1") == ("::1", 1)
-    for bad in ("", "host", "host:", ":1", "host:0", "host:65536", "host:x", "host:-1"):
-        with pytest.raises(ValueError, match="is no address"):
-            split_address(bad)
 
 
 async def test_one_registry_is_asked_and_the_next_takes_over() -> None:

@@ -216,7 +216,8 @@ def test_a_disk_that_refuses_the_file_is_still_given_room(tmp_path: Path) -> Non
     k.fill(4)
     k.clock.advance(3601)
     k.fill(4)
-    with mock.patch.object(BeginsFile, "_replace", side_effect=OSError(28, "No space left on device")):
+    full = OSError(28, "No space left on device")
+    with mock.patch("iotmq.store.queues.queue_begins.replace_file", side_effect=full):
         k.delete_expired()
     assert k.store.min_position > 0
     assert not (tmp_path / BEGINS_NAME).exists()

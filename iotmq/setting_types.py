@@ -1,0 +1,25 @@
+"""Name the types that settings of several roles share, with their bounds.
+
+A setting that has more to say adds a `Meta` of its own: `Annotated[Port, Meta(description="...")]`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+from iotmq import limits
+
+TOPIC_NAME_PATTERN: Final = r"^[%|a-zA-Z0-9_-]+$"
+
+AddressText = Annotated[str, Meta(pattern=r"^(\[[^\]]+\]|[^:\s]+):\d{1,5}$")]
+AccountKey = Annotated[str, Meta(max_length=limits.ACL_KEY_BYTES_MAX)]
+AccountSecret = Annotated[AccountKey, Meta(extra={"is_secret": True})]
+FileName = Annotated[str, Meta(max_length=limits.FILE_NAME_BYTES_MAX)]
+ListenHost = Annotated[
+    str, Meta(min_length=1, description="Address to listen on; loopback unless told otherwise.")
+]
+Port = Annotated[int, Meta(ge=0, le=65_535)]
+NativePort = Annotated[Port, Meta(description="TCP port of the native protocol; 0 takes a free one.")]
+TopicName = Annotated[str, Meta(pattern=TOPIC_NAME_PATTERN, max_length=limits.TOPIC_BYTES_MAX)]
