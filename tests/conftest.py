@@ -26,8 +26,8 @@ settings.load_profile("default")
 # processes of pytest have something to do until the end.
 FIRST = ("test_bridge_spark.py", "interop", "test_demo.py", "crash", "integration", "fuzz", "property")
 
-# They take three times as long when each line is counted, and run what others run: random programs, kills, and
-# very many connections.
+# Random programs, kills and very many connections: they take three times as long when each line is counted,
+# and run what others run.
 UNTRACED = frozenset(
     {"property", "fuzz", "crash", "test_live_objects.py", "test_session_model.py", "test_loop_turns.py"}
     | {"test_mqtt_corpus_sockets.py"}
