@@ -63,7 +63,7 @@ class StartError(IotmqError):
 
 
 class Role(Protocol):
-    """What runs: `start` returns when it serves, `stop` when nothing of it is left."""
+    """Run one role: `start` returns when it serves, `stop` when nothing of it is left."""
 
     async def start(self) -> None:
         """Begin to serve."""
@@ -94,7 +94,7 @@ class Process:
         self._opening: asyncio.Future[Store] | None = None
         self.sources: list[MetricSource] = [FAILURES]
         self._reader = SourceReader(self.sources)
-        """What is asked for metrics."""
+        """Sources of metrics."""
         self._checks: dict[str, Callable[[], str | None]] = {"process": lambda: "starting"}
         self.addresses: dict[str, str] = {}
         """Role -> HOST:PORT it listens on; filled while starting."""

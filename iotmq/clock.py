@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What parts of iotmq ask of a clock."""
+    """Tell the time, as all parts of iotmq ask for it."""
 
     def now_ms(self) -> int:
         """Wall time in milliseconds since 1970, as records and leases carry it."""

@@ -27,7 +27,7 @@ CANCELLED_ACTIONS_KEPT: Final = 64
 
 
 class LoopSlice:
-    """Some steps of work, for some milliseconds of the processor. The first step is always taken."""
+    """Bound work to some steps and some milliseconds of the processor. The first step is always taken."""
 
     __slots__ = ("_end_s", "_left", "_steps_max")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class WatchedFiles:
-    """Some files as they were when last looked at; make it before reading them, or a change may be missed."""
+    """Watch files for changes since the last look; make it before reading them, or a change may be missed."""
 
     def __init__(self, *paths: Path) -> None:
         self._paths = paths
@@ -22,7 +22,7 @@ class WatchedFiles:
         return True
 
     def remember(self) -> None:
-        """What is there now was written by this process."""
+        """Remember the present files: this process has written them."""
         self._seen = self._identities()
 
     def _identities(self) -> list[tuple[int, int, int] | None]:
@@ -30,7 +30,7 @@ class WatchedFiles:
 
 
 def _identity(path: Path) -> tuple[int, int, int] | None:
-    """What changes when a file is written anew; None when there is none."""
+    """Return the stat fields that change when a file is written anew; None without a file."""
     try:
         found = path.stat()
     except OSError:

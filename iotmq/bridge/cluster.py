@@ -82,7 +82,7 @@ class Route(NamedTuple):
 
 
 class TopicBounds(NamedTuple):
-    """What the brokers hold of one topic at a moment, in queue order."""
+    """Hold the offsets that brokers have of one topic at one moment, in queue order."""
 
     bounds: dict[QueueKey, QueueBounds]
     addresses: Mapping[str, Address]
@@ -217,7 +217,7 @@ class Cluster:
         return self.retry.call(lambda: self._bounds_now(topic, wanted), what=f"offsets of topic {topic!r}")
 
     def held_bounds(self, keys: Iterable[QueueKey]) -> dict[QueueKey, QueueBounds | None]:
-        """What brokers still hold of queues that are in no route; None where the broker knows no such queue.
+        """Ask brokers for the offsets of queues that are in no route; None for an unknown queue.
 
         Queues of brokers that are not registered or do not answer now are left out: nobody can say.
         """

@@ -42,7 +42,7 @@ class QueueKey(NamedTuple):
 
 
 class QueueBounds(NamedTuple):
-    """What a broker holds of a queue: offsets from `min_offset` up to, not including, `max_offset`."""
+    """Hold the offsets of a queue at its broker: from `min_offset` up to, not including, `max_offset`."""
 
     min_offset: int
     max_offset: int
@@ -120,7 +120,7 @@ def from_json(document: object) -> StreamOffset:
 
 
 def ranges_between(start: StreamOffset, end: StreamOffset) -> list[QueueRange]:
-    """What a batch from `start` to `end` reads, in queue order.
+    """Return the ranges that a batch from `start` to `end` reads, in queue order.
 
     A queue that `start` does not have is only introduced by `end` and read from the next batch on;
     so the range of a batch never depends on anything but its two logged offsets.

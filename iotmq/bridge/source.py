@@ -76,7 +76,7 @@ class IotmqDataSource(DataSource):
 
 
 class QueueRanges(InputPartition):
-    """What one task reads: ranges of queues, and where their brokers were at planning."""
+    """Describe the work of one task: ranges of queues, and the addresses of their brokers at planning."""
 
     def __init__(self, ranges: tuple[QueueRange, ...], addresses: Mapping[str, Address]) -> None:
         super().__init__(ranges)
@@ -224,7 +224,7 @@ def open_cluster(options: SourceOptions) -> Cluster:
 
 
 class _View:
-    """What planning sees of the cluster: subscribed queues, their bounds, and their brokers' addresses."""
+    """Hold the cluster as planning sees it: subscribed queues, their bounds, and their brokers' addresses."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -362,7 +362,7 @@ def _is_settled(
 
 
 def _loss_handler(options: SourceOptions) -> Callable[..., None]:
-    """What to do about lost records, as the option failOnDataLoss says."""
+    """Choose how lost records are reported: by the option failOnDataLoss."""
 
     def fail(*losses: Loss) -> None:
         if losses:

@@ -277,7 +277,7 @@ class Broker:
             yield from self.access.metrics()
 
     def _repeated_work(self) -> Iterable[tuple[str, Callable[[], Awaitable[None]]]]:
-        """What goes on until the broker stops, and the names it has in metrics."""
+        """List the background work of a running broker, with its names in metrics."""
         for save in self._files.savers():
             yield "saving of tables", save
         yield "check of the address", self._registration.check_address

@@ -28,11 +28,11 @@ from iotmq.setting_types import (
 )
 
 QueuePolicy = Literal["drop-oldest", "refuse-new"]
-"""What a session past its number of messages or bytes does not get."""
+"""Choice of the messages that a session past its limits loses."""
 
 
 class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What may wait for a kept session; 0 is no limit."""
+    """Limit the messages that wait for a kept session; 0 is no limit."""
 
     messages_max: int = 0
     bytes_max: int = 0
@@ -45,7 +45,7 @@ class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a broker is called, where it listens, whom it tells, and what it allows its clients."""
+    """Set a broker's name, its addresses, its registries, and the limits of its clients."""
 
     name: Annotated[
         TopicName,
@@ -401,7 +401,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def session_limits(self) -> QueueLimits:
-        """What may wait for one kept session."""
+        """Return the limits of messages that wait for one kept session."""
         return QueueLimits(
             messages_max=self.session_queue_messages_max,
             bytes_max=self.session_queue_bytes_max,

@@ -35,7 +35,7 @@ def main() -> int:
 
 
 class _OwnProcess:
-    """What the supervisor's page cannot see of this process."""
+    """Report the metrics of this process that the supervisor cannot see."""
 
     def metrics(self) -> Iterable[Metric]:
         used = resource.getrusage(resource.RUSAGE_SELF)

@@ -38,7 +38,7 @@ Row = dict[str, Any]
 
 
 class DumpFilter(NamedTuple):
-    """What a dump is limited to."""
+    """Limit a dump to some records."""
 
     # A position, an offset, a slot or a MQTT topic, depending on the subject; None from the start.
     begin: str | None = None

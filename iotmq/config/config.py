@@ -278,7 +278,7 @@ def _at(path: str, origins: Mapping[str, str]) -> str:
 
 
 def _contradictions(config: Config) -> Iterable[str]:
-    """What no single setting shows: combinations that are refused."""
+    """Find combinations of settings that are refused."""
     yield from _listener_contradictions(config.mqtt)
     longest = f"{config.mqtt.name}-{config.mqtt.workers}".encode()
     if config.mqtt.workers > 1 and len(longest) > limits.FRONT_END_NAME_BYTES_MAX:

@@ -29,7 +29,7 @@ class Setting(NamedTuple):
 
     @property
     def description(self) -> str:
-        """What the setting means, in the words of the struct that owns it."""
+        """Return the setting's description from the struct that owns it."""
         return self.meta.description or ""
 
 

@@ -100,7 +100,7 @@ class HttpServer:
             await runner.cleanup()
 
     def metrics(self) -> Iterable[Metric]:
-        """What this port itself has to report."""
+        """Report the metrics of this port itself."""
         yield from samples(
             ("iotmq_http_bad_requests_total", "Requests that were no HTTP.", self._log.bad_requests),
             (
@@ -167,7 +167,7 @@ class HttpServer:
 
 
 class _RequestLog(logging.LoggerAdapter[logging.Logger]):
-    """What aiohttp logs; bytes that are no HTTP are the peer's fault, so they get a line and no traceback."""
+    """Log for aiohttp; bytes that are not HTTP are the peer's fault and get a line without a traceback."""
 
     bad_requests = 0
 

@@ -1,4 +1,4 @@
-"""So many requests at a time, and the others in their order: a storm is more than a broker takes at once."""
+"""Limit the requests under way at a broker; the others wait in their order."""
 
 from __future__ import annotations
 

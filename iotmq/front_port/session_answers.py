@@ -31,7 +31,7 @@ def outcome_of(future: asyncio.Future[Command]) -> Command | Refused:
 
 
 def decoded(decoder: msgspec.msgpack.Decoder[_Found], answer: Command | Refused) -> _Found | Refused:
-    """What an answer's body says; refused when it cannot be read."""
+    """Decode the body of an answer; refused when it cannot be read."""
     if isinstance(answer, Refused):
         return answer
     try:

@@ -107,7 +107,7 @@ class SessionBrokers:
         return f"no sessions at {', '.join(down)}" if down else None
 
     def metrics(self) -> Iterable[Metric]:
-        """What the links count."""
+        """Report the metrics of the links."""
         for link in self.links:
             labels = (("broker", link.broker_name),)
             yield from samples(

@@ -433,7 +433,7 @@ class RemoteSessions:
             self._share_receiver.rejoin(link.number, None)
 
     def _open_transient(self, session: SharedSession, link: SessionLink) -> None:
-        """What the broker keeps of a client that started clean is over; there is nothing else to be told."""
+        """End the broker's state of a client that started clean; nothing else has to be told."""
 
         def opened(found: OpenedSession | Refused) -> None:
             if isinstance(found, Refused):
@@ -503,7 +503,7 @@ class RemoteSessions:
         return session if session is not None and session.epoch == epoch else None
 
     def _broker_forgotten(self, link: SessionLink) -> None:
-        """It has been gone for long: its sessions have other homes, and its devices come anew."""
+        """Forget a broker that is gone for long: its sessions get other homes, their devices reconnect."""
         for session in self._sessions.values():
             if session.home is not link:
                 session.drop_part(link)

@@ -86,7 +86,7 @@ class LinkListener(Protocol):
         """Messages for members of shared subscriptions, as ShareReceiver.hand_out."""
 
     def link_withdrew(self, link: SessionLink, positions: Sequence[tuple[int, int]]) -> None:
-        """Some of them are for others now."""
+        """Take back shared messages that went to other members."""
 
     def link_fenced(self, link: SessionLink, client_id: str, epoch: int, reason: str) -> None:
         """A session belongs to somebody else soon, or already."""
@@ -96,7 +96,7 @@ class LinkListener(Protocol):
 
 
 class _Known:
-    """What has to be claimed when the connection comes back."""
+    """Remember the sessions to claim when the connection comes back."""
 
     __slots__ = ("_queues", "epoch", "will")
 

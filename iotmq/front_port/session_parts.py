@@ -33,17 +33,17 @@ def broker_number_of(queue_id: int) -> int:
 
 
 def broker_queue_id(queue_id: int) -> int:
-    """What the broker calls a queue of the front end."""
+    """Return the broker's number of a queue of the front end."""
     return queue_id & _ID_MASK
 
 
 def own_queue_id(number: int, queue_id: int) -> int:
-    """What the front end calls a queue of the broker with that number."""
+    """Return the front end's id of a queue of the broker with that number."""
     return number << QUEUE_ID_BITS | queue_id
 
 
 def own_subscriptions(link: SessionLink, found: Iterable[SessionSubscription]) -> list[SessionSubscription]:
-    """What a broker has answered, under the front end's queue ids."""
+    """Translate a broker's subscriptions to the front end's queue ids."""
     return [replace(entry, queue_id=own_queue_id(link.number, entry.queue_id)) for entry in found]
 
 
@@ -98,7 +98,7 @@ class SharedSession:
         opened: Mapping[SessionLink, OpenedSession],
         added: Mapping[SessionLink, Sequence[SessionSubscription]],
     ) -> OpenedSession:
-        """What brokers answered to the opening, and then to filters that they lacked, as one answer."""
+        """Merge the brokers' answers to the opening, and to filters that they lacked, into one."""
         subscriptions: list[SessionSubscription] = []
         in_flight: list[InFlight] = []
         done: list[tuple[int, int]] = []
@@ -121,7 +121,7 @@ class SharedSession:
         )
 
     def parts_of(self, change: SessionProgress) -> Iterable[tuple[SessionLink, SessionProgress]]:
-        """What each broker has to know of a change."""
+        """Split a change into the parts each broker has to know."""
         for link, epoch in self.parts.items():
             number = link.number
             cursors = [

@@ -24,7 +24,7 @@ def offset_message_id(host: str, port: int, position: int) -> str:
 
 
 def message_id_prefix(store_host: bytes) -> str:
-    """What all ids of one broker start with: format positions behind it with `016X`."""
+    """Return the common beginning of a broker's message ids: format positions behind it with `016X`."""
     return store_host.hex().upper()
 
 

@@ -80,7 +80,7 @@ def encode_correlation_data(data: bytes) -> str:
 
 
 def decode_correlation_data(value: bytes | str) -> bytes:
-    """What `encode_correlation_data` was given; ValueError for a value it has not made."""
+    """Decode correlation data; ValueError for a value that `encode_correlation_data` has not made."""
     return base64.b64decode(value, validate=True)
 
 

@@ -21,7 +21,7 @@ class Authenticator(Protocol):
 
     @property
     def method(self) -> str:
-        """What CONNECT names."""
+        """Return the authentication method for CONNECT."""
 
     def first(self) -> bytes | None:
         """The data of CONNECT."""

@@ -58,7 +58,7 @@ def traffic_metrics(ingress: Ingress, egress: Egress, group: DeviceGroup) -> Ite
 def topic_metrics(
     ingress: Ingress, subscriptions: Subscriptions, rewrites: TopicRewrites, automatic: AutoSubscriptions
 ) -> Iterable[Metric]:
-    """What could not be made of the topics and filters that settings name, and what goes nowhere."""
+    """Report topics and filters of settings that could not be created, and messages without a destination."""
     yield from samples(
         (
             "iotmq_mqtt_bridge_notifications_total",

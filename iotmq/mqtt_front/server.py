@@ -55,7 +55,7 @@ _WILLS_TIMEOUT_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What a front end is made of while it runs."""
+    """Bundle the parts of a running front end."""
 
     loop: asyncio.AbstractEventLoop
     ingress: Ingress

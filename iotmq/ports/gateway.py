@@ -93,7 +93,7 @@ class GatewayPort(Protocol):
         """As `append`, but an element comes into its queue when the time its TIMER_DELAY_SEC says is over."""
 
     def broker_of(self, topic: str, queue_id: int, *, is_delayed: bool) -> str:
-        """Who has the batch of this queue that was confirmed last."""
+        """Return the broker that has the last confirmed batch of this queue."""
 
     def release(self, broker: str | None, body: bytes, done: AppendDone) -> None:
         """Have a broker (None: all) forget packet ids, as broker.exactly_once.received_ids encodes them.
@@ -112,11 +112,11 @@ class GatewayPort(Protocol):
         """Take filters back; a few records may still arrive for them."""
 
     def metrics(self) -> Iterable[Metric]:
-        """What the channel counts."""
+        """Report the metrics of the channel."""
 
 
 def dropped_replies_metric(count: int) -> Metric:
-    """What every gateway counts of `GatewayPort.reply`."""
+    """Make the metric of replies that were dropped."""
     return Metric(
         "iotmq_mqtt_dropped_replies_total",
         "counter",

@@ -147,7 +147,7 @@ class QueueRead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RetainedRead(msgspec.Struct, frozen=True, kw_only=True):
-    """Some of the retained records that match a filter; `after` is what a former answer said, or None."""
+    """Ask for a page of the retained records of a filter; `after` comes from the former page, or is None."""
 
     topic_filter: str
     after: str | None
@@ -183,7 +183,7 @@ EXCLUSIVE: Final = 0x40
 
 
 class ShareReport(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """What a member of a group is done with, and how many messages in all it takes since it joined."""
+    """Report what a group's member has acknowledged, and how many messages it takes since it joined."""
 
     member: Annotated[int, Meta(ge=0, le=_U32_MAX)]
     limit: Annotated[int, Meta(ge=0, le=2**62)]
@@ -249,7 +249,7 @@ class QueueRecords(NamedTuple):
 
 
 class RetainedRecords(NamedTuple):
-    """Some of the retained records that match a filter; `after` goes on behind them, None at the end."""
+    """Hold a page of the retained records of a filter; `after` asks for the next page, None at the end."""
 
     records: Sequence[Buffer]
     after: str | None

@@ -24,7 +24,7 @@ CHANGEABLE: Final = ("broker_memory_s", "broker_timeout_s", "scan_interval_s")
 
 
 class _Change(msgspec.Struct, frozen=True):
-    """What a setting was changed to, and what the configuration said then, both as text."""
+    """Record a changed setting: its new value, and that of the configuration then, both as text."""
 
     configured: str
     value: str

@@ -78,7 +78,7 @@ class KeyValueFile:
         self._path = path
 
     def load(self) -> KeyValues:
-        """What was saved last; nothing without a file. StoreCorruptError names a file that is broken."""
+        """Load what was saved last; nothing without a file. StoreCorruptError names a file that is broken."""
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:

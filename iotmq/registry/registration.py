@@ -29,7 +29,7 @@ _PERMISSIONS_MAX: Final = 15
 
 
 class Registration(NamedTuple):
-    """What a broker says about its topics."""
+    """Hold a broker's registration of its topics."""
 
     data_version: DataVersion | None
     topics: dict[str, TopicQueues]
@@ -160,7 +160,7 @@ def _decode_compressed(data: bytes) -> Registration:
 
 
 def _take_besides(data: bytes, at: int) -> dict[str, _BesidesDocument]:
-    """What brokers of ours say behind the filter servers, which no broker has any more."""
+    """Read what brokers of iotmq add behind the filter servers, which no broker has any more."""
     if at == len(data):
         return {}
     _, at = _take_text(data, at)

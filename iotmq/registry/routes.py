@@ -26,7 +26,7 @@ class DataVersion(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class BrokerIdentity(NamedTuple):
-    """Who registers."""
+    """Identify the broker that registers."""
 
     cluster: str
     name: str
@@ -35,7 +35,7 @@ class BrokerIdentity(NamedTuple):
 
 
 class TopicQueues(NamedTuple):
-    """What one broker offers of one topic."""
+    """Describe the queues of one topic at one broker."""
 
     read_queue_count: int
     write_queue_count: int
@@ -46,7 +46,7 @@ class TopicQueues(NamedTuple):
 
 
 class MasterAddress(NamedTuple):
-    """What a slave is told about its master; empty while there is none."""
+    """Hold the addresses of a slave's master; empty while there is none."""
 
     address: str = ""
     ha_address: str = ""
@@ -73,7 +73,7 @@ class TopicRoute(NamedTuple):
 
 
 class _Away(NamedTuple):
-    """What a broker offered that has left, and when it was last heard of."""
+    """Remember the topics of a broker that has left, and when it was last heard of."""
 
     topics: dict[str, TopicQueues]
     heard_s: float

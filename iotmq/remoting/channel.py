@@ -159,7 +159,7 @@ class Channel(asyncio.Protocol):
             self._flush_soon()
 
     def hold(self, count: int) -> None:
-        """So many requests wait for their answers: `reply_encoded` will bring them."""
+        """Count requests whose answers come later, by `reply_encoded`."""
         self._requests_held += count
 
     def reply_encoded(self, answers: bytes, count: int) -> None:
@@ -196,7 +196,7 @@ class Channel(asyncio.Protocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """What was sent here and the system has not taken yet."""
+        """Return the bytes sent here that the system has not taken yet."""
         return self._out_size + (0 if self._transport is None else self._transport.get_write_buffer_size())
 
     def take_activity(self) -> bool:

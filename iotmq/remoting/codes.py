@@ -10,7 +10,7 @@ from typing import Final
 
 
 class RequestCode:
-    """What a request asks for."""
+    """Number the requests of the protocol."""
 
     SEND_MESSAGE: Final = 10
     PULL_MESSAGE: Final = 11

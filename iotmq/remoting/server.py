@@ -24,7 +24,7 @@ _BACKLOG: Final = 1024
 
 
 class RequestHandler(Protocol):
-    """What a role does with the requests of its listener. Both methods run on the event loop."""
+    """Handle the requests of a role's listener. Both methods run on the event loop."""
 
     def handle(self, connection: ServerConnection, request: Command) -> Command | None:
         """Answer now with a command, or later through `connection.reply` (None).

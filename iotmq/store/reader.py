@@ -294,7 +294,7 @@ class StoreReader:
         return read_raw(self._log, position, bytes_max, end_position)
 
     def size_at(self, position: int) -> int:
-        """What stands where a record has its size, 0 where the log has nothing; touches its first page."""
+        """Read the size of the record there, 0 where the log has nothing; touches its first page."""
         return size_at(self._log, position)
 
     def recent_records(self, position: int, bytes_max: int) -> tuple[int, memoryview] | None:

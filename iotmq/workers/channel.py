@@ -70,13 +70,13 @@ def status(ask_id: int, parts: Mapping[str, str | None], metrics: Iterable[Metri
 
 
 async def read_to_worker(reader: asyncio.StreamReader) -> ToWorker | None:
-    """What the supervisor says; None when it is gone."""
+    """Read a message of the supervisor; None when it is gone."""
     body = await _body(reader)
     return None if body is None else _to_worker.decode(body)
 
 
 async def read_from_worker(reader: asyncio.StreamReader) -> FromWorker | None:
-    """What a worker says; None when it is gone."""
+    """Read a message of a worker; None when it is gone."""
     body = await _body(reader)
     return None if body is None else _from_worker.decode(body)
 

@@ -161,7 +161,7 @@ class _Worker:
         self._status: Status | None = None
         self._is_stopping = False
         self.is_stuck = False
-        """It runs and has not answered the last question."""
+        """Whether it runs and has not answered the last question."""
         self.restarts_total = 0
 
     async def start(self) -> None:

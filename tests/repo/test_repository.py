@@ -175,3 +175,20 @@ def test_pages_that_sources_name_exist() -> None:
                 if not (ROOT / name).exists()
             ]
     assert wrong == []
+
+
+# A first line that begins so names neither what is done nor with what: "What it holds", "It is not any more".
+RIDDLE = re.compile(
+    r'^\s*"""(What|Who|Whoever|Whose|It|Its|They|Nobody|Somebody|Everybody|Up to|So (?:many|much))\b'
+)
+
+
+def test_first_lines_of_docstrings_say_what_is_done() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in tracked_files()
+        if path.is_relative_to(ROOT / "iotmq") and path.suffix in (".py", ".pyx", ".pxd", ".pyi")
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if RIDDLE.match(line)
+    ]
+    assert wrong == []

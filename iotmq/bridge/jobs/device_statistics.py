@@ -58,7 +58,7 @@ _READING: Final = "array<struct<metric: string, reading: double>>"
 
 @dataclass(frozen=True)
 class JobSettings:
-    """What the command line says."""
+    """Hold the options of the command line."""
 
     bootstrap: str
     topic: str
@@ -82,7 +82,7 @@ class JobSettings:
 
 @dataclass
 class Report:
-    """What the job did, written as JSON; counts are of this run."""
+    """Report this run of the job, written as JSON."""
 
     rows_read: int = 0
     batches: int = 0

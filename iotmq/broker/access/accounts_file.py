@@ -88,7 +88,7 @@ class Account:
         self.group_permissions = self._permissions(document.group_perms or (), "groupPerms")
 
     def permission(self, name: str, *, is_group: bool) -> int:
-        """What the account may do with a topic or group. Administrators may everything that is not listed.
+        """Return the account's permission for a topic or group; an administrator has all that are not listed.
 
         The default does not hold for topics of the broker's own, where everybody's delayed messages and
         unfinished transactions are.

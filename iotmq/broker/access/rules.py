@@ -55,7 +55,7 @@ class Need(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """What a request needs: an administrator, or all of `needs` (none: a good signature is enough)."""
+    """Name the rights a request needs: an administrator, or all of `needs` (none: any signature)."""
 
     needs: Callable[[Command, TopicAt], Iterable[Need]]
     is_for_admins: bool = False

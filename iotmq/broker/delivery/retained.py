@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class RetainedPage(NamedTuple):
-    """Some of the retained records of a filter; `after` goes on behind what was looked at, None at the end.
+    """Hold one page of the retained records of a filter; `after` asks for the next page, None at the end.
 
     `work_bytes` is what finding them cost.
     """
@@ -49,7 +49,7 @@ class RetainedPage(NamedTuple):
 
 
 class _Changes:
-    """What came since the last write (store.kv_projection.Collector): by topic, None for what went."""
+    """Collect the changes since the last write (store.kv_projection.Collector), by topic; None deletes."""
 
     def __init__(self, projection: RetainedProjection) -> None:
         self._projection = projection
@@ -155,7 +155,7 @@ class RetainedProjection(KeyValueProjection):
         self.put(topic, None)
 
     def put(self, topic: bytes, record: bytes | None) -> None:
-        """What the log says next of a topic."""
+        """Take the next record of the log about a topic."""
         known = self._get(topic)
         size = 0 if record is None else len(topic) + len(record)
         known_size = 0 if known is None else len(topic) + len(known)

@@ -62,7 +62,7 @@ class _Entry(NamedTuple):
 
 
 class _Changes:
-    """What came since the last write (store.kv_projection.Collector)."""
+    """Collect the changes since the last write (store.kv_projection.Collector)."""
 
     def __init__(self, projection: ReceivedIds) -> None:
         self._projection = projection
@@ -140,7 +140,7 @@ class ReceivedIds(KeyValueProjection):
     # What is appended
 
     def begin_append(self) -> None:
-        """What is appended next has marked messages, or releases."""
+        """Begin an append of marked messages or releases."""
         self._marked_until = _ALL_MARKS
 
     def end_append(self, digests: Mapping[bytes, int | None], end_position: int) -> None:
@@ -221,7 +221,7 @@ class ReceivedIds(KeyValueProjection):
         self._changes.put(key, position, digest, None if before is None else before.stored)
 
     def release_all(self, body: bytes) -> None:
-        """What a record says was released."""
+        """Apply the releases of a stored record."""
         try:
             for client, packet_id in split_releases(body):
                 for key in [key_of(client, packet_id)] if packet_id != ALL else self._keys_of(client):

@@ -240,7 +240,7 @@ def _key_in(properties: bytes) -> bytes:
 
 
 class _Identity(NamedTuple):
-    """What tells the messages of one batch apart."""
+    """Identify the messages of one batch."""
 
     body: bytes
     packet_id: bytes | None

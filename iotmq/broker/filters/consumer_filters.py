@@ -112,7 +112,7 @@ class ConsumerFilters(DirtyTable):
         self._next_turn.schedule()
 
     def _register_late(self) -> None:
-        """Some of those that had to wait."""
+        """Register some of the late subscriptions."""
         turn = LoopSlice()
         while self._late and turn.take():
             self._register_one(*self._late.popleft())

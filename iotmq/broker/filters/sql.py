@@ -271,7 +271,7 @@ class _Parser:
 
 
 def _truths(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """What NOT, AND and OR take: conditions, and properties, which are true when their text is `true`."""
+    """Parse an operand of NOT, AND and OR: a condition, or a property that is true when it is `true`."""
     for node in nodes:
         if isinstance(node, Constant) and not isinstance(node.value, bool) and node.value is not None:
             raise _WrongError(f"{_shown(str(node.value))} is no condition")

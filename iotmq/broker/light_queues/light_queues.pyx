@@ -212,7 +212,7 @@ cdef class LightQueues:
 
     @property
     def memory_bytes(self):
-        """What the filters and the places of their queues take."""
+        """Return the bytes that the filters and the places of their queues take."""
         return self.filters.memory_bytes + self.wide.memory_bytes + self.queues_size * sizeof(LightQueue)
 
     def forget_all(self):
@@ -299,11 +299,11 @@ cdef class LightQueues:
         return self.queue_of(filter_id).next_sequence
 
     def first_position(self, uint32_t filter_id):
-        """Nobody needs records before it. KeyError without such a queue."""
+        """Drop the records before it. KeyError without such a queue."""
         return self.queue_of(filter_id).first_position
 
     def advance(self, uint32_t filter_id, int64_t position):
-        """Nobody needs what is before `position`. KeyError without such a queue."""
+        """Drop the records before `position`. KeyError without such a queue."""
         cdef LightQueue* queue = self.queue_of(filter_id)
         if queue.first_position < position:
             queue.first_position = position
@@ -513,7 +513,7 @@ cdef class LightQueues:
         return 0
 
     cdef bytes entries_of(self, uint32_t filter_id):
-        """What is pending, as a value."""
+        """Return the pending changes as a value."""
         cdef LightQueue* queue = &self.queues[filter_id]
         cdef bytes value = PyBytes_FromStringAndSize(NULL, 8 + queue.pending * QUEUE_ENTRY_SIZE)
         cdef uint8_t* target = <uint8_t*>PyBytes_AS_STRING(value)

@@ -66,7 +66,7 @@ cdef class WideFilters:
             self.wide.discard(filter_id)
 
     def pass_over(self, uint32_t filter_id, int64_t position):
-        """Nobody reads what is before `position`; True when that was the whole range."""
+        """Drop what is before `position`; True when that was the whole range."""
         cdef ScanRange* range = self.range_of(filter_id)
         if range == NULL or range.scan_until > position:
             return False

@@ -213,7 +213,7 @@ class Groups:
         return list(self._producers.items())
 
     def client_ids(self) -> set[str]:
-        """Everybody who is in any group."""
+        """Return the client ids of all groups."""
         entries = (*self._consumers_of.values(), *self._producers_of.values())
         return {client_id for of_connection in entries for _, client_id in of_connection}
 

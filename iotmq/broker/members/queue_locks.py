@@ -24,14 +24,14 @@ class MessageQueue(msgspec.Struct, frozen=True, kw_only=True, gc=False, rename="
 
 
 class _Claim(NamedTuple):
-    """What one request of a client locks or renews."""
+    """Hold the queues that one request of a client locks or renews."""
 
     client_id: str
     renewed_s: float
 
 
 class QueueLocks:
-    """Who holds which queue for which group. A lock not renewed for 60 s may be taken by another client.
+    """Lock queues for the clients of groups. A lock not renewed for 60 s may be taken by another client.
 
     Groups need not be known, and clients choose the name of the broker: past `locks_max` no queue is locked
     that was not before.

@@ -338,7 +338,7 @@ def _read_header(request: Command, names: Mapping[str, str]) -> ReplyHeader:
 
 
 def _separator_for(properties: str) -> str:
-    """What must stand between these properties and more of them."""
+    """Return the separator that has to stand between these properties and more of them."""
     return "\x02" if properties and not properties.endswith("\x02") else ""
 
 

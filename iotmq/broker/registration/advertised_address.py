@@ -74,7 +74,7 @@ class AdvertisedAddress:
         )
 
     def _look(self) -> list[str]:
-        """What the address itself shows. May wait for a name server."""
+        """Look up problems that the address itself shows. May wait for a name server."""
         host, port = self._host, self._port
         if _is_wildcard(host):
             return [f"clients are told {host}, which is no address to connect to: they would meet themselves"]

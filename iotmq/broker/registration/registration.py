@@ -88,7 +88,7 @@ class RegistryLink:
         self._changed.set()
 
     def forget(self, telling: Telling) -> None:
-        """Nobody waits any more."""
+        """Forget a caller that waits for the registry."""
         if telling in self._awaiting:
             self._awaiting.remove(telling)
 
@@ -208,7 +208,7 @@ class Telling:
 
 
 class ToldTopics(NamedTuple):
-    """What registries are to be told; the same `version` and `perm_mask` mean the same."""
+    """Hold the topics to register; the same `version` and `perm_mask` mean the same topics."""
 
     version: DataVersion
     perm_mask: int

@@ -68,7 +68,7 @@ class ProducerTableView(msgspec.Struct, kw_only=True):
 
 
 class ConsumerOfClientView(msgspec.Struct, kw_only=True, rename="camel"):
-    """What a client is in one consumer group."""
+    """Describe a client as a member of one consumer group."""
 
     group: str
     consume_type: str

@@ -80,7 +80,7 @@ class SlicedReplies:
         return response
 
     def connection_lost(self, connection: ServerConnection) -> None:
-        """Nobody waits any more."""
+        """Drop the answers of a lost connection."""
         for job in [job for job in self._running if job.connection is connection]:
             self._running.discard(job)
             job.work.close()

@@ -30,7 +30,7 @@ class DelayOffsetTable(msgspec.Struct, kw_only=True, rename="camel", omit_defaul
 
 
 class DelayOffsets:
-    """Up to where each level's queue was delivered: read from the timer index, saved for others."""
+    """Keep the next offset of each level's queue: read from the timer index, saved for other tools."""
 
     def __init__(self, store: Store, levels: DelayLevels, ended: UnflushedDeliveries, path: Path) -> None:
         self._store = store
@@ -86,7 +86,7 @@ class DelayOffsets:
         return msgspec.json.encode(DelayOffsetTable(offset_table=offsets))
 
     def take_unsaved(self) -> bytes | None:
-        """What to pass to `write`, None when the file is up to date."""
+        """Return the bytes for `write`, None when the file is up to date."""
         offsets = self.offsets()
         if offsets == self._saved:
             return None

@@ -36,7 +36,7 @@ _SPARE_BYTES: Final = 64
 
 
 class DeliveryTime(NamedTuple):
-    """What a sender wants; one of the three. All are 0 or empty for delivery at once."""
+    """Hold the delivery time a sender wants, as one of three; all are 0 or empty for delivery at once."""
 
     level: int = 0
     due_ms: int = 0
@@ -57,7 +57,7 @@ NOW: Final = DeliveryTime()
 
 
 def read_delivery_time(properties: bytes, levels: DelayLevels, *, now_ms: int) -> DeliveryTime:
-    """What the properties ask for; a time that is over already is delivery at once.
+    """Read the delivery time from properties; one in the past is delivery at once.
 
     Raises RequestError (13) naming the property that cannot be understood.
     """

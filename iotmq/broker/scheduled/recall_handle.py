@@ -15,7 +15,7 @@ from iotmq.remoting.codes import ResponseCode
 
 
 class RecallHandle(NamedTuple):
-    """What a handle says."""
+    """Hold the parts of a recall handle."""
 
     topic: str
     broker_name: str

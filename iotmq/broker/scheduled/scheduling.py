@@ -80,7 +80,7 @@ class DelayDelivery:
         return self._offsets.encode()
 
     def take_unsaved(self) -> bytes | None:
-        """What to pass to `write`, None when the file is up to date."""
+        """Return the bytes for `write`, None when the file is up to date."""
         return self._offsets.take_unsaved()
 
     def write(self, data: bytes) -> None:

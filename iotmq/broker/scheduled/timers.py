@@ -124,7 +124,7 @@ class Timers:
         return self._index.estimated_count
 
     def read_delivery_time(self, properties: bytes) -> DeliveryTime:
-        """What a message asks for; raises RequestError (13) for what cannot be understood."""
+        """Read the delivery time of a message; raises RequestError (13) when it cannot be understood."""
         return read_delivery_time(properties, self._levels, now_ms=self._clock.now_ms())
 
     def divert(
@@ -155,7 +155,7 @@ class Timers:
         return waiting_until(topic, queue_id, properties, delivery_time.due_ms)
 
     def recall_handle(self, topic: str, properties: bytes, delivery_time: DeliveryTime) -> str | None:
-        """What a sender can take its message back with; None for a delay level, and without a plain key."""
+        """Make the handle that recalls a message; None for a delay level, and without a plain key."""
         unique_key = property_value(properties, UNIQUE_KEY)
         if not unique_key or b" " in unique_key or not delivery_time.due_ms:
             return None
@@ -501,7 +501,7 @@ class Timers:
                 self._late_levels[kind] = (self._index.applied_position, now_s + delays_ms[kind - 1] / 1000)
 
     def _late_of_levels(self, now_s: float) -> list[Timer]:
-        """What waits only because the clock was set back, and has waited long enough."""
+        """Find messages that wait only because the clock was set back, and have waited long enough."""
         for kind, (position, due_s) in list(self._late_levels.items()):
             if now_s < due_s:
                 continue

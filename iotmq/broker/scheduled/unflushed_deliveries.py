@@ -18,7 +18,7 @@ _SETTLE_EVERY = 256
 
 
 class UnflushedDeliveries:
-    """What was ended lately, in the order in which it was."""
+    """Remember the timers that ended lately, in the order of their ends."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -42,15 +42,15 @@ class UnflushedDeliveries:
         return self._store.flushed_position >= self._former_position
 
     def take(self, timer: Timer) -> None:
-        """Its end is about to be stored."""
+        """Note a timer whose end is about to be stored."""
         self.unconfirmed.add(timer.position)
 
     def refused(self, timer: Timer) -> None:
-        """It was not stored: the message waits on."""
+        """Note that the end was not stored: the message goes on waiting."""
         self.unconfirmed.discard(timer.position)
 
     def stored(self, timer: Timer, end_position: int) -> None:
-        """Its end is stored, in a record that ends at `end_position`."""
+        """Note that the end is stored, in a record that ends at `end_position`."""
         self._unflushed.append((end_position, timer))
         if len(self._unflushed) % _SETTLE_EVERY == 0:
             self.settle()

@@ -68,7 +68,7 @@ class Cursor(NamedTuple):
 
 
 def decode_cursor(value: bytes) -> Cursor:
-    """What `Cursor.encode` made; StoreCorruptError for anything else."""
+    """Decode the bytes of `Cursor.encode`; StoreCorruptError for any others."""
     if len(value) < _HEAD.size or (len(value) - _HEAD.size) % _SKIP.size:
         raise StoreCorruptError(f"a session's cursor in a queue has {len(value)} bytes")
     position, sent = _HEAD.unpack_from(value)

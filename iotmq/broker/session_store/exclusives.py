@@ -80,7 +80,7 @@ class StoredExclusives:
             yield TAG_EXCLUSIVE + topic_filter.encode(), None if holder is None else holder.encode()
 
     def clear_changes(self) -> None:
-        """What changed is written, or of no interest."""
+        """Forget the changes: they are written, or of no interest."""
         self._changed.clear()
 
     def forget_all(self) -> None:

@@ -10,7 +10,7 @@ from iotmq.broker.session_store.shares import StoredShares
 
 
 class SessionOverlay:
-    """What came together since the last write (store.kv_projection.Collector)."""
+    """Collect the changes since the last write (store.kv_projection.Collector)."""
 
     def __init__(self, queues: LightQueues) -> None:
         self.queues = queues

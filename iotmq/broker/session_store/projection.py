@@ -228,7 +228,7 @@ class SessionProjection(KeyValueProjection):
         return max(position, self.queues.first_position(queue_id), self._min_position)
 
     def scan_end(self, queue_id: int, position: int) -> int | None:
-        """Up to where the records of a queue from `position` on are to be looked for in the log.
+        """Return the log position at which a search for a queue's records from `position` on may end.
 
         None where the queue has entries of its own, which `next_entries` gives.
         """
@@ -664,7 +664,7 @@ def _position_at(value: bytes, number: int) -> int:
 
 
 def _cut(value: bytes, count: int, position: int) -> tuple[bytes, int, int]:
-    """What a write of `count` records keeps when the log ends at `position`: value, last position, count."""
+    """Cut a write of `count` records where the log ends (`position`): value, last position, count."""
     places = [_ENTRY.unpack_from(value, at)[0] for at in range(8, len(value), _ENTRY.size)]
     kept = sum(place < position for place in places)
     if count == len(places):

@@ -140,7 +140,7 @@ class QueueReader:
 
     @property
     def _end_position(self) -> int:
-        """What comes later is pushed."""
+        """Return the log position from which records are pushed instead of read."""
         return min(self._projection.applied_position, self._store.confirmed_position)
 
     def _go_on(self, steps: Steps[QueueRecords], done: Callable[[QueueRecords | Refused], None]) -> None:

@@ -169,5 +169,5 @@ def encode_changes(changes: Sequence[Change]) -> bytes:
 
 
 def decode_changes(body: bytes) -> list[Change]:
-    """What `encode_changes` made; msgspec.DecodeError for anything else."""
+    """Decode the bytes of `encode_changes`; msgspec.DecodeError for any others."""
     return _decoder.decode(body)

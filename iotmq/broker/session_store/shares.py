@@ -137,7 +137,7 @@ class StoredShares:
             yield TAG_SHARE + share.encode(), None if stored is None else _encoder.encode(stored)
 
     def clear_changes(self) -> None:
-        """What changed is written, or of no interest."""
+        """Forget the changes: they are written, or of no interest."""
         self._changed.clear()
 
     def forget_all(self) -> None:

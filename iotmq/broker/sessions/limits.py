@@ -101,7 +101,7 @@ class SessionLimits:
             self._opened.add(client_id)
 
     def closed(self, client_id: str) -> None:
-        """Its client has gone."""
+        """Note that the client of a session has gone."""
         self._opened.discard(client_id)
 
     def waiting(self, client_id: str, queue_id: int) -> int:

@@ -26,13 +26,13 @@ class Queue(NamedTuple):
 
 
 class Backlogs(Protocol):
-    """Who knows how many records a queue has from a position on."""
+    """Count the records that a queue has from a position on."""
 
     def backlog(self, queue_id: int, position: int) -> int: ...
 
 
 class Range(NamedTuple):
-    """So many messages of a queue, from a position on to before another, that a session does not get."""
+    """Describe messages of a queue, from one position to before another, that a session does not get."""
 
     topic_filter: str
     queue_id: int

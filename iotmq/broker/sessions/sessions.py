@@ -78,7 +78,7 @@ _LOST: Final = Refused(ResponseCode.SESSION_LOST, "the session belongs to somebo
 
 
 def _ignore(result: int | Refused) -> None:
-    """What cannot be stored now is found again after a start: the session still has an owner then."""
+    """Ignore a refusal: the next start finds the session with its owner and does it again."""
     if isinstance(result, Refused):
         logger.warning("a change of a session is not stored: %s", result.remark)
 
@@ -103,7 +103,7 @@ class _Owner:
 
 
 class _Request:
-    """Somebody who waits for a session another front end has."""
+    """Hold a request for a session that another front end has."""
 
     __slots__ = ("channel", "done", "fence", "wanted")
 
@@ -479,7 +479,7 @@ class Sessions:
         )
 
     def report_shares(self, channel: SessionChannel, reports: Sequence[ShareReport]) -> Refused | None:
-        """What members of shared subscriptions are done with."""
+        """Take the acknowledgements of members of shared subscriptions."""
         return self.shares.report(channel, reports)
 
     def read_queue(self, wanted: QueueRead, done: Callable[[QueueRecords | Refused], None]) -> None:
@@ -640,7 +640,7 @@ class Sessions:
         return None if stored is None or self._ending.get(client_id) == stored.epoch else stored
 
     def _take_request(self, client_id: str) -> _Request | None:
-        """Who waits for a session; from now on nobody does."""
+        """Take away and return the request that waits for a session."""
         request = self._requests.pop(client_id, None)
         if request is not None and request.fence is not None:
             self._actions.cancel(request.fence)
@@ -843,7 +843,7 @@ class Sessions:
     # Ends
 
     def _close(self, client_id: str, *, expiry_s: int | None, drops_will: bool) -> None:
-        """Nobody has the session any more; `expiry_s` None keeps what it was opened with.
+        """Close the session of an owner; `expiry_s` None keeps the expiry it was opened with.
 
         StoreError, with nothing done, while the database refuses.
         """

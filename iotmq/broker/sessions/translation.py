@@ -57,7 +57,7 @@ def _split(whole: Progress) -> list[Progress]:
 def opened_session(
     epoch: int, session: StoredSession, subscriptions: list[SessionSubscription], *, is_present: bool
 ) -> OpenedSession:
-    """What a front end that has opened a session goes on with."""
+    """Make the answer for a front end that has opened a session."""
     queue_ids = {found.topic_filter: found.queue_id for found in subscriptions}
     return OpenedSession(
         epoch,

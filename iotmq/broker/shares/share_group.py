@@ -57,7 +57,7 @@ class Handout(NamedTuple):
 
 
 class Holder:
-    """What one client holds as a member of any groups of a broker: no more bytes than it may."""
+    """Bound the bytes that one client holds as a member of all its groups at a broker."""
 
     __slots__ = ("_room_again", "client_id", "held_bytes")
 
@@ -73,11 +73,11 @@ class Holder:
         return self.held_bytes < limits.SHARE_CLIENT_BYTES_MAX
 
     def take(self, size: int) -> None:
-        """It was handed a message."""
+        """Count a message handed to the client."""
         self.held_bytes += size
 
     def release(self, size: int) -> None:
-        """It has one no more."""
+        """Count off a message that the client no longer holds."""
         had_room = self.has_room
         self.held_bytes -= size
         if not had_room and self.has_room:
@@ -264,7 +264,7 @@ class ShareGroup:
             self._members_changed()
 
     def back(self, *member_ids: int) -> None:
-        """It is connected again, and nothing was lost."""
+        """Note that a member is connected again, and that nothing was lost."""
         members = [self._members[member_id] for member_id in member_ids if member_id in self._members]
         found = [member for member in members if member.is_away]
         for member in found:
@@ -427,7 +427,7 @@ class ShareGroup:
         return self.next_position, sorted([*self._undone, *self._unread_set])
 
     def mark_dirty(self) -> None:
-        """What `take_dirty` said was not kept."""
+        """Mark the state as changed again: it could not be stored."""
         self._is_dirty = True
 
     def take_dirty(self) -> bool:
@@ -479,14 +479,14 @@ class ShareGroup:
         return [member for member in self._members.values() if not member.is_slow and not member.is_away]
 
     def _candidates(self) -> list[_Member]:
-        """Who messages are for: slow members only where there are no others."""
+        """Return the members messages go to: slow ones only where there are no others."""
         return self._active() or [member for member in self._members.values() if not member.is_away]
 
     def _is_candidate(self, member: _Member) -> bool:
         return not member.is_away and (not member.is_slow or not self._has_active)
 
     def _members_changed(self) -> None:
-        """Who candidates are may be different now."""
+        """Look anew which members messages go to."""
         self._choices.clear()
         self._has_active = bool(self._active())
         for member in self._candidates():
@@ -643,7 +643,7 @@ class ShareGroup:
         self._held[message.position] = message
 
     def _let_go(self, message: _Message) -> None:
-        """Its member holds a message no more."""
+        """Take a message from the member that holds it."""
         member = message.member
         assert member is not None
         del member.held[message.position]
@@ -691,7 +691,7 @@ class ShareGroup:
             self._ready.remove(lane)
 
     def _late_together(self, member: _Member, message: _Message) -> list[_Message]:
-        """What goes with a late message, so that its key's order is kept by whoever gets it."""
+        """Find the messages that move with a late one, so that the order of its key is kept."""
         if not self.strategy.is_ordered:
             return [message]
         return [held for held in member.held.values() if held.key == message.key]

@@ -82,7 +82,7 @@ class _Member:
 
 
 class _Client:
-    """Somebody who takes part in groups: its memberships by share, and what it holds as any of them."""
+    """Hold the memberships of one client by share, and the bytes it holds in all of them."""
 
     __slots__ = ("_wake", "holder", "members")
 
@@ -92,7 +92,7 @@ class _Client:
         self._wake = wake
 
     def _room_again(self) -> None:
-        """Its groups may go on, another one first each time, so that none takes all of the room."""
+        """Let the client's groups go on, another one first each time, so that none takes all of the room."""
         for member in self.members.values():
             member.live.group.room_again(member.member_id)
             self._wake(member.live)
@@ -239,7 +239,7 @@ class Shares:
         self._log.write([OpenShare(share)], logged)
 
     def report(self, channel: SessionChannel, reports: Sequence[ShareReport]) -> Refused | None:
-        """What members are done with, and what they can take; refused once the log takes nothing more."""
+        """Take what members acknowledge and their new credit; refused once the log takes nothing more."""
         if self._is_finished:
             return Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "the broker stops")
         for report in reports:

@@ -19,7 +19,7 @@ cdef enum:
 
 
 cdef class CounterTable:
-    """Up to `columns` totals under each key; past `keys_max` keys unused for long are dropped."""
+    """Keep up to `columns` totals under each key; past `keys_max` keys unused for long are dropped."""
 
     cdef readonly int columns
     cdef readonly Py_ssize_t keys_max

@@ -36,7 +36,7 @@ cdef class Latencies:
         memset(self.counts, 0, sizeof(self.counts))
 
     cpdef int64_t end(self, int64_t begun_us, uint64_t times=1):
-        """What began at `begun_us` (of `now_us`) is over, so many at a time; the microseconds it took."""
+        """End `times` measurements that began at `begun_us` (of `now_us`); returns the microseconds they took."""
         cdef int64_t took_us = now_us() - begun_us
         self.add(took_us, times)
         return took_us

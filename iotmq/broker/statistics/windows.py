@@ -55,7 +55,7 @@ class StatisticsWindows:
                 copies.append(copy)
 
     def growth(self, key: Hashable, window: str) -> Growth | None:
-        """What was added to a key in the last "minute", "hour" or "day"; None for one never counted."""
+        """Return the growth of a key in the last "minute", "hour" or "day"; None for one never counted."""
         found = self._table.totals(key)
         if found is None:
             return None

@@ -80,7 +80,7 @@ _ALIASES: Final = {
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What a setting was changed to, and what the configuration file said then, both as text."""
+    """Record a changed setting: its new value, and that of the configuration file then, both as text."""
 
     configured: str
     value: str
@@ -162,7 +162,7 @@ class ChangedSettings:
             listener()
 
     def encoder(self) -> Callable[[], bytes]:
-        """What the file is to hold now, to be called in any thread."""
+        """Return the encoder of the file's present contents, to be called in any thread."""
         table = ChangedSettingsTable(data_version=self.version, changes=self._changes)
         return partial(msgspec.json.encode, table)
 
@@ -235,7 +235,7 @@ def _as_texts(broker: BrokerSettings, store: StoreSettings) -> dict[str, str]:
 
 
 def _facts(broker: BrokerSettings, store: StoreSettings) -> dict[str, str]:
-    """What tools of the RocketMQ family also ask for, and is no setting here or one of another kind."""
+    """Return the facts that tools of the RocketMQ family expect among the settings of a broker."""
     return {
         "brokerRole": "ASYNC_MASTER",
         "filterServerNums": "0",

@@ -130,7 +130,7 @@ class DirtyTable(ABC):
         """The table as the file holds it."""
 
     def take_unsaved(self) -> bytes | None:
-        """What to pass to `write`, None when the file is up to date; `is_dirty` is taken back by this."""
+        """Return the bytes for `write`, None when the file is up to date, and clear `is_dirty`."""
         if not self.is_dirty:
             return None
         self.is_dirty = False

@@ -36,7 +36,7 @@ def make_system_topics(topics: TopicTable, settings: BrokerSettings) -> None:
 
 
 def system_topic_names(settings: BrokerSettings) -> frozenset[str]:
-    """What they are called."""
+    """Return the names of the system topics."""
     topics = system_topics(
         cluster=settings.cluster, broker=settings.name, template_queues=1, may_inherit=False
     )

@@ -285,7 +285,7 @@ def encode_topics(version: DataVersion, topics: list[TopicConfig], *, perm_mask:
 
 
 def in_chunks(topics: list[TopicConfig]) -> Iterator[list[TopicConfig]]:
-    """Some at a time: between two of them other threads have their turn."""
+    """Yield chunks of the topics: other threads have their turn between two of them."""
     return (topics[at : at + _CHUNK] for at in range(0, len(topics), _CHUNK))
 
 

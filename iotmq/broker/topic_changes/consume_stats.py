@@ -99,7 +99,7 @@ class ConsumeStats:
         return TopicStats(rows, self._get_tps(name, group), behind)
 
     def contents(self, config: TopicConfig) -> Generator[ColdRead | None, None, list[tuple[bytes, bytes]]]:
-        """What every queue of a topic holds, and when its last message was stored (0: never), encoded."""
+        """Encode the offsets of every queue of a topic, and when its last message was stored (0: never)."""
         rows: list[tuple[bytes, bytes]] = []
         name = config.topic_name
         for queue_id in range(config.queue_count):

@@ -39,7 +39,7 @@ _DIGITS_MAX = 18
 
 
 class Half(NamedTuple):
-    """What a half record says about its transaction."""
+    """Hold the properties of a half message that concern its transaction."""
 
     first_offset: int
     """Queue offset of the transaction's first half record."""
@@ -80,7 +80,7 @@ def resumed_properties(properties: bytes) -> bytes:
 
 
 def read_half(record: Record) -> Half | None:
-    """What a record of the half topic says; None when it is no half."""
+    """Read a record of the half topic; None when it is not a half message."""
     return parse_half(record.properties, record.queue_offset)
 
 

@@ -70,14 +70,14 @@ Divert = Callable[[str, int, bytes], tuple[str, int, bytes]]
 
 
 class State(enum.Enum):
-    """What is going on with a pending transaction."""
+    """Name the states of a pending transaction."""
 
     OPEN = enum.auto()
     COPYING = enum.auto()
-    """Its half is being written again; an end waits for that."""
+    """The half is being written again; an end waits for that."""
     ENDING = enum.auto()
     OP_OWED = enum.auto()
-    """It has ended, but the op record that says so could not be written yet."""
+    """The transaction has ended, but the op record that says so could not be written yet."""
 
 
 # From each state to those that may follow. A transaction leaves the table from ENDING, when its op record is
@@ -540,7 +540,7 @@ class Transactions:
         batch_properties: bytes = b"",
         done: Done,
     ) -> None:
-        """What was taken as a half is written whatever has become of its topic's configuration."""
+        """Append a message of a transaction, whatever has become of its topic's configuration."""
         self._writer.append(
             topic,
             queue_id,

@@ -103,7 +103,7 @@ class StoredBatch:
 
 
 class StoredRun:
-    """So many batches that are in the log, up to `end_position`. `status` as for a batch."""
+    """Report batches that are in the log up to `end_position`; `status` as for a single batch."""
 
     __slots__ = ("batches", "end_position", "status")
 
@@ -420,7 +420,7 @@ class MessageWriter:
         waiting: int,
         done: Callable[[StoredRun], None],
     ) -> None:
-        """So much was appended since `begin_run`; `waiting` of the batches wait for the disk.
+        """Count the appends since `begin_run`; `waiting` of the batches wait for the disk.
 
         If there are such, `done` is called once, when it has them or has taken too long. Statistics of queues
         are the caller's, with `count_put`.

@@ -29,7 +29,7 @@ _LOOK_AGAIN_S: Final = 0.05
 
 
 class QueueOffsets(NamedTuple):
-    """What a queue holds: offsets from `begin` up to, and without, `end`."""
+    """Hold the offsets of a queue: from `begin` up to, not including, `end`."""
 
     begin: int
     end: int
@@ -41,11 +41,11 @@ class Admin:
     def __init__(self, client: IotmqClient) -> None:
         self._client = client
         self.groups = GroupViews(client)
-        """Who is connected, how far groups are, what their members are doing."""
+        """Groups: their connections, their progress, and what their members are doing."""
         self.messages = MessageViews(client, self.groups)
         """Messages by id, key and offset, and what became of them."""
         self.statistics = BrokerViews(client)
-        """What brokers say about themselves and what they counted."""
+        """Brokers: their facts and their statistics."""
         self.configurations = Configurations(client)
         """How brokers, topics and groups are set."""
         self.changes = AdminChanges(client)
@@ -53,7 +53,7 @@ class Admin:
         self.scaling = QueueScaling(client)
         """More queues or fewer for a topic in use."""
         self.dead_letters = DeadLetters(client)
-        """What groups gave up: listed, sent again, exported."""
+        """Dead letters of groups: listed, sent again, exported."""
         self.access = AccessAdmin(client)
         """Accounts of brokers with access control."""
 
@@ -116,7 +116,7 @@ class Admin:
         return (await self._client.routes.find_for_reading(topic, timeout_s=timeout_s)).readable
 
     async def offsets(self, topic: str) -> dict[MessageQueue, QueueOffsets]:
-        """What each queue of a topic holds."""
+        """Return the offsets of each queue of a topic."""
 
         async def one(queue: MessageQueue) -> QueueOffsets:
             begin, end = await asyncio.gather(

@@ -17,7 +17,7 @@ from iotmq.remoting.codes import RequestCode, ResponseCode
 
 
 class Statistic(msgspec.Struct, frozen=True, kw_only=True):
-    """What was counted over a time: the sum, each second, and on average each time."""
+    """Hold a statistic over a time: the sum, the rate per second, and the average per call."""
 
     sum: int = 0
     tps: float = 0.0
@@ -33,7 +33,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueContent(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What a queue holds: offsets from `min_offset` up to, and without, `max_offset`."""
+    """Hold the offsets of a queue: from `min_offset` up to, not including, `max_offset`."""
 
     min_offset: int
     max_offset: int
@@ -110,7 +110,7 @@ class BrokerViews:
         return sorted({topic for topics in lists for topic in topics})
 
     async def topic_content(self, topic: str) -> dict[MessageQueue, QueueContent]:
-        """What every queue of a topic holds, and when its last message was stored."""
+        """Return the offsets of every queue of a topic, and when its last message was stored."""
         check_topic(topic)
         answers = await ask_masters(
             self._client,

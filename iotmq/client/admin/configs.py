@@ -25,7 +25,7 @@ class BrokerPlace(NamedTuple):
 
 
 class RoutedQueues(msgspec.Struct, frozen=True, rename="camel"):
-    """What the route says of a topic at one broker."""
+    """Describe the queues of a topic at one broker, as the route names them."""
 
     broker_name: str
     read_queue_nums: int
@@ -80,7 +80,7 @@ class Configurations:
         return sorted(decode_answer(answer.body, _TopicList).topic_list)
 
     async def route(self, topic: str) -> list[RoutedQueues]:
-        """What the registry tells clients of a topic; RouteNotFoundError when it does not know it."""
+        """Ask the registry for the route of a topic; RouteNotFoundError when it does not know it."""
         check_topic(topic)
         response = await self._client.registries.request(
             RequestCode.GET_ROUTE_INFO_BY_TOPIC, {"topic": topic, "acceptStandardJsonOnly": "true"}

@@ -85,7 +85,7 @@ class DeadLetter(NamedTuple):
 
 
 class Resent(NamedTuple):
-    """What a resend did; those of `left_message_ids` cannot be sent: they do not say what topic they had come
+    """Report a resend; those of `left_message_ids` cannot be sent: they do not say what topic they had come
     from, their body cannot be inflated, or no broker would take them as they are."""
 
     sent_count: int
@@ -184,7 +184,7 @@ class DeadLetters:
         return route.readable
 
     async def _read(self, queue: MessageQueue, begin: int) -> AsyncIterator[ReceivedMessage]:
-        """What the queue has now, from `begin` on."""
+        """Read the present messages of the queue from `begin` on."""
         end = await offsets.max_offset(self._client, queue)
         offset = begin
         subscription = parse_subscription(queue.topic, "*", self._client.clock.now_ms())

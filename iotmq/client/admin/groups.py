@@ -33,7 +33,7 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class SubscriptionInfo(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What a group wants of one topic."""
+    """Describe the subscription of a group to one topic."""
 
     topic: str
     sub_string: str = "*"
@@ -119,7 +119,7 @@ class QueueTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunningInfo(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What a consumer says about itself; what the parts hold depends on its language."""
+    """Hold a consumer's report about itself; the contents of its parts depend on its language."""
 
     properties: dict[str, str] = {}
     subscription_set: list[dict[str, object]] = []
@@ -129,7 +129,7 @@ class RunningInfo(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class DirectResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What became of a message that was given to one consumer; CR_SUCCESS is well."""
+    """Report how one consumer dealt with a message; CR_SUCCESS is success."""
 
     consume_result: str | None = None
     remark: str | None = None
@@ -278,7 +278,7 @@ class GroupViews:
         return decode_answer(answer.body, _Corrections).correction_offsets
 
     async def running_info(self, group: str, client_id: str, *, with_stack: bool = False) -> RunningInfo:
-        """What one consumer says it is doing. BrokerError: 206 it is not connected, 207 it did not answer."""
+        """Ask a consumer for its running info. BrokerError: 206 not connected, 207 no answer."""
         ext = {
             "consumerGroup": group,
             "clientId": client_id,

@@ -167,7 +167,7 @@ class MessageViews:
         return decode_answer(answer.body, QueueEntries)
 
     async def track(self, message: ReceivedMessage) -> list[Track]:
-        """What became of a message in every group that consumes its topic."""
+        """Track a message in every group that consumes its topic."""
         topic = message.record.topic
         groups = await self._groups.of_topic(topic)
         states = await asyncio.gather(*(self._state_in(group, topic, message) for group in groups))

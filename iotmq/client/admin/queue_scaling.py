@@ -60,7 +60,7 @@ class QueueScaling:
         self._client = client
 
     async def states(self, topic: str, broker_names: Collection[str] = ()) -> dict[str, TopicState]:
-        """What takes messages, what is frozen, and who has still to consume what."""
+        """Return the state of each queue: whether it takes messages, and who has still to consume from it."""
         return await self._ask(RequestCode.GET_QUEUE_STATES, topic, broker_names, {})
 
     async def add(

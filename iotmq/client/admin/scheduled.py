@@ -26,7 +26,7 @@ class WaitingMessage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """When it will be delivered, in milliseconds since 1970 of the broker's clock."""
     level: int = 0
     unique_key: str = ""
-    """What the send of it returned as `message_id`."""
+    """The `message_id` of its send result."""
     store_timestamp: int = 0
     body_size: int = 0
     position: int = 0

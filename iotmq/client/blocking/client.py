@@ -300,7 +300,7 @@ class SyncAdmin:
         return self._client.run(self._admin.queues(topic))
 
     def offsets(self, topic: str) -> dict[MessageQueue, QueueOffsets]:
-        """What each queue of a topic holds."""
+        """Return the offsets of each queue of a topic."""
         return self._client.run(self._admin.offsets(topic))
 
     def group_offsets(self, group: str, topic: str) -> dict[MessageQueue, int | None]:

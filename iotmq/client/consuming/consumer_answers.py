@@ -43,7 +43,7 @@ class QueueState(NamedTuple):
 
 
 class Status(NamedTuple):
-    """What a consumer is."""
+    """Describe a consumer: its type and model."""
 
     group: str
     consume_type: str

@@ -295,7 +295,7 @@ class _Fetch:
         self.position = offset
         """Behind the last message returned."""
         self.failure: Exception | None = None
-        """What the next poll raises; fetching rests until it has."""
+        """The error that the next poll raises; fetching rests until then."""
         self.is_listed = False
         """True while the consumer has it in its line of ready queues."""
         self._client = client
@@ -338,7 +338,7 @@ class _Fetch:
         return failure
 
     def take(self, records_max: int) -> list[ReceivedMessage]:
-        """Up to `records_max` messages of the first answer; fewer, or none, when tags differ."""
+        """Take at most `records_max` messages of the first answer; fewer, or none, when tags differ."""
         view, next_offset = self._answers[0]
         messages = []
         accepts = self.subscription.accepts if self.tags else None

@@ -90,7 +90,7 @@ def pull_command(
 
 
 def read_pulled(response: Command, queue: MessageQueue) -> Pulled:
-    """What the answer means; BrokerError when the broker refused the pull or its answer lacks a field."""
+    """Read the answer to a pull; BrokerError when the broker refused it or a field is missing."""
     status = _STATUSES.get(response.code)
     if status is None:
         raise BrokerError(

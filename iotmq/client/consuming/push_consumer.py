@@ -213,7 +213,7 @@ class PushConsumer(Lifetime):
         return sorted(queue for queue in tuple(self._readers) if queue.topic != retry_topic)
 
     def heartbeat(self) -> ConsumerData:
-        """What brokers are to know about this consumer."""
+        """Return this consumer's part of the heartbeat."""
         return consumer_data(
             self._group,
             self._subscriptions.values(),

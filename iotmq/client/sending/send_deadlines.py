@@ -20,7 +20,7 @@ class SendDeadlines:
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, send: PendingSend) -> None:
-        """Its time begins now."""
+        """Begin the time of a send."""
         loop = asyncio.get_running_loop()
         send.deadline_s = loop.time() + send.timeout_s
         if send.timeout_s != self._usual_s:

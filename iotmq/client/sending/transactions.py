@@ -330,7 +330,7 @@ class TransactionProducer(Producer):
 async def _outcome(
     function: Callable[[T], TransactionState | Awaitable[TransactionState]], argument: T
 ) -> TransactionState:
-    """What an application's function says; ClientError when that is no TransactionState."""
+    """Check the result of an application's function; ClientError when it is not a TransactionState."""
     state = await call_application(function, argument)
     if not isinstance(state, TransactionState):
         raise ClientError(f"{state!r} is no TransactionState: return COMMIT, ROLLBACK or UNKNOWN")

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 async def call_application(function: Callable[P, T | Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What a plain or a coroutine function returns; whatever it raises is raised.
+    """Call a plain or a coroutine function and return its result; its exceptions are raised.
 
     CancelledError only when the calling task is cancelled. A function that waits for a task or a pool that
     somebody else cancelled has failed as with any error (ClientError), and must not end the caller's task.

@@ -8,7 +8,7 @@ FAILED_AVOID_S_MIN = 0.5
 
 
 class BrokerHealth:
-    """What recent sends say about each broker. Time is an argument, in monotonic seconds."""
+    """Judge each broker by its recent sends. Time is an argument, in monotonic seconds."""
 
     __slots__ = ("_avoided", "_avoided_s_max", "_slow_s")
 

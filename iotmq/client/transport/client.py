@@ -38,18 +38,18 @@ _instances = itertools.count(1)
 RequestHandler: TypeAlias = Callable[[ClientConnection, Command], Command | None]
 """Answers a request of a broker's own; the next one is asked when it has no answer, or not SUCCESS."""
 ANSWERED_LATER: Final = Command.request(0)
-"""What a handler returns that will answer by itself (`connection.reply`)."""
+"""Returned by a handler that will answer by itself (`connection.reply`)."""
 
 
 class GroupConsumer(Protocol):
-    """What the client asks of a consumer that belongs to a group."""
+    """Define the calls a client makes to a consumer of a group."""
 
     @property
     def group(self) -> str:
         """The consumer group's name."""
 
     def heartbeat(self) -> ConsumerData:
-        """What brokers are to know about it."""
+        """Return the consumer's part of the heartbeat."""
 
     def members_changed(self) -> None:
         """A broker says that members or subscriptions of the group changed."""

@@ -22,7 +22,7 @@ LIFE_S_MIN = 1.0
 
 
 class _Address:
-    """What is known of one address."""
+    """Hold the state of one address."""
 
     __slots__ = ("backoff", "connected_s", "connecting", "connection", "last_error", "not_before_s")
 

@@ -152,7 +152,7 @@ def check_group(group: str) -> None:
 
 
 class SendStatus(enum.Enum):
-    """What the broker promised about a stored message; in every case it is stored."""
+    """Name the broker's promises about a stored message; in every case it is stored."""
 
     SEND_OK = 0
     FLUSH_DISK_TIMEOUT = 10
@@ -271,7 +271,7 @@ class ReceivedMessage:
 
     @property
     def queue_offset(self) -> int:
-        """Its number in `queue`."""
+        """Return the message's offset in `queue`."""
         return self.record.queue_offset
 
     @property

@@ -75,7 +75,7 @@ class Registries:
         return await self._first(RequestCode.GET_ALL_TOPIC_LIST_FROM_REGISTRY, {}, read)
 
     async def _first(self, code: int, ext: dict[str, str], read: Callable[[Command], T]) -> T:
-        """What `read` makes of the first answer it does not raise BrokerError for.
+        """Return `read` of the first answer for which it does not raise BrokerError.
 
         When all have failed, BrokerError of the last that answered, or RouteNotFoundError.
         """

@@ -18,7 +18,7 @@ MessageModel = Literal["clustering", "broadcasting"]
 
 
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What all producers and consumers of one client share."""
+    """Set what all producers and consumers of one client share."""
 
     registries: Annotated[
         tuple[str, ...],
@@ -106,7 +106,7 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def credentials(self) -> Credentials | None:
-        """What requests are signed with; None for unsigned ones."""
+        """Return the credentials that sign requests; None for unsigned ones."""
         return Credentials(self.access_key, self.secret_key) if self.access_key else None
 
     def tls_context(self) -> ssl.SSLContext | None:

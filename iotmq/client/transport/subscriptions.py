@@ -102,7 +102,7 @@ def consumer_data(
     model: Literal["clustering", "broadcasting"],
     consume_from: Literal["last", "first", "timestamp"],
 ) -> ConsumerData:
-    """What the heartbeat says about one consumer."""
+    """Encode one consumer for the heartbeat."""
     return ConsumerData(
         group_name=group,
         consume_type="CONSUME_PASSIVELY" if is_push else "CONSUME_ACTIVELY",

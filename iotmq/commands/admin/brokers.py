@@ -119,7 +119,7 @@ async def add_write_permission(session: Session, options: argparse.Namespace) ->
 
 
 async def show_statistics(session: Session, options: argparse.Namespace) -> Result:
-    """What brokers counted under a name and key, over a minute, an hour and a day."""
+    """Show what brokers counted under a name and key, over a minute, an hour and a day."""
     found = await session.admin.statistics.statistics(options.name, options.key, options.broker_names)
     rows = [
         {"broker": broker, "span": span, **msgspec.structs.asdict(statistic)}

@@ -14,7 +14,7 @@ _PRODUCER_GROUP = "iotmq-admin"
 
 
 async def list_all(session: Session, options: argparse.Namespace) -> Result:
-    """What a group gave up, oldest first per queue."""
+    """List the dead letters of a group, oldest first per queue."""
     rows: list[dict[str, object]] = []
     async for letter in session.admin.dead_letters.of_group(
         options.group, begin_ms=options.begin_ms or 0, end_ms=options.end_ms

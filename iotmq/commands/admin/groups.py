@@ -82,7 +82,7 @@ async def show_producers(session: Session, options: argparse.Namespace) -> Resul
 
 
 async def show_running(session: Session, options: argparse.Namespace) -> Result:
-    """What a consumer says about itself."""
+    """Show a consumer's running info."""
     info = await session.admin.groups.running_info(
         options.group, options.client, with_stack=options.has_stack
     )

@@ -64,7 +64,7 @@ async def resume_transaction(session: Session, options: argparse.Namespace) -> R
 
 
 async def track(session: Session, options: argparse.Namespace) -> Result:
-    """What became of a message in every group."""
+    """Track a message in every group."""
     message = await session.admin.messages.by_id(options.message_id)
     rows = [
         {"group": track.group, "state": track.state.value}

@@ -31,7 +31,7 @@ async def list_sessions(session: Session, options: argparse.Namespace) -> Result
 
 
 async def show(session: Session, options: argparse.Namespace) -> Result:
-    """What each broker knows of one client: a row for each of its filters."""
+    """Show what each broker knows of one client: a row for each of its filters."""
     details = await SessionAdmin(session.client).show(options.client_id)
     if not details:
         raise _unknown(options.client_id)

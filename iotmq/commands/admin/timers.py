@@ -10,7 +10,7 @@ from iotmq.errors import ClientError
 
 
 async def list_waiting(session: Session, options: argparse.Namespace) -> Result:
-    """What waits, first things first at each broker."""
+    """List the delayed messages, at each broker those that are due first."""
     rows: list[dict[str, object]] = []
     async for message in session.waiting.list(options.topic or "", broker_names=options.broker_names):
         if len(rows) == options.count_max:

@@ -44,7 +44,7 @@ async def list_topics(session: Session, options: argparse.Namespace) -> Result:
 
 
 async def show_status(session: Session, options: argparse.Namespace) -> Result:
-    """What each queue of a topic holds."""
+    """Show the offsets of each queue of a topic."""
     await session.admin.configurations.route(options.topic)
     content = await session.admin.statistics.topic_content(options.topic)
     rows = [
@@ -62,7 +62,7 @@ async def show_status(session: Session, options: argparse.Namespace) -> Result:
 
 
 async def show_route(session: Session, options: argparse.Namespace) -> Result:
-    """What clients are told of a topic."""
+    """Show the route of a topic."""
     addresses = await session.admin.brokers()
     rows = [
         {

@@ -31,7 +31,7 @@ _OUTAGE_S: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class SharedOptions:
-    """What the shared options come to."""
+    """Hold the values of the shared options."""
 
     settings: MqttClientSettings
     properties: dict[str, Properties]

@@ -65,7 +65,7 @@ async def _publish(
 
 
 async def given_payload(options: argparse.Namespace) -> bytes:
-    """What -m, -f, -s or -n say."""
+    """Return the payload that -m, -f, -s or -n gives."""
     if options.message is not None:
         return os.fsencode(options.message)
     if options.is_input:

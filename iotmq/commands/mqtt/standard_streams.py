@@ -20,7 +20,7 @@ _CHUNKS_AHEAD: Final = 2
 
 
 async def chunks_of(stream: BinaryIO) -> AsyncIterator[bytes]:
-    """What can be read, in pieces, until the end."""
+    """Yield the input in pieces until its end."""
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue()
     ahead = threading.Semaphore(_CHUNKS_AHEAD)

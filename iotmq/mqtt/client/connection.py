@@ -164,7 +164,7 @@ class ClientConnection:
         return min(self._last_sent_s, self._last_received_s) + self._keep_alive_s
 
     def data_to_send(self, now_s: float) -> bytes:
-        """What goes to the server."""
+        """Return the bytes for the server."""
         data = self._output.take()
         if data:
             self._last_sent_s = now_s
@@ -176,7 +176,7 @@ class ClientConnection:
         return self._output.size
 
     def events_received(self) -> list[ClientEvent]:
-        """What came since the last call, in order."""
+        """Return the events since the last call, in order."""
         events, self._events = self._events, []
         return events
 

@@ -21,7 +21,7 @@ _HEADER_BYTES_MAX: Final = 5 + 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
-    """What the server takes (MQTT 5 section 3.2.2.3), and what a client may assume where it says nothing."""
+    """Hold the limits of the server (MQTT 5 section 3.2.2.3), with the defaults where it names none."""
 
     receive_max: int = 65_535
     qos_max: int = 2

@@ -57,7 +57,7 @@ REMAINING_LENGTH_MAX: Final = 268_435_455
 
 
 class Will(NamedTuple):
-    """What is published for a device that goes away without a DISCONNECT."""
+    """Describe the will message, published for a device that goes away without a DISCONNECT."""
 
     topic: str
     payload: bytes
@@ -81,7 +81,7 @@ class Connect(NamedTuple):
     protocol_level: int = PROTOCOL_LEVEL_3_1_1
     properties: Properties = NO_PROPERTIES
     is_bridge: bool = False
-    """It set the bit that bridges of MQTT 3.1 and 3.1.1 set."""
+    """Whether it set the bit that bridges of MQTT 3.1 and 3.1.1 set."""
 
 
 class Subscribe(NamedTuple):

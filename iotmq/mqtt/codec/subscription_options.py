@@ -19,7 +19,7 @@ SEND_NO_RETAINED: Final = 2
 
 
 class SubscriptionOptions(NamedTuple):
-    """What a subscriber asks for with a filter."""
+    """Hold the options of a subscription to one filter."""
 
     qos: int
     no_local: bool = False

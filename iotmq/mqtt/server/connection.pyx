@@ -150,7 +150,7 @@ cdef class ServerConnection(OutboundHalf):
         return 0
 
     cdef int _check_whole_size(self, Py_ssize_t size) except -1:
-        """What a device of MQTT 5 was told counts the fixed header, too [MQTT-3.2.2-15]."""
+        """Refuse a packet past the maximum told to the device, which counts the fixed header, too [MQTT-3.2.2-15]."""
         if 1 + variable_integer_size(<uint32_t>size) + size > self.settings.packet_bytes_max:
             raise MqttProtocolError(
                 reason_codes.PACKET_TOO_LARGE,
@@ -314,7 +314,7 @@ cdef class ServerConnection(OutboundHalf):
         return self._add_event(connect)
 
     def _take_limits(self, properties):
-        """What a device of MQTT 5 takes, and may send."""
+        """Take over the limits of a device of MQTT 5."""
         self._receive_max = self.settings.receive_max
         if properties.receive_max is not None:
             self._window_max = min(self._window_max, properties.receive_max)
@@ -363,7 +363,7 @@ cdef class ServerConnection(OutboundHalf):
         )
 
     cdef int complete(self, uint16_t packet_id, int code) except -1:
-        """Nobody needs the packet id any more: the device may use it for another message."""
+        """Release a packet id: the device may use it for another message."""
         return self.write(packets.encode_acknowledgement(packets.PUBCOMP, packet_id, code))
 
     cdef int _handle_disconnect(self, bytes body) except -1:

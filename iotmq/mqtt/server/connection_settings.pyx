@@ -6,7 +6,7 @@ from iotmq import limits
 
 
 cdef class ConnectionSettings:
-    """What all connections of a listener share.
+    """Hold the settings that all connections of a listener share.
 
     `packet_bytes_max` bounds the remaining length of what a device sends; `in_flight_max` (1 to 65,535) the
     messages of QoS 1 and 2 a subscriber may hold unacknowledged; `queued_bytes_max` what waits for a slow subscriber,

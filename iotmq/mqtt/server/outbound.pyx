@@ -73,7 +73,7 @@ cdef inline int _compact(ByteBuffer* queued) except -1:
 
 
 cdef class OutboundHalf:
-    """What `ServerConnection` sends. Not used by itself."""
+    """Send for `ServerConnection`. Not used by itself."""
 
     def __dealloc__(self):
         free(self.output.data)
@@ -325,7 +325,7 @@ cdef class OutboundHalf:
         return 1
 
     cdef int set_place(self, uint16_t packet_id, uint32_t place) except -1:
-        """What `message_done` and `message_received` are to be told of a packet id that is in flight."""
+        """Set the place given to `message_done` and `message_received` for a packet id in flight."""
         cdef InFlightSlot* slot = self._slot_of(packet_id)
         if slot != NULL:
             slot.place = place

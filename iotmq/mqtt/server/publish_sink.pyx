@@ -6,7 +6,7 @@ from iotmq.mqtt.topics.topics import decode_topic_name
 
 
 cdef class PublishSink:
-    """What a front end overrides.
+    """Define the calls that a front end overrides.
 
     The topic is as it came: the sink validates it, once per topic it does not know yet, and raises
     MqttProtocolError when it is not legal.

@@ -84,7 +84,7 @@ cdef class FilterIndex:
 
     @property
     def memory_bytes(self):
-        """What the filters take, without the cache of matches and the look-up of shapes by their levels."""
+        """Return the bytes of the filters, without the cache of matches and the look-up of shapes by their levels."""
         return (
             self.filters_capacity * sizeof(Filter)
             + self.shapes_capacity * sizeof(Shape)
@@ -103,7 +103,7 @@ cdef class FilterIndex:
 
     @property
     def cached_bytes(self):
-        """What the cache of matches takes."""
+        """Return the bytes of the cache of matches."""
         return self.cache.size_bytes
 
     def id_of(self, str topic_filter not None):
@@ -627,7 +627,7 @@ cdef inline bint _is(const Level* level, uint8_t wildcard) noexcept nogil:
 
 
 cdef bint is_topic(const uint8_t* topic, Py_ssize_t size) except -1:
-    """What mqtt.topics.topics.decode_topic_name takes, without making the text."""
+    """Check a topic name like mqtt.topics.topics.decode_topic_name, without making the text."""
     cdef Py_ssize_t at
     cdef int slashes = 0
     cdef uint8_t high = 0

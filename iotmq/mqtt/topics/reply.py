@@ -22,7 +22,7 @@ _SEPARATOR: Final = "\0"
 
 
 class ReplyAddress(NamedTuple):
-    """Who waits for an answer: a client of a broker, with the correlation id of its request."""
+    """Address a reply: to a client of a broker, with the correlation id of its request."""
 
     broker: str
     client_id: str
@@ -30,7 +30,7 @@ class ReplyAddress(NamedTuple):
 
 
 def reply_token(address: ReplyAddress) -> str:
-    """What stands behind `$reply/`. ValueError when a part is empty or has a NUL."""
+    """Encode the part of a topic behind `$reply/`. ValueError when a part is empty or has a NUL."""
     if not all(address) or any(_SEPARATOR in part for part in address):
         raise ValueError(f"{address} cannot be written as a topic")
     raw = _SEPARATOR.join(address).encode()

@@ -49,7 +49,7 @@ cdef void _free(AliasedTopic* topics, uint16_t count) noexcept:
 
 
 cdef class InboundAliases:
-    """What the device has said its aliases mean."""
+    """Resolve the aliases that the device has set."""
 
     def __cinit__(self, uint16_t count_max):
         self.count_max = count_max
@@ -80,7 +80,7 @@ cdef class InboundAliases:
 
 
 cdef class OutboundAliases:
-    """What we have told the device."""
+    """Choose the aliases that the server sets."""
 
     def __cinit__(self, uint16_t count_max):
         self.count_max = count_max

@@ -108,7 +108,7 @@ class Authentication:
             self._authenticator.start()
 
     def stop(self) -> None:
-        """Whoever is accepted from now on comes too late. May be called twice."""
+        """Stop deciding: devices accepted from now on are dropped. May be called twice."""
         self._is_stopping = True
         if self._authenticator is not None:
             self._authenticator.close()
@@ -316,7 +316,7 @@ class Authentication:
 
 
 def _credentials(device: Device, connect: Connect | None) -> Credentials:
-    """What is known of a device at its CONNECT, or later."""
+    """Collect the credentials of a device at its CONNECT, or later."""
     return Credentials(
         client_id=device.client_id or "" if connect is None else connect.client_id,
         user_name=device.user if connect is None else connect.user_name,

@@ -10,7 +10,7 @@ from iotmq.mqtt.reason_codes import Reason
 
 
 class Credentials(NamedTuple):
-    """What is known of a device that wants to connect. Do not log the password."""
+    """Hold the credentials of a device that wants to connect. Do not log the password."""
 
     client_id: str
     user_name: str | None

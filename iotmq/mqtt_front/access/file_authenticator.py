@@ -151,7 +151,7 @@ class FileAuthenticator:
     # What an exchange asks
 
     def verifier_of(self, name: str) -> scram.Verifier:
-        """What is kept of a user's password, or something like it for a name that is not there."""
+        """Return the verifier of a user's password, or a made-up one for an unknown name."""
         found = self._users.verifier(name)
         if found is not None:
             return found

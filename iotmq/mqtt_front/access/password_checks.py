@@ -84,7 +84,7 @@ class PasswordChecks:
         return True
 
     def close(self) -> None:
-        """Nobody is told anything any more."""
+        """Stop answering."""
         self._waiting.clear()
         self._threads = 0
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -38,7 +38,7 @@ class ScramError(Exception):
 
 
 class Verifier(NamedTuple):
-    """What is kept of a password (RFC 5803); it does not tell the password, and proves one."""
+    """Hold the stored form of a password (RFC 5803): it checks a password without telling it."""
 
     iterations: int
     salt: bytes
@@ -71,7 +71,7 @@ def parse_verifier(text: str) -> Verifier:
 
 
 def make_verifier(password: bytes, *, iterations: int, salt: bytes | None = None) -> Verifier:
-    """What to keep of a password. It takes milliseconds, and lets other threads run meanwhile."""
+    """Derive the stored form of a password. Takes milliseconds, and lets other threads run meanwhile."""
     salt = secrets.token_bytes(SALT_BYTES) if salt is None else salt
     client_key, server_key = derive_keys(password, salt, iterations)
     return Verifier(iterations, salt, hashlib.sha256(client_key).digest(), server_key)

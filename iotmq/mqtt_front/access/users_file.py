@@ -60,7 +60,7 @@ class Users:
         return iter(self._kept)
 
     def kept(self, name: str) -> str | None:
-        """What is kept of a user's password, as the file says it; None when there is no such user."""
+        """Return the stored form of a user's password, as in the file; None without such a user."""
         return self._kept.get(name)
 
     def verifier(self, name: str) -> Verifier | None:
@@ -175,7 +175,7 @@ def write_users(path: Path, data: bytes) -> None:
 
 
 def warn_when_open(path: Path) -> str | None:
-    """What is wrong with the permissions of the file, which is logged; None when nothing is."""
+    """Log a problem of the file's permissions, and return it; None when there is none."""
     try:
         mode = path.stat().st_mode
     except OSError:

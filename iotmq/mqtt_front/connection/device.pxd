@@ -57,7 +57,7 @@ cdef class DeviceGroup:
 
 
 cdef class DeviceSession:
-    """What a session that outlives the connection is told by the device."""
+    """Define the calls from a device to a session that outlives its connection."""
     cdef bint send_beside_queues(self, OutgoingMessage message, const DeliveryOptions* delivery,
             uint32_t identifier) except -1
     cdef int message_done(self, uint16_t packet_id, uint32_t place) except -1

@@ -54,7 +54,7 @@ cdef enum:
 
 
 cdef class DeviceGroup:
-    """What the devices of one listener share. `handler` gets session events and the end of connections."""
+    """Hold what the devices of one listener share. `handler` gets session events and the end of connections."""
 
     def __init__(self, loop not None, PublishSink sink not None, handler not None, *, double now_s, clock=None):
         self.loop = loop
@@ -223,7 +223,7 @@ cdef class DeviceGroup:
         self.congest(CONGESTED_STOP)
 
     cpdef int relieve(self, uint8_t cause) except -1:
-        """What piled up is gone. With the last cause devices are read again, except those that leave their answers
+        """Take back a cause of congestion. With the last one devices are read again, except those that leave their answers
         unread or that wait for their session or an answer: what they send is kept meanwhile."""
         cdef Device device
         self._congested_by &= ~cause
@@ -241,7 +241,7 @@ cdef class DeviceGroup:
 
 
 cdef class DeviceSession:
-    """What a session that outlives the connection is told by its device; durable.DurableSession is one."""
+    """Define the calls from a device to a session that outlives its connection; durable.DurableSession is one."""
 
     cdef bint send_beside_queues(
         self, OutgoingMessage message, const DeliveryOptions* delivery, uint32_t identifier
@@ -305,7 +305,7 @@ cdef class Device(ServerConnection):
         return 0
 
     cdef int after_read(self) except -1:
-        """What came was received: handle what it asked for, and read no more in this turn past the share."""
+        """Handle what was received, and read no more in this turn past the share."""
         self._after_input()
         if self._turn_bytes >= self.group._read_bytes and not self._is_paused and self.state != STATE_CLOSED:
             self._is_paused = True

@@ -12,7 +12,7 @@ cdef enum:
 
 
 cdef class MessageCopy:
-    """What is the same for all devices that a message waits for."""
+    """Hold what is the same for all devices that a message waits for."""
 
     @staticmethod
     cdef MessageCopy of(OutgoingMessage message):
@@ -42,7 +42,7 @@ cdef class MessageCopy:
 
 
 cdef class HeldMessage:
-    """What `Device.is_for_device` said of an OutgoingMessage, for later."""
+    """Keep the answer of `Device.is_for_device` about an OutgoingMessage for later."""
 
     @staticmethod
     cdef HeldMessage of(MessageCopy copy, const DeliveryOptions* delivery, uint32_t identifier):

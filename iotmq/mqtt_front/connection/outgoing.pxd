@@ -6,7 +6,7 @@ from iotmq.mqtt.server.outbound cimport OutboundMessage
 
 
 cdef class OutgoingMessage:
-    """What a subscriber gets of a record. The pointers are valid as long as the record, or until the next `read`."""
+    """Hold the parts of a record for subscribers. The pointers are valid as long as the record, or until the next `read`."""
 
     cdef OutboundMessage view
     cdef int qos                        # as published: subscribers get no more than this

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """What a listener knows of a connection; one for all of them where it knows nothing of each."""
+    """Describe the peer of a connection; one object for all where a listener knows nothing of each."""
 
     listener: str
     """The listener's name."""
@@ -25,11 +25,11 @@ class Peer:
     server_name: str | None = None
     """The host that the device asked a proxy for."""
     proxy_id: str | None = None
-    """What the proxy calls the connection in its own log."""
+    """The proxy's name for the connection, as in its own log."""
 
     @property
     def shown(self) -> dict[str, str]:
-        """What is known, as fields of a log line."""
+        """Return the facts as fields of a log line."""
         known = {
             "peer": self.address,
             "identity": self.certificate_identity,

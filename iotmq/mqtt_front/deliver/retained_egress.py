@@ -27,7 +27,7 @@ _UNLIMITED: Final = PaceLimits()
 
 
 class _Job:
-    """What a device still has to get: of one filter what was read, and the filters behind it."""
+    """Hold what a device still has to get: retained messages of one filter, and the filters behind it."""
 
     __slots__ = (
         "after", "backoff", "current", "is_dropped", "is_last_page", "is_reading", "pace", "records",

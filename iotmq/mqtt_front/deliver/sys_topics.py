@@ -23,7 +23,7 @@ _LOAD_MINUTES: Final = (1, 5, 15)
 
 
 class FrontEndTotals(NamedTuple):
-    """What a front end has counted since its start, and what it has now."""
+    """Count the traffic of a front end since its start, and its present connections."""
 
     connections_accepted: int
     connections: int
@@ -151,7 +151,7 @@ class SysTopics:
         }
 
     def _send(self, device: Device, wanted: Mapping[str, int], *, is_retained: bool) -> None:
-        """What a device has no room for is left out: newer values follow."""
+        """Send a value to a device; without room it is left out, for newer values follow."""
         for topic, options in wanted.items():
             self.sent += device.send_record(self._records[topic], options, is_retained=is_retained) is True
 

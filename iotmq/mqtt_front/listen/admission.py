@@ -33,7 +33,7 @@ class Admission:
 
     @property
     def stop_reason(self) -> Reason:
-        """What connected devices are told when the front end stops."""
+        """Return the reason given to connected devices when the front end stops."""
         return self._drain.reason or self._elsewhere or SERVER_SHUTTING_DOWN
 
     def keep_past(self, device: Device) -> bool:

@@ -107,7 +107,7 @@ class Handshakes:
         self._starting.cancel()
 
     def metrics(self, labels: tuple[tuple[str, str], ...]) -> Iterable[Metric]:
-        """What arrives and what does not."""
+        """Report the metrics of arriving connections."""
         prefix = "iotmq_mqtt_listener"
         yield Metric(f"{prefix}_arriving", "gauge", "Connections that are not MQTT yet.", self.count, labels)
         for reason, count in self._ended.items():
@@ -220,7 +220,7 @@ class Handshakes:
         arrival.connection.close()
 
     def _forget(self, arrival: _Arrival) -> None:
-        """It is not waited for any more."""
+        """Forget a connection whose first bytes were waited for."""
         if arrival.timer is not None:
             arrival.timer.cancel()
             arrival.timer = None

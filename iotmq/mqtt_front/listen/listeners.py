@@ -129,7 +129,7 @@ class Listeners:
         self._connections[device.peer.listener] += 1
 
     def lost(self, device: Device) -> None:
-        """It is not any more."""
+        """Note that the connection is lost."""
         self._connections[device.peer.listener] -= 1
 
     def metrics(self) -> Iterable[Metric]:

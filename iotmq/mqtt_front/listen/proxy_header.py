@@ -53,11 +53,11 @@ _PORT: Final = re.compile(r"0|[1-9][0-9]{0,4}", re.ASCII)
 
 
 class ProxyHeaderError(IotmqError):
-    """What came is no header, or not the one it says it is."""
+    """Report bytes that are not a PROXY header, or not the version they claim."""
 
 
 class ProxyHeader(NamedTuple):
-    """What a proxy knows of a connection."""
+    """Hold the facts of a PROXY header about a connection."""
 
     address: str | None = None
     """The device's IP address; None when the proxy does not say, or it came from a Unix socket."""
@@ -65,7 +65,7 @@ class ProxyHeader(NamedTuple):
     server_name: str | None = None
     """The host the device asked the proxy for."""
     unique_id: bytes = b""
-    """What the proxy calls the connection in its own log."""
+    """The proxy's name for the connection, as in its own log."""
     certificate_name: str | None = None
     """The common name of a client certificate that the proxy has verified."""
 

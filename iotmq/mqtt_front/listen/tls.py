@@ -18,7 +18,7 @@ _ALTERNATIVE_NAMES: Final = {"san-dns": "DNS", "san-uri": "URI", "san-email": "e
 
 
 def listener_tls(settings: ListenerSettings) -> ServerTls | None:
-    """What an encrypted listener uses; None for others. ConfigError naming the file that cannot be used."""
+    """Load the TLS of an encrypted listener; None for others. ConfigError names an unusable file."""
     if not settings.is_encrypted:
         return None
     return ServerTls(
@@ -49,7 +49,7 @@ def has_expired(certificate: Mapping[str, Any], now_s: float) -> bool:
 
 
 def certificate_identity(certificate: Mapping[str, Any], kind: str) -> str | None:
-    """Who a device is, by what `client_identity` names of its certificate; None when that is not in there.
+    """Return a device's identity: the field of its certificate that `client_identity` names; None without it.
 
     `certificate` is as ssl.SSLSocket.getpeercert() gives it.
     """

@@ -56,7 +56,7 @@ _READ_BUFFER_BYTES_FIRST = 2048         # picows takes no less
 
 
 class _PicowsLog:
-    """What picows says of each connection is counted here, or logged with the device; its surprises are logged."""
+    """Filter the log of picows: events of one connection are counted, or logged with the device."""
 
     __slots__ = ()
     _log = logging.getLogger("iotmq.mqtt")
@@ -87,7 +87,7 @@ _PICOWS_LOG = _PicowsLog()
 
 
 cdef class WebSocketCounts:
-    """What WebSocket peers of one listener did wrong."""
+    """Count the errors of WebSocket peers of one listener."""
 
     cdef readonly object refused        # Counter: HTTP status -> requests answered with it
     cdef readonly object errors         # Counter: close code -> connections closed with it for a broken rule
@@ -101,10 +101,10 @@ class _Gone:
     """Stands for a transport that is lost: picows may still end it a second time."""
 
     def close(self):
-        """It is."""
+        """Do nothing: it is closed."""
 
     def abort(self):
-        """It is."""
+        """Do nothing: it is closed."""
 
     def is_closing(self):
         return True
@@ -148,7 +148,7 @@ cdef class WebSocketLink(WSListener):
         self._device.connection_made(self)
 
     def lost(self, error):
-        """It is not any more."""
+        """Note that the connection is lost."""
         if self._close_timer is not None:
             self._close_timer.cancel()
             self._close_timer = None

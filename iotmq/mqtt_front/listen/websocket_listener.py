@@ -31,7 +31,7 @@ class WebSocketListener:
         return WebSocketProtocol(self._make_device(peer), self._rules, self._counts)
 
     def metrics(self) -> Iterable[Metric]:
-        """What was refused or closed for breaking the rules of WebSockets."""
+        """Report refusals and closures for breaking the rules of WebSocket."""
         for status, count in sorted(self._counts.refused.items()):
             yield Metric(
                 "iotmq_mqtt_websocket_refused_total",

@@ -20,7 +20,7 @@ class Headers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class UpgradeRules:
-    """What a listener asks of a request."""
+    """Hold a listener's rules for an upgrade request."""
 
     path: str
     origins: frozenset[str]
@@ -38,7 +38,7 @@ class Upgrade:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """It is not."""
+    """Report why a request was refused."""
 
     status: HTTPStatus
     text: str

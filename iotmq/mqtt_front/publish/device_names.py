@@ -19,7 +19,7 @@ _FORBIDDEN: Final = frozenset("+#/")
 
 
 class DeviceNames(NamedTuple):
-    """What templates may have of a device."""
+    """Hold the names of a device that templates may use."""
 
     client_id: str
     user_name: str | None
@@ -31,7 +31,7 @@ class DeviceNames(NamedTuple):
 
 
 def names_of_key(key: bytes) -> DeviceNames:
-    """What `DeviceNames.key` was made of; an empty user name is none."""
+    """Split the key of `DeviceNames.key` into its names; an empty user name means none."""
     client_id, user_name, _ = key.decode().split("\0")
     return DeviceNames(client_id, user_name or None)
 

@@ -185,7 +185,7 @@ cdef class Batch:
 
 
 cdef class Settling:
-    """What is to be done when some batches are."""
+    """Hold an action that waits for some batches."""
 
     def __init__(self, callback not None):
         self.callback = callback

@@ -143,7 +143,7 @@ def _chosen(rules: Iterable[_Rule], topic: str) -> _Rule | None:
 
 
 def _split_prefix(topic_filter: str) -> tuple[str, str]:
-    """What stands before the filter that a shared or exclusive subscription is for, and that filter."""
+    """Split a shared or exclusive subscription into its prefix and its filter."""
     if topics.is_exclusive(topic_filter):
         plain = topic_filter.partition("/")[2]
         return topic_filter.removesuffix(plain), plain

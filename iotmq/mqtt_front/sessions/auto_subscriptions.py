@@ -17,7 +17,7 @@ _log: Final = logging.getLogger("iotmq.mqtt")
 
 
 class AutoSubscriptions:
-    """What a session is subscribed when it opens. Raises ConfigError for a filter that is none."""
+    """Subscribe sessions when they open. Raises ConfigError for an invalid filter."""
 
     def __init__(self, subscriptions: Iterable[AutoSubscriptionSettings] = ()) -> None:
         self._subscriptions = tuple((settings.filter, _options(settings)) for settings in subscriptions)

@@ -42,7 +42,7 @@ class Drain:
         self._left: deque[Device] = deque()
         self._allowance = 0.0
         self.reason: Reason | None = None
-        """What a CONNECT is refused with; None while nothing is drained."""
+        """The refusal of a CONNECT; None while nothing is drained."""
         self.drained_total = 0
         self.refused_total = 0
 
@@ -107,5 +107,5 @@ class Drain:
 
 
 def _is_here(device: Device) -> bool:
-    """It has sent its CONNECT, and was not told to go yet; others are refused when it comes."""
+    """Tell whether a device has sent its CONNECT and was not told to go yet."""
     return device.client_id is not None and device.close_reason is None

@@ -160,7 +160,7 @@ cdef class DurableSession(KeptSession):
         return self.egress.queues.discard(subscription)
 
     cdef int _release_repeated(self, set queue_ids) except -1:
-        """What of unsubscribed filters was in flight is not sent again, but the device may have taken it."""
+        """Give up messages of unsubscribed filters in flight: not sent again, though the device may have taken them."""
         for queue_id, position in [place for place in self._repeated or () if place[0] in queue_ids]:
             repeated = self._repeated.pop((queue_id, position))
             if not repeated.is_released:
@@ -425,7 +425,7 @@ cdef class DurableSession(KeptSession):
         return 0
 
     def _read(self, QueueSubscription subscription, found):
-        """What a read has brought."""
+        """Take the records of a read."""
         cdef OutgoingMessage message = self.egress._message
         cdef RecordParts record
         cdef const uint8_t[::1] data
@@ -596,7 +596,7 @@ cdef class DurableSession(KeptSession):
         return is_held or bool(left)
 
     cdef int persisted(self, held, to_release) except -1:
-        """What waited for the broker to know its packet id may be sent."""
+        """Send messages that waited for the broker to know their packet ids."""
         if held is None or self._held is not held:
             # Sent when an earlier answer came.
             held = ()

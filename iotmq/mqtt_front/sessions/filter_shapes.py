@@ -18,7 +18,7 @@ from iotmq.mqtt_front.connection.device import Device
 
 
 class _SessionFilters:
-    """What the filters of one session are counted by: their shapes, and their bytes."""
+    """Count the filters of one session: their shapes, and their bytes."""
 
     __slots__ = ("_shapes", "_size_bytes")
 

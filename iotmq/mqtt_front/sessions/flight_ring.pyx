@@ -107,7 +107,7 @@ cdef int settle_cursors(const FlightRing* ring, tuple subscriptions) except -1:
 
 
 cdef list in_flight(const FlightRing* ring, int qos_min):
-    """What is not done, as ports.sessions.InFlight."""
+    """Return the messages in flight, as ports.sessions.InFlight."""
     cdef list found = []
     cdef uint32_t index
     cdef Flight* flight

@@ -35,11 +35,11 @@ cdef class KeptSession(DeviceSession):
         raise NotImplementedError("a KeptSession overrides missed")
 
     cdef object progress(self):
-        """What has changed since the last call, as a SessionProgress."""
+        """Return the changes since the last call, as a SessionProgress."""
         raise NotImplementedError("a KeptSession overrides progress")
 
     cdef tuple begin_persisting(self):
-        """What the broker has to know first: (messages that are held, packet ids to release)."""
+        """Return what the broker has to know first: (messages that are held, packet ids to release)."""
         raise NotImplementedError("a KeptSession overrides begin_persisting")
 
     cdef int persisted(self, held, to_release) except -1:

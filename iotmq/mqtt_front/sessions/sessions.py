@@ -131,7 +131,7 @@ class ConnectedSessions:
         )
 
     def _told(self, device: Device, connect: packets.Connect, asked_s: int) -> Properties:
-        """What a CONNACK of MQTT 5 says beside the limits of the connection."""
+        """Return the properties of a CONNACK of MQTT 5 beside the limits of the connection."""
         assert device.client_id is not None
         information = None
         if connect.properties.request_response_information:  # [MQTT-3.1.2-28]
@@ -146,7 +146,7 @@ class ConnectedSessions:
         )
 
     def _opened_expiry_s(self, device: Device, connect: packets.Connect) -> int:
-        """What the broker is told; a session resumed to end with the connection is one until then."""
+        """Return the expiry for the broker; a session that ends with its connection is kept until then."""
         if device.expiry_s or connect.clean_session or not self._settings.session_expiry_s_max:
             return device.expiry_s
         return _LAST_EXPIRY_S
@@ -266,7 +266,7 @@ class ConnectedSessions:
         return bool(device.will.properties.will_delay_s)
 
     def _hang_up_former(self, former: Device, reason: reason_codes.Reason) -> None:
-        """Somebody else has the session of a connected device now."""
+        """Disconnect the former device: another connection has its session now."""
         self._without_session.add(former)
         self._leave(former)
         former.close(reason)

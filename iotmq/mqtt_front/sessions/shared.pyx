@@ -263,7 +263,7 @@ cdef class SharedEgress:
                 self.finish(source, record.position, True)
 
     def withdraw(self, uint32_t number, positions not None):
-        """What was held too long is for somebody else."""
+        """Withdraw messages held too long: they go to other members."""
         cdef SharedSubscription member
         for member_number, position in positions:
             member = self._members.get(member_number)

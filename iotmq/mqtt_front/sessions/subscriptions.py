@@ -199,7 +199,7 @@ class Subscriptions:
         self._gateway.attach(new_filters, attached)
 
     def _granted(self, device: Device, event: packets.Subscribe, shared: dict[str, int]) -> _Granted:
-        """What of a SUBSCRIBE the device may have; of what is shared the codes are known."""
+        """Return the granted subscriptions of a SUBSCRIBE; shared ones have their codes already."""
         known = device.subscriptions or {}
         granted = _Granted([], {}, {})
         count = len(known)
@@ -447,7 +447,7 @@ def _new_count(filters: Collection[str], known: Collection[str]) -> int:
 
 
 def _stored_options(asked: int, identifier: int) -> int:
-    """What is kept of a subscription: QoS, no-local, retain-as-published, and above them its identifier."""
+    """Pack the stored options: QoS, no-local, retain-as-published, and above them the identifier."""
     kept = asked & (NO_LOCAL | RETAIN_AS_PUBLISHED | EXCLUSIVE)
     return kept | min(asked & QOS, _GRANTED_QOS_MAX) | identifier << 8
 
@@ -458,7 +458,7 @@ def _exclusive_of(event: packets.Subscribe, filters: Collection[str]) -> list[st
 
 
 def _wants_retained(asked: int, *, is_known: bool) -> bool:
-    """What retain handling says [MQTT-3.3.1-9] to [MQTT-3.3.1-11]."""
+    """Apply retain handling [MQTT-3.3.1-9] to [MQTT-3.3.1-11]."""
     handling = SubscriptionOptions.decode(asked).retain_handling
     return handling == SEND_RETAINED or (handling == SEND_RETAINED_WHEN_NEW and not is_known)
 

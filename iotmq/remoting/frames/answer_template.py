@@ -15,7 +15,7 @@ _OPAQUE: Final = 1_234_567_890
 def json_pieces(
     code: int, ext: Mapping[str, str], words: Sequence[str], *, remark: str | None = None
 ) -> tuple[bytes, ...]:
-    """What stands before, between and behind the `words`, values of `ext` in its order, and the opaque.
+    """Split the JSON around `words` (values of `ext` in its order) and the opaque.
 
     The words must stand before any text that might hold one of them.
     """

@@ -40,7 +40,7 @@ cdef class PullFrame:
         return self.start
 
     def facts(self):
-        """What was read, for tests."""
+        """Return the fields that were read, for tests."""
         cdef int number
         texts = [
             self.text[number][:self.text_size[number]].decode() if self.fields & 1 << number else None

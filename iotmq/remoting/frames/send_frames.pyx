@@ -102,7 +102,7 @@ cdef class SendRun:
         return (SEND_SHORT, counts[0]), (SEND_LONG, counts[1]), (SEND_BATCH, counts[2])
 
     def facts(self, int number):
-        """What was read of a send, for tests."""
+        """Return the fields that were read of a send, for tests."""
         if not 0 <= number < self.count:
             raise IndexError(number)
         cdef const SendFrame* frame = &self.frames[number]

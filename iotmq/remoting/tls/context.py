@@ -28,7 +28,7 @@ class CertificateFiles(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextSettings:
-    """What a listener encrypts with."""
+    """Hold the TLS settings of a listener."""
 
     certificates: tuple[CertificateFiles, ...]
     """The first one is for whoever asks for none of the others."""
@@ -54,7 +54,7 @@ class ContextSettings:
 
 
 class CertificateFacts(NamedTuple):
-    """What a certificate says about itself."""
+    """Hold facts of a certificate."""
 
     names: tuple[str, ...]
     """Hosts in small letters, perhaps with "*" for the first label."""
@@ -77,7 +77,7 @@ def server_context(settings: ContextSettings) -> ssl.SSLContext:
 
 
 def certificate_facts(files: CertificateFiles) -> CertificateFacts | None:
-    """What the certificate says; None when that cannot be told.
+    """Read facts of a certificate; None when that is not possible.
 
     The standard library shows a certificate only to a client it was shown to: here to one in memory.
     """
@@ -143,7 +143,7 @@ def _named(file: str, load: Callable[[], None]) -> None:
 def _chooser(
     by_name: dict[str, ssl.SSLContext],
 ) -> Callable[[ssl.SSLObject, str | None, ssl.SSLContext], None]:
-    """What puts the context of the name a client asks for in the place of the first one."""
+    """Make the callback that switches to the context of the name a client asks for (SNI)."""
 
     def choose(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         if name is None:
@@ -160,7 +160,7 @@ def _chooser(
 
 
 def _shown_in_memory(files: CertificateFiles) -> dict[str, Any]:
-    """What a client that trusts the certificate itself sees of it; empty when the two do not agree."""
+    """Try a handshake in memory with a client that trusts the certificate; empty when it fails."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _load_certificate(server, files)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

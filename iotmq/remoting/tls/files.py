@@ -79,7 +79,7 @@ _EXPIRES_SOON_S: Final = 14 * 86_400.0
 
 
 class ServerTls:
-    """What a listener encrypts with. `context` is the one for the next connection."""
+    """Keep the TLS context of a listener. `context` is the one for the next connection."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class TlsSettings(Protocol):
 
 
 def server_tls(settings: TlsSettings) -> ServerTls | None:
-    """What the settings of a listener come to; None for plain connections only.
+    """Load TLS from the settings of a listener; None for plain connections only.
 
     ConfigError when a file is no use, or when encrypted connections are demanded without a certificate.
     """

@@ -168,7 +168,7 @@ class _Check:
             self._say(f"{where}: the queue's entry is {entry}, not {wanted}")
 
     def _check_marker(self, topic: str, queue_id: int, first: int, end: int, position: int) -> None:
-        """What a marker names as lost must be fillers in the queue, or entries that lead to markers."""
+        """Check that a marker's lost records are fillers in the queue, or entries that lead to markers."""
         if first == end or position >= self._confirmed_position:
             return
         where = (

@@ -31,7 +31,7 @@ class _Wanted(NamedTuple):
 
 
 class CheckedLog(Protocol):
-    """What is asked of a log: an open one, or the files of a closed one."""
+    """Define what the check asks of a log: an open one, or the files of a closed one."""
 
     @property
     def min_position(self) -> int:
@@ -41,11 +41,11 @@ class CheckedLog(Protocol):
         """(start, end) of the first record from a position on."""
 
     def view(self, start_position: int, end_position: int, /) -> memoryview:
-        """Its bytes."""
+        """Return its bytes."""
 
 
 class CheckedFile(Protocol):
-    """What is asked of an index file."""
+    """Define what the check asks of an index file."""
 
     @property
     def path(self) -> str:
@@ -53,29 +53,29 @@ class CheckedFile(Protocol):
 
     @property
     def number(self) -> int:
-        """Its name."""
+        """Return the number that names it."""
 
     @property
     def slots(self) -> int:
-        """So many slots it has."""
+        """Return the number of its slots."""
 
     @property
     def entries(self) -> int:
-        """So many entries it can take."""
+        """Return the number of entries it can take."""
 
     def view(self) -> memoryview:
-        """Its bytes."""
+        """Return its bytes."""
 
 
 class CheckedIndex(Protocol):
-    """What is asked of an index."""
+    """Define what the check asks of an index."""
 
     @property
     def applied_position(self) -> int:
-        """Up to here it has the log's keys."""
+        """Return the log position up to which it has the keys."""
 
     def file_list(self) -> Sequence[CheckedFile]:
-        """Its files, oldest first."""
+        """Return its files, oldest first."""
 
 
 def check_index(log: CheckedLog, index: CheckedIndex) -> list[str]:
@@ -106,7 +106,7 @@ def entry_hash(topic: str, key: bytes) -> int:
 
 
 class _WantedEntries:
-    """What has to be there, in the order of the log."""
+    """Collect the entries that have to be there, in the order of the log."""
 
     def __init__(self, log: CheckedLog, end_position: int) -> None:
         # The markers met so far: what was there is lost.

@@ -60,7 +60,7 @@ class FlushedPosition:
             self._mapping = None
 
     def move(self, position: int) -> None:
-        """What is below `position` is on the disk."""
+        """Move the flushed position: records below `position` are on the disk."""
         if self._mapping is None or position <= self._position:
             return
         self._position = position

@@ -19,7 +19,7 @@ _CRC = struct.Struct(">I")
 
 
 class State(NamedTuple):
-    """What a record says."""
+    """Hold the contents of a state record."""
 
     magic: bytes
     numbers: tuple[int, ...]
@@ -31,7 +31,7 @@ def sealed(data: bytes) -> bytes:
 
 
 def unsealed(data: bytes) -> bytes | None:
-    """What `sealed` was given, None when it was not this."""
+    """Open what `sealed` made; None for any other bytes."""
     content = data[: -_CRC.size]
     return content if len(data) > _CRC.size and data[-_CRC.size :] == _CRC.pack(zlib.crc32(content)) else None
 

@@ -45,7 +45,7 @@ logger = logging.getLogger("iotmq.store")
 
 
 class Collector(Protocol):
-    """What a projection makes of the log: keys and values that are not in the database yet."""
+    """Collect the keys and values that a projection makes of the log and that are not in the database yet."""
 
     @property
     def count(self) -> int:

@@ -136,7 +136,7 @@ class TimerIndex(KeyValueProjection):
             self.write_out()
 
     def due(self, now_ms: int, *, timers_max: int, besides: Collection[int] = ()) -> list[Timer]:
-        """What is due, first things first, but for those at the positions `besides`."""
+        """Return the due records in their order, but for those at the positions `besides`."""
         if self.next_due_ms > now_ms:
             return []
         self.write_out()
@@ -157,17 +157,17 @@ class TimerIndex(KeyValueProjection):
         return found
 
     def look_again(self) -> None:
-        """What `due` has given is still there and is to be given again."""
+        """Let `due` return again what it has returned, and is still there."""
         self._stored_due_ms = 0
 
     def soon(self, now_ms: int, until_ms: int, *, timers_max: int) -> list[Timer]:
-        """What falls due in (now_ms, until_ms]; for those who prepare for it."""
+        """Return the records that fall due in (now_ms, until_ms], to prepare for them."""
         self.write_out()
         start = max(self._first_due_key, _DUE_KEY.pack(_TAG_DUE, now_ms + 1, 0))
         return self._range(start, _DUE_KEY.pack(_TAG_DUE, until_ms + 1, 0), timers_max)
 
     def waiting(self, *, after: tuple[int, int] = (-1, -1), timers_max: int) -> list[Timer]:
-        """What waits, first things first, from behind `after` = (due_ms, position) on."""
+        """Return waiting records in the order of their time, from behind `after` = (due_ms, position) on."""
         self.write_out()
         due_ms, position = after
         start = self._first_due_key
@@ -176,7 +176,7 @@ class TimerIndex(KeyValueProjection):
         return self._range(start, _TAG_PLACE, timers_max)
 
     def find(self, topic: bytes, unique_key: bytes, *, timers_max: int) -> list[Timer]:
-        """What waits for a topic under a unique key. Others may have the same hash: compare."""
+        """Return records that wait for a topic under a unique key. Others may have the same hash: compare."""
         name = name_hash(topic, unique_key)
         if not name:
             return []

@@ -126,7 +126,7 @@ cdef class CommitLog(LogSegments):
 
     cdef int share(self, RecordShared* shared, Queue queue, bytes born_host, bytes properties,
                    int sys_flag) except -1:
-        """What follows from queue and hosts for all records of a batch; its times are left to the caller.
+        """Fill in the fields of all records of a batch that follow from queue and hosts; its times are left to the caller.
 
         Points into the objects given: keep them as long as `shared` is used.
         """

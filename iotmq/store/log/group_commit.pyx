@@ -54,7 +54,7 @@ FAILED = FAILED_
 
 
 cdef class GroupCommit:
-    """What appends asked to have on the disk, and what is there."""
+    """Hold the log positions that appends wait for, and the one that is flushed."""
 
     cdef pthread_mutex_t mutex
     cdef pthread_cond_t asked

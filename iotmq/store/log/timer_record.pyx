@@ -69,7 +69,7 @@ def due_time(buffer):
 
 
 def record_tags_code(buffer):
-    """What the queue entry of the record in `buffer` has as tags code."""
+    """Return the tags code of the queue entry for the record in `buffer`."""
     cdef Py_buffer view
     cdef RecordParts parts
     hold_record(buffer, &view, &parts)
@@ -80,7 +80,7 @@ def record_tags_code(buffer):
 
 
 def name_hash(bytes topic not None, bytes unique_key not None):
-    """What waiting messages for `topic` with that unique key are found by; 0 for an empty key."""
+    """Hash `topic` and unique key to find waiting messages by; 0 for an empty key."""
     return hash_name(
         <const uint8_t*> PyBytes_AS_STRING(topic), PyBytes_GET_SIZE(topic),
         <const uint8_t*> PyBytes_AS_STRING(unique_key), PyBytes_GET_SIZE(unique_key),
@@ -108,7 +108,7 @@ def is_for(buffer, bytes topic not None, bytes unique_key not None):
 
 
 cdef class Delivery:
-    """What a waiting record is to become: all that an append needs."""
+    """Restore a waiting record's message: all that an append needs."""
 
     cdef readonly str topic                  # as in REAL_TOPIC; empty when that is missing
     cdef readonly int queue_id               # as in REAL_QID; -1 when that is missing or no number

@@ -30,7 +30,7 @@ logger = logging.getLogger("iotmq.store")
 
 
 class Projections:
-    """What `dispatch` keeps level with the log besides the queues. Adding brings level first."""
+    """Keep the projections that `dispatch` feeds besides the queues. Adding one brings it level first."""
 
     def __init__(
         self,

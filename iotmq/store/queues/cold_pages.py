@@ -63,7 +63,7 @@ class ColdPages:
                 self.dropped_bytes += size_bytes
 
     def _ahead_of(self, windows: Sequence[Window], end_position: int) -> list[Window]:
-        """What a sequential scan will want next, where it is not in memory yet."""
+        """Return the range that a sequential scan reads next, where it is not in memory yet."""
         last = windows[-1]
         before = windows[0].neighbour(-1)
         with self._lock:

@@ -49,7 +49,7 @@ def record_steps(
 
 
 def size_at(log: CommitLog, position: int) -> int:
-    """What stands where a record has its size, 0 where the log has nothing; touches its first page."""
+    """Read the size of the record there, 0 where the log has nothing; touches its first page."""
     try:
         return int.from_bytes(log.view(position, position + 4), "big")
     except ValueError:

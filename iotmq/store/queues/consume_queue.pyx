@@ -203,7 +203,7 @@ cdef class ConsumeQueue:
         sync_file_system(self.directory)
 
     def state(self):
-        """What `write_state` is to write once every entry dispatched so far is on the disk.
+        """Return the state for `write_state` once every entry dispatched so far is on the disk.
 
         (applied position, queues with entries, sum of their max offsets)
         """

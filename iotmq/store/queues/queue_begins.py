@@ -46,7 +46,7 @@ class BeginsFile:
         self._lock = threading.Lock()
 
     def read(self, end_position: int) -> QueueBegins | None:
-        """What it says of a log that ends there. One of a longer log is of another one, and is deleted."""
+        """Read the file for a log that ends there; one of a longer log is another log's and is deleted."""
         try:
             begins = decode_begins(self._path.read_bytes())
             if begins is not None and begins.position <= end_position:
@@ -85,7 +85,7 @@ class BeginsFile:
 
 
 def encode_begins(begins: QueueBegins) -> bytes:
-    """What the file holds."""
+    """Encode the contents of the file."""
     parts = [_HEAD.pack(_MAGIC, begins.position)]
     for topic, queue_id, offset in begins.offsets:
         name = topic.encode("utf-8", "surrogateescape")
@@ -94,7 +94,7 @@ def encode_begins(begins: QueueBegins) -> bytes:
 
 
 def decode_begins(data: bytes) -> QueueBegins | None:
-    """What a file's bytes say, None when they do not prove themselves."""
+    """Decode a file's bytes; None when their checksum is wrong."""
     content = unsealed(data)
     if content is None or len(content) < _HEAD.size or not content.startswith(_MAGIC):
         return None

@@ -40,7 +40,7 @@ cdef int64_t WORK_BYTES_MAX = FILTER_WORK_BYTES_MAX
 
 
 class ReadStatus(IntEnum):
-    """What a read came to. The names are the remarks of pull responses."""
+    """Name the results of a read. The names are the remarks of pull responses."""
 
     FOUND = 0
     NO_MATCHED_MESSAGE = 1
@@ -78,7 +78,7 @@ cdef struct Run:
 
 def read_queue(CommitLog log not None, Queue queue, int64_t offset, *, int64_t records_max, int64_t bytes_max,
                tags=None, int64_t now_ms=0, int64_t entries_max=0):
-    """Up to `records_max` records of `queue` from `offset` on, in at most `bytes_max` bytes (but at least one).
+    """Read up to `records_max` records of `queue` from `offset` on, in at most `bytes_max` bytes (but at least one).
 
     With `tags` only records whose tags code, as int32, is among them, or, when it is a RecordFilter, those
     that pass it; the search stops after max(800, records_max) entries (`entries_max` when given), and when

@@ -140,7 +140,7 @@ cdef class Window:
 
 
 cdef class ColdRead:
-    """What a read needs and is not all in memory: `windows`, and then it may take `records_max` records.
+    """Report a read whose pages are not all in memory: load `windows`, then it may take `records_max` records.
 
     `records_max` 0: the windows are those of queue entries, and what they point to is not known yet. For a
     read with a RecordFilter it is the number of entries the read may look at (its `entries_max`).

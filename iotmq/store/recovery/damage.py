@@ -93,7 +93,7 @@ class DamageRepair:
         self._checked_from = self._checked_to = -1
 
     def found(self) -> tuple[Damage, ...]:
-        """What is lost, in the order of the log."""
+        """Return the lost records in the order of the log."""
         return tuple(sorted(self._found, key=lambda damage: (damage.start_position, damage.end_position)))
 
     def check(self, start_position: int, stop_position: int, progress: CatchUpProgress | None = None) -> int:
@@ -203,7 +203,7 @@ class DamageRepair:
             self._keeper.report(damage)
 
     def _losses_between(self, start_position: int, end_position: int) -> tuple[Loss, ...]:
-        """What the queues' entries say stood in a range."""
+        """Find the records of a lost range by the entries of the queues."""
         losses = []
         for queue in self._queues.queues():
             first, end = queue.found_between(start_position, end_position)
@@ -289,7 +289,7 @@ class DamageKeeper:
 
 
 def read_reports(directory: Path) -> list[Damage]:
-    """What earlier starts have reported below a data directory; reports that cannot be read are left out."""
+    """Read the reports of earlier starts below a data directory; unreadable ones are left out."""
     reports = []
     for path in sorted((directory / "commitlog.damage").glob("*.json")):
         try:

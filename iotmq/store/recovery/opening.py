@@ -27,7 +27,7 @@ CHECKPOINT_NAME: Final = "checkpoint"
 
 @dataclass(frozen=True)
 class OpenedParts:
-    """What a directory holds; the queues and the index are behind the log, which is whole."""
+    """Hold the opened parts of a directory; the log is whole, queues and index are not level with it yet."""
 
     abort: AbortMark
     log: CommitLog

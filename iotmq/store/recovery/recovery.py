@@ -50,7 +50,7 @@ logger = logging.getLogger("iotmq.store")
 
 
 class Recovery(NamedTuple):
-    """What a start found. Positions are bytes of the log."""
+    """Report the recovery of a start. Positions are bytes of the log."""
 
     was_clean: bool
     checked_from_position: int

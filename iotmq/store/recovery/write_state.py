@@ -63,7 +63,7 @@ class WriteState:
             self.current = None
 
     def of_allocation(self, error: OSError) -> StoreError:
-        """What to raise for disk blocks that were not given: to all appends for a while, or for good.
+        """Return the error for disk blocks that were not given: to all appends for a while, or for good.
 
         It spares a full disk the same question for every batch, and gives a broken one up; what was appended
         before is still flushed, if the disk lets it be.
@@ -84,7 +84,7 @@ class WriteState:
         return refusal_of(error)(text)
 
     def of_one_queue(self, error: OSError) -> StoreError:
-        """What to raise for the append to a queue whose file cannot be opened or mapped; others go on."""
+        """Return the error for an append to a queue whose file cannot be opened or mapped; others go on."""
         self.count += 1
         return StoreError(f"no more queue files can be opened or mapped: {error}")
 

@@ -168,7 +168,7 @@ class Trimmer:
         return stored_ms
 
     def metrics(self) -> Iterable[Metric]:
-        """What was deleted, what is kept, and how full the disks are."""
+        """Report the metrics of deletions, of what is kept, and of how full the disks are."""
         remover = self.remover
         yield from samples(
             ("iotmq_store_deleted_segments_total", "Log files deleted.", remover.removed_segments),

@@ -50,7 +50,7 @@ class SegmentAge(Protocol):
 
 
 class Decision(NamedTuple):
-    """What one look came to."""
+    """Hold the result of one look at the disks."""
 
     # So many segments from the front are to be deleted.
     delete_count: int
@@ -100,7 +100,7 @@ def decide(
     consumed_position: int = NO_LIMIT_POSITION,
     leaving_bytes: int = 0,
 ) -> Decision:
-    """What to do about `segments`, the log's without the active one, oldest first.
+    """Decide about `segments`: those of the log without the active one, oldest first.
 
     The first of `usages` is the log's disk, further ones are disks of what is derived from it, when they
     are others; `leaving_bytes` of the first are those of segments on their way out. Nothing is deleted

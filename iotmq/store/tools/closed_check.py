@@ -385,7 +385,7 @@ class _IndexFile:
         self.slots, self.entries = sizes(len(self._view), settings)
 
     def view(self) -> memoryview:
-        """Its bytes."""
+        """Return its bytes."""
         return self._view
 
 

@@ -79,7 +79,7 @@ class QueueFile(NamedTuple):
 
 
 class QueueEntry(NamedTuple):
-    """What a queue says about an offset."""
+    """Hold the entry of a queue for an offset."""
 
     offset: int
     position: int
@@ -173,7 +173,7 @@ class QueueFiles:
 
 
 class QueueState(NamedTuple):
-    """What the queues were known to hold at the last checkpoint."""
+    """Hold the state of the queues at the last checkpoint."""
 
     applied_position: int
     queue_count: int
@@ -181,7 +181,7 @@ class QueueState(NamedTuple):
 
 
 class IndexState(NamedTuple):
-    """What the key index was known to hold at the last checkpoint; `next_entry` is of the last file."""
+    """Hold the state of the key index at the last checkpoint; `next_entry` is of the last file."""
 
     applied_position: int
     file_count: int
@@ -267,13 +267,13 @@ class ClosedStore:
         return found
 
     def queue_state(self) -> QueueState | None:
-        """What `consumequeue/.applied` says; None when it says nothing that can be relied on."""
+        """Read `consumequeue/.applied`; None when it cannot be relied on."""
         path = str(self.directory / "consumequeue" / ".applied")
         state = read_state(path, *_QUEUE_STATE_MAGICS, count=3)
         return None if state is None else QueueState(*state.numbers)
 
     def index_state(self) -> IndexState | None:
-        """What `index.applied` says; None when it says nothing that can be relied on."""
+        """Read `index.applied`; None when it cannot be relied on."""
         state = read_state(str(self.directory / "index.applied"), _INDEX_STATE_MAGIC, count=4)
         return None if state is None else IndexState(*state.numbers)
 

@@ -35,7 +35,7 @@ _HOST: Final = bytes(8)
 
 
 def projection_names(directory: Path, settings: StoreSettings) -> list[str]:
-    """What a data directory has that can be rebuilt; raises StoreError when it is open or none."""
+    """Return the projections that can be rebuilt; StoreError when the directory is open or none."""
     with ClosedStore(directory) as closed:
         return _names(closed, settings)
 

@@ -25,7 +25,7 @@ _HOST = bytes(8)
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What a repair found and did. Positions are bytes of the log."""
+    """Report the findings and changes of a repair. Positions are bytes of the log."""
 
     min_position: int
     end_position: int

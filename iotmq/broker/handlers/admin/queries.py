@@ -57,7 +57,7 @@ class QueueEntriesView(msgspec.Struct, kw_only=True, rename="camel"):
 
 
 class _Query(NamedTuple):
-    """What is looked for with code 12."""
+    """Describe a query with code 12."""
 
     topic: str
     key: str

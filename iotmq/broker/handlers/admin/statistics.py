@@ -77,7 +77,7 @@ class StatisticsHandler:
         )
 
     def _measure(self, request: Command, name: str, key: str) -> Work:
-        """What is not counted but measured when somebody asks: the same in every window."""
+        """Measure the values that are not counted; they are the same in every window."""
         parts = topic_queue_and_group(key)
         if parts is None:
             raise _nothing_of(name, key)

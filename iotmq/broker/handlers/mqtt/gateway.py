@@ -353,7 +353,7 @@ class GatewayHandler:
         connection.reply(answer)
 
     def _attached(self, request: Command) -> Command:
-        """What matches from `position` on will be pushed, what matched before has been.
+        """Confirm an attachment: records from `position` on will be pushed, matches before it have been.
 
         The filters just attached may begin a little later: at what was stored when their request came.
         """

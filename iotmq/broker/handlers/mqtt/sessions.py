@@ -185,7 +185,7 @@ class SessionHandler:
 
     @property
     def front_end_names(self) -> list[str]:
-        """Who is connected."""
+        """Return the names of the connected front ends."""
         return sorted(self._by_name)
 
     def metrics(self) -> Iterable[Metric]:

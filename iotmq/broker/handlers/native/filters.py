@@ -17,7 +17,7 @@ from iotmq.remoting.server import ServerConnection
 
 
 class CheckClientBody(msgspec.Struct, kw_only=True, rename="camel"):
-    """What a client asks about; who asks does not matter."""
+    """Decode the filter that a client asks about, whoever asks."""
 
     subscription_data: SubscriptionData | None = None
 

@@ -85,7 +85,7 @@ class ParkedPulls:
 
     @property
     def held_max(self) -> int:
-        """So many may be parked, as the setting is now."""
+        """Return the number of pulls that may be parked, as the setting is now."""
         return self._held_max()
 
     def __len__(self) -> int:

@@ -176,7 +176,7 @@ class PullHandler:
         return True
 
     def _look_up(self, topic: str, group: str, queue_id: int, subscription: str | None) -> PlainPull | None:
-        """What plain pulls of a queue need; None for what takes the checks and filters of `_pull`.
+        """Prepare the fast path for pulls of a queue; None when they need the checks and filters of `_pull`.
 
         Asked once until topics or groups change: whatever `_pull` asks of them has its place here too.
         """
@@ -340,7 +340,7 @@ class PullHandler:
         )
 
     def _loaded(self, asked: _Asked, error: OSError | None, *, loads_left: int) -> None:
-        """What a pull needs has been brought in, or the disk refused it."""
+        """Go on with a pull whose pages were read from the disk, or could not be."""
         connection = asked.connection
         if connection.is_closed or asked.request.is_oneway:
             return
@@ -387,7 +387,7 @@ class PullHandler:
     def _filter(
         self, request: Command, header: PullHeader, config: SubscriptionGroupConfig
     ) -> frozenset[int] | RecordFilter | None:
-        """What is wanted: from the request when it says so, otherwise from the group's heartbeat."""
+        """Find the subscription of a pull: that of the request, otherwise that of the group's heartbeat."""
         ext = request.ext
         if header.sys_flag & _HAS_SUBSCRIPTION:
             expression = ext.get("subscription", "")

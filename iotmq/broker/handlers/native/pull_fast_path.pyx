@@ -55,7 +55,7 @@ PlainPull = namedtuple("PlainPull", "queue tags consumers subscription")
 
 
 cdef class Plan:
-    """What the general path found out about pulls that differ in offsets alone."""
+    """Hold the general path's findings for pulls that differ in offsets alone."""
 
     cdef str group
     cdef str topic

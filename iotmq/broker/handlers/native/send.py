@@ -57,7 +57,7 @@ def _at_once(call: Callable[[], None]) -> None:
 
 
 class FieldNames(NamedTuple):
-    """What the header of a send calls its fields; the second version abbreviates them to letters."""
+    """Name the fields of a send's header; the second version abbreviates them to letters."""
 
     producer_group: str
     topic: str

@@ -148,7 +148,7 @@ cdef class SendPath:
         self.plans.pop(topic.encode(), None)
 
     def forget_all(self):
-        """What is asked of every topic changed."""
+        """Forget the findings of all topics: a rule for all of them changed."""
         self.last = None
         self.plans.clear()
 
@@ -226,7 +226,7 @@ cdef class SendPath:
         return at
 
     cdef Plan plan_of(self, const SendFrame* frame):
-        """What is known of a send's topic; None when it is not plain."""
+        """Find the prepared topic of a send; None when it needs the general path."""
         cdef Plan plan = self.last
         cdef bytes topic
         if plan is not None and is_same(plan.topic_bytes, frame.topic, frame.topic_size):

@@ -81,7 +81,7 @@ cdef class IndexFile:
         return self.segment.view(0, self.segment.allocated_bytes)
 
     def problem(self):
-        """What is wrong with the header, None when it agrees with the entries."""
+        """Return the problem of the header, None when it agrees with the entries."""
         if <int32_t> get_u32(self.segment.data + 36) != self.count:
             return f"its header counts {<int32_t> get_u32(self.segment.data + 36)} entries"
         if self.count == 1:

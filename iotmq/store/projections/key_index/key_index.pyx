@@ -297,7 +297,7 @@ cdef class KeyIndex:
             (<IndexFile> file).sync(sync_file)
 
     def state(self):
-        """What `write_state` is to write once every entry made so far is on the disk.
+        """Return the state for `write_state` once every entry made so far is on the disk.
 
         (applied position, files ever, name of the last one as a number, index of its next entry)
         """
