@@ -169,7 +169,7 @@ class Replier:
         asked = request.properties
         cluster = asked.get(CLUSTER)
         if not is_request(request) or not cluster:
-            raise ClientError(f"{request!r} is no request: it does not say whom to reply to")
+            raise ClientError(f"{request!r} is not a request: it does not name whom to reply to")
         message = Message(
             f"{cluster}_REPLY_TOPIC",
             body,

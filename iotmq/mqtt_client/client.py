@@ -180,7 +180,7 @@ class MqttClient:
         """
         self._check_alive()
         if not message.topic or b"+" in message.topic or b"#" in message.topic:
-            raise MessageRefusedError(f"{message.topic.decode()!r} is no topic to publish to")
+            raise MessageRefusedError(f"invalid topic to publish to: {message.topic.decode()!r}")
         if len(message.topic) > 65_535:
             raise MessageRefusedError("a topic has at most 65,535 bytes")
         connection = self._connection

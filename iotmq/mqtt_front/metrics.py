@@ -101,7 +101,7 @@ def durable_metrics(durable: DurableEgress) -> Iterable[Metric]:
         ),
         (
             "iotmq_mqtt_durable_malformed_total",
-            "Records of light queues that are no messages.",
+            "Records of light queues that are not messages.",
             durable.malformed,
         ),
         (

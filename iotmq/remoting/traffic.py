@@ -87,7 +87,7 @@ class Traffic:
             yield Metric(f"{prefix}{name}_total", "counter", help_text, value, labels)
         for reason, count in self.malformed.items():
             yield Metric(
-                f"{prefix}malformed_frames_total", "counter", "Connections ended by bytes that are no frame.",
+                f"{prefix}malformed_frames_total", "counter", "Connections ended by malformed frames.",
                 count, (*labels, ("reason", reason)),
             )  # fmt: skip
         for close_reason, count in self.closed.items():

@@ -124,7 +124,7 @@ async def test_a_producer_may_send_and_nothing_else(site: Site) -> None:
         with pytest.raises(BrokerError) as caught:
             await Admin(client).create_topic("U")
         assert caught.value.code == ResponseCode.NO_PERMISSION
-        assert "producer is no administrator" in str(caught.value)
+        assert "producer is not an administrator" in str(caught.value)
         async with PullConsumer(client, "g") as consumer:
             await consumer.assign(await consumer.queues("T"))
             with pytest.raises(IotmqError, match="lacks"):

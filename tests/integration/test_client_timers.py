@@ -122,7 +122,7 @@ async def test_what_cannot_be_done_says_why(running: Running) -> None:
             await producer.send(Message("T", b"", delay_ms=5, delay_level=1))
         with pytest.raises(MessageRefusedError, match="positive"):
             await producer.send(Message("T", b"", delay_ms=-5))
-        with pytest.raises(MessageRefusedError, match="no recall handle"):
+        with pytest.raises(MessageRefusedError, match="invalid recall handle"):
             await producer.recall("x")
         with pytest.raises(RouteNotFoundError, match="broker-z"):
             await producer.recall("djEgVCBicm9rZXIteiAxNzAwMDAwMDAwMDAwIDBBMDA=")

@@ -439,7 +439,7 @@ async def test_a_reply_that_comes_too_late_is_an_error_to_who_replies(gateway: G
             await requester.start()
             await requester._producer.send(Message("questions", b"no question"))
             await until(lambda: len(got) == 2, "the message arrives")
-            with pytest.raises(ClientError, match="is no request"):
+            with pytest.raises(ClientError, match="is not a request"):
                 await replier.reply(got[1], b"?")
             await requester.stop()
 

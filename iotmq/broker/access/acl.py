@@ -125,7 +125,7 @@ class AccessControl:
             if not account.is_admin:
                 raise self._refusal(
                     "admin",
-                    f"account {account.access_key} is no administrator: request {request.code} is for them",
+                    f"account {account.access_key} is not an administrator, as request {request.code} needs",
                 )
             return
         for need in rule.needs(request, self._topic_at):

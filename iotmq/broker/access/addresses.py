@@ -36,7 +36,7 @@ def parse_address_pattern(text: str) -> AddressPattern:
     try:
         checks = [_check_of(piece.strip()) for piece in split_patterns(stripped)]
     except ValueError as error:
-        raise ValueError(f"{text!r} is no pattern of addresses: {error}") from None
+        raise ValueError(f"invalid address pattern {text!r}: {error}") from None
 
     def matches(address: str) -> bool:
         parsed = _parse(address)
@@ -118,7 +118,7 @@ def _part(text: str, version: int) -> _Part:
 def _number(text: str, version: int) -> int:
     text = text.strip()
     if not text or len(text) > 4 or not text.isascii() or not text.isalnum():
-        raise ValueError(f"{text!r} is no part of an address")
+        raise ValueError(f"invalid part of an address: {text!r}")
     return int(text, 16 if version == 6 else 10)
 
 

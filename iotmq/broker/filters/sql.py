@@ -274,7 +274,7 @@ def _truths(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     """Parse an operand of NOT, AND and OR: a condition, or a property that is true when it is `true`."""
     for node in nodes:
         if isinstance(node, Constant) and not isinstance(node.value, bool) and node.value is not None:
-            raise _WrongError(f"{_shown(str(node.value))} is no condition")
+            raise _WrongError(f"{_shown(str(node.value))} is not a condition")
     return tuple([_equal(node, Constant(True)) if isinstance(node, Property) else node for node in nodes])
 
 

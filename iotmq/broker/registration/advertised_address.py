@@ -77,7 +77,7 @@ class AdvertisedAddress:
         """Look up problems that the address itself shows. May wait for a name server."""
         host, port = self._host, self._port
         if _is_wildcard(host):
-            return [f"clients are told {host}, which is no address to connect to: they would meet themselves"]
+            return [f"clients are told {host}, not an address to connect to: they would reach themselves"]
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as error:

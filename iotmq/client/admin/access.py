@@ -44,7 +44,7 @@ class AccessAdmin:
         """Make an account, or change what is given of one. Permissions are DENY, PUB, SUB or PUB|SUB."""
         for name in (*(topics or ()), *(groups or ())):
             if "," in name or "=" in name:
-                raise ClientError(f"{name!r} is no topic or group: a name has no , and no =")
+                raise ClientError(f"invalid topic or group {name!r}: a name has no , and no =")
         ext = {"accessKey": access_key}
         fields = {
             "secretKey": secret_key,

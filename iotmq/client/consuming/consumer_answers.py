@@ -152,7 +152,7 @@ class ConsumerAnswers:
         try:
             record = decode_record(request.body_bytes())
         except MessageFormatError as error:
-            return request.reply(ResponseCode.SYSTEM_ERROR, remark=f"the body is no message: {error}")
+            return request.reply(ResponseCode.SYSTEM_ERROR, remark=f"the body is not a message: {error}")
         queue = MessageQueue(record.topic, request.ext.get("brokerName", ""), record.queue_id)
         task = asyncio.ensure_future(
             self._try(connection, request, self._consume, ReceivedMessage(queue, record))

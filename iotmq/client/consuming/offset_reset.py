@@ -32,4 +32,4 @@ def read_offsets(command: Command) -> dict[MessageQueue, int]:
     try:
         return by_queue(table)
     except ClientError as error:
-        raise RequestError(ResponseCode.SYSTEM_ERROR, f"a key of offsetTable is no queue: {error}") from None
+        raise RequestError(ResponseCode.SYSTEM_ERROR, f"invalid key of offsetTable: {error}") from None

@@ -37,5 +37,5 @@ def _read_handle(text: str) -> tuple[str, str]:
     except (UnicodeError, binascii.Error):
         parts = []
     if len(parts) != 5 or parts[0] != "v1":
-        raise MessageRefusedError(f"{text[:40]!r} is no recall handle: take that of a send's result")
+        raise MessageRefusedError(f"invalid recall handle {text[:40]!r}: take that of a send's result")
     return parts[1], parts[2]

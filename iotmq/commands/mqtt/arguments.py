@@ -179,5 +179,5 @@ def _version(text: str) -> int:
 def _seconds(text: str) -> float:
     number = float(text)
     if not 0 < number < 1e9:
-        raise argparse.ArgumentTypeError(f"{text} is no number of seconds")
+        raise argparse.ArgumentTypeError(f"invalid number of seconds: {text}")
     return number

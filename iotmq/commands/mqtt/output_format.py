@@ -89,7 +89,7 @@ _ESCAPES: Final = {
 
 def _time_field(letter: str) -> Writer:
     if not letter.isalpha() and letter != "%":
-        raise ConfigError(f"-F: %@{letter} is no field of a time")
+        raise ConfigError(f"-F: unknown field of a time: %@{letter}")
     return lambda _: time.strftime(f"%{letter}").encode()
 
 

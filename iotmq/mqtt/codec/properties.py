@@ -187,7 +187,7 @@ def read_properties(reader: PacketReader, packet_type: int) -> Properties:
 def check_response_topic(topic: str, packet: str) -> None:
     """A response topic is a topic name [MQTT-3.3.2-14]."""
     if not topic or "+" in topic or "#" in topic:
-        raise MqttProtocolError(PROTOCOL_ERROR, f"{packet} has a response topic that is no topic name")
+        raise MqttProtocolError(PROTOCOL_ERROR, f"{packet} has an invalid response topic")
 
 
 def _add_repeated(

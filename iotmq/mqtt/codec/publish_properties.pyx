@@ -105,7 +105,7 @@ cdef int _read_all(PublishProperties* found) except -1:
         else:
             _malformed("PUBLISH has a property it cannot have")
     if found.response_topic != NULL and not _is_topic_name(found.response_topic, found.response_topic_size):
-        raise MqttProtocolError(PROTOCOL_ERROR, "PUBLISH has a response topic that is no topic name")
+        raise MqttProtocolError(PROTOCOL_ERROR, "PUBLISH has an invalid response topic")
     if has_subscription_identifier:     # [MQTT-3.3.4-6]
         raise MqttProtocolError(PROTOCOL_ERROR, "PUBLISH of a client has a subscription identifier")
     return 0

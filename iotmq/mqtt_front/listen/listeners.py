@@ -232,7 +232,7 @@ def _remove_dead_socket(path: Path) -> None:
     except FileNotFoundError:
         return
     if not is_socket:
-        raise FileExistsError(errno.EEXIST, "a file that is no socket is in its place")
+        raise FileExistsError(errno.EEXIST, "a file that is not a socket is in its place")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(str(path))

@@ -173,19 +173,19 @@ def _header_of_line(line: bytes) -> ProxyHeader:
     try:
         source, _ = family(words[2]), family(words[3])
     except ValueError as error:
-        raise ProxyHeaderError(f"an address that is none of {words[1]}") from error
+        raise ProxyHeaderError(f"an invalid address of {words[1]}") from error
     if "%" in words[2] + words[3]:
         raise ProxyHeaderError("an address with a zone")
     for word in words[4:]:
         if not _PORT.fullmatch(word) or int(word) > 65_535:
-            raise ProxyHeaderError("a port that is none")
+            raise ProxyHeaderError("an invalid port")
     return ProxyHeader(_shown(source), int(words[4]))
 
 
 def _header_of_block(block: bytes) -> ProxyHeader:
     family, transport = block[13] >> 4, block[13] & 15
     if family and transport > _STREAM:
-        raise ProxyHeaderError("a connection that is no stream")
+        raise ProxyHeaderError("a connection that is not a stream")
     at = _FIXED_BYTES + _ADDRESS_BYTES[family]
     if at > len(block):
         raise ProxyHeaderError("a header too short for its addresses")

@@ -169,7 +169,7 @@ def _compiled(settings: RewriteSettings, where: str) -> _Rule:
     for number in _GROUP.findall(settings.template):
         if not 1 <= int(number) <= pattern.groups:
             raise ConfigError(
-                f"{where}.template = {settings.template!r}: ${number} is no group of the pattern, which has "
+                f"{where}.template = {settings.template!r}: the pattern has no group ${number}, only "
                 f"{pattern.groups}"
             )
     if not settings.template.isprintable():

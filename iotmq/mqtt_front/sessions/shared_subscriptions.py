@@ -102,7 +102,7 @@ class SharedSubscriptions:
             ("members", "Local members of groups.", egress.member_count),
             ("delivered_total", "Messages written to members of groups.", egress.delivered),
             ("done_total", "Messages that members were done with.", egress.done),
-            ("malformed_total", "Records handed out that are no messages.", egress.malformed),
+            ("malformed_total", "Records handed out that are not messages.", egress.malformed),
             ("withdrawn_total", "Messages taken back before their device had room.", egress.withdrawn),
             ("refused_joins_total", "Members a broker refused.", egress.refused_joins),
             (

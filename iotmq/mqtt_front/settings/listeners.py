@@ -179,7 +179,7 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             max_length=limits.MQTT_WEBSOCKET_ORIGINS_MAX,
             description=(
                 "Origins of the web pages whose browsers a WebSocket listener lets in, such as "
-                "https://console.example.com; others are answered with 403. Clients that are no browsers "
+                "https://console.example.com; others are answered with 403. Clients that are not browsers "
                 'name none. ["*"], or empty: all; empty is refused on loopback where devices do not have to '
                 "prove who they are, because any page in a browser of this machine could publish and "
                 "subscribe."

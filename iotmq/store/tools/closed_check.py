@@ -280,7 +280,7 @@ class ClosedCheck:
         for offset in range(first_offset, min(logged_offset, first_offset + PROBLEMS_MAX)):
             entry = queue.entry(offset)
             if entry is not None and not entry.is_filler and not self._is_lost(entry.position):
-                self._say(f"{where}: offset {offset} leads to {entry.position}, which is no record")
+                self._say(f"{where}: offset {offset} leads to {entry.position}, where no record is")
                 return
 
     def _check_begins(self) -> None:

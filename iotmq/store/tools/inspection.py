@@ -196,7 +196,7 @@ class ClosedStore:
         """Raises StoreLockedError, which names the lock, and StoreError when this is no data directory."""
         self.directory = directory
         if not (directory / "commitlog").is_dir():
-            raise StoreError(f"{directory} is no data directory: it has no commitlog/")
+            raise StoreError(f"{directory} is not a data directory: it has no commitlog/")
         self._lock: DirectoryLock | None = None
         try:
             self._lock = DirectoryLock(directory)

@@ -112,7 +112,7 @@ def test_open_directory_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_data_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="is no data directory"):
+    with pytest.raises(StoreError, match="is not a data directory"):
         repair(tmp_path, SETTINGS)
     assert list(tmp_path.iterdir()) == []
 

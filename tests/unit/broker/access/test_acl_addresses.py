@@ -63,7 +63,7 @@ def test_who_is_meant(pattern: str, inside: list[str], outside: list[str]) -> No
     ],
 )
 def test_what_is_no_pattern_is_named(pattern: str) -> None:
-    with pytest.raises(ValueError, match="no pattern of addresses"):
+    with pytest.raises(ValueError, match="invalid address pattern"):
         parse_address_pattern(pattern)
 
 
