@@ -42,7 +42,7 @@ class FrontEndHandler(RequestProcessor):
         name = request.text("frontEnd")
         reference = request.text("serverReference", "")
         if len(reference) > limits.MQTT_SERVER_REFERENCE_CHARACTERS_MAX or not reference.isprintable():
-            raise RequestError(ResponseCode.SYSTEM_ERROR, "invalid server reference in the field serverReference")
+            raise RequestError(ResponseCode.SYSTEM_ERROR, "invalid server reference in serverReference")
         order = DrainOrder(
             is_draining=request.boolean("isDraining"),
             per_second=request.integer("perSecond", 1, minimum=1, maximum=limits.DRAINED_PER_SECOND_MAX),

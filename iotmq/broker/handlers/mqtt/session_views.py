@@ -201,7 +201,7 @@ def _encodable(request: Command, field: str) -> str:
     if size > limits.MQTT_CLIENT_ID_BYTES_MAX:
         raise RequestError(
             ResponseCode.SYSTEM_ERROR,
-            f"invalid client id in the field {field}: at most {limits.MQTT_CLIENT_ID_BYTES_MAX} bytes of UTF-8",
+            f"invalid client id in {field}: at most {limits.MQTT_CLIENT_ID_BYTES_MAX} bytes of UTF-8",
         )
     return text
 
