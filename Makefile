@@ -4,6 +4,9 @@ SHELL := /bin/bash
 .PHONY: help demo test test-quick serve compile lint types bench crash fuzz interop lock reference clean
 
 PYTHON_ENV := .venv/bin/python
+# The tests start hundreds of processes: each would compile all modules anew where bytecode is not to be written.
+export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
+unexport PYTHONDONTWRITEBYTECODE
 # Extra words for the command of a target: make test ARGS="-k store", make serve ARGS="--set ..."
 ARGS ?=
 CRASH_ROUNDS ?= 50
@@ -85,7 +88,7 @@ reference:  ## Write the references of settings and metrics into docs/
 	@$(PYTHON_ENV) tools/write_reference.py
 
 clean:  ## Remove what was built; .venv stays (rm -r .venv build removes everything)
-	@rm -rf build/cython build/lib* build/temp* build/demo build/setup/compiled *.egg-info
+	@rm -rf build/cython build/lib* build/temp* build/demo build/pycache build/setup/compiled *.egg-info
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
 	@find iotmq loadtest -name '*.so' -delete
 	@find iotmq loadtest tests -name __pycache__ -prune -exec rm -rf {} +

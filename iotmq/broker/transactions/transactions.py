@@ -17,7 +17,7 @@ import enum
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from iotmq import limits
 from iotmq.broker.parts import BrokerParts
@@ -80,6 +80,18 @@ class State(enum.Enum):
     """It has ended, but the op record that says so could not be written yet."""
 
 
+# From each state to those that may follow. A transaction leaves the table from ENDING, when its op record is
+# stored, and from any state when the log has lost its half.
+_FOLLOWING: Final[dict[State, frozenset[State]]] = {
+    # OP_OWED: a former process has delivered the message.
+    State.OPEN: frozenset({State.COPYING, State.ENDING, State.OP_OWED}),
+    State.COPYING: frozenset({State.OPEN}),
+    # OPEN: the message, or the op record of a rollback, was refused.
+    State.ENDING: frozenset({State.OPEN, State.OP_OWED}),
+    State.OP_OWED: frozenset({State.ENDING}),
+}
+
+
 class Pending:
     """One transaction without an end. `offset` and `position` are those of the last copy of its half."""
 
@@ -103,6 +115,11 @@ class Pending:
         self.half_end: Callable[[], None] | None = None
         # Set with OP_OWED.
         self.outcome = 0
+
+    def move_to(self, state: State) -> None:
+        """Change the state to one that may follow (`_FOLLOWING`)."""
+        assert state in _FOLLOWING[self.state], f"{self.state} -> {state}"
+        self.state = state
 
 
 class _Cursors(NamedTuple):
@@ -280,22 +297,21 @@ class Transactions:
         if pending.state is State.COPYING and pending.half_end is None:
             pending.half_end = lambda: self.end(pending, record, outcome, done)
         elif pending.state is State.OP_OWED and pending.outcome == outcome:
-            self._write_op(pending, outcome, done)
+            self.settle(pending, done)
         elif pending.state is not State.OPEN:
             done(RefusedBatch(ResponseCode.SYSTEM_ERROR, "this transaction is being ended already"))
         elif outcome == COMMIT:
             self._deliver(pending, record, done)
         else:
-            pending.state = State.ENDING
+            pending.move_to(State.ENDING)
             self._write_op(pending, outcome, done)
 
     def copy(self, pending: Pending, record: Record, *, check_times: int, done: Done) -> None:
         """Write the half of an open transaction again; the copy stands for it from then on."""
-        assert pending.state is State.OPEN
-        pending.state = State.COPYING
+        pending.move_to(State.COPYING)
 
         def copied(result: StoredBatch | RefusedBatch) -> None:
-            pending.state = State.OPEN
+            pending.move_to(State.OPEN)
             if isinstance(result, StoredBatch):
                 pending.offset = result.first_offset
                 pending.position = result.appended.start_position
@@ -313,14 +329,13 @@ class Transactions:
 
     def give_up(self, pending: Pending, record: Record, done: Done) -> None:
         """Put the half of an open transaction where an operator finds it, and ask about it no more."""
-        assert pending.state is State.OPEN
-        pending.state = State.ENDING
+        pending.move_to(State.ENDING)
 
         def stored(result: StoredBatch | RefusedBatch) -> None:
             if isinstance(result, StoredBatch):
                 self._write_op(pending, GIVEN_UP, done)
             else:
-                pending.state = State.OPEN
+                pending.move_to(State.OPEN)
                 done(result)
 
         self._append_half_of(record, TRANSACTION_CHECKS_MAX_TOPIC, record.properties, stored)
@@ -351,7 +366,7 @@ class Transactions:
         pending.may_be_delivered = False
         if is_delivered:
             logger.info("the message of the half at position %d was delivered before", pending.position)
-            pending.state = State.OP_OWED
+            pending.move_to(State.OP_OWED)
             pending.outcome = COMMIT
 
     def is_delivered(self, first_offset: int, record: Record) -> Steps[bool]:
@@ -376,6 +391,7 @@ class Transactions:
     def settle(self, pending: Pending, done: Done) -> None:
         """Write the op record that is owed."""
         assert pending.state is State.OP_OWED
+        pending.move_to(State.ENDING)
         self._write_op(pending, pending.outcome, done)
 
     def note_progress(self) -> None:
@@ -440,13 +456,13 @@ class Transactions:
         except RequestError as error:
             done(RefusedBatch(error.code, str(error)))
             return
-        pending.state = State.ENDING
+        pending.move_to(State.ENDING)
 
         def stored(result: StoredBatch | RefusedBatch) -> None:
             if isinstance(result, StoredBatch):
                 self._write_op(pending, COMMIT, done)
             else:
-                pending.state = State.OPEN
+                pending.move_to(State.OPEN)
                 done(result)
 
         self._append(
@@ -462,16 +478,16 @@ class Transactions:
         )
 
     def _write_op(self, pending: Pending, outcome: int, done: Done) -> None:
-        pending.state = State.ENDING
+        """Store the op record of a transaction that is ENDING."""
 
         def stored(result: StoredBatch | RefusedBatch) -> None:
             if isinstance(result, StoredBatch):
                 self._end(pending, outcome)
             elif outcome == ROLLBACK:
                 # Nothing has happened yet.
-                pending.state = State.OPEN
+                pending.move_to(State.OPEN)
             else:
-                pending.state = State.OP_OWED
+                pending.move_to(State.OP_OWED)
                 pending.outcome = outcome
             done(result)
 

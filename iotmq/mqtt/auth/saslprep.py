@@ -26,10 +26,10 @@ _PROHIBITED: Final = re.compile(
     "]"
 )
 # What is left out, and the spaces that become one of ASCII (RFC 4013 section 2.1). Both tables end there.
-_MAPPED: Final = {
-    point: " " if stringprep.in_table_c12(chr(point)) else None
-    for point in range(0x10000)
-    if stringprep.in_table_c12(chr(point)) or stringprep.in_table_b1(chr(point))
+_SPACES: Final = (0xA0, 0x1680, *range(0x2000, 0x200C), 0x202F, 0x205F, 0x3000)
+_MAPPED: Final[dict[int, str | None]] = {
+    **dict.fromkeys(stringprep.b1_set),
+    **dict.fromkeys(_SPACES, " "),
 }
 
 

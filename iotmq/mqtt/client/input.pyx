@@ -10,9 +10,14 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t
 from libc.stdlib cimport free
 from libc.string cimport memcmp
 
-from iotmq.message.layout cimport get_u16
-from iotmq.mqtt.codec.framing cimport Packet, next_packet, read_variable_integer
-from iotmq.mqtt.codec.packet_types cimport LEVEL_3_1, LEVEL_5, PACKET_PUBLISH
+from iotmq.mqtt.codec.framing cimport (
+    Packet,
+    PublishHead,
+    next_packet,
+    read_publish_head,
+    read_variable_integer,
+)
+from iotmq.mqtt.codec.packet_types cimport LEVEL_5, PACKET_PUBLISH
 
 from iotmq.mqtt.client.server_packets import ServerPacketReader
 from iotmq.mqtt.codec import packets
@@ -84,27 +89,17 @@ cdef class ClientInput:
         )
 
     cdef ReceivedMessage _message(self, const Packet* packet):
-        cdef int qos = packet.first >> 1 & 3
         cdef const uint8_t* body = packet.body
-        cdef Py_ssize_t size = packet.size, topic_size, at, properties_size
+        cdef Py_ssize_t size = packet.size, at, properties_size
+        cdef PublishHead head
         cdef ReceivedMessage message = ReceivedMessage.__new__(ReceivedMessage)
-        if qos == 3 or qos == 0 and packet.first & 8 and self._protocol_level != LEVEL_3_1:
-            # [MQTT-3.3.1-4], [MQTT-3.3.1-2]
-            raise MqttProtocolError(MALFORMED_PACKET, f"PUBLISH has flags {packet.first & 0x0F:#x}")
-        if size < 2:
-            raise MqttProtocolError(MALFORMED_PACKET, "PUBLISH ends in its topic")
-        topic_size = get_u16(body)
-        at = 2 + topic_size + (2 if qos else 0)
-        if at > size:
-            raise MqttProtocolError(MALFORMED_PACKET, "PUBLISH ends in its topic or packet id")
-        message.topic = self._topic(body + 2, topic_size)
-        message.qos = <uint8_t>qos
-        message.is_retained = packet.first & 1
-        message.is_duplicate = packet.first >> 3 & 1
-        if qos:
-            message.packet_id = get_u16(body + at - 2)
-            if not message.packet_id:  # [MQTT-2.2.1-3]
-                raise MqttProtocolError(PROTOCOL_ERROR, "PUBLISH has packet id 0")
+        read_publish_head(packet, self._protocol_level, &head)
+        at = head.size
+        message.topic = self._topic(head.topic, head.topic_size)
+        message.qos = head.qos
+        message.is_retained = head.is_retained
+        message.is_duplicate = head.is_duplicate
+        message.packet_id = head.packet_id
         message.properties = NO_PROPERTIES
         if self._protocol_level == LEVEL_5:
             properties_size = _whole_size(body + at, size - at)

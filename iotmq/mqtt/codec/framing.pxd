@@ -13,10 +13,23 @@ cdef struct Packet:
     bint is_length_padded       # the remaining length is not in its shortest form
 
 
+cdef struct PublishHead:
+    const uint8_t* topic
+    uint16_t topic_size
+    uint16_t packet_id          # 0 with QoS 0
+    uint8_t qos
+    bint is_retained
+    bint is_duplicate
+    Py_ssize_t size             # bytes of the body before the properties of MQTT 5, or the payload
+
+
 # The next whole packet of `data` from `at[0]` on, which moves behind it; 0 when there is none yet, with the
 # beginning of one kept in `unfinished`. Raises MqttProtocolError.
 cdef int next_packet(ByteBuffer* unfinished, const uint8_t* data, Py_ssize_t size, Py_ssize_t* at,
         uint32_t bytes_max, Packet* packet) except -1
+
+# What a PUBLISH begins with, in either direction [section 3.3]. Raises MqttProtocolError.
+cdef int read_publish_head(const Packet* packet, int protocol_level, PublishHead* head) except -1
 
 
 cdef inline int read_variable_integer(const uint8_t* at, Py_ssize_t size, uint32_t* value) noexcept nogil:

@@ -8,8 +8,9 @@ from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyBy
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from iotmq.message.layout cimport put_u16
+from iotmq.message.layout cimport get_u16, put_u16
 from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer, append
+from iotmq.mqtt.codec.packet_types cimport LEVEL_3_1
 
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.errors import MqttProtocolError
@@ -40,6 +41,32 @@ cdef int next_packet(
     packet.is_length_padded = taken > 1 and not data[header_end - 1]
     at[0] = header_end + packet.size
     return 1
+
+
+cdef int read_publish_head(const Packet* packet, int protocol_level, PublishHead* head) except -1:
+    cdef uint8_t first = packet.first
+    cdef bint has_packet_id
+    head.qos = first >> 1 & 3
+    head.is_retained = first & 1
+    head.is_duplicate = first >> 3 & 1
+    if head.qos == 3:  # [MQTT-3.3.1-4]
+        raise MqttProtocolError(reason_codes.MALFORMED_PACKET, "PUBLISH has QoS 3")
+    if head.qos == 0 and head.is_duplicate and protocol_level != LEVEL_3_1:  # [MQTT-3.3.1-2]
+        raise MqttProtocolError(reason_codes.MALFORMED_PACKET, "PUBLISH of QoS 0 has its DUP flag set")
+    if packet.size < 2:
+        raise MqttProtocolError(reason_codes.MALFORMED_PACKET, "PUBLISH ends in its topic")
+    has_packet_id = head.qos != 0
+    head.topic = packet.body + 2
+    head.topic_size = get_u16(packet.body)
+    head.size = 2 + head.topic_size + 2 * has_packet_id
+    head.packet_id = 0
+    if head.size > packet.size:
+        raise MqttProtocolError(reason_codes.MALFORMED_PACKET, "PUBLISH ends in its topic or packet id")
+    if has_packet_id:
+        head.packet_id = get_u16(packet.body + head.size - 2)
+        if not head.packet_id:  # [MQTT-2.2.1-3]
+            raise MqttProtocolError(reason_codes.PROTOCOL_ERROR, "PUBLISH has packet id 0")
+    return 0
 
 
 cdef int _complete(

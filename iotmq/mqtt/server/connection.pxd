@@ -42,7 +42,7 @@ cdef class ServerConnection(OutboundHalf):
     cdef int _check_empty(self, Py_ssize_t size, str name) except -1
     cdef int _add_event(self, object event) except -1
     cdef int _handle_packet(self, const Packet* packet) except -1
-    cdef int _handle_publish(self, uint8_t first, const uint8_t* body, Py_ssize_t size) except -1
+    cdef int _handle_publish(self, const Packet* packet) except -1
     cdef int _handle_rare(self, uint8_t first, const uint8_t* body, Py_ssize_t size) except -1
     cdef int _handle_connect(self, bytes body) except -1
     cdef int _handle_receipt(self, int packet_type, bytes body) except -1
@@ -50,7 +50,7 @@ cdef class ServerConnection(OutboundHalf):
     cdef int _handle_auth(self, bytes body) except -1
     cdef int _receive_waiting(self) except -1
     cdef int _receive_behind_events(self) except -1
-    cdef int _begin_qos2(self, Publication* publication, uint16_t packet_id) except -1
+    cdef int _begin_qos2(self, Publication* publication) except -1
     cdef int _refuse_payload(self, const Publication* publication) except -1
     cdef int _check_receive_max(self) except -1
     cdef bint _are_flags_right(self, int packet_type, int flags) except -1

@@ -29,7 +29,7 @@ from libc.stdlib cimport free
 
 from iotmq.message.layout cimport get_u16
 from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer, append, release
-from iotmq.mqtt.codec.framing cimport Packet, next_packet, variable_integer_size
+from iotmq.mqtt.codec.framing cimport Packet, PublishHead, next_packet, read_publish_head, variable_integer_size
 from iotmq.mqtt.codec.packet_types cimport (
     LEVEL_3_1, LEVEL_3_1_1, LEVEL_5, PACKET_AUTH, PACKET_CONNECT, PACKET_DISCONNECT, PACKET_PINGREQ,
     PACKET_PUBACK, PACKET_PUBCOMP, PACKET_PUBLISH, PACKET_PUBREC,
@@ -180,7 +180,7 @@ cdef class ServerConnection(OutboundHalf):
         if packet.is_length_padded:
             self._check_length_form(packet)
         if packet_type == PACKET_PUBLISH:
-            return self._handle_publish(packet.first, packet.body, packet.size)
+            return self._handle_publish(packet)
         if packet.first & 0x0F == 0 and packet.size == 2:
             if packet_type == PACKET_PUBACK:
                 return self.handle_puback(get_u16(packet.body))
@@ -190,36 +190,21 @@ cdef class ServerConnection(OutboundHalf):
                 return self.handle_pubcomp(get_u16(packet.body))
         return self._handle_rare(packet.first, packet.body, packet.size)
 
-    cdef int _handle_publish(self, uint8_t first, const uint8_t* body, Py_ssize_t size) except -1:
-        cdef int qos = first >> 1 & 3
-        cdef Py_ssize_t head
-        cdef uint16_t packet_id = 0
+    cdef int _handle_publish(self, const Packet* packet) except -1:
+        cdef PublishHead head
         cdef Publication publication
         cdef PublishProperties properties
-        if qos == 3:  # [MQTT-3.3.1-4]
-            raise MqttProtocolError(reason_codes.MALFORMED_PACKET, "PUBLISH has QoS 3")
-        if qos == 0 and first & 8 and self.protocol_level != LEVEL_3_1:  # [MQTT-3.3.1-2]
-            raise MqttProtocolError(reason_codes.MALFORMED_PACKET, "PUBLISH of QoS 0 has its DUP flag set")
-        if size < 2:
-            raise MqttProtocolError(reason_codes.MALFORMED_PACKET, "PUBLISH ends in its topic")
-        publication.topic = body + 2
-        publication.topic_size = get_u16(body)
+        read_publish_head(packet, self.protocol_level, &head)
+        publication.topic = head.topic
+        publication.topic_size = head.topic_size
         publication.properties = NULL
         publication.sequence = 0
-        publication.packet_id = 0
-        publication.qos = <uint8_t>qos
-        publication.is_retained = first & 1
-        publication.is_duplicate = first & 8
-        head = 2 + publication.topic_size + (2 if qos else 0)
-        if head > size:
-            raise MqttProtocolError(reason_codes.MALFORMED_PACKET, "PUBLISH ends in its topic or packet id")
-        if qos:
-            packet_id = get_u16(body + head - 2)
-            if packet_id == 0:  # [MQTT-2.3.1-1]
-                raise MqttProtocolError(reason_codes.PROTOCOL_ERROR, "PUBLISH has packet id 0")
-            publication.packet_id = packet_id
+        publication.packet_id = head.packet_id
+        publication.qos = head.qos
+        publication.is_retained = head.is_retained
+        publication.is_duplicate = head.is_duplicate
         if self.protocol_level == LEVEL_5:
-            head += read_publish_properties(body + head, size - head, &properties)
+            head.size += read_publish_properties(packet.body + head.size, packet.size - head.size, &properties)
             if properties.raw_size:
                 publication.properties = &properties
             if properties.topic_alias:
@@ -230,13 +215,13 @@ cdef class ServerConnection(OutboundHalf):
                 )
             elif not publication.topic_size:
                 raise MqttProtocolError(reason_codes.PROTOCOL_ERROR, "PUBLISH has neither a topic nor an alias")
-        publication.payload = body + head
-        publication.payload_size = size - head
-        if qos == 1:
-            publication.sequence = expect_acknowledgement(&self._acks, packet_id, PACKET_PUBACK)
-        elif qos == 2 and not self._begin_qos2(&publication, packet_id):
+        publication.payload = packet.body + head.size
+        publication.payload_size = packet.size - head.size
+        if head.qos == 1:
+            publication.sequence = expect_acknowledgement(&self._acks, head.packet_id, PACKET_PUBACK)
+        elif head.qos == 2 and not self._begin_qos2(&publication):
             return 0
-        if qos and self._receive_max < 0xFFFF:
+        if head.qos and self._receive_max < 0xFFFF:
             self._check_receive_max()
         if self.settings.checks_payload_format and publication.properties != NULL and properties.payload_format:
             if not is_utf8(publication.payload, publication.payload_size, 0):
@@ -249,11 +234,12 @@ cdef class ServerConnection(OutboundHalf):
             return self.refuse_published(publication.sequence, 1, reason_codes.PAYLOAD_FORMAT_INVALID.v5_code)
         raise MqttProtocolError(reason_codes.PAYLOAD_FORMAT_INVALID, "PUBLISH has a payload that is not UTF-8")
 
-    cdef int _begin_qos2(self, Publication* publication, uint16_t packet_id) except -1:
+    cdef int _begin_qos2(self, Publication* publication) except -1:
         """Whether a message of QoS 2 is a new one: it is handed on at once, and not again until its PUBREL.
 
         That is method B of section 4.3.3.
         """
+        cdef uint16_t packet_id = publication.packet_id
         if self._qos2_received is None:
             self._qos2_received = {}
         publication.sequence = expect_acknowledgement(&self._acks, packet_id, PACKET_PUBREC)
