@@ -327,3 +327,4 @@ class Broker:
     def _on_group_changed(self, name: str) -> None:
         if self.subscription_groups.find(name) is None:
             self.statistics.forget_group(name)
+

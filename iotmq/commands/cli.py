@@ -111,7 +111,9 @@ def _load(options: argparse.Namespace) -> Config:
     assignments = list(options.assignments)
     if getattr(options, "workers", None) is not None:
         assignments.append(f"mqtt.workers={options.workers}")
-    return load_config(options.config, environment=os.environ, assignments=assignments, data=options.data)
+    return load_config(
+        options.config, environment=os.environ, assignments=assignments, data=options.data
+    )
 
 
 def _run_role(options: argparse.Namespace) -> int:

@@ -1,6 +1,7 @@
 """The numbers of the native protocol: request codes, response codes, languages and versions.
 
-Plain integers, because they are compared on every request; `request_name` is for people. Codes from 30001 up are iotmq's own and are described in docs/reference/wire-protocol.md.
+Plain integers, because they are compared on every request; `request_name` is for people. Codes from
+30001 up are iotmq's own and are described in docs/reference/wire-protocol.md.
 """
 
 from __future__ import annotations
