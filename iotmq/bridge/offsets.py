@@ -130,8 +130,3 @@ def ranges_between(start: StreamOffset, end: StreamOffset) -> list[QueueRange]:
         for key in sorted(end.offsets)
         if key in start.offsets and end.offsets[key] > start.offsets[key]
     ]
-
-
-def rows_between(start: StreamOffset, end: StreamOffset) -> int:
-    """How many offsets lie between two positions."""
-    return sum(part.rows for part in ranges_between(start, end))

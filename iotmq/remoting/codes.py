@@ -1,7 +1,7 @@
 """The numbers of the native protocol: request codes, response codes, languages and versions.
 
-Plain integers, because they are compared on every request; `request_name` and `response_name` are for
-people. Codes from 30001 up are iotmq's own and are described in docs/reference/wire-protocol.md.
+Plain integers, because they are compared on every request; `request_name` is for people. Codes from
+30001 up are iotmq's own and are described in docs/reference/wire-protocol.md.
 """
 
 from __future__ import annotations
@@ -248,14 +248,8 @@ LANGUAGES: Final[dict[str, int]] = _constants(LanguageCode)
 LANGUAGE_NAMES: Final[dict[int, str]] = {code: name for name, code in LANGUAGES.items()}
 
 _REQUEST_NAMES: Final = {code: name for name, code in _constants(RequestCode).items()}
-_RESPONSE_NAMES: Final = {code: name for name, code in _constants(ResponseCode).items()}
 
 
 def request_name(code: int) -> str:
     """The name of a request code for logs and labels; `"UNKNOWN"` keeps the number of labels bounded."""
     return _REQUEST_NAMES.get(code, "UNKNOWN")
-
-
-def response_name(code: int) -> str:
-    """The name of a response code for logs and labels."""
-    return _RESPONSE_NAMES.get(code, "UNKNOWN")

@@ -461,7 +461,6 @@ cdef class Engine:
     cdef uint32_t number_base
     cdef uint32_t publishers_tracked
     cdef uint64_t ring_bytes_total
-    cdef uint64_t tracked_bytes
     cdef uint32_t publisher_count
     cdef uint32_t subscriber_count
     cdef uint32_t* publishers          # indexes of the publisher connections

@@ -1,15 +1,23 @@
-"""What a front end says of itself in numbers."""
+"""What a front end, or another part with metrics, says of itself in numbers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Protocol
+
+from iotmq.metrics import Metric
 from iotmq.mqtt_front.server import MqttFront
 
 
-def number_of(front: MqttFront, name: str, **labels: str) -> float:
+class Measured(Protocol):
+    def metrics(self) -> Iterable[Metric]: ...
+
+
+def number_of(part: Measured, name: str, **labels: str) -> float:
     """The sum of the metrics of this name that have these labels, and perhaps more."""
     return sum(
         metric.value
-        for metric in front.metrics()
+        for metric in part.metrics()
         if metric.name == name and dict(metric.labels).items() >= labels.items()
     )
 

@@ -90,8 +90,7 @@ class AccessControl:
             self._accounts = accounts_file.read_accounts(path)
         except FileNotFoundError:
             raise ConfigError(
-                f"broker.acl_enabled is on and {path} is not there: write it first "
-                "(docs/how-to/accounts.md)"
+                f"broker.acl_enabled is on and {path} is not there: write it first (docs/how-to/accounts.md)"
             ) from None
         except (OSError, AclFileError) as error:
             raise ConfigError(f"the accounts in {path} cannot be used: {error}") from error
@@ -104,22 +103,16 @@ class AccessControl:
     def accounts(self) -> Accounts:
         return self._accounts
 
-    def check(self, request: Command, address: str) -> None:
-        """Return when the request may be carried out, else RequestError (16) with account and resource.
-
-        Of a request about a record that is read, which may have to wait for the disk.
-        """
-        account = self.authenticated(request, address)
-        if account is not None:
-            self.check_permitted(account, request)
-
     def authenticated(self, request: Command, address: str) -> Account | None:
         """The account that signed the request; None when its address alone is enough. RequestError (16)."""
         accounts = self._accounts
         return None if accounts.is_white(address) else self._authenticated(accounts, request, address)
 
     def check_permitted(self, account: Account, request: Command) -> None:
-        """Return when an account may have the request carried out, else RequestError (16)."""
+        """Return when an account may have the request carried out, else RequestError (16).
+
+        Of a request about a record that is read, which may have to wait for the disk.
+        """
         rule = rule_of(request.code)
         if rule.is_for_admins:
             if not account.is_admin:

@@ -379,11 +379,6 @@ cdef class LightQueues:
         """Front ends with an open channel."""
         return len(self.channels)
 
-    @property
-    def failed_pushes_total(self):
-        """Pushes a front end's receiver has raised something at."""
-        return self.channels.failed_total
-
     def _invariants(self):
         """Raise AssertionError when attachments, pending entries and what is touched do not agree."""
         cdef LightChannel channel

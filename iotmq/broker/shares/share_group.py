@@ -197,11 +197,6 @@ class ShareGroup:
         """Messages that members hold."""
         return len(self._held)
 
-    @property
-    def undone_count(self) -> int:
-        """Messages read and not acknowledged, in flight or waiting for a member."""
-        return len(self._undone) + len(self._unread_set)
-
     def members(self) -> Iterator[tuple[str, str, int, int, bool]]:
         """(client id, front end, in flight, credit left, is slow) of each member."""
         for member in self._members.values():
@@ -442,7 +437,7 @@ class ShareGroup:
     def _invariants(self) -> None:
         """Assert what must always be true; for tests."""
         held = {position for member in self._members.values() for position in member.held}
-        assert held == set(self._held)
+        assert held == set(self._held) <= set(self._undone)
         assert sum(len(member.held) for member in self._members.values()) == len(held)
         for position, message in self._undone.items():
             assert message.position == position

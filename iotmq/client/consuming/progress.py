@@ -46,8 +46,3 @@ class QueueProgress:
     def next_offset(self) -> int:
         """The offset behind everything fetched."""
         return self._next_offset
-
-    @property
-    def open_count(self) -> int:
-        """Ranges being worked on or waiting."""
-        return len(self._open)

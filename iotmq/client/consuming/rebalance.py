@@ -25,13 +25,3 @@ def allocate_averagely(
     index = members.index(client_id)
     first = index * share + min(index, remainder)
     return ordered[first : first + share + (1 if index < remainder else 0)]
-
-
-def allocate_in_circle(
-    queues: Collection[MessageQueue], client_ids: Collection[str], client_id: str
-) -> list[MessageQueue]:
-    """The queues of `client_id` when the sorted queues are dealt out one by one, like cards."""
-    members = sorted(set(client_ids))
-    if client_id not in members:
-        return []
-    return sorted(set(queues))[members.index(client_id) :: len(members)]

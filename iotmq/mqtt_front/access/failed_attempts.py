@@ -31,11 +31,6 @@ class FailedAttempts:
     def __len__(self) -> int:
         return len(self._failures)
 
-    @property
-    def proven_count(self) -> int:
-        """Users at addresses that have a count of their own."""
-        return len(self._proven)
-
     def is_exceeded(self, address: str | None, user: str | None, now_s: float) -> bool:
         """Whether devices of the address, or this user's there, have failed too often in this minute."""
         if not self._per_minute_max or address is None:

@@ -183,11 +183,6 @@ class SessionHandler:
         if front_end is not None:
             self._drop(front_end)
 
-    @property
-    def front_end_names(self) -> list[str]:
-        """Return the names of the connected front ends."""
-        return sorted(self._by_name)
-
     def metrics(self) -> Iterable[Metric]:
         yield from samples(
             (

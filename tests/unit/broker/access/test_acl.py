@@ -110,9 +110,15 @@ def request_of(code: int, ext: dict[str, str] | None = None, body: bytes = b"", 
     return request
 
 
+def check(access: AccessControl, request: Command, address: str) -> None:
+    account = access.authenticated(request, address)
+    if account is not None:
+        access.check_permitted(account, request)
+
+
 def refusal(access: AccessControl, request: Command, address: str = NEAR) -> str:
     with pytest.raises(RequestError) as caught:
-        access.check(request, address)
+        check(access, request, address)
     assert caught.value.code == 16
     return str(caught.value)
 
@@ -138,19 +144,19 @@ def test_unsigned_and_wrongly_signed_requests_are_refused_and_counted(access: Ac
     changed = request_of(code, send("topicB"), b"body", who="device1")
     changed.body = b"other"
     assert "signature" in refusal(access, changed)
-    access.check(request_of(code, send("topicB"), b"body", who="device1"), NEAR)
+    check(access, request_of(code, send("topicB"), b"body", who="device1"), NEAR)
     assert access.refused == {"unsigned": 1, "account": 1, "signature": 2, "admin": 0, "permission": 0}
 
 
 def test_addresses_on_the_global_list_are_not_asked(access: AccessControl) -> None:
-    access.check(request_of(RequestCode.UPDATE_BROKER_CONFIG), "10.10.103.7")
-    access.check(request_of(RequestCode.UPDATE_BROKER_CONFIG), "::ffff:10.10.103.7")
+    check(access, request_of(RequestCode.UPDATE_BROKER_CONFIG), "10.10.103.7")
+    check(access, request_of(RequestCode.UPDATE_BROKER_CONFIG), "::ffff:10.10.103.7")
     refusal(access, request_of(RequestCode.UPDATE_BROKER_CONFIG), "10.10.104.7")
 
 
 def test_an_accounts_own_addresses_need_no_signature(access: AccessControl) -> None:
     unsigned = request_of(RequestCode.UPDATE_BROKER_CONFIG, {"AccessKey": "operator"})
-    access.check(unsigned, "192.168.1.9")
+    check(access, unsigned, "192.168.1.9")
     assert "signature" in refusal(access, unsigned, "192.168.2.9")
 
 
@@ -226,25 +232,25 @@ def test_permissions_by_code(access: AccessControl, code: int, ext: dict[str, st
         assert lacks in text
         assert "device1" in text
     else:
-        access.check(request, NEAR)
+        check(access, request, NEAR)
 
 
 def test_an_element_of_a_batch_may_not_speak_to_devices_either(access: AccessControl) -> None:
     ext = {"a": "p", "b": "topicB"}
     quiet = encode_batch([(b"about MQTT_TOPIC\x01", b"KEYS\x01k\x02", 0)])
     loud = quiet + encode_batch([(b"", TO_DEVICES.encode(), 0)])
-    access.check(request_of(320, ext, quiet, who="device1"), NEAR)
+    check(access, request_of(320, ext, quiet, who="device1"), NEAR)
     packed = zlib.compress(loud)
     for code, fields in ((320, ext), (310, {**ext, "m": "true"})):
         wrapped = request_of(code, {**fields, "f": "1"}, packed, who="device1")
         assert "PUB on topic 'MQTT_TOPIC'" in refusal(access, wrapped)
         assert "PUB on topic 'MQTT_TOPIC'" in refusal(access, request_of(code, fields, loud, who="device1"))
-        access.check(request_of(code, {**fields, "b": "topicC"}, loud, who="gateway1"), NEAR)
+        check(access, request_of(code, {**fields, "b": "topicC"}, loud, who="gateway1"), NEAR)
 
 
 def test_administrators_and_accounts_that_are_told_so_may_speak_to_devices(access: AccessControl) -> None:
     for who in ("operator", "gateway1"):
-        access.check(request_of(10, {**send("topicC"), "properties": TO_DEVICES}, who=who), NEAR)
+        check(access, request_of(10, {**send("topicC"), "properties": TO_DEVICES}, who=who), NEAR)
 
 
 def beat(group: str, topic: str) -> bytes:
@@ -276,7 +282,7 @@ def test_permissions_by_what_is_in_the_body(
     if lacks:
         assert lacks in refusal(access, request)
     else:
-        access.check(request, NEAR)
+        check(access, request, NEAR)
 
 
 def test_so_many_acknowledgements_may_be_in_one_body(access: AccessControl) -> None:
@@ -284,9 +290,9 @@ def test_so_many_acknowledgements_may_be_in_one_body(access: AccessControl) -> N
         return json.dumps({"acks": [{"c": "groupC", "t": "topicC"}] * count}).encode()
 
     maximum = limits.HEARTBEAT_SUBSCRIPTIONS_MAX
-    access.check(request_of(200_151, {}, body(maximum), who="device1"), NEAR)
+    check(access, request_of(200_151, {}, body(maximum), who="device1"), NEAR)
     with pytest.raises(RequestError) as caught:
-        access.check(request_of(200_151, {}, body(maximum + 1), who="device1"), NEAR)
+        check(access, request_of(200_151, {}, body(maximum + 1), who="device1"), NEAR)
     assert caught.value.code == 1
 
 
@@ -295,21 +301,21 @@ def test_a_body_that_cannot_be_read_is_the_senders_fault(
     access: AccessControl, code: int, body: bytes
 ) -> None:
     with pytest.raises(RequestError) as caught:
-        access.check(request_of(code, {}, body, who="device1"), NEAR)
+        check(access, request_of(code, {}, body, who="device1"), NEAR)
     assert caught.value.code == 1
 
 
 def test_a_missing_field_is_named(access: AccessControl) -> None:
     with pytest.raises(RequestError, match="consumerGroup") as caught:
-        access.check(request_of(11, {"topic": "topicC"}, who="device1"), NEAR)
+        check(access, request_of(11, {"topic": "topicC"}, who="device1"), NEAR)
     assert caught.value.code == 1
 
 
 def test_administrators_may_everything_but_what_is_listed_for_them(access: AccessControl) -> None:
     for code in (17, 25, 200, 215, 30_001, 4_711):
-        access.check(request_of(code, {"topic": "x"}, who="operator"), NEAR)
-    access.check(request_of(10, send("anything"), who="operator"), NEAR)
-    access.check(request_of(11, pull("SCHEDULE_TOPIC_XXXX", "any"), who="operator"), NEAR)
+        check(access, request_of(code, {"topic": "x"}, who="operator"), NEAR)
+    check(access, request_of(10, send("anything"), who="operator"), NEAR)
+    check(access, request_of(11, pull("SCHEDULE_TOPIC_XXXX", "any"), who="operator"), NEAR)
     assert "topicA" in refusal(access, request_of(10, send("topicA"), who="operator"))
 
 
@@ -317,7 +323,7 @@ def test_administrators_may_everything_but_what_is_listed_for_them(access: Acces
     "topic", ["SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "rmq_sys_wheel_timer", "RMQ_SYS_TRACE_TOPIC"]
 )
 def test_the_default_does_not_hold_for_the_brokers_own_topics(access: AccessControl, topic: str) -> None:
-    access.check(request_of(11, pull("any", "any"), who="reader99"), NEAR)
+    check(access, request_of(11, pull("any", "any"), who="reader99"), NEAR)
     assert topic in refusal(access, request_of(11, pull(topic, "any"), who="reader99"))
 
 
@@ -443,7 +449,7 @@ async def test_a_changed_file_is_read_and_a_broken_one_changes_nothing(
     assert access.failed_reloads_count == 2
     rewrite(path, FILE)
     await access.reload()
-    access.check(request, NEAR)
+    check(access, request, NEAR)
 
 
 # --- the guard --------------------------------------------------------------------------------------
@@ -499,14 +505,14 @@ def test_a_transaction_is_ended_by_who_may_write_to_its_topic(access: AccessCont
     def end(position: int, who: str) -> Command:
         return request_of(RequestCode.END_TRANSACTION, {"commitLogOffset": str(position)}, who=who)
 
-    access.check(end(11, "device1"), NEAR)
+    check(access, end(11, "device1"), NEAR)
     assert "lacks PUB on topic 'topicA'" in refusal(access, end(10, "device1"))
     assert "lacks PUB on topic 'topicB'" in refusal(access, end(11, "reader99"))
     # What stands there is no prepared message, or nothing does: the handler says so.
-    access.check(end(8, "reader99"), NEAR)
-    access.check(end(12, "reader99"), NEAR)
+    check(access, end(8, "reader99"), NEAR)
+    check(access, end(12, "reader99"), NEAR)
     with pytest.raises(RequestError, match="commitLogOffset"):
-        access.check(request_of(RequestCode.END_TRANSACTION, {}, who="device1"), NEAR)
+        check(access, request_of(RequestCode.END_TRANSACTION, {}, who="device1"), NEAR)
 
 
 # --- changes at run time ----------------------------------------------------------------------------

@@ -58,4 +58,3 @@ def test_agrees_with_a_set_of_offsets(ranges, chance) -> None:
             progress.done(first)
             undone.difference_update(range(first, end))
         assert progress.committable == (min(undone) if undone else at)
-        assert progress.open_count == len(open_ranges)
