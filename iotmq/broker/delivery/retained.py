@@ -9,7 +9,6 @@ only derived: when it is lost, retained messages come back whose records the log
 from __future__ import annotations
 
 import logging
-import struct
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -17,11 +16,10 @@ from iotmq import limits
 from iotmq.broker.delivery.retained_collector import collect_retained
 from iotmq.broker.delivery.retained_expiry import Sweep, is_expired
 from iotmq.clock import Clock
-from iotmq.errors import StoreCorruptError
 from iotmq.metrics import Metric, samples
 from iotmq.mqtt.topics.filters import is_topic_name
 from iotmq.mqtt.topics.topics import is_valid_filter, matches
-from iotmq.store.kv.kv_projection import MARKER_KEY, KeyValueProjection
+from iotmq.store.kv.kv_projection import CountedProjection
 
 if TYPE_CHECKING:
     from iotmq.store.kv.kv import KeyValueStore
@@ -32,7 +30,6 @@ FORMAT_VERSION: Final = 1
 _TAG: Final = b"\x01"
 _TAG_END: Final = b"\x02"
 _TOTALS_KEY: Final = b"\x02"
-_TOTALS: Final = struct.Struct(">QQ")
 
 logger = logging.getLogger(__name__)
 
@@ -72,13 +69,15 @@ class _Changes:
         self.size_bytes = 0
 
 
-class RetainedProjection(KeyValueProjection):
+class RetainedProjection(CountedProjection):
     """The projection. For the store's thread alone.
 
     Past `messages_max` or `bytes_max` no further topic gets a retained message; those that have one still get
     the next. `refused_total` counts what was not kept. Those whose time is over are not found, and leave.
     So do those of a topic that no device could be sent.
     """
+
+    totals_key = _TOTALS_KEY
 
     def __init__(self, key_values: KeyValueStore, clock: Clock, *, messages_max: int, bytes_max: int) -> None:
         self._clock = clock
@@ -87,8 +86,6 @@ class RetainedProjection(KeyValueProjection):
         self._changes = _Changes(self)
         self._messages_max = messages_max
         self._bytes_max = bytes_max
-        self.count = 0
-        self.size_bytes = 0
         self.refused_total = 0
         super().__init__(key_values, NAME, format_version=FORMAT_VERSION, collector=self._changes)
 
@@ -196,11 +193,6 @@ class RetainedProjection(KeyValueProjection):
             self.applied_position = self.written_position = self.durable_position = position
             self._write(self._marker())
 
-    def clear(self, position: int) -> None:
-        """Delete everything; the log is applied again from `position` on."""
-        super().clear(position)
-        self.count = self.size_bytes = 0
-
     def metrics(self) -> Iterable[Metric]:
         """How many there are, and what was not kept."""
         yield from samples(
@@ -261,22 +253,8 @@ class RetainedProjection(KeyValueProjection):
             else:
                 return
 
-    def _load(self) -> None:
-        super()._load()
-        try:
-            stored = self._space.get(_TOTALS_KEY)
-        except StoreCorruptError as error:
-            logger.warning("projection %s is damaged (%s) and starts over from the log", NAME, error)
-            self.clear(0)
-            return
-        self.count, self.size_bytes = (0, 0) if stored is None else _TOTALS.unpack(stored)
-
-    def _write(self, marker: bytes) -> None:
-        keys, values = self._changes.items()
-        keys += [_TOTALS_KEY, MARKER_KEY]
-        values += [_TOTALS.pack(self.count, self.size_bytes), marker]
-        removed = [_TAG + topic for topic, record in self._changes.records.items() if record is None]
-        self._space.write(keys, values, removed_keys=removed)
+    def _removed_keys(self) -> list[bytes]:
+        return [_TAG + topic for topic, record in self._changes.records.items() if record is None]
 
 
 def _literal_prefix(levels: list[str]) -> bytes:

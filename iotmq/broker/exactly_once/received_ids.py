@@ -26,9 +26,8 @@ from typing_extensions import Buffer
 
 from iotmq import limits
 from iotmq.broker.exactly_once.received_marks import collect_received, marked_elements
-from iotmq.errors import StoreCorruptError
 from iotmq.metrics import Metric, samples
-from iotmq.store.kv.kv_projection import MARKER_KEY, KeyValueProjection, after_prefix
+from iotmq.store.kv.kv_projection import CountedProjection, after_prefix
 
 if TYPE_CHECKING:
     from iotmq.store.kv.kv import KeyValueStore
@@ -41,7 +40,6 @@ _TAG: Final = b"\x01"
 _ORDER_TAG: Final = b"\x02"
 _ORDER_END: Final = b"\x03"
 _TOTALS_KEY: Final = b"\x03"
-_TOTALS: Final = struct.Struct(">QQ")
 _POSITION: Final = struct.Struct(">Q")
 _VALUE: Final = struct.Struct(">QQ")
 _U16: Final = struct.Struct(">H")
@@ -109,12 +107,14 @@ class _Changes:
         self.keys_of.clear()
 
 
-class ReceivedIds(KeyValueProjection):
+class ReceivedIds(CountedProjection):
     """The projection. For the store's thread alone.
 
     It looks at stretches of the log alone that were said to have marked messages (`begin_append`), and at all
     of them while it catches up at a start.
     """
+
+    totals_key = _TOTALS_KEY
 
     def __init__(
         self,
@@ -126,8 +126,6 @@ class ReceivedIds(KeyValueProjection):
         self._changes = _Changes(self)
         self._ids_max = ids_max
         self._bytes_max = bytes_max
-        self.count = 0
-        self.size_bytes = 0
         self.forgotten_total = 0
         self.is_looking = True
         self._marked_until = _ALL_MARKS
@@ -297,31 +295,14 @@ class ReceivedIds(KeyValueProjection):
             *(key for key in self._recent if key.startswith(prefix)),
         }
 
-    def _load(self) -> None:
-        super()._load()
-        try:
-            stored = self._space.get(_TOTALS_KEY)
-        except StoreCorruptError as error:
-            logger.warning("projection %s is damaged (%s) and starts over from the log", NAME, error)
-            self.clear(0)
-            return
-        self.count, self.size_bytes = (0, 0) if stored is None else _TOTALS.unpack(stored)
-
-    def clear(self, position: int) -> None:
-        super().clear(position)
-        self.count = self.size_bytes = 0
-
-    def _write(self, marker: bytes) -> None:
-        keys, values = self._changes.items()
-        keys += [_TOTALS_KEY, MARKER_KEY]
-        values += [_TOTALS.pack(self.count, self.size_bytes), marker]
+    def _removed_keys(self) -> list[bytes]:
         removed: list[bytes] = []
         for key, entry in self._changes.entries.items():
             if entry.position is None:
                 removed.append(_TAG + key)
             if entry.stored is not None and entry.stored != entry.position:
                 removed.append(_ORDER_TAG + _POSITION.pack(entry.stored))
-        self._space.write(keys, values, removed_keys=removed)
+        return removed
 
     def _invariants(self) -> None:
         """Raise AssertionError when the books disagree. For tests."""

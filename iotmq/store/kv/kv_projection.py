@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 MARKER_KEY: Final = b"\0"
 _MARKER: Final = struct.Struct(">8sIQ")
 _MAGIC: Final = b"iotmqKV1"
+_TOTALS: Final = struct.Struct(">QQ")
 
 # What has been collected is written once it is so much. A write of so many keys takes some milliseconds on
 # the loop; the bytes are those of the log since the last write, which is what a crash repeats at least.
@@ -234,6 +235,40 @@ class KeyValueProjection:
         if self._flushing_position is None:
             self._flushing_position = self.written_position
             self._space.flush(wait=False)
+
+
+class CountedProjection(KeyValueProjection):
+    """A projection that keeps how many keys it has, and their size, beside them.
+
+    Under `totals_key`: count 8 | size in bytes 8, big-endian. Whoever changes a key keeps both right.
+    """
+
+    totals_key: bytes
+
+    def clear(self, position: int) -> None:
+        """Delete everything; the log is applied again from `position` on."""
+        super().clear(position)
+        self.count = self.size_bytes = 0
+
+    def _load(self) -> None:
+        super()._load()
+        try:
+            stored = self._space.get(self.totals_key)
+        except StoreCorruptError as error:
+            logger.warning("projection %s is damaged (%s) and starts over from the log", self.name, error)
+            self.clear(0)
+            return
+        self.count, self.size_bytes = (0, 0) if stored is None else _TOTALS.unpack(stored)
+
+    def _write(self, marker: bytes) -> None:
+        keys, values = self._collector.items()
+        keys += [self.totals_key, MARKER_KEY]
+        values += [_TOTALS.pack(self.count, self.size_bytes), marker]
+        self._space.write(keys, values, removed_keys=self._removed_keys())
+
+    def _removed_keys(self) -> list[bytes]:
+        """The keys that what has been collected takes out of the database."""
+        raise NotImplementedError
 
 
 def read_marker(marker: bytes | None, format_version: int | None = None) -> int | None:
