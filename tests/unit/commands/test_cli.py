@@ -116,7 +116,7 @@ def test_a_registry_that_is_not_there_is_named(
 @pytest.mark.parametrize("name", ["no/slash", "x" * 128, ""])
 def test_a_topic_that_cannot_be_one_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("produce", name, "body") == cli.EXIT_FAILED
-    assert "no topic name" in capsys.readouterr().err
+    assert "invalid topic name" in capsys.readouterr().err
 
 
 def test_python_dash_m_is_the_same_command() -> None:

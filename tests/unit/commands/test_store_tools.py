@@ -548,7 +548,7 @@ def test_an_open_store_is_refused_by_its_lock(tmp_path: Path) -> None:
 
 
 def test_what_is_no_data_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="no data directory"):
+    with pytest.raises(StoreError, match="not a data directory"):
         check(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

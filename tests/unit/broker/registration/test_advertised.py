@@ -51,7 +51,7 @@ async def test_the_listening_address_itself_is_right() -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 async def test_a_wildcard_is_no_address(host: str) -> None:
     (problem,) = await problems(host, 10911, listens_on=host)
-    assert "meet themselves" in problem
+    assert "reach themselves" in problem
 
 
 async def test_loopback_is_no_use_to_others(caplog: pytest.LogCaptureFixture) -> None:

@@ -203,7 +203,7 @@ async def test_a_socket_that_is_in_use_is_left_alone(directory: Path) -> None:
 
 async def test_a_file_that_is_no_socket_is_left_alone(directory: Path) -> None:
     (directory / "s").write_text("mine")
-    with pytest.raises(OSError, match="no socket is in its place"):
+    with pytest.raises(OSError, match="not a socket is in its place"):
         async with running(unix(directory / "s")):
             pass
     assert (directory / "s").read_text() == "mine"
