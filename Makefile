@@ -83,7 +83,7 @@ compile:  ## Compile the modules whose sources changed
 lock:  ## Renew requirements/dev.lock, the versions that are installed, from pyproject.toml (needs uv)
 	@tools/lock.sh
 
-reference:  ## Write the references of settings and metrics into docs/
+reference:  ## Write the references of settings, metrics and the API into docs/
 	@tools/setup.sh core
 	@$(PYTHON_ENV) tools/write_reference.py
 

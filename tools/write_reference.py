@@ -1,9 +1,10 @@
-"""Write the references into docs/reference/: all settings (settings.md) and all metrics (metrics.md)."""
+"""Write the references into docs/reference/: settings.md, metrics.md, and the native client's api.md."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import api_reference
 import metrics_reference
 
 from iotmq.config.config import Config
@@ -12,6 +13,7 @@ from iotmq.config.setting_text import reference
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "reference"
 SETTINGS_PAGE = DOCS / "settings.md"
 METRICS_PAGE = DOCS / "metrics.md"
+API_PAGE = DOCS / "api.md"
 
 
 def settings_page() -> str:
@@ -24,6 +26,11 @@ def metrics_page() -> str:
     return _renewed(METRICS_PAGE, "metrics", metrics_reference.tables(metrics_reference.families()))
 
 
+def api_page() -> str:
+    """docs/reference/api.md with all public names of iotmq.client."""
+    return _renewed(API_PAGE, "api", api_reference.pages())
+
+
 def _renewed(page: Path, mark: str, text: str) -> str:
     begin, end = f"<!-- {mark}: begin -->\n", f"<!-- {mark}: end -->\n"
     head, rest = page.read_text().split(begin, 1)
@@ -34,3 +41,4 @@ def _renewed(page: Path, mark: str, text: str) -> str:
 if __name__ == "__main__":
     SETTINGS_PAGE.write_text(settings_page())
     METRICS_PAGE.write_text(metrics_page())
+    API_PAGE.write_text(api_page())

@@ -1,4 +1,4 @@
-"""The references of settings and of metrics in docs/ are what the code says."""
+"""The references of settings, metrics and the native client in docs/ are what the code says."""
 
 from __future__ import annotations
 
@@ -29,3 +29,7 @@ def test_all_settings_are_in_the_documents(write_reference: ModuleType) -> None:
 def test_all_metrics_are_in_the_documents(write_reference: ModuleType) -> None:
     """Those of a running process, and those that the code names and that come with the first event."""
     assert write_reference.metrics_page() == write_reference.METRICS_PAGE.read_text(), "make reference"
+
+
+def test_all_public_names_of_the_client_are_in_the_documents(write_reference: ModuleType) -> None:
+    assert write_reference.api_page() == write_reference.API_PAGE.read_text(), "make reference"
