@@ -1,4 +1,4 @@
-"""The public names of `iotmq.client` for docs/reference/api.md: their calls and values, with their docstrings."""
+"""The public names of `iotmq.client` for docs/reference/api.md, with their calls, values and docstrings."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def pages() -> str:
 
 
 def _is_settings(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, msgspec.Struct) and value.__name__.endswith("Settings")
+    is_struct = isinstance(value, type) and issubclass(value, msgspec.Struct)
+    return is_struct and value.__name__.endswith("Settings")
 
 
 def _section(name: str, value: Any) -> str:
@@ -72,7 +73,7 @@ def _tree(value: Any) -> Any:
 
 
 def _entries(class_name: str, tree: ast.ClassDef) -> Iterator[tuple[str, Entry]]:
-    """What a class has for its users, in the order of its source: calls with a docstring, and values with one."""
+    """The public calls and values of a class that have a docstring, in the order of its source."""
     for index, node in enumerate(tree.body):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             if node.name == "__init__":
