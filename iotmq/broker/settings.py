@@ -149,11 +149,10 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Meta(
             ge=0,
             le=100,
-            description="Share of the log's records from which on a filter with durable subscribers is "
-            "wide: it gets no entry for each record any more, sessions read it from the log. At a quarter a "
-            "reader goes through three records it does not want for each it wants, which costs it less than "
-            "a delivery. Under half of it for a whole window the filter has entries again. 0: never; nor "
-            "while session_queue_messages_max, _bytes_max or _age_s_max is set, which count entries.",
+            description="Percentage of all records that makes a filter of kept sessions wide. A wide filter "
+            "has no entry for each record; its sessions read the log and skip other records. It stops being "
+            "wide when it has matched less than half of this for a whole window. 0: no filter is ever wide. "
+            "Not used while session_queue_messages_max, _bytes_max or _age_s_max is set.",
         ),
     ] = 25
     wide_filter_window_records: Annotated[
@@ -289,8 +288,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     session_queue_policy: Annotated[
         QueuePolicy,
         Meta(
-            description="What a kept session past its number of messages or bytes does not get: "
-            '"drop-oldest" takes what has waited longest, "refuse-new" what comes until there is room again.'
+            description="Which messages a kept session loses past its number of messages or bytes: "
+            'with "drop-oldest" those that have waited longest, with "refuse-new" the new ones.'
         ),
     ] = "drop-oldest"
     store_replies: Annotated[

@@ -62,7 +62,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     http: Annotated[
         HttpSettings, msgspec.Meta(description="The operator's port: metrics, health, readiness.")
     ] = HttpSettings()
-    log: Annotated[LogSettings, msgspec.Meta(description="What is written to standard error.")] = (
+    log: Annotated[LogSettings, msgspec.Meta(description="The log on standard error.")] = (
         LogSettings()
     )
 

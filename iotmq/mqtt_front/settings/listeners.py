@@ -82,9 +82,9 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         tuple[CertificateSettings, ...],
         Meta(
             max_length=limits.MQTT_LISTENER_CERTIFICATES_MAX,
-            description="What an encrypted listener shows: the certificate with the name that a device asks "
+            description="Certificates of an encrypted listener. A device gets the one with the name it asks "
             "for (SNI), else the first. These files, and those about clients, are read again when they "
-            "change, and open connections stay.",
+            "change; open connections stay.",
         ),
     ] = ()
     tls_version_min: Annotated[
@@ -95,7 +95,7 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         Meta(
             min_length=1,
             max_length=1_024,
-            description="Ciphers of TLS 1.2 in the words of OpenSSL; those of 1.3 are all good.",
+            description="Ciphers of TLS 1.2, as OpenSSL names them. TLS 1.3 uses its own.",
         ),
     ] = "ECDHE+AESGCM:ECDHE+CHACHA20"
     client_ca_file: Annotated[
@@ -108,35 +108,35 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     client_certificates: Annotated[
         Literal["required", "optional"],
         Meta(
-            description="Whether a device without a certificate may connect where client_ca_file is set. One "
-            "that is no good never may."
+            description="Whether devices need a certificate where client_ca_file is set. A device with an "
+            "invalid certificate is always refused."
         ),
     ] = "required"
     client_crl_files: Annotated[
         tuple[str, ...],
         Meta(
             max_length=limits.MQTT_LISTENER_CRL_FILES_MAX,
-            description="PEM files with lists of revoked client certificates, one of every root that signs "
-            "them: where one is missing or out of date nobody gets in.",
+            description="PEM files with lists of revoked client certificates, one list for every root. When a "
+            "list is missing or out of date, all client certificates are refused.",
         ),
     ] = ()
     client_crl_depth: Annotated[
         Literal["device", "chain"],
         Meta(
-            description="Whether only a device's certificate is looked up in client_crl_files, or all "
-            "between it and its root too."
+            description="Which certificates are looked up in client_crl_files: only the device's, or also "
+            "those between it and its root."
         ),
     ] = "device"
     client_identity: Annotated[
         Literal["", "cn", "san-dns", "san-uri", "san-email"],
         Meta(
-            description="What of a client certificate says who the device is: its common name, or the first "
-            "alternative name of a kind. A device whose certificate has none is refused."
+            description="Field of a client certificate that is the device's identity: its common name, or its "
+            "first alternative name of a kind. A device whose certificate lacks the field is refused."
         ),
     ] = ""
     client_identity_is_user: Annotated[
         bool,
-        Meta(description="Whether that is the device's user name, whom nobody asks for a password then."),
+        Meta(description="Use the identity as the device's user name; no password is asked for then."),
     ] = False
     handshake_timeout_s: Annotated[
         float,
@@ -189,8 +189,8 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     proxy_protocol: Annotated[
         bool,
         Meta(
-            description="Whether every connection begins with a header of the PROXY protocol, version 1 or "
-            "2, in which a load balancer says whose it is. One without is closed."
+            description="Expect a header of the PROXY protocol, version 1 or 2, at the start of every "
+            "connection: it carries the device's address. A connection without it is closed."
         ),
     ] = False
     proxy_trusted: Annotated[
@@ -198,15 +198,15 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         Meta(
             min_length=1,
             max_length=limits.PROXY_NETWORKS_MAX,
-            description="Networks of those load balancers; connections from elsewhere are closed. Whoever "
-            'connects to a "unix" listener is trusted.',
+            description="Networks of the load balancers; connections from elsewhere are closed. Connections "
+            'to a "unix" listener are always trusted.',
         ),
     ] = ("127.0.0.0/8", "::1/128")
     proxy_identity_trusted: Annotated[
         bool,
         Meta(
-            description="Whether the common name of a client certificate that the load balancer has verified "
-            "says who the device is, as client_identity does for our own."
+            description="Use the common name of a client certificate that the load balancer has verified as "
+            "the device's identity, as client_identity does for our own."
         ),
     ] = False
 
