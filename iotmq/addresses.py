@@ -30,7 +30,7 @@ def address_text(host: str, port: int) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a listener on `host`."""
+    """Return whether only this machine reaches a listener on `host`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

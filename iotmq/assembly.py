@@ -264,7 +264,7 @@ class Process:
 
 
 def _settings_of(name: str, error: Exception) -> str:
-    """Which settings choose the address that a role could not have; nothing for another error."""
+    """Return which settings choose the address that a role could not have; nothing for another error."""
     if not isinstance(error, OSError) or error.errno not in _ADDRESS_ERRORS:
         return ""
     more = ", [[mqtt.listeners]]" if name == "mqtt" else ""

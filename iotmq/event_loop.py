@@ -37,13 +37,13 @@ class LoopSlice:
 
     @property
     def is_over(self) -> bool:
-        """Whether the next step is one for another turn."""
+        """Return whether the next step is one for another turn."""
         if self._left == self._steps_max:
             return False
         return self._left <= 0 or time.thread_time() >= self._end_s
 
     def take(self) -> bool:
-        """Whether there is room for a step, which counts as taken."""
+        """Return whether there is room for a step, which counts as taken."""
         if self.is_over:
             return False
         self._left -= 1

@@ -14,7 +14,7 @@ class WatchedFiles:
         self._seen = self._identities()
 
     async def have_changed(self) -> bool:
-        """Whether a file is another one since the last look, or is there or gone since then."""
+        """Return whether a file is another one since the last look, or is there or gone since then."""
         seen = await asyncio.to_thread(self._identities)
         if seen == self._seen:
             return False

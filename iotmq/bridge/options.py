@@ -98,7 +98,7 @@ class Edge:
 
     @property
     def is_stable(self) -> bool:
-        """Whether asking again later gives the same answer, as long as retention deletes nothing."""
+        """Return whether asking again later gives the same answer, as long as retention deletes nothing."""
         if self.timestamp_ms is not None or self.timestamps is not None:
             return False
         if self.offsets is not None:
@@ -115,7 +115,7 @@ class Subscription:
     assigned: Mapping[str, tuple[tuple[str | None, int], ...]] = field(default_factory=dict)
 
     def wants(self, key: QueueKey) -> bool:
-        """Whether a queue of a subscribed topic is read (all are, unless queues were assigned)."""
+        """Return whether a queue of a subscribed topic is read (all are, unless queues were assigned)."""
         if not self.assigned:
             return True
         queues = self.assigned.get(key.topic, ())

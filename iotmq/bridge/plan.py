@@ -89,7 +89,7 @@ def _left(
     key: QueueKey,
     known_ends: Mapping[QueueKey, int],
 ) -> tuple[bool, str]:
-    """Whether a queue that left the route keeps its offset, and what is lost with it."""
+    """Return whether a queue that left the route keeps its offset, and what is lost with it."""
     if key not in removed:
         return True, "the queue's broker is not in the cluster any more"
     held = removed[key]

@@ -171,7 +171,7 @@ def ensure_java() -> str:
 
 
 def java_problem(java: Path) -> str | None:
-    """Why `java` cannot run Spark, as a sentence's end; None when it can."""
+    """Return why `java` cannot run Spark, as a sentence's end; None when it can."""
     try:
         asked = subprocess.run(
             [str(java), "-version"],
@@ -240,7 +240,7 @@ def _packaged_java_home() -> Path | None:
 
 
 def _is_submitted() -> bool:
-    """Whether spark-submit started this process and has chosen the master."""
+    """Return whether spark-submit started this process and has chosen the master."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 

@@ -55,7 +55,7 @@ class DumpFilter(NamedTuple):
             raise StoreError(f"--from {self.begin} is not a number") from None
 
     def takes(self, topic: str, queue_id: int) -> bool:
-        """Whether a queue is wanted."""
+        """Return whether a queue is wanted."""
         return self.topic in (None, topic) and self.queue_id in (None, queue_id)
 
 

@@ -128,7 +128,7 @@ def _read_file(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _line_origins(file: Path, text: str) -> dict[str, str]:
-    """Where each `key = value` line of the file stands; good enough for error texts."""
+    """Return where each `key = value` line of the file stands; good enough for error texts."""
     origins: dict[str, str] = {}
     section = ""
     counts: dict[str, int] = {}

@@ -24,7 +24,7 @@ class Setting(NamedTuple):
 
     @property
     def is_secret(self) -> bool:
-        """Whether nobody is to read the value on a screen."""
+        """Return whether nobody is to read the value on a screen."""
         return bool((self.meta.extra or {}).get("is_secret"))
 
     @property

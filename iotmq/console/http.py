@@ -28,10 +28,10 @@ class Elsewhere(Protocol):
 
     @property
     def not_alive_reason(self) -> str | None:
-        """Why /healthz should say no, None when it should not."""
+        """Return why /healthz should say no, None when it should not."""
 
     def worker_states(self) -> Mapping[str, str | None]:
-        """Why each is not ready, None for those that are. A check says what that means for all."""
+        """Return why each is not ready, None for those that are. A check says what that means for all."""
 
 
 # Silent connections are looked for so many times within the time they have.

@@ -28,7 +28,7 @@ BROKERS_MAX: Final = 1 << (32 - QUEUE_ID_BITS)
 
 
 def broker_number_of(queue_id: int) -> int:
-    """Which broker has a queue."""
+    """Return which broker has a queue."""
     return queue_id >> QUEUE_ID_BITS
 
 

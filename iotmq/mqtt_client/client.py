@@ -194,7 +194,7 @@ class MqttClient:
 
     @property
     def has_room(self) -> bool:
-        """Whether a message would leave at once."""
+        """Return whether a message would leave at once."""
         connection = self._connection
         return connection is not None and not connection.is_writing_paused and not self._session.waiting
 

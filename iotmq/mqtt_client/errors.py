@@ -22,7 +22,7 @@ class ServerRefusedError(IotmqError):
 
 
 def is_final(ending: Ending) -> bool:
-    """Whether connecting again would end the same way."""
+    """Return whether connecting again would end the same way."""
     return ending.is_by_server and ending.code in _FINAL_CODES
 
 

@@ -50,7 +50,7 @@ def is_signed_with(request: Command, secret_key: bytes) -> bool:
 
 
 def is_signature_of(claimed: bytes, content: bytes, secret_key: bytes) -> bool:
-    """Whether a signature was made with the secret over what was signed."""
+    """Return whether a signature was made with the secret over what was signed."""
     return hmac.compare_digest(claimed, base64.b64encode(hmac.digest(secret_key, content, "sha1")))
 
 

@@ -62,8 +62,8 @@ class StoreSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     flush: Annotated[
         Literal["async", "sync"],
         Meta(
-            description="When a record is acknowledged. async: once it survives the death of this process; it "
-            "survives a power cut after the next flush. sync: once it is on the disk."
+            description="When a record is acknowledged. async: once it survives the death of this process; "
+            "it survives a power cut after the next flush. sync: once it is on the disk."
         ),
     ] = "async"
     flush_interval_ms: Annotated[

@@ -209,7 +209,7 @@ class Store(StoreReader):
 
     @property
     def failure(self) -> str | None:
-        """Why the store takes no more records until it is opened again; None while it does."""
+        """Return why the store takes no more records until it is opened again; None while it does."""
         return self._refusals.failure
 
     @property
@@ -359,7 +359,7 @@ class Store(StoreReader):
 
     @property
     def wanted_position(self) -> int:
-        """Where retention would have the log begin if `held_position` let it; 0 when it does."""
+        """Return where retention would have the log begin if `held_position` let it; 0 when it does."""
         return self._trimmer.wanted_position
 
     def taking_moved(self) -> AbstractContextManager[None]:

@@ -110,7 +110,7 @@ class WorkerSupervisor:
         return None if any(reason is None for reason in reasons) else "no worker is ready"
 
     def worker_states(self) -> Mapping[str, str | None]:
-        """Why each worker is not ready, None for those that are."""
+        """Return why each worker is not ready, None for those that are."""
         return {f"worker-{worker.number}": worker.not_ready_reason for worker in self._workers}
 
     @property

@@ -143,7 +143,7 @@ class Accounts:
         self._white: dict[str, bool] = {}
 
     def is_white(self, address: str) -> bool:
-        """Whether requests from the address are not looked at any further."""
+        """Return whether requests from the address are not looked at any further."""
         if not self.white_addresses:
             return False
         found = self._white.get(address)

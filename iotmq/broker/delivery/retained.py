@@ -194,7 +194,7 @@ class RetainedProjection(CountedProjection):
             self._write(self._marker())
 
     def metrics(self) -> Iterable[Metric]:
-        """How many there are, and what was not kept."""
+        """Return how many there are, and what was not kept."""
         yield from samples(
             ("iotmq_broker_retained_messages", "Retained messages.", self.count),
             ("iotmq_broker_retained_bytes", "Bytes of retained messages.", self.size_bytes),

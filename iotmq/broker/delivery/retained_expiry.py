@@ -24,7 +24,7 @@ _DIGITS_MAX: Final = 18
 
 
 def is_expired(record: bytes, now_ms: int) -> bool:
-    """Whether the time of a record is over; it counts from when the record was stored."""
+    """Return whether the time of a record is over; it counts from when the record was stored."""
     if _MARK not in record:
         return False
     decoded = decode_record(record)
@@ -43,7 +43,7 @@ class Sweep:
         self._begins_s = 0.0
 
     def is_due(self, now_s: float) -> bool:
-        """Whether there is something to look at now."""
+        """Return whether there is something to look at now."""
         return self.after is not None or now_s >= self._begins_s
 
     def step(self, found: Iterable[tuple[bytes, bytes]], now_s: float) -> Iterable[tuple[bytes, bytes]]:

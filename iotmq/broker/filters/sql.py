@@ -248,7 +248,7 @@ class _Parser:
                 raise _too_many("operators, names and constants", limits.FILTER_NODES_MAX)
 
     def _takes(self, kind: str) -> bool:
-        """Whether a word of the kind comes next; it is passed."""
+        """Return whether a word of the kind comes next; it is passed."""
         if self.kind != kind:
             return False
         self._advance()

@@ -44,7 +44,7 @@ class SubscriptionData(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
         return self.expression_type in (None, "", TAG_EXPRESSION)
 
     def is_same_filter(self, other: SubscriptionData) -> bool:
-        """Whether the other one wants the same messages in the same words."""
+        """Return whether the other one wants the same messages in the same words."""
         return self.expression == other.expression and self.is_by_tag == other.is_by_tag
 
 

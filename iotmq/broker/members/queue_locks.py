@@ -49,7 +49,7 @@ class QueueLocks:
 
     @property
     def count(self) -> int:
-        """How many queues are locked, or were by who has not renewed since."""
+        """Return how many queues are locked, or were by who has not renewed since."""
         return self._count
 
     def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:

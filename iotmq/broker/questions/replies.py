@@ -249,7 +249,7 @@ class ReplyHandler(RequestProcessor):
     def _respond(
         self, queue_id: int, request: Command, problem: str, stored: StoredBatch | RefusedBatch | None
     ) -> Command:
-        """Whether the reply arrived is what counts; a reply that is stored as well has an id."""
+        """Return whether the reply arrived is what counts; a reply that is stored as well has an id."""
         message_id, offset = _NO_ID, 0
         if isinstance(stored, StoredBatch):
             message_id, offset = self._message_ids.one(stored.appended.start_position), stored.first_offset

@@ -137,7 +137,7 @@ def _is_wildcard(host: str) -> bool:
 
 
 def _is_own(address: str) -> bool:
-    """Whether the kernel lets us use the address as ours."""
+    """Return whether the kernel lets us use the address as ours."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:

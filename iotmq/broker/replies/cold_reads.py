@@ -105,7 +105,7 @@ class ColdReads:
 
     @property
     def longest_wait_ms(self) -> int:
-        """How long the oldest read under way has taken, 0 when there is none."""
+        """Return how long the oldest read under way has taken, 0 when there is none."""
         begun_us = next(iter(self._begun_us.values()), None)
         return 0 if begun_us is None else (now_us() - begun_us) // 1_000
 

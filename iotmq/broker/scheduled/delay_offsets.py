@@ -67,7 +67,7 @@ class DelayOffsets:
 
     @property
     def is_dirty(self) -> bool:
-        """Whether the file says something else than it should."""
+        """Return whether the file says something else than it should."""
         return self.offsets() != self._saved
 
     @is_dirty.setter

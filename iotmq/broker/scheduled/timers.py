@@ -120,7 +120,7 @@ class Timers:
 
     @property
     def pending_count(self) -> int:
-        """How many messages wait."""
+        """Return how many messages wait."""
         return self._index.estimated_count
 
     def read_delivery_time(self, properties: bytes) -> DeliveryTime:

@@ -33,12 +33,12 @@ class UnflushedDeliveries:
 
     @property
     def has_unconfirmed(self) -> bool:
-        """Whether something waits for its confirmation."""
+        """Return whether something waits for its confirmation."""
         return bool(self._stored)
 
     @property
     def is_former_flushed(self) -> bool:
-        """Whether everything that was stored before this process is on the disk."""
+        """Return whether everything that was stored before this process is on the disk."""
         return self._store.flushed_position >= self._former_position
 
     def take(self, timer: Timer) -> None:

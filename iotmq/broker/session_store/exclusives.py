@@ -70,7 +70,7 @@ class StoredExclusives:
 
     @property
     def changed_count(self) -> int:
-        """How many have changed since the last `clear_changes`."""
+        """Return how many have changed since the last `clear_changes`."""
         return len(self._changed)
 
     def changes(self) -> Iterator[tuple[bytes, bytes | None]]:

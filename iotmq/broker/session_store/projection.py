@@ -169,7 +169,7 @@ class SessionProjection(KeyValueProjection):
 
     @property
     def count(self) -> int:
-        """How many sessions there are."""
+        """Return how many sessions there are."""
         return self._count
 
     def session(self, client_id: str) -> StoredSession | None:
@@ -216,7 +216,7 @@ class SessionProjection(KeyValueProjection):
         return at.position, at.sent
 
     def cursor_of(self, queue_id: int, client_id: str) -> Cursor:
-        """How far the session has come with the queue."""
+        """Return how far the session has come with the queue."""
         key = (queue_id, client_id)
         if key in self._changes.cursors:
             return self._changes.cursors[key] or _NOWHERE
@@ -261,7 +261,7 @@ class SessionProjection(KeyValueProjection):
         return QueueEntries(entries, max(position, self.applied_position), True)
 
     def backlog(self, queue_id: int, position: int) -> int:
-        """How many records a queue has from `position` on. KeyError when there is no such queue.
+        """Return how many records a queue has from `position` on. KeyError when there is no such queue.
 
         Where it has no entries of its own that is about: at most those too many that came between two writes.
         """
@@ -655,7 +655,7 @@ def _memory_bytes(session: StoredSession, encoded_bytes: int) -> int:
 
 
 def _entries_before(value: bytes, position: int) -> int:
-    """How many entries of a value stand before a position."""
+    """Return how many entries of a value stand before a position."""
     return bisect_left(range((len(value) - 8) // _ENTRY.size), position, key=partial(_position_at, value))
 
 

@@ -69,7 +69,7 @@ class QueueReader:
         self._go_on(self._steps(wanted), done if skip is None else partial(_give_without, skip, done))
 
     def entry_steps(self, queue_id: int, position: int, *, entries_max: int) -> Steps[QueueEntries]:
-        """Where records of a queue stand, for who reads them later. KeyError as `read`.
+        """Return where records of a queue stand, for who reads them later. KeyError as `read`.
 
         May have none without being at the end: then it has gone through as much as one read may.
         """
@@ -93,7 +93,7 @@ class QueueReader:
         self._cold_reads.start(plan, ready)
 
     def backlog(self, queue_id: int, position: int) -> int:
-        """How many records a queue has from `position` on; about, where a wide filter has many."""
+        """Return how many records a queue has from `position` on; about, where a wide filter has many."""
         projection = self._projection
         position = projection.start_of(queue_id, position)
         until = projection.scan_end(queue_id, position)
@@ -116,7 +116,7 @@ class QueueReader:
         return self._queues.wide.scan_range(queue_id) is not None
 
     def is_scanned(self, queue_id: int) -> bool:
-        """Whether the queue's filter is wide: what comes now will be read from the log."""
+        """Return whether the queue's filter is wide: what comes now will be read from the log."""
         scan = self._queues.wide.scan_range(queue_id)
         return scan is not None and scan[1] > self._end_position
 

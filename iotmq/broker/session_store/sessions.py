@@ -52,12 +52,12 @@ class StoredSession(msgspec.Struct, array_like=True):
 
 
 def session_key(client_id: str) -> bytes:
-    """Where the session of a client is."""
+    """Return where the session of a client is."""
     return TAG_SESSION + client_id.encode()
 
 
 def cursor_key(queue_id: int, client_id: str) -> bytes:
-    """Where it is kept how far a client has come with a queue."""
+    """Return where it is kept how far a client has come with a queue."""
     return QUEUE_KEY.pack(TAG_CURSOR, queue_id) + client_id.encode()
 
 

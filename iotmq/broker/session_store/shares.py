@@ -127,7 +127,7 @@ class StoredShares:
 
     @property
     def changed_count(self) -> int:
-        """How many have changed since the last `clear_changes`."""
+        """Return how many have changed since the last `clear_changes`."""
         return len(self._changed)
 
     def changes(self) -> Iterator[tuple[bytes, bytes | None]]:

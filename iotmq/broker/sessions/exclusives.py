@@ -118,7 +118,7 @@ class Exclusives:
         )
 
     def _refusal(self, client_id: str, topic_filter: str) -> Refused | None:
-        """Why a filter cannot be had; None when the log decides."""
+        """Return why a filter cannot be had; None when the log decides."""
         holder = self._stored.holder(topic_filter)
         if holder is not None:
             # One that is being freed is decided about by the log, where that comes first.

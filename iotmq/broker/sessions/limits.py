@@ -105,7 +105,7 @@ class SessionLimits:
         self._opened.discard(client_id)
 
     def waiting(self, client_id: str, queue_id: int) -> int:
-        """How many messages of a queue a session is not done with and still gets."""
+        """Return how many messages of a queue a session is not done with and still gets."""
         cursor = self._cursor(client_id, queue_id)
         return waiting_count(self._reader, Queue("", queue_id, cursor._replace(sent=cursor.position)))
 

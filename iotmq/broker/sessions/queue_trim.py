@@ -51,7 +51,7 @@ def trimmed_ranges(
 
 
 def waiting_count(queues: Backlogs, queue: Queue, position: int = 0) -> int:
-    """How many messages from `position` on a session was not sent yet."""
+    """Return how many messages from `position` on a session was not sent yet."""
     count = 0
     for start, end in queue.cursor.waiting():
         first = max(start, position)

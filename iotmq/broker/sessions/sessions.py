@@ -296,7 +296,7 @@ class Sessions:
         self._log.write([Subscribe(client_id, epoch, wanted.subscriptions)], logged)
 
     def _new_shapes(self, filters: Iterable[str]) -> int:
-        """How many shapes these filters have that no filter of a kept session has yet."""
+        """Return how many shapes these filters have that no filter of a kept session has yet."""
         shapes = {wildcard_shape(name) for name in filters if not is_share(name)}
         known = self._projection.queues.filters
         return sum(shape is not None and not known.has_shape(shape) for shape in shapes)
@@ -534,7 +534,7 @@ class Sessions:
         return cursor, self.limits.waiting(client_id, queue_id)
 
     def is_wide(self, queue_id: int) -> bool:
-        """Whether the queue's filter matches so much that it is read from the log."""
+        """Return whether the queue's filter matches so much that it is read from the log."""
         return self._reader.is_scanned(queue_id)
 
     def kick(self, client_id: str, reason: str = "administrative action") -> bool:

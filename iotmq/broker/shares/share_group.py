@@ -43,7 +43,7 @@ class Strategy(StrEnum):
 
     @property
     def is_ordered(self) -> bool:
-        """Whether messages of one key keep their order."""
+        """Return whether messages of one key keep their order."""
         return self in (Strategy.STICKY, Strategy.HASH_TOPIC, Strategy.HASH_CLIENT)
 
 
@@ -69,7 +69,7 @@ class Holder:
 
     @property
     def has_room(self) -> bool:
-        """Whether it may be handed one message more, however large that is."""
+        """Return whether it may be handed one message more, however large that is."""
         return self.held_bytes < limits.SHARE_CLIENT_BYTES_MAX
 
     def take(self, size: int) -> None:
@@ -308,7 +308,7 @@ class ShareGroup:
     # Messages
 
     def wanted(self) -> int:
-        """How many messages more can be offered now."""
+        """Return how many messages more can be offered now."""
         room = self._in_flight_max - len(self._undone)
         if room <= 0:
             return 0
@@ -375,7 +375,7 @@ class ShareGroup:
         return handed
 
     def holds(self, handout: Handout) -> bool:
-        """Whether what was handed out is at its member still."""
+        """Return whether what was handed out is at its member still."""
         member = self._members.get(handout.member_id)
         return member is not None and handout.position in member.held
 
@@ -426,7 +426,7 @@ class ShareGroup:
         self._is_dirty = True
 
     def take_dirty(self) -> bool:
-        """Whether messages were done since the last call."""
+        """Return whether messages were done since the last call."""
         is_dirty, self._is_dirty = self._is_dirty, False
         return is_dirty
 

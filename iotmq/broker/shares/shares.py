@@ -180,7 +180,7 @@ class Shares:
     # Members
 
     def check(self, filters: Iterable[str]) -> Refused | None:
-        """Why a kept session cannot subscribe these filters."""
+        """Return why a kept session cannot subscribe these filters."""
         new = {name for name in filters if is_share(name) and self._projection.shares.get(name) is None}
         if (
             len(self._projection.shares) + len(self._joining) + len(new) <= self._settings.shared_groups_max
@@ -498,7 +498,7 @@ class Shares:
         return bool(entries)
 
     def _next_entries(self, live: _Live, wanted: int) -> QueueEntries | None:
-        """Where the next messages stand; None when that cannot be said now."""
+        """Return where the next messages stand; None when that cannot be said now."""
         group = live.group
         if live.is_current:
             taken = live.fresh[:wanted]

@@ -61,7 +61,7 @@ class LatencyWindow:
         raise AssertionError("a share is at most 1")
 
     def distribution(self) -> str:
-        """How many took how long, in the ranges and the form runtime info has them."""
+        """Return how many took how long, in the ranges and the form runtime info has them."""
         ranges = [0] * len(_RANGE_NAMES)
         for bucket, count in enumerate(self._counts()):
             ranges[_RANGE_OF_BUCKET[bucket]] += count

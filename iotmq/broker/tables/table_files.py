@@ -59,7 +59,7 @@ class TableFiles:
 
     @property
     def is_behind(self) -> bool:
-        """Whether a change of topics, groups or settings is not on the disk yet."""
+        """Return whether a change of topics, groups or settings is not on the disk yet."""
         return any(saver.is_behind for saver in self._savers)
 
     def when_saved(self, saved: Saved) -> None:

@@ -316,7 +316,7 @@ def known_topic(topics: TopicTable, name: str) -> TopicConfig:
 
 
 def reply_topic(cluster: str) -> str:
-    """Where the answers of request-reply go."""
+    """Return where the answers of request-reply go."""
     return f"{cluster}_REPLY_TOPIC"
 
 

@@ -73,7 +73,7 @@ class ConsumeStats:
         self._get_tps = parts.statistics.get_tps
 
     def consumed(self, group: str, topics: Iterable[str]) -> list[TopicConfig]:
-        """Which of these topics a group consumes.
+        """Return which of these topics a group consumes.
 
         Not those that are gone, and not those a live group is not subscribed to any more.
         """
@@ -86,7 +86,7 @@ class ConsumeStats:
         ]
 
     def of_topic(self, group: str, config: TopicConfig) -> Generator[ColdRead | None, None, TopicStats]:
-        """How far a group is in every queue of a topic."""
+        """Return how far a group is in every queue of a topic."""
         rows: list[tuple[bytes, bytes]] = []
         behind = 0
         name = config.topic_name
@@ -145,7 +145,7 @@ class ConsumeStats:
         return spans
 
     def behind(self, topic: str, queue_id: int, group: str) -> Steps[tuple[int, int] | None]:
-        """How far behind the end of the log, in bytes and in milliseconds, a group is in one queue.
+        """Return how far behind the end of the log, in bytes and in milliseconds, a group is in one queue.
 
         (0, 0) when it has consumed the queue; None when it has no offset there.
         """

@@ -174,7 +174,7 @@ class TransactionChecks:
             self._ask_about(pending, record)
 
     def _is_leaving(self, pending: Pending) -> bool:
-        """Whether the half stands in the log's oldest file, and that is not the only one."""
+        """Return whether the half stands in the log's oldest file, and that is not the only one."""
         oldest_end = self._store.min_position + self._store.settings.segment_bytes
         return pending.position < oldest_end <= self._store.confirmed_position
 

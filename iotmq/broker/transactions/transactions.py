@@ -560,7 +560,7 @@ class Transactions:
         return max(queue.min_offset, min(stored, queue.max_offset))
 
     def _find_cursors(self, half_queue: Queue, op_queue: Queue) -> _Cursors | None:
-        """Where the cursors can go now; None where they are."""
+        """Return where the cursors can go now; None where they are."""
         # A half that is not confirmed yet is not in its queue either.
         half_end = half_queue.max_offset
         half_offset = min((pending.offset for pending in self._pending.values()), default=half_end)

@@ -240,7 +240,7 @@ class MessageWriter:
 
     @property
     def refusal(self) -> str:
-        """Why batches are refused, in words for a remark or a log line; empty while they are taken."""
+        """Return why batches are refused, in words for a remark or a log line; empty while they are taken."""
         if self._refusal and self._clock.monotonic_s() >= self._refused_until_s:
             # The next append finds out.
             self._refusal = ""
@@ -253,7 +253,7 @@ class MessageWriter:
 
     @property
     def longest_wait_ms(self) -> int:
-        """How long the oldest of them has waited, 0 when there is none."""
+        """Return how long the oldest of them has waited, 0 when there is none."""
         return (now_us() - self._waiting[0].begun_us) // 1_000 if self._waiting else 0
 
     def add_dispatch_listener(self, listener: Callable[[list[Queue]], None]) -> None:

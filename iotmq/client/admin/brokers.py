@@ -81,7 +81,7 @@ class BrokerViews:
         return {broker: decode_answer(answer.body, Statistics) for broker, answer in answers.items()}
 
     async def progress(self, broker_name: str, *, is_order: bool = False) -> BrokerProgress:
-        """How far all groups of a broker are; with `is_order` only in topics that keep an order."""
+        """Return how far all groups of a broker are; with `is_order` only in topics that keep an order."""
         address = (await master_addresses(self._client, (broker_name,)))[broker_name]
         answer = await ask(
             self._client,

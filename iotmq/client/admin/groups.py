@@ -223,7 +223,7 @@ class GroupViews:
         return sorted({group for groups in lists for group in groups})
 
     async def progress(self, group: str, topic: str = "") -> GroupProgress:
-        """How far a group is in every queue it consumes, or in those of one topic."""
+        """Return how far a group is in every queue it consumes, or in those of one topic."""
         check_group(group)
         ext = {"consumerGroup": group}
         if topic:

@@ -34,7 +34,7 @@ class SyncTransaction:
 
     @property
     def result(self) -> SendResult:
-        """Where the prepared message is kept."""
+        """Return where the prepared message is kept."""
         return self._transaction.result
 
     @property

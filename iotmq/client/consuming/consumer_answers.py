@@ -209,7 +209,7 @@ def _queue_state(state: QueueState) -> bytes:
 
 
 def _stacks() -> str:
-    """Where every thread of this process is."""
+    """Return where every thread of this process is."""
     parts = [
         f"thread {thread_id}\n{''.join(traceback.format_stack(frame))}"
         for thread_id, frame in sys._current_frames().items()

@@ -145,7 +145,7 @@ class QueueReader:
 
     @property
     def state(self) -> QueueState:
-        """How far it is, for people who ask; all zero until the start offset is known."""
+        """Return how far it is, for people who ask; all zero until the start offset is known."""
         progress = self._progress
         return QueueState(
             committable=0 if progress is None else progress.committable,

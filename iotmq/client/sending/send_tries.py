@@ -84,7 +84,7 @@ class SendTries:
             task.cancel()
 
     async def route(self, topic: str) -> TopicRoute:
-        """Where messages of a topic go; for a new topic, where they will."""
+        """Return where messages of a topic go; for a new topic, where they will."""
         check_topic(topic)
         self._client.check_running()
         return await self._client.routes.find_for_sending(

@@ -39,7 +39,7 @@ class _Address:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is no connection, and none being made."""
+        """Return whether there is no connection, and none being made."""
         return self.connecting is None and (self.connection is None or self.connection.is_closed)
 
 

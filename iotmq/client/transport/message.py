@@ -88,7 +88,7 @@ class Message:
 
     @property
     def is_delayed(self) -> bool:
-        """Whether it waits at the broker first."""
+        """Return whether it waits at the broker first."""
         return bool(self.delay_level or self.delay_ms or self.deliver_at_ms)
 
     def encoded_properties(self, unique_key: str) -> bytes:
@@ -291,7 +291,7 @@ class ReceivedMessage:
 
     @property
     def redeliveries(self) -> int:
-        """How often this group has given it back; 0 at the first delivery."""
+        """Return how often this group has given it back; 0 at the first delivery."""
         return self.record.reconsume_times
 
     def __repr__(self) -> str:

@@ -61,7 +61,7 @@ async def show_status(session: Session, options: argparse.Namespace) -> Result:
 
 
 async def show_progress(session: Session, options: argparse.Namespace) -> Result:
-    """How far all groups of a broker are, those furthest behind first."""
+    """Return how far all groups of a broker are, those furthest behind first."""
     progress = await session.admin.statistics.progress(options.broker)
     rows = [
         {"group": group, "topic": topic, "behind": behind}

@@ -46,7 +46,7 @@ async def _state_of(session: Session, group: str) -> dict[str, object]:
 
 
 async def show_progress(session: Session, options: argparse.Namespace) -> Result:
-    """How far a group is in every queue."""
+    """Return how far a group is in every queue."""
     progress = await session.admin.groups.progress(options.group, options.topic or "")
     rows = [
         {
@@ -108,7 +108,7 @@ async def show_times(session: Session, options: argparse.Namespace) -> Result:
 
 
 async def show_status(session: Session, options: argparse.Namespace) -> Result:
-    """How far each member says it has consumed its queues of a topic."""
+    """Return how far each member says it has consumed its queues of a topic."""
     found = await session.admin.groups.status(options.group, options.topic)
     rows = [
         {"client": client, "broker": queue.broker_name, "queue": queue.queue_id, "offset": offset}

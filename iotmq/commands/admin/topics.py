@@ -144,7 +144,7 @@ async def clean_unused(session: Session, options: argparse.Namespace) -> Result:
 
 
 async def show_queues(session: Session, options: argparse.Namespace) -> Result:
-    """Which queues take messages, and who has still to consume what."""
+    """Return which queues take messages, and who has still to consume what."""
     return _states(await session.admin.scaling.states(options.topic, options.broker_names))
 
 

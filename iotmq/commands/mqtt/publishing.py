@@ -79,7 +79,7 @@ async def given_payload(options: argparse.Namespace) -> bytes:
 
 
 async def _turns(repeat: int, delay_s: float) -> AsyncIterator[int]:
-    """How many messages to send at a time."""
+    """Return how many messages to send at a time."""
     if not delay_s:
         yield repeat
         return

@@ -120,7 +120,7 @@ class Selection:
 
     @property
     def missing(self) -> int | None:
-        """How many may come at most; None for any number."""
+        """Return how many may come at most; None for any number."""
         return None if self._count_max is None else self._count_max - self._written
 
     def select(self, batch: list[ReceivedMessage]) -> list[ReceivedMessage]:

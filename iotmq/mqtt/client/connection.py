@@ -172,7 +172,7 @@ class ClientConnection:
 
     @property
     def output_bytes(self) -> int:
-        """How much `data_to_send` would return."""
+        """Return how much `data_to_send` would return."""
         return self._output.size
 
     def events_received(self) -> list[ClientEvent]:
@@ -269,7 +269,7 @@ class ClientConnection:
                 append(one)
 
     def _is_new(self, message: ReceivedMessage) -> bool:
-        """Whether a message of QoS 1 or 2 is to be handed on."""
+        """Return whether a message of QoS 1 or 2 is to be handed on."""
         packet_id = message.packet_id
         if message.qos == 1:
             self._unanswered_1 += 1
@@ -474,7 +474,7 @@ class ClientConnection:
 
     @property
     def _room(self) -> int:
-        """How many messages the window takes."""
+        """Return how many messages the window takes."""
         if self.state != CONNECTED or self._is_resumed is not None:
             return 0
         return min(self._in_flight_max, self.granted.receive_max) - len(self._in_flight)
@@ -487,7 +487,7 @@ class ClientConnection:
         self._output.publish(message)
 
     def _is_refused(self, message: OutgoingMessage) -> bool:
-        """Whether a message from another connection is not for this server: its owner is told."""
+        """Return whether a message from another connection is not for this server: its owner is told."""
         refusal = self._output.refusal(message, self.granted)
         if refusal is None:
             return False

@@ -76,7 +76,7 @@ class ClientOutput:
         self._data += packets.encode_acknowledgement(packet_type, packet_id, code)
 
     def refusal(self, message: OutgoingMessage, granted: Granted) -> tuple[int, str] | None:
-        """Why a message cannot be sent to a server that grants this: reason code and words."""
+        """Return why a message cannot be sent to a server that grants this: reason code and words."""
         if message.qos > granted.qos_max:  # [MQTT-3.2.2-11]
             return QOS_NOT_SUPPORTED, f"the server takes QoS {granted.qos_max} at most"
         if message.retain and not granted.has_retain:  # [MQTT-3.2.2-14]

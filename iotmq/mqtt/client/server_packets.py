@@ -121,7 +121,7 @@ def decode_unsuback(body: bytes, level: int) -> Answers:
 
 
 def decode_server_disconnect(body: bytes) -> ServerDisconnect:
-    """Why the server ends the connection."""
+    """Return why the server ends the connection."""
     return ServerDisconnect(*packets.read_reason(ServerPacketReader(body, "DISCONNECT"), packets.DISCONNECT))
 
 

@@ -294,7 +294,7 @@ class Authentication:
         self._failures.prove(asked.address, asked.user_name)
 
     def _may_ask(self, device: Device, connect: Connect | None, asked: Credentials) -> bool:
-        """Whether the device may be asked who it is; one that may not is refused."""
+        """Return whether the device may be asked who it is; one that may not is refused."""
         return not self._is_blocked(device, asked) and self._has_room(device, connect, asked)
 
     def _is_blocked(self, device: Device, asked: Credentials) -> bool:

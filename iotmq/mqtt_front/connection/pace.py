@@ -19,7 +19,7 @@ class PaceLimits(NamedTuple):
         return Pace(self) if self.messages_per_s or self.bytes_per_s else None
 
     def records_at_once(self, count_max: int) -> int:
-        """How many records are worth reading in one go."""
+        """Return how many records are worth reading in one go."""
         if not self.messages_per_s:
             return count_max
         return min(count_max, int(self.messages_per_s * BURST_S) + 1)
@@ -36,7 +36,7 @@ class Pace:
         self._next_s = 0.0
 
     def pause_s(self, now_s: float) -> float:
-        """How long to wait, so that a burst may follow; 0 when a message may go."""
+        """Return how long to wait, so that a burst may follow; 0 when a message may go."""
         return self._next_s - now_s + BURST_S if self._next_s > now_s else 0.0
 
     def count(self, size: int, now_s: float) -> None:

@@ -44,7 +44,7 @@ class Admission:
         return True
 
     def refusal(self, device: Device) -> tuple[Reason, str] | None:
-        """Why the CONNECT of a device is refused; None when it is not."""
+        """Return why the CONNECT of a device is refused; None when it is not."""
         is_past = device in self._past
         self._past.discard(device)
         if self._drain.reason is not None:

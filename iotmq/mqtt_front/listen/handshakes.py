@@ -241,7 +241,7 @@ class Handshakes:
         )
 
     def _is_trusted(self, address: Any) -> bool:
-        """Whether a header from there counts."""
+        """Return whether a header from there counts."""
         host = _host_of(address)
         if not host:
             return True  # whoever may write to the socket

@@ -91,7 +91,7 @@ class ProxyHeaderReader:
         self._data = bytearray()
 
     def receive_data(self, data: bytes) -> int:
-        """How many of these bytes belong to the header; all of them while it is not complete.
+        """Return how many of these bytes belong to the header; all of them while it is not complete.
 
         ProxyHeaderError when it cannot become a good one any more.
         """

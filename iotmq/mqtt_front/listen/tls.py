@@ -41,7 +41,7 @@ def listener_tls(settings: ListenerSettings) -> ServerTls | None:
 
 
 def has_expired(certificate: Mapping[str, Any], now_s: float) -> bool:
-    """Whether a client certificate, as ssl.SSLSocket.getpeercert() gives it, does not count any more.
+    """Return whether a client certificate, as ssl.SSLSocket.getpeercert() gives it, does not count any more.
 
     A session that is resumed has the certificate it began with, and OpenSSL does not look at it again.
     """

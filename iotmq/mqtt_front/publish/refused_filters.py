@@ -20,5 +20,5 @@ def refusals(filters: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 def refusal_text(filters: Iterable[tuple[str, int]]) -> str:
-    """Why the first of them is refused that says it; empty when none does."""
+    """Return why the first of them is refused that says it; empty when none does."""
     return next((name[3:] for name, _ in filters if name[0] == "\0" and len(name) > 3), "")

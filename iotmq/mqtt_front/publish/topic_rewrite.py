@@ -84,7 +84,7 @@ class TopicRewrites:
         """Filters whose new name is none."""
 
     def is_personal(self, topic: str) -> bool:
-        """Whether what is published to the topic gets a name that depends on the device."""
+        """Return whether what is published to the topic gets a name that depends on the device."""
         rule = _chosen(self._publish, topic)
         return rule is not None and rule.has_names
 

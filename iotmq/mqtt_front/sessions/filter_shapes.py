@@ -29,7 +29,7 @@ class _SessionFilters:
             self.add(topic_filter)
 
     def has_room(self, topic_filter: str) -> bool:
-        """Whether one more is within the limits."""
+        """Return whether one more is within the limits."""
         if self._size_bytes + len(topic_filter.encode()) > limits.MQTT_FILTER_BYTES_PER_SESSION_MAX:
             return False
         shape = wildcard_shape(topic_filter)
@@ -62,7 +62,7 @@ class FilterShapes:
         self.refused_total = 0
 
     def take(self, topic_filter: str) -> bool:
-        """Whether there is room for the filter's shape, which then counts."""
+        """Return whether there is room for the filter's shape, which then counts."""
         shape = wildcard_shape(topic_filter)
         if shape is None:
             return True

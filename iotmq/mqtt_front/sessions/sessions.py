@@ -274,7 +274,7 @@ class ConnectedSessions:
 
 
 def asked_expiry_s(connect: packets.Connect) -> int:
-    """How long a client wants its session kept; before MQTT 5 it is as long as we like."""
+    """Return how long a client wants its session kept; before MQTT 5 it is as long as we like."""
     if connect.protocol_level == packets.PROTOCOL_LEVEL_5:
         return connect.properties.session_expiry_s or 0
     return 0 if connect.clean_session else NEVER_EXPIRES_S

@@ -442,7 +442,7 @@ def _not_too_deep(subscription: tuple[str, int]) -> tuple[str, int]:
 
 
 def _new_count(filters: Collection[str], known: Collection[str]) -> int:
-    """How many are not known. (A difference of sets goes through all that are: of thousands.)"""
+    """Return how many are not known. (A difference of sets goes through all that are: of thousands.)"""
     return sum(topic_filter not in known for topic_filter in filters)
 
 

@@ -100,5 +100,5 @@ class AuthenticationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_u
 
     @property
     def has_to_be_proved(self) -> bool:
-        """Whether a device has to prove who it is."""
+        """Return whether a device has to prove who it is."""
         return bool(self.users_file) and not self.allow_anonymous

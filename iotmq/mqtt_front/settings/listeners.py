@@ -116,7 +116,7 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         tuple[str, ...],
         Meta(
             max_length=limits.MQTT_LISTENER_CRL_FILES_MAX,
-            description="PEM files with lists of revoked client certificates, one list for every root. When a "
+            description="PEM files with lists of revoked client certificates, one list for every root. If a "
             "list is missing or out of date, all client certificates are refused.",
         ),
     ] = ()
@@ -130,8 +130,8 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     client_identity: Annotated[
         Literal["", "cn", "san-dns", "san-uri", "san-email"],
         Meta(
-            description="Field of a client certificate that is the device's identity: its common name, or its "
-            "first alternative name of a kind. A device whose certificate lacks the field is refused."
+            description="Field of a client certificate that is the device's identity: its common name, or "
+            "its first alternative name of a kind. A device whose certificate lacks the field is refused."
         ),
     ] = ""
     client_identity_is_user: Annotated[
@@ -240,17 +240,17 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def needs_client_certificate(self) -> bool:
-        """Whether nobody gets in without a certificate that was verified."""
+        """Return whether nobody gets in without a certificate that was verified."""
         return bool(self.client_ca_file) and self.client_certificates == "required"
 
     @property
     def is_websocket(self) -> bool:
-        """Whether MQTT is in WebSocket frames."""
+        """Return whether MQTT is in WebSocket frames."""
         return self.transport in WEBSOCKET_TRANSPORTS
 
     @property
     def is_on_network(self) -> bool:
-        """Whether it has a host and a port."""
+        """Return whether it has a host and a port."""
         return self.transport != "unix"
 
     @property

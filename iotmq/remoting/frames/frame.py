@@ -157,7 +157,7 @@ class FrameReader:
 
     @property
     def missing_size(self) -> int:
-        """How many bytes the frame being received lacks at least; 0 between frames."""
+        """Return how many bytes the frame being received lacks at least; 0 between frames."""
         return max(self._needed_size - self.pending_size, 0) if self.pending_size else 0
 
     def _read_frames(self, data: bytes) -> int:

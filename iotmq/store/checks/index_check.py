@@ -35,7 +35,7 @@ class CheckedLog(Protocol):
 
     @property
     def min_position(self) -> int:
-        """Where it begins."""
+        """Return where it begins."""
 
     def records(self, start_position: int, limit_position: int, bytes_max: int, /) -> tuple[int, int]:
         """(start, end) of the first record from a position on."""

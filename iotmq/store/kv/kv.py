@@ -357,7 +357,7 @@ class KeySpace:
 
     @property
     def is_flushing(self) -> bool:
-        """Whether writes from before the last flush that was begun may not be on the disk yet."""
+        """Return whether writes from before the last flush that was begun may not be on the disk yet."""
         return bool(
             self._number("rocksdb.num-immutable-mem-table") or self._number("rocksdb.mem-table-flush-pending")
         )

@@ -50,7 +50,7 @@ class Collector(Protocol):
 
     @property
     def count(self) -> int:
-        """How many keys there are."""
+        """Return how many keys there are."""
 
     def collect(self, view: memoryview) -> None:
         """Take in the whole records of `view`. Must be repeatable: a range may come twice."""

@@ -101,13 +101,13 @@ class TimerIndex(KeyValueProjection):
 
     @property
     def count(self) -> int:
-        """How many messages wait."""
+        """Return how many messages wait."""
         self.write_out()
         return self._stored_count
 
     @property
     def estimated_count(self) -> int:
-        """How many messages wait, without looking at what came in last."""
+        """Return how many messages wait, without looking at what came in last."""
         return max(0, self._stored_count + self._pending.growth)
 
     def apply(self, view: memoryview, start_position: int, end_position: int) -> None:
@@ -219,7 +219,7 @@ class TimerIndex(KeyValueProjection):
                 yield _placed(kind, found_position, value)
 
     def first_position(self) -> int | None:
-        """Where the first of all records stands that something waits in; None when nothing waits."""
+        """Return where the first of all records stands that something waits in; None when nothing waits."""
         positions = [timer.position for kind in self.kinds() if (timer := self.first_of(kind)) is not None]
         return min(positions, default=None)
 

@@ -59,7 +59,7 @@ class Projections:
 
     @property
     def is_behind(self) -> bool:
-        """Whether one could not take in what is confirmed."""
+        """Return whether one could not take in what is confirmed."""
         confirmed_position = self._dispatch.confirmed_position
         return any(projection.applied_position < confirmed_position for projection in self)
 
@@ -158,5 +158,5 @@ class Projections:
 
 
 def _has_waiting(queue: Queue) -> bool:
-    """Whether there are records in it that wait for a time, or did."""
+    """Return whether there are records in it that wait for a time, or did."""
     return queue.topic in WAITING_TOPICS and queue.max_offset > queue.min_offset

@@ -300,6 +300,6 @@ def read_reports(directory: Path) -> list[Damage]:
 
 
 def is_blank(data: memoryview) -> bool:
-    """Whether there are only zeros."""
+    """Return whether there are only zeros."""
     pieces = (data[at : at + PIECE_BYTES].tobytes() for at in range(0, len(data), PIECE_BYTES))
     return all(piece == _ZEROS[: len(piece)] for piece in pieces)

@@ -257,7 +257,7 @@ def recover_queues(log: CommitLog, queues: ConsumeQueue, repair: DamageRepair, *
 
 
 def are_whole(queues: ConsumeQueue) -> bool:
-    """Whether no file but the last of each queue has lost its end."""
+    """Return whether no file but the last of each queue has lost its end."""
     return all(queue.is_whole() for queue in queues.queues())
 
 

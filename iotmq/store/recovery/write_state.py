@@ -42,7 +42,7 @@ class WriteState:
 
     @property
     def failure(self) -> str | None:
-        """Why the store takes no more records until it is opened again; None while it does."""
+        """Return why the store takes no more records until it is opened again; None while it does."""
         if self._flusher.failure is not None:
             return f"a flush failed: {self._flusher.failure}"
         if self._allocation_failure is not None:
@@ -121,5 +121,5 @@ def is_of_one_queue(error: OSError, queues_directory: str) -> bool:
 
 
 def refusal_of(error: OSError) -> type[StoreError]:
-    """Whether waiting may help: StoreFullError, or StoreReadOnlyError."""
+    """Return whether waiting may help: StoreFullError, or StoreReadOnlyError."""
     return StoreFullError if error.errno in _FULL_ERRNOS else StoreReadOnlyError

@@ -300,7 +300,7 @@ class Trimmer:
         self._is_refusing = is_refusing
 
     def _delete(self, decision: Decision) -> bool:
-        """Whether the log let go of them; False when it could not just now."""
+        """Return whether the log let go of them; False when it could not just now."""
         end_position = self._log.segment_list()[decision.delete_count - 1].end_position
         if not self._make_durable(end_position):
             return False
@@ -325,7 +325,7 @@ class Trimmer:
         return True
 
     def _make_durable(self, position: int) -> bool:
-        """Whether a crash would not ask the log for what is before `position`.
+        """Return whether a crash would not ask the log for what is before `position`.
 
         Otherwise the projections that would are told to bring it to the disk; ask again a second later.
         """

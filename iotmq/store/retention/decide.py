@@ -138,7 +138,7 @@ def decide(
 def _forced_count(
     segments: Sequence[SegmentAge], disks: Sequence[DiskUsage], settings: StoreSettings, leaving_bytes: int
 ) -> int:
-    """How many must go for the disks to be at the forced watermark or below; no more than that."""
+    """Return how many must go for the disks to be at the forced watermark or below; no more than that."""
     count = 0
     for number, disk in enumerate(disks):
         excess_bytes = disk.used_bytes - disk.total_bytes * settings.disk_force_percent // 100
@@ -156,7 +156,7 @@ def _forced_count(
 
 
 def _leading(conditions: Iterable[bool]) -> int:
-    """How many conditions hold before the first that does not."""
+    """Return how many conditions hold before the first that does not."""
     count = 0
     for holds in conditions:
         if not holds:

@@ -204,11 +204,11 @@ class ClosedCheck:
             self._next_offsets[key] = max(end, self._next_offsets.get(key, 0))
 
     def _has_lost_since(self, key: tuple[str, int]) -> bool:
-        """Whether something was lost behind the last record of a queue."""
+        """Return whether something was lost behind the last record of a queue."""
         return bool(self._lost_starts) and self._lost_starts[-1] > self._last_positions.get(key, -1)
 
     def _is_lost(self, position: int) -> bool:
-        """Whether what stood at a position is known to be lost."""
+        """Return whether what stood at a position is known to be lost."""
         number = bisect_right(self._lost_starts, position) - 1
         return number >= 0 and position < self._lost_ends[number]
 

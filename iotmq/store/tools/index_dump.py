@@ -61,7 +61,7 @@ def index_files(directory: Path) -> list[Path]:
 
 
 def sizes(size_bytes: int, settings: StoreSettings) -> tuple[int, int]:
-    """How many slots and entries a file of that size has: those of the settings if they fit it."""
+    """Return how many slots and entries a file of that size has: those of the settings if they fit it."""
     slots, entries = settings.index_slots, settings.index_entries
     if _HEADER.size + slots * _SLOT.size + entries * _ENTRY.size == size_bytes:
         return slots, entries

@@ -222,7 +222,7 @@ class ClosedStore:
 
     @property
     def min_position(self) -> int:
-        """Where the log begins."""
+        """Return where the log begins."""
         return self.segments[0].start_position if self.segments else 0
 
     def stretches(self, from_position: int = 0) -> Iterator[Found]:
@@ -355,7 +355,7 @@ def map_file(path: Path) -> memoryview:
 
 
 def first_not_zero(view: memoryview, start: int, end: int) -> int | None:
-    """Where the first byte of [start, end) is that is not zero."""
+    """Return where the first byte of [start, end) is that is not zero."""
     for at in range(start, end, _PIECE_BYTES):
         piece = bytes(view[at : min(end, at + _PIECE_BYTES)])
         left = len(piece.lstrip(b"\0"))
@@ -392,7 +392,7 @@ def _sound_stretch(segment: SegmentFile, view: memoryview, at: int) -> Found | s
 
 
 def _next_sound(segment: SegmentFile, view: memoryview, at: int) -> int | None:
-    """Where the next record or blank of a file is, from a byte on; None when there is none."""
+    """Return where the next record or blank of a file is, from a byte on; None when there is none."""
     mapping = view.obj
     assert isinstance(mapping, mmap.mmap)
     magic_at = at + _AT_MAGIC

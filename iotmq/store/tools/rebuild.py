@@ -75,7 +75,7 @@ def rebuild(
 
 
 def has_key_values(directory: Path) -> bool:
-    """Whether there is a key-value database."""
+    """Return whether there is a key-value database."""
     return (directory / _KEY_VALUES).is_dir()
 
 

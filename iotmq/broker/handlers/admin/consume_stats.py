@@ -75,7 +75,7 @@ class ConsumeStatsHandler:
         return self._sliced_replies.answer(connection, request, self._write_spans(request, group, config))
 
     def _correction(self, connection: ServerConnection, request: Command) -> Command | None:
-        """Where the group compared would have to stand for not missing what all others have consumed.
+        """Return where the group compared would have to stand for not missing what all others have consumed.
 
         Per queue the lowest offset any group has that still is in the queue, or the largest number there
         is when the group compared is behind that already.

@@ -147,7 +147,7 @@ def _no_such_queue(code: int, topic: TopicConfig, queue_id: int) -> RequestError
 
 
 def _first_position(queue: Queue) -> int | None:
-    """Where the queue's first record stands in the log; None for an empty queue."""
+    """Return where the queue's first record stands in the log; None for an empty queue."""
     if queue.min_offset >= queue.max_offset:
         return None
     entry = queue.entry(queue.min_offset)

@@ -93,7 +93,7 @@ class ParkedPulls:
 
     @property
     def has_room(self) -> bool:
-        """Whether `park` would keep one more."""
+        """Return whether `park` would keep one more."""
         return self._count < self.held_max
 
     def park(self, parked: ParkedPull) -> bool:

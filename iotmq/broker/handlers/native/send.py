@@ -405,7 +405,7 @@ class SendHandler:
     def _retry_or_dead_letter(
         self, request: Command, names: FieldNames, topic: TopicConfig, *, queue_id: int, reconsume_times: int
     ) -> tuple[TopicConfig, int]:
-        """Where a message goes that a consumer sent to its own retry topic (wire document 10.2)."""
+        """Return where a message goes that a consumer sent to its own retry topic (wire document 10.2)."""
         group_name = topic.topic_name.removeprefix(RETRY_PREFIX)
         group = self._subscription_groups.find_or_create(group_name)
         if group is None:
