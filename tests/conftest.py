@@ -36,6 +36,18 @@ UNTRACED = frozenset(
 _CIMPORT = re.compile(r"^\s*(?:from\s+([\w.]+)\s+cimport|cimport\s+([\w.]+))", re.MULTILINE)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Let `no_cover` work in the processes of pytest-xdist.
+
+    pytest-cov begins to trace in each of them before it knows that it is one, and a second time then; what it
+    pauses is the second one, and the first would go on.
+    """
+    plugin = session.config.pluginmanager.getplugin("_cov")
+    if hasattr(session.config, "workerinput") and plugin is not None and plugin.cov_controller is not None:
+        plugin.cov_controller.cov.stop()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the files in the order of FIRST; what is in one stays together. Trace nothing of UNTRACED."""
     items.sort(key=_turn)
