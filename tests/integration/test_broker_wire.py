@@ -15,6 +15,7 @@ from eventually import STOP_S, soon
 from iotmq import limits
 from iotmq.broker.broker import Broker
 from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.writing import message_writer
 from iotmq.clock import ManualClock
 from iotmq.errors import StoreFullError, StoreReadOnlyError
 from iotmq.message.hosts import encode_host
@@ -234,7 +235,9 @@ async def test_under_synchronous_flush_the_answer_comes_after_the_flush(tmp_path
     await site.stop()
 
 
-async def test_a_stop_finishes_what_was_taken(tmp_path: Path) -> None:
+async def test_a_stop_finishes_what_was_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # However long the disk takes, which other tests are using.
+    monkeypatch.setattr(message_writer, "_DRAIN_S", STOP_S / 2)
     site = Site(tmp_path / "data", flush="sync")
     await site.broker.start()
     client = await site.connect()
