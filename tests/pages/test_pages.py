@@ -30,6 +30,7 @@ import pytest
 from eventually import eventually
 from gateway_process import SMALL_STORE, GatewayProcess
 
+from iotmq.broker.access.accounts_file import parse_accounts
 from iotmq.config.config import load_config
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -269,6 +270,11 @@ def test_settings_load(block: Block, tmp_path: Path) -> None:
     config = tmp_path / "gateway.toml"
     config.write_text(block.text)
     load_config(config)
+
+
+@pytest.mark.parametrize("block", of_language("yaml"), ids=lambda block: block.place)
+def test_accounts_load(block: Block) -> None:
+    assert parse_accounts(block.text.encode()).by_key
 
 
 @pytest.mark.parametrize("block", of_language("json"), ids=lambda block: block.place)
