@@ -14,11 +14,11 @@ from setuptools import Extension, setup
 
 # The one list of compiled modules: dotted name, source suffix, libraries.
 COMPILED_MODULES: list[tuple[str, str, list[str]]] = [
-    ("iotmq.message.record", ".pyx", ["z"]),
-    ("iotmq.message.column_fill", ".pyx", ["z"]),
-    ("iotmq.message.columns", ".pyx", []),
-    ("iotmq.message.record_filter", ".pyx", []),
-    ("iotmq.message.record_walk", ".pyx", []),
+    ("iotmq.message.records.record", ".pyx", ["z"]),
+    ("iotmq.message.records.column_fill", ".pyx", ["z"]),
+    ("iotmq.message.records.columns", ".pyx", []),
+    ("iotmq.message.records.record_filter", ".pyx", []),
+    ("iotmq.message.records.record_walk", ".pyx", []),
     ("iotmq.store.log.segment", ".pyx", []),
     ("iotmq.store.log.resync", ".pyx", ["z"]),
     ("iotmq.store.log.marker", ".pyx", ["z"]),

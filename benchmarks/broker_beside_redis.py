@@ -28,7 +28,7 @@ from typing import Final
 from benchmarks import machine, peers
 from benchmarks._broker_process import BrokerProcess, broker
 from benchmarks._wire_load import ANSWER_TIMEOUT_S, create_topic, frame, pipeline, pull_all, send_fields
-from iotmq.message.record import encode_batch
+from iotmq.message.records.record import encode_batch
 from iotmq.remoting.codes import RequestCode
 
 BODY: Final = b"x" * 100

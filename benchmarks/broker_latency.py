@@ -22,7 +22,7 @@ from typing import Final
 from benchmarks import machine
 from benchmarks._broker_process import BrokerProcess, broker
 from benchmarks._wire_load import call, create_topic, frame, pull_fields, send_fields
-from iotmq.message.record import iter_records
+from iotmq.message.records.record import iter_records
 from iotmq.remoting.codes import RequestCode
 
 QUEUES: Final = 4

@@ -21,7 +21,7 @@ from typing import Final
 from benchmarks import machine
 from benchmarks._broker_process import broker
 from benchmarks._wire_load import create_topic, frame, pipeline, pull_all, send_fields, stored_records
-from iotmq.message.record import encode_batch
+from iotmq.message.records.record import encode_batch
 from iotmq.remoting.codes import RequestCode
 
 QUEUES: Final = 4

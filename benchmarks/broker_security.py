@@ -28,7 +28,7 @@ from iotmq.broker.access.acl import AccessControl
 from iotmq.broker.filters.property_filter import PropertyFilter
 from iotmq.broker.filters.sql import parse_sql
 from iotmq.message.properties import decode_properties, encode_properties
-from iotmq.message.record import encode_batch, iter_records
+from iotmq.message.records.record import encode_batch, iter_records
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.frames.frame import encode

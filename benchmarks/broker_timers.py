@@ -38,7 +38,7 @@ from iotmq.broker.registration.advertised_address import resolve_store_host
 from iotmq.broker.scheduled.delivery_time import waiting_until
 from iotmq.broker.settings import BrokerSettings
 from iotmq.client import ClientSettings, IotmqClient, PullConsumer
-from iotmq.message.record import encode_batch, iter_records, property_value
+from iotmq.message.records.record import encode_batch, iter_records, property_value
 from iotmq.registry.server import Registry
 from iotmq.registry.settings import RegistrySettings
 from iotmq.store.settings import StoreSettings

@@ -17,9 +17,9 @@ from collections.abc import Callable
 
 import pyarrow
 
-from iotmq.message.columns import decode_columns
 from iotmq.message.properties import KEYS, MQTT_CLIENT_ID, MQTT_QOS, MQTT_TOPIC, encode_properties
-from iotmq.message.record import (
+from iotmq.message.records.columns import decode_columns
+from iotmq.message.records.record import (
     body_checksum,
     check_batch,
     encode_batch,

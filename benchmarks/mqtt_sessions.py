@@ -25,7 +25,7 @@ from benchmarks import machine
 from iotmq.broker.session_store.projection import SessionProjection
 from iotmq.broker.session_store.records import Close, Open, Subscribe, encode_changes
 from iotmq.broker.tables.topics import SESSION_TOPIC
-from iotmq.message.record import decode_record, encode_batch
+from iotmq.message.records.record import decode_record, encode_batch
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 

@@ -42,7 +42,7 @@ from iotmq.client import (
     PullConsumer,
     SendResult,
 )
-from iotmq.message.record import encode_batch
+from iotmq.message.records.record import encode_batch
 
 MARK_RECORDS_PER_S: Final = 500_000
 QUEUES: Final = 4

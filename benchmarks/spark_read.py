@@ -218,7 +218,7 @@ async def serve(directory: Path, rows: int) -> None:
 def batch(number: int) -> bytes:
     """BATCH_ROWS messages of 100 devices, with bodies of about 100 bytes."""
     from iotmq.message.properties import KEYS, MQTT_CLIENT_ID, MQTT_QOS, MQTT_TOPIC, encode_properties
-    from iotmq.message.record import encode_batch
+    from iotmq.message.records.record import encode_batch
 
     elements = []
     for row in range(BATCH_ROWS):

@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks import machine
-from iotmq.message.record import encode_batch
+from iotmq.message.records.record import encode_batch
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks import machine
-from iotmq.message.record import encode_batch
+from iotmq.message.records.record import encode_batch
 from iotmq.store.kv.kv import KeyValueStore
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
@@ -42,7 +42,7 @@ from iotmq.store.store import Store
 import os
 store = Store.open(Path(sys.argv[1]), StoreSettings(latest_enabled=sys.argv[2] == "on"), store_host=bytes(8))
 if sys.argv[3] != "0":
-    from iotmq.message.record import encode_batch
+    from iotmq.message.records.record import encode_batch
     for first in range(0, int(sys.argv[3]), 1000):
         store.append(store.queue("t", 0), encode_batch((b"x", b"MQTT_TOPIC\\x01devices/d%d/telemetry" % n, 0)
             for n in range(first, first + 1000)), born_timestamp_ms=1, born_host=bytes(8))

@@ -24,8 +24,8 @@ from statistics import median
 from typing import Final
 
 from benchmarks import machine
-from iotmq.message.columns import decode_columns
-from iotmq.message.record import encode_batch
+from iotmq.message.records.columns import decode_columns
+from iotmq.message.records.record import encode_batch
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 

@@ -22,7 +22,7 @@ from statistics import median
 import msgspec
 
 from benchmarks import machine
-from iotmq.message.record import encode_batch
+from iotmq.message.records.record import encode_batch
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 from iotmq.store.tools.rebuild import INDEX, LATEST, QUEUES, rebuild

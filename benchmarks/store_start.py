@@ -29,7 +29,7 @@ from typing import Final
 from benchmarks import machine
 from iotmq.broker.broker import Broker
 from iotmq.broker.settings import BrokerSettings
-from iotmq.message.record import encode_batch
+from iotmq.message.records.record import encode_batch
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection

@@ -29,7 +29,7 @@ from typing import Final
 import uvloop
 
 from benchmarks import machine
-from iotmq.message.record import encode_batch
+from iotmq.message.records.record import encode_batch
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 

@@ -64,7 +64,7 @@ DERIVED: Final[tuple[Bound, ...]] = (
         "::test_who_does_not_say_goodbye_counts_for_so_long_and_no_longer",
     ),
     Bound(
-        "message.columns: bodies of one pull, inflated",
+        "message.records.columns: bodies of one pull, inflated",
         "PULL_RECORDS_MAX",
         "COLUMN_BYTES_MAX",
         "tests/unit/message/test_columns.py::test_iter_columns_ends_before_bytes_max",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import enum
 import inspect
+import sys
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -14,12 +16,13 @@ import msgspec
 import iotmq.client
 from iotmq.config.setting_text import reference
 
-# By the package below iotmq.client that has them; a class of settings goes to the last part.
+# By the package below iotmq.client or iotmq.message that has them; a class of settings goes to the last part.
 _PARTS: Final = {
     "transport": "Clients and messages",
     "sending": "Sending",
     "consuming": "Consuming",
     "requests": "Requests and replies",
+    "records": "Records",
     "admin": "Administration",
     "blocking": "Without an event loop",
     "settings": "Settings",
@@ -69,7 +72,17 @@ def _section(name: str, value: Any) -> str:
 
 
 def _tree(value: Any) -> Any:
-    return ast.parse(textwrap.dedent(inspect.getsource(value))).body[0]
+    """The source of a class or function; of a compiled one its stub, with the docstrings from run time."""
+    module = sys.modules[value.__module__]
+    if not str(module.__file__).endswith(".so"):
+        return ast.parse(textwrap.dedent(inspect.getsource(value))).body[0]
+    stub = Path(str(module.__file__).partition(".")[0]).with_suffix(".pyi")
+    nodes = ast.parse(stub.read_text()).body
+    (tree,) = [node for node in nodes if getattr(node, "name", "") == value.__name__]
+    for node in tree.body if isinstance(tree, ast.ClassDef) else ():
+        if isinstance(node, ast.FunctionDef) and (doc := inspect.getdoc(getattr(value, node.name))):
+            node.body = [ast.Expr(ast.Constant(doc))]
+    return tree
 
 
 def _entries(class_name: str, tree: ast.ClassDef) -> Iterator[tuple[str, Entry]]:

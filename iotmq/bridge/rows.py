@@ -28,8 +28,8 @@ from iotmq.bridge.offsets import QueueKey
 from iotmq.bridge.plan import Loss, LossHandler
 from iotmq.bridge.pull import Pulled
 from iotmq.errors import ConfigError, IotmqError
-from iotmq.message.columns import Columns, iter_columns
 from iotmq.message.properties import KEYS, MQTT_CLIENT_ID, MQTT_TOPIC, TAGS, decode_properties
+from iotmq.message.records.columns import Columns, iter_columns
 
 NAME_END: Final = b"\x01"
 PROPERTY_END: Final = b"\x02"

@@ -44,7 +44,7 @@ from iotmq.bridge.plan import Loss, advance, describe_losses, split_tasks, withi
 from iotmq.bridge.pull import PullSettings, pull_range, record_at
 from iotmq.bridge.rows import RowBuilder, check_schema, default_schema
 from iotmq.errors import ConfigError, IotmqError
-from iotmq.message.record import decode_record
+from iotmq.message.records.record import decode_record
 from iotmq.remoting.blocking import BlockingConnection
 from iotmq.remoting.signature import Credentials
 from iotmq.remoting.tls.files import client_tls

@@ -34,46 +34,51 @@ if TYPE_CHECKING:
         PullConsumerSettings,
         PushConsumerSettings,
     )
+    from iotmq.message.records.columns import Columns
+    from iotmq.message.records.record import encode_batch
 
 _MODULES = {
-    "Admin": "admin.admin",
-    "ClientSettings": "transport.settings",
-    "IotmqClient": "transport.client",
-    "Message": "transport.message",
-    "MessageQueue": "transport.routes",
-    "Producer": "sending.producer",
-    "ProducerSettings": "transport.settings",
-    "PullConsumer": "consuming.pull_consumer",
-    "PullConsumerSettings": "transport.settings",
-    "PushConsumer": "consuming.push_consumer",
-    "PushConsumerSettings": "transport.settings",
-    "QueueOffsets": "admin.admin",
-    "ReceivedMessage": "transport.message",
-    "Replier": "requests",
-    "Requester": "requests",
-    "SendResult": "transport.message",
-    "SendStatus": "transport.message",
-    "SyncAdmin": "blocking.client",
-    "SyncClient": "blocking.client",
-    "SyncProducer": "blocking.client",
-    "SyncPullConsumer": "blocking.client",
-    "SyncPushConsumer": "blocking.client",
-    "SyncReplier": "blocking.requests",
-    "SyncRequester": "blocking.requests",
-    "SyncTransaction": "blocking.transactions",
-    "SyncTransactionProducer": "blocking.transactions",
-    "TopicRoute": "transport.routes",
-    "Transaction": "sending.transactions",
-    "TransactionProducer": "sending.transactions",
-    "TransactionState": "sending.transactions",
-    "WaitingMessage": "admin.scheduled",
-    "WaitingMessages": "admin.scheduled",
-    "queue_of_key": "transport.routes",
+    "Admin": ".admin.admin",
+    "ClientSettings": ".transport.settings",
+    "Columns": "iotmq.message.records.columns",
+    "IotmqClient": ".transport.client",
+    "Message": ".transport.message",
+    "MessageQueue": ".transport.routes",
+    "Producer": ".sending.producer",
+    "ProducerSettings": ".transport.settings",
+    "PullConsumer": ".consuming.pull_consumer",
+    "PullConsumerSettings": ".transport.settings",
+    "PushConsumer": ".consuming.push_consumer",
+    "PushConsumerSettings": ".transport.settings",
+    "QueueOffsets": ".admin.admin",
+    "ReceivedMessage": ".transport.message",
+    "Replier": ".requests",
+    "Requester": ".requests",
+    "SendResult": ".transport.message",
+    "SendStatus": ".transport.message",
+    "SyncAdmin": ".blocking.client",
+    "SyncClient": ".blocking.client",
+    "SyncProducer": ".blocking.client",
+    "SyncPullConsumer": ".blocking.client",
+    "SyncPushConsumer": ".blocking.client",
+    "SyncReplier": ".blocking.requests",
+    "SyncRequester": ".blocking.requests",
+    "SyncTransaction": ".blocking.transactions",
+    "SyncTransactionProducer": ".blocking.transactions",
+    "TopicRoute": ".transport.routes",
+    "Transaction": ".sending.transactions",
+    "TransactionProducer": ".sending.transactions",
+    "TransactionState": ".sending.transactions",
+    "WaitingMessage": ".admin.scheduled",
+    "WaitingMessages": ".admin.scheduled",
+    "encode_batch": "iotmq.message.records.record",
+    "queue_of_key": ".transport.routes",
 }
 
 __all__ = [
     "Admin",
     "ClientSettings",
+    "Columns",
     "IotmqClient",
     "Message",
     "MessageQueue",
@@ -104,6 +109,7 @@ __all__ = [
     "TransactionState",
     "WaitingMessage",
     "WaitingMessages",
+    "encode_batch",
     "queue_of_key",
 ]
 
@@ -112,6 +118,6 @@ def __getattr__(name: str) -> object:
     module = _MODULES.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    value: object = getattr(importlib.import_module(module, __name__), name)
     globals()[name] = value
     return value

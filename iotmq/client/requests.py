@@ -26,7 +26,7 @@ from iotmq.message.errors import MessageFormatError
 from iotmq.message.hosts import encode_host
 from iotmq.message.message_ids import UniqueKeys
 from iotmq.message.properties import CLUSTER, CORRELATION_ID, MSG_TYPE, REPLY_TO_CLIENT, REPLY_TTL, REPLY_TYPE
-from iotmq.message.record import decode_record, encode_record, property_value
+from iotmq.message.records.record import decode_record, encode_record, property_value
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection

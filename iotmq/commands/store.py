@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
 from iotmq.addresses import address_text
 from iotmq.errors import StoreError
 from iotmq.message.properties import decode_properties
-from iotmq.message.record import Record, decode_record
+from iotmq.message.records.record import Record, decode_record
 from iotmq.store.tools.inspection import BLANK, DAMAGE, ClosedStore, Found, QueueFiles
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""The record: layout, batch encoding, properties, tag hash, ids and columnar decode."""
+"""Define messages for all parts: properties, tags, ids, hosts and, in `records`, the stored record."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from iotmq.message.record import hash_text
+from iotmq.message.records.record import hash_text
 
 
 def tag_hash(tag: str) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from iotmq.errors import StoreCorruptError, StoreError
 from iotmq.limits import INDEX_QUERY_RECORDS_MAX
-from iotmq.message.record import decode_record, property_value
+from iotmq.message.records.record import decode_record, property_value
 from iotmq.store.log.queue import FILLER_SIZE
 from iotmq.store.projections.key_index.key_query import candidate_steps, is_match
 from iotmq.store.queues.cold_steps import finish, record_steps, size_at
@@ -22,7 +22,7 @@ from iotmq.store.replication.raw import read_raw
 
 if TYPE_CHECKING:
     from iotmq.clock import Clock
-    from iotmq.message.record_filter import RecordFilter
+    from iotmq.message.records.record_filter import RecordFilter
     from iotmq.store.kv.latest import LatestPlace
     from iotmq.store.log.commit_log import CommitLog
     from iotmq.store.log.queue import Queue

@@ -25,7 +25,7 @@ from store_model import BORN_HOST, log_records, open_small, records_of
 from store_trim_machine import Disk, SteppedRemover
 
 from iotmq.clock import ManualClock
-from iotmq.message.record import decode_record, encode_batch, property_value
+from iotmq.message.records.record import decode_record, encode_batch, property_value
 from iotmq.store.projections.projection import DurableProjection
 from iotmq.store.store import Store
 

@@ -15,7 +15,7 @@ sys.path.insert(0, sys.argv[1])
 from store_model import open_small, put
 from iotmq.clock import ManualClock
 from iotmq.errors import StoreFullError
-from iotmq.message.record import decode_record
+from iotmq.message.records.record import decode_record
 
 root, entries = Path(sys.argv[2]), int(sys.argv[3])
 clock = ManualClock()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from store_model import log_records, open_small
 
-from iotmq.message.record import property_value
+from iotmq.message.records.record import property_value
 from iotmq.store.kv.kv_projection import MARKER_KEY, read_marker
 
 CHILD = r"""
@@ -22,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
 from store_model import BORN_HOST, HOST
-from iotmq.message.record import encode_batch
+from iotmq.message.records.record import encode_batch
 from iotmq.store.kv import kv_projection
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store

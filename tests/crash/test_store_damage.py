@@ -18,7 +18,7 @@ import pytest
 import slow_scan
 from store_model import log_records, open_small, put, wait_flushed
 
-from iotmq.message.record import iter_records
+from iotmq.message.records.record import iter_records
 from iotmq.store.log.commit_log import CommitLog
 from iotmq.store.log.segment import segment_name
 from iotmq.store.projections.log_scan import scan

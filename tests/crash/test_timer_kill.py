@@ -21,7 +21,7 @@ from timer_bench import TimerBench
 from timer_oracle import check_index
 
 from iotmq.clock import SystemClock
-from iotmq.message.record import property_value
+from iotmq.message.records.record import property_value
 
 CHILD = r"""
 import asyncio, random, sys

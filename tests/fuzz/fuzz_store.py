@@ -40,7 +40,7 @@ from store_keeper import Keeper  # noqa: E402
 from store_model import SMALL, open_small, put, wait_flushed  # noqa: E402
 
 from iotmq.errors import StoreError  # noqa: E402
-from iotmq.message.record import iter_records  # noqa: E402
+from iotmq.message.records.record import iter_records  # noqa: E402
 from iotmq.store.files.state_record import sealed, unsealed  # noqa: E402
 from iotmq.store.settings import StoreSettings  # noqa: E402
 from iotmq.store.store import Store  # noqa: E402

@@ -21,7 +21,7 @@ from iotmq.client.transport.message import Message, ReceivedMessage
 from iotmq.client.transport.settings import PushConsumerSettings
 from iotmq.errors import BrokerError, ClientError, RouteNotFoundError
 from iotmq.message.properties import decode_properties
-from iotmq.message.record import encode_batch, iter_records
+from iotmq.message.records.record import encode_batch, iter_records
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from iotmq.client.transport.settings import PushConsumerSettings
 from iotmq.commands import cli
 from iotmq.commands.admin.command import run_action
 from iotmq.errors import BrokerError, ClientError, IotmqError, RouteNotFoundError
-from iotmq.message.record import encode_batch
+from iotmq.message.records.record import encode_batch
 
 Command = Callable[..., Awaitable[str]]
 DEAD = b"RETRY_TOPIC\x01T\x02KEYS\x01k1\x02"

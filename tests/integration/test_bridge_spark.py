@@ -39,7 +39,7 @@ from iotmq.client.admin.queue_scaling import QueueScaling
 from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.settings import ClientSettings
 from iotmq.message.properties import KEYS, MQTT_CLIENT_ID, MQTT_TOPIC, TAGS, encode_properties
-from iotmq.message.record import encode_batch
+from iotmq.message.records.record import encode_batch
 from iotmq.registry.server import Registry
 from iotmq.registry.settings import RegistrySettings
 from iotmq.store.settings import StoreSettings

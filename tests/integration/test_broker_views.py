@@ -15,7 +15,7 @@ from eventually import soon
 from iotmq import limits
 from iotmq.message.hosts import encode_host
 from iotmq.message.properties import decode_properties
-from iotmq.message.record import decode_record, encode_batch, iter_records
+from iotmq.message.records.record import decode_record, encode_batch, iter_records
 from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import LanguageCode, RequestCode
 from iotmq.remoting.command import Command

@@ -20,7 +20,7 @@ from iotmq.clock import ManualClock
 from iotmq.errors import StoreFullError, StoreReadOnlyError
 from iotmq.message.hosts import encode_host
 from iotmq.message.properties import decode_properties
-from iotmq.message.record import decode_record, encode_batch, iter_records
+from iotmq.message.records.record import decode_record, encode_batch, iter_records
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection

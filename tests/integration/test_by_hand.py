@@ -19,7 +19,7 @@ from iotmq.commands import produce_consume as by_hand
 from iotmq.config.config import load_config
 from iotmq.errors import MessageRefusedError
 from iotmq.limits import RECORD_BYTES_MAX
-from iotmq.message.record import decode_record, encode_record
+from iotmq.message.records.record import decode_record, encode_record
 
 
 @pytest.fixture(scope="module")

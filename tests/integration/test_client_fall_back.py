@@ -18,7 +18,7 @@ from iotmq.client import (
     ReceivedMessage,
 )
 from iotmq.message.properties import decode_properties
-from iotmq.message.record import Record, iter_records
+from iotmq.message.records.record import Record, iter_records
 from iotmq.registry.server import Registry
 from iotmq.registry.settings import RegistrySettings
 from iotmq.remoting.codes import RequestCode, ResponseCode

@@ -31,7 +31,7 @@ from iotmq.client import (
     SyncPushConsumer,
 )
 from iotmq.errors import BrokerError, IotmqError, OffsetMovedError, RouteNotFoundError
-from iotmq.message.record import encode_batch
+from iotmq.message.records.record import encode_batch
 from iotmq.registry.server import Registry
 from iotmq.registry.settings import RegistrySettings
 

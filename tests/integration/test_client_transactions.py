@@ -39,7 +39,7 @@ from iotmq.errors import (
     RequestTimeoutError,
 )
 from iotmq.limits import TRANSACTION_CHECKS_IN_FLIGHT_MAX
-from iotmq.message.record import iter_records
+from iotmq.message.records.record import iter_records
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 

@@ -12,7 +12,7 @@ from eventually import soon
 from mqtt_site import MqttSite, SessionDevice, open_site
 
 from iotmq.message.properties import decode_properties
-from iotmq.message.record import iter_records
+from iotmq.message.records.record import iter_records
 from iotmq.mqtt.codec.packets import Will
 
 

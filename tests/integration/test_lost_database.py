@@ -20,7 +20,7 @@ from mqtt_site import MqttSite, SessionDevice, open_site
 
 from iotmq.broker.shares.shares import REJOIN_GRACE_S
 from iotmq.errors import StoreCorruptError
-from iotmq.message.record import decode_record
+from iotmq.message.records.record import decode_record
 from iotmq.store.kv.kv import KV_DIRECTORY
 from iotmq.store.tools.rebuild import rebuild
 

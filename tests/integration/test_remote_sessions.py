@@ -33,7 +33,7 @@ from iotmq.front_port import delivery_channel, gateway, session_gateway, session
 from iotmq.front_port.gateway import RemoteGateway
 from iotmq.front_port.session_gateway import RemoteSessions
 from iotmq.message.hosts import encode_host
-from iotmq.message.record import iter_records
+from iotmq.message.records.record import iter_records
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.packets import Will
 from iotmq.mqtt_front.server import MqttFront

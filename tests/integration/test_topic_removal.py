@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from broker_site import PULL, WAIT_S, Site
 
-from iotmq.message.record import encode_batch
+from iotmq.message.records.record import encode_batch
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 

@@ -11,7 +11,7 @@ from iotmq.broker.broker import Broker
 from iotmq.broker.settings import BrokerSettings
 from iotmq.clock import ManualClock
 from iotmq.message.hosts import encode_host
-from iotmq.message.record import iter_records
+from iotmq.message.records.record import iter_records
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection

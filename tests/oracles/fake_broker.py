@@ -6,7 +6,7 @@ import json
 from collections import Counter, defaultdict, deque
 from typing import Any
 
-from iotmq.message.record import encode_record
+from iotmq.message.records.record import encode_record
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import RemotingServer, ServerConnection

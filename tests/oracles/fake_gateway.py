@@ -13,7 +13,7 @@ from typing_extensions import Buffer
 
 from iotmq.clock import ManualClock
 from iotmq.message.properties import MQTT_QOS, MQTT_TOPIC, decode_properties, encode_properties
-from iotmq.message.record import check_batch, encode_record
+from iotmq.message.records.record import check_batch, encode_record
 from iotmq.metrics import Metric
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.packets import Connect

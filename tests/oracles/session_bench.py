@@ -14,7 +14,7 @@ from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.clock import ManualClock
 from iotmq.message.hosts import encode_host
-from iotmq.message.record import decode_record
+from iotmq.message.records.record import decode_record
 from iotmq.ports.sessions import (
     CloseRequest,
     OpenedSession,
@@ -232,7 +232,7 @@ class SessionBench:
 
 
 def _records(view: Any) -> list[Any]:
-    from iotmq.message.record import iter_records
+    from iotmq.message.records.record import iter_records
 
     return list(iter_records(view))
 

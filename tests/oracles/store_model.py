@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from eventually import eventually
 
 from iotmq.clock import Clock, ManualClock
-from iotmq.message.record import decode_record, encode_batch, iter_records
+from iotmq.message.records.record import decode_record, encode_batch, iter_records
 from iotmq.store.log.commit_log import Appended
 from iotmq.store.queues.reads import ReadStatus
 from iotmq.store.settings import StoreSettings

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from store_model import BORN_HOST, ListModel, Stored, log_records, open_small, wait_flushed
 
 from iotmq.clock import ManualClock
-from iotmq.message.record import encode_batch, iter_records
+from iotmq.message.records.record import encode_batch, iter_records
 from iotmq.store.queues.reads import ReadStatus
 from iotmq.store.retention.decide import DiskUsage
 from iotmq.store.retention.delete_thread import Remover

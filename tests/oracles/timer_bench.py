@@ -17,7 +17,7 @@ from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.clock import ManualClock
 from iotmq.message.hosts import encode_host
-from iotmq.message.record import Record, iter_records
+from iotmq.message.records.record import Record, iter_records
 from iotmq.store.kv.timer_index import TimerIndex
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from store_model import log_records
 
-from iotmq.message.record import Record, property_value
+from iotmq.message.records.record import Record, property_value
 from iotmq.store.kv.timer_index import TimerIndex
 from iotmq.store.store import Store
 

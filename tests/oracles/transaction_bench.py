@@ -16,7 +16,7 @@ from iotmq.clock import ManualClock
 from iotmq.errors import RequestError
 from iotmq.message.hosts import encode_host
 from iotmq.message.message_ids import parse_offset_message_id
-from iotmq.message.record import Record, iter_records
+from iotmq.message.records.record import Record, iter_records
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.store.settings import StoreSettings

@@ -21,7 +21,7 @@ from iotmq.broker.sessions.sessions import OWNER_GRACE_S
 from iotmq.broker.tables.topics import SESSION_TOPIC
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.cycles import short_collections
-from iotmq.message.record import encode_batch
+from iotmq.message.records.record import encode_batch
 from iotmq.ports.sessions import Refused, RetainedRead, RetainedRecords, Will
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command

@@ -18,7 +18,7 @@ from iotmq.broker.settings import BrokerSettings
 from iotmq.clock import ManualClock
 from iotmq.errors import RequestError
 from iotmq.message.hosts import encode_host
-from iotmq.message.record import encode_batch
+from iotmq.message.records.record import encode_batch
 from iotmq.mqtt.topics.reply import ReplyAddress, reply_token
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command

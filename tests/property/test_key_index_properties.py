@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from index_oracle import IndexOracle, index_hash, java_hash, keys_of
 
-from iotmq.message.record import decode_record, encode_record
+from iotmq.message.records.record import decode_record, encode_record
 from iotmq.store.projections.key_index.index_file import key_hash
 from iotmq.store.projections.key_index.key_index import KeyIndex
 from iotmq.store.projections.key_index.key_query import record_keys

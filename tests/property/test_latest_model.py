@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from store_model import BORN_HOST, open_small
 
-from iotmq.message.record import decode_record, encode_batch
+from iotmq.message.records.record import decode_record, encode_batch
 from iotmq.store.kv import kv_projection
 from iotmq.store.log.segment import segment_name
 from iotmq.store.tools.rebuild import rebuild

@@ -12,7 +12,7 @@ from iotmq.broker.filters.sql import parse_sql
 from iotmq.broker.filters.sql_tree import And, Compare, Constant, In, IsNull, Node, Not, Or, Property, Search
 from iotmq.errors import RequestError
 from iotmq.message.properties import decode_properties, encode_properties
-from iotmq.message.record import encode_record
+from iotmq.message.records.record import encode_record
 
 NAMES = ["a", "b", "ab", "TAGS", "_x$1"]
 TEXTS = st.one_of(

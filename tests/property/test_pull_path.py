@@ -18,7 +18,7 @@ from short_and_general import Side, check_alike
 
 from iotmq.broker.handlers.native.pull import _maxima, _read_header
 from iotmq.broker.tables.topics import TopicConfig
-from iotmq.message.record import encode_batch
+from iotmq.message.records.record import encode_batch
 from iotmq.remoting.codes import RequestCode, Serialize
 from iotmq.remoting.command import Command
 from iotmq.remoting.frames.frame import FrameReader, encode

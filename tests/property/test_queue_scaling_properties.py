@@ -12,7 +12,7 @@ from broker_site import SEND, Site
 
 from iotmq.broker.tables.topics import TopicConfig
 from iotmq.errors import RequestError
-from iotmq.message.record import iter_records
+from iotmq.message.records.record import iter_records
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 

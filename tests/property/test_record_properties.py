@@ -25,10 +25,10 @@ from record_oracle import (
     tags_code,
 )
 
-from iotmq.message.columns import Columns, decode_columns, iter_columns
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.properties import decode_properties, encode_properties
-from iotmq.message.record import (
+from iotmq.message.records.columns import Columns, decode_columns, iter_columns
+from iotmq.message.records.record import (
     Record,
     check_batch,
     check_record,

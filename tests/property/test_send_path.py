@@ -15,7 +15,7 @@ import pytest
 from short_and_general import RECORD_BYTES_MAX, Side, check_alike
 
 from iotmq.broker.tables.topics import TopicConfig
-from iotmq.message.record import encode_batch
+from iotmq.message.records.record import encode_batch
 from iotmq.remoting.codes import Serialize
 from iotmq.remoting.command import Command
 from iotmq.remoting.frames.frame import FrameReader, encode

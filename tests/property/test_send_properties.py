@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iotmq.broker.writing.send_properties import element_wishes, without_wait
-from iotmq.message.record import encode_batch
+from iotmq.message.records.record import encode_batch
 
 WISHES = (b"DELAY", b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_DELIVER_MS", b"TIMER_DEL_UNIQKEY")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from short_and_general import Side, check_alike
 
-from iotmq.message.record import encode_batch
+from iotmq.message.records.record import encode_batch
 from iotmq.remoting.codes import Serialize
 from iotmq.remoting.command import Command
 from iotmq.remoting.frames.frame import encode

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from store_model import BORN_HOST, ListModel, log_records, open_small, wait_flushed
 
-from iotmq.message.record import encode_batch, iter_records
+from iotmq.message.records.record import encode_batch, iter_records
 from iotmq.store.files.flushed_position import write_flushed_mark
 from iotmq.store.log.segment import segment_name
 from iotmq.store.queues.reads import ReadStatus

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from store_model import BORN_HOST, batch, open_small
 
 from iotmq.clock import ManualClock
-from iotmq.message.record import decode_record
+from iotmq.message.records.record import decode_record
 from iotmq.store.store import CLOCK_STEP_BACK_MS_MAX, Store
 
 START_MS = 1_700_000_000_000

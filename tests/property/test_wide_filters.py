@@ -18,7 +18,7 @@ from iotmq.broker.session_store.projection import SessionProjection
 from iotmq.broker.session_store.queue_reader import QueueReader
 from iotmq.broker.session_store.records import Change, Open, Progress, Subscribe, encode_changes
 from iotmq.broker.tables.topics import SESSION_TOPIC
-from iotmq.message.record import decode_record, encode_batch
+from iotmq.message.records.record import decode_record, encode_batch
 from iotmq.ports.sessions import QueueRead, QueueRecords, Refused
 from iotmq.store.kv import kv_projection
 

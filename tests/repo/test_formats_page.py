@@ -25,7 +25,7 @@ from iotmq.broker.tables.topics import TopicConfig, TopicTable
 from iotmq.clock import ManualClock
 from iotmq.message.message_ids import offset_message_id
 from iotmq.message.properties import decode_properties
-from iotmq.message.record import check_record, decode_record, encode_batch, iter_records
+from iotmq.message.records.record import check_record, decode_record, encode_batch, iter_records
 from iotmq.message.tags import tag_hash
 from iotmq.store.files.flushed_position import read_flushed_mark
 from iotmq.store.projections.key_index.index_file import IndexFile, key_hash

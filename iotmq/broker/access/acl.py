@@ -32,7 +32,7 @@ from iotmq.broker.replies.deferred_reply import DeferredReply
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.tables.topics import TRACE_TOPIC, reply_topic
 from iotmq.errors import ConfigError, RequestError
-from iotmq.message.record import decode_record, property_value
+from iotmq.message.records.record import decode_record, property_value
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import ResponseCode
 from iotmq.remoting.command import Command

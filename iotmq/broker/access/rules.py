@@ -20,7 +20,7 @@ from iotmq.broker.writing.single_message_batch import inflate_batch, split_eleme
 from iotmq.message.bodies import COMPRESSED
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.properties import MQTT_TOPIC
-from iotmq.message.record import property_value
+from iotmq.message.records.record import property_value
 from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command

@@ -12,8 +12,8 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from iotmq.broker.delivery.push_channel cimport PushChannel, PushChannels, record_size_at
-from iotmq.message.device_topic cimport device_topic
-from iotmq.message.layout cimport (
+from iotmq.message.records.device_topic cimport device_topic
+from iotmq.message.records.layout cimport (
     AT_POSITION,
     SYS_FLAG_BORN_HOST_V6,
     SYS_FLAG_STORE_HOST_V6,
@@ -21,16 +21,9 @@ from iotmq.message.layout cimport (
     get_u64,
     put_u32,
 )
-from iotmq.message.record cimport (
-    FORMAT_OK,
-    Element,
-    RecordParts,
-    RecordShared,
-    element_record_size,
-    parse_element,
-    write_record,
-)
-from iotmq.message.record_walk cimport RecordWalk, begin_walk, end_walk, next_record
+from iotmq.message.records.fields cimport FORMAT_OK, Element, RecordParts
+from iotmq.message.records.record cimport RecordShared, element_record_size, parse_element, write_record
+from iotmq.message.records.record_walk cimport RecordWalk, begin_walk, end_walk, next_record
 from iotmq.mqtt.topics.filters cimport FilterIndex, Matches
 
 from collections import deque

@@ -9,7 +9,7 @@ from libc.stdlib cimport free, realloc
 
 import logging
 
-from iotmq.message.layout cimport RECORD_FIXED_BYTES, get_u32
+from iotmq.message.records.layout cimport RECORD_FIXED_BYTES, get_u32
 
 _log = logging.getLogger("iotmq.broker")
 

@@ -6,9 +6,10 @@ finding that it has no flag. Plan: the property is looked for where the records 
 
 from libc.stdint cimport uint8_t
 
-from iotmq.message.device_topic cimport device_topic
-from iotmq.message.record cimport RecordParts, find_property
-from iotmq.message.record_walk cimport RecordWalk, begin_walk, check_walk, end_walk, next_record
+from iotmq.message.records.device_topic cimport device_topic
+from iotmq.message.records.fields cimport RecordParts
+from iotmq.message.records.record cimport find_property
+from iotmq.message.records.record_walk cimport RecordWalk, begin_walk, check_walk, end_walk, next_record
 from iotmq.mqtt.topics.filters cimport is_topic
 
 from iotmq.message.properties import MQTT_RETAIN

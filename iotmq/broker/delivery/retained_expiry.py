@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from iotmq.message.properties import TIME_TO_LIVE_MS
-from iotmq.message.record import decode_record, property_value
+from iotmq.message.records.record import decode_record, property_value
 
 # What one step of the sweep looks at: a millisecond of the loop.
 SWEEP_RECORDS_MAX: Final = 256

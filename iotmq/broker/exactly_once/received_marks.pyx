@@ -13,15 +13,15 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcmp
 
-from iotmq.message.crc cimport crc32
-from iotmq.message.fields cimport element_fields
-from iotmq.message.own_topics cimport is_brokers_own
-from iotmq.message.record cimport FORMAT_OK, Element, RecordParts, find_property
-from iotmq.message.record_walk cimport RecordWalk, begin_walk, check_walk, end_walk, next_record
+from iotmq.message.records.crc cimport crc32
+from iotmq.message.records.fields cimport FORMAT_OK, Element, RecordParts, element_fields
+from iotmq.message.records.device_topic cimport is_brokers_own
+from iotmq.message.records.record cimport find_property
+from iotmq.message.records.record_walk cimport RecordWalk, begin_walk, check_walk, end_walk, next_record
 
 from iotmq.broker.tables.topics import RECEIVED_TOPIC, TIMER_TOPIC
 from iotmq.message.errors import MessageFormatError
-from iotmq.message.record import problem_text
+from iotmq.message.records.record import problem_text
 
 cdef bytes _RECEIVED_TOPIC = RECEIVED_TOPIC.encode()
 cdef bytes _TIMER_TOPIC = TIMER_TOPIC.encode()

@@ -30,7 +30,7 @@ from iotmq.broker.writing.single_message_batch import encode_element, split_elem
 from iotmq.errors import StoreError
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.properties import MQTT_CLIENT_ID, MQTT_PACKET_ID, UNIQ_KEY
-from iotmq.message.record import Record, decode_record, property_value
+from iotmq.message.records.record import Record, decode_record, property_value
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import ResponseCode
 

@@ -1,7 +1,7 @@
 from typing_extensions import Buffer
 
 from iotmq.broker.filters.sql_tree import Node
-from iotmq.message.record_filter import RecordFilter
+from iotmq.message.records.record_filter import RecordFilter
 
 class PropertyFilter(RecordFilter):
     def __init__(self, tree: Node) -> None: ...

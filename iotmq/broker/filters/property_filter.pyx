@@ -16,9 +16,10 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy
 
-from iotmq.message.layout cimport NAME_END, PROPERTY_END
-from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
-from iotmq.message.record_filter cimport RecordFilter
+from iotmq.message.records.layout cimport NAME_END, PROPERTY_END
+from iotmq.message.records.fields cimport FORMAT_OK, RecordParts
+from iotmq.message.records.record cimport parse_record
+from iotmq.message.records.record_filter cimport RecordFilter
 
 from iotmq import limits
 from iotmq.broker.filters.sql_tree import (

@@ -28,10 +28,11 @@ from libc.string cimport memcmp
 
 from iotmq.broker.delivery.push_channel cimport PushChannel, PushChannels
 from iotmq.broker.light_queues.wide_filters cimport ScanRange, WideFilters
-from iotmq.message.device_topic cimport device_topic
-from iotmq.message.layout cimport QUEUE_ENTRY_SIZE, get_u32, put_u32, put_u64
-from iotmq.message.record cimport RecordParts, tags_code
-from iotmq.message.record_walk cimport RecordWalk, begin_walk, check_walk, end_walk, next_record
+from iotmq.message.records.device_topic cimport device_topic
+from iotmq.message.records.layout cimport QUEUE_ENTRY_SIZE, get_u32, put_u32, put_u64
+from iotmq.message.records.fields cimport RecordParts
+from iotmq.message.records.record cimport tags_code
+from iotmq.message.records.record_walk cimport RecordWalk, begin_walk, check_walk, end_walk, next_record
 from iotmq.mqtt.topics.filters cimport FilterIndex, Matches
 
 from iotmq.errors import StoreCorruptError

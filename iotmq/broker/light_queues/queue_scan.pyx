@@ -6,10 +6,10 @@ Goals: as much per record as collecting it once cost. Plan: the index that colle
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
-from iotmq.message.device_topic cimport device_topic
-from iotmq.message.layout cimport AT_MAGIC, AT_SIZE, BLANK_BYTES, BLANK_MAGIC, RECORD_FIXED_BYTES, get_u32
-from iotmq.message.record cimport RecordParts
-from iotmq.message.record_walk cimport RecordWalk, begin_walk, end_walk, next_record
+from iotmq.message.records.device_topic cimport device_topic
+from iotmq.message.records.layout cimport AT_MAGIC, AT_SIZE, BLANK_BYTES, BLANK_MAGIC, RECORD_FIXED_BYTES, get_u32
+from iotmq.message.records.fields cimport RecordParts
+from iotmq.message.records.record_walk cimport RecordWalk, begin_walk, end_walk, next_record
 from iotmq.mqtt.topics.filters cimport FilterIndex, Matches
 
 # Why a scan ended: at the end of the view, because it has found or gone through enough, at a record the view

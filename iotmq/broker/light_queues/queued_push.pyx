@@ -9,7 +9,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy
 
 from iotmq.broker.delivery.push_channel cimport record_size_at
-from iotmq.message.layout cimport get_u32, put_u32
+from iotmq.message.records.layout cimport get_u32, put_u32
 
 cdef enum:
     PUSH_BYTES = 8              # place 4 | queue id 4

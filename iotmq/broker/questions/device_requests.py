@@ -22,7 +22,7 @@ from iotmq.message.properties import (
     encode_correlation_data,
     encode_properties,
 )
-from iotmq.message.record import property_value
+from iotmq.message.records.record import property_value
 from iotmq.mqtt.topics.reply import REPLY_PLACEHOLDER, REPLY_PREFIX, ReplyAddress, reply_token
 from iotmq.remoting.codes import ResponseCode
 

@@ -21,7 +21,7 @@ from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.errors import IotmqError, RequestError
 from iotmq.message.hosts import decode_host, encode_host
-from iotmq.message.record import property_value
+from iotmq.message.records.record import property_value
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command

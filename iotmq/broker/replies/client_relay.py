@@ -20,7 +20,7 @@ from iotmq.errors import ConnectionClosedError, RequestError, RequestTimeoutErro
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.hosts import encode_host
 from iotmq.message.message_ids import parse_offset_message_id
-from iotmq.message.record import decode_record
+from iotmq.message.records.record import decode_record
 from iotmq.metrics import Metric, samples
 from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import RequestCode, ResponseCode, Version

@@ -7,7 +7,7 @@ import re
 from iotmq.broker.tables.topics import SCHEDULE_TOPIC
 from iotmq.clock import Clock, SystemClock
 from iotmq.errors import ConfigError
-from iotmq.message.record import property_value
+from iotmq.message.records.record import property_value
 from iotmq.store.log.timer_record import USUAL_DELAYS_MS
 
 _DELAY = b"DELAY"

@@ -12,7 +12,7 @@ from iotmq.broker.writing.single_message_batch import split_elements
 from iotmq.clock import Clock
 from iotmq.errors import RequestError
 from iotmq.message.errors import MessageFormatError
-from iotmq.message.record import encode_batch
+from iotmq.message.records.record import encode_batch
 from iotmq.remoting.codes import ResponseCode
 
 

@@ -13,7 +13,7 @@ from iotmq import limits
 from iotmq.broker.scheduled.delay_levels import DelayLevels, without_properties
 from iotmq.broker.tables.topics import TIMER_TOPIC
 from iotmq.errors import RequestError
-from iotmq.message.record import property_value
+from iotmq.message.records.record import property_value
 from iotmq.remoting.codes import ResponseCode
 from iotmq.store.log.timer_record import DUE_MS_MAX
 

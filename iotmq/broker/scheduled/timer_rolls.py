@@ -23,7 +23,7 @@ from iotmq.clock import Clock
 from iotmq.errors import RequestError, StoreError
 from iotmq.event_loop import DeadlineTimer
 from iotmq.message.errors import MessageFormatError
-from iotmq.message.record import decode_record
+from iotmq.message.records.record import decode_record
 from iotmq.metrics import Metric, samples
 from iotmq.store.kv.timer_index import Timer
 from iotmq.store.log.timer_record import mark_of

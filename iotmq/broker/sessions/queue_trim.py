@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, Protocol
 from iotmq.broker.session_store.cursor import Cursor
 from iotmq.broker.session_store.projection import SessionProjection
 from iotmq.broker.settings import QueueLimits
-from iotmq.message.record import decode_record
+from iotmq.message.records.record import decode_record
 from iotmq.store.queues.cold_steps import Steps
 from iotmq.store.store import Store
 

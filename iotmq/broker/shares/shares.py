@@ -27,7 +27,7 @@ from iotmq.broker.shares.share_group import Handout, Holder, ShareGroup, Strateg
 from iotmq.errors import RequestError, StoreError
 from iotmq.event_loop import LoopSlice, NextTurn
 from iotmq.message.properties import MQTT_CLIENT_ID, MQTT_TOPIC
-from iotmq.message.record import decode_record, property_value
+from iotmq.message.records.record import decode_record, property_value
 from iotmq.metrics import Metric, samples
 from iotmq.ports.sessions import HANDOUT_REPEATED, Refused, ShareJoin, ShareReport
 from iotmq.remoting.codes import ResponseCode

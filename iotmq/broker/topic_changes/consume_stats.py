@@ -13,7 +13,7 @@ import msgspec
 from iotmq.broker.members.queue_locks import MessageQueue
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.tables.topics import TopicConfig
-from iotmq.message.record import decode_record
+from iotmq.message.records.record import decode_record
 from iotmq.remoting import lenient_json
 from iotmq.store.log.queue import Queue
 from iotmq.store.queues.cold_steps import Steps

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from iotmq.broker.scheduled.scheduling import without_properties
 from iotmq.broker.writing.single_message_batch import encode_element
-from iotmq.message.record import Record, property_value
+from iotmq.message.records.record import Record, property_value
 
 TYPE_MASK = 12
 NOT_A_TRANSACTION = 0

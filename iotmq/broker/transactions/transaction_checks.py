@@ -19,7 +19,7 @@ from iotmq.broker.transactions.half_messages import Half, copied_properties, rea
 from iotmq.broker.transactions.transactions import Pending, State, Transactions
 from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.event_loop import DeadlineTimer
-from iotmq.message.record import Record, decode_record, encode_record, property_value
+from iotmq.message.records.record import Record, decode_record, encode_record, property_value
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command

@@ -46,7 +46,7 @@ from iotmq.broker.writing.message_writer import Done, RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.errors import RequestError
 from iotmq.event_loop import DeadlineTimer
-from iotmq.message.record import Record, decode_record, iter_records, property_value
+from iotmq.message.records.record import Record, decode_record, iter_records, property_value
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import ResponseCode
 from iotmq.store.log.queue import Queue

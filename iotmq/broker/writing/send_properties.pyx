@@ -6,8 +6,7 @@ The names for a time of delivery are those of `scheduled/delivery_time.py`.
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.string cimport memchr, memcmp, memcpy
 
-from iotmq.message.fields cimport element_fields
-from iotmq.message.record cimport FORMAT_OK, Element
+from iotmq.message.records.fields cimport FORMAT_OK, Element, element_fields
 
 cdef extern from "string.h" nogil:
     void* memmem(const void* haystack, size_t haystack_size, const void* needle, size_t needle_size)

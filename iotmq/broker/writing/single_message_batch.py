@@ -10,7 +10,7 @@ from typing_extensions import Buffer
 from iotmq.errors import RequestError
 from iotmq.message.bodies import COMPRESSED, METHOD_MASK, inflate_body
 from iotmq.message.errors import MessageFormatError
-from iotmq.message.record import check_batch
+from iotmq.message.records.record import check_batch
 from iotmq.remoting.codes import ResponseCode
 
 # Up to the body: total size, magic 0, CRC 0, flag, body size.

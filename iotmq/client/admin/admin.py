@@ -32,7 +32,9 @@ class QueueOffsets(NamedTuple):
     """Hold the offsets of a queue: from `begin` up to, not including, `end`."""
 
     begin: int
+    """The offset of the oldest message that is still there."""
     end: int
+    """The offset the next message will get."""
 
 
 class Admin:

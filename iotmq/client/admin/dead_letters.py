@@ -25,7 +25,7 @@ from iotmq.client.transport.subscriptions import parse_subscription
 from iotmq.errors import ClientError, MessageRefusedError, RouteNotFoundError
 from iotmq.message import properties
 from iotmq.message.errors import MessageFormatError
-from iotmq.message.record import iter_records
+from iotmq.message.records.record import iter_records
 
 _log = logging.getLogger(__name__)
 

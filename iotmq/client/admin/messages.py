@@ -22,7 +22,7 @@ from iotmq.errors import BrokerError, ClientError
 from iotmq.limits import INDEX_QUERY_RECORDS_MAX
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.message_ids import parse_offset_message_id
-from iotmq.message.record import decode_record, iter_records
+from iotmq.message.records.record import decode_record, iter_records
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 

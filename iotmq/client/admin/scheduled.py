@@ -18,19 +18,26 @@ _NOT_FOUND: Final = (ResponseCode.QUERY_NOT_FOUND,)
 
 
 class WaitingMessage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One message that waits. `level` is 0 when it was sent for a time of its own."""
+    """Describe a message that waits for the time of its delivery."""
 
     topic: str
+    """The topic it will be delivered to."""
     queue_id: int
+    """The queue of that topic it will be delivered to."""
     due_ms: int
     """When it will be delivered, in milliseconds since 1970 of the broker's clock."""
     level: int = 0
+    """The delay level it was sent with, from 1; 0 for a time of its own."""
     unique_key: str = ""
     """The `message_id` of its send result."""
     store_timestamp: int = 0
+    """When the broker stored it, in milliseconds since 1970."""
     body_size: int = 0
+    """Size of its body as it is stored, in bytes."""
     position: int = 0
+    """Where its record begins in the log of the broker, in bytes."""
     broker_name: str = ""
+    """The `broker.name` of the broker it waits on."""
 
 
 class _Page(msgspec.Struct, rename="camel"):

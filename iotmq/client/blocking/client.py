@@ -31,7 +31,7 @@ from iotmq.client.transport.settings import (
     PushConsumerSettings,
 )
 from iotmq.errors import ClientClosedError, ClientError
-from iotmq.message.columns import COLUMNS, Columns
+from iotmq.message.records.columns import COLUMNS, Columns
 
 T = TypeVar("T")
 
@@ -135,7 +135,7 @@ class SyncProducer(BlockingLifetime):
     def send_encoded_batch(
         self, topic: str, queue: MessageQueue | None, elements: bytes | memoryview, count: int
     ) -> SendResult:
-        """Send messages encoded by `iotmq.message.record.encode_batch`, as one request."""
+        """Send messages encoded by `encode_batch`, as one request."""
         return self._client.run(self.producer.send_encoded_batch(topic, queue, elements, count))
 
     def recall(self, recall_handle: str) -> bool:

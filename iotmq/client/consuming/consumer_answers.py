@@ -18,7 +18,7 @@ from iotmq.client.transport.message import ReceivedMessage
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.subscriptions import Subscription, subscription_data
 from iotmq.message.errors import MessageFormatError
-from iotmq.message.record import decode_record
+from iotmq.message.records.record import decode_record
 from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import RequestCode, ResponseCode, Version
 from iotmq.remoting.command import Command

@@ -19,9 +19,9 @@ from iotmq.client.transport.message import ReceivedMessage
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import PushConsumerSettings
 from iotmq.errors import IotmqError
-from iotmq.message.columns import Columns
 from iotmq.message.hosts import decode_host
 from iotmq.message.message_ids import offset_message_id
+from iotmq.message.records.columns import Columns
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 

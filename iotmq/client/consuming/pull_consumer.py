@@ -28,9 +28,9 @@ from iotmq.errors import (
     RequestTimeoutError,
     RouteNotFoundError,
 )
-from iotmq.message.columns import COLUMNS, Columns, decode_columns
 from iotmq.message.errors import MessageFormatError
-from iotmq.message.record import decode_record, iter_records
+from iotmq.message.records.columns import COLUMNS, Columns, decode_columns
+from iotmq.message.records.record import decode_record, iter_records
 from iotmq.supervised import end, supervise
 
 _log = logging.getLogger(__name__)
@@ -188,7 +188,7 @@ class PullConsumer(Lifetime):
     ) -> tuple[MessageQueue, Columns] | None:
         """The next answer of one queue as columns, without an object per message; None after `timeout_ms`.
 
-        `columns` and `keys` (properties by name) as in `iotmq.message.columns.decode_columns`. A body
+        `columns` and `keys` (properties by name) name what to decode. A body
         that cannot be inflated is null. Tags are filtered by the broker, which compares their hashes.
         Raises what `poll` raises.
         """

@@ -20,8 +20,8 @@ from iotmq.client.transport.routes import MASTER_ID, MessageQueue
 from iotmq.client.transport.settings import PushConsumerSettings
 from iotmq.client.transport.subscriptions import Subscription
 from iotmq.errors import BrokerError, IotmqError, PeerError
-from iotmq.message.columns import Columns, iter_columns
-from iotmq.message.record import iter_records
+from iotmq.message.records.columns import Columns, iter_columns
+from iotmq.message.records.record import iter_records
 from iotmq.supervised import supervise, surviving
 
 _log = logging.getLogger(__name__)

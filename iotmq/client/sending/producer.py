@@ -162,7 +162,7 @@ class Producer(Lifetime):
     async def send_encoded_batch(
         self, topic: str, queue: MessageQueue | None, elements: bytes | memoryview, count: int
     ) -> SendResult:
-        """Send `count` messages encoded by `iotmq.message.record.encode_batch`, as one request.
+        """Send `count` messages encoded by `encode_batch`, as one request.
 
         `queue` None takes the next by turn. The elements are sent as they are, without a copy; do not
         change them before the result.

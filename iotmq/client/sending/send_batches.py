@@ -8,7 +8,7 @@ from iotmq.client.transport.message import Message
 from iotmq.errors import MessageRefusedError
 from iotmq.limits import BATCH_RECORDS_MAX
 from iotmq.message.message_ids import UniqueKeys
-from iotmq.message.record import encode_batch
+from iotmq.message.records.record import encode_batch
 
 
 def by_topic(messages: Iterable[Message]) -> dict[str, list[Message]]:

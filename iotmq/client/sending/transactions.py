@@ -25,7 +25,7 @@ from iotmq.errors import BrokerError, ClientError, ConnectionClosedError, IotmqE
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.message_ids import parse_offset_message_id
 from iotmq.message.properties import CHECK_IMMUNITY_TIME_S, PRODUCER_GROUP, TRANSACTION_PREPARED
-from iotmq.message.record import decode_record, property_value
+from iotmq.message.records.record import decode_record, property_value
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command

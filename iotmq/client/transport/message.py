@@ -25,7 +25,7 @@ from iotmq.message.properties import (
     decode_properties,
     encode_properties,
 )
-from iotmq.message.record import Record, property_value
+from iotmq.message.records.record import Record, property_value
 
 RETRY_PREFIX: Final = "%RETRY%"
 DEAD_LETTER_PREFIX: Final = "%DLQ%"
@@ -155,6 +155,7 @@ class SendStatus(enum.Enum):
     """Name the broker's promises about a stored message; in every case it is stored."""
 
     SEND_OK = 0
+    """Stored, and flushed or copied as far as the broker's settings ask for."""
     FLUSH_DISK_TIMEOUT = 10
     """Stored, but the synchronous flush did not end in time."""
     SLAVE_NOT_AVAILABLE = 11

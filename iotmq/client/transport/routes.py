@@ -19,8 +19,11 @@ class MessageQueue(NamedTuple):
     """One queue of one broker; sorts the way all clients of a group must agree on."""
 
     topic: str
+    """The topic, with the prefix of a retry or dead-letter topic where it is one."""
     broker_name: str
+    """The `broker.name` of the broker that has the queue."""
     queue_id: int
+    """The queue's number among those of its topic on that broker, from 0."""
 
 
 class TopicRoute:

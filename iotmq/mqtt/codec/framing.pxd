@@ -1,7 +1,7 @@
 from libc.stdint cimport uint8_t, uint16_t, uint32_t
 from libc.string cimport memcpy
 
-from iotmq.message.layout cimport put_u16
+from iotmq.message.records.layout cimport put_u16
 from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer
 
 

@@ -8,7 +8,7 @@ from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyBy
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from iotmq.message.layout cimport get_u16, put_u16
+from iotmq.message.records.layout cimport get_u16, put_u16
 from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer, append
 from iotmq.mqtt.codec.packet_types cimport LEVEL_3_1
 

@@ -7,7 +7,7 @@ about them is checked here, once. What `iotmq.mqtt.codec.properties` says about 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t
 from libc.string cimport memchr, memset
 
-from iotmq.message.layout cimport get_u16, get_u32
+from iotmq.message.records.layout cimport get_u16, get_u32
 from iotmq.mqtt.codec.framing cimport read_variable_integer
 from iotmq.mqtt.codec.packet_types cimport (
     CONTENT_TYPE, CORRELATION_DATA, MESSAGE_EXPIRY, PAYLOAD_FORMAT, RESPONSE_TOPIC, SUBSCRIPTION_IDENTIFIER, TOPIC_ALIAS,

@@ -7,7 +7,7 @@ ring by sequence number, which grows while the device sends faster than the brok
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from iotmq.message.layout cimport put_u16
+from iotmq.message.records.layout cimport put_u16
 from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer, reserve
 from iotmq.mqtt.codec.packet_types cimport PACKET_PUBACK, PACKET_PUBREC
 

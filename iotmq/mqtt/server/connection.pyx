@@ -27,7 +27,7 @@ The version is that of the CONNECT. MQTT 5 adds to each packet what the tables o
 from libc.stdint cimport uint8_t, uint16_t, uint32_t
 from libc.stdlib cimport free
 
-from iotmq.message.layout cimport get_u16
+from iotmq.message.records.layout cimport get_u16
 from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer, append, release
 from iotmq.mqtt.codec.framing cimport Packet, PublishHead, next_packet, read_publish_head, variable_integer_size
 from iotmq.mqtt.codec.packet_types cimport (

@@ -12,7 +12,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memmove, memset
 
-from iotmq.message.layout cimport put_u16, put_u32
+from iotmq.message.records.layout cimport put_u16, put_u32
 from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer, append, release, reserve
 from iotmq.mqtt.codec.framing cimport put_publish_head, put_variable_integer, variable_integer_size
 from iotmq.mqtt.codec.packet_types cimport (

@@ -41,7 +41,6 @@ from iotmq.mqtt_front.access.failed_attempts import FailedAttempts
 from iotmq.mqtt_front.access.file_authenticator import FileAuthenticator
 from iotmq.mqtt_front.access.undecided import Undecided
 from iotmq.mqtt_front.connection.device import Device
-from iotmq.mqtt_front.connection.peer import address_of, with_address
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 
 _log: Final = logging.getLogger("iotmq.mqtt")
@@ -285,7 +284,7 @@ class Authentication:
                 "detail": refused.detail,
                 "client": asked.client_id,
                 "user": asked.user_name,
-                **with_address(device).shown,
+                **device.peer.with_address(device.transport).shown,
             },
         )
         device.refuse(refused.reason)
@@ -321,7 +320,7 @@ def _credentials(device: Device, connect: Connect | None) -> Credentials:
         client_id=device.client_id or "" if connect is None else connect.client_id,
         user_name=device.user if connect is None else connect.user_name,
         password=None if connect is None else connect.password,
-        address=address_of(device),
+        address=device.peer.address_on(device.transport),
         listener=device.peer.listener,
         certificate_identity=device.peer.certificate_identity,
     )

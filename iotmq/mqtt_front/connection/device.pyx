@@ -16,7 +16,8 @@ a SUBSCRIBE or UNSUBSCRIBE waits for the answer to that.
 from cpython.bytearray cimport PyByteArray_AS_STRING
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
-from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
+from iotmq.message.records.fields cimport FORMAT_OK, RecordParts
+from iotmq.message.records.record cimport parse_record
 from iotmq.mqtt.codec.packet_types cimport (
     NO_LOCAL, OPTIONS_QOS, RETAIN_AS_PUBLISHED,
     LEVEL_5,
@@ -38,7 +39,6 @@ from iotmq.clock import SystemClock
 from iotmq.limits import MQTT_ANSWER_TIMEOUT_S
 from iotmq.mqtt import reason_codes
 from iotmq.mqtt.codec.properties import NO_PROPERTIES
-from iotmq.mqtt_front.connection.peer import with_address
 from iotmq.supervised import FAILURES
 
 cdef double ANSWER_TIMEOUT_S = MQTT_ANSWER_TIMEOUT_S
@@ -381,7 +381,7 @@ cdef class Device(ServerConnection):
         """Write what is left and close the transport, when the core is closed."""
         if self.transport is not None and not self.transport.is_closing():
             if self.peer is not None and self.close_reason is not None and self.close_reason.is_peer_fault:
-                self.peer = with_address(self)  # for the log; a closed socket does not know it any more
+                self.peer = self.peer.with_address(self.transport)  # for the log; a closed socket does not know it any more
             self.write_output()
             self.transport.close()
 

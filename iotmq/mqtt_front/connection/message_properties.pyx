@@ -9,7 +9,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t
 from libc.stdio cimport snprintf
 from libc.string cimport memchr, memcmp, memcpy
 
-from iotmq.message.layout cimport get_u16, put_u16
+from iotmq.message.records.layout cimport get_u16, put_u16
 from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer, append, reserve
 from iotmq.mqtt.codec.packet_types cimport (
     CONTENT_TYPE, CORRELATION_DATA, PAYLOAD_FORMAT, RESPONSE_TOPIC, USER_PROPERTY,

@@ -1,6 +1,6 @@
 from libc.stdint cimport int64_t, uint8_t
 
-from iotmq.message.record cimport RecordParts
+from iotmq.message.records.fields cimport RecordParts
 from iotmq.mqtt.codec.byte_buffer cimport ByteBuffer
 from iotmq.mqtt.server.outbound cimport OutboundMessage
 

@@ -4,8 +4,8 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t
 from libc.stdlib cimport free
 from libc.string cimport memchr, memcmp, memset
 
-from iotmq.message.layout cimport SYS_FLAG_COMPRESSED, put_u32
-from iotmq.message.record cimport RecordParts
+from iotmq.message.records.layout cimport SYS_FLAG_COMPRESSED, put_u32
+from iotmq.message.records.fields cimport RecordParts
 from iotmq.mqtt.codec.byte_buffer cimport reserve
 from iotmq.mqtt.codec.packet_types cimport MESSAGE_EXPIRY
 from iotmq.mqtt_front.connection.message_properties cimport append_publish_properties

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from iotmq.mqtt_front.connection.device import Device
+    import asyncio
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +38,14 @@ class Peer:
         }
         return {"listener": self.listener} | {name: value for name, value in known.items() if value}
 
+    def address_on(self, transport: asyncio.BaseTransport | None) -> str | None:
+        """Return the IP address, a proxy's word before the socket's own; None at a Unix socket."""
+        if self.address is not None or transport is None:
+            return self.address
+        name = transport.get_extra_info("peername")
+        return str(name[0]) if isinstance(name, tuple) and name else None
 
-def address_of(device: Device) -> str | None:
-    """The IP address a device has, as far as it is known; None at a Unix socket."""
-    if device.peer.address is not None:
-        return device.peer.address
-    if device.transport is None:
-        return None
-    name = device.transport.get_extra_info("peername")
-    return str(name[0]) if isinstance(name, tuple) and name else None
-
-
-def with_address(device: Device) -> Peer:
-    """The device's peer with the address as `address_of` has it."""
-    address = address_of(device)
-    return device.peer if address is None else dataclasses.replace(device.peer, address=address)
+    def with_address(self, transport: asyncio.BaseTransport | None) -> Peer:
+        """Return these facts with the address that `address_on` knows."""
+        address = self.address_on(transport)
+        return self if address is None else dataclasses.replace(self, address=address)

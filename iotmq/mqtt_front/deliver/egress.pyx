@@ -11,8 +11,9 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 
-from iotmq.message.layout cimport get_u32
-from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
+from iotmq.message.records.layout cimport get_u32
+from iotmq.message.records.fields cimport FORMAT_OK, RecordParts
+from iotmq.message.records.record cimport parse_record
 from iotmq.mqtt.codec.packet_types cimport NO_LOCAL, OPTIONS_QOS, STATE_CONNECTED
 from iotmq.mqtt.server.outbound cimport DeliveryOptions
 from iotmq.mqtt_front.connection.device cimport CONGESTED_EGRESS, Device, DeviceGroup

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import iotmq
 from iotmq.message.properties import MQTT_QOS, MQTT_TOPIC, encode_properties
-from iotmq.message.record import encode_record
+from iotmq.message.records.record import encode_record
 from iotmq.mqtt.codec.subscription_options import QOS
 from iotmq.mqtt.topics import topics
 from iotmq.mqtt.topics.filters import FilterIndex

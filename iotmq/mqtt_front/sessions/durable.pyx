@@ -13,8 +13,9 @@ packet id before the message is sent, and learns of PUBREC before PUBREL is.
 
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t
 
-from iotmq.message.layout cimport get_u32
-from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
+from iotmq.message.records.layout cimport get_u32
+from iotmq.message.records.fields cimport FORMAT_OK, RecordParts
+from iotmq.message.records.record cimport parse_record
 from iotmq.mqtt.codec.packet_types cimport OPTIONS_QOS, STATE_CONNECTED
 from iotmq.mqtt.server.outbound cimport DeliveryOptions
 from iotmq.mqtt_front.connection.device cimport Device, DeviceGroup

@@ -10,7 +10,8 @@ are held. A message is done when it was written (QoS 0), at PUBACK (QoS 1) or at
 
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
+from iotmq.message.records.fields cimport FORMAT_OK, RecordParts
+from iotmq.message.records.record cimport parse_record
 from iotmq.mqtt.server.outbound cimport DeliveryOptions
 from iotmq.mqtt_front.connection.device cimport Device, DeviceGroup, DeviceSession
 from iotmq.mqtt_front.connection.held_message cimport HeldMessage, MessageCopy

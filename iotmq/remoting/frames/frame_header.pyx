@@ -8,7 +8,7 @@ that is not.
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcmp, memset
 
-from iotmq.message.layout cimport get_u16, get_u32
+from iotmq.message.records.layout cimport get_u16, get_u32
 
 from iotmq.limits import FRAME_BYTES_MAX, HEADER_BYTES_MAX
 

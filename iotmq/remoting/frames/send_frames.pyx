@@ -16,7 +16,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcmp, memcpy, memset
 
-from iotmq.message.record cimport decode_point
+from iotmq.message.records.text cimport decode_point
 from iotmq.remoting.frames.frame_header cimport Head, Text, is_text, read_decimal, read_head
 
 from iotmq.limits import GROUP_BYTES_MAX, TOPIC_BYTES_MAX

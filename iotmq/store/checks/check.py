@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from iotmq.message.errors import MessageFormatError
-from iotmq.message.record import check_record, decode_record
+from iotmq.message.records.record import check_record, decode_record
 from iotmq.store.log.marker import lost_offsets
 from iotmq.store.log.queue import FILLER_SIZE
 from iotmq.store.log.timer_record import record_tags_code

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from iotmq.message.errors import MessageFormatError
-from iotmq.message.record import decode_record
+from iotmq.message.records.record import decode_record
 from iotmq.message.tags import tag_hash
 from iotmq.store.log.marker import lost_offsets
 from iotmq.store.projections.key_index.key_query import record_keys

@@ -16,11 +16,11 @@ from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Realloc
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
-from iotmq.message.device_topic cimport device_topic
-from iotmq.message.layout cimport put_u64
-from iotmq.message.record cimport RecordParts
-from iotmq.message.record_walk cimport RecordWalk, begin_walk, check_walk, end_walk, next_record
-from iotmq.message.text_hash cimport mixed_hash
+from iotmq.message.records.device_topic cimport device_topic
+from iotmq.message.records.layout cimport put_u64
+from iotmq.message.records.fields cimport RecordParts
+from iotmq.message.records.record_walk cimport RecordWalk, begin_walk, check_walk, end_walk, next_record
+from iotmq.message.records.text cimport mixed_hash
 
 # Topics are the devices' choice: nobody outside may know which of them fall on the same slot.
 cdef uint64_t hash_seed = int.from_bytes(os.urandom(8), "big")

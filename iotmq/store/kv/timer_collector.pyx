@@ -10,9 +10,9 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from iotmq.message.layout cimport get_u64, put_u16, put_u32, put_u64
-from iotmq.message.record cimport FORMAT_OK, RecordParts
-from iotmq.message.record_walk cimport RecordWalk, begin_walk, check_walk, end_walk, next_record
+from iotmq.message.records.layout cimport get_u64, put_u16, put_u32, put_u64
+from iotmq.message.records.fields cimport FORMAT_OK, RecordParts
+from iotmq.message.records.record_walk cimport RecordWalk, begin_walk, check_walk, end_walk, next_record
 from iotmq.store.log.timer_record cimport NO_TIMER, timer_kind, timer_name
 
 cdef enum:

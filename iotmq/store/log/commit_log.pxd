@@ -2,7 +2,8 @@
 
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
-from iotmq.message.record cimport Element, RecordShared
+from iotmq.message.records.fields cimport Element
+from iotmq.message.records.record cimport RecordShared
 from iotmq.store.log.log_segments cimport LogSegments
 from iotmq.store.log.queue cimport Queue
 

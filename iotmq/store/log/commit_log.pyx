@@ -17,14 +17,16 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy
 
-from iotmq.message.fields cimport element_fields
-from iotmq.message.layout cimport (
+from iotmq.message.records.fields cimport element_fields
+from iotmq.message.records.layout cimport (
     AT_MAGIC, AT_SIZE, BLANK_BYTES, BLANK_MAGIC, HOST_V6_EXTRA_BYTES, SYS_FLAG_BORN_HOST_V6,
     SYS_FLAG_STORE_HOST_V6, SYS_FLAG_TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, get_u32, put_u32,
 )
-from iotmq.message.record cimport (
-    FORMAT_OK, Element, PROPERTIES_TOO_LONG, RECORD_TOO_LONG, TOPIC_TOO_LONG, RecordParts, RecordShared,
-    RecordTemplate, body_crc, element_record_size, make_template, parse_record, write_like,
+from iotmq.message.records.fields cimport (
+    FORMAT_OK, Element, PROPERTIES_TOO_LONG, RECORD_TOO_LONG, TOPIC_TOO_LONG, RecordParts,
+)
+from iotmq.message.records.record cimport (
+    RecordShared, RecordTemplate, body_crc, element_record_size, make_template, parse_record, write_like,
 )
 from iotmq.store.log.log_segments cimport LogSegments
 from iotmq.store.log.marker cimport is_marker
@@ -34,7 +36,7 @@ from iotmq.store.log.segment cimport Segment
 from iotmq.errors import RecordTooLargeError, StoreCorruptError
 from iotmq.limits import BATCH_RECORDS_MAX
 from iotmq.message.errors import MessageFormatError
-from iotmq.message.record import problem_text
+from iotmq.message.records.record import problem_text
 from iotmq.store import fail_points
 
 cdef extern from * nogil:

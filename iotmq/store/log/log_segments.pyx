@@ -10,7 +10,7 @@ import threading
 from libc.errno cimport ENOSPC
 from libc.stdint cimport int64_t, uint8_t
 
-from iotmq.message.layout cimport BLANK_BYTES
+from iotmq.message.records.layout cimport BLANK_BYTES
 from iotmq.store.log.segment cimport Segment, is_zero, whole_steps
 
 from iotmq.errors import StoreCorruptError

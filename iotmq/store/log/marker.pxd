@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
-from iotmq.message.record cimport RecordParts
+from iotmq.message.records.fields cimport RecordParts
 
 # Whether a record stands for damaged bytes.
 cdef bint is_marker(const RecordParts* parts) noexcept nogil

@@ -21,12 +21,13 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
-from iotmq.message.layout cimport (
+from iotmq.message.records.layout cimport (
     AT_BODY, AT_BODY_CRC, AT_BODY_SIZE, AT_FLAG, AT_MAGIC, AT_POSITION, AT_PREPARED_POSITION, AT_QUEUE_ID,
     AT_QUEUE_OFFSET, AT_RECONSUME_TIMES, AT_SIZE, AT_STORE_TIMESTAMP, AT_SYS_FLAG, RECORD_FIXED_BYTES, RECORD_MAGIC,
     put_u32, put_u64,
 )
-from iotmq.message.record cimport FORMAT_OK, RecordParts, body_crc, parse_record
+from iotmq.message.records.fields cimport FORMAT_OK, RecordParts
+from iotmq.message.records.record cimport body_crc, parse_record
 
 cdef enum:
     MARKER_FLAG = 0x444D4745

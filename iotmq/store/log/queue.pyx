@@ -13,7 +13,7 @@ import os
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint64_t
 
 cimport iotmq.store.log.queue_entry as entry_layout
-from iotmq.message.layout cimport QUEUE_ENTRY_SIZE, get_u32, get_u64
+from iotmq.message.records.layout cimport QUEUE_ENTRY_SIZE, get_u32, get_u64
 from iotmq.store.log.queue_entry cimport is_filler, put_filler
 from iotmq.store.log.segment cimport Segment, is_zero, whole_steps
 

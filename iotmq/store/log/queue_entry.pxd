@@ -7,8 +7,8 @@
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from iotmq.message.layout cimport get_u32, put_u32, put_u64
-from iotmq.message.record cimport RecordParts
+from iotmq.message.records.layout cimport get_u32, put_u32, put_u64
+from iotmq.message.records.fields cimport RecordParts
 from iotmq.store.log.timer_record cimport entry_tags_code
 
 cdef enum:

@@ -6,7 +6,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcmp
 
-from iotmq.message.text_hash cimport mixed_hash
+from iotmq.message.records.text cimport mixed_hash
 from iotmq.store.log.queue cimport Queue
 
 cdef uint64_t KEY_STEP = <uint64_t> 0x9E3779B97F4A7C15

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint8_t
 
-from iotmq.message.record cimport RecordParts
+from iotmq.message.records.fields cimport RecordParts
 
 # Whether the bytes at `at` are the record of `position`, whole before `end`; then `out` has its parts.
 cdef bint proves_itself(const uint8_t* at, const uint8_t* end, int64_t position, RecordParts* out) noexcept nogil

@@ -12,10 +12,11 @@ does the rest only for what has both.
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int64_t, intptr_t, uint8_t, uint32_t
 
-from iotmq.message.layout cimport (
+from iotmq.message.records.layout cimport (
     AT_MAGIC, AT_POSITION, AT_SIZE, BLANK_BYTES, BLANK_MAGIC, RECORD_FIXED_BYTES, get_u32, get_u64,
 )
-from iotmq.message.record cimport FORMAT_OK, RecordParts, body_crc, parse_record
+from iotmq.message.records.fields cimport FORMAT_OK, RecordParts
+from iotmq.message.records.record cimport body_crc, parse_record
 from iotmq.store.log.queue_table cimport is_topic
 from iotmq.store.log.segment cimport is_zero
 

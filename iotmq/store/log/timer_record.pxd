@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
-from iotmq.message.record cimport RecordParts
+from iotmq.message.records.fields cimport RecordParts
 
 cdef enum:
     # `timer_kind` of a record that waits for nothing; of the others it is 0 or the delay level.

@@ -15,13 +15,14 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.stdint cimport uint16_t, uint32_t
 from libc.string cimport memchr, memcmp, memcpy
 
-from iotmq.message.layout cimport (
+from iotmq.message.records.layout cimport (
     ELEMENT_FIXED_BYTES, SYS_FLAG_TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, put_u16, put_u32,
 )
-from iotmq.message.record cimport FORMAT_OK, find_property, parse_record, tags_code
-from iotmq.message.text_hash cimport mixed_hash
+from iotmq.message.records.fields cimport FORMAT_OK
+from iotmq.message.records.record cimport find_property, parse_record, tags_code
+from iotmq.message.records.text cimport mixed_hash
 
-from iotmq.message.record import problem_text
+from iotmq.message.records.record import problem_text
 
 cdef enum:
     KIND_SHIFT = 54

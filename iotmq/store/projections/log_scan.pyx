@@ -6,8 +6,9 @@ Positions are those of the log; whether bytes that are no records are damage or 
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 
-from iotmq.message.layout cimport AT_MAGIC, AT_SIZE, BLANK_BYTES, BLANK_MAGIC, RECORD_FIXED_BYTES, get_u32
-from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
+from iotmq.message.records.layout cimport AT_MAGIC, AT_SIZE, BLANK_BYTES, BLANK_MAGIC, RECORD_FIXED_BYTES, get_u32
+from iotmq.message.records.fields cimport FORMAT_OK, RecordParts
+from iotmq.message.records.record cimport parse_record
 from iotmq.store.log.commit_log cimport CommitLog
 from iotmq.store.log.marker cimport is_marker
 from iotmq.store.log.resync cimport find_blank, find_record, proves_itself

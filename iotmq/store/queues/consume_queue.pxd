@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint8_t
 
-from iotmq.message.record cimport RecordParts
+from iotmq.message.records.fields cimport RecordParts
 from iotmq.store.log.queue cimport Queue
 from iotmq.store.log.queue_table cimport QueueTable
 

@@ -14,13 +14,13 @@ from libc.errno cimport errno
 from libc.stdint cimport INT32_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, strerror
 
-from iotmq.message.fields cimport parse_fields
-from iotmq.message.layout cimport (
+from iotmq.message.records.fields cimport FORMAT_OK, RecordParts, parse_fields
+from iotmq.message.records.layout cimport (
     AT_MAGIC, BLANK_BYTES, BLANK_MAGIC, QUEUE_ENTRY_SIZE, RECORD_FIXED_BYTES, SYS_FLAG_TRANSACTION_MASK,
     TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, get_u32, get_u64, put_u32, put_u64,
 )
-from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
-from iotmq.message.short_bytes cimport find_byte
+from iotmq.message.records.record cimport parse_record
+from iotmq.message.records.short_bytes cimport find_byte
 from iotmq.store.log.marker cimport is_marker
 from iotmq.store.log.queue cimport Queue
 from iotmq.store.log.queue_entry cimport is_filler, put_entry
@@ -31,7 +31,7 @@ from iotmq.store.log.timer_record cimport TIMER_NAME_BYTES, entry_tags_code
 from iotmq.errors import StoreCorruptError, StoreError
 from iotmq.files import sync_path
 from iotmq.limits import QUEUE_OFFSET_MAX, QUEUES_PER_TOPIC_MAX, TOPIC_BYTES_MAX
-from iotmq.message.record import problem_text
+from iotmq.message.records.record import problem_text
 from iotmq.store import fail_points
 from iotmq.store.files.state_record import encode_state, read_state, write_state
 from iotmq.store.log.segment import open_segments

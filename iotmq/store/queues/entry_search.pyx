@@ -9,11 +9,12 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.string cimport memcmp
 
-from iotmq.message.layout cimport (
+from iotmq.message.records.layout cimport (
     AT_MAGIC, BLANK_BYTES, BLANK_MAGIC, SYS_FLAG_TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, get_u32,
     get_u64,
 )
-from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
+from iotmq.message.records.fields cimport FORMAT_OK, RecordParts
+from iotmq.message.records.record cimport parse_record
 from iotmq.store.log.commit_log cimport CommitLog
 from iotmq.store.log.queue cimport Queue
 from iotmq.store.log.queue_entry cimport is_filler

@@ -1,7 +1,7 @@
 from collections.abc import Collection
 from enum import IntEnum
 
-from iotmq.message.record_filter import RecordFilter
+from iotmq.message.records.record_filter import RecordFilter
 from iotmq.store.log.commit_log import CommitLog
 from iotmq.store.log.queue import Queue
 

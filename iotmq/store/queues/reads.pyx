@@ -13,14 +13,15 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcmp, memcpy
 
-from iotmq.message.layout cimport (
+from iotmq.message.records.layout cimport (
     AT_BORN_HOST, AT_MAGIC, AT_POSITION, AT_QUEUE_ID, AT_QUEUE_OFFSET, AT_SIZE, AT_SYS_FLAG, BLANK_BYTES,
     HOST_V6_EXTRA_BYTES, RECORD_FIXED_BYTES, RECORD_MAGIC, SYS_FLAG_BORN_HOST_V6,
     SYS_FLAG_TRANSACTION_MASK,
     TRANSACTION_ROLLBACK, get_u32, get_u64,
 )
-from iotmq.message.record cimport FORMAT_OK, RecordParts, body_crc, find_property, parse_record
-from iotmq.message.record_filter cimport RecordFilter
+from iotmq.message.records.fields cimport FORMAT_OK, RecordParts
+from iotmq.message.records.record cimport body_crc, find_property, parse_record
+from iotmq.message.records.record_filter cimport RecordFilter
 from iotmq.store.log.commit_log cimport CommitLog
 from iotmq.store.log.queue cimport Queue
 from iotmq.store.log.queue_entry cimport FILLER_SIZE, put_entry

@@ -1,7 +1,7 @@
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from iotmq.message.record_filter import RecordFilter
+from iotmq.message.records.record_filter import RecordFilter
 from iotmq.store.log.commit_log import CommitLog
 from iotmq.store.log.queue import Queue
 from iotmq.store.log.segment import Segment

@@ -15,8 +15,8 @@ from libc.errno cimport EINVAL, errno
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t
 from libc.string cimport strerror
 
-from iotmq.message.layout cimport QUEUE_ENTRY_SIZE, get_u32, get_u64
-from iotmq.message.record_filter cimport RecordFilter
+from iotmq.message.records.layout cimport QUEUE_ENTRY_SIZE, get_u32, get_u64
+from iotmq.message.records.record_filter cimport RecordFilter
 from iotmq.store.log.commit_log cimport CommitLog
 from iotmq.store.log.queue cimport Queue
 from iotmq.store.log.queue_entry cimport FILLER_SIZE, is_filler

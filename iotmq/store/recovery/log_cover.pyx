@@ -4,7 +4,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.string cimport memset
 
-from iotmq.message.layout cimport AT_MAGIC, AT_SIZE, BLANK_BYTES, BLANK_MAGIC, RECORD_FIXED_BYTES, put_u32
+from iotmq.message.records.layout cimport AT_MAGIC, AT_SIZE, BLANK_BYTES, BLANK_MAGIC, RECORD_FIXED_BYTES, put_u32
 from iotmq.store.log.commit_log cimport CommitLog
 from iotmq.store.log.marker cimport write_marker
 from iotmq.store.log.segment cimport Segment

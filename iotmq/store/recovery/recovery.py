@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from iotmq.files import sync_path
-from iotmq.message.record import decode_record
+from iotmq.message.records.record import decode_record
 from iotmq.store import fail_points
 from iotmq.store.files.flushed_position import read_flushed_mark, write_flushed_mark
 from iotmq.store.log.queue import FILLER_SIZE

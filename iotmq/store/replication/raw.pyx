@@ -10,11 +10,12 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy
 
-from iotmq.message.layout cimport (
+from iotmq.message.records.layout cimport (
     AT_MAGIC, AT_SIZE, BLANK_BYTES, BLANK_MAGIC, RECORD_FIXED_BYTES, SYS_FLAG_TRANSACTION_MASK,
     TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, get_u32,
 )
-from iotmq.message.record cimport FORMAT_OK, RecordParts, body_crc, parse_record
+from iotmq.message.records.fields cimport FORMAT_OK, RecordParts
+from iotmq.message.records.record cimport body_crc, parse_record
 from iotmq.store.log.commit_log cimport CommitLog
 from iotmq.store.log.queue cimport Queue
 from iotmq.store.log.queue_table cimport is_topic
@@ -24,7 +25,7 @@ from iotmq.store.queues.consume_queue cimport ConsumeQueue
 from iotmq.errors import StoreCorruptError
 from iotmq.files import sync_path
 from iotmq.limits import QUEUE_OFFSET_MAX
-from iotmq.message.record import problem_text
+from iotmq.message.records.record import problem_text
 from iotmq.store.log.segment import segment_name
 
 cdef int64_t OFFSET_MAX = QUEUE_OFFSET_MAX

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from iotmq.errors import RequestError
-from iotmq.message.record import decode_record
+from iotmq.message.records.record import decode_record
 from iotmq.remoting import lenient_json
 from iotmq.store.checks.index_check import check_index
 from iotmq.store.log.marker import lost_offsets
@@ -23,7 +23,7 @@ from iotmq.store.tools.index_dump import index_files, sizes
 from iotmq.store.tools.inspection import BLANK, DAMAGE, RECORD, ClosedStore, Found, QueueFiles, map_file
 
 if TYPE_CHECKING:
-    from iotmq.message.record import Record
+    from iotmq.message.records.record import Record
     from iotmq.store.settings import StoreSettings
 
 # A broken directory has millions of problems; after so many more of one kind nobody reads on.

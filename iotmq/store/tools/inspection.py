@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from iotmq.errors import StoreCorruptError, StoreError
 from iotmq.message.errors import MessageFormatError
-from iotmq.message.record import check_record
+from iotmq.message.records.record import check_record
 from iotmq.store.files.flushed_position import read_flushed_mark
 from iotmq.store.files.lock import DirectoryLock
 from iotmq.store.files.state_record import read_state

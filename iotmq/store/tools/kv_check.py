@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from iotmq.errors import StoreError
-from iotmq.message.record import decode_record, property_value
+from iotmq.message.records.record import decode_record, property_value
 from iotmq.store.kv.kv import KV_DIRECTORY, KeySpace, KeyValueStore
 from iotmq.store.kv.kv_projection import MARKER_KEY, read_marker
 from iotmq.store.tools.timer_check import check_timers

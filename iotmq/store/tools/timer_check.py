@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from iotmq.message.record import decode_record, property_value
+from iotmq.message.records.record import decode_record, property_value
 from iotmq.store.log.timer_record import due_time, name_hash
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from iotmq.bridge.pull import Pulled
 from iotmq.bridge.rows import COLUMNS, RecordOrderError, RowBuilder, default_schema, properties_as_maps
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.properties import decode_properties
-from iotmq.message.record import encode_record
+from iotmq.message.records.record import encode_record
 
 KEY = QueueKey("t", "b", 3)
 OFFSETS = StructType().add("offset", "long")

@@ -27,7 +27,7 @@ from iotmq.bridge.source import (
 )
 from iotmq.errors import BrokerError, ConfigError, ConnectionClosedError
 from iotmq.message.properties import encode_properties
-from iotmq.message.record import encode_record
+from iotmq.message.records.record import encode_record
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import RemotingServer, ServerConnection

@@ -19,7 +19,7 @@ from iotmq.client import (
 from iotmq.client.requests import _read_reply
 from iotmq.errors import BrokerError
 from iotmq.message.hosts import decode_host
-from iotmq.message.record import encode_record
+from iotmq.message.records.record import encode_record
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 

@@ -14,7 +14,7 @@ from store_model import SMALL, open_small, put
 from iotmq.commands import store as store_tools
 from iotmq.commands.cli import main
 from iotmq.errors import StoreError, StoreLockedError
-from iotmq.message.record import iter_records
+from iotmq.message.records.record import iter_records
 from iotmq.store.log.segment import segment_name
 from iotmq.store.recovery.damage import Loss, read_reports
 from iotmq.store.settings import StoreSettings

@@ -19,7 +19,7 @@ from iotmq.commands import cli
 from iotmq.commands import store as store_tools
 from iotmq.commands.store import DumpFilter, ProgressBar
 from iotmq.errors import StoreError, StoreLockedError
-from iotmq.message.record import decode_record
+from iotmq.message.records.record import decode_record
 from iotmq.store.kv.kv import KeyValueStore
 from iotmq.store.queues.queue_begins import BEGINS_NAME, QueueBegins, encode_begins
 from iotmq.store.recovery.checkpoint import write_checkpoint

@@ -18,7 +18,7 @@ from iotmq import limits
 from iotmq.client.transport.routes import TopicRoute
 from iotmq.front_port.gateway import FORGET_S, RemoteGateway
 from iotmq.message.properties import MQTT_TOPIC, encode_properties
-from iotmq.message.record import encode_batch
+from iotmq.message.records.record import encode_batch
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection

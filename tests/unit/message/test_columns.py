@@ -16,10 +16,10 @@ from record_oracle import MAGIC_LONG_TOPIC, OracleRecord, encode
 
 from iotmq.limits import COLUMN_PROPERTIES_MAX, INFLATED_BODY_BYTES_MAX
 from iotmq.message.bodies import compress_body
-from iotmq.message.columns import COLUMNS, Columns, decode_columns, iter_columns
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.hosts import encode_host
-from iotmq.message.record import encode_record
+from iotmq.message.records.columns import COLUMNS, Columns, decode_columns, iter_columns
+from iotmq.message.records.record import encode_record
 from iotmq.message.tags import tag_hash
 
 PROPERTIES = b"MQTT_TOPIC\x01devices/7/telemetry\x02KEYS\x017\x02TAGS\x01TagA\x02"
@@ -367,7 +367,7 @@ def test_the_timestamp_unit_is_known(unit: Literal["ms", "us"]) -> None:
 
 def test_the_decoder_does_not_load_numpy_or_pyarrow() -> None:
     code = (
-        "import sys, iotmq.message.columns as c, iotmq.message.record as r\n"
+        "import sys, iotmq.message.records.columns as c, iotmq.message.records.record as r\n"
         "c.decode_columns(r.encode_record(topic='T', body=b'b'))\n"
         "sys.exit(bool({'numpy', 'pyarrow'} & set(sys.modules)))"
     )

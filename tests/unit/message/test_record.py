@@ -12,7 +12,7 @@ from record_oracle import MAGIC_LONG_TOPIC, OracleRecord, encode
 from iotmq.limits import BATCH_RECORDS_MAX, PROPERTIES_BYTES_MAX, TOPIC_BYTES_MAX
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.hosts import encode_host
-from iotmq.message.record import (
+from iotmq.message.records.record import (
     body_checksum,
     check_batch,
     check_record,

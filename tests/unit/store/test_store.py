@@ -11,7 +11,7 @@ from store_model import BORN_HOST, HOST, batch, bodies_of, open_small, put, wait
 
 from iotmq.clock import ManualClock
 from iotmq.errors import StoreCorruptError, StoreError, StoreFullError
-from iotmq.message.record import iter_records
+from iotmq.message.records.record import iter_records
 from iotmq.store.projections.projection import RewindableProjection
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store

@@ -12,7 +12,7 @@ import pytest
 
 from iotmq.errors import StoreError, StoreFullError
 from iotmq.message.hosts import encode_host
-from iotmq.message.record import encode_batch
+from iotmq.message.records.record import encode_batch
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 

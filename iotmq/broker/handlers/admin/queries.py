@@ -17,7 +17,7 @@ from iotmq.broker.replies.sliced_reply import SlicedReplies, Work
 from iotmq.broker.tables.topics import known_topic
 from iotmq.errors import RequestError, StoreError
 from iotmq.message.properties import UNIQ_KEY
-from iotmq.message.record import decode_record, property_value
+from iotmq.message.records.record import decode_record, property_value
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Body, Command
 from iotmq.remoting.server import ServerConnection

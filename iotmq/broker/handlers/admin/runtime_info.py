@@ -14,7 +14,7 @@ from iotmq.broker.parts import BrokerParts
 from iotmq.broker.statistics.daily_totals import DailyTotals
 from iotmq.broker.statistics.rates import Rates
 from iotmq.errors import RequestError
-from iotmq.message.record import decode_record
+from iotmq.message.records.record import decode_record
 from iotmq.remoting.codes import Version
 from iotmq.store.retention.decide import read_disk_usage
 

@@ -13,7 +13,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterable
 
-from iotmq.message.record_filter import RecordFilter
+from iotmq.message.records.record_filter import RecordFilter
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection

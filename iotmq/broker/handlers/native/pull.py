@@ -17,7 +17,7 @@ from iotmq.broker.statistics.latencies import now_us
 from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig
 from iotmq.errors import RequestError
 from iotmq.event_loop import DeadlineTimer
-from iotmq.message.record_filter import RecordFilter
+from iotmq.message.records.record_filter import RecordFilter
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import LanguageCode, RequestCode, ResponseCode, Serialize
 from iotmq.remoting.command import Command

@@ -15,7 +15,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy
 
-from iotmq.message.layout cimport put_u32
+from iotmq.message.records.layout cimport put_u32
 from iotmq.remoting.frames.answer_bytes cimport put_bytes, put_decimal
 from iotmq.remoting.frames.pull_frames cimport EXPRESSION_TYPE, GROUP, SUBSCRIPTION, TOPIC, PullFrame
 from iotmq.store.log.commit_log cimport CommitLog

@@ -31,7 +31,7 @@ from iotmq.broker.writing.stored_reply import StoredReply
 from iotmq.errors import RequestError
 from iotmq.message.bodies import COMPRESSED
 from iotmq.message.hosts import encode_host
-from iotmq.message.record import property_value
+from iotmq.message.records.record import property_value
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode, Version
 from iotmq.remoting.command import Command

@@ -16,7 +16,7 @@ from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.broker.writing.stored_reply import StoredReply
 from iotmq.errors import RequestError
-from iotmq.message.record import Record, decode_record, property_value
+from iotmq.message.records.record import Record, decode_record, property_value
 from iotmq.remoting.codes import RequestCode, ResponseCode, Version
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection

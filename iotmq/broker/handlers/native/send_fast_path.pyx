@@ -19,10 +19,10 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t
 from libc.string cimport memcmp, memcpy
 
 from iotmq.broker.writing.send_properties cimport has_text, next_wish, put_properties
-from iotmq.message.layout cimport (
+from iotmq.message.records.layout cimport (
     ELEMENT_FIXED_BYTES, PROPERTY_END, SYS_FLAG_COMPRESSED, SYS_FLAG_TRANSACTION_MASK, put_u16, put_u32,
 )
-from iotmq.message.record cimport RecordShared
+from iotmq.message.records.record cimport RecordShared
 from iotmq.remoting.frames.answer_bytes cimport put_bytes, put_decimal
 from iotmq.remoting.frames.send_frames cimport SendFrame, SendRun
 from iotmq.store.log.commit_log cimport CommitLog, Place

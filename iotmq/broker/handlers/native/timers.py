@@ -16,7 +16,7 @@ from iotmq.broker.tables.topics import TopicTable, known_topic
 from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.broker.writing.stored_reply import StoredReply
 from iotmq.errors import RequestError
-from iotmq.message.record import Record, property_value
+from iotmq.message.records.record import Record, property_value
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection

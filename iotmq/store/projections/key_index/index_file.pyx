@@ -19,8 +19,8 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
-from iotmq.message.layout cimport get_u32, get_u64, put_u32, put_u64
-from iotmq.message.text_hash cimport java_hash
+from iotmq.message.records.layout cimport get_u32, get_u64, put_u32, put_u64
+from iotmq.message.records.text cimport java_hash
 from iotmq.store.log.segment cimport Segment, whole_steps
 
 from iotmq.errors import StoreCorruptError

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
-from iotmq.message.layout cimport get_u32, get_u64
+from iotmq.message.records.layout cimport get_u32, get_u64
 from iotmq.store.projections.key_index.index_file cimport INDEX_ENTRY_BYTES, INDEX_SLOT_BYTES, IndexFile
 
 from iotmq.limits import INDEX_LOOKUP_ENTRIES_MAX

@@ -21,17 +21,16 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-from iotmq.message.fields cimport parse_fields
-from iotmq.message.layout cimport (
+from iotmq.message.records.fields cimport FORMAT_OK, RecordParts, parse_fields
+from iotmq.message.records.layout cimport (
     AT_MAGIC, BLANK_BYTES, BLANK_MAGIC, PROPERTY_END, SYS_FLAG_TRANSACTION_MASK, TRANSACTION_ROLLBACK, get_u32,
 )
-from iotmq.message.record cimport FORMAT_OK, RecordParts
-from iotmq.message.short_bytes cimport byte_mask, find_byte, lowest_bit
-from iotmq.message.text_hash cimport java_hash
+from iotmq.message.records.short_bytes cimport byte_mask, find_byte, lowest_bit
+from iotmq.message.records.text cimport java_hash
 from iotmq.store.projections.key_index.index_file cimport IndexFile, without_sign
 
 from iotmq.errors import StoreCorruptError
-from iotmq.message.record import problem_text
+from iotmq.message.records.record import problem_text
 from iotmq.store import fail_points
 from iotmq.store.files.state_record import encode_state, read_state, write_state
 from iotmq.store.projections.key_index.index_file import NAME_DIGITS, index_file_bytes

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from iotmq.limits import INDEX_CANDIDATES_MAX
 from iotmq.message.properties import KEYS, UNIQ_KEY
-from iotmq.message.record import decode_record, property_value
+from iotmq.message.records.record import decode_record, property_value
 
 if TYPE_CHECKING:
     from iotmq.store.projections.key_index.key_index import KeyIndex

@@ -25,7 +25,7 @@ from iotmq.broker.settings import BrokerSettings
 from iotmq.clock import ManualClock
 from iotmq.errors import ConfigError, RequestError
 from iotmq.message.hosts import encode_host
-from iotmq.message.record import encode_batch
+from iotmq.message.records.record import encode_batch
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.frames.frame import encode

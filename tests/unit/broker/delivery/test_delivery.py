@@ -16,7 +16,7 @@ from iotmq.broker.delivery.delivery import Delivery, gather
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.hosts import encode_host
 from iotmq.message.properties import MQTT_TOPIC, encode_properties
-from iotmq.message.record import decode_record, encode_batch, encode_record
+from iotmq.message.records.record import decode_record, encode_batch, encode_record
 
 HOST = encode_host("127.0.0.1", 10911)
 

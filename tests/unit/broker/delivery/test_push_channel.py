@@ -9,7 +9,7 @@ import pytest
 from iotmq.broker.delivery.delivery import gather
 from iotmq.broker.light_queues.light_queues import LightQueues
 from iotmq.broker.light_queues.queued_push import gather_queued
-from iotmq.message.record import encode_record
+from iotmq.message.records.record import encode_record
 
 
 def record(topic: str, body: bytes, *, native_topic: str = "mqtt") -> bytes:

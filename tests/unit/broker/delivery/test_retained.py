@@ -18,7 +18,7 @@ from iotmq.broker.delivery.retained_expiry import SWEEP_PAUSE_S, SWEEP_RECORDS_M
 from iotmq.broker.delivery.retained_reads import RetainedReads
 from iotmq.clock import ManualClock
 from iotmq.errors import StoreError
-from iotmq.message.record import decode_record, encode_batch
+from iotmq.message.records.record import decode_record, encode_batch
 from iotmq.mqtt.topics.topics import matches
 from iotmq.ports.sessions import Refused, RetainedRead, RetainedRecords
 from iotmq.store.store import Store

@@ -23,7 +23,7 @@ from iotmq.broker.writing.message_writer import MessageWriter, RefusedBatch, Sto
 from iotmq.clock import ManualClock
 from iotmq.errors import StoreError, StoreFullError
 from iotmq.message.properties import encode_properties
-from iotmq.message.record import encode_batch, iter_records
+from iotmq.message.records.record import encode_batch, iter_records
 from iotmq.remoting.codes import ResponseCode
 from iotmq.store.store import Store
 

@@ -21,7 +21,7 @@ from iotmq.errors import RequestError
 from iotmq.event_loop import LoopSlice
 from iotmq.message.hosts import encode_host
 from iotmq.message.properties import encode_properties
-from iotmq.message.record import encode_batch, iter_records
+from iotmq.message.records.record import encode_batch, iter_records
 from iotmq.message.tags import tag_hash
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command

@@ -18,7 +18,7 @@ from iotmq.broker.settings import BrokerSettings
 from iotmq.errors import RequestError
 from iotmq.message.hosts import encode_host
 from iotmq.message.message_ids import offset_message_id
-from iotmq.message.record import encode_batch, iter_records
+from iotmq.message.records.record import encode_batch, iter_records
 from iotmq.remoting.codes import RequestCode, ResponseCode, Version
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection

@@ -12,7 +12,7 @@ from iotmq.broker.scheduled.delayed_batches import DelayedBatches
 from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.clock import ManualClock
 from iotmq.message.properties import decode_properties, encode_properties
-from iotmq.message.record import Record, encode_batch
+from iotmq.message.records.record import Record, encode_batch
 from iotmq.remoting.codes import ResponseCode
 
 

@@ -19,7 +19,7 @@ from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.clock import ManualClock
 from iotmq.errors import ConfigError, StoreFullError
 from iotmq.message.hosts import encode_host
-from iotmq.message.record import Record, iter_records
+from iotmq.message.records.record import Record, iter_records
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 

@@ -11,7 +11,7 @@ from eventually import soon
 from timer_bench import TimerBench
 
 from iotmq.clock import ManualClock
-from iotmq.message.record import encode_batch
+from iotmq.message.records.record import encode_batch
 from iotmq.store.retention.decide import DiskUsage
 
 Opener = Callable[..., TimerBench]

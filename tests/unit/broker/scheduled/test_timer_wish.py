@@ -16,7 +16,7 @@ from iotmq.broker.scheduled.delivery_time import (
 from iotmq.broker.scheduled.recall_handle import RecallHandle, decode_handle
 from iotmq.errors import RequestError
 from iotmq.message.properties import decode_properties
-from iotmq.message.record import encode_batch, encode_record
+from iotmq.message.records.record import encode_batch, encode_record
 from iotmq.store.log.timer_record import DUE_MS_MAX, delivery_of
 
 NOW_MS = 1_700_000_000_000

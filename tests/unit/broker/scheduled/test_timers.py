@@ -20,7 +20,7 @@ from iotmq.broker.writing.message_writer import RefusedBatch, StoredBatch
 from iotmq.clock import ManualClock
 from iotmq.errors import RequestError, StoreFullError
 from iotmq.message.properties import decode_properties
-from iotmq.message.record import Record, encode_batch
+from iotmq.message.records.record import Record, encode_batch
 from iotmq.store.kv.timer_index import Timer, TimerIndex
 from iotmq.store.log.timer_record import marked_by
 from iotmq.store.store import Store

@@ -12,7 +12,7 @@ from session_bench import FrontEnd, SessionBench
 from iotmq.broker.session_store import queue_reader
 from iotmq.broker.session_store.queue_reader import QueueReader
 from iotmq.errors import RequestError
-from iotmq.message.record import decode_record
+from iotmq.message.records.record import decode_record
 from iotmq.ports.sessions import QueueRead, QueueRecords, Refused
 from iotmq.remoting.codes import ResponseCode
 

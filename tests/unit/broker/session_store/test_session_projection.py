@@ -28,7 +28,7 @@ from iotmq.broker.session_store.records import (
 from iotmq.broker.session_store.sessions import encode_session
 from iotmq.broker.tables.topics import SESSION_TOPIC
 from iotmq.event_loop import LoopSlice
-from iotmq.message.record import decode_record, encode_batch
+from iotmq.message.records.record import decode_record, encode_batch
 from iotmq.store.store import Store
 
 

@@ -14,7 +14,7 @@ from eventually import soon
 from session_bench import FrontEnd, SessionBench, turns
 
 from iotmq.broker.sessions.limits import CHECK_INTERVAL_S
-from iotmq.message.record import decode_record, encode_record
+from iotmq.message.records.record import decode_record, encode_record
 from iotmq.ports.sessions import CloseRequest, OpenedSession, QueueRead, QueueRecords, SessionProgress
 
 

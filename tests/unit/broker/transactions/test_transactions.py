@@ -32,7 +32,7 @@ from iotmq.broker.transactions.transactions import CURSOR_GROUP, State
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.errors import RequestError
 from iotmq.message.properties import decode_properties
-from iotmq.message.record import decode_record
+from iotmq.message.records.record import decode_record
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 

@@ -23,7 +23,7 @@ from iotmq.client import (
     SyncPushConsumer,
 )
 from iotmq.errors import ClientClosedError, ClientError, RequestTimeoutError
-from iotmq.message.record import encode_batch
+from iotmq.message.records.record import encode_batch
 from iotmq.remoting.codes import RequestCode
 
 

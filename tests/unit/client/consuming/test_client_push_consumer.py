@@ -14,8 +14,8 @@ from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.settings import ClientSettings, PushConsumerSettings
 from iotmq.errors import ClientError, SubscriptionError
-from iotmq.message.columns import Columns
 from iotmq.message.properties import decode_properties, encode_properties
+from iotmq.message.records.columns import Columns
 from iotmq.remoting.codes import RequestCode
 
 PULL = RequestCode.PULL_MESSAGE

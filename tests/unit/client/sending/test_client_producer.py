@@ -26,7 +26,7 @@ from iotmq.errors import (
 )
 from iotmq.limits import BATCH_RECORDS_MAX
 from iotmq.message.properties import decode_properties
-from iotmq.message.record import decode_record, encode_batch
+from iotmq.message.records.record import decode_record, encode_batch
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection

@@ -11,7 +11,7 @@ from fake_broker import CLOSE, SILENT, FakeBroker, FakeRegistry
 from iotmq.client import ClientSettings, IotmqClient, Message, TransactionProducer, TransactionState
 from iotmq.client.transport.message import SendStatus
 from iotmq.errors import BrokerError
-from iotmq.message.record import encode_record
+from iotmq.message.records.record import encode_record
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.server import ServerConnection

@@ -12,7 +12,7 @@ from iotmq.limits import PROPERTIES_BYTES_MAX, TOPIC_BYTES_MAX
 from iotmq.message.bodies import compress_body
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.properties import decode_properties
-from iotmq.message.record import decode_record, encode_record
+from iotmq.message.records.record import decode_record, encode_record
 
 QUEUE = MessageQueue("T", "b", 0)
 

@@ -10,7 +10,7 @@ from mqtt5_corpus import EVERYTHING, publish
 from mqtt5_reading import read_all5
 
 from iotmq.message.properties import encode_properties
-from iotmq.message.record import encode_record
+from iotmq.message.records.record import encode_record
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.properties import NO_PROPERTIES, Properties
 from iotmq.mqtt.server.publish_sink import CollectingSink

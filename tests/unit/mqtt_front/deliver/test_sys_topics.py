@@ -10,7 +10,7 @@ import pytest
 from loop_turns import turn_s_max
 
 from iotmq.message.properties import decode_properties
-from iotmq.message.record import decode_record
+from iotmq.message.records.record import decode_record
 from iotmq.mqtt_front.deliver.sys_topics import FrontEndTotals, SysTopics
 
 CONNECTED = "$SYS/broker/clients/connected"

@@ -9,7 +9,7 @@ import pytest
 from fake_gateway import FakeTransport, Front, read_publish, receive, split_output
 
 from iotmq.message.properties import encode_properties
-from iotmq.message.record import encode_record
+from iotmq.message.records.record import encode_record
 from iotmq.mqtt.codec import packets
 from iotmq.mqtt.codec.properties import Properties
 from iotmq.mqtt.server.publish_sink import CollectingSink

@@ -11,7 +11,7 @@ import pytest
 from store_model import BORN_HOST, open_small, put
 
 from iotmq.errors import StoreCorruptError, StoreFullError
-from iotmq.message.record import decode_record, encode_batch
+from iotmq.message.records.record import decode_record, encode_batch
 from iotmq.store.kv.kv import DAMAGED_DIRECTORY, KeySpace
 from iotmq.store.store import Store
 

@@ -19,7 +19,7 @@ from file_size_limit import files_end_at
 from store_model import open_small, put
 
 from iotmq.errors import StoreCorruptError, StoreError, StoreFullError
-from iotmq.message.record import iter_records
+from iotmq.message.records.record import iter_records
 from iotmq.store.kv import kv_projection
 from iotmq.store.kv.kv import DAMAGED_DIRECTORY, KeyValueStore
 from iotmq.store.kv.kv_projection import MARKER_KEY, KeyValueProjection, after_prefix, read_marker

@@ -12,7 +12,7 @@ import pytest
 from store_model import BORN_HOST, open_small, put, wait_flushed
 
 from iotmq.errors import StoreCorruptError, StoreError
-from iotmq.message.record import decode_record, encode_batch, encode_record
+from iotmq.message.records.record import decode_record, encode_batch, encode_record
 from iotmq.store.kv.latest_collector import LatestCollector
 from iotmq.store.store import Store
 from iotmq.store.tools.rebuild import rebuild

@@ -15,7 +15,7 @@ from iotmq.clock import ManualClock
 from iotmq.errors import RecordTooLargeError, StoreCorruptError, StoreError
 from iotmq.limits import BATCH_RECORDS_MAX, PROPERTIES_BYTES_MAX, RECORD_BYTES_MAX, TOPIC_BYTES_MAX
 from iotmq.message.errors import MessageFormatError
-from iotmq.message.record import encode_batch, encode_record
+from iotmq.message.records.record import encode_batch, encode_record
 from iotmq.store.log.segment import segment_name
 from iotmq.store.queues.residency import Window
 from iotmq.store.recovery.damage import Loss

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timer_oracle import OWN, delivered_properties
 
-from iotmq.message.record import encode_batch, encode_record, properties_tags_code
+from iotmq.message.records.record import encode_batch, encode_record, properties_tags_code
 from iotmq.store.log.timer_record import (
     DELAY_LEVELS_MAX,
     DUE_MS_MAX,

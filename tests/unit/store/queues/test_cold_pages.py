@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from store_model import HOST, batch
 
-from iotmq.message.record import iter_records
+from iotmq.message.records.record import iter_records
 from iotmq.store.log.segment import Segment
 from iotmq.store.queues.cold_pages import AHEAD_WINDOWS, ColdPages
 from iotmq.store.queues.residency import WINDOW_BYTES, Window, is_resident

@@ -11,7 +11,7 @@ import pytest
 from store_model import BORN_HOST, open_small, wait_flushed
 
 from iotmq.clock import ManualClock
-from iotmq.message.record import decode_record, encode_batch
+from iotmq.message.records.record import decode_record, encode_batch
 from iotmq.store.queues.cold_steps import Steps, finish
 from iotmq.store.queues.residency import ColdRead, Window
 from iotmq.store.store import Store

@@ -12,7 +12,7 @@ from store_model import batch, bodies_of, open_small, put
 from iotmq.clock import ManualClock
 from iotmq.errors import StoreCorruptError, StoreError
 from iotmq.limits import QUEUES_PER_TOPIC_MAX
-from iotmq.message.record import encode_record
+from iotmq.message.records.record import encode_record
 from iotmq.message.tags import tag_hash
 from iotmq.store.log.segment import segment_name
 from iotmq.store.queues.consume_queue import ConsumeQueue

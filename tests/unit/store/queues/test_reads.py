@@ -9,7 +9,7 @@ import pytest
 from store_model import open_small, put, records_of, wait_flushed
 
 from iotmq.clock import ManualClock
-from iotmq.message.record import iter_records
+from iotmq.message.records.record import iter_records
 from iotmq.message.tags import tag_hash
 from iotmq.store.log.segment import segment_name
 from iotmq.store.queues.reads import Read, ReadStatus

@@ -12,7 +12,7 @@ from iotmq.broker.filters.property_filter import PropertyFilter
 from iotmq.broker.filters.sql import parse_sql
 from iotmq.message.hosts import encode_host
 from iotmq.message.properties import encode_properties
-from iotmq.message.record import encode_batch, iter_records
+from iotmq.message.records.record import encode_batch, iter_records
 from iotmq.store.log.commit_log import Appended
 from iotmq.store.queues.reads import Read, ReadStatus
 from iotmq.store.settings import StoreSettings

@@ -11,7 +11,7 @@ from store_model import bodies_of, open_small, put, wait_allocated, wait_flushed
 from store_trim_machine import SteppedRemover
 
 from iotmq.clock import ManualClock
-from iotmq.message.record import decode_record
+from iotmq.message.records.record import decode_record
 from iotmq.store.queues.reads import ReadStatus
 from iotmq.store.store import Store
 

@@ -11,7 +11,7 @@ from store_model import SMALL, bodies_of, open_small, put, wait_flushed
 
 from iotmq.errors import StoreCorruptError
 from iotmq.limits import QUEUE_OFFSET_MAX
-from iotmq.message.record import encode_record
+from iotmq.message.records.record import encode_record
 from iotmq.store.files.flushed_position import write_flushed_mark
 from iotmq.store.files.state_record import encode_state, read_state
 from iotmq.store.log.segment import POSITION_MAX, segment_name

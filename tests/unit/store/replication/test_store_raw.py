@@ -9,7 +9,7 @@ import pytest
 from store_model import bodies_of, open_small, put, wait_flushed
 
 from iotmq.errors import StoreCorruptError, StoreReadOnlyError
-from iotmq.message.record import iter_records
+from iotmq.message.records.record import iter_records
 from iotmq.store.replication.raw import wanted_bytes
 from iotmq.store.store import Store
 

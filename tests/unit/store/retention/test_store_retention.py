@@ -17,7 +17,7 @@ from store_keeper import WAIT_S, Keeper
 from store_model import bodies_of, open_small, put, records_of, wait_flushed
 
 from iotmq.errors import StoreFullError
-from iotmq.message.record import iter_records
+from iotmq.message.records.record import iter_records
 from iotmq.store.log.segment import Segment, segment_name
 from iotmq.store.queues.consume_queue import ConsumeQueue
 from iotmq.store.queues.reads import ReadStatus

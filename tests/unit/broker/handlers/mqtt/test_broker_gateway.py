@@ -26,7 +26,7 @@ from iotmq.errors import RequestError, StoreError
 from iotmq.message.errors import MessageFormatError
 from iotmq.message.hosts import encode_host
 from iotmq.message.properties import MQTT_TOPIC, encode_properties
-from iotmq.message.record import decode_record, encode_batch, iter_records
+from iotmq.message.records.record import decode_record, encode_batch, iter_records
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 

@@ -19,7 +19,7 @@ from iotmq.broker.light_queues.queued_push import gather_queued
 from iotmq.broker.sessions.sessions import OWNER_GRACE_S
 from iotmq.broker.writing.single_message_batch import encode_element
 from iotmq.errors import ConnectionClosedError, RequestError
-from iotmq.message.record import decode_record
+from iotmq.message.records.record import decode_record
 from iotmq.ports.bodies import queues_checksum
 from iotmq.ports.sessions import SessionProgress, Will
 from iotmq.remoting.codes import RequestCode, ResponseCode

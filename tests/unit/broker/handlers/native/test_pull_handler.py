@@ -20,7 +20,7 @@ from iotmq.broker.tables.topics import TopicConfig
 from iotmq.clock import ManualClock
 from iotmq.errors import RequestError
 from iotmq.message.hosts import encode_host
-from iotmq.message.record import encode_batch, iter_records
+from iotmq.message.records.record import encode_batch, iter_records
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 from iotmq.store.settings import StoreSettings

@@ -23,7 +23,7 @@ from iotmq.errors import RequestError
 from iotmq.message.hosts import encode_host
 from iotmq.message.message_ids import parse_offset_message_id
 from iotmq.message.properties import decode_properties
-from iotmq.message.record import Record, decode_record, encode_batch, iter_records
+from iotmq.message.records.record import Record, decode_record, encode_batch, iter_records
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 from iotmq.store.settings import StoreSettings

@@ -18,7 +18,7 @@ from store_model import BORN_HOST, SMALL, batch, open_small, put
 from iotmq.clock import ManualClock
 from iotmq.errors import StoreCorruptError, StoreError
 from iotmq.limits import INDEX_CANDIDATES_MAX, INDEX_LOOKUP_ENTRIES_MAX, INDEX_QUERY_RECORDS_MAX
-from iotmq.message.record import decode_record, encode_record
+from iotmq.message.records.record import decode_record, encode_record
 from iotmq.store.projections.key_index.index_file import IndexFile, index_file_bytes, key_hash
 from iotmq.store.projections.key_index.key_index import KeyIndex
 from iotmq.store.projections.key_index.key_query import record_keys

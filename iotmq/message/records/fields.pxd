@@ -4,16 +4,63 @@
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 
-from iotmq.message.layout cimport (
+from iotmq.message.records.layout cimport (
     AT_BODY_CRC, AT_BORN_HOST, AT_BORN_TIMESTAMP, AT_FLAG, AT_MAGIC, AT_POSITION, AT_QUEUE_ID, AT_QUEUE_OFFSET,
     AT_SIZE, AT_SYS_FLAG, ELEMENT_FIXED_BYTES, HOST_V6_EXTRA_BYTES, RECORD_FIXED_BYTES, RECORD_MAGIC,
     SYS_FLAG_BORN_HOST_V6,
     SYS_FLAG_STORE_HOST_V6, get_u16, get_u32, get_u64,
 )
-from iotmq.message.record cimport (
-    BAD_BODY_SIZE, BAD_MAGIC, BAD_PROPERTIES_SIZE, BAD_SIZE, BAD_TOPIC_SIZE, FORMAT_OK, SIZES_DISAGREE,
-    TRUNCATED_HEAD, Element, RecordParts,
-)
+
+# What can be wrong with bytes; 0 is right. `problem_text` in record.pyx has the words. The codes are
+# negative so that a function may return "a size, or what is wrong" in one number.
+cdef enum Problem:
+    FORMAT_OK = 0
+    TRUNCATED_HEAD = -1            # fewer bytes left than the fixed part has
+    BAD_SIZE = -2                  # size field smaller than the fixed part, or past the end
+    BAD_MAGIC = -3
+    BAD_BODY_SIZE = -4             # body runs past the record
+    BAD_TOPIC_SIZE = -5
+    BAD_PROPERTIES_SIZE = -6
+    SIZES_DISAGREE = -7            # the parts do not add up to the size field
+    BAD_BODY_CRC = -8
+    TOPIC_TOO_LONG = -9            # encode: past 127 bytes
+    PROPERTIES_TOO_LONG = -10      # encode: both parts and the separator past 32,767 bytes
+    RECORD_TOO_LONG = -11          # encode: past what the size field can say
+    NO_ROOM = -12                  # encode: target too small
+
+# One element of a batch body; the pointers point into the batch.
+cdef struct Element:
+    const uint8_t* body
+    const uint8_t* properties
+    int32_t body_size
+    int32_t properties_size
+    int32_t flag
+    int32_t size                   # of the whole element: the next one is at `at + size`
+
+# One decoded record; the pointers point into what was decoded.
+cdef struct RecordParts:
+    const uint8_t* born_host
+    const uint8_t* store_host
+    const uint8_t* body
+    const uint8_t* topic
+    const uint8_t* properties
+    int64_t queue_offset
+    int64_t position
+    int64_t born_timestamp_ms
+    int64_t store_timestamp_ms
+    int64_t prepared_position
+    int32_t size
+    uint32_t magic
+    uint32_t body_crc
+    int32_t queue_id
+    int32_t flag
+    int32_t sys_flag
+    int32_t reconsume_times
+    int32_t born_host_size
+    int32_t store_host_size
+    int32_t body_size
+    int32_t topic_size
+    int32_t properties_size
 
 cdef enum:
     # Magic of records whose topic size takes 2 bytes; newer brokers write them, we only read them.

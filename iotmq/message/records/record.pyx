@@ -9,16 +9,20 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-from iotmq.message.crc cimport crc32
-from iotmq.message.fields cimport element_fields, parse_fields
-from iotmq.message.layout cimport (
+from iotmq.message.records.crc cimport crc32
+from iotmq.message.records.fields cimport (
+    BAD_BODY_CRC, BAD_BODY_SIZE, BAD_MAGIC, BAD_PROPERTIES_SIZE, BAD_SIZE, BAD_TOPIC_SIZE, FORMAT_OK, NO_ROOM,
+    PROPERTIES_TOO_LONG, RECORD_TOO_LONG, SIZES_DISAGREE, TOPIC_TOO_LONG, TRUNCATED_HEAD, Element,
+    RecordParts, element_fields, parse_fields,
+)
+from iotmq.message.records.layout cimport (
     AT_BODY, AT_BODY_CRC, AT_BORN_HOST, AT_BORN_TIMESTAMP, AT_FLAG, AT_MAGIC, AT_POSITION,
     AT_QUEUE_ID, AT_QUEUE_OFFSET, AT_SIZE, AT_SYS_FLAG, ELEMENT_FIXED_BYTES, HOST_V6_EXTRA_BYTES,
     NAME_END, PROPERTY_END, RECORD_FIXED_BYTES, RECORD_MAGIC, SYS_FLAG_BORN_HOST_V6, SYS_FLAG_STORE_HOST_V6,
     put_u16, put_u32, put_u64,
 )
-from iotmq.message.short_bytes cimport copy_short, find_byte
-from iotmq.message.text_hash cimport java_hash
+from iotmq.message.records.short_bytes cimport copy_short, find_byte
+from iotmq.message.records.text cimport java_hash
 
 from iotmq.limits import BATCH_RECORDS_MAX, PROPERTIES_BYTES_MAX, TOPIC_BYTES_MAX
 from iotmq.message.errors import MessageFormatError
@@ -90,7 +94,7 @@ cdef class Record:
 
 
 def encode_batch(elements):
-    """The body of a batch request: one element for each (body, properties, flag).
+    """Encode the body of a batch request: one element for each (body, properties, flag).
 
     Raises MessageFormatError when properties or a whole element are too long for their size fields.
     """
@@ -169,7 +173,7 @@ def iter_records(buffer):
     """The records of `buffer` one after another, as a pull response holds them.
 
     Raises MessageFormatError on reaching bytes that are not a record. For many records
-    `iotmq.message.columns` is several times faster, and makes no objects.
+    `iotmq.message.records.columns` is several times faster, and makes no objects.
     """
     cdef Py_ssize_t at = 0
     cdef Py_ssize_t size = memoryview(buffer).nbytes
@@ -538,41 +542,3 @@ cdef int64_t tags_code(const uint8_t* properties, Py_ssize_t size) noexcept nogi
             return <int32_t> java_hash(0, value, value_size) if value_size > 0 else 0
         at += 1
     return 0
-
-
-cdef Py_ssize_t decode_point(const uint8_t* text, Py_ssize_t size, uint32_t* point) noexcept nogil:
-    cdef uint8_t first = text[0]
-    cdef uint8_t low = 0x80      # the range the second byte must be in: no long forms, no surrogates
-    cdef uint8_t high = 0xBF
-    cdef Py_ssize_t needed, taken
-    cdef uint32_t value
-    point[0] = 0xFFFD
-    if first < 0xC2 or first > 0xF4:
-        return 1
-    if first < 0xE0:
-        needed = 2
-        value = first & 0x1F
-    elif first < 0xF0:
-        needed = 3
-        value = first & 0x0F
-        if first == 0xE0:
-            low = 0xA0
-        elif first == 0xED:
-            high = 0x9F
-    else:
-        needed = 4
-        value = first & 0x07
-        if first == 0xF0:
-            low = 0x90
-        elif first == 0xF4:
-            high = 0x8F
-    taken = 1
-    while taken < needed:
-        if taken >= size or text[taken] < low or text[taken] > high:
-            return taken
-        value = (value << 6) | (text[taken] & 0x3F)
-        low = 0x80
-        high = 0xBF
-        taken += 1
-    point[0] = value
-    return taken

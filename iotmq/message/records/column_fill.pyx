@@ -1,4 +1,4 @@
-"""The two passes that make columns of records, compiled and without the GIL; see `iotmq.message.columns`.
+"""The two passes that make columns of records, compiled and without the GIL; see `iotmq.message.records.columns`.
 
 The first checks every length and counts, the second fills memory of the right size, and grows it where bodies
 inflate or text has to be cleaned. No byte outside the input is read, whatever it says.
@@ -8,10 +8,10 @@ from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int32_t, int64_t, uint
 from libc.stdlib cimport free
 from libc.string cimport memchr, memcmp, memcpy, memset
 
-from iotmq.message.layout cimport NAME_END, PROPERTY_END, SYS_FLAG_COMPRESSED
-from iotmq.message.record cimport (
-    BAD_BODY_CRC, FORMAT_OK, RecordParts, body_crc, decode_point, parse_record, tags_code,
-)
+from iotmq.message.records.layout cimport NAME_END, PROPERTY_END, SYS_FLAG_COMPRESSED
+from iotmq.message.records.fields cimport BAD_BODY_CRC, FORMAT_OK, RecordParts
+from iotmq.message.records.record cimport body_crc, parse_record, tags_code
+from iotmq.message.records.text cimport decode_point
 
 cdef extern from "zlib.h" nogil:
     int inflateInit(z_stream* stream)

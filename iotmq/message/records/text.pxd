@@ -1,9 +1,47 @@
-# Hashes of text, inline: one is made per key, tag and topic of a record.
+# UTF-8 text of records, inline: its code points, and the hashes of keys, tags and topics.
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from iotmq.message.record cimport decode_point
+
+# One code point of UTF-8 that starts with a byte >= 0x80: the bytes it takes, `point` set to it, or to
+# U+FFFD for each longest start of a valid sequence in malformed text (Unicode 15, section 3.9).
+cdef inline Py_ssize_t decode_point(const uint8_t* text, Py_ssize_t size, uint32_t* point) noexcept nogil:
+    cdef uint8_t first = text[0]
+    cdef uint8_t low = 0x80      # the range the second byte must be in: no long forms, no surrogates
+    cdef uint8_t high = 0xBF
+    cdef Py_ssize_t needed, taken
+    cdef uint32_t value
+    point[0] = 0xFFFD
+    if first < 0xC2 or first > 0xF4:
+        return 1
+    if first < 0xE0:
+        needed = 2
+        value = first & 0x1F
+    elif first < 0xF0:
+        needed = 3
+        value = first & 0x0F
+        if first == 0xE0:
+            low = 0xA0
+        elif first == 0xED:
+            high = 0x9F
+    else:
+        needed = 4
+        value = first & 0x07
+        if first == 0xF0:
+            low = 0x90
+        elif first == 0xF4:
+            high = 0x8F
+    taken = 1
+    while taken < needed:
+        if taken >= size or text[taken] < low or text[taken] > high:
+            return taken
+        value = (value << 6) | (text[taken] & 0x3F)
+        low = 0x80
+        high = 0xBF
+        taken += 1
+    point[0] = value
+    return taken
 
 
 # Java's String.hashCode, over the UTF-16 units of UTF-8 text (malformed bytes count as U+FFFD), of a text

@@ -7,10 +7,10 @@ taking it apart. Plan: a struct on the caller's stack; one Python buffer per str
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uint8_t
 
-from iotmq.message.record cimport FORMAT_OK
+from iotmq.message.records.fields cimport FORMAT_OK
 
 from iotmq.errors import StoreCorruptError
-from iotmq.message.record import problem_text
+from iotmq.message.records.record import problem_text
 
 
 cdef int begin_walk(RecordWalk* walk, view) except -1:

@@ -12,8 +12,9 @@
 
 from libc.stdint cimport uint8_t, uint32_t
 
-from iotmq.message.layout cimport AT_MAGIC, BLANK_BYTES, BLANK_MAGIC, get_u32
-from iotmq.message.record cimport FORMAT_OK, RecordParts, parse_record
+from iotmq.message.records.layout cimport AT_MAGIC, BLANK_BYTES, BLANK_MAGIC, get_u32
+from iotmq.message.records.fields cimport FORMAT_OK, RecordParts
+from iotmq.message.records.record cimport parse_record
 
 cdef struct RecordWalk:
     Py_buffer view

@@ -13,16 +13,16 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
-from iotmq.message.column_fill cimport (
+from iotmq.message.records.column_fill cimport (
     ALIGNMENT_BYTES, BODY_TOO_LARGE, BROKEN_BODY, Counted, OUT_OF_MEMORY, Plan, UNKNOWN_COMPRESSION, Values, Wanted,
     count_records, fill, free_plan, posix_memalign, reserve,
 )
-from iotmq.message.layout cimport NAME_END, PROPERTY_END
-from iotmq.message.record cimport FORMAT_OK
+from iotmq.message.records.layout cimport NAME_END, PROPERTY_END
+from iotmq.message.records.fields cimport FORMAT_OK
 
 from iotmq.limits import COLUMN_BYTES_MAX, COLUMN_PROPERTIES_MAX, INFLATED_BODY_BYTES_MAX
 from iotmq.message.errors import MessageFormatError
-from iotmq.message.record import problem_text
+from iotmq.message.records.record import problem_text
 
 cdef enum:
     WANTED_BYTES_GUESS = 16        # of one property's value
