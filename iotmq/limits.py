@@ -47,6 +47,8 @@ TOPICS_MAX: Final = 100_000
 # Deleted topics that the log still has records of.
 DELETED_TOPICS_MAX: Final = 100_000
 QUEUES_PER_TOPIC_MAX: Final = 1_024
+# Sends that wait until topics.json has the topic they made.
+SENDS_WAITING_FOR_TOPIC_BYTES_MAX: Final = 16 * 1024 * 1024
 # Of a record or a file, as read from the disk. Nothing vouches for it: one flipped bit must not lead to
 # offsets whose bytes (20 each) nobody can count any more.
 QUEUE_OFFSET_MAX: Final = 1 << 56

@@ -78,7 +78,9 @@ class Broker:
             clock=clock,
         )
         self._store = store
-        self._native = NativeProcessors(parts, when_told=self._when_told)
+        self._files = TableFiles(parts.topics, parts.subscription_groups, parts.changed_settings)
+        self._native = NativeProcessors(parts, self._files, when_told=self._when_told)
+        self._files.add([parts.offsets, self._native.filters, self._native.delays])
         self.access = open_access_control(parts.settings, store, default_file=parts.config / "plain_acl.yml")
         self._admin = AdminProcessors(parts, self._native, self.access, address=lambda: self.address)
         self._mqtt = MqttProcessors(parts, self.timers, self._native.device_replies)
@@ -87,12 +89,6 @@ class Broker:
             take_run=self._native.sends.take_run,
             take_pull=self._native.pulls.take_pull,
             write_out=parts.writer.write_out,
-        )
-        self._files = TableFiles(
-            parts.topics,
-            parts.subscription_groups,
-            parts.changed_settings,
-            [parts.offsets, self._native.filters, self._native.delays],
         )
         self._server = self._make_server()
         self._registration = RegistrationService(

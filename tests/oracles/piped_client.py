@@ -78,8 +78,11 @@ class PipedClient:
                 if line["kind"] == kind and all(line.get(name) == value for name, value in words.items())
             ]
 
-    def wait_for(self, kind: str, count: int, *, within_s: float = 20, **words: Any) -> list[dict[str, Any]]:
-        """`said`, once there are at least `count` lines."""
+    def wait_for(self, kind: str, count: int, *, within_s: float = 50, **words: Any) -> list[dict[str, Any]]:
+        """`said`, once there are at least `count` lines.
+
+        A consumer that was not told of another's leaving looks at its queues anew every 20 s.
+        """
 
         def enough() -> list[dict[str, Any]] | None:
             lines = self.said(kind, **words)

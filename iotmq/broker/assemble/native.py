@@ -22,6 +22,7 @@ from iotmq.broker.questions.replies import ReplyHandler
 from iotmq.broker.replies.reply_after_registration import WhenTold
 from iotmq.broker.replies.request_table import RequestProcessor
 from iotmq.broker.scheduled.scheduling import DelayDelivery
+from iotmq.broker.tables.table_files import TableFiles
 from iotmq.broker.transactions.transaction_checks import TransactionChecks
 from iotmq.broker.transactions.transactions import Transactions
 from iotmq.metrics import Metric
@@ -30,7 +31,7 @@ from iotmq.metrics import Metric
 class NativeProcessors:
     """`processors` are for the request table."""
 
-    def __init__(self, parts: BrokerParts, *, when_told: WhenTold) -> None:
+    def __init__(self, parts: BrokerParts, files: TableFiles, *, when_told: WhenTold) -> None:
         self.cold_reads = parts.cold_reads
         self.delays = DelayDelivery(parts)
         self.transactions = Transactions(parts, self.delays.divert_committed)
@@ -38,7 +39,13 @@ class NativeProcessors:
         self.transaction_ends = TransactionHandler(parts, self.transactions)
         self.replies = ReplyHandler(parts)
         self.device_replies = DeviceReplies(self.replies, parts)
-        self.sends = SendHandler(parts, self.delays, self.transactions, when_told=when_told)
+        self.sends = SendHandler(
+            parts,
+            self.delays,
+            self.transactions,
+            when_told=when_told,
+            when_topics_saved=files.when_topics_saved,
+        )
         self.filters = ConsumerFilters(
             parts.config / "consumerFilter.json",
             parts.clock,

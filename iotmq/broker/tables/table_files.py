@@ -34,24 +34,26 @@ class SavedTable(Protocol):
 
 
 class TableFiles:
-    """The files of `topics`, `groups` and `settings`, and those of `tables`, written now and then."""
+    """The files of `topics`, `groups` and `settings`, and those of further tables, written now and then."""
 
-    def __init__(
-        self,
-        topics: TopicTable,
-        groups: SubscriptionGroups,
-        settings: ChangedSettings,
-        tables: Sequence[SavedTable],
-    ) -> None:
+    def __init__(self, topics: TopicTable, groups: SubscriptionGroups, settings: ChangedSettings) -> None:
         self._topics = ConfigSaver("topics.json", topics)
         self._groups = ConfigSaver("subscriptionGroup.json", groups)
         self._settings = ConfigSaver("brokerSettings.json", settings)
         self._savers = (self._topics, self._groups, self._settings)
-        self._tables = tables
+        self._tables: list[SavedTable] = []
         self._changed_settings = settings
         topics.add_listener(lambda name: self._topics.changed())
         groups.add_listener(lambda name: self._groups.changed())
         settings.add_listener(self._settings.changed)
+
+    def add(self, tables: Iterable[SavedTable]) -> None:
+        """Write these, too."""
+        self._tables += tables
+
+    def when_topics_saved(self, saved: Saved) -> None:
+        """Tell when topics.json has every topic as it is now, or the disk's refusal."""
+        self._topics.when_saved(saved)
 
     def save_topics(self) -> None:
         """Write the topics as they are at the start; `savers` write what changes from then on."""

@@ -11,10 +11,12 @@ from iotmq import limits
 from iotmq.broker.handlers.native.send_fast_path import SendPath
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.questions import device_requests
+from iotmq.broker.replies.deferred_reply import DeferredReply
 from iotmq.broker.replies.reply_after_registration import WhenTold
 from iotmq.broker.replies.request_table import Handler
 from iotmq.broker.scheduled.delivery_time import HINT, NOW
 from iotmq.broker.scheduled.scheduling import DelayDelivery
+from iotmq.broker.tables.config_saver import Saved
 from iotmq.broker.tables.topics import (
     DLQ_PREFIX,
     RETRY_PREFIX,
@@ -46,6 +48,8 @@ _INT64_MAX = 2**63 - 1
 
 _NO_WAIT = "WAIT\x01false"
 _TRUE = ("true", "1")
+# What a request takes besides its body and properties.
+_REQUEST_BYTES = 2_048
 # Parts of properties that ask for more than storing: a send that has one anywhere among its properties goes
 # the general path. The first is in all names for a time of delivery. A feature that reads another property of
 # sends adds it here.
@@ -54,6 +58,10 @@ _GENERAL_PROPERTIES = (b"DEL", b"TRAN_MSG", device_requests.HINT)
 
 def _at_once(call: Callable[[], None]) -> None:
     call()
+
+
+def _saved_at_once(saved: Saved) -> None:
+    saved(None)
 
 
 class FieldNames(NamedTuple):
@@ -104,6 +112,17 @@ class SendHeader(NamedTuple):
     properties: str
 
 
+class _WaitingSend(NamedTuple):
+    """A send to a topic that topics.json does not have yet."""
+
+    answer: DeferredReply
+    connection: ServerConnection
+    request: Command
+    names: FieldNames
+    is_batch: bool
+    size_bytes: int
+
+
 class SendHandler:
     """Checks sends in the order of the protocol and hands them to the writer."""
 
@@ -114,9 +133,18 @@ class SendHandler:
         transactions: Transactions | None = None,
         *,
         when_told: WhenTold = _at_once,
+        when_topics_saved: Callable[[Saved], None] = _saved_at_once,
     ) -> None:
-        """Without `transactions` prepared messages are refused. `when_told` is for sends that make topics."""
+        """Without `transactions` prepared messages are refused.
+
+        The other two are for sends that make topics: calling back when registries know them, and when
+        topics.json has them.
+        """
         self._when_told = when_told
+        self._when_topics_saved = when_topics_saved
+        # Topics that sends have made and topics.json may lack, with the sends that wait for it.
+        self._unsaved_topics: dict[str, list[_WaitingSend]] = {}
+        self._waiting_bytes = 0
         self._transactions = transactions
         self._parts = parts
         self._writer = parts.writer
@@ -147,7 +175,7 @@ class SendHandler:
             region=settings.region,
             trace_on=settings.trace_on,
         )
-        parts.topics.add_listener(self._path.forget)
+        parts.topics.add_listener(self._topic_changed)
         parts.changed_settings.add_listener(self._settings_changed)
 
     def handlers(self) -> Mapping[int, Handler]:
@@ -185,6 +213,8 @@ class SendHandler:
         topic = self._topics.find(name)
         if topic is None or not topic.is_writable or not self._parts.settings.is_writable:
             return None
+        if name in self._unsaved_topics:
+            return None
         if name in UNSENDABLE_TOPICS or name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
             return None
         return self._writer.open_queues(name)
@@ -208,15 +238,77 @@ class SendHandler:
             self.failed_count += 1
             raise
 
+    def _topic_changed(self, topic: str) -> None:
+        self._path.forget(topic)
+        if self._topics.find(topic) is None and not self._unsaved_topics.get(topic):
+            self._unsaved_topics.pop(topic, None)
+
+    def _wait_for_topic(self, send: _WaitingSend, topic: str) -> None:
+        """Carry a send out once topics.json has the topic that a send has just made.
+
+        After a crash the number of queues of a topic that the file lacks is not known, and with another
+        number the messages of a key go to another queue.
+        """
+        if self._waiting_bytes + send.size_bytes > limits.SENDS_WAITING_FOR_TOPIC_BYTES_MAX:
+            raise RequestError(
+                ResponseCode.SYSTEM_BUSY,
+                f"topic {topic} is new and not on the disk yet, and too many sends wait for that: try again",
+            )
+        self._waiting_bytes += send.size_bytes
+        waiting = self._unsaved_topics[topic]
+        waiting.append(send)
+        if len(waiting) == 1:
+            self._when_topics_saved(partial(self._topic_saved, topic))
+
+    def _topic_saved(self, topic: str, error: OSError | None) -> None:
+        waiting = self._unsaved_topics[topic]
+        if error is None:
+            del self._unsaved_topics[topic]
+            self._path.forget(topic)
+        else:
+            self._unsaved_topics[topic] = []
+        for answer, connection, request, names, is_batch, size_bytes in waiting:
+            self._waiting_bytes -= size_bytes
+            try:
+                if error is not None:
+                    raise RequestError(
+                        ResponseCode.SERVICE_NOT_AVAILABLE,
+                        f"topic {topic} cannot be made: {error.strerror or error}",
+                    )
+                response = self._store(connection, request, names, is_batch, is_new_topic=True)
+            except RequestError as refusal:
+                self.failed_count += 1
+                response = request.reply(refusal.code, remark=str(refusal))
+            if response is not None and not request.is_oneway:
+                answer.answer(response)
+
     def _store(
-        self, connection: ServerConnection, request: Command, names: FieldNames, is_batch: bool
+        self,
+        connection: ServerConnection,
+        request: Command,
+        names: FieldNames,
+        is_batch: bool,
+        *,
+        is_new_topic: bool = False,
     ) -> Command | None:
+        """`is_new_topic`: a send that waited until topics.json had the topic."""
         ext = request.ext
         header = _read_header(request, names)
         _check_names(header, names)
         version = self._topics.version
         topic = self._find_topic(header, is_batch)
         name = topic.topic_name
+        if self._topics.version is not version:
+            self._unsaved_topics.setdefault(name, [])
+        if name in self._unsaved_topics:
+            # A view would keep everything that was received with it.
+            request.body = request.body_bytes()
+            size_bytes = len(request.body) + len(header.properties) + _REQUEST_BYTES
+            reply = DeferredReply(connection, request)
+            self._wait_for_topic(
+                _WaitingSend(reply, connection, request, names, is_batch, size_bytes), name
+            )
+            return reply.take()
         queue_id = header.queue_id
         if queue_id >= topic.queue_count:
             raise RequestError(
@@ -298,7 +390,7 @@ class SendHandler:
             batch_properties = self._cluster_property
 
         answer = StoredReply(connection, request, respond)
-        is_same = self._topics.version is version
+        is_told = not is_new_topic and self._topics.version is version
         append = partial(
             self._writer.append,
             name,
@@ -310,7 +402,7 @@ class SendHandler:
             batch_properties=batch_properties,
             waits_for_flush=_NO_WAIT not in header.properties,
         )
-        done = answer if is_same else partial(self._answer_when_told, answer)
+        done = answer if is_told else partial(self._answer_when_told, answer)
         if REPEAT_FIELD in ext or PACKET_IDS_FIELD in ext:
             self._stored_once.append(
                 topics,

@@ -275,7 +275,7 @@ def overlapping(bench: Bench, subscribers: int) -> tuple[list[FakeTransport], by
 
 def test_a_push_for_very_many_takes_several_turns_and_keeps_its_order() -> None:
     bench = Bench(queued_bytes_max=1 << 24)
-    outs, records, matches = overlapping(bench, 1_000)
+    outs, records, matches = overlapping(bench, 5_000)
     longest_s, turns = 0.0, 0
 
     def timed(call: Callable[[], None]) -> None:
@@ -299,7 +299,7 @@ def test_a_push_for_very_many_takes_several_turns_and_keeps_its_order() -> None:
     expected = [("a", b"%03d" % number, 0) for number in range(300)] + [("a", b"end", 0)]
     for out in outs:
         assert received(out) == expected
-    assert bench.counts == (1_000 * 301, 0, 0)
+    assert bench.counts == (5_000 * 301, 0, 0)
 
 
 def test_nothing_is_read_from_devices_while_much_waits_for_subscribers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from iotmq.broker.parts import make_parts
 from iotmq.broker.replies.request_table import RequestTable
 from iotmq.broker.scheduled.scheduling import DelayDelivery
 from iotmq.broker.settings import BrokerSettings
+from iotmq.broker.tables.config_saver import Saved
 from iotmq.broker.tables.subscription_groups import SubscriptionGroupConfig
 from iotmq.broker.tables.system_topics import system_topics
 from iotmq.broker.tables.topics import TopicConfig
@@ -80,9 +82,23 @@ class Bench:
         self.groups = parts.subscription_groups
         self.writer = parts.writer
         self.delays = DelayDelivery(parts)
-        self.handler = SendHandler(parts, self.delays)
+        # Who waits for topics.json; at first it has every topic at once.
+        self.waiting_for_disk: list[Saved] | None = None
+        self.handler = SendHandler(parts, self.delays, when_topics_saved=self.when_topics_saved)
         self.table = RequestTable([self.handler])
         self.connection = FakeConnection()
+
+    def when_topics_saved(self, saved: Saved) -> None:
+        if self.waiting_for_disk is None:
+            saved(None)
+        else:
+            self.waiting_for_disk.append(saved)
+
+    def topics_written(self, error: OSError | None = None) -> None:
+        assert self.waiting_for_disk is not None
+        waiting, self.waiting_for_disk = self.waiting_for_disk, []
+        for saved in waiting:
+            saved(error)
 
     def send(
         self,
@@ -433,3 +449,59 @@ async def test_a_batch_is_bounded_as_a_whole(tmp_path: Path) -> None:
     assert "store.record_bytes_max is 4096" in remark
     assert len(bench.records("T")) == 32
     store.close()
+
+
+class TestSendsThatMakeATopic:
+    """A topic that topics.json lacks may have more queues after a crash: keys would change theirs."""
+
+    @pytest.fixture
+    def late(self, bench: Bench) -> Bench:
+        bench.waiting_for_disk = []
+        return bench
+
+    async def test_they_wait_until_the_file_has_it_and_go_on_in_order(self, late: Bench) -> None:
+        new = {**SHORT, "b": "New"}
+        assert late.send(new, b"1") is None
+        assert late.send(new, b"2", oneway=True) is None
+        assert late.send(new, b"3") is None
+        assert late.records("New") == []
+        late.ok(SHORT, b"other topics do not wait")
+        late.topics_written()
+        assert [record.body for record in late.records("New")] == [b"1", b"2", b"3"]
+        assert [reply.ext["queueOffset"] for reply in late.connection.replies] == ["0", "2"]
+        assert late.ok(new, b"4")["queueOffset"] == "3", "at once from now on"
+
+    async def test_a_disk_that_refuses_has_them_refused_until_it_takes_the_file(self, late: Bench) -> None:
+        new = {**SHORT, "b": "New"}
+        for body in (b"1", b"2"):
+            assert late.send(new, body) is None
+        late.topics_written(OSError(errno.ENOSPC, "No space left on device"))
+        assert [reply.code for reply in late.connection.replies] == [14, 14]
+        assert "topic New cannot be made: No space left" in (late.connection.replies[0].remark or "")
+        assert late.send(new, b"3") is None, "the file still lacks it"
+        late.topics_written()
+        assert [record.body for record in late.records("New")] == [b"3"]
+        assert late.handler.failed_count == 2
+
+    async def test_too_many_bytes_of_them_are_refused(
+        self, late: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        new = {**SHORT, "b": "New"}
+        size = 100 + len(SHORT["i"]) + 2_048
+        monkeypatch.setattr(limits, "SENDS_WAITING_FOR_TOPIC_BYTES_MAX", 2 * size)
+        assert late.send(new, bytes(100)) is None
+        assert late.send(new, bytes(100)) is None
+        assert late.refused(new, bytes(100))[0] == 2
+        late.topics_written()
+        assert len(late.records("New")) == 2
+        late.ok(new, bytes(100))
+
+    async def test_a_topic_that_is_deleted_meanwhile_is_made_again(self, late: Bench) -> None:
+        new = {**SHORT, "b": "New"}
+        assert late.send(new, b"1") is None
+        late.topics.delete("New")
+        late.topics_written()
+        assert late.records("New") == []
+        late.topics_written()
+        assert [record.body for record in late.records("New")] == [b"1"]
+        assert len(late.connection.replies) == 1
