@@ -149,8 +149,13 @@ class Side:
         while self.connection._backlog:
             self.connection._process_backlog()
 
+    def is_on_the_disk(self) -> bool:
+        """Records, and the files of topics and groups: a send that makes a topic waits for its file."""
+        behind = [m.value for m in self.broker.metrics() if m.name == "iotmq_broker_config_file_behind"]
+        return self.writer.waiting_count == 0 and not any(behind)
+
     async def settle(self) -> None:
-        await soon(lambda: self.writer.waiting_count == 0, "the disk has everything", step_s=0.001)
+        await soon(self.is_on_the_disk, "the disk has everything", step_s=0.001)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 

@@ -244,7 +244,7 @@ class SendHandler:
             self._unsaved_topics.pop(topic, None)
 
     def _wait_for_topic(self, send: _WaitingSend, topic: str) -> None:
-        """Carry a send out once topics.json has the topic that a send has just made.
+        """Carry a send out once registries know the topic that a send has just made, and topics.json has it.
 
         After a crash the number of queues of a topic that the file lacks is not known, and with another
         number the messages of a key go to another queue.
@@ -258,24 +258,16 @@ class SendHandler:
         waiting = self._unsaved_topics[topic]
         waiting.append(send)
         if len(waiting) == 1:
-            self._when_topics_saved(partial(self._topic_saved, topic))
+            self._when_told(partial(self._when_topics_saved, partial(self._topic_saved, topic)))
 
     def _topic_saved(self, topic: str, error: OSError | None) -> None:
-        waiting = self._unsaved_topics[topic]
-        if error is None:
-            del self._unsaved_topics[topic]
-            self._path.forget(topic)
-        else:
-            self._unsaved_topics[topic] = []
+        """Go on, also when the disk refuses the file: a new topic serves all the same."""
+        waiting = self._unsaved_topics.pop(topic)
+        self._path.forget(topic)
         for answer, connection, request, names, is_batch, size_bytes in waiting:
             self._waiting_bytes -= size_bytes
             try:
-                if error is not None:
-                    raise RequestError(
-                        ResponseCode.SERVICE_NOT_AVAILABLE,
-                        f"topic {topic} cannot be made: {error.strerror or error}",
-                    )
-                response = self._store(connection, request, names, is_batch, is_new_topic=True)
+                response = self._store(connection, request, names, is_batch)
             except RequestError as refusal:
                 self.failed_count += 1
                 response = request.reply(refusal.code, remark=str(refusal))
@@ -283,15 +275,8 @@ class SendHandler:
                 answer.answer(response)
 
     def _store(
-        self,
-        connection: ServerConnection,
-        request: Command,
-        names: FieldNames,
-        is_batch: bool,
-        *,
-        is_new_topic: bool = False,
+        self, connection: ServerConnection, request: Command, names: FieldNames, is_batch: bool
     ) -> Command | None:
-        """`is_new_topic`: a send that waited until topics.json had the topic."""
         ext = request.ext
         header = _read_header(request, names)
         _check_names(header, names)
@@ -390,7 +375,7 @@ class SendHandler:
             batch_properties = self._cluster_property
 
         answer = StoredReply(connection, request, respond)
-        is_told = not is_new_topic and self._topics.version is version
+        is_same = self._topics.version is version
         append = partial(
             self._writer.append,
             name,
@@ -402,7 +387,7 @@ class SendHandler:
             batch_properties=batch_properties,
             waits_for_flush=_NO_WAIT not in header.properties,
         )
-        done = answer if is_told else partial(self._answer_when_told, answer)
+        done = answer if is_same else partial(self._answer_when_told, answer)
         if REPEAT_FIELD in ext or PACKET_IDS_FIELD in ext:
             self._stored_once.append(
                 topics,
