@@ -8,7 +8,7 @@ import ssl
 import struct
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -117,6 +117,16 @@ class _Known:
         self._queues = queues if len(queues) > _ENCODED_QUEUES_MAX else msgspec.msgpack.encode(queues)
 
 
+class Introduction(NamedTuple):
+    """Introduce a front end to brokers, with the keys and certificates it reaches them by."""
+
+    name: str
+    token: str
+    """Tells the lives of its process apart."""
+    credentials: Credentials | None = None
+    tls: ssl.SSLContext | None = None
+
+
 class SessionLink:
     """Sessions at one broker. Requests fail while the link is not ready, but for reads, which wait.
 
@@ -131,19 +141,15 @@ class SessionLink:
         listener: LinkListener,
         *,
         number: int,
-        front_end: str,
-        token: str,
-        credentials: Credentials | None = None,
-        tls: ssl.SSLContext | None = None,
+        introduction: Introduction,
     ) -> None:
-        """`front_end` is this process's name among all, `token` tells its lives apart."""
         self.number = number
         self.broker_name = broker_name
         self.address = address
         self._listener = listener
-        self._introduction = {"name": front_end, "token": token}
-        self._credentials = credentials
-        self._tls = tls
+        self._introduction = {"name": introduction.name, "token": introduction.token}
+        self._credentials = introduction.credentials
+        self._tls = introduction.tls
         self._loop = asyncio.get_running_loop()
         # Set while the broker has all claims.
         self._connection: ClientConnection | None = None

@@ -33,11 +33,10 @@ from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
 from iotmq.mqtt_front.sessions.auto_subscriptions import AutoSubscriptions
 from iotmq.mqtt_front.sessions.drain import Drain
 from iotmq.mqtt_front.sessions.durable import DurableEgress
-from iotmq.mqtt_front.sessions.exclusive import ExclusiveSubscriptions
 from iotmq.mqtt_front.sessions.session_events import SessionEvents
 from iotmq.mqtt_front.sessions.sessions import ConnectedSessions
 from iotmq.mqtt_front.sessions.shared_subscriptions import SharedSubscriptions
-from iotmq.mqtt_front.sessions.subscriptions import Subscriptions
+from iotmq.mqtt_front.sessions.subscriptions import BrokerSessions, Subscriptions
 from iotmq.mqtt_front.settings.listeners import TCP_NAME
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.ports.gateway import GatewayPort
@@ -148,48 +147,33 @@ class MqttFront:
 
     def _assembled(self, loop: asyncio.AbstractEventLoop) -> _Parts:
         settings, port = self._settings, self._session_port
-        ingress = Ingress(
-            self._router,
-            self._gateway,
-            loop,
-            rewrites=self._rewrites,
-            batch_bytes_max=settings.batch_bytes_max,
-            pending_bytes_max=settings.pending_bytes_max,
-            retry_interval_s=settings.retry_interval_s,
-        )
+        ingress = Ingress(self._router, self._gateway, loop, settings, rewrites=self._rewrites)
         group = DeviceGroup(loop, ingress, self, now_s=self._clock.monotonic_s() + _TICK_S, clock=self._clock)
         ingress.group = group
         egress = Egress(group)
         pace = PaceLimits(settings.replay_messages_per_s, settings.replay_bytes_per_s)
-        durable = None if port is None else DurableEgress(group, port, self, pace=pace)
+        at_brokers = None
+        if port is not None:
+            at_brokers = BrokerSessions(
+                port,
+                DurableEgress(group, port, self, pace=pace),
+                RetainedEgress(port, loop, pace=pace),
+                SharedSubscriptions(group, port, credit=settings.shared_credit),
+            )
         sys_topics = None
         if settings.sys_interval_s:
             now_s = self._clock.monotonic_s()
             sys_topics = SysTopics(self._totals, interval_s=settings.sys_interval_s, now_s=now_s)
-        shared = None if port is None else SharedSubscriptions(group, port, credit=settings.shared_credit)
-        exclusive = ExclusiveSubscriptions(port, is_enabled=settings.exclusive_subscriptions)
         subscriptions = Subscriptions(
+            settings,
             egress,
             self._gateway,
-            per_session_max=settings.subscriptions_max,
-            port=port,
-            retained=None if port is None else RetainedEgress(port, loop, pace=pace),
-            sys_topics=sys_topics,
-            shared=shared,
             rewrites=self._rewrites,
-            exclusive=exclusive,
-            loop=loop,
+            sys_topics=sys_topics,
+            at_brokers=at_brokers,
         )
         sessions = ConnectedSessions(
-            settings,
-            ingress,
-            subscriptions,
-            self._deadlines,
-            self._clock,
-            port=port,
-            durable=durable,
-            auto_subscriptions=self._auto_subscriptions,
-            keeps_names=self._rewrites.has_names or self._auto_subscriptions.has_names,
+            settings, ingress, subscriptions, self._auto_subscriptions, self._deadlines, self._clock
         )
         listeners = Listeners(
             settings.all_listeners,
@@ -207,8 +191,8 @@ class MqttFront:
             ingress,
             group,
             egress,
-            durable,
-            shared,
+            None if at_brokers is None else at_brokers.durable,
+            None if at_brokers is None else at_brokers.shared,
             subscriptions,
             sessions,
             authentication,

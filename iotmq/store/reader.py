@@ -14,6 +14,7 @@ from iotmq.limits import INDEX_QUERY_RECORDS_MAX
 from iotmq.message.records.record import decode_record, property_value
 from iotmq.store.log.queue import FILLER_SIZE
 from iotmq.store.projections.key_index.key_query import candidate_steps, is_match
+from iotmq.store.queues.cold_pages import ColdPages
 from iotmq.store.queues.cold_steps import finish, record_steps, size_at
 from iotmq.store.queues.reads import Read, read_queue
 from iotmq.store.queues.residency import ColdRead, plan_bytes, plan_read, plan_records
@@ -24,13 +25,12 @@ if TYPE_CHECKING:
     from iotmq.clock import Clock
     from iotmq.message.records.record_filter import RecordFilter
     from iotmq.store.kv.latest import LatestPlace
-    from iotmq.store.log.commit_log import CommitLog
     from iotmq.store.log.queue import Queue
     from iotmq.store.projections.dispatch import Dispatch
-    from iotmq.store.projections.key_index.key_index import KeyIndex
     from iotmq.store.projections.projections import Projections
-    from iotmq.store.queues.cold_pages import ColdPages
     from iotmq.store.queues.cold_steps import Steps
+    from iotmq.store.recovery.opening import OpenedParts
+    from iotmq.store.settings import StoreSettings
 
 
 class StoreReader:
@@ -38,26 +38,25 @@ class StoreReader:
 
     def __init__(
         self,
-        log: CommitLog,
-        index: KeyIndex | None,
+        parts: OpenedParts,
         dispatch: Dispatch,
         projections: Projections,
+        settings: StoreSettings,
         *,
         clock: Clock,
-        cold_pages: ColdPages,
-        hot_bytes: int,
         hidden: Mapping[str, int],
     ) -> None:
-        """`hot_bytes` at the log's end count as in memory; topics in `hidden` begin at its positions."""
+        """Topics in `hidden` begin at its positions."""
         # Records passed over because their time to live was over.
         self.expired_reads = 0
-        self._log = log
-        self._index = index
+        self._log = parts.log
+        self._index = parts.index
         self._dispatch = dispatch
         self._projections = projections
         self._clock = clock
-        self._cold_pages = cold_pages
-        self._hot_bytes = hot_bytes
+        self._cold_pages = ColdPages(bytes_max=settings.cold_bytes_max)
+        # So much at the log's end counts as in memory.
+        self._hot_bytes = settings.hot_bytes
         self._hidden = hidden
 
     @property

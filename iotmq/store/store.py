@@ -27,7 +27,6 @@ from iotmq.store.projections.catch_up import CatchUpProgress
 from iotmq.store.projections.dispatch import Dispatch
 from iotmq.store.projections.projection import Projection
 from iotmq.store.projections.projections import Projections
-from iotmq.store.queues.cold_pages import ColdPages
 from iotmq.store.queues.queue_begins import BEGINS_NAME, BeginsFile, QueueBegins
 from iotmq.store.reader import StoreReader
 from iotmq.store.recovery.checkpoint import Checkpointer
@@ -36,7 +35,7 @@ from iotmq.store.recovery.write_state import WriteState, is_of_one_queue
 from iotmq.store.replication.flushed_waiters import FlushedWaiters
 from iotmq.store.replication.raw import append_raw, start_at
 from iotmq.store.retention.apply import Trimmer
-from iotmq.store.retention.decide import DiskUsage, read_disk_usage
+from iotmq.store.retention.decide import DiskUsage, Machine, read_disk_usage
 from iotmq.store.settings import StoreSettings
 
 if TYPE_CHECKING:
@@ -66,11 +65,9 @@ class Store(StoreReader):
         directory: Path,
         settings: StoreSettings,
         parts: OpenedParts,
+        machine: Machine,
         *,
         lock: DirectoryLock,
-        clock: Clock,
-        sync_file: Callable[[int], object],
-        read_usage: Callable[[Path], DiskUsage],
     ) -> None:
         """Use `Store.open`."""
         log, queues, index = parts.log, parts.queues, parts.index
@@ -82,13 +79,11 @@ class Store(StoreReader):
         # Topic -> the position its readers begin at, of those told to `hide_topic`.
         self._hidden: dict[str, int] = {}
         super().__init__(
-            log,
-            index,
+            parts,
             dispatch,
             Projections(log, queues, dispatch, settings, directory=directory, verify=parts.repair.verify),
-            clock=clock,
-            cold_pages=ColdPages(bytes_max=settings.cold_bytes_max),
-            hot_bytes=settings.hot_bytes,
+            settings,
+            clock=machine.clock,
             hidden=self._hidden,
         )
         self.directory = directory
@@ -109,31 +104,28 @@ class Store(StoreReader):
         self._flusher = Flusher(
             log,
             settings,
-            sync_file=sync_file,
+            sync_file=machine.sync_file,
             on_flushed=self._flushed,
             mark=FlushedPosition(checkpoint_path).move,
         )
-        self._refusals = WriteState(clock, self._flusher)
+        self._refusals = WriteState(machine.clock, self._flusher)
         self._checkpointer = Checkpointer(
             checkpoint_path,
             queues,
             index,
             interval_s=settings.checkpoint_interval_ms / 1000,
             flushed=self._flusher.flushed,
-            sync_file=sync_file,
+            sync_file=machine.sync_file,
         )
         self._begins = BeginsFile(directory / BEGINS_NAME)
         self._allocator = AheadAllocator(log.make_room_ahead)
         self._trimmer = Trimmer(
-            log,
-            queues,
+            parts,
             projections,
             settings,
-            clock=clock,
-            directories=(Path(log.directory), Path(queues.directory), directory),
+            machine,
             forget=self._cold_pages.forget,
             sync_queues=self._sync_queues,
-            read_usage=read_usage,
         )
         self._flushed_waiters = FlushedWaiters()
         # Positions to hide up to again once everything before the first number is in its queue, in order.
@@ -179,10 +171,8 @@ class Store(StoreReader):
                 directory,
                 settings,
                 parts,
+                Machine(clock or SystemClock(), sync_file, read_usage),
                 lock=lock,
-                clock=clock or SystemClock(),
-                sync_file=sync_file,
-                read_usage=read_usage,
             )
             store._bring_level(progress)
         return store

@@ -12,6 +12,7 @@ from iotmq.mqtt.codec import packets
 from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.publish.ingress import Ingress
 from iotmq.mqtt_front.publish.routes import Router
+from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.remoting.codes import ResponseCode
 
 DEVICES = st.integers(0, 2)
@@ -42,9 +43,7 @@ class IngressMachine(RuleBasedStateMachine):
             Router([], default_topic="mqtt"),
             self.gateway,
             self.loop,  # type: ignore[arg-type]
-            batch_bytes_max=400,
-            pending_bytes_max=2_000,
-            retry_interval_s=1.0,
+            MqttSettings(batch_bytes_max=400, pending_bytes_max=2_000, retry_interval_s=1.0),
         )
         self.front = Front(self.ingress, loop=self.loop)
         self.ingress.group = self.front.group

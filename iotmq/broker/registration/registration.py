@@ -14,9 +14,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Final, NamedTuple
 
-from iotmq.addresses import address_text
+from iotmq.addresses import address_text, parse_address
 from iotmq.backoff import Backoff
 from iotmq.broker.registration.body import RegistrationBody, encode_registration
+from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.tables.config_files import DataVersion
 from iotmq.broker.tables.topics import TopicConfig
 from iotmq.errors import BrokerError, IotmqError
@@ -25,6 +26,7 @@ from iotmq.metrics import Metric, samples
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
+from iotmq.remoting.tls.files import client_tls
 from iotmq.supervised import end, supervise
 
 logger = logging.getLogger(__name__)
@@ -42,20 +44,17 @@ class RegistryLink:
 
     def __init__(
         self,
-        host: str,
-        port: int,
+        registry: tuple[str, int],
+        settings: BrokerSettings,
+        tls: ssl.SSLContext | None,
         *,
-        interval_s: float,
-        timeout_s: float,
         registration: Callable[[], Awaitable[Command]],
         unregistration: Callable[[], Command],
         registered: Callable[[], None],
-        tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._host = host
-        self._port = port
-        self._interval_s = interval_s
-        self._timeout_s = timeout_s
+        self._host, self._port = registry
+        self._interval_s = settings.registration_interval_s
+        self._timeout_s = settings.registration_timeout_s
         self._registration = registration
         self._unregistration = unregistration
         self._registered = registered
@@ -219,26 +218,14 @@ class Registration:
     """Keeps this broker registered with all registries."""
 
     def __init__(
-        self,
-        registries: Iterable[tuple[str, int]],
-        *,
-        cluster: str,
-        broker_name: str,
-        broker_id: int,
-        broker_address: str,
-        ha_address: str,
-        topics: Callable[[], ToldTopics],
-        interval_s: float,
-        timeout_s: float,
-        tls: ssl.SSLContext | None = None,
+        self, settings: BrokerSettings, topics: Callable[[], ToldTopics], *, broker_address: str
     ) -> None:
         self._identity = {
-            "brokerName": broker_name,
+            "brokerName": settings.name,
             "brokerAddr": broker_address,
-            "clusterName": cluster,
-            "brokerId": str(broker_id),
+            "clusterName": settings.cluster,
+            "brokerId": str(settings.broker_id),
         }
-        self._ha_address = ha_address
         self._topics = topics
         # The version and permissions that were encoded last, or are just now, and how that came out.
         self._encoded: tuple[DataVersion, int, asyncio.Future[RegistrationBody]] | None = None
@@ -246,18 +233,17 @@ class Registration:
         self._telling: Telling | None = None
         # Set once a registry has taken a registration.
         self._first = asyncio.Event()
+        tls = client_tls(ca_file=settings.registry_tls_ca_file) if settings.registry_tls_enabled else None
         self.links = [
             RegistryLink(
-                host,
-                port,
-                interval_s=interval_s,
-                timeout_s=timeout_s,
-                tls=tls,
+                parse_address(address),
+                settings,
+                tls,
                 registration=self._registration,
                 unregistration=self._unregistration,
                 registered=self._first.set,
             )
-            for host, port in registries
+            for address in settings.registries
         ]
 
     def start(self) -> None:
@@ -322,7 +308,8 @@ class Registration:
         # bodyCrc32 0: not checked, the connection already does.
         ext = {
             **self._identity,
-            "haServerAddr": self._ha_address,
+            # Where slaves copy from: there is no such port.
+            "haServerAddr": "",
             "compressed": "true" if body.is_compressed else "false",
             "bodyCrc32": "0",
         }

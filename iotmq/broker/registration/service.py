@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from iotmq.addresses import address_text, parse_address
+from iotmq.addresses import address_text
 from iotmq.broker.parts import BrokerParts
 from iotmq.broker.registration.advertised_address import AdvertisedAddress
 from iotmq.broker.registration.registration import Registration, ToldTopics
 from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.tables.topics import PERMISSION_READ, PERMISSION_WRITE
 from iotmq.metrics import Metric
-from iotmq.remoting.tls.files import client_tls
 
 
 class RegistrationService:
@@ -67,20 +66,7 @@ class RegistrationService:
 
     def start(self) -> None:
         """Register, and go on doing so; the port is listened on."""
-        settings = self._settings
-        self._registration = Registration(
-            map(parse_address, settings.registries),
-            cluster=settings.cluster,
-            broker_name=settings.name,
-            broker_id=settings.broker_id,
-            broker_address=self.address,
-            # Where slaves copy from: there is no such port.
-            ha_address="",
-            topics=self.told_topics,
-            interval_s=settings.registration_interval_s,
-            timeout_s=settings.registration_timeout_s,
-            tls=client_tls(ca_file=settings.registry_tls_ca_file) if settings.registry_tls_enabled else None,
-        )
+        self._registration = Registration(self._settings, self.told_topics, broker_address=self.address)
         self._registration.start()
 
     async def stop(self) -> None:

@@ -13,7 +13,7 @@ from iotmq.client.consuming import offsets
 from iotmq.client.consuming.filter_check import check_filter
 from iotmq.client.consuming.poll_backoff import PollBackoff
 from iotmq.client.consuming.pulls import PullStatus, pull_command, read_pulled
-from iotmq.client.consuming.queue_reader import COLUMN_BYTES_MAX, CacheRoom
+from iotmq.client.consuming.queue_reader import COLUMN_BYTES_MAX, CacheRoom, Reading
 from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.lifetime import Lifetime
 from iotmq.client.transport.message import ReceivedMessage, check_group
@@ -65,7 +65,7 @@ class PullConsumer(Lifetime):
         self.settings = settings or PullConsumerSettings()
         if self.settings.pull_timeout_ms <= self.settings.hold_ms:
             raise ClientError("pull_timeout_ms must be longer than hold_ms, or every empty pull times out")
-        self._room = CacheRoom(self.settings.cached_bytes_max)
+        self._reading = Reading(client, group, CacheRoom(self.settings.cached_bytes_max))
         self._fetches: dict[MessageQueue, _Fetch] = {}
         self._ready: deque[_Fetch] = deque()
         """Queues with something to return, in the order it came, each at most once."""
@@ -129,31 +129,16 @@ class PullConsumer(Lifetime):
                 continue
             if fetch is not None:
                 await fetch.stop()
-            self._fetches[queue] = _Fetch(
-                self._client,
-                self.group,
-                queue,
-                subscription,
-                self.settings,
-                self._room,
-                offset,
-                self._became_ready,
-            )
+            self._fetches[queue] = self._fetch(queue, subscription, offset)
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
         """Go on reading `queue` at `offset`; what was fetched of it is dropped."""
         fetch = self._fetch_of(queue)
         await fetch.stop()
-        self._fetches[queue] = _Fetch(
-            self._client,
-            self.group,
-            queue,
-            fetch.subscription,
-            self.settings,
-            self._room,
-            offset,
-            self._became_ready,
-        )
+        self._fetches[queue] = self._fetch(queue, fetch.subscription, offset)
+
+    def _fetch(self, queue: MessageQueue, subscription: Subscription, offset: int) -> _Fetch:
+        return _Fetch(self._reading, self.settings, queue, subscription, offset, self._became_ready)
 
     def position(self, queue: MessageQueue) -> int:
         """The offset behind the last message that a poll returned: what to keep and assign again."""
@@ -281,12 +266,10 @@ class _Fetch:
 
     def __init__(
         self,
-        client: IotmqClient,
-        group: str,
+        reading: Reading,
+        settings: PullConsumerSettings,
         queue: MessageQueue,
         subscription: Subscription,
-        settings: PullConsumerSettings,
-        room: CacheRoom,
         offset: int,
         became_ready: Callable[[_Fetch], None],
     ) -> None:
@@ -298,10 +281,11 @@ class _Fetch:
         """The error that the next poll raises; fetching rests until then."""
         self.is_listed = False
         """True while the consumer has it in its line of ready queues."""
+        client = reading.client
         self._client = client
-        self._group = group
+        self._group = reading.group
         self._settings = settings
-        self._room = room
+        self._room = reading.room
         self._became_ready = became_ready
         self._fetch_offset = offset
         """Where the next pull starts."""

@@ -22,7 +22,7 @@ from iotmq.client.consuming.offsets import (
     offset_at_time,
     stored_offset,
 )
-from iotmq.client.consuming.queue_reader import CacheRoom, QueueReader
+from iotmq.client.consuming.queue_reader import CacheRoom, QueueReader, Reading
 from iotmq.client.consuming.rebalance import Allocation, allocate_averagely
 from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.lifetime import Lifetime
@@ -91,7 +91,12 @@ class PushConsumer(Lifetime):
         """Queues we lost whose listener calls are still running."""
         self._local_offsets: dict[MessageQueue, int] = {}
         """Broadcasting: how far each queue is consumed, while this consumer lives."""
-        self._room = CacheRoom(self.settings.cached_bytes_max)
+        self._reading = Reading(
+            client,
+            group,
+            CacheRoom(self.settings.cached_bytes_max),
+            as_columns=columns_listener is not None,
+        )
         self._rebalance_due = asyncio.Event()
         self._has_balanced = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -105,7 +110,6 @@ class PushConsumer(Lifetime):
             columns_listener=columns_listener,
             settings=self.settings,
         )
-        self._wants_columns = columns_listener is not None
         self._answers = ConsumerAnswers(
             client,
             consumption,
@@ -247,7 +251,7 @@ class PushConsumer(Lifetime):
             ("iotmq_client_given_back_total", "Failed messages given back", self._calls.given_back_total),
             ("iotmq_client_dropped_total", "Failed broadcasts given up", self._calls.dropped_total),
             ("iotmq_client_cached_records", "Messages fetched, not consumed", cached),
-            ("iotmq_client_cached_bytes", "Bytes fetched, not consumed", self._room.bytes),
+            ("iotmq_client_cached_bytes", "Bytes fetched, not consumed", self._reading.room.bytes),
             ("iotmq_client_queues", "Queues of this member", len(self._readers)),
             labels=labels,
         )
@@ -333,13 +337,10 @@ class PushConsumer(Lifetime):
             # A queue that comes back while its last calls still run is opened when they have ended.
             if queue not in self._readers and queue not in self._closing:
                 self._readers[queue] = QueueReader(
-                    self._client,
-                    self._group,
+                    self._reading,
+                    self.settings,
                     queue,
                     self._subscriptions[topic],
-                    self.settings,
-                    self._room,
-                    as_columns=self._wants_columns,
                     start_offset=self._start_offset,
                     handle=self._calls.handle,
                 )

@@ -6,7 +6,9 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
 
 from iotmq.backoff import Backoff
 from iotmq.client.consuming.consumer_answers import QueueState
@@ -35,30 +37,17 @@ COLUMN_BYTES_MAX: Final = 64 * 1024 * 1024
 Payload: TypeAlias = list[ReceivedMessage] | Columns
 
 
-class Batch:
+class Batch(msgspec.Struct, eq=False):
     """Messages handed over in one call, and the offsets they stand for."""
 
-    __slots__ = ("count", "end_offset", "first_offset", "payload", "progress", "queue", "size")
-
-    def __init__(
-        self,
-        queue: MessageQueue,
-        payload: Payload,
-        *,
-        count: int,
-        size: int,
-        first_offset: int,
-        end_offset: int,
-        progress: QueueProgress,
-    ) -> None:
-        self.queue = queue
-        self.payload = payload
-        self.count = count
-        self.size = size
-        self.first_offset = first_offset
-        self.end_offset = end_offset
-        self.progress = progress
-        """Where its end is noted; not the reader's any more after the broker moved the offset."""
+    queue: MessageQueue
+    payload: Payload
+    count: int
+    size: int
+    first_offset: int
+    end_offset: int
+    progress: QueueProgress
+    """Where its end is noted; not the reader's any more after the broker moved the offset."""
 
 
 class CacheRoom:
@@ -89,6 +78,16 @@ class CacheRoom:
         await self._freed.wait()
 
 
+class Reading(NamedTuple):
+    """Share a consumer's client, group and cache among its queues."""
+
+    client: IotmqClient
+    group: str
+    room: CacheRoom
+    as_columns: bool = False
+    """A push consumer's listener takes columns."""
+
+
 class QueueReader:
     """Two kinds of tasks per queue: one that pulls, and `parallel_batches` that hand over.
 
@@ -98,14 +97,11 @@ class QueueReader:
 
     def __init__(
         self,
-        client: IotmqClient,
-        group: str,
+        reading: Reading,
+        settings: PushConsumerSettings,
         queue: MessageQueue,
         subscription: Subscription,
-        settings: PushConsumerSettings,
-        room: CacheRoom,
         *,
-        as_columns: bool,
         start_offset: Callable[[MessageQueue], Awaitable[int]],
         handle: Callable[[Batch], Awaitable[None]],
     ) -> None:
@@ -113,12 +109,12 @@ class QueueReader:
         self.committed: int | None = None
         """The offset last stored at the broker by this reader."""
         self.records_total = 0
-        self._client = client
-        self._group = group
+        self._client = reading.client
+        self._group = reading.group
+        self._room = reading.room
+        self._as_columns = reading.as_columns
         self._subscription = subscription
         self._settings = settings
-        self._room = room
-        self._as_columns = as_columns
         self._start_offset = start_offset
         self._handle = handle
         self._progress: QueueProgress | None = None

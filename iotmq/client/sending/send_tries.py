@@ -199,7 +199,7 @@ class SendTries:
                     queue_offset=int(response.ext.get("queueOffset", -1)),
                     count=send.count,
                     message_id=send.message_id,
-                    offset_message_ids=response.ext.get("msgId", ""),
+                    joined_message_ids=response.ext.get("msgId", ""),
                     recall_handle=response.ext.get("recallHandle", ""),
                 )
             )

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-import ssl
 from collections.abc import Callable
+from typing import NamedTuple
 
 from iotmq.addresses import parse_address
 from iotmq.backoff import Backoff
+from iotmq.client.transport.settings import ClientSettings
 from iotmq.clock import Clock
 from iotmq.errors import ClientClosedError, ConnectionClosedError
 from iotmq.limits import ADDRESSES_KNOWN_MAX
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
-from iotmq.remoting.signature import Credentials
 
 # A connection that ends sooner than this counts as a failed try, so that a peer that accepts and
 # closes at once is not asked again and again without a pause.
@@ -43,38 +43,34 @@ class _Address:
         return self.connecting is None and (self.connection is None or self.connection.is_closed)
 
 
-class Connections:
-    """Makes, shares and remembers connections; a failing address is tried again after growing pauses.
+class ConnectionEvents(NamedTuple):
+    """Tell the owner of connections what happens on them; an address is HOST:PORT."""
 
-    `on_connected` runs before anybody else can use a new connection, so what it sends comes first.
-    """
+    requested: Callable[[ClientConnection, Command], Command | None]
+    """A broker asks something; returns the answer, or None when it comes later or is not wanted."""
+    connected: Callable[[str, ClientConnection], None]
+    """Runs before anybody else can use a new connection, so what it sends comes first."""
+    lost: Callable[[str], None]
+
+
+class Connections:
+    """Makes, shares and remembers connections; a failing address is tried again after growing pauses."""
 
     def __init__(
         self,
+        settings: ClientSettings,
+        events: ConnectionEvents,
         *,
-        connect_timeout_s: float,
-        reconnect_s_min: float,
-        reconnect_s_max: float,
-        on_request: Callable[[ClientConnection, Command], Command | None],
-        on_connected: Callable[[str, ClientConnection], None],
-        on_lost: Callable[[str], None],
         clock: Clock,
-        credentials: Credentials | None = None,
-        tls: ssl.SSLContext | None = None,
         chance: Callable[[], float] = random.random,
         addresses_max: int = ADDRESSES_KNOWN_MAX,
     ) -> None:
-        self._addresses_max = addresses_max
-        self._connect_timeout_s = connect_timeout_s
-        self._reconnect_s_min = reconnect_s_min
-        self._reconnect_s_max = reconnect_s_max
-        self._on_request = on_request
-        self._on_connected = on_connected
-        self._on_lost = on_lost
+        self._settings = settings
+        self._events = events
+        self._tls = settings.tls_context()
         self._clock = clock
-        self._credentials = credentials
-        self._tls = tls
         self._chance = chance
+        self._addresses_max = addresses_max
         self._addresses: dict[str, _Address] = {}
         """At most `addresses_max`, beside those with a connection."""
         self._is_closed = False
@@ -98,7 +94,11 @@ class Connections:
         if known is None:
             self._make_room()
             known = self._addresses[address] = _Address(
-                Backoff(min_s=self._reconnect_s_min, max_s=self._reconnect_s_max, chance=self._chance)
+                Backoff(
+                    min_s=self._settings.reconnect_ms_min / 1000,
+                    max_s=self._settings.reconnect_ms_max / 1000,
+                    chance=self._chance,
+                )
             )
         if known.connection is not None and not known.connection.is_closed:
             return known.connection
@@ -144,10 +144,10 @@ class Connections:
             connection = await ClientConnection.connect(
                 host,
                 port,
-                on_request=self._on_request,
+                on_request=self._events.requested,
                 on_lost=lambda connection, *_: self._lost(address, known, connection),
-                timeout_s=self._connect_timeout_s,
-                credentials=self._credentials,
+                timeout_s=self._settings.connect_timeout_ms / 1000,
+                credentials=self._settings.credentials,
                 tls=self._tls,
             )
         except (OSError, ConnectionClosedError, TimeoutError, ValueError) as error:
@@ -159,7 +159,7 @@ class Connections:
         known.connection = connection
         known.connected_s = self._clock.monotonic_s()
         known.not_before_s = 0.0
-        self._on_connected(address, connection)
+        self._events.connected(address, connection)
         return connection
 
     def _lost(self, address: str, known: _Address, connection: ClientConnection) -> None:
@@ -172,7 +172,7 @@ class Connections:
         known.last_error = "the connection was lost"
         known.not_before_s = now_s + known.backoff.next_s()
         if not self._is_closed:
-            self._on_lost(address)
+            self._events.lost(address)
 
 
 def _take_exception(task: asyncio.Task[ClientConnection]) -> None:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+import msgspec
+
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.errors import MessageRefusedError
 from iotmq.limits import PROPERTIES_BYTES_MAX, TOPIC_BYTES_MAX
@@ -164,46 +166,28 @@ class SendStatus(enum.Enum):
     """Stored, but the slave did not confirm in time."""
 
 
-class SendResult:
+class SendResult(msgspec.Struct, eq=False, kw_only=True):
     """Where a message, or the messages of one batch request, were stored."""
 
-    __slots__ = (
-        "_offset_message_ids",
-        "count",
-        "message_id",
-        "queue",
-        "queue_offset",
-        "recall_handle",
-        "status",
-    )
-
-    def __init__(
-        self,
-        *,
-        status: SendStatus,
-        queue: MessageQueue,
-        queue_offset: int,
-        count: int,
-        message_id: str,
-        offset_message_ids: str,
-        recall_handle: str = "",
-    ) -> None:
-        self.status = status
-        self.queue = queue
-        self.queue_offset = queue_offset
-        """Offset of the first message; the others of a batch follow without gaps."""
-        self.count = count
-        """Messages stored by this request."""
-        self.message_id = message_id
-        """The unique key given to the (first) message; empty for batches encoded elsewhere."""
-        self._offset_message_ids = offset_message_ids
-        self.recall_handle = recall_handle
-        """Takes the message back with `Producer.recall`, when it waits for a time of its own; else empty."""
+    status: SendStatus
+    """How safe the messages are."""
+    queue: MessageQueue
+    """Their queue; its id is the broker's choice where the request left it open."""
+    queue_offset: int
+    """Offset of the first message; the others of a batch follow without gaps."""
+    count: int
+    """Messages stored by this request."""
+    message_id: str
+    """The unique key given to the (first) message; empty for batches encoded elsewhere."""
+    joined_message_ids: str
+    """`offset_message_ids` as one text, separated by commas."""
+    recall_handle: str = ""
+    """Takes the message back with `Producer.recall`, when it waits for a time of its own; else empty."""
 
     @property
     def offset_message_ids(self) -> list[str]:
         """One id per message that names its broker and place in the log."""
-        return self._offset_message_ids.split(",") if self._offset_message_ids else []
+        return self.joined_message_ids.split(",") if self.joined_message_ids else []
 
     def __repr__(self) -> str:
         return (

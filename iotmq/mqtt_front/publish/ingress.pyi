@@ -6,6 +6,7 @@ from iotmq.mqtt.server.publish_sink import PublishSink
 from iotmq.mqtt_front.connection.device import Device, DeviceGroup
 from iotmq.mqtt_front.publish.routes import Router
 from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
+from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.ports.gateway import GatewayPort
 from iotmq.ports.sessions import Will as KeptWill
 
@@ -16,11 +17,9 @@ class Ingress(PublishSink):
         router: Router,
         port: GatewayPort,
         loop: asyncio.AbstractEventLoop,
+        settings: MqttSettings,
         *,
         rewrites: TopicRewrites | None = None,
-        batch_bytes_max: int,
-        pending_bytes_max: int,
-        retry_interval_s: float,
     ) -> None: ...
     @property
     def messages(self) -> int: ...

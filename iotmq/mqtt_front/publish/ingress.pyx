@@ -310,11 +310,9 @@ cdef class Ingress(PublishSink):
         router not None,
         port not None,
         loop not None,
+        settings not None,
         *,
         rewrites=None,
-        Py_ssize_t batch_bytes_max,
-        Py_ssize_t pending_bytes_max,
-        double retry_interval_s,
     ):
         self._router = router
         self._rewrites = TopicRewrites() if rewrites is None else rewrites
@@ -325,10 +323,10 @@ cdef class Ingress(PublishSink):
         self._lane_of = {}
         self._active = []
         self._spare = []
-        self._batch_bytes_max = batch_bytes_max
-        self._pending_bytes_max = pending_bytes_max
+        self._batch_bytes_max = settings.batch_bytes_max
+        self._pending_bytes_max = settings.pending_bytes_max
         self._record_bytes_max = port.record_bytes_max
-        self._retry_interval_s = retry_interval_s
+        self._retry_interval_s = settings.retry_interval_s
         # For brokers that may have to be asked whether they have a batch.
         self._unique_keys = UniqueKeys() if port.may_lose_answers else None
         self._releases = {}

@@ -20,7 +20,7 @@ from iotmq.mqtt_front.connection.device import Device
 from iotmq.mqtt_front.publish.device_names import DeviceNames, names_of
 from iotmq.mqtt_front.publish.ingress import Ingress
 from iotmq.mqtt_front.sessions.auto_subscriptions import AutoSubscriptions
-from iotmq.mqtt_front.sessions.durable import DurableEgress, DurableSession
+from iotmq.mqtt_front.sessions.durable import DurableSession
 from iotmq.mqtt_front.sessions.subscriptions import Subscriptions
 from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.ports.sessions import (
@@ -29,7 +29,6 @@ from iotmq.ports.sessions import (
     OpenedSession,
     OpenRequest,
     Refused,
-    SessionPort,
     Will,
 )
 
@@ -47,28 +46,21 @@ class ConnectedSessions:
         settings: MqttSettings,
         ingress: Ingress,
         subscriptions: Subscriptions,
+        auto_subscriptions: AutoSubscriptions,
         deadlines: Deadlines,
         clock: Clock,
-        *,
-        port: SessionPort | None,
-        durable: DurableEgress | None,
-        auto_subscriptions: AutoSubscriptions,
-        keeps_names: bool,
     ) -> None:
-        """`keeps_names`: templates of topics ask for the names of devices (device_names).
-
-        `port` and `durable` are there together; without them sessions end with their connections, and are
-        known to this process only.
-        """
+        at_brokers = subscriptions.at_brokers
         self._settings = settings
         self._ingress = ingress
         self._subscriptions = subscriptions
         self._deadlines = deadlines
         self._clock = clock
-        self._port = port
-        self._durable = durable
+        self._port = None if at_brokers is None else at_brokers.port
+        self._durable = None if at_brokers is None else at_brokers.durable
         self._auto_subscriptions = auto_subscriptions
-        self._keeps_names = keeps_names
+        # Templates of topics ask for the names of devices (device_names).
+        self._keeps_names = subscriptions.rewrites.has_names or auto_subscriptions.has_names
         self._devices: dict[str, Device] = {}
         # Connections that have not opened a session yet, or lost theirs to another connection.
         self._without_session: set[Device] = set()

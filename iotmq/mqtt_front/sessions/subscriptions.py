@@ -28,10 +28,11 @@ from iotmq.mqtt_front.deliver.sys_topics import SysTopics
 from iotmq.mqtt_front.publish.device_names import names_of
 from iotmq.mqtt_front.publish.refused_filters import refusal_text, refusals, refused_filter
 from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
-from iotmq.mqtt_front.sessions.durable import DurableSession
+from iotmq.mqtt_front.sessions.durable import DurableEgress, DurableSession
 from iotmq.mqtt_front.sessions.exclusive import ExclusiveSubscriptions, plain_filters
 from iotmq.mqtt_front.sessions.filter_shapes import FilterShapes
 from iotmq.mqtt_front.sessions.shared_subscriptions import SharedSubscriptions
+from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.ports.gateway import GatewayPort
 from iotmq.ports.sessions import (
     EXCLUSIVE,
@@ -52,43 +53,49 @@ _UNASKED: Final = 0
 _DROPPED_PER_TURN: Final = 8
 
 
+class BrokerSessions(NamedTuple):
+    """Hold the parts of a front end that exist where brokers keep sessions."""
+
+    port: SessionPort
+    durable: DurableEgress
+    retained: RetainedEgress
+    shared: SharedSubscriptions
+
+
 class Subscriptions:
     """The subscriptions of the sessions connected to one front end."""
 
     def __init__(
         self,
+        settings: MqttSettings,
         egress: Egress,
         gateway: GatewayPort,
         *,
-        per_session_max: int,
-        port: SessionPort | None,
-        retained: RetainedEgress | None,
-        sys_topics: SysTopics | None,
-        shared: SharedSubscriptions | None,
         rewrites: TopicRewrites,
-        exclusive: ExclusiveSubscriptions,
-        loop: asyncio.AbstractEventLoop,
+        sys_topics: SysTopics | None,
+        at_brokers: BrokerSessions | None,
     ) -> None:
-        """`port`, `retained` and `shared` are there together, and not without sessions that are kept."""
+        """Without `at_brokers` sessions end with their connections, and are known to this process only."""
         self._egress = egress
         self._gateway = gateway
-        self._per_session_max = per_session_max
-        self._port = port
-        self._retained = retained
+        self._per_session_max = settings.subscriptions_max
+        self.at_brokers = at_brokers
+        self._port = None if at_brokers is None else at_brokers.port
+        self._retained = None if at_brokers is None else at_brokers.retained
+        self._shared = None if at_brokers is None else at_brokers.shared
         self._sys_topics = sys_topics
-        self._shared = shared
-        self._rewrites = rewrites
-        self.exclusive = exclusive
+        self.rewrites = rewrites
+        self.exclusive = ExclusiveSubscriptions(self._port, is_enabled=settings.exclusive_subscriptions)
         self.shapes = FilterShapes()
         self.auto_refused = 0
         """Subscriptions nobody asked for, and that were refused."""
-        self._loop = loop
+        self._loop = asyncio.get_running_loop()
         self.count = 0
         """Subscriptions of connected sessions."""
 
     def subscribe(self, device: Device, event: packets.Subscribe) -> None:
         """Answer a SUBSCRIBE: at once, or when a broker has taken what is new."""
-        named = self._rewrites.subscriptions(event.subscriptions, names_of(device))
+        named = self.rewrites.subscriptions(event.subscriptions, names_of(device))
         self._decide(device, event._replace(subscriptions=tuple(map(_not_too_deep, named))))
 
     def subscribe_automatically(self, device: Device, wanted: Sequence[tuple[str, int]]) -> None:
@@ -236,7 +243,7 @@ class Subscriptions:
 
     def unsubscribe(self, device: Device, event: packets.Unsubscribe) -> None:
         """Answer an UNSUBSCRIBE, as `subscribe` does."""
-        named = self._rewrites.unsubscriptions(event.filters, names_of(device), device.subscriptions or {})
+        named = self.rewrites.unsubscriptions(event.filters, names_of(device), device.subscriptions or {})
         event = event._replace(filters=plain_filters(named, device.subscriptions or {}))
         if self._shared is not None:
             self._shared.unsubscribe(device, event.filters)

@@ -25,15 +25,13 @@ from iotmq.store.retention.decide import (
     decide,
     is_refusing_at,
     local_hour,
-    read_disk_usage,
 )
 from iotmq.store.retention.delete_thread import Remover
 
 if TYPE_CHECKING:
-    from iotmq.clock import Clock
-    from iotmq.store.log.commit_log import CommitLog
     from iotmq.store.log.segment import Segment
-    from iotmq.store.queues.consume_queue import ConsumeQueue
+    from iotmq.store.recovery.opening import OpenedParts
+    from iotmq.store.retention.decide import Machine
     from iotmq.store.settings import StoreSettings
 
 # Between looks while something waits for one: a refusal to end, a file to be gone.
@@ -62,20 +60,18 @@ class Trimmer:
 
     def __init__(
         self,
-        log: CommitLog,
-        queues: ConsumeQueue,
+        parts: OpenedParts,
         projections: Sequence[Projection],
         settings: StoreSettings,
+        machine: Machine,
         *,
-        clock: Clock,
-        directories: Iterable[Path],
-        forget: Callable[[Collection[str]], None] = lambda paths: None,
-        sync_queues: Callable[[QueueBegins], None] = lambda begins: None,
-        read_usage: Callable[[Path], DiskUsage] = read_disk_usage,
+        forget: Callable[[Collection[str]], None],
+        sync_queues: Callable[[QueueBegins], None],
     ) -> None:
-        """`directories`: the log's, and those of what is derived; of one disk the first is asked. `forget`
-        is told the paths of files that go, for whoever keeps something of them. `sync_queues`, called in a
-        thread with what the queues begin with now, brings their entries to the disk or raises OSError."""
+        """`forget` is told the paths of files that go, for whoever keeps something of them. `sync_queues`,
+        called in a thread with what the queues begin with now, brings their entries to the disk or raises
+        OSError."""
+        log, queues, clock = parts.log, parts.queues, machine.clock
         # Why appends are to be refused; None while they are not.
         self.refusal: str | None = None
         # The log would begin here if nobody held on to what is before; 0 when nobody is in the way.
@@ -86,10 +82,11 @@ class Trimmer:
         self._projections = projections
         self._settings = settings
         self._clock = clock
-        self._directories = _one_per_disk(directories)
+        log_directory = Path(log.directory)
+        self._directories = _one_per_disk((log_directory, Path(queues.directory), log_directory.parent))
         self._forget = forget
         self._sync_queues = sync_queues
-        self._read_usage = read_usage
+        self._read_usage = machine.read_usage
         self._usages: list[DiskUsage] = []
         self._has_usage_failed = False
         self._is_refusing = False

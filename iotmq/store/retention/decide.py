@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from iotmq.clock import Clock
     from iotmq.store.settings import StoreSettings
 
 # Past every position there can be.
@@ -68,6 +69,14 @@ def read_disk_usage(path: Path) -> DiskUsage:
     stat = os.statvfs(path)
     used_bytes = (stat.f_blocks - stat.f_bfree) * stat.f_frsize
     return DiskUsage(str(path), used_bytes, used_bytes + stat.f_bavail * stat.f_frsize)
+
+
+class Machine(NamedTuple):
+    """Give a store time, bytes brought to the disk, and the room there is; tests replace them."""
+
+    clock: Clock
+    sync_file: Callable[[int], object]
+    read_usage: Callable[[Path], DiskUsage]
 
 
 def hours_of(text: str) -> frozenset[int]:

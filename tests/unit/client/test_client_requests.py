@@ -107,7 +107,7 @@ async def test_the_end_of_a_transaction_fails_with_what_the_broker_says() -> Non
         with pytest.raises(BrokerError, match="not supported"):
             await transaction.commit()
         assert transaction.state is TransactionState.UNKNOWN
-        transaction.result._offset_message_ids = "nonsense"
+        transaction.result.joined_message_ids = "nonsense"
         with pytest.raises(BrokerError, match="bad id"):
             await transaction.commit()
     for role in (broker, registry):

@@ -13,6 +13,8 @@ import heapq
 import math
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from iotmq.message.records.record_filter import RecordFilter
 from iotmq.metrics import Metric, samples
 from iotmq.remoting.command import Command
@@ -22,50 +24,26 @@ from iotmq.store.log.queue import Queue
 _TICKS_PER_S = 10
 
 
-class ParkedPull:
+class ParkedPull(msgspec.Struct, eq=False):
     """One parked pull. `offset` moves on past records that its filter does not want."""
 
-    __slots__ = (
-        "bytes_max",
-        "connection",
-        "group",
-        "is_plain",
-        "offset",
-        "queue",
-        "records_max",
-        "request",
-        "tags",
-        "tick",
-        "with_expired",
-    )
+    connection: ServerConnection
+    request: Command
+    queue: Queue
+    group: str
+    offset: int
+    tags: frozenset[int] | RecordFilter | None
+    records_max: int
+    bytes_max: int
+    deadline_s: float
+    is_plain: bool = False
+    """True for a pull that came by the fast path, and may be answered so."""
+    with_expired: bool = False
 
-    def __init__(
-        self,
-        connection: ServerConnection,
-        request: Command,
-        queue: Queue,
-        *,
-        group: str,
-        offset: int,
-        tags: frozenset[int] | RecordFilter | None,
-        records_max: int,
-        bytes_max: int,
-        deadline_s: float,
-        is_plain: bool = False,
-        with_expired: bool = False,
-    ) -> None:
-        self.connection = connection
-        self.request = request
-        self.queue = queue
-        self.group = group
-        self.offset = offset
-        self.tags = tags
-        self.records_max = records_max
-        self.bytes_max = bytes_max
-        self.tick = math.ceil(deadline_s * _TICKS_PER_S)
-        # It came by the fast path, and may be answered so.
-        self.is_plain = is_plain
-        self.with_expired = with_expired
+    @property
+    def tick(self) -> int:
+        """The tick of the deadline's table at which it is answered at the latest."""
+        return math.ceil(self.deadline_s * _TICKS_PER_S)
 
 
 class ParkedPulls:

@@ -165,15 +165,10 @@ class SendHandler:
         # A batch is bounded as a whole like a single message (wire document 4.1).
         self._batch_bytes_max = parts.store.settings.record_bytes_max
         self._path = SendPath(
-            parts.writer,
+            parts,
             self._open_queues,
             batch_properties=self._cluster_property,
             general_properties=_GENERAL_PROPERTIES,
-            batch_bytes_max=self._batch_bytes_max,
-            joined_max=parts.message_ids.joined_max,
-            store_host=parts.host,
-            region=settings.region,
-            trace_on=settings.trace_on,
         )
         parts.topics.add_listener(self._topic_changed)
         parts.changed_settings.add_listener(self._settings_changed)

@@ -1,6 +1,6 @@
 from collections.abc import Callable
 
-from iotmq.broker.writing.message_writer import MessageWriter
+from iotmq.broker.parts import BrokerParts
 from iotmq.remoting.frames.send_frames import SendRun
 from iotmq.remoting.server import ServerConnection
 from iotmq.store.log.queue import Queue
@@ -8,16 +8,11 @@ from iotmq.store.log.queue import Queue
 class SendPath:
     def __init__(
         self,
-        writer: MessageWriter,
+        parts: BrokerParts,
         open_topic: Callable[[str], list[Queue | None] | None],
         *,
         batch_properties: bytes,
         general_properties: tuple[bytes, ...],
-        batch_bytes_max: int,
-        joined_max: int,
-        store_host: bytes,
-        region: str,
-        trace_on: str,
     ) -> None: ...
     def forget(self, topic: str) -> None: ...
     def forget_all(self) -> None: ...

@@ -111,14 +111,13 @@ cdef class SendPath:
     cdef uint8_t* room
     cdef Py_ssize_t room_bytes
 
-    def __init__(self, writer, open_topic, *, bytes batch_properties not None, tuple general_properties not None,
-                 Py_ssize_t batch_bytes_max, Py_ssize_t joined_max, bytes store_host not None,
-                 str region not None, str trace_on not None):
+    def __init__(self, parts, open_topic, *, bytes batch_properties not None, tuple general_properties not None):
         """`open_topic` gives the queues of a topic that plain sends may go to, None for any other.
 
         `batch_properties` are added to every record; a send whose properties have one of
-        `general_properties` anywhere in them, or with a body past `batch_bytes_max`, is not plain.
+        `general_properties` anywhere in them is not plain.
         """
+        writer, settings = parts.writer, parts.settings
         self.writer = writer
         self.open_topic = open_topic
         self.count_put = writer.count_put
@@ -126,12 +125,13 @@ cdef class SendPath:
         self.log = writer.store.log
         self.batch_properties = batch_properties
         self.general_properties = general_properties
-        self.batch_bytes_max = batch_bytes_max
-        self.id_prefix = store_host.hex().upper().encode()
-        # Ids of more records than `joined_max` might not fit the header of an answer.
-        self.answered_bytes_max = joined_max * ELEMENT_FIXED_BYTES
-        self.region = region
-        self.trace_on = trace_on
+        # A body past it is not plain.
+        self.batch_bytes_max = parts.store.settings.record_bytes_max
+        self.id_prefix = parts.host.hex().upper().encode()
+        # Ids of more records than `message_ids` joins might not fit the header of an answer.
+        self.answered_bytes_max = parts.message_ids.joined_max * ELEMENT_FIXED_BYTES
+        self.region = settings.region
+        self.trace_on = settings.trace_on
         self.templates = {}
         self.plans = {}
         self.tallied = []

@@ -15,9 +15,9 @@ from iotmq import limits
 from iotmq.broker.registration import registration
 from iotmq.broker.registration.body import encode_registration
 from iotmq.broker.registration.registration import Registration, ToldTopics
+from iotmq.broker.settings import BrokerSettings
 from iotmq.broker.tables.config_files import DataVersion
 from iotmq.broker.tables.topics import TopicConfig
-from iotmq.clock import SystemClock
 from iotmq.errors import StoreError
 from iotmq.registry.registration import decode_registration
 from iotmq.remoting.command import Command
@@ -114,23 +114,20 @@ class Registries:
 
     async def start(self, count: int = 1) -> Registration:
         self.servers = [
-            RemotingServer(
-                self, host="127.0.0.1", port=0, idle_s=60, connections_max=9, clock=SystemClock(), name="r"
-            )
+            RemotingServer(self)
             for _ in range(count)
         ]
         for server in self.servers:
             await server.start()
-        self.registration = Registration(
-            [("127.0.0.1", server.port) for server in self.servers],
+        settings = BrokerSettings(
             cluster="C",
-            broker_name="b",
-            broker_id=0,
-            broker_address="127.0.0.1:1",
-            ha_address="",
-            topics=lambda: self.topics(),
-            interval_s=30,
-            timeout_s=30,
+            name="b",
+            registries=tuple(f"127.0.0.1:{server.port}" for server in self.servers),
+            registration_interval_s=30,
+            registration_timeout_s=30,
+        )
+        self.registration = Registration(
+            settings, lambda: self.topics(), broker_address="127.0.0.1:1"
         )
         self.registration.start()
         return self.registration

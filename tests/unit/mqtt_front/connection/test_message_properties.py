@@ -17,6 +17,7 @@ from iotmq.mqtt.server.publish_sink import CollectingSink
 from iotmq.mqtt_front.deliver.egress import Egress
 from iotmq.mqtt_front.publish.ingress import Ingress
 from iotmq.mqtt_front.publish.routes import Router
+from iotmq.mqtt_front.settings.mqtt import MqttSettings
 from iotmq.remoting.codes import ResponseCode
 
 NO_LOCAL, RETAIN_AS_PUBLISHED = 4, 8
@@ -33,9 +34,7 @@ class Site:
             Router([], default_topic="mqtt"),
             self.gateway,
             loop_front.loop,  # type: ignore[arg-type]
-            batch_bytes_max=1 << 20,
-            pending_bytes_max=1 << 22,
-            retry_interval_s=0.5,
+            MqttSettings(batch_bytes_max=1 << 20, pending_bytes_max=1 << 22, retry_interval_s=0.5),
         )
         self.front = Front(self.ingress, loop=loop_front.loop)
         self.ingress.group = self.front.group

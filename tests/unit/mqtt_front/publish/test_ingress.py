@@ -16,7 +16,7 @@ from iotmq.mqtt.topics.reply import REPLY_PREFIX, ReplyAddress, reply_token
 from iotmq.mqtt_front.connection.device import Device, DeviceSession
 from iotmq.mqtt_front.publish.ingress import Ingress
 from iotmq.mqtt_front.publish.routes import Router
-from iotmq.mqtt_front.settings.mqtt import RouteSettings
+from iotmq.mqtt_front.settings.mqtt import MqttSettings, RouteSettings
 from iotmq.remoting.codes import ResponseCode
 from iotmq.supervised import FAILURES
 
@@ -37,7 +37,8 @@ class Bench:
         self.loop = FakeLoop()
         self.router = Router([RouteSettings(**route) for route in routes or []], default_topic="mqtt")
         defaults = {"batch_bytes_max": 64 * 1024, "pending_bytes_max": 1 << 20, "retry_interval_s": RETRY_S}
-        self.ingress = Ingress(self.router, self.gateway, self.loop, **(defaults | settings))  # type: ignore[arg-type]
+        limits = MqttSettings(**(defaults | settings))
+        self.ingress = Ingress(self.router, self.gateway, self.loop, limits)  # type: ignore[arg-type]
         self.front = Front(self.ingress, loop=self.loop, packet_bytes_max=1 << 20)
         self.group = self.ingress.group = self.front.group
 

@@ -16,7 +16,7 @@ from iotmq.mqtt_front.publish.device_names import DeviceNames
 from iotmq.mqtt_front.publish.ingress import Ingress
 from iotmq.mqtt_front.publish.routes import Router
 from iotmq.mqtt_front.publish.topic_rewrite import TopicRewrites
-from iotmq.mqtt_front.settings.mqtt import RouteSettings
+from iotmq.mqtt_front.settings.mqtt import MqttSettings, RouteSettings
 from iotmq.mqtt_front.settings.topics import RewriteSettings
 
 
@@ -42,10 +42,8 @@ class Bench:
             Router([RouteSettings(filter="new/#", topic="New")], default_topic="mqtt"),
             self.gateway,
             self.loop,  # type: ignore[arg-type]
+            MqttSettings(batch_bytes_max=64 * 1024, pending_bytes_max=1 << 20, retry_interval_s=1),
             rewrites=self.rewrites,
-            batch_bytes_max=64 * 1024,
-            pending_bytes_max=1 << 20,
-            retry_interval_s=1,
         )
         self.front = Front(self.ingress, loop=self.loop, packet_bytes_max=1 << 20)
         self.ingress.group = self.front.group
