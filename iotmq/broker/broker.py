@@ -37,7 +37,7 @@ from iotmq.broker.tables.topics import HALF_TOPIC, SCHEDULE_TOPIC, TopicTable
 from iotmq.broker.writing.message_writer import MessageWriter
 from iotmq.clock import Clock
 from iotmq.metrics import Metric
-from iotmq.remoting.server import RemotingServer, RequestHandler
+from iotmq.remoting.server import Listening, RemotingServer, RequestHandler
 from iotmq.remoting.tls.files import server_tls
 from iotmq.store.log.queue import Queue
 from iotmq.store.store import Store
@@ -125,12 +125,14 @@ class Broker:
             handle_run = guard.handle_run
         return RemotingServer(
             handler,
-            host=settings.listen_host,
-            port=settings.listen_port,
-            idle_s=settings.idle_s,
-            connections_max=settings.connections_max,
+            Listening(
+                host=settings.listen_host,
+                port=settings.listen_port,
+                idle_s=settings.idle_s,
+                connections_max=settings.connections_max,
+                name="broker",
+            ),
             clock=self.parts.clock,
-            name="broker",
             handle_run=handle_run,
             tls=server_tls(settings),
         )
@@ -327,4 +329,3 @@ class Broker:
     def _on_group_changed(self, name: str) -> None:
         if self.subscription_groups.find(name) is None:
             self.statistics.forget_group(name)
-

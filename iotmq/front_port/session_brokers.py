@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from iotmq.front_port.gateway import FORGET_S, RemoteGateway
-from iotmq.front_port.session_link import LinkListener, SessionLink
+from iotmq.front_port.session_link import FrontEnd, LinkListener, SessionLink
 from iotmq.front_port.session_parts import BROKERS_MAX
 from iotmq.metrics import Metric, samples
 
@@ -160,10 +160,12 @@ class SessionBrokers:
                 address,
                 self._listener,
                 number=len(self._links),
-                front_end=self._name,
-                token=self._token,
-                credentials=settings.credentials,
-                tls=settings.tls_context(),
+                front_end=FrontEnd(
+                    name=self._name,
+                    token=self._token,
+                    credentials=settings.credentials,
+                    tls=settings.tls_context(),
+                ),
             )
         )
         self.links[-1].report_draining(is_draining=self._is_draining)

@@ -117,6 +117,17 @@ class _Known:
         self._queues = queues if len(queues) > _ENCODED_QUEUES_MAX else msgspec.msgpack.encode(queues)
 
 
+class FrontEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """A front end as it introduces itself to brokers."""
+
+    name: str
+    """Unique among all front ends."""
+    token: str
+    """Tells the runs of one front end apart."""
+    credentials: Credentials | None = None
+    tls: ssl.SSLContext | None = None
+
+
 class SessionLink:
     """Sessions at one broker. Requests fail while the link is not ready, but for reads, which wait.
 
@@ -131,19 +142,15 @@ class SessionLink:
         listener: LinkListener,
         *,
         number: int,
-        front_end: str,
-        token: str,
-        credentials: Credentials | None = None,
-        tls: ssl.SSLContext | None = None,
+        front_end: FrontEnd,
     ) -> None:
-        """`front_end` is this process's name among all, `token` tells its lives apart."""
         self.number = number
         self.broker_name = broker_name
         self.address = address
         self._listener = listener
-        self._introduction = {"name": front_end, "token": token}
-        self._credentials = credentials
-        self._tls = tls
+        self._introduction = {"name": front_end.name, "token": front_end.token}
+        self._credentials = front_end.credentials
+        self._tls = front_end.tls
         self._loop = asyncio.get_running_loop()
         # Set while the broker has all claims.
         self._connection: ClientConnection | None = None

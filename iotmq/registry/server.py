@@ -36,7 +36,7 @@ from iotmq.remoting import lenient_json
 from iotmq.remoting.codes import RequestCode, ResponseCode, Version
 from iotmq.remoting.command import Command
 from iotmq.remoting.properties_text import parse_properties, properties_text
-from iotmq.remoting.server import RemotingServer, ServerConnection
+from iotmq.remoting.server import Listening, RemotingServer, ServerConnection
 from iotmq.remoting.tls.files import server_tls
 from iotmq.supervised import end, supervise, surviving
 
@@ -92,12 +92,14 @@ class Registry:
         self._brokers_lost = {"silent": 0, "disconnected": 0, "unregistered": 0}
         self._server = RemotingServer(
             self,
-            host=settings.listen_host,
-            port=settings.listen_port,
-            idle_s=settings.idle_timeout_s,
-            connections_max=settings.connections_max,
+            Listening(
+                host=settings.listen_host,
+                port=settings.listen_port,
+                idle_s=settings.idle_timeout_s,
+                connections_max=settings.connections_max,
+                name="registry",
+            ),
             clock=self._clock,
-            name="registry",
             tls=server_tls(settings),
         )
         self._handlers: dict[int, _Handle] = {

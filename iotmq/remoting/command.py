@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeAlias
 
+import msgspec
+
 from iotmq.errors import RequestError
 from iotmq.remoting.codes import Flag, LanguageCode, ResponseCode, Serialize, Version
 
@@ -14,7 +16,7 @@ _TRUE = frozenset({"true", "1", "True", "TRUE"})
 _FALSE = frozenset({"false", "0", "False", "FALSE", ""})
 
 
-class Command:
+class Command(msgspec.Struct, eq=False):
     """A request or a response.
 
     `body` of a received command is `bytes`, or a read-only `memoryview` over the `bytes` object that was
@@ -24,29 +26,15 @@ class Command:
     without being joined; they must not change until they have been written.
     """
 
-    __slots__ = ("body", "code", "ext", "flag", "language", "opaque", "remark", "serialize", "version")
-
-    def __init__(
-        self,
-        code: int,
-        opaque: int,
-        flag: int,
-        language: int,
-        version: int,
-        remark: str | None,
-        ext: dict[str, str],
-        body: Body,
-        serialize: int,
-    ) -> None:
-        self.code = code
-        self.opaque = opaque
-        self.flag = flag
-        self.language = language
-        self.version = version
-        self.remark = remark
-        self.ext = ext
-        self.body = body
-        self.serialize = serialize
+    code: int
+    opaque: int
+    flag: int
+    language: int
+    version: int
+    remark: str | None
+    ext: dict[str, str]
+    body: Body
+    serialize: int
 
     @classmethod
     def request(

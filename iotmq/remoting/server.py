@@ -7,6 +7,8 @@ import socket
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol, TypeAlias
 
+import msgspec
+
 from iotmq.clock import Clock, SystemClock
 from iotmq.limits import NATIVE_CONNECTIONS_MAX, NATIVE_IDLE_S, WRITE_BUFFER_BYTES_MAX
 from iotmq.metrics import Metric
@@ -40,20 +42,27 @@ class RequestHandler(Protocol):
 RunHandler: TypeAlias = Callable[["ServerConnection", Run, int], int]
 
 
+class Listening(msgspec.Struct, frozen=True, kw_only=True):
+    """The address and the limits of a listener."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    idle_s: float = NATIVE_IDLE_S
+    connections_max: int = NATIVE_CONNECTIONS_MAX
+    write_buffer_bytes_max: int = WRITE_BUFFER_BYTES_MAX
+    name: str = ""
+    """Tells the listeners of one process apart in the metrics."""
+
+
 class RemotingServer:
-    """Accepts native connections and hands their requests to one handler."""
+    """Accept native connections and hand their requests to one handler."""
 
     def __init__(
         self,
         handler: RequestHandler,
+        listening: Listening | None = None,
         *,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        idle_s: float = NATIVE_IDLE_S,
-        connections_max: int = NATIVE_CONNECTIONS_MAX,
-        write_buffer_bytes_max: int = WRITE_BUFFER_BYTES_MAX,
         clock: Clock | None = None,
-        name: str = "",
         handle_run: RunHandler | None = None,
         tls: ServerTls | None = None,
     ) -> None:
@@ -63,14 +72,9 @@ class RemotingServer:
         """
         self._handler = handler
         self._handle_run = handle_run
-        self._host = host
-        self._port = port
-        self._idle_s = idle_s
-        self._connections_max = connections_max
-        self._write_buffer_bytes_max = write_buffer_bytes_max
+        self._listening = listening = listening or Listening()
         self._clock: Clock = clock or SystemClock()
-        # Tells the listeners of one process apart in the metrics.
-        self._labels = (("listener", name),) if name else ()
+        self._labels = (("listener", listening.name),) if listening.name else ()
         self._traffic = Traffic()
         self._server: asyncio.Server | None = None
         # Instead of `_server` where connections may be encrypted, from start() to stop().
@@ -82,7 +86,7 @@ class RemotingServer:
         self._active_s: dict[ServerConnection, float] = {}
         # Set while stop() waits for the last connection to end.
         self._emptied: asyncio.Future[None] | None = None
-        self.port = port
+        self.port = listening.port
 
     @property
     def connections(self) -> Iterable[ServerConnection]:
@@ -98,7 +102,9 @@ class RemotingServer:
         """Listen; afterwards `port` is the real one. OSError when the address is taken."""
         loop = asyncio.get_running_loop()
         if self._tls is None:
-            self._server = await loop.create_server(self._accept, self._host, self._port, backlog=_BACKLOG)
+            self._server = await loop.create_server(
+                self._accept, self._listening.host, self._listening.port, backlog=_BACKLOG
+            )
             self.port = self._server.sockets[0].getsockname()[1]
         else:
             await self._listen_for_both(loop, self._tls)
@@ -147,7 +153,7 @@ class RemotingServer:
         for connection, seen_s in list(active_s.items()):
             if connection.take_activity():
                 active_s[connection] = now_s
-            elif now_s - seen_s >= self._idle_s:
+            elif now_s - seen_s >= self._listening.idle_s:
                 self._traffic.closed["idle"] += 1
                 if connection.is_closed or connection.is_congested:
                     connection.abort("idle")
@@ -162,13 +168,13 @@ class RemotingServer:
                 self.close_idle()
             self._schedule_scan(loop)
 
-        self._scan_timer = loop.call_later(self._idle_s / 8, scan)
+        self._scan_timer = loop.call_later(self._listening.idle_s / 8, scan)
 
     async def _listen_for_both(self, loop: asyncio.AbstractEventLoop, tls: ServerTls) -> None:
         found = await loop.getaddrinfo(
-            self._host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            self._listening.host, self._listening.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        port = self._port
+        port = self._listening.port
         for family, _, _, _, address in dict.fromkeys(found):
             listening = socket.create_server((str(address[0]), port), family=family, backlog=_BACKLOG)
             self._listeners.append(
@@ -179,7 +185,7 @@ class RemotingServer:
         self._tls_reloads = supervise("reading of certificates", tls.reload_repeatedly)
 
     def _has_room_for(self, undecided_count: int) -> bool:
-        return len(self._active_s) + undecided_count <= self._connections_max
+        return len(self._active_s) + undecided_count <= self._listening.connections_max
 
     def _accept(self) -> ServerConnection:
         return ServerConnection(
@@ -187,20 +193,20 @@ class RemotingServer:
             self._traffic,
             opened=self._opened,
             lost=self._lost,
-            write_buffer_bytes_max=self._write_buffer_bytes_max,
+            write_buffer_bytes_max=self._listening.write_buffer_bytes_max,
             handle_run=self._handle_run,
         )
 
     def _opened(self, connection: ServerConnection) -> bool:
         """Count a new connection; False when there is no room for it."""
         is_listening = self._server is not None or self._listeners
-        if len(self._active_s) >= self._connections_max or not is_listening:
+        if len(self._active_s) >= self._listening.connections_max or not is_listening:
             self._traffic.closed["refused"] += 1
             self._traffic.warn(
                 "connection refused",
                 connection.peer,
                 "too many connections",
-                f"{len(self._active_s)} are open, the maximum is {self._connections_max}",
+                f"{len(self._active_s)} are open, the maximum is {self._listening.connections_max}",
             )
             return False
         self._traffic.connections_opened += 1

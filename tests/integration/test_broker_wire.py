@@ -24,7 +24,7 @@ from iotmq.message.records.record import decode_record, encode_batch, iter_recor
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
-from iotmq.remoting.server import RemotingServer
+from iotmq.remoting.server import Listening, RemotingServer
 from iotmq.store.settings import StoreSettings
 from iotmq.store.store import Store
 
@@ -753,7 +753,7 @@ async def test_a_registry_that_comes_back_is_told_again(tmp_path: Path) -> None:
     reason = f"not registered with any registry (127.0.0.1:{port})"
     await until(lambda: site.broker.not_ready_reason == reason)
     second = FakeRegistry()
-    second.server = RemotingServer(second, port=port)
+    second.server = RemotingServer(second, Listening(port=port))
     await second.server.start()
     await until(lambda: site.broker.not_ready_reason is None)
     assert second.requests

@@ -9,7 +9,7 @@ from typing import Any
 from iotmq.message.records.record import encode_record
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
-from iotmq.remoting.server import RemotingServer, ServerConnection
+from iotmq.remoting.server import Listening, RemotingServer, ServerConnection
 
 SILENT = "silent"
 CLOSE = "close"
@@ -36,7 +36,7 @@ class _Handler:
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         self.requests: list[Command] = []
         self.script: dict[int, deque[Any]] = defaultdict(deque)
-        self.server = RemotingServer(self, host=host, port=port)
+        self.server = RemotingServer(self, Listening(host=host, port=port))
 
     @property
     def address(self) -> str:
@@ -55,7 +55,7 @@ class _Handler:
         """Stop and listen on the same port again."""
         port = self.server.port
         await self.server.stop()
-        self.server = RemotingServer(self, host="127.0.0.1", port=port)
+        self.server = RemotingServer(self, Listening(port=port))
         await self.server.start()
 
     def handle(self, connection: ServerConnection, request: Command) -> Command | None:

@@ -8,11 +8,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from iotmq.backoff import Backoff
 from iotmq.client.consuming import offsets
 from iotmq.client.consuming.filter_check import check_filter
-from iotmq.client.consuming.poll_backoff import PollBackoff
-from iotmq.client.consuming.pulls import PullStatus, pull_command, read_pulled
+from iotmq.client.consuming.pulls import PullStatus
+from iotmq.client.consuming.queue_pulls import PollBackoff, QueuePulls
 from iotmq.client.consuming.queue_reader import COLUMN_BYTES_MAX, CacheRoom
 from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.lifetime import Lifetime
@@ -129,31 +128,13 @@ class PullConsumer(Lifetime):
                 continue
             if fetch is not None:
                 await fetch.stop()
-            self._fetches[queue] = _Fetch(
-                self._client,
-                self.group,
-                queue,
-                subscription,
-                self.settings,
-                self._room,
-                offset,
-                self._became_ready,
-            )
+            self._fetches[queue] = self._fetch(queue, subscription, offset)
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
         """Go on reading `queue` at `offset`; what was fetched of it is dropped."""
         fetch = self._fetch_of(queue)
         await fetch.stop()
-        self._fetches[queue] = _Fetch(
-            self._client,
-            self.group,
-            queue,
-            fetch.subscription,
-            self.settings,
-            self._room,
-            offset,
-            self._became_ready,
-        )
+        self._fetches[queue] = self._fetch(queue, fetch.subscription, offset)
 
     def position(self, queue: MessageQueue) -> int:
         """The offset behind the last message that a poll returned: what to keep and assign again."""
@@ -236,6 +217,11 @@ class PullConsumer(Lifetime):
                 "the consumer is not started: use `async with PullConsumer(...)`, or start()"
             )
 
+    def _fetch(self, queue: MessageQueue, subscription: Subscription, offset: int) -> _Fetch:
+        poll_backoff = PollBackoff(shortest_s=_POLL_BACKOFF_S_MIN, longest_s=_POLL_BACKOFF_S_MAX)
+        pulls = QueuePulls(self._client, self.group, queue, subscription, self.settings, poll_backoff)
+        return _Fetch(pulls, self._room, offset, self._became_ready)
+
     def _fetch_of(self, queue: MessageQueue) -> _Fetch:
         fetch = self._fetches.get(queue)
         if fetch is None:
@@ -281,37 +267,26 @@ class _Fetch:
 
     def __init__(
         self,
-        client: IotmqClient,
-        group: str,
-        queue: MessageQueue,
-        subscription: Subscription,
-        settings: PullConsumerSettings,
+        pulls: QueuePulls,
         room: CacheRoom,
         offset: int,
         became_ready: Callable[[_Fetch], None],
     ) -> None:
-        self.queue = queue
-        self.subscription = subscription
+        self.queue = pulls.queue
+        self.subscription = pulls.subscription
         self.position = offset
         """Behind the last message returned."""
         self.failure: Exception | None = None
         """The error that the next poll raises; fetching rests until then."""
         self.is_listed = False
         """True while the consumer has it in its line of ready queues."""
-        self._client = client
-        self._group = group
-        self._settings = settings
+        self._pulls = pulls
         self._room = room
         self._became_ready = became_ready
         self._fetch_offset = offset
         """Where the next pull starts."""
         self._answers: deque[tuple[memoryview, int]] = deque()
         """Fetched records not returned yet, each with the offset behind its answer."""
-        self._broker_id = MASTER_ID
-        self._rest = Backoff(
-            min_s=client.settings.reconnect_ms_min / 1000, max_s=client.settings.reconnect_ms_max / 1000
-        )
-        self._poll_backoff = PollBackoff(shortest_s=_POLL_BACKOFF_S_MIN, longest_s=_POLL_BACKOFF_S_MAX)
         self._taken = asyncio.Event()
         self._task = supervise("fetches of a queue", self._fetch_forever)
 
@@ -404,31 +379,18 @@ class _Fetch:
                 await self._room.wait_for_less()
             try:
                 await self._fetch_once()
-                self._rest.reset()
+                self._pulls.failures.reset()
             except _PASSING as error:
                 _log.debug("pull from %s waits: %s", self.queue, error)
-                self._broker_id = MASTER_ID
-                await asyncio.sleep(self._rest.next_s())
+                self._pulls.broker_id = MASTER_ID
+                await asyncio.sleep(self._pulls.failures.next_s())
             except Exception as error:
                 self.failure = error
                 self._list()
-                await asyncio.sleep(self._rest.next_s())
+                await asyncio.sleep(self._pulls.failures.next_s())
 
     async def _fetch_once(self) -> None:
-        settings = self._settings
-        address = await offsets.broker_address(self._client, self.queue, self._broker_id)
-        command = pull_command(
-            self._group,
-            self.queue,
-            self._fetch_offset,
-            records_max=settings.pull_records_max,
-            bytes_max=settings.pull_bytes_max,
-            hold_ms=settings.hold_ms,
-            subscription=self.subscription,
-        )
-        response = await self._client.request(address, command, timeout_s=settings.pull_timeout_ms / 1000)
-        pulled = read_pulled(response, self.queue)
-        self._broker_id = pulled.preferred_broker_id
+        pulled = await self._pulls.pull(self._fetch_offset)
         if pulled.status is PullStatus.OFFSET_MOVED:
             raise OffsetMovedError(
                 f"{self.queue}: offset {self._fetch_offset} is outside of {pulled.min_offset} to "
@@ -436,7 +398,7 @@ class _Fetch:
                 pulled.next_offset,
             )
         if pulled.status is PullStatus.FOUND and len(pulled.records):
-            self._poll_backoff.reset()
+            self._pulls.poll_backoff.reset()
             view = memoryview(pulled.records)
             self._answers.append((view, pulled.next_offset))
             self._room.take(len(view))
@@ -447,7 +409,7 @@ class _Fetch:
             if not self._answers:
                 self.position = pulled.next_offset
         else:
-            await self._poll_backoff.after_empty()
+            await self._pulls.poll_backoff.after_empty()
 
     def _list(self) -> None:
         if not self.is_listed:

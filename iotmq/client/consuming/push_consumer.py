@@ -22,6 +22,7 @@ from iotmq.client.consuming.offsets import (
     offset_at_time,
     stored_offset,
 )
+from iotmq.client.consuming.queue_pulls import PollBackoff, QueuePulls
 from iotmq.client.consuming.queue_reader import CacheRoom, QueueReader
 from iotmq.client.consuming.rebalance import Allocation, allocate_averagely
 from iotmq.client.transport.client import IotmqClient
@@ -43,6 +44,9 @@ _log = logging.getLogger(__name__)
 # Members come and go in bursts (a deployment, a broker that restarts): one look for all of them.
 _REBALANCE_PAUSE_S: Final = 0.05
 _REBALANCE_RETRY_S: Final = 1.0
+# A broker that answers "nothing new" at once, instead of holding the pull, is asked with pauses.
+_POLL_BACKOFF_S_MIN: Final = 0.02
+_POLL_BACKOFF_S_MAX: Final = 1.0
 
 
 class _MemberList(msgspec.Struct):
@@ -332,11 +336,16 @@ class PushConsumer(Lifetime):
         for queue in mine:
             # A queue that comes back while its last calls still run is opened when they have ended.
             if queue not in self._readers and queue not in self._closing:
-                self._readers[queue] = QueueReader(
+                pulls = QueuePulls(
                     self._client,
                     self._group,
                     queue,
                     self._subscriptions[topic],
+                    self.settings,
+                    PollBackoff(shortest_s=_POLL_BACKOFF_S_MIN, longest_s=_POLL_BACKOFF_S_MAX),
+                )
+                self._readers[queue] = QueueReader(
+                    pulls,
                     self.settings,
                     self._room,
                     as_columns=self._wants_columns,

@@ -234,11 +234,10 @@ class Producer(Lifetime):
             body, sys_flag = compress_body(body, level=self.settings.compress_level)
         unique_key = self._unique_keys.next()
         return PendingSend(
-            message.topic,
+            topic=message.topic,
             code=RequestCode.SEND_MESSAGE_V2,
             body=body,
             size=len(body),
-            count=1,
             key=message.key,
             fixed_queue=queue,
             properties=message.encoded_properties(unique_key).decode(),
@@ -267,16 +266,12 @@ class Producer(Lifetime):
                 f"messages and {self.settings.body_bytes_max} bytes (body_bytes_max); split it"
             )
         return PendingSend(
-            topic,
+            topic=topic,
             code=RequestCode.SEND_BATCH_MESSAGE,
             body=elements,
             size=size,
             count=count,
-            key="",
             fixed_queue=queue,
-            properties="",
-            sys_flag=0,
-            user_flag=0,
             message_id=message_id,
             timeout_s=self._timeout_s(timeout_ms),
             future=asyncio.get_running_loop().create_future(),

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final, Protocol, TypeAlias
 
 from iotmq.addresses import parse_address
-from iotmq.client.transport.connections import Connections
+from iotmq.client.transport.connections import ConnectionCallbacks, Connections
 from iotmq.client.transport.lifetime import Lifetime
 from iotmq.client.transport.registries import Registries, Routes
 from iotmq.client.transport.routes import MASTER_ID
@@ -74,17 +74,8 @@ class IotmqClient(Lifetime):
                 raise ConfigError(f"registries: {error}") from error
         self.client_id = self.settings.client_id or _unique_client_id()
         self.request_timeout_s = self.settings.request_timeout_ms / 1000
-        self._connections = Connections(
-            connect_timeout_s=self.settings.connect_timeout_ms / 1000,
-            reconnect_s_min=self.settings.reconnect_ms_min / 1000,
-            reconnect_s_max=self.settings.reconnect_ms_max / 1000,
-            on_request=self._requested,
-            on_connected=self._connected,
-            on_lost=self._lost,
-            clock=self.clock,
-            credentials=self.settings.credentials,
-            tls=self.settings.tls_context(),
-        )
+        callbacks = ConnectionCallbacks(requested=self._requested, connected=self._connected, lost=self._lost)
+        self._connections = Connections(self.settings, callbacks, clock=self.clock)
         self._registries = Registries(
             self.settings.registries, self._connections, timeout_s=self.request_timeout_s
         )

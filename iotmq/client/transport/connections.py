@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-import ssl
 from collections.abc import Callable
+
+import msgspec
 
 from iotmq.addresses import parse_address
 from iotmq.backoff import Backoff
+from iotmq.client.transport.settings import ClientSettings
 from iotmq.clock import Clock
 from iotmq.errors import ClientClosedError, ConnectionClosedError
 from iotmq.limits import ADDRESSES_KNOWN_MAX
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
-from iotmq.remoting.signature import Credentials
 
 # A connection that ends sooner than this counts as a failed try, so that a peer that accepts and
 # closes at once is not asked again and again without a pause.
@@ -43,37 +44,34 @@ class _Address:
         return self.connecting is None and (self.connection is None or self.connection.is_closed)
 
 
-class Connections:
-    """Makes, shares and remembers connections; a failing address is tried again after growing pauses.
+class ConnectionCallbacks(msgspec.Struct, frozen=True, kw_only=True):
+    """Functions that `Connections` calls."""
 
-    `on_connected` runs before anybody else can use a new connection, so what it sends comes first.
-    """
+    requested: Callable[[ClientConnection, Command], Command | None]
+    """Answers a request of the peer."""
+    connected: Callable[[str, ClientConnection], None]
+    """Told of a new connection to an address before anybody else can use it, so what it sends comes first."""
+    lost: Callable[[str], None]
+    """Told that the connection to an address ended."""
+
+
+class Connections:
+    """Make, share and remember connections; a failing address is tried again after growing pauses."""
 
     def __init__(
         self,
+        settings: ClientSettings,
+        callbacks: ConnectionCallbacks,
         *,
-        connect_timeout_s: float,
-        reconnect_s_min: float,
-        reconnect_s_max: float,
-        on_request: Callable[[ClientConnection, Command], Command | None],
-        on_connected: Callable[[str, ClientConnection], None],
-        on_lost: Callable[[str], None],
         clock: Clock,
-        credentials: Credentials | None = None,
-        tls: ssl.SSLContext | None = None,
         chance: Callable[[], float] = random.random,
         addresses_max: int = ADDRESSES_KNOWN_MAX,
     ) -> None:
+        self._settings = settings
+        self._tls = settings.tls_context()
+        self._callbacks = callbacks
         self._addresses_max = addresses_max
-        self._connect_timeout_s = connect_timeout_s
-        self._reconnect_s_min = reconnect_s_min
-        self._reconnect_s_max = reconnect_s_max
-        self._on_request = on_request
-        self._on_connected = on_connected
-        self._on_lost = on_lost
         self._clock = clock
-        self._credentials = credentials
-        self._tls = tls
         self._chance = chance
         self._addresses: dict[str, _Address] = {}
         """At most `addresses_max`, beside those with a connection."""
@@ -98,7 +96,11 @@ class Connections:
         if known is None:
             self._make_room()
             known = self._addresses[address] = _Address(
-                Backoff(min_s=self._reconnect_s_min, max_s=self._reconnect_s_max, chance=self._chance)
+                Backoff(
+                    min_s=self._settings.reconnect_ms_min / 1000,
+                    max_s=self._settings.reconnect_ms_max / 1000,
+                    chance=self._chance,
+                )
             )
         if known.connection is not None and not known.connection.is_closed:
             return known.connection
@@ -144,10 +146,10 @@ class Connections:
             connection = await ClientConnection.connect(
                 host,
                 port,
-                on_request=self._on_request,
+                on_request=self._callbacks.requested,
                 on_lost=lambda connection, *_: self._lost(address, known, connection),
-                timeout_s=self._connect_timeout_s,
-                credentials=self._credentials,
+                timeout_s=self._settings.connect_timeout_ms / 1000,
+                credentials=self._settings.credentials,
                 tls=self._tls,
             )
         except (OSError, ConnectionClosedError, TimeoutError, ValueError) as error:
@@ -159,7 +161,7 @@ class Connections:
         known.connection = connection
         known.connected_s = self._clock.monotonic_s()
         known.not_before_s = 0.0
-        self._on_connected(address, connection)
+        self._callbacks.connected(address, connection)
         return connection
 
     def _lost(self, address: str, known: _Address, connection: ClientConnection) -> None:
@@ -172,7 +174,7 @@ class Connections:
         known.last_error = "the connection was lost"
         known.not_before_s = now_s + known.backoff.next_s()
         if not self._is_closed:
-            self._on_lost(address)
+            self._callbacks.lost(address)
 
 
 def _take_exception(task: asyncio.Task[ClientConnection]) -> None:

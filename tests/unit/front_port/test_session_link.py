@@ -11,7 +11,7 @@ import pytest
 from eventually import soon
 
 from iotmq import limits
-from iotmq.front_port.session_link import SessionLink
+from iotmq.front_port.session_link import FrontEnd, SessionLink
 from iotmq.ports.sessions import (
     CloseRequest,
     OpenedSession,
@@ -87,7 +87,11 @@ class Site:
         self.broker = broker
         self.listener = Listener()
         self.link = SessionLink(
-            "b", f"127.0.0.1:{broker.server.port}", self.listener, number=0, front_end="f", token="t"
+            "b",
+            f"127.0.0.1:{broker.server.port}",
+            self.listener,
+            number=0,
+            front_end=FrontEnd(name="f", token="t"),
         )
 
     async def told(self, what: Any) -> None:

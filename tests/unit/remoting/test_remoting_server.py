@@ -23,7 +23,7 @@ from iotmq.remoting.codes import ResponseCode, Serialize
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
 from iotmq.remoting.frames.frame import FrameReader, encode
-from iotmq.remoting.server import RemotingServer, ServerConnection
+from iotmq.remoting.server import Listening, RemotingServer, ServerConnection
 
 WAIT_S = 30.0
 
@@ -93,7 +93,8 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 async def server(handler: Handler, clock: ManualClock) -> AsyncIterator[RemotingServer]:
-    server = RemotingServer(handler, clock=clock, connections_max=8, write_buffer_bytes_max=16 * 1024 * 1024)
+    listening = Listening(connections_max=8, write_buffer_bytes_max=16 * 1024 * 1024)
+    server = RemotingServer(handler, listening, clock=clock)
     await server.start()
     yield server
     await server.stop()
@@ -648,7 +649,7 @@ async def test_stop_writes_what_was_answered_and_ends_everything(handler: Handle
 
 async def test_a_taken_port_is_an_error_by_name(server: RemotingServer, handler: Handler) -> None:
     with pytest.raises(OSError, match=str(server.port)):
-        await RemotingServer(handler, port=server.port).start()
+        await RemotingServer(handler, Listening(port=server.port)).start()
 
 
 async def test_metrics_count_what_happened(peer: RawPeer, server: RemotingServer) -> None:

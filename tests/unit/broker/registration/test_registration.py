@@ -21,7 +21,7 @@ from iotmq.clock import SystemClock
 from iotmq.errors import StoreError
 from iotmq.registry.registration import decode_registration
 from iotmq.remoting.command import Command
-from iotmq.remoting.server import RemotingServer, ServerConnection
+from iotmq.remoting.server import Listening, RemotingServer, ServerConnection
 
 VERSION = DataVersion(counter=7, timestamp=8)
 
@@ -114,9 +114,7 @@ class Registries:
 
     async def start(self, count: int = 1) -> Registration:
         self.servers = [
-            RemotingServer(
-                self, host="127.0.0.1", port=0, idle_s=60, connections_max=9, clock=SystemClock(), name="r"
-            )
+            RemotingServer(self, Listening(idle_s=60, connections_max=9, name="r"), clock=SystemClock())
             for _ in range(count)
         ]
         for server in self.servers:

@@ -27,7 +27,7 @@ from iotmq.remoting.blocking import BlockingConnection
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
 from iotmq.remoting.frames.frame import encode
-from iotmq.remoting.server import RemotingServer, ServerConnection
+from iotmq.remoting.server import Listening, RemotingServer, ServerConnection
 from iotmq.remoting.tls.context import CertificateFiles, ContextSettings
 from iotmq.remoting.tls.files import ServerTls, client_tls, server_tls
 
@@ -90,7 +90,7 @@ def tls_of(certificate: Certificate, **more: Any) -> ServerTls:
 @asynccontextmanager
 async def serving(tls: ServerTls | None, **more: Any) -> AsyncIterator[tuple[RemotingServer, Handler]]:
     handler = Handler()
-    server = RemotingServer(handler, tls=tls, **more)
+    server = RemotingServer(handler, Listening(**more), tls=tls)
     await server.start()
     try:
         yield server, handler
