@@ -20,9 +20,8 @@ from iotmq.config.setting_text import reference
 # By the package below iotmq.client or iotmq.message that has them; a class of settings goes to the last part.
 _PARTS: Final = {
     "transport": "Clients and messages",
-    "sending": "Sending",
+    "sending": "Sending, requests and replies",
     "consuming": "Consuming",
-    "requests": "Requests and replies",
     "records": "Records",
     "admin": "Administration",
     "blocking": "Without an event loop",

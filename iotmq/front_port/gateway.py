@@ -28,9 +28,8 @@ from iotmq.errors import (
 from iotmq.front_port.delivery_channel import DeliveryChannel
 from iotmq.metrics import Metric, samples
 from iotmq.ports.gateway import AppendDone, DeliveryReceiver, dropped_replies_metric
-from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.codes import PACKET_IDS_FIELD, REPEAT_FIELD, RequestCode, ResponseCode
 from iotmq.remoting.command import Command
-from iotmq.remoting.frames.send_fields import PACKET_IDS_FIELD, REPEAT_FIELD
 from iotmq.supervised import end, supervise
 
 _log = logging.getLogger("iotmq.mqtt")

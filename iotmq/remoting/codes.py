@@ -1,4 +1,4 @@
-"""The numbers of the native protocol: request codes, response codes, languages and versions.
+"""The numbers of the native protocol: request codes, response codes, languages and versions; our own fields.
 
 Plain integers, because they are compared on every request; `request_name` is for people. Codes from
 30001 up are iotmq's own and are described in docs/reference/wire-protocol.md.
@@ -238,6 +238,13 @@ class Serialize:
 
     JSON: Final = 0
     BINARY: Final = 1
+
+
+# Fields of iotmq's own in the header of sends; other brokers pass them over.
+# The sender does not know whether the message, or batch, is stored already.
+REPEAT_FIELD: Final = "isRepeat"
+# Messages of the batch have MQTT_PACKET_ID.
+PACKET_IDS_FIELD: Final = "hasPacketIds"
 
 
 def _constants(numbers: type) -> dict[str, int]:

@@ -18,6 +18,7 @@ import msgspec
 from iotmq.client.consuming import offsets
 from iotmq.client.consuming.pulls import PullStatus, pull_command, read_pulled
 from iotmq.client.sending.producer import Producer
+from iotmq.client.transport.calls import broker_address
 from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.message import DEAD_LETTER_PREFIX, Message, ReceivedMessage, check_group
 from iotmq.client.transport.routes import MessageQueue
@@ -198,7 +199,7 @@ class DeadLetters:
                 hold_ms=0,
                 subscription=subscription,
             )
-            address = await offsets.broker_address(self._client, queue)
+            address = await broker_address(self._client, queue)
             pulled = read_pulled(await self._client.request(address, command), queue)
             if pulled.status is PullStatus.FOUND:
                 for record in iter_records(pulled.records):

@@ -10,9 +10,8 @@ import msgspec
 
 from iotmq.addresses import address_text
 from iotmq.client.admin.groups import ConsumerConnections, GroupViews, SubscriptionInfo
-from iotmq.client.consuming.offsets import broker_address
 from iotmq.client.consuming.pulls import PullStatus, pull_command, read_pulled
-from iotmq.client.transport.calls import ask
+from iotmq.client.transport.calls import ask, broker_address
 from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.message import ReceivedMessage, check_topic
 from iotmq.client.transport.queue_tables import decode_answer

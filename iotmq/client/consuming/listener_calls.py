@@ -10,10 +10,10 @@ from typing import Final, TypeAlias
 
 from iotmq.backoff import Backoff
 from iotmq.client.consuming.consumption import Consumption
-from iotmq.client.consuming.offsets import broker_address
 from iotmq.client.consuming.queue_reader import Batch
 from iotmq.client.sending.retry_send import send_to_retry_topic
 from iotmq.client.transport.application_calls import call_application
+from iotmq.client.transport.calls import broker_address
 from iotmq.client.transport.client import IotmqClient, expect_success
 from iotmq.client.transport.message import ReceivedMessage
 from iotmq.client.transport.routes import MessageQueue

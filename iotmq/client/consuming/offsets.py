@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
+from iotmq.client.transport.calls import broker_address
 from iotmq.client.transport.client import IotmqClient, expect_success
-from iotmq.client.transport.routes import MASTER_ID, MessageQueue
-from iotmq.errors import BrokerError, RouteNotFoundError
+from iotmq.client.transport.routes import MessageQueue
+from iotmq.errors import BrokerError
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
-
-
-async def broker_address(client: IotmqClient, queue: MessageQueue, broker_id: int = MASTER_ID) -> str:
-    """HOST:PORT of the broker that has `queue`; RouteNotFoundError when it has none now."""
-    route = await client.routes.find(queue.topic)
-    address = None if route is None else route.reader(queue.broker_name, broker_id)
-    if address is None:
-        raise RouteNotFoundError(
-            f"no route to broker {queue.broker_name} of topic {queue.topic}: is it registered with "
-            f"{client.registries.addresses_text}?"
-        )
-    return address
 
 
 async def max_offset(client: IotmqClient, queue: MessageQueue) -> int:

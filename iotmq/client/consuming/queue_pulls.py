@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from iotmq.backoff import Backoff
-from iotmq.client.consuming.offsets import broker_address
 from iotmq.client.consuming.pulls import Pulled, pull_command, read_pulled
+from iotmq.client.transport.calls import broker_address
 from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.routes import MASTER_ID, MessageQueue
 from iotmq.client.transport.settings import PullConsumerSettings, PushConsumerSettings

@@ -23,10 +23,9 @@ from iotmq.errors import (
     RouteNotFoundError,
     SendFailedError,
 )
-from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.codes import PACKET_IDS_FIELD, REPEAT_FIELD, RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
-from iotmq.remoting.frames.send_fields import PACKET_IDS_FIELD, REPEAT_FIELD
 
 _log = logging.getLogger(__name__)
 

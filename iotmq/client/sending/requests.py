@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from iotmq.addresses import parse_address
-from iotmq.client.consuming.offsets import broker_address
 from iotmq.client.sending.producer import Producer
+from iotmq.client.transport.calls import broker_address
 from iotmq.client.transport.client import IotmqClient, expect_success
 from iotmq.client.transport.lifetime import Lifetime
 from iotmq.client.transport.message import Message, ReceivedMessage
