@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+    """Build the parser of the whole command line."""
     top = argparse.ArgumentParser(
         prog="iotmq", description="An MQTT-first IoT gateway with a RocketMQ-compatible queue backend."
     )
@@ -412,6 +412,6 @@ def _count(text: str) -> int:
 
 
 def _complain(text: str, code: int) -> int:
-    """Say on standard error why nothing came of it."""
+    """Print the reason of a failure to standard error."""
     print(f"iotmq: {text}", file=sys.stderr)
     return code

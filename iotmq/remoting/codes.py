@@ -155,7 +155,7 @@ class RequestCode:
 
 
 class ResponseCode:
-    """How a request ended."""
+    """The numbers of responses."""
 
     SUCCESS: Final = 0
     SYSTEM_ERROR: Final = 1
@@ -234,7 +234,7 @@ class Flag:
 
 
 class Serialize:
-    """How a header is written; the top byte of the header length word."""
+    """The encodings of a header: the top byte of the header length word."""
 
     JSON: Final = 0
     BINARY: Final = 1
@@ -258,5 +258,5 @@ _REQUEST_NAMES: Final = {code: name for name, code in _constants(RequestCode).it
 
 
 def request_name(code: int) -> str:
-    """The name of a request code for logs and labels; `"UNKNOWN"` keeps the number of labels bounded."""
+    """Return the name of a request code; `"UNKNOWN"` keeps the number of metric labels bounded."""
     return _REQUEST_NAMES.get(code, "UNKNOWN")

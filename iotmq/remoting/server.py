@@ -1,4 +1,4 @@
-"""The listening side of the native protocol."""
+"""Listen for connections of the native protocol."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RequestHandler(Protocol):
         """
 
     def connection_lost(self, connection: ServerConnection) -> None:
-        """The connection ended, whoever ended it; called once for each that was accepted."""
+        """Handle the end of an accepted connection; called once for each."""
 
 
 #: Takes requests of a run from a number on and returns the number of the first it leaves to `handle`.
@@ -90,12 +90,12 @@ class RemotingServer:
 
     @property
     def connections(self) -> Iterable[ServerConnection]:
-        """The open connections."""
+        """Return the open connections."""
         return self._active_s.keys()
 
     @property
     def traffic(self) -> Traffic:
-        """The counters behind `metrics`."""
+        """Return the counters behind `metrics`."""
         return self._traffic
 
     async def start(self) -> None:

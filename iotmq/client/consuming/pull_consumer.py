@@ -1,4 +1,4 @@
-"""Reads queues at offsets that the application keeps: assign, seek, poll."""
+"""Read queues at offsets that the application keeps: assign, seek, poll."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _PASSING: Final = (ConnectionClosedError, RequestTimeoutError, RouteNotFoundErro
 
 
 class PullConsumer(Lifetime):
-    """Reads the queues it is told to; `async with` starts and stops it.
+    """A consumer that reads assigned queues by `poll`; `async with` starts and stops it.
 
     It is no member of its group: nothing is divided, and nothing is stored unless `commit` is called.
     One answer per queue is fetched ahead. Brokers that are away for a while are waited for; other
@@ -86,7 +86,7 @@ class PullConsumer(Lifetime):
     # --- what to read -------------------------------------------------------------------------------
 
     async def queues(self, topic: str, *, timeout_ms: int = 1_000) -> tuple[MessageQueue, ...]:
-        """The queues of `topic`, sorted; RouteNotFoundError when no registry shows it in `timeout_ms`."""
+        """List the queues of `topic`, sorted; RouteNotFoundError when there are none in `timeout_ms`."""
         return (await self._client.routes.find_for_reading(topic, timeout_s=timeout_ms / 1000)).readable
 
     async def assign(
@@ -96,7 +96,7 @@ class PullConsumer(Lifetime):
         tags: str = "*",
         sql: str | None = None,
     ) -> None:
-        """Read these queues, and no others, from these offsets on (queues alone: from their beginning).
+        """Assign these queues, and no others, from these offsets on (without offsets: from their beginning).
 
         With `tags` or `sql` only the messages that have them, or that the SQL92 expression is true for;
         SubscriptionError when a broker does not understand it. Queues that are read already keep what was
@@ -131,24 +131,24 @@ class PullConsumer(Lifetime):
             self._fetches[queue] = self._fetch(queue, subscription, offset)
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Go on reading `queue` at `offset`; what was fetched of it is dropped."""
+        """Continue reading `queue` at `offset`; fetched messages of it are dropped."""
         fetch = self._fetch_of(queue)
         await fetch.stop()
         self._fetches[queue] = self._fetch(queue, fetch.subscription, offset)
 
     def position(self, queue: MessageQueue) -> int:
-        """The offset behind the last message that a poll returned: what to keep and assign again."""
+        """Return the offset behind the last message that a poll returned, to be kept and assigned again."""
         return self._fetch_of(queue).position
 
     def positions(self) -> dict[MessageQueue, int]:
-        """`position` of all queues."""
+        """Return `position` of all queues."""
         # A copy, because others than the loop's thread may ask while queues come and go.
         return {queue: fetch.position for queue, fetch in tuple(self._fetches.items())}
 
     # --- reading ------------------------------------------------------------------------------------
 
     async def poll(self, *, timeout_ms: int = 1_000, records_max: int = 1_024) -> list[ReceivedMessage]:
-        """The next messages of one queue, in order; empty when none came in `timeout_ms`.
+        """Return the next messages of one queue, in order; empty when none came in `timeout_ms`.
 
         OffsetMovedError when an offset is outside of its queue (`seek` to get on), BrokerError when
         a broker refuses, MessageFormatError for bytes that are no records.
@@ -167,7 +167,7 @@ class PullConsumer(Lifetime):
     async def poll_columns(
         self, *, timeout_ms: int = 1_000, columns: Sequence[str] = COLUMNS, keys: Sequence[str] = ()
     ) -> tuple[MessageQueue, Columns] | None:
-        """The next answer of one queue as columns, without an object per message; None after `timeout_ms`.
+        """Return messages of one queue as columns, without an object per message; None after `timeout_ms`.
 
         `columns` and `keys` (properties by name) name what to decode. A body
         that cannot be inflated is null. Tags are filtered by the broker, which compares their hashes.
@@ -184,19 +184,19 @@ class PullConsumer(Lifetime):
     # --- offsets ------------------------------------------------------------------------------------
 
     async def begin_offset(self, queue: MessageQueue) -> int:
-        """The offset of the oldest message that is still there."""
+        """Ask for the offset of the oldest message that is still there."""
         return await offsets.min_offset(self._client, queue)
 
     async def end_offset(self, queue: MessageQueue) -> int:
-        """The offset that the next message will get."""
+        """Ask for the offset that the next message will get."""
         return await offsets.max_offset(self._client, queue)
 
     async def offset_at_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """The offset of the message stored nearest to a time; the last message's for any later time."""
+        """Ask for the offset of the message stored nearest to a time; the last one's for any later time."""
         return await offsets.offset_at_time(self._client, queue, timestamp_ms)
 
     async def commit(self, positions: Mapping[MessageQueue, int] | None = None) -> None:
-        """Store offsets for the group at the brokers: the given ones, else all of `positions()`."""
+        """Commit offsets of the group: the given ones, else all of `positions()`."""
         chosen = self.positions() if positions is None else positions
         await asyncio.gather(
             *(
@@ -206,7 +206,7 @@ class PullConsumer(Lifetime):
         )
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """The offset the group committed, or None when it never did."""
+        """Ask for the offset that the group committed; None when it never did."""
         return await offsets.stored_offset(self._client, self.group, queue)
 
     # ------------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ class PullConsumer(Lifetime):
 
 
 class _Fetch:
-    """One queue of a pull consumer: keeps two answers at most, one being returned and one ahead."""
+    """Fetches one queue of a pull consumer ahead: two answers at most, one of them being returned."""
 
     def __init__(
         self,
@@ -292,7 +292,7 @@ class _Fetch:
 
     @property
     def tags(self) -> frozenset[str]:
-        """The tags wanted; empty for all."""
+        """Return the subscribed tags; empty for all."""
         return self.subscription.tags
 
     @property
@@ -306,7 +306,7 @@ class _Fetch:
         return bool(self._answers) or self.failure is not None
 
     def take_failure(self) -> Exception:
-        """The failure, once; fetching goes on."""
+        """Return the failure, once; fetching goes on."""
         assert self.failure is not None
         failure, self.failure = self.failure, None
         self._taken.set()
@@ -336,7 +336,7 @@ class _Fetch:
         return messages
 
     def take_columns(self, columns: Sequence[str], keys: Sequence[str]) -> Columns:
-        """The first answer, or as much of it as fits one Columns."""
+        """Take the first answer as columns, or as much of it as fits one Columns."""
         view, next_offset = self._answers[0]
         result = decode_columns(
             view, columns=columns, keys=keys, bad_bodies="null", bytes_max=COLUMN_BYTES_MAX
@@ -345,14 +345,14 @@ class _Fetch:
         return result
 
     def _offset_at(self, view: memoryview, at: int) -> int:
-        """The offset of the record at byte `at`; the position as it is where there is none."""
+        """Read the offset of the record at byte `at`; the present position where there is none."""
         try:
             return decode_record(view, at).queue_offset
         except MessageFormatError:
             return self.position
 
     def _cut(self, view: memoryview, at: int, next_offset: int, position: int) -> None:
-        """The first `at` bytes of the first answer are returned."""
+        """Drop the first `at` bytes of the first answer, which were returned."""
         self._room.free(at)
         if at < len(view):
             self._answers[0] = (view[at:], next_offset)

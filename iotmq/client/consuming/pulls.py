@@ -1,4 +1,4 @@
-"""One pull: the request for messages of a queue from an offset on, and what its answer means."""
+"""Encode a pull, the request for messages of a queue from an offset on, and read its answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HAS_SUBSCRIPTION: Final = 4
 
 
 class PullStatus(enum.Enum):
-    """How a pull ended; the values are the response codes."""
+    """The result of a pull; the values are the response codes."""
 
     FOUND = 0
     NOTHING_NEW = 19
@@ -57,7 +57,7 @@ def pull_command(
     hold_ms: int,
     subscription: Subscription,
 ) -> Command:
-    """The request. It carries the subscription, so it works before the broker has seen a heartbeat."""
+    """Build a pull. It carries the subscription, so it works before the broker has seen a heartbeat."""
     return Command.request(
         RequestCode.PULL_MESSAGE,
         {

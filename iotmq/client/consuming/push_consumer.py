@@ -1,4 +1,4 @@
-"""Has messages pushed to a listener; the queues of a topic are shared among the members of a group."""
+"""Push messages to a listener; the members of a group share the queues of a topic."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _MemberList(msgspec.Struct):
 
 
 class PushConsumer(Lifetime):
-    """One member of a consumer group; `async with` starts and stops it.
+    """A member of a consumer group that calls a listener; `async with` starts and stops it.
 
     Every message is handed over at least once; after a crash, and when queues move between members,
     some come twice. Within one queue batches come in order, one at a time (`parallel_batches`). A
@@ -145,7 +145,7 @@ class PushConsumer(Lifetime):
             await self._announce()
 
     async def unsubscribe(self, topic: str) -> None:
-        """Consume `topic` no more; its queues go to other members."""
+        """Stop consuming `topic`; its queues go to other members."""
         if self._subscriptions.pop(topic, None) is None:
             raise SubscriptionError(f"group {self._group} has no subscription to {topic} here")
         if self._is_running:
@@ -211,7 +211,7 @@ class PushConsumer(Lifetime):
 
     @property
     def assigned(self) -> list[MessageQueue]:
-        """The queues this member has now, sorted; without those of the retry topic."""
+        """Return the queues assigned to this member now, sorted; without those of the retry topic."""
         retry_topic = RETRY_PREFIX + self._group
         # A copy, because others than the loop's thread may ask while queues come and go.
         return sorted(queue for queue in tuple(self._readers) if queue.topic != retry_topic)
@@ -231,7 +231,7 @@ class PushConsumer(Lifetime):
         self._rebalance_due.set()
 
     def move(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Go on at these offsets in the queues this member has; what was fetched of them is dropped."""
+        """Continue at these offsets in this member's queues; fetched messages of them are dropped."""
         for queue, offset in offsets.items():
             if queue in self._readers:
                 self._give_up(queue, self._move_reader(self._readers.pop(queue), offset))
@@ -242,7 +242,7 @@ class PushConsumer(Lifetime):
             self._rebalance_due.set()
 
     def metrics(self) -> Iterable[Metric]:
-        """Counters of this consumer."""
+        """Report the counters of this consumer."""
         labels = (("group", self._group),)
         cached = sum(reader.cached_records for reader in self._readers.values())
         yield from samples(
@@ -302,7 +302,7 @@ class PushConsumer(Lifetime):
         return is_complete
 
     async def _share_of(self, route: TopicRoute) -> list[MessageQueue] | None:
-        """This member's queues of the topic, or None while the brokers do not know us."""
+        """Compute this member's queues of the topic; None while the brokers do not know the member."""
         if not self._is_clustering:
             return list(route.readable)
         members = await self._members(route)
@@ -357,7 +357,7 @@ class PushConsumer(Lifetime):
         self._give_up(queue, self._close_reader(self._readers.pop(queue)))
 
     def _give_up(self, queue: MessageQueue, closing: Coroutine[None, None, None]) -> None:
-        """The queue is free for a new reader, here or elsewhere, when `closing` has ended."""
+        """Free the queue for a new reader, here or elsewhere, when `closing` has ended."""
         task = asyncio.ensure_future(closing)
         self._closing[queue] = task
 

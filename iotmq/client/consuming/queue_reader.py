@@ -1,4 +1,4 @@
-"""One queue that a push consumer has been given: fetches ahead, hands over, knows how far it is."""
+"""Read one queue for a push consumer: fetch ahead, hand batches to the listener, track the progress."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Batch(msgspec.Struct, eq=False, kw_only=True):
 
 
 class CacheRoom:
-    """Bytes fetched and not consumed yet over all queues of a consumer, and who waits for less."""
+    """Counts the bytes that all queues of a consumer have fetched and not consumed, and limits them."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -58,11 +58,11 @@ class CacheRoom:
         return self.bytes >= self._bytes_max
 
     def take(self, size: int) -> None:
-        """`size` bytes were fetched."""
+        """Count `size` fetched bytes."""
         self.bytes += size
 
     def free(self, size: int) -> None:
-        """`size` bytes are consumed or dropped."""
+        """Release `size` bytes that are consumed or dropped."""
         self.bytes -= size
         self._freed.set()
 
@@ -73,7 +73,7 @@ class CacheRoom:
 
 
 class QueueReader:
-    """Two kinds of tasks per queue: one that pulls, and `parallel_batches` that hand over.
+    """Reads one queue: one task pulls, and `parallel_batches` tasks call the listener.
 
     `handle` returns when its batch is done with (consumed, or safely back at the broker); it raises
     only when it is cancelled. `start_offset` is asked again until it gives an offset.
@@ -113,12 +113,12 @@ class QueueReader:
 
     @property
     def committable(self) -> int | None:
-        """Everything below this offset is consumed; None until anything is known."""
+        """Return the offset below which everything is consumed; None until the start offset is known."""
         return None if self._progress is None else self._progress.committable
 
     @property
     def state(self) -> QueueState:
-        """Return how far it is, for people who ask; all zero until the start offset is known."""
+        """Return the reader's progress for operators; all zero until the start offset is known."""
         progress = self._progress
         return QueueState(
             committable=0 if progress is None else progress.committable,
@@ -132,7 +132,7 @@ class QueueReader:
 
     @property
     def cached_records(self) -> int:
-        """Messages fetched and not consumed yet."""
+        """Return the number of messages fetched and not consumed yet."""
         return self._cached_records
 
     def subscribe(self, subscription: Subscription) -> None:

@@ -1,4 +1,4 @@
-"""Sends messages: alone, in batches, waiting or not, to a queue chosen by key, by turn or by hand."""
+"""Send messages singly or in batches, to a queue chosen by key, by turn or by the caller."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DEFAULT_GROUP: Final = "DEFAULT_PRODUCER"
 
 
 class Producer(Lifetime):
-    """Sends to any topic; `async with` starts and stops it.
+    """A producer for any topic; `async with` starts and stops it.
 
     `send` and `send_nowait` try up to `tries_max` times within `send_timeout_ms`: after a lost
     connection, and after answers that another try may cure. A try whose answer is overdue is not
@@ -193,7 +193,7 @@ class Producer(Lifetime):
         return self._start(send)
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The queues that take messages of `topic` (for a new topic: those it will have), sorted."""
+        """List the queues that take messages of `topic` (for a new topic: those it will have), sorted."""
         return (await self._tries.route(topic)).writable
 
     async def room(self) -> None:
@@ -206,11 +206,11 @@ class Producer(Lifetime):
 
     @property
     def in_flight(self) -> int:
-        """Sends without a result yet."""
+        """Return the number of sends without a result yet."""
         return self._room.count
 
     def metrics(self) -> Iterable[Metric]:
-        """Counters of this producer."""
+        """Report the counters of this producer."""
         labels = (("group", self.group),)
         yield from samples(
             ("iotmq_client_sent_total", "Messages stored", self._sent_total),

@@ -1,4 +1,4 @@
-"""Calls of functions that an application gave us: listeners, checks and what runs inside of a transaction."""
+"""Call functions of the application: listeners, checks and the work inside a transaction."""
 
 from __future__ import annotations
 

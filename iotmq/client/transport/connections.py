@@ -1,4 +1,4 @@
-"""One connection per address, shared by all producers and consumers of a client."""
+"""Keep one connection per address, shared by all producers and consumers of a client."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ class Connections:
         self._is_closed = False
 
     def ready(self, address: str) -> ClientConnection | None:
-        """The open connection to HOST:PORT, if there is one now."""
+        """Return the open connection to HOST:PORT, if there is one now."""
         known = self._addresses.get(address)
         if known is None or known.connection is None or known.connection.is_closed:
             return None
         return known.connection
 
     async def get(self, address: str) -> ClientConnection:
-        """The open connection to HOST:PORT, made if needed.
+        """Return the open connection to HOST:PORT, made if needed.
 
         ConnectionClosedError at once while the address rests after a failure (see `rest_s`), and
         when the try fails.
@@ -116,12 +116,12 @@ class Connections:
         return await asyncio.shield(known.connecting)
 
     def rest_s(self, address: str) -> float:
-        """Seconds until a new try of HOST:PORT is allowed; 0 when it is."""
+        """Return the seconds until a new try of HOST:PORT is allowed; 0 when it is."""
         known = self._addresses.get(address)
         return 0.0 if known is None else max(0.0, known.not_before_s - self._clock.monotonic_s())
 
     def open_addresses(self) -> list[str]:
-        """The addresses with an open connection."""
+        """List the addresses with an open connection."""
         return [address for address in self._addresses if self.ready(address) is not None]
 
     async def close(self) -> None:
@@ -135,7 +135,7 @@ class Connections:
                 await known.connection.close()
 
     def _make_room(self) -> None:
-        """When there are too many, forget the address known longest that nobody is connected to."""
+        """Forget the oldest address without a connection when there are too many."""
         if len(self._addresses) >= self._addresses_max:
             idle = (name for name, known in self._addresses.items() if known.is_idle)
             self._addresses.pop(next(idle, ""), None)
