@@ -245,7 +245,7 @@ class _Worker:
             if self._is_stopping:
                 return
             if code is not None and code > 0 and self._failed_reason is None:
-                self._failed_reason = f"it ended with code {code}; what it wrote to standard error says why"
+                self._failed_reason = f"it ended with code {code}; see its standard error for the reason"
             if self._failed_reason is not None and not self._listening.is_set():
                 # The first start: an operator who has made a mistake is told of it.
                 raise OSError(f"worker {self.number}: {self._failed_reason}")

@@ -285,7 +285,9 @@ class GroupViews:
             "jstackEnable": "true" if with_stack else "false",
         }
         answer = await self._first_of(
-            RequestCode.GET_CONSUMER_RUNNING_INFO, ext, doing=f"asking {client_id} of {group} what it does"
+            RequestCode.GET_CONSUMER_RUNNING_INFO,
+            ext,
+            doing=f"asking {client_id} of {group} for its running info",
         )
         return decode_answer(answer, RunningInfo)
 

@@ -333,5 +333,5 @@ async def _outcome(
     """Check the result of an application's function; ClientError when it is not a TransactionState."""
     state = await call_application(function, argument)
     if not isinstance(state, TransactionState):
-        raise ClientError(f"{state!r} is no TransactionState: return COMMIT, ROLLBACK or UNKNOWN")
+        raise ClientError(f"invalid result {state!r}: return TransactionState.COMMIT, ROLLBACK or UNKNOWN")
     return state

@@ -26,4 +26,4 @@ async def call_application(function: Callable[P, T | Awaitable[T]], *args: P.arg
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise ClientError("what it waited for was cancelled") from error
+        raise ClientError("the application's function waited for something that was cancelled") from error

@@ -138,7 +138,7 @@ class ServerTls:
             self.reloads_count, labels,
         )  # fmt: skip
         yield Metric(
-            f"{prefix}_failed_reloads_total", "counter", "Times a changed certificate was no use.",
+            f"{prefix}_failed_reloads_total", "counter", "Changed certificates that could not be loaded.",
             self.failed_reloads_count, labels,
         )  # fmt: skip
 
