@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class RequestTurns:
-    """Requests in turns: `take` sends now or later, `end` reports each answer."""
+    """Requests in turns: `request` sends now or later, `end` reports each answer."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, under_way_max: int) -> None:
         self._loop = loop
@@ -22,7 +22,7 @@ class RequestTurns:
         """Return the number of requests that wait for their turn."""
         return len(self._waiting)
 
-    def take(self, ask: Callable[[], None]) -> None:
+    def request(self, ask: Callable[[], None]) -> None:
         """Send a request now, or when its turn has come."""
         if self.under_way < self._under_way_max:
             self.under_way += 1

@@ -202,7 +202,7 @@ class SessionLink:
                 self._parted.pop(request.client_id, None)
             done(opened)
 
-        self._turns.take(partial(self._ask_in_turn, _command(RequestCode.OPEN_SESSION, request), answered))
+        self._turns.request(partial(self._ask_in_turn, _command(RequestCode.OPEN_SESSION, request), answered))
 
     def subscribe(
         self, request: SubscribeRequest, done: Callable[[list[SessionSubscription] | Refused], None]
@@ -309,7 +309,7 @@ class SessionLink:
             self._held.append((make, done))
             return
 
-        self._turns.take(partial(self._read_in_turn, make, done))
+        self._turns.request(partial(self._read_in_turn, make, done))
 
     def _read_in_turn(self, make: Callable[[], Command], done: Callable[[Command | Refused], None]) -> None:
         def answered(future: asyncio.Future[Command]) -> None:

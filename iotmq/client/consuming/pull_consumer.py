@@ -401,7 +401,7 @@ class _Fetch:
             self._pulls.poll_backoff.reset()
             view = memoryview(pulled.records)
             self._answers.append((view, pulled.next_offset))
-            self._room.take(len(view))
+            self._room.add(len(view))
             self._fetch_offset = pulled.next_offset
             self._list()
         elif pulled.next_offset > self._fetch_offset:

@@ -57,7 +57,7 @@ class CacheRoom:
         """True while queues that have something cached must not fetch more."""
         return self.bytes >= self._bytes_max
 
-    def take(self, size: int) -> None:
+    def add(self, size: int) -> None:
         """Count `size` fetched bytes."""
         self.bytes += size
 
@@ -185,7 +185,7 @@ class QueueReader:
         pulled = await self._pulls.pull(offset)
         if pulled.status is PullStatus.FOUND:
             self._pulls.poll_backoff.reset()
-            self._take(pulled, progress)
+            self._enqueue(pulled, progress)
         elif pulled.status is PullStatus.OFFSET_MOVED:
             self._move(pulled, progress)
         else:
@@ -208,7 +208,7 @@ class QueueReader:
             # The broker has less than we saw: what is still being worked on belongs to the past.
             self._progress = QueueProgress(pulled.next_offset)
 
-    def _take(self, pulled: Pulled, progress: QueueProgress) -> None:
+    def _enqueue(self, pulled: Pulled, progress: QueueProgress) -> None:
         batches = (
             self._column_batches(pulled, progress)
             if self._as_columns
@@ -221,7 +221,7 @@ class QueueReader:
             self._cached_records += batch.count
             self._cached_bytes += batch.size
             self.records_total += batch.count
-            self._room.take(batch.size)
+            self._room.add(batch.size)
         progress.skipped_to(pulled.next_offset)
         self._has_waiting.set()
 

@@ -288,7 +288,7 @@ class Producer(Lifetime):
         return self._send_timeout_s if timeout_ms is None else timeout_ms / 1000
 
     def _start(self, send: PendingSend) -> asyncio.Future[SendResult]:
-        self._room.take(send.size)
+        self._room.add(send.size)
         send.future.add_done_callback(lambda _: self._ended(send))
         if not self._is_running:
             # It waited for room, and nothing would end it any more, neither its timeout nor `stop`.
@@ -308,7 +308,7 @@ class Producer(Lifetime):
         else:
             self._sent_total += send.count
         self._deadlines.tidy()
-        self._room.give_back(send.size)
+        self._room.remove(send.size)
 
     def _by_queue(
         self, topic: str, messages: list[Message], route: TopicRoute, queue: MessageQueue | None

@@ -20,12 +20,12 @@ class SendRoom:
         self.count = 0
         """Sends without a result yet."""
 
-    def take(self, size: int) -> None:
+    def add(self, size: int) -> None:
         """Count a send that begins."""
         self.count += 1
         self._bytes += size
 
-    def give_back(self, size: int) -> None:
+    def remove(self, size: int) -> None:
         """Discount a send that has ended, and wake waiting senders."""
         self.count -= 1
         self._bytes -= size
