@@ -10,7 +10,7 @@ _FORM: Final = re.compile(r"(?:\[([^\s/\[\]]+)\]|([^\s/\[\]]+?))(?::([0-9]{1,5})
 
 
 def parse_address(text: str, *, default_port: int | None = None, port_min: int = 1) -> tuple[str, int]:
-    """Host and port; ValueError that names the address.
+    """Parse an address into host and port; ValueError names it.
 
     Brokers may tell an address of IPv6 without brackets: where a port has to be there, it is what follows the
     last colon.
@@ -25,7 +25,7 @@ def parse_address(text: str, *, default_port: int | None = None, port_min: int =
 
 
 def address_text(host: str, port: int) -> str:
-    """HOST:PORT for people and for the wire."""
+    """Write HOST:PORT for people and for the wire."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

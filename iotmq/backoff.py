@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Backoff:
-    """The next pause in seconds; doubles with each failure until `reset`.
+    """Pauses that double with each failure until `reset`.
 
     Each pause is drawn from the upper half of its step, so that a thousand clients that lost one
     broker together do not come back together.
@@ -34,5 +34,5 @@ class Backoff:
 
     @property
     def failures(self) -> int:
-        """Failures in a row so far."""
+        """Return the number of failures in a row."""
         return self._failures

@@ -1,4 +1,4 @@
-"""Time as an argument: the real clock, and one that tests move by hand."""
+"""Tell the time: the machine's clock, and one that tests move by hand."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ class Clock(Protocol):
     """Tell the time, as all parts of iotmq ask for it."""
 
     def now_ms(self) -> int:
-        """Wall time in milliseconds since 1970, as records and leases carry it."""
+        """Return wall time in milliseconds since 1970, as records and leases carry it."""
 
     def monotonic_s(self) -> float:
-        """Seconds that never run backwards, for timeouts."""
+        """Return seconds that never run backwards, for timeouts."""
 
 
 class SystemClock:

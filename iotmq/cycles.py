@@ -1,4 +1,4 @@
-"""Collections of cyclic garbage that hold the event loop for a bounded time.
+"""Bound the time that collections of cyclic garbage hold the event loop.
 
 Python's full collection looks at every container of the process: 80 ms with 100,000 connected sessions, again
 each time there are a quarter more. Nearly all of it lives long and is freed by its last reference, so here

@@ -1,4 +1,4 @@
-"""Log lines that people and machines read: logfmt or JSON, one event per line, floods cut short."""
+"""Format log lines as logfmt or JSON, one event per line, and cut floods short."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _VALUE_CHARACTERS_MAX: Final = 4_096
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Section [log]: what is written to standard error, and how."""
+    """Section [log]: the level and the format of log lines on standard error."""
 
     level: Annotated[
         Literal["debug", "info", "warning", "error"],

@@ -23,7 +23,7 @@ class MetricSource(Protocol):
     """A part that has numbers to report."""
 
     def metrics(self) -> Iterable[Metric]:
-        """The part's samples at this moment."""
+        """Return the part's samples at this moment."""
 
 
 class SourceReader:

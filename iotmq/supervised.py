@@ -1,4 +1,4 @@
-"""Work that goes on as long as its owner: what it raises is logged and counted, and it begins again.
+"""Supervise background work: log and count what it raises, and begin it again.
 
 A task whose exception nobody looks at ends without a word, and what it kept alive is dead while every check
 is green. So every task without an end of its own is made by `supervise`, and what a timer calls again and
@@ -23,13 +23,13 @@ _PAUSE_S: Final = 1.0
 
 
 class Failures:
-    """How often background work of this process failed, by its name, which is always one in the code."""
+    """Counts failures of background work of this process by its name, which is always one in the code."""
 
     def __init__(self) -> None:
         self._count_of: Counter[str] = Counter()
 
     def count(self, name: str) -> int:
-        """Failures of one kind of work so far."""
+        """Return the failures of one kind of work so far."""
         return self._count_of[name]
 
     def note(self, name: str) -> None:
@@ -38,7 +38,7 @@ class Failures:
         logger.exception("background work failed and goes on", extra={"work": name})
 
     def metrics(self) -> Iterable[Metric]:
-        """One sample for each kind of work that has failed."""
+        """Report one sample for each kind of work that has failed."""
         for name, count in sorted(self._count_of.items()):
             yield Metric(
                 "iotmq_background_failures_total",
@@ -70,7 +70,7 @@ def surviving(name: str) -> Iterator[None]:
 def supervise(
     name: str, work: Callable[[], Awaitable[None]], *, pause_s: float = _PAUSE_S
 ) -> asyncio.Task[None]:
-    """A task that does the work until it returns, and begins it again after a pause when it raises."""
+    """Start a task that does the work until it returns, and again after a pause when it raises."""
     return asyncio.ensure_future(_go_on(name, work, pause_s))
 
 

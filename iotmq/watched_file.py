@@ -1,4 +1,4 @@
-"""Files that are read again when they change: looking at them off the event loop, and once per change."""
+"""Notice changed files: look at them off the event loop, and report each change once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public names of `iotmq.client` for docs/reference/api.md, with their calls, values and docstrings."""
+"""The public names of the client packages for docs/reference/api.md: calls, values and docstrings."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 import iotmq.client
+import iotmq.mqtt_client
 from iotmq.config.setting_text import reference
 
 # By the package below iotmq.client or iotmq.message that has them; a class of settings goes to the last part.
 _PARTS: Final = {
     "transport": "Clients and messages",
-    "sending": "Sending",
+    "sending": "Sending, requests and replies",
     "consuming": "Consuming",
-    "requests": "Requests and replies",
     "records": "Records",
     "admin": "Administration",
     "blocking": "Without an event loop",
     "settings": "Settings",
+    "mqtt_client": "The MQTT client",
 }
 
 
@@ -43,6 +44,9 @@ def pages() -> str:
         value = getattr(iotmq.client, name)
         part = value.__module__.split(".")[2]
         by_part["settings" if _is_settings(value) else part].append(_section(name, value))
+    by_part["mqtt_client"] = [
+        _section(name, getattr(iotmq.mqtt_client, name)) for name in sorted(iotmq.mqtt_client.__all__)
+    ]
     return "\n".join(
         f"## {title}\n\n" + "\n".join(by_part[part]) for part, title in _PARTS.items() if by_part[part]
     )
@@ -80,8 +84,9 @@ def _tree(value: Any) -> Any:
     nodes = ast.parse(stub.read_text()).body
     (tree,) = [node for node in nodes if getattr(node, "name", "") == value.__name__]
     for node in tree.body if isinstance(tree, ast.ClassDef) else ():
-        if isinstance(node, ast.FunctionDef) and (doc := inspect.getdoc(getattr(value, node.name))):
-            node.body = [ast.Expr(ast.Constant(doc))]
+        if isinstance(node, ast.FunctionDef) and node.name != "__init__":
+            doc = inspect.getdoc(getattr(value, node.name))
+            node.body = [ast.Expr(ast.Constant(doc))] if doc else node.body
     return tree
 
 

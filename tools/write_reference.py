@@ -1,4 +1,4 @@
-"""Write the references into docs/reference/: settings.md, metrics.md, and the native client's api.md."""
+"""Write the references into docs/reference/: settings.md, metrics.md, and the clients' api.md."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def metrics_page() -> str:
 
 
 def api_page() -> str:
-    """docs/reference/api.md with all public names of iotmq.client."""
+    """docs/reference/api.md with all public names of iotmq.client and iotmq.mqtt_client."""
     return _renewed(API_PAGE, "api", api_reference.pages())
 
 

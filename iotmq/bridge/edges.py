@@ -1,4 +1,4 @@
-"""From what an option says (earliest, latest, an offset, a time) to an offset per queue."""
+"""Resolve an option (earliest, latest, an offset, a time) to an offset per queue."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def resolve_edge(
     search: TimeSearch,
     late_timestamp: Literal["error", "latest"],
 ) -> Resolved:
-    """The offset that `edge` means for every queue of `bounds`.
+    """Resolve `edge` to an offset for every queue of `bounds`.
 
     A time later than all records of a queue means its end, or with ``late_timestamp="error"`` a
     ConfigError that names the queue. An option with a number per queue must have one for each queue

@@ -131,7 +131,7 @@ def share_rows(lags: Mapping[QueueKey, int], rows_max: int | None) -> dict[Queue
 def within(
     bounds: Mapping[QueueKey, QueueBounds], target: Mapping[QueueKey, int]
 ) -> dict[QueueKey, QueueBounds]:
-    """`bounds` as if nothing had come after `target`, and no queue beyond those of `target`."""
+    """Limit `bounds` to the offsets and queues of `target`."""
     return {
         key: QueueBounds(min(held.min_offset, target[key]), min(held.max_offset, target[key]))
         for key, held in bounds.items()
@@ -142,7 +142,7 @@ def within(
 def split_tasks(
     ranges: Sequence[QueueRange], *, partitions_min: int | None = None, combine_rows: int = 0
 ) -> list[tuple[QueueRange, ...]]:
-    """The ranges each Spark task reads: one task per queue unless told otherwise.
+    """Split the ranges among Spark tasks: one task per queue unless told otherwise.
 
     A batch of at most `combine_rows` rows is one task, which saves the fixed cost of a task per queue.
     With fewer ranges than `partitions_min`, large ranges are cut into about that many pieces.
@@ -161,7 +161,7 @@ def split_tasks(
 
 
 def describe_losses(losses: Iterable[Loss], *, consequence: str) -> str:
-    """The text for people: which records are gone, and which option decides about it."""
+    """Describe lost records in a sentence, with the option that decides about them."""
     listed = list(losses)
     named = "; ".join(str(loss) for loss in listed[:_LOSSES_NAMED_MAX])
     more = len(listed) - _LOSSES_NAMED_MAX

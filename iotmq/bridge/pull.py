@@ -1,4 +1,4 @@
-"""Reading a range of one queue as raw pull answers, with one pull on its way ahead of the caller.
+"""Read a range of one queue as raw pull answers, with one pull ahead of the caller.
 
 A pull answer is a run of records as they are stored, see docs/reference/formats.md. What is asked for is
 bounded twice: never a record at or behind the end of the range, and about `pull_bytes` at a time.
@@ -25,7 +25,7 @@ _EVERYTHING: Final = Subscription("", ALL_TAGS, frozenset(), 0)
 
 
 class PullSettings(NamedTuple):
-    """How to pull: the consumer group that is named to the broker, and bytes per pull."""
+    """Settings of pulls: the consumer group that is named to the broker, and bytes per pull."""
 
     group: str
     pull_bytes: int
@@ -63,7 +63,7 @@ def pull_range(
 def record_at(
     cluster: Cluster, key: QueueKey, address: Address, settings: PullSettings, offset: int
 ) -> bytes | None:
-    """The record at `offset` as the broker stores it, or None when it was deleted."""
+    """Read the record at `offset` as the broker stores it; None when it was deleted."""
     part = QueueRange(key, offset, offset + 1)
     for pulled in pull_range(cluster, part, address, settings, _ignore):
         return bytes(pulled.body)
@@ -71,7 +71,7 @@ def record_at(
 
 
 class _Puller:
-    """Pulls of one range: what is on its way, and how patient to be with it."""
+    """The pulls of one range: the one under way, and the time allowed for it."""
 
     def __init__(
         self,

@@ -122,8 +122,8 @@ class Broker:
         return RemotingServer(
             handler,
             Listening(
-                settings.listen_host,
-                settings.listen_port,
+                host=settings.listen_host,
+                port=settings.listen_port,
                 idle_s=settings.idle_s,
                 connections_max=settings.connections_max,
                 name="broker",
@@ -325,4 +325,3 @@ class Broker:
     def _on_group_changed(self, name: str) -> None:
         if self.subscription_groups.find(name) is None:
             self.statistics.forget_group(name)
-

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from iotmq.client.blocking.transactions import SyncTransaction, SyncTransactionProducer
     from iotmq.client.consuming.pull_consumer import PullConsumer
     from iotmq.client.consuming.push_consumer import PushConsumer
-    from iotmq.client.requests import Replier, Requester
     from iotmq.client.sending.producer import Producer
+    from iotmq.client.sending.requests import Replier, Requester
     from iotmq.client.sending.transactions import Transaction, TransactionProducer, TransactionState
     from iotmq.client.transport.client import IotmqClient
     from iotmq.client.transport.message import Message, ReceivedMessage, SendResult, SendStatus
@@ -52,8 +52,8 @@ _MODULES = {
     "PushConsumerSettings": ".transport.settings",
     "QueueOffsets": ".admin.admin",
     "ReceivedMessage": ".transport.message",
-    "Replier": ".requests",
-    "Requester": ".requests",
+    "Replier": ".sending.requests",
+    "Requester": ".sending.requests",
     "SendResult": ".transport.message",
     "SendStatus": ".transport.message",
     "SyncAdmin": ".blocking.client",

@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+    """Build the parser of the whole command line."""
     top = argparse.ArgumentParser(
         prog="iotmq", description="An MQTT-first IoT gateway with a RocketMQ-compatible queue backend."
     )
@@ -111,9 +111,7 @@ def _load(options: argparse.Namespace) -> Config:
     assignments = list(options.assignments)
     if getattr(options, "workers", None) is not None:
         assignments.append(f"mqtt.workers={options.workers}")
-    return load_config(
-        options.config, environment=os.environ, assignments=assignments, data=options.data
-    )
+    return load_config(options.config, environment=os.environ, assignments=assignments, data=options.data)
 
 
 def _run_role(options: argparse.Namespace) -> int:
@@ -137,7 +135,7 @@ def _add_config_command(commands: argparse._SubParsersAction[argparse.ArgumentPa
         "config", help="check and show settings", description="Check and show settings."
     )
     actions = config.add_subparsers(title="actions", metavar="ACTION", required=True)
-    check = actions.add_parser("check", help="say what is wrong with the settings, if anything")
+    check = actions.add_parser("check", help="check the settings and print errors")
     show = actions.add_parser("show", help="print the settings in effect, as TOML")
     reference = actions.add_parser("reference", help="print every setting with its meaning, as Markdown")
     for action in (check, show):
@@ -181,7 +179,7 @@ def _add_store_command(commands: argparse._SubParsersAction[argparse.ArgumentPar
     actions = store.add_subparsers(title="actions", metavar="ACTION", required=True)
     check = actions.add_parser("check", help="say every inconsistency in a sentence; changes nothing")
     check.set_defaults(tool=_store_check)
-    dump = actions.add_parser("dump", help="print what is in the files, an item a line; changes nothing")
+    dump = actions.add_parser("dump", help="print the contents of the files, an item a line; changes nothing")
     dump.add_argument("subject", nargs="?", choices=_DUMP_SUBJECTS, default="summary", metavar="WHAT",
                       help=f"one of {', '.join(_DUMP_SUBJECTS)} (summary)")  # fmt: skip
     dump.add_argument("--json", dest="is_json", action="store_true", help="one JSON object a line")
@@ -197,14 +195,14 @@ def _add_store_command(commands: argparse._SubParsersAction[argparse.ArgumentPar
     dump.add_argument("--queue", type=_count, metavar="ID", help="only the queues with this id")
     dump.add_argument("--bodies", action="store_true", help="print the bodies of records, too")
     dump.set_defaults(tool=_store_dump)
-    rebuild = actions.add_parser("rebuild", help="delete what is derived from the log and make it again")
+    rebuild = actions.add_parser("rebuild", help="delete the files derived from the log and make them again")
     rebuild.add_argument(
         "names", nargs="*", metavar="NAME", help="consumequeue, index, latest ... (all there are)"
     )
     rebuild.set_defaults(tool=_store_rebuild)
     repair = actions.add_parser(
         "repair",
-        help="check the whole log, put damaged bytes aside and say what is lost with them",
+        help="check the whole log, put damaged bytes aside and print which messages are lost",
         description="Check every record of the log. Bytes that are no records are copied to "
         "commitlog.damage/, covered by markers that everybody steps over, and reported with the offsets "
         "that are lost.",
@@ -349,9 +347,7 @@ def _add_consume_command(commands: argparse._SubParsersAction[argparse.ArgumentP
         help="where to begin when the group has no offset: all that is stored, or only what comes (default)",
     )
     command.add_argument("--count", type=_count, metavar="N", help="end after N messages")
-    command.add_argument(
-        "--format", choices=("text", "json", "raw"), default="text", help="how to write them"
-    )
+    command.add_argument("--format", choices=("text", "json", "raw"), default="text", help="output format")
     add_connection_options(command)
     _add_registry_option(command)
     command.set_defaults(command=_consume)
@@ -412,6 +408,6 @@ def _count(text: str) -> int:
 
 
 def _complain(text: str, code: int) -> int:
-    """Say on standard error why nothing came of it."""
+    """Print the reason of a failure to standard error."""
     print(f"iotmq: {text}", file=sys.stderr)
     return code

@@ -18,7 +18,7 @@ def add_connection_options(command: argparse.ArgumentParser) -> None:
         type=float,
         default=5.0,
         metavar="SECONDS",
-        help="how long one request may take (5)",
+        help="timeout of one request (5)",
     )
     command.add_argument(
         "--access-key",
@@ -35,7 +35,7 @@ def add_connection_options(command: argparse.ArgumentParser) -> None:
         help="roots of the servers (the machine's)",
     )
     command.add_argument(
-        "--tls-unverified", dest="is_unverified", action="store_true", help="trust whoever answers"
+        "--tls-unverified", dest="is_unverified", action="store_true", help="accept any server certificate"
     )
 
 

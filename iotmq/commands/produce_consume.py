@@ -1,4 +1,4 @@
-"""Sending and reading messages from a terminal, with the native client."""
+"""Send and read messages from a terminal, with the native client."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def add_sessions_command(
                 type=arguments.positive,
                 default=100,
                 metavar="N",
-                help="how many at most (100)",
+                help="maximum number (100)",
             )
         elif name == "drain":
             _add_drain_options(action)

@@ -1,4 +1,4 @@
-"""`iotmq store check|dump|rebuild|repair`: looking into a data directory that nobody has open.
+"""`iotmq store check|dump|rebuild|repair`: inspect and mend a data directory that nobody has open.
 
 Each returns the process's exit code: 0 when all is well, 1 when something was found or could not be put
 right. A directory that is open, or none, is a StoreError, which the command answers with 2.

@@ -35,8 +35,8 @@ def add_users_command(
     """Add `users` with its actions."""
     users = commands.add_parser(
         "users",
-        help="change the file of users who may connect by MQTT",
-        description="Change the file of users who may connect by MQTT. Front ends see that by themselves.",
+        help="change the file of MQTT users",
+        description="Change the file of MQTT users. Front ends notice changes by themselves.",
     )
     actions = users.add_subparsers(title="actions", metavar="ACTION", required=True)
     add = actions.add_parser("add", help="add a user, or give one another password")
@@ -49,13 +49,11 @@ def add_users_command(
             "--iterations",
             type=int,
             metavar="N",
-            help="how much work a guess at a password is (`mqtt.authentication.scram_iterations`)",
+            help="cost of a password guess (`mqtt.authentication.scram_iterations`)",
         )
     remove = actions.add_parser("remove", help="remove a user; connections that are open stay")
     listing = actions.add_parser("list", help="print the names, one a line")
-    check = actions.add_parser(
-        "check", help="say what is wrong with the file, or whether a password is right"
-    )
+    check = actions.add_parser("check", help="check the file, or a password")
     functions = ((add, _add), (bulk, _import), (remove, _remove), (listing, _list), (check, _check))
     for action, function in functions:
         if action in (add, remove):

@@ -1,4 +1,4 @@
-"""An MQTT front end's delivery channel to one broker: its filters there, and the records pushed for them.
+"""Keep a delivery channel to one broker, which pushes the records that match a front end's filters.
 
 When the channel is made again, the broker is told up to where its log has been seen, and sends first what
 came since for the filters of before; so nothing is missed while a connection, or the broker, is down.
@@ -36,7 +36,7 @@ _PING_INTERVAL_S = 20.0
 
 
 class DeliveryChannel:
-    """Made again, with all filters, whenever it ends. `filters` (id -> filter) may change meanwhile."""
+    """A delivery channel, reconnected whenever it ends; `filters` (id -> filter) may change meanwhile."""
 
     def __init__(
         self,
@@ -67,20 +67,20 @@ class DeliveryChannel:
 
     @property
     def is_open(self) -> bool:
-        """True while the broker knows all filters."""
+        """Return whether the broker knows all filters."""
         return self._connection is not None
 
     async def stop(self) -> None:
-        """End it for good."""
+        """Close the channel for good."""
         await end([self._task])
 
     def attach(self, filters: Sequence[tuple[int, str]]) -> asyncio.Future[bool]:
-        """Have records pushed for these, too; False when the broker does not take them."""
+        """Attach more filters; False when the broker does not take them."""
         assert self._connection is not None, "attach only an open channel"
         return asyncio.ensure_future(self._attach(self._connection, filters))
 
     def detach(self, filter_ids: Sequence[int]) -> None:
-        """Nothing more for these. What is on its way still comes."""
+        """Detach filters; records already under way still come."""
         self._seen.difference_update(filter_ids)
         if self._connection is not None:
             self._detach(self._connection, filter_ids)
@@ -125,7 +125,7 @@ class DeliveryChannel:
             await asyncio.sleep(backoff.next_s())
 
     async def _attach_all(self, connection: ClientConnection) -> None:
-        """Bring the broker to what `_filters` holds, which may change meanwhile.
+        """Attach all of `_filters`, which may change meanwhile.
 
         Raises ConnectionClosedError when the broker refuses.
         """
@@ -145,7 +145,7 @@ class DeliveryChannel:
             self._detach(connection, unwanted)
 
     async def _catch_up(self, connection: ClientConnection, filters: Sequence[tuple[int, str]]) -> bool:
-        """Attach the filters of before, and get what came for them since; True when they are attached.
+        """Attach the filters of before, with the records since then; True when they are attached.
 
         Goes out without any filter, too: the first request makes the channel.
         """
@@ -161,7 +161,7 @@ class DeliveryChannel:
     async def _attach(
         self, connection: ClientConnection, filters: Sequence[tuple[int, str]], *, since: int | None = None
     ) -> bool:
-        """True when the broker took all of them; with `since` it has sent what it had for them."""
+        """Attach filters; True when the broker took all, and with `since` has sent the records from there."""
         # A channel without filters is one, too: the broker counts its front ends.
         starts = range(0, max(1, len(filters)), _FILTERS_PER_REQUEST)
         pages = [filters[start : start + _FILTERS_PER_REQUEST] for start in starts]

@@ -1,4 +1,4 @@
-"""The way of an MQTT front end to brokers in other processes (ports.gateway.GatewayPort)."""
+"""Send and receive a front end's messages at brokers in other processes (ports.gateway.GatewayPort)."""
 
 from __future__ import annotations
 
@@ -28,9 +28,8 @@ from iotmq.errors import (
 from iotmq.front_port.delivery_channel import DeliveryChannel
 from iotmq.metrics import Metric, samples
 from iotmq.ports.gateway import AppendDone, DeliveryReceiver, dropped_replies_metric
-from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.codes import PACKET_IDS_FIELD, REPEAT_FIELD, RequestCode, ResponseCode
 from iotmq.remoting.command import Command
-from iotmq.remoting.frames.send_fields import PACKET_IDS_FIELD, REPEAT_FIELD
 from iotmq.supervised import end, supervise
 
 _log = logging.getLogger("iotmq.mqtt")
@@ -84,16 +83,16 @@ class RemoteGateway:
 
     @property
     def client_settings(self) -> ClientSettings:
-        """How to connect to a broker."""
+        """Return the settings for connecting to a broker."""
         return self._settings
 
     @property
     def masters(self) -> dict[str, str]:
-        """Broker name -> HOST:PORT of the masters that hold queues of the topics."""
+        """Return the masters that hold queues of the topics: broker name -> HOST:PORT."""
         return dict(self._masters)
 
     def on_masters_changed(self, call: Callable[[], None]) -> None:
-        """Call whenever `masters` answers differently than before."""
+        """Call `action` whenever `masters` changes."""
         self._masters_changed.append(call)
 
     @property
@@ -284,7 +283,7 @@ class RemoteGateway:
         return queues[queue_id % len(queues)]
 
     def _place(self, lane: tuple[str, int, bool], *, is_repeat: bool) -> MessageQueue:
-        """The queue of a batch; one that a broker may have keeps its queue while it may come back."""
+        """Choose the queue of a batch; one that a broker may have stored keeps its queue for a while."""
         topic, queue_id, _ = lane
         now_s = asyncio.get_running_loop().time()
         if is_repeat and lane in self._places:
@@ -307,7 +306,7 @@ class RemoteGateway:
     def _publish(
         self, code: int, queue: MessageQueue, ext: dict[str, str], body: memoryview, done: AppendDone
     ) -> None:
-        """Send a batch that is not for the log as it is."""
+        """Send a batch that is not stored in the log as it is."""
         asyncio.ensure_future(self._request_publish(code, queue, ext, body, done))  # noqa: RUF006 - `done` ends it
 
     async def _request_publish(
@@ -388,7 +387,7 @@ class RemoteGateway:
 
 
 def _report(result: asyncio.Future[SendResult], done: AppendDone) -> None:
-    """Turn a producer's result into the port's: only what is as durable as promised is a success."""
+    """Turn a producer's result into the port's: only a message as durable as promised is a success."""
     if result.cancelled():
         done(ResponseCode.SERVICE_NOT_AVAILABLE, "the producer was stopped")
         return

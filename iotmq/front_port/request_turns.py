@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class RequestTurns:
-    """`take` asks now or when its turn has come; whoever has asked says `end` when it is answered."""
+    """Requests in turns: `request` sends now or later, `end` reports each answer."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, under_way_max: int) -> None:
         self._loop = loop
@@ -19,11 +19,11 @@ class RequestTurns:
 
     @property
     def waiting_count(self) -> int:
-        """Requests that wait for their turn."""
+        """Return the number of requests that wait for their turn."""
         return len(self._waiting)
 
-    def take(self, ask: Callable[[], None]) -> None:
-        """Ask, now or later."""
+    def request(self, ask: Callable[[], None]) -> None:
+        """Send a request now, or when its turn has come."""
         if self.under_way < self._under_way_max:
             self.under_way += 1
             ask()
@@ -31,7 +31,7 @@ class RequestTurns:
             self._waiting.append(ask)
 
     def end(self) -> None:
-        """One was answered, or will not be."""
+        """Report that a request was answered, or will not be."""
         if self._waiting:
             self._loop.call_soon(self._waiting.popleft())
         else:

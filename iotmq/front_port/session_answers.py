@@ -18,7 +18,7 @@ _Found = TypeVar("_Found")
 
 
 def outcome_of(future: asyncio.Future[Command]) -> Command | Refused:
-    """A broker's answer, or why there is none."""
+    """Return a broker's answer, or the reason that there is none."""
     if future.cancelled():
         return Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "the front end stops")
     error = future.exception()
@@ -41,17 +41,17 @@ def decoded(decoder: msgspec.msgpack.Decoder[_Found], answer: Command | Refused)
 
 
 def tell(done: Callable[[Refused | None], None], answer: Command | Refused) -> None:
-    """Pass on whether something was done."""
+    """Pass on the success or the refusal of a request."""
     done(answer if isinstance(answer, Refused) else None)
 
 
 def records_of(answer: Command) -> list[memoryview]:
-    """The records of a body, each of which begins with its size; RequestError when they do not fill it."""
+    """Split a body into records that begin with their sizes; RequestError when they do not fill it."""
     return split_records(memoryview(answer.body_bytes()))
 
 
 def split_records(body: memoryview) -> list[memoryview]:
-    """Records one behind the other; RequestError when they do not fill `body`."""
+    """Split records that stand one behind the other; RequestError when they do not fill `body`."""
     records = []
     at = 0
     while at < len(body):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from iotmq.front_port.gateway import FORGET_S, RemoteGateway
-from iotmq.front_port.session_link import Introduction, LinkListener, SessionLink
+from iotmq.front_port.session_link import FrontEnd, LinkListener, SessionLink
 from iotmq.front_port.session_parts import BROKERS_MAX
 from iotmq.metrics import Metric, samples
 
@@ -44,7 +44,7 @@ class SessionBrokers:
         self._is_stopped = False
 
     def report_draining(self, *, is_draining: bool) -> None:
-        """All brokers are told, and those that come."""
+        """Tell all brokers, and those that come, whether the front end drains."""
         self._is_draining = is_draining
         for link in self.links:
             link.report_draining(is_draining=is_draining)
@@ -55,7 +55,7 @@ class SessionBrokers:
         self._follow_masters()
 
     async def stop(self) -> None:
-        """Give up the sessions that were not closed."""
+        """Close all links; sessions that were not closed are given up."""
         self._is_stopped = True
         for timer in self._unnamed.values():
             timer.cancel()
@@ -64,31 +64,31 @@ class SessionBrokers:
 
     @property
     def links(self) -> list[SessionLink]:
-        """To all brokers that are known, in the order of their numbers."""
+        """Return the links to all known brokers, in the order of their numbers."""
         return [link for link in self._links if link is not None]
 
     @property
     def count(self) -> int:
-        """Numbers that were given; the next is this one."""
+        """Return how many numbers were given; the next link gets this one."""
         return len(self._links)
 
     def link_of(self, number: int) -> SessionLink | None:
-        """The link of that number, unless it was forgotten."""
+        """Return the link of that number; None when it was forgotten."""
         return self._links[number] if number < len(self._links) else None
 
     def links_of(self, number: int | None) -> list[SessionLink]:
-        """That of one number, unless it was forgotten; all of them with None."""
+        """Return the link of that number, unless it was forgotten; all links for None."""
         if number is None:
             return self.links
         link = self.link_of(number)
         return [] if link is None else [link]
 
     def home_of(self, client_id: str) -> SessionLink | None:
-        """The broker that decides about a session: the one whose name and the client id hash highest."""
+        """Return the link to a session's home, whose name hashes highest together with the client id."""
         return self._highest(client_id)
 
     def arbiter_of(self, topic_filter: str) -> SessionLink | None:
-        """The broker that decides who has a filter exclusively, found as the home of a session is."""
+        """Return the link to the broker that decides about an exclusive filter, found like a home."""
         return self._highest(topic_filter)
 
     def _highest(self, name: str) -> SessionLink | None:
@@ -99,7 +99,7 @@ class SessionBrokers:
 
     @property
     def not_ready_reason(self) -> str | None:
-        """None while every broker answers, else which do not."""
+        """Return the brokers that do not answer, as a text; None while all do."""
         links = self.links
         if not links:
             return "no broker for sessions"
@@ -160,8 +160,11 @@ class SessionBrokers:
                 address,
                 self._listener,
                 number=len(self._links),
-                introduction=Introduction(
-                    self._name, self._token, settings.credentials, settings.tls_context()
+                front_end=FrontEnd(
+                    name=self._name,
+                    token=self._token,
+                    credentials=settings.credentials,
+                    tls=settings.tls_context(),
                 ),
             )
         )

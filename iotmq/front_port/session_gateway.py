@@ -1,4 +1,4 @@
-"""Sessions of an MQTT front end at brokers in other processes (ports.sessions.SessionPort).
+"""Keep a front end's sessions at brokers in other processes (ports.sessions.SessionPort).
 
 Every broker keeps what it has of a session: light queues for the records of its own log, and how far the
 session has come in them. One of them is the session's home: it decides who has the session and publishes the
@@ -93,7 +93,7 @@ class RemoteSessions:
             _log.warning("not all brokers have sessions now", extra={"detail": self.not_ready_reason})
 
     async def stop(self) -> None:
-        """Give the sessions up that were not closed."""
+        """Close all links; sessions that were not closed are given up."""
         self._is_stopped = True
         for task in self._tasks:
             task.cancel()
@@ -101,7 +101,7 @@ class RemoteSessions:
 
     @property
     def not_ready_reason(self) -> str | None:
-        """None while every broker answers, else which do not."""
+        """Return the brokers that do not answer, as a text; None while all do."""
         return self._brokers.not_ready_reason
 
     def metrics(self) -> Iterable[Metric]:
@@ -304,7 +304,7 @@ class RemoteSessions:
         answers: Sequence[OpenedSession | Refused],
         done: Callable[[OpenedSession | Refused], None],
     ) -> None:
-        """All brokers have answered: make them agree on the filters, then it is open."""
+        """Open a session that all brokers have answered for, after making them agree on its filters."""
         opened: dict[SessionLink, OpenedSession] = {session.home: found}
         for link, answer in zip(links, answers, strict=True):
             if isinstance(answer, Refused):
@@ -416,7 +416,7 @@ class RemoteSessions:
     # session_link.LinkListener
 
     def link_ready(self, link: SessionLink) -> None:
-        """Sessions the broker knows nothing of, or not all, come anew."""
+        """Send a broker that is back the sessions that it does not know, or not in full."""
         self._became_ready.set()
         renewed = []
         for session in self._sessions.values():
@@ -490,7 +490,7 @@ class RemoteSessions:
             self._run(self._renew(sessions))
 
     async def _renew(self, sessions: list[SharedSession]) -> None:
-        """Have devices connect again, some at a time."""
+        """Disconnect devices so that they connect again, some at a time."""
         for number, session in enumerate(sessions):
             if number and number % _RENEWED_PER_TURN == 0:
                 await asyncio.sleep(_RENEW_INTERVAL_S)
@@ -530,7 +530,7 @@ def _subscribe_at(
 def _outcomes(
     count: int, places: Sequence[Sequence[int]], answers: Sequence[list[Refused | None] | Refused]
 ) -> list[Refused | None]:
-    """One for each join: refused when a broker that answers refuses, or when none answers."""
+    """Merge the outcomes of each join: refused when an answering broker refuses, or when none answers."""
     outcomes: list[Refused | None] = [_NOBODY] * count
     refused: set[int] = set()
     for page, answer in zip(places, answers, strict=True):

@@ -1,4 +1,4 @@
-"""One broker's part of a front end's sessions: a connection, made again whenever it ends."""
+"""Keep the sessions of a front end at one broker, over a connection that is made again whenever it ends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import ssl
 import struct
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -69,30 +69,30 @@ _ENCODED_QUEUES_MAX: Final = 8
 
 
 class LinkListener(Protocol):
-    """Where a link tells what its broker pushes; queue ids are the broker's."""
+    """The receiver of what a link's broker pushes; queue ids are the broker's."""
 
     def link_ready(self, link: SessionLink) -> None:
-        """Requests are answered from now on; the sessions of before are the front end's again."""
+        """Handle a link that became ready: the sessions of before are claimed again."""
 
     def link_pushed(self, link: SessionLink, records: memoryview, pushes: memoryview) -> None:
-        """Records of light queues, as SessionReceiver.deliver_queued."""
+        """Deliver records of light queues, as SessionReceiver.deliver_queued."""
 
     def link_missed(self, link: SessionLink, queue_ids: Sequence[int]) -> None:
-        """Records of these queues were not pushed."""
+        """Handle that records of these queues were not pushed."""
 
     def link_handed_out(
         self, link: SessionLink, handouts: Sequence[tuple[int, int]], records: Sequence[memoryview]
     ) -> None:
-        """Messages for members of shared subscriptions, as ShareReceiver.hand_out."""
+        """Deliver messages to members of shared subscriptions, as ShareReceiver.hand_out."""
 
     def link_withdrew(self, link: SessionLink, positions: Sequence[tuple[int, int]]) -> None:
         """Take back shared messages that went to other members."""
 
     def link_fenced(self, link: SessionLink, client_id: str, epoch: int, reason: str) -> None:
-        """A session belongs to somebody else soon, or already."""
+        """Handle that another front end takes a session over."""
 
     def link_drain_ordered(self, order: DrainOrder) -> None:
-        """An operator wants devices to be sent elsewhere, or not any more."""
+        """Handle an operator's order to drain the front end, or to end that."""
 
 
 class _Known:
@@ -107,7 +107,7 @@ class _Known:
 
     @property
     def queues(self) -> dict[str, int]:
-        """The queue ids of its filters; to be set again when it was changed."""
+        """Return a copy of the queue ids by filter; set it to change them."""
         kept = self._queues
         return kept if isinstance(kept, dict) else _queues.decode(kept)
 
@@ -117,12 +117,13 @@ class _Known:
         self._queues = queues if len(queues) > _ENCODED_QUEUES_MAX else msgspec.msgpack.encode(queues)
 
 
-class Introduction(NamedTuple):
-    """Introduce a front end to brokers, with the keys and certificates it reaches them by."""
+class FrontEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """A front end as it introduces itself to brokers."""
 
     name: str
+    """Unique among all front ends."""
     token: str
-    """Tells the lives of its process apart."""
+    """Tells the runs of one front end apart."""
     credentials: Credentials | None = None
     tls: ssl.SSLContext | None = None
 
@@ -141,15 +142,15 @@ class SessionLink:
         listener: LinkListener,
         *,
         number: int,
-        introduction: Introduction,
+        front_end: FrontEnd,
     ) -> None:
         self.number = number
         self.broker_name = broker_name
         self.address = address
         self._listener = listener
-        self._introduction = {"name": introduction.name, "token": introduction.token}
-        self._credentials = introduction.credentials
-        self._tls = introduction.tls
+        self._introduction = {"name": front_end.name, "token": front_end.token}
+        self._credentials = front_end.credentials
+        self._tls = front_end.tls
         self._loop = asyncio.get_running_loop()
         # Set while the broker has all claims.
         self._connection: ClientConnection | None = None
@@ -170,20 +171,20 @@ class SessionLink:
 
     @property
     def is_ready(self) -> bool:
-        """True while the broker answers."""
+        """Return whether the broker answers."""
         return self._connection is not None
 
     @property
     def session_count(self) -> int:
-        """Sessions this front end has at the broker."""
+        """Return how many sessions this front end has at the broker."""
         return len(self._known)
 
     def report_draining(self, *, is_draining: bool) -> None:
-        """Said with each sign of life."""
+        """Tell the broker with each heartbeat whether the front end drains."""
         self._introduction["isDraining"] = "true" if is_draining else "false"
 
     async def stop(self) -> None:
-        """Give the sessions up that were not closed."""
+        """Close the link; sessions that were not closed are given up."""
         self._is_stopped = True
         await end([self._task])
         held, self._held = self._held, []
@@ -201,7 +202,7 @@ class SessionLink:
                 self._parted.pop(request.client_id, None)
             done(opened)
 
-        self._turns.take(partial(self._ask_in_turn, _command(RequestCode.OPEN_SESSION, request), answered))
+        self._turns.request(partial(self._ask_in_turn, _command(RequestCode.OPEN_SESSION, request), answered))
 
     def subscribe(
         self, request: SubscribeRequest, done: Callable[[list[SessionSubscription] | Refused], None]
@@ -227,11 +228,11 @@ class SessionLink:
         self._ask(_command(RequestCode.UNSUBSCRIBE_SESSION, request), partial(tell, done))
 
     def progress(self, changes: Sequence[SessionProgress], done: Callable[[Refused | None], None]) -> None:
-        """At most SESSIONS_PER_REQUEST_MAX changes."""
+        """Report progress; at most SESSIONS_PER_REQUEST_MAX changes."""
         self._ask(_command(RequestCode.REPORT_PROGRESS, list(changes)), partial(tell, done))
 
     def close_session(self, request: CloseRequest) -> None:
-        """The broker is told, if not now then when it is back."""
+        """Close a session; the broker is told now, or when it is back."""
         if self._known_as(request.client_id, request.epoch) is not None:
             del self._known[request.client_id]
             self._part(request)
@@ -300,7 +301,7 @@ class SessionLink:
         self._connection.request_nowait(command).add_done_callback(lambda future: done(outcome_of(future)))
 
     def _ask_patiently(self, make: Callable[[], Command], done: Callable[[Command | Refused], None]) -> None:
-        """Ask again on the next connection when this one ends."""
+        """Send a request, and again on the next connection when this one ends."""
         if self._is_stopped:
             done(Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "the front end stops"))
             return
@@ -308,7 +309,7 @@ class SessionLink:
             self._held.append((make, done))
             return
 
-        self._turns.take(partial(self._read_in_turn, make, done))
+        self._turns.request(partial(self._read_in_turn, make, done))
 
     def _read_in_turn(self, make: Callable[[], Command], done: Callable[[Command | Refused], None]) -> None:
         def answered(future: asyncio.Future[Command]) -> None:
@@ -400,7 +401,7 @@ class SessionLink:
             await asyncio.sleep(backoff.next_s())
 
     def queue_ids(self) -> list[int]:
-        """The light queues of all sessions here."""
+        """Return the light queues of all sessions of the link."""
         return sorted({queue_id for known in self._known.values() for queue_id in known.queues.values()})
 
     async def _introduce(self, connection: ClientConnection) -> None:
@@ -411,7 +412,7 @@ class SessionLink:
         )
 
     async def _claim_all(self, connection: ClientConnection) -> None:
-        """Take back what was this front end's; sessions somebody else has meanwhile are lost."""
+        """Claim the sessions of before; those that another front end has meanwhile are lost."""
         claims = [
             bodies.ClaimBody(client_id, known.epoch, bodies.queues_checksum(known.queues.items()), known.will)
             for client_id, known in self._known.items()

@@ -1,4 +1,4 @@
-"""A session that several brokers have a part of: what each is told of it, and what they know of it as one.
+"""Split a session's changes among the brokers that have parts of it, and merge their answers.
 
 A front end calls a light queue by the number it gave the broker and the broker's own id of the queue.
 """
@@ -48,7 +48,7 @@ def own_subscriptions(link: SessionLink, found: Iterable[SessionSubscription]) -
 
 
 def own_pushes(number: int, pushes: memoryview) -> memoryview | bytes:
-    """A run of pushes (place 4 | queue id 4), under the front end's queue ids."""
+    """Translate a run of pushes (place 4 | queue id 4) to the front end's queue ids."""
     if not number or not len(pushes) or len(pushes) % 8:
         return pushes
     # All ids at once.
@@ -83,13 +83,13 @@ class SharedSession:
         return {self.home: self.epoch} if self._others is None else {self.home: self.epoch} | self._others
 
     def add_part(self, link: SessionLink, epoch: int) -> None:
-        """Another broker has the session."""
+        """Add a broker that has the session."""
         if self._others is None:
             self._others = {}
         self._others[link] = epoch
 
     def drop_part(self, link: SessionLink) -> None:
-        """A broker that is not the home is forgotten."""
+        """Forget a broker that is not the home."""
         if self._others is not None:
             self._others.pop(link, None)
 

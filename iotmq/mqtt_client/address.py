@@ -17,7 +17,7 @@ WEBSOCKET_PATH: Final = "/mqtt"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A server. `path` is that of a WebSocket's URL, or of a Unix socket."""
+    """The address of a server; `path` is the path of a WebSocket's URL, or of a Unix socket."""
 
     scheme: Scheme = "mqtt"
     host: str = "127.0.0.1"
@@ -36,7 +36,7 @@ class Address:
 
 
 class ParsedUrl(NamedTuple):
-    """A URL taken apart; `topic` is the path of an mqtt or mqtts one."""
+    """The parts of a URL; `topic` is the path of an mqtt or mqtts URL."""
 
     address: Address
     user_name: str | None
@@ -45,7 +45,7 @@ class ParsedUrl(NamedTuple):
 
 
 def parse_url(url: str) -> ParsedUrl:
-    """`mqtt(s)://[USER[:PASSWORD]@]HOST[:PORT][/TOPIC]`, `ws(s)://...[/PATH]` or `unix:PATH`.
+    """Parse `mqtt(s)://[USER[:PASSWORD]@]HOST[:PORT][/TOPIC]`, `ws(s)://...[/PATH]` or `unix:PATH`.
 
     ClientError for anything else.
     """
@@ -75,7 +75,7 @@ def parse_url(url: str) -> ParsedUrl:
 
 
 def parse_references(text: str, address: Address) -> list[Address]:
-    """The servers of a server reference (MQTT 5 section 4.11): HOST[:PORT], separated by spaces.
+    """Parse a server reference (MQTT 5 section 4.11): HOST[:PORT], separated by spaces.
 
     They are reached the way `address` is; what cannot be read is left out.
     """

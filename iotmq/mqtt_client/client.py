@@ -66,7 +66,10 @@ _FILTERS_PER_PACKET: Final = 100
 
 
 class MqttClient:
-    """Use it with `async with`; `on_change` is told in words when the connection is lost and found."""
+    """An MQTT client that reconnects by itself; `async with` connects and closes it.
+
+    `on_change` is called with a text when the connection is lost or made again.
+    """
 
     def __init__(
         self,
@@ -119,15 +122,21 @@ class MqttClient:
     async def close(self) -> None:
         """Disconnect; what is not acknowledged by now fails with ClientClosedError."""
         keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            keeper.cancel()
-            with suppress(asyncio.CancelledError):
-                await keeper
-        connection = self._connection
         self._fail(ClientClosedError("the client is closed"))
-        if connection is not None:
-            expiry_s = 0 if self.settings.ends_session and self.settings.session_expiry_s else None
-            await connection.leave(session_expiry_s=expiry_s)
+        try:
+            if keeper is not None:
+                keeper.cancel()
+                # Unlike `await keeper`, this tells the keeper's cancellation from one of the caller.
+                await asyncio.wait([keeper])
+                if not keeper.cancelled():
+                    keeper.result()
+            if self._connection is not None:
+                expiry_s = 0 if self.settings.ends_session and self.settings.session_expiry_s else None
+                await self._connection.leave(session_expiry_s=expiry_s)
+        except asyncio.CancelledError:
+            if self._connection is not None:
+                self._connection.abort()
+            raise
 
     # Publishing ------------------------------------------------------------------------------------------
 
@@ -140,7 +149,7 @@ class MqttClient:
         retain: bool = False,
         properties: Properties = NO_PROPERTIES,
     ) -> None:
-        """Returns when the server has acknowledged it; with QoS 0, when it is on its way.
+        """Publish a message; returns when the server has acknowledged it, with QoS 0 when it was written.
 
         Raises MessageRefusedError or ServerRefusedError for a message that is refused here or there.
         """
@@ -199,14 +208,14 @@ class MqttClient:
         return connection is not None and not connection.is_writing_paused and not self._session.waiting
 
     async def room(self) -> None:
-        """Wait until a message would leave at once: connected, with the window and the way out open."""
+        """Wait until a message would leave at once: connected, with room in window and write buffer."""
         while not self.has_room:
             self._check_alive()
             await self._wait_for_change()
         self._check_alive()
 
     async def drain(self) -> None:
-        """Wait until every message of QoS 1 and 2 is done, and what was written is on its way."""
+        """Wait until every message of QoS 1 and 2 is acknowledged and the write buffer is empty enough."""
         while self._session.unfinished_count or (
             self._connection is not None and self._connection.is_writing_paused
         ):
@@ -234,13 +243,13 @@ class MqttClient:
         return codes
 
     async def unsubscribe(self, *filters: str, properties: Properties = NO_PROPERTIES) -> tuple[int, ...]:
-        """Returns the server's codes, which there are none of before MQTT 5."""
+        """Unsubscribe from filters; returns the server's reason codes, none before MQTT 5."""
         for topic_filter in filters:
             self._subscriptions.pop(topic_filter, None)
         return await self._ask(lambda core: core.unsubscribe(filters, properties))
 
     async def next_batch(self, count_max: int | None = None) -> list[ReceivedMessage]:
-        """The messages that have come, one at least and `count_max` at most; acknowledges those before."""
+        """Wait for messages, one at least and `count_max` at most; acknowledges the batch before."""
         self._unread.acknowledge()
         while not self._unread:
             self._check_alive()
@@ -248,11 +257,11 @@ class MqttClient:
         return self._unread.take(count_max)
 
     def acknowledge(self) -> None:
-        """Say to the server that the messages of the last batch are taken, without asking for others."""
+        """Acknowledge the messages of the last batch without asking for others."""
         self._unread.acknowledge()
 
     async def messages(self) -> AsyncIterator[ReceivedMessage]:
-        """Messages one by one, for ever; each batch is acknowledged when its last one was taken."""
+        """Yield messages without end; a batch is acknowledged when its last one was taken."""
         while True:
             for message in await self.next_batch():
                 yield message
@@ -260,7 +269,7 @@ class MqttClient:
     # The connection --------------------------------------------------------------------------------------
 
     async def _connect(self) -> None:
-        """One try: returns with the CONNACK."""
+        """Try to connect once; returns with the CONNACK."""
         settings = self.settings
         address = self._address
         authenticator = settings.authenticator() if settings.authenticator is not None else None
@@ -325,7 +334,7 @@ class MqttClient:
             self._fail(error)
 
     async def _subscribe_again(self) -> None:
-        """Where the server has lost the subscriptions; with MQTT 3.1 it does not say whether it has."""
+        """Subscribe again if the server has lost the session; with MQTT 3.1 it does not say so."""
         if self.connected_with.is_session_present and self.settings.protocol_level != PROTOCOL_LEVEL_3_1:
             return
         by_properties: dict[int, tuple[Properties, list[tuple[str, int]]]] = {}
@@ -337,7 +346,7 @@ class MqttClient:
                     await self._ask_once(filters[at : at + _FILTERS_PER_PACKET], properties)
 
     async def _ask_once(self, filters: Sequence[tuple[str, int]], properties: Properties) -> None:
-        """Subscribe on this connection; another one would begin anew."""
+        """Subscribe on this connection only; the next one subscribes again by itself."""
         connection = self._connection
         if connection is None:
             raise ConnectionClosedError("the connection is lost")
@@ -446,7 +455,7 @@ class MqttClient:
             self._opening[1].set_exception(error)
 
     def _redirect(self, ending: Ending) -> None:
-        """Where the server sends us [section 4.11]; only the next try goes there when it is for a while."""
+        """Follow the server's redirection [section 4.11]; a temporary one holds for the next try only."""
         references = parse_references(ending.properties.server_reference or "", self.settings.address)
         moved: Address = self.settings.address
         if references and ending.code in (USE_ANOTHER_SERVER.v5_code, SERVER_MOVED.v5_code):
@@ -459,7 +468,7 @@ class MqttClient:
     # Waiting ---------------------------------------------------------------------------------------------
 
     def _fail(self, error: IotmqError) -> None:
-        """There will be no further connection: everybody who waits is told why."""
+        """Rule out further connections: all waiting calls raise the error."""
         if self._failure is None:
             self._failure = error
         waiting: list[asyncio.Future[Any]] = [*self._asked.values(), *self._publishing]

@@ -1,4 +1,4 @@
-"""One connection of a client: moves bytes between a link and the protocol core, and keeps its time."""
+"""Move bytes between a link and the protocol core of one connection, and keep its deadlines."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _CLOSE_TRIES: Final = 10
 
 
 class ConnectionOwner(Protocol):
-    """Whom a connection tells what happens."""
+    """The owner of a connection, which is told of its events."""
 
     def events_came(self, connection: MqttConnection, events: list[ClientEvent], size: int) -> None:
-        """Events in order, out of so many bytes."""
+        """Handle events in order; they arrived in `size` bytes."""
 
     def room_changed(self) -> None:
-        """More can be written than before."""
+        """Send on: more can be written than before."""
 
     def connection_ended(self, connection: MqttConnection, ending: Ending) -> None:
-        """Comes once."""
+        """Handle the end of the connection; called once."""
 
 
 class MqttConnection(asyncio.Protocol):
-    """Begins with `begin`, ends with its owner's `connection_ended`."""
+    """One connection, from `begin` until its owner's `connection_ended`."""
 
     def __init__(self, core: ClientConnection, owner: ConnectionOwner) -> None:
         self.core = core
@@ -53,7 +53,7 @@ class MqttConnection(asyncio.Protocol):
     # What the owner does ---------------------------------------------------------------------------------
 
     def send_soon(self) -> None:
-        """The core has something to send: it leaves at the end of this turn."""
+        """Send the core's output at the end of this turn of the loop."""
         if self.core.output_bytes >= _FLUSH_BYTES:
             self.flush()
         elif not self._is_flush_due:
@@ -83,7 +83,7 @@ class MqttConnection(asyncio.Protocol):
     async def leave(self, *, session_expiry_s: int | None) -> None:
         """Say good-bye, when what was written has left, and wait a moment for the server to close.
 
-        Who closes first with something unread loses what was sent last: the server sees a lost connection.
+        Closing a socket with unread bytes resets it: the server would lose the DISCONNECT.
         """
         self.core.disconnect(session_expiry_s=session_expiry_s)
         self.resume_reading()
@@ -97,7 +97,7 @@ class MqttConnection(asyncio.Protocol):
             link.close()
 
     def abort(self) -> None:
-        """The link is no longer wanted."""
+        """Drop the link without a DISCONNECT."""
         if self._link is not None and not self.lost.done():
             self._link.abort()
 

@@ -14,7 +14,7 @@ _FINAL_CODES: Final = frozenset(
 
 
 class ServerRefusedError(IotmqError):
-    """The server refuses the connection or a message; `code` is the reason code of MQTT 5 for it."""
+    """The server refused the connection or a message; `code` is the reason code of MQTT 5 for it."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -27,7 +27,7 @@ def is_final(ending: Ending) -> bool:
 
 
 def error_of(ending: Ending) -> IotmqError:
-    """The exception for a connection that ended so."""
+    """Make the exception for the end of a connection."""
     if ending.is_by_server:
         return ServerRefusedError(ending.code, ending.text)
     return ConnectionClosedError(ending.text)

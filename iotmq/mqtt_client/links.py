@@ -1,4 +1,4 @@
-"""Byte streams to a server: TCP, TLS, Unix socket or WebSocket, all used as one asyncio transport is."""
+"""Open byte streams to a server: TCP, TLS, Unix socket or WebSocket, each used like an asyncio transport."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Link(Protocol):
 
 
 async def open_link(address: Address, receiver: asyncio.Protocol, context: ssl.SSLContext | None) -> Link:
-    """Connect; `receiver` is told what comes, from `connection_made` on. OSError when nobody is there."""
+    """Connect; `receiver` is the protocol of the transport. OSError when the server cannot be reached."""
     loop = asyncio.get_running_loop()
     if address.scheme in ("ws", "wss"):
         # Only now: the library takes a moment to import.

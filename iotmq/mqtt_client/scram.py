@@ -21,12 +21,12 @@ _BINDING: Final = base64.b64encode(_GS2.encode()).decode()
 
 
 class ScramAuthenticator:
-    """One exchange (iotmq.mqtt_client.settings.Authenticator)."""
+    """One exchange of SCRAM-SHA-256 (an `Authenticator`)."""
 
     method = METHOD
 
     def __init__(self, user_name: str, password: bytes, *, nonce: str | None = None) -> None:
-        """ClientError for a name that SASLprep does not allow."""
+        """Begin an exchange; ClientError for a name that SASLprep does not allow."""
         try:
             name = saslprep(user_name)
         except ValueError as error:
@@ -42,7 +42,7 @@ class ScramAuthenticator:
         return (_GS2 + self._first_bare).encode()
 
     def answer(self, data: bytes) -> bytes:
-        """The proof for the server's salt."""
+        """Compute the proof for the server's salt."""
         server_first = _text(data)
         nonce, salt, iterations = self._challenge(server_first)
         client_key, server_key = derive_keys(self._password, salt, iterations)
@@ -53,13 +53,13 @@ class ScramAuthenticator:
         return f"{without_proof},p={base64.b64encode(proof).decode()}".encode()
 
     def finish(self, data: bytes) -> None:
-        """A server that does not prove that it knows the password is not the one we meant."""
+        """Check the server's proof that it knows the password; ClientError when it is wrong."""
         expected = b"v=" + base64.b64encode(self._signature or b"")
         if self._signature is None or not hmac.compare_digest(data, expected):
             raise ClientError(f"the server has not proved by {METHOD} that it knows the password")
 
     def _challenge(self, text: str) -> tuple[str, bytes, int]:
-        """Nonce, salt and iterations of the server's message."""
+        """Parse nonce, salt and iterations from the server's message."""
         fields = text.split(",")
         if len(fields) < 3 or [field[:2] for field in fields[:3]] != ["r=", "s=", "i="]:
             raise ClientError(f"the server's {METHOD} message is not r=NONCE,s=SALT,i=ITERATIONS")

@@ -1,4 +1,4 @@
-"""Define the settings of a client."""
+"""Settings of an MQTT client."""
 
 from __future__ import annotations
 
@@ -24,53 +24,65 @@ class Authenticator(Protocol):
         """Return the authentication method for CONNECT."""
 
     def first(self) -> bytes | None:
-        """The data of CONNECT."""
+        """Return the authentication data for CONNECT."""
 
     def answer(self, data: bytes) -> bytes:
-        """The answer to the server's challenge; ClientError when it cannot be given."""
+        """Answer the server's challenge; ClientError when that is not possible."""
 
     def finish(self, data: bytes) -> None:
-        """The server's last word; ClientError when it is not who it should be."""
+        """Check the data of CONNACK; ClientError when the server does not prove its identity."""
 
 
 def new_client_id() -> str:
-    """One that nobody else has."""
+    """Make a random client id."""
     return f"iotmq-{uuid.uuid4().hex[:16]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MqttClientSettings:
-    """Sizes are bytes. What only MQTT 5 has is not sent with other versions.
-
-    `clean_session` holds for the first connection; with MQTT 5 the later ones of the same client go on with
-    its session, which the server keeps for `session_expiry_s`; `ends_session` gives it up when the client is
-    closed. An empty `client_id` is assigned by the server. `connect_properties` is for user properties and
-    the like.
-    """
+    """Settings of an MQTT client. Those that only MQTT 5 has are not sent with other versions."""
 
     address: Address = field(default_factory=Address)
+    """The server."""
     client_id: str = field(default_factory=new_client_id)
+    """An empty one is assigned by the server."""
     protocol_level: int = PROTOCOL_LEVEL_5
+    """3 for MQTT 3.1, 4 for 3.1.1, 5 for 5."""
     clean_session: bool = True
+    """For the first connection; with MQTT 5 later ones of this client go on with its session."""
     session_expiry_s: int = 0
+    """How long the server keeps the session without a connection."""
     ends_session: bool = False
+    """Give the session up when the client is closed."""
     keep_alive_s: int = 60
+    """0 for no limit."""
     user_name: str | None = None
     password: bytes | None = None
     authenticator: Callable[[], Authenticator] | None = None
+    """Begins an enhanced authentication for each connection."""
     will: Will | None = None
     connect_properties: Properties = NO_PROPERTIES
+    """Further properties of CONNECT, such as user properties."""
     tls: TlsOptions = field(default_factory=TlsOptions)
     in_flight_max: int | None = None
+    """Messages of QoS 1 and 2 under way to the server; None for what the server takes, up to a limit."""
     receive_max: int = limits.MQTT_CLIENT_RECEIVE_MAX
+    """Messages of QoS 1 and 2 under way from the server."""
     packet_bytes_max: int = limits.MQTT_CLIENT_PACKET_BYTES_MAX
+    """The largest packet the server may send."""
     topic_aliases_max: int = limits.MQTT_TOPIC_ALIASES_MAX
+    """Topic aliases the server may use."""
     gives_aliases: bool = True
+    """Use topic aliases towards the server."""
     unread_bytes_max: int = limits.MQTT_CLIENT_UNREAD_BYTES_MAX
+    """With more that the program has not taken, the server is not read."""
     connect_timeout_s: float = ANSWER_TIMEOUT_S
     reconnects: bool = True
+    """Connect again when a connection is lost."""
     reconnect_min_s: float = 0.2
+    """The first pause before connecting again; it doubles with each failure."""
     reconnect_max_s: float = 30.0
+    """The longest pause."""
 
     def __post_init__(self) -> None:
         if self.in_flight_max is not None and not 1 <= self.in_flight_max <= 65_535:
@@ -91,7 +103,7 @@ class MqttClientSettings:
 
     @property
     def window(self) -> int:
-        """Messages of QoS 1 and 2 without an acknowledgement, where the server does not ask for less."""
+        """Return how many messages may wait for acknowledgements, if the server allows as many."""
         if self.in_flight_max is not None:
             return self.in_flight_max
         is_told = self.protocol_level == PROTOCOL_LEVEL_5
@@ -100,7 +112,7 @@ class MqttClientSettings:
     def connect_packet(
         self, *, is_first: bool, client_id: str, authenticator: Authenticator | None
     ) -> Connect:
-        """The CONNECT of the next connection."""
+        """Build the CONNECT of the next connection."""
         is_v5 = self.protocol_level == PROTOCOL_LEVEL_5
         properties = NO_PROPERTIES
         if is_v5:

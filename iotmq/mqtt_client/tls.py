@@ -1,4 +1,4 @@
-"""TLS of a client: whom it trusts, and who it says it is."""
+"""TLS of a client: the certificates it trusts, and its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from iotmq.errors import ClientError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsOptions:
-    """Files are PEM. Without `ca_file` the machine's certificates are, with `is_unverified` anybody is."""
+    """TLS options of a client; files are PEM. Without `ca_file` the machine's authorities are trusted.
+
+    `is_unverified` accepts any certificate.
+    """
 
     ca_file: str | None = None
     ca_directory: str | None = None
@@ -22,7 +25,7 @@ class TlsOptions:
 
 
 def tls_context(options: TlsOptions) -> ssl.SSLContext:
-    """ClientError names the file that cannot be used."""
+    """Make the TLS context; ClientError names the file that cannot be used."""
     try:
         context = ssl.create_default_context(cafile=options.ca_file, capath=options.ca_directory)
     except (OSError, ssl.SSLError) as error:

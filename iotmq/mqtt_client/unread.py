@@ -1,4 +1,4 @@
-"""Messages that have come and were not asked for yet; a server whose messages pile up is not read."""
+"""Keep received messages until the program takes them; with too many, the server is not read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Batch = list[ReceivedMessage]
 
 
 class UnreadMessages:
-    """Batches in the order in which they came, each with the connection that its acknowledgements go to."""
+    """Batches of received messages in order, each with the connection that its acknowledgements go to."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -25,14 +25,14 @@ class UnreadMessages:
         return bool(self._batches)
 
     def add(self, connection: MqttConnection, batch: Batch, size: int) -> None:
-        """A batch that was in `size` bytes."""
+        """Add a batch that arrived in `size` bytes."""
         self._batches.append((connection, batch))
         self._bytes += size
         if self._bytes >= self._bytes_max:
             connection.pause_reading()
 
     def take(self, count_max: int | None) -> Batch:
-        """The oldest batch, or so many messages of it."""
+        """Return the oldest batch, or its first `count_max` messages."""
         connection, batch = self._batches.popleft()
         if count_max is not None and len(batch) > count_max:
             self._batches.appendleft((connection, batch[count_max:]))
@@ -44,7 +44,7 @@ class UnreadMessages:
         return batch
 
     def acknowledge(self) -> None:
-        """The batch that was given out last is the program's now."""
+        """Acknowledge the batch that was returned last."""
         if self._given is None:
             return
         (connection, batch), self._given = self._given, None

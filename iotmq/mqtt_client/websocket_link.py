@@ -16,7 +16,7 @@ _SUBPROTOCOL = "mqtt"  # [MQTT-6.0.0-3]
 async def open_websocket(
     address: Address, receiver: asyncio.Protocol, context: ssl.SSLContext | None
 ) -> WebSocketLink:
-    """ConnectionError when the server speaks no WebSocket there, or not for MQTT."""
+    """Open a WebSocket; ConnectionError when the server has none there, or none for MQTT."""
     try:
         transport, _ = await picows.ws_connect(
             lambda: _Listener(receiver),
@@ -40,7 +40,7 @@ async def open_websocket(
 
 
 class WebSocketLink:
-    """A WebSocket as a stream."""
+    """A WebSocket as a byte stream."""
 
     def __init__(self, transport: picows.WSTransport) -> None:
         self._transport = transport

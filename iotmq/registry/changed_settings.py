@@ -35,12 +35,12 @@ class _Document(msgspec.Struct):
 
 
 def setting_texts(settings: RegistrySettings) -> dict[str, str]:
-    """Every setting as code 319 shows it."""
+    """Return every setting as request 319 shows it."""
     return {name: str(value) for name, value in msgspec.structs.asdict(settings).items()}
 
 
 def changed(settings: RegistrySettings, values: Mapping[str, str]) -> RegistrySettings:
-    """The settings with all of `values`. RequestError (1) names the first that cannot be."""
+    """Change settings to `values`. RequestError (1) names the first invalid one."""
     current = setting_texts(settings)
     wanted = {name: value for name, value in values.items() if current.get(name) != value}
     for name in wanted:

@@ -36,7 +36,7 @@ class KeyValues:
         return self._table.get(namespace, {}).get(key)
 
     def namespace(self, name: str) -> dict[str, str]:
-        """All keys of a namespace; empty when it has none."""
+        """Return all keys of a namespace; empty when it has none."""
         return self._table.get(name, {})
 
     @property
@@ -44,7 +44,7 @@ class KeyValues:
         return sum(map(len, self._table.values()))
 
     def put(self, namespace: str, key: str, value: str) -> KeyValues:
-        """The state with `key` set; RequestError when a text or all of them are past their limit."""
+        """Return the state with `key` set; RequestError when a text or all of them are past their limit."""
         check_texts(namespace=namespace, key=key, value=value)
         fresh = KeyValues({**self._table, namespace: {**self.namespace(namespace), key: value}})
         if fresh._size + sum(map(_text_size, fresh._table)) > KV_BYTES_MAX:
@@ -55,7 +55,7 @@ class KeyValues:
         return fresh
 
     def delete(self, namespace: str, key: str) -> KeyValues:
-        """The state without `key`; itself when there is none."""
+        """Return the state without `key`; itself when there is none."""
         keys = self._table.get(namespace)
         if keys is None or key not in keys:
             return self
@@ -95,7 +95,7 @@ class KeyValueFile:
 
 
 def check_texts(**texts: str) -> None:
-    """RequestError, with the name of the field, when one of the texts is past `KV_TEXT_BYTES_MAX`."""
+    """Raise RequestError naming the field when one of the texts is past `KV_TEXT_BYTES_MAX`."""
     for field, text in texts.items():
         if _text_size(text) > KV_TEXT_BYTES_MAX:
             raise RequestError(

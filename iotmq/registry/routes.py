@@ -65,7 +65,7 @@ class BrokerGroup:
 
 
 class TopicRoute(NamedTuple):
-    """Everything a client needs to reach a topic, sorted by broker name."""
+    """A topic's queues and the addresses of their brokers, sorted by broker name."""
 
     queues: list[tuple[str, TopicQueues]]
     # Without those that are away.
@@ -196,7 +196,7 @@ class RouteTable:
             del self._away[name]
 
     def data_version(self, address: str) -> DataVersion | None:
-        """The version the broker at `address` registered with last."""
+        """Return the version that the broker at `address` registered with last."""
         lease = self._leases.get(address)
         return None if lease is None else lease.data_version
 
@@ -209,7 +209,7 @@ class RouteTable:
     # Questions.
 
     def route(self, topic: str, *, with_away: bool = False) -> TopicRoute | None:
-        """The route of a topic; None when no live broker has it, nor (`with_away`) one that has left."""
+        """Return the route of a topic; None when no live broker (`with_away`: nor one that left) has it."""
         queues = {name: table[topic] for name, table in self._tables.items() if topic in table}
         for name in queues.keys() & self._writable.keys():
             queues[name] = _with_write_permission(queues[name], self._writable[name])
@@ -222,7 +222,7 @@ class RouteTable:
         return TopicRoute(in_order, [self._groups[name] for name, _ in in_order if name in self._groups])
 
     def groups(self) -> list[BrokerGroup]:
-        """All broker names, sorted."""
+        """List all broker names, sorted."""
         return [self._groups[name] for name in sorted(self._groups)]
 
     def clusters(self) -> dict[str, list[str]]:
@@ -340,7 +340,7 @@ class RouteTable:
         return MasterAddress(address, self._leases[address].ha_address)
 
     def check(self) -> list[str]:
-        """Every inconsistency as a sentence; tests end with it."""
+        """Return every inconsistency as a sentence; tests end with it."""
         problems = []
         places = {
             (name, broker_id): address

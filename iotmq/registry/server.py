@@ -1,4 +1,4 @@
-"""The registry role: brokers announce themselves, clients ask where a topic is."""
+"""The registry role: brokers register, clients ask for the routes of topics."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ class Registry:
         self._server = RemotingServer(
             self,
             Listening(
-                settings.listen_host,
-                settings.listen_port,
+                host=settings.listen_host,
+                port=settings.listen_port,
                 idle_s=settings.idle_timeout_s,
                 connections_max=settings.connections_max,
                 name="registry",
@@ -127,7 +127,7 @@ class Registry:
 
     @property
     def port(self) -> int:
-        """The port listened on; the real one after start()."""
+        """Return the port listened on; the real one after start()."""
         return self._server.port
 
     async def start(self) -> None:

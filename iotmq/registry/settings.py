@@ -22,7 +22,7 @@ from iotmq.setting_types import ListenHost, NativePort
 
 
 class RegistrySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a registry listens and how long it believes a silent broker."""
+    """Settings of a registry: its listener, and the time until a silent broker is dropped."""
 
     listen_host: ListenHost = "127.0.0.1"
     listen_port: NativePort = 9_876

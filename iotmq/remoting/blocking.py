@@ -1,4 +1,4 @@
-"""The calling side of the native protocol on a plain socket, for code without an event loop."""
+"""Call brokers and registries over a plain socket, for code without an event loop."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class BlockingConnection:
         credentials: Credentials | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Connect, or ConnectionClosedError naming the address. `timeout_s` bounds every call.
+        """Connect; ConnectionClosedError names the address. `timeout_s` bounds every call.
 
         With `credentials` every request is signed; with `tls` the connection is encrypted.
         """
@@ -123,7 +123,7 @@ class BlockingConnection:
         return command.opaque
 
     def _read(self, timeout_s: float) -> None:
-        """One receive, at most `timeout_s` long, and what it brought."""
+        """Receive once, for at most `timeout_s`."""
         size = min(max(self._reader.missing_size, _RECEIVE_BYTES_MIN), _RECEIVE_BYTES_MAX)
         try:
             self._socket.settimeout(timeout_s)

@@ -119,10 +119,10 @@ class Channel(asyncio.Protocol):
         raise NotImplementedError
 
     def _on_opened(self) -> None:
-        """The transport is there."""
+        """Handle the opened transport."""
 
     def _on_lost(self) -> None:
-        """The connection ended; nothing can be sent any more."""
+        """Handle the end of the connection; nothing can be sent any more."""
 
     # Sending.
 
@@ -200,7 +200,7 @@ class Channel(asyncio.Protocol):
         return self._out_size + (0 if self._transport is None else self._transport.get_write_buffer_size())
 
     def take_activity(self) -> bool:
-        """True when something moved since the last call: a whole command came or the peer took bytes."""
+        """Return whether a whole command came, or the peer took bytes, since the last call."""
         size = 0 if self._transport is None else self._transport.get_write_buffer_size()
         is_active = self.is_active or size != self._scanned_size
         self.is_active = False

@@ -1,4 +1,4 @@
-"""The numbers of the native protocol: request codes, response codes, languages and versions.
+"""The numbers of the native protocol: request codes, response codes, languages and versions; our own fields.
 
 Plain integers, because they are compared on every request; `request_name` is for people. Codes from
 30001 up are iotmq's own and are described in docs/reference/wire-protocol.md.
@@ -155,7 +155,7 @@ class RequestCode:
 
 
 class ResponseCode:
-    """How a request ended."""
+    """The numbers of responses."""
 
     SUCCESS: Final = 0
     SYSTEM_ERROR: Final = 1
@@ -234,10 +234,17 @@ class Flag:
 
 
 class Serialize:
-    """How a header is written; the top byte of the header length word."""
+    """The encodings of a header: the top byte of the header length word."""
 
     JSON: Final = 0
     BINARY: Final = 1
+
+
+# Fields of iotmq's own in the header of sends; other brokers pass them over.
+# The sender does not know whether the message, or batch, is stored already.
+REPEAT_FIELD: Final = "isRepeat"
+# Messages of the batch have MQTT_PACKET_ID.
+PACKET_IDS_FIELD: Final = "hasPacketIds"
 
 
 def _constants(numbers: type) -> dict[str, int]:
@@ -251,5 +258,5 @@ _REQUEST_NAMES: Final = {code: name for name, code in _constants(RequestCode).it
 
 
 def request_name(code: int) -> str:
-    """The name of a request code for logs and labels; `"UNKNOWN"` keeps the number of labels bounded."""
+    """Return the name of a request code; `"UNKNOWN"` keeps the number of metric labels bounded."""
     return _REQUEST_NAMES.get(code, "UNKNOWN")

@@ -46,7 +46,7 @@ class Command(msgspec.Struct, eq=False):
         *,
         serialize: int = Serialize.JSON,
     ) -> Command:
-        """A request of ours; the connection that sends it gives it its `opaque`."""
+        """Make a request; the connection that sends it gives it its `opaque`."""
         return cls(
             code,
             0,
@@ -67,7 +67,7 @@ class Command(msgspec.Struct, eq=False):
         ext: dict[str, str] | None = None,
         body: Body = b"",
     ) -> Command:
-        """The response to this request: same `opaque`, same kind of header.
+        """Make the response to this request: same `opaque`, same kind of header.
 
         The response to a oneway request keeps that flag, by which connections know not to send it.
         """
@@ -84,7 +84,7 @@ class Command(msgspec.Struct, eq=False):
         )
 
     def not_supported(self) -> Command:
-        """The response for a request code nobody here serves."""
+        """Make the response to an unknown request code."""
         return self.reply(
             ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f"request code {self.code} is not supported"
         )
@@ -95,11 +95,11 @@ class Command(msgspec.Struct, eq=False):
 
     @property
     def is_oneway(self) -> bool:
-        """True when nobody waits for an answer; none may be sent."""
+        """Return whether no answer may be sent."""
         return self.flag & Flag.ONEWAY != 0
 
     def text(self, name: str, default: str | None = None) -> str:
-        """The field `name`; RequestError naming it when it is absent and has no default."""
+        """Return the field `name`; RequestError when it is absent and has no default."""
         value = self.ext.get(name, default)
         if value is None:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"the required field {name} is missing")
@@ -108,7 +108,7 @@ class Command(msgspec.Struct, eq=False):
     def integer(
         self, name: str, default: int | None = None, *, minimum: int = -(2**63), maximum: int = 2**63 - 1
     ) -> int:
-        """The field `name` as a number in `minimum..maximum`; an empty field counts as absent."""
+        """Return the field `name` as a number in `minimum..maximum`; an empty field counts as absent."""
         value = self.ext.get(name)
         if not value:
             if default is None:
@@ -128,7 +128,7 @@ class Command(msgspec.Struct, eq=False):
         return number
 
     def boolean(self, name: str, default: bool = False) -> bool:
-        """The field `name` as true or false; `0`, `1` and the empty text are understood."""
+        """Return the field `name` as true or false; `0`, `1` and the empty text are understood."""
         value = self.ext.get(name)
         if value is None:
             return default
@@ -141,7 +141,7 @@ class Command(msgspec.Struct, eq=False):
         )
 
     def body_bytes(self) -> bytes:
-        """The body as one `bytes` object; copies unless it already is one."""
+        """Return the body as one `bytes` object; copies unless it already is one."""
         body = self.body
         if isinstance(body, bytes):
             return body

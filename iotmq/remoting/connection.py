@@ -1,4 +1,4 @@
-"""The calling side of the native protocol, for the event loop."""
+"""Call brokers and registries on the event loop."""
 
 from __future__ import annotations
 

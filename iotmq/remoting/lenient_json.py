@@ -1,4 +1,4 @@
-"""JSON bodies as Java's fastjson writes and reads them.
+"""Read and write JSON bodies as Java's fastjson does.
 
 fastjson leaves map keys that are not strings unquoted: ``{0:"addr"}``, and writes a raw object as key:
 ``{{"brokerName":"b","queueId":0,"topic":"T"}:5}``. Both are made standard before decoding: a number becomes
@@ -29,7 +29,7 @@ _SPACE: Final = b" \t\r\n"
 
 
 def decode(body: Body, shape: type[T], *, lenient_bytes_max: int = LENIENT_JSON_BYTES_MAX) -> T:
-    """The body as `shape` (any type msgspec knows); numbers and booleans in quotes are understood.
+    """Decode a body as `shape` (any type msgspec knows); numbers and booleans in quotes are understood.
 
     RequestError (code 1) when it is not JSON or has another shape. Up to `lenient_bytes_max` are put right
     when they are not standard JSON; give more only for files, because it takes up to 2 s per MiB.
@@ -55,23 +55,23 @@ def decode(body: Body, shape: type[T], *, lenient_bytes_max: int = LENIENT_JSON_
 
 
 def decode_request(body: Body, shape: type[T]) -> T:
-    """`decode` for what anybody may send: only little of it is put right."""
+    """Decode the body of a request from any peer, as `decode` does, with tighter limits on repairs."""
     return decode(body, shape, lenient_bytes_max=LENIENT_REQUEST_BYTES_MAX)
 
 
 def encode(value: Any) -> bytes:
-    """`value` as standard JSON in UTF-8; integer keys are quoted, which every peer reads."""
+    """Encode `value` as standard JSON in UTF-8; integer keys are quoted, which every peer reads."""
     return msgspec.json.encode(value)
 
 
 def encode_ascii(value: Any) -> bytes:
-    """`value` as standard JSON with sorted keys and everything beyond ASCII as ``\\uXXXX``."""
+    """Encode `value` as standard JSON with sorted keys and everything beyond ASCII as ``\\uXXXX``."""
     plain = msgspec.to_builtins(value, str_keys=True)
     return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode("ascii")
 
 
 def encode_object_map(entries: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """A map whose keys are objects, both sides given as JSON text, in the form every Java version wrote."""
+    """Encode a map whose keys are objects, from JSON texts, in the form every Java version wrote."""
     return b"{" + b",".join([key + b":" + value for key, value in entries]) + b"}"
 
 

@@ -1,4 +1,4 @@
-"""Settings as tools of the RocketMQ family send and read them: lines of ``name=value``."""
+"""Read and write settings as RocketMQ's tools send them: lines of ``name=value``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from iotmq.remoting.codes import ResponseCode
 
 
 def parse_properties(body: bytes) -> dict[str, str]:
-    """Every name with its value; empty lines and those that begin with # or ! are left out.
+    """Parse names and values; empty lines and those that begin with # or ! are left out.
 
     RequestError (1) for a body that is too long, not UTF-8, or has a line without =.
     """
@@ -35,5 +35,5 @@ def parse_properties(body: bytes) -> dict[str, str]:
 
 
 def properties_text(pairs: Mapping[str, str]) -> bytes:
-    """The lines."""
+    """Write the lines."""
     return "".join([f"{name}={value}\n" for name, value in pairs.items()]).encode()

@@ -1,11 +1,13 @@
-"""The listening side of the native protocol."""
+"""Listen for connections of the native protocol."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
+
+import msgspec
 
 from iotmq.clock import Clock, SystemClock
 from iotmq.limits import NATIVE_CONNECTIONS_MAX, NATIVE_IDLE_S, WRITE_BUFFER_BYTES_MAX
@@ -33,19 +35,18 @@ class RequestHandler(Protocol):
         """
 
     def connection_lost(self, connection: ServerConnection) -> None:
-        """The connection ended, whoever ended it; called once for each that was accepted."""
+        """Handle the end of an accepted connection; called once for each."""
 
 
 #: Takes requests of a run from a number on and returns the number of the first it leaves to `handle`.
 RunHandler: TypeAlias = Callable[["ServerConnection", Run, int], int]
 
 
-class Listening(NamedTuple):
-    """Where a server listens, and what it grants its connections."""
+class Listening(msgspec.Struct, frozen=True, kw_only=True):
+    """The address and the limits of a listener."""
 
     host: str = "127.0.0.1"
     port: int = 0
-    """0: the operating system chooses one."""
     idle_s: float = NATIVE_IDLE_S
     connections_max: int = NATIVE_CONNECTIONS_MAX
     write_buffer_bytes_max: int = WRITE_BUFFER_BYTES_MAX
@@ -54,7 +55,7 @@ class Listening(NamedTuple):
 
 
 class RemotingServer:
-    """Accepts native connections and hands their requests to one handler."""
+    """Accept native connections and hand their requests to one handler."""
 
     def __init__(
         self,
@@ -89,21 +90,20 @@ class RemotingServer:
 
     @property
     def connections(self) -> Iterable[ServerConnection]:
-        """The open connections."""
+        """Return the open connections."""
         return self._active_s.keys()
 
     @property
     def traffic(self) -> Traffic:
-        """The counters behind `metrics`."""
+        """Return the counters behind `metrics`."""
         return self._traffic
 
     async def start(self) -> None:
         """Listen; afterwards `port` is the real one. OSError when the address is taken."""
         loop = asyncio.get_running_loop()
         if self._tls is None:
-            listening = self._listening
             self._server = await loop.create_server(
-                self._accept, listening.host, listening.port, backlog=_BACKLOG
+                self._accept, self._listening.host, self._listening.port, backlog=_BACKLOG
             )
             self.port = self._server.sockets[0].getsockname()[1]
         else:

@@ -1,4 +1,4 @@
-"""Signed requests: who sends them proves to know a secret (wire document 15).
+"""Sign requests with a secret, and check signatures (wire document 15).
 
 The header carries the fields AccessKey, Signature and, rarely, SecurityToken. The signature is the Base64 of
 HMAC-SHA1, keyed with the secret, over the values of all header fields but the signature itself, in the order

@@ -58,7 +58,7 @@ _from_worker: Final[msgspec.msgpack.Decoder[FromWorker]] = msgspec.msgpack.Decod
 
 
 def frame(message: ToWorker | FromWorker) -> bytes:
-    """A message as it is written."""
+    """Encode a message."""
     body = _encode(message)
     return len(body).to_bytes(4, "big") + body
 

@@ -1,4 +1,4 @@
-"""Several processes that share their MQTT ports, and the process that looks after them.
+"""Start workers that share their MQTT ports, and restart those that end.
 
 The kernel gives each new connection to one of the workers (SO_REUSEPORT). Nothing else is shared: every
 worker has its own connections to the brokers and its own name there, so what one of them does, or dies of, is
@@ -105,7 +105,7 @@ class WorkerSupervisor:
 
     @property
     def not_ready_reason(self) -> str | None:
-        """None while some worker serves devices, as it was when last asked."""
+        """Return why no worker serves devices; None while one does, as of the last refresh."""
         reasons = self.worker_states().values()
         return None if any(reason is None for reason in reasons) else "no worker is ready"
 
@@ -115,7 +115,7 @@ class WorkerSupervisor:
 
     @property
     def not_alive_reason(self) -> str | None:
-        """None unless a worker runs and does not answer."""
+        """Return why the process is not alive: a worker runs and does not answer; else None."""
         stuck = [str(worker.number) for worker in self._workers if worker.is_stuck]
         return f"workers that do not answer: {', '.join(stuck)}" if stuck else None
 
@@ -176,7 +176,7 @@ class _Worker:
             self._task.result()
 
     async def stop(self) -> None:
-        """SIGTERM, and SIGKILL after _STOP_S."""
+        """Stop the process with SIGTERM, and with SIGKILL after _STOP_S."""
         self._is_stopping = True
         if self._process is not None:
             # One that has just ended cannot be told; its task is about to see it.
@@ -245,7 +245,7 @@ class _Worker:
             if self._is_stopping:
                 return
             if code is not None and code > 0 and self._failed_reason is None:
-                self._failed_reason = f"it ended with code {code}; what it wrote to standard error says why"
+                self._failed_reason = f"it ended with code {code}; see its standard error for the reason"
             if self._failed_reason is not None and not self._listening.is_set():
                 # The first start: an operator who has made a mistake is told of it.
                 raise OSError(f"worker {self.number}: {self._failed_reason}")

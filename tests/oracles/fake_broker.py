@@ -36,7 +36,7 @@ class _Handler:
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         self.requests: list[Command] = []
         self.script: dict[int, deque[Any]] = defaultdict(deque)
-        self.server = RemotingServer(self, Listening(host, port))
+        self.server = RemotingServer(self, Listening(host=host, port=port))
 
     @property
     def address(self) -> str:

@@ -189,7 +189,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "replication", "checks", "reader", "store", "tools",
     ),
     "client": (
-        "transport", "sending", "consuming", "requests", "admin", "blocking",
+        "transport", "sending", "consuming", "admin", "blocking",
     ),
     "mqtt": (
         "reason_codes", "errors", "topics", "codec", "auth", "server", "client",

@@ -1,1 +1,1 @@
-"""Ready-made Spark jobs: run with ``python -m iotmq.bridge.jobs.NAME`` or ``spark-submit``."""
+"""Ready-made Spark jobs, programs of their own: ``python -m iotmq.bridge.jobs.NAME`` or ``spark-submit``."""

@@ -1,4 +1,4 @@
-"""Accounts of brokers with access control: changing them while brokers run (requests 50 to 53)."""
+"""Change the accounts of brokers with access control while they run (requests 50 to 53)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class AccountsVersion(msgspec.Struct, kw_only=True):
 
 
 class AccessAdmin:
-    """Each method is for all brokers, or those named; it returns their names. BrokerError when one refuses.
+    """Change accounts at all brokers, or those named; returns their names. BrokerError when one refuses.
 
     Brokers read their files by themselves: a broker that is away keeps the accounts it has.
     """
@@ -76,7 +76,7 @@ class AccessAdmin:
         )
 
     async def versions(self, broker_names: Collection[str] = ()) -> dict[str, AccountsVersion]:
-        """Broker name -> the version of its accounts."""
+        """Return the version of each broker's accounts, by broker name."""
         answers = await ask_masters(
             self._client,
             RequestCode.GET_BROKER_CLUSTER_ACL_INFO,

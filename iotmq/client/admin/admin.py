@@ -1,4 +1,4 @@
-"""Topics and offsets, for programs that prepare or watch what others use."""
+"""Create and list topics, and read and set offsets."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ class Admin:
         """Accounts of brokers with access control."""
 
     async def brokers(self) -> dict[str, dict[int, str]]:
-        """Broker name -> broker id (0 = master) -> HOST:PORT."""
+        """List brokers: broker name -> broker id (0 = master) -> HOST:PORT."""
         return await self._client.registries.cluster()
 
     async def topics(self) -> list[str]:
-        """The names of all topics, the system's included, sorted."""
+        """List the names of all topics, the system's included, sorted."""
         return sorted(await self._client.registries.topics())
 
     async def create_topic(
@@ -114,7 +114,7 @@ class Admin:
             await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def queues(self, topic: str, *, timeout_s: float = 1.0) -> tuple[MessageQueue, ...]:
-        """The queues of a topic that can be read, sorted; RouteNotFoundError when none show in time."""
+        """List the readable queues of a topic, sorted; RouteNotFoundError when there are none in time."""
         return (await self._client.routes.find_for_reading(topic, timeout_s=timeout_s)).readable
 
     async def offsets(self, topic: str) -> dict[MessageQueue, QueueOffsets]:
@@ -130,7 +130,7 @@ class Admin:
         return dict(zip(queues, await asyncio.gather(*map(one, queues)), strict=True))
 
     async def group_offsets(self, group: str, topic: str) -> dict[MessageQueue, int | None]:
-        """The offset a group committed of each queue of a topic; None where it never did."""
+        """Return the offset that a group committed for each queue of a topic; None where it never did."""
         check_group(group)
         queues = await self.queues(topic)
         stored = await asyncio.gather(
@@ -139,7 +139,7 @@ class Admin:
         return dict(zip(queues, stored, strict=True))
 
     async def set_group_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
-        """Make a group go on at `offset`; its consumers must be stopped, or they overwrite it."""
+        """Set the group's offset of a queue; stop its consumers before, or they overwrite it."""
         check_group(group)
         await offsets.commit_offset(self._client, group, queue, offset)
 

@@ -1,4 +1,4 @@
-"""Looking at brokers: what they say about themselves, what they counted, and what their topics hold."""
+"""Look at brokers: their runtime information, their statistics, and the contents of their topics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Statistic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Statistics(msgspec.Struct, frozen=True, kw_only=True):
-    """One name and key over the last minute, hour and day."""
+    """A broker's statistic of one name and key over the last minute, hour and day."""
 
     minute: Statistic = msgspec.field(name="statsMinute", default=Statistic())
     hour: Statistic = msgspec.field(name="statsHour", default=Statistic())
@@ -41,7 +41,7 @@ class QueueContent(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class BrokerProgress(NamedTuple):
-    """How far all groups of one broker are: a GroupProgress for each of their topics."""
+    """The progress of all groups of one broker: a GroupProgress for each of their topics."""
 
     groups: dict[str, list[GroupProgress]]
     behind: int
@@ -54,7 +54,7 @@ class BrokerViews:
         self._client = client
 
     async def runtime_info(self, broker_names: Collection[str] = ()) -> dict[str, dict[str, str]]:
-        """Broker name -> its runtime information (keys: docs/reference/wire-protocol.md)."""
+        """Return the runtime information by broker name (keys: docs/reference/wire-protocol.md)."""
         answers = await ask_masters(
             self._client,
             RequestCode.GET_BROKER_RUNTIME_INFO,
@@ -66,7 +66,7 @@ class BrokerViews:
     async def statistics(
         self, name: str, key: str, broker_names: Collection[str] = ()
     ) -> dict[str, Statistics]:
-        """Broker name -> what was counted under a name such as TOPIC_PUT_NUMS and a key such as a topic.
+        """Return statistics by broker, of a name such as TOPIC_PUT_NUMS and a key such as a topic.
 
         Brokers that counted nothing under it are left out.
         """
@@ -81,7 +81,7 @@ class BrokerViews:
         return {broker: decode_answer(answer.body, Statistics) for broker, answer in answers.items()}
 
     async def progress(self, broker_name: str, *, is_order: bool = False) -> BrokerProgress:
-        """Return how far all groups of a broker are; with `is_order` only in topics that keep an order."""
+        """Return the progress of a broker's groups; with `is_order` only in topics that keep an order."""
         address = (await master_addresses(self._client, (broker_name,)))[broker_name]
         answer = await ask(
             self._client,
@@ -102,7 +102,7 @@ class BrokerViews:
         return BrokerProgress(groups, table.total_diff)
 
     async def system_topics(self) -> list[str]:
-        """The topics brokers made for themselves, sorted."""
+        """List the topics that brokers made for themselves, sorted."""
         answers = await ask_masters(
             self._client, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, doing="listing system topics"
         )

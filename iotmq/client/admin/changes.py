@@ -1,4 +1,4 @@
-"""Changing what brokers and registries are configured to do, in all the places a change belongs to."""
+"""Change topics, groups and settings at all brokers and registries concerned."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class _Table(msgspec.Struct):
 
 
 class ResetOffsets(msgspec.Struct, kw_only=True):
-    """Where a group goes on. `is_live`: its members were told and do it; otherwise it is done."""
+    """The new offsets of a group. `is_live`: its members were told to move; otherwise the offsets are set."""
 
     offsets: dict[MessageQueue, int]
     is_live: bool
 
 
 class AdminChanges:
-    """Every method raises BrokerError when a broker or registry refuses, and names it.
+    """Change brokers and registries; each method raises BrokerError naming the one that refuses.
 
     What concerns all brokers goes to the masters; what concerns all registries must reach each of them,
     because they know nothing of one another: one that does not answer is an error, once the others know.
@@ -134,7 +134,7 @@ class AdminChanges:
     async def reset_offsets(
         self, group: str, topic: str, timestamp_ms: int, *, is_forced: bool = True
     ) -> ResetOffsets:
-        """Let a group go on at a time (END_MS: the end). Live members are told, else offsets are set.
+        """Move a group to a time (END_MS: the end). Live members are told, else offsets are set.
 
         Without force no queue goes forward.
         """
@@ -167,7 +167,7 @@ class AdminChanges:
     async def clone_offsets(
         self, source: str, target: str, topic: str = "", *, is_offline: bool = True
     ) -> list[str]:
-        """Let a group begin where another one is, in one topic or in all; returns the brokers' names."""
+        """Copy the offsets of a group to another one, in one topic or in all; returns the brokers' names."""
         check_group(source)
         check_group(target)
         ext = {"srcGroup": source, "destGroup": target, "offline": "true" if is_offline else "false"}
@@ -201,7 +201,7 @@ class AdminChanges:
     # Brokers and registries.
 
     async def broker_settings(self, broker_name: str) -> dict[str, str]:
-        """Every setting of a broker."""
+        """Return every setting of a broker."""
         (address,) = (await master_addresses(self._client, [broker_name])).values()
         response = await ask(
             self._client,
@@ -221,7 +221,7 @@ class AdminChanges:
         )
 
     async def registry_settings(self) -> dict[str, dict[str, str]]:
-        """Every setting of each registry, by its address."""
+        """Return every setting of each registry, by its address."""
         found: dict[str, dict[str, str]] = {}
         for address in self._client.registries.addresses:
             response = await ask(
@@ -271,7 +271,7 @@ class AdminChanges:
         await self._tell_registries(RequestCode.DELETE_KV_CONFIG, ext, f"value {namespace}/{key}")
 
     async def value(self, namespace: str, key: str) -> str | None:
-        """The value under a key, None when there is none."""
+        """Return the value of a key, None when there is none."""
         response = await self._client.registries.request(
             RequestCode.GET_KV_CONFIG, {"namespace": namespace, "key": key}
         )
@@ -280,7 +280,7 @@ class AdminChanges:
         return expect_success(response, f"value {namespace}/{key}").text("value")
 
     async def values(self, namespace: str) -> dict[str, str]:
-        """All values of a namespace."""
+        """Return all values of a namespace."""
         response = await self._client.registries.request(
             RequestCode.GET_KV_LIST_BY_NAMESPACE, {"namespace": namespace}
         )
@@ -313,7 +313,7 @@ class AdminChanges:
     async def _ask_masters(
         self, code: int, ext: Mapping[str, str], broker_names: Collection[str], doing: str, body: bytes = b""
     ) -> list[str]:
-        """The names of the brokers, each of which has answered success; the first refusal ends it."""
+        """Ask masters one by one; returns their names. BrokerError for the first refusal."""
         masters = await master_addresses(self._client, broker_names)
         for name, address in sorted(masters.items()):
             await ask(self._client, address, code, ext, body, doing=f"{doing} at broker {name}")
@@ -322,7 +322,7 @@ class AdminChanges:
     async def _tell_registries(
         self, code: int, ext: dict[str, str], doing: str, body: bytes = b""
     ) -> list[Command]:
-        """Every registry's answer; an error names those that did not take it."""
+        """Send a request to every registry; an error names those that did not accept it."""
         answers: list[Command] = []
         failures: list[tuple[str, IotmqError]] = []
         for address in self._client.registries.addresses:

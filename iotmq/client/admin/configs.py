@@ -62,7 +62,7 @@ class Configurations:
         self._client = client
 
     async def brokers(self) -> list[BrokerPlace]:
-        """Every broker, sorted."""
+        """List every broker, sorted."""
         response = await self._client.registries.request(RequestCode.GET_BROKER_CLUSTER_INFO, {})
         table = decode_answer(expect_success(response, "listing brokers").body, _ClusterInfo)
         return sorted(
@@ -72,7 +72,7 @@ class Configurations:
         )
 
     async def topics_of_cluster(self, cluster: str) -> list[str]:
-        """The names of all topics a cluster has, sorted."""
+        """List the names of a cluster's topics, sorted."""
         response = await self._client.registries.request(
             RequestCode.GET_TOPICS_BY_CLUSTER, {"cluster": cluster}
         )
@@ -94,7 +94,7 @@ class Configurations:
         return sorted(decode_answer(answer.body, _Route).queue_datas, key=lambda queues: queues.broker_name)
 
     async def topics(self, broker_names: Collection[str] = ()) -> dict[str, dict[str, TopicSettings]]:
-        """Broker name -> topic -> how it is set there."""
+        """Return the topics of each broker with their settings: broker name -> topic -> settings."""
         answers = await ask_masters(
             self._client,
             RequestCode.GET_ALL_TOPIC_CONFIG,
@@ -106,7 +106,7 @@ class Configurations:
         }
 
     async def groups(self, broker_names: Collection[str] = ()) -> dict[str, dict[str, GroupSettings]]:
-        """Broker name -> consumer group -> how it is set there."""
+        """Return the groups of each broker with their settings: broker name -> group -> settings."""
         answers = await ask_masters(
             self._client,
             RequestCode.GET_ALL_SUBSCRIPTION_GROUP_CONFIG,

@@ -18,6 +18,7 @@ import msgspec
 from iotmq.client.consuming import offsets
 from iotmq.client.consuming.pulls import PullStatus, pull_command, read_pulled
 from iotmq.client.sending.producer import Producer
+from iotmq.client.transport.calls import broker_address
 from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.message import DEAD_LETTER_PREFIX, Message, ReceivedMessage, check_group
 from iotmq.client.transport.routes import MessageQueue
@@ -70,7 +71,7 @@ _TIMER_PREFIX: Final = "TIMER_"
 
 
 class DeadLetter(NamedTuple):
-    """One message that was given up, and where it had come from."""
+    """A message that a consumer group gave up on, with its original topic."""
 
     message: ReceivedMessage
     # Empty when the message does not say.
@@ -80,7 +81,7 @@ class DeadLetter(NamedTuple):
 
     @property
     def message_id(self) -> str:
-        """The sender's id, the same as that of the original."""
+        """Return the sender's id, the same as that of the original message."""
         return self.message.message_id
 
 
@@ -93,7 +94,7 @@ class Resent(NamedTuple):
 
 
 class DeadLetters:
-    """The dead letters of consumer groups, through a client that is started."""
+    """List and resend the dead letters of consumer groups; needs a started client."""
 
     def __init__(self, client: IotmqClient) -> None:
         self._client = client
@@ -106,7 +107,7 @@ class DeadLetters:
         end_ms: int | None = None,
         positions: Mapping[MessageQueue, int] | None = None,
     ) -> AsyncIterator[DeadLetter]:
-        """Every dead letter of a group that was given up in [begin_ms, end_ms], queue by queue.
+        """Yield the dead letters of a group that were given up in [begin_ms, end_ms], queue by queue.
 
         `positions` are offsets to begin at, where a queue has one. RouteNotFoundError when the group has no
         dead letter topic: nothing was ever given up.
@@ -121,7 +122,7 @@ class DeadLetters:
                     yield _dead_letter(message)
 
     async def resend(self, group: str, message_ids: Collection[str], producer: Producer) -> Resent:
-        """Send those with the given ids to their original topics; returns when all are stored.
+        """Send the dead letters with these ids to their original topics; returns when all are stored.
 
         An id is the sender's or that of the place, as `of_group` shows both. ClientError names ids that are
         not there, and then nothing was sent.
@@ -146,7 +147,7 @@ class DeadLetters:
         end_ms: int | None = None,
         is_again: bool = False,
     ) -> AsyncIterator[Resent]:
-        """Send all of a time to their original topics; yields what is done so far, batch by batch.
+        """Send all dead letters of a time to their original topics; yields the progress after each batch.
 
         Goes on behind what an earlier call sent, unless `is_again`. Letters from before `begin_ms` that were
         never sent stay for a later call, which then sends those behind them once more. So may a crash.
@@ -198,7 +199,7 @@ class DeadLetters:
                 hold_ms=0,
                 subscription=subscription,
             )
-            address = await offsets.broker_address(self._client, queue)
+            address = await broker_address(self._client, queue)
             pulled = read_pulled(await self._client.request(address, command), queue)
             if pulled.status is PullStatus.FOUND:
                 for record in iter_records(pulled.records):
@@ -234,7 +235,7 @@ class DeadLetters:
         return Resent(done.sent_count + sent.sent_count, done.left_message_ids + sent.left_message_ids)
 
     async def _send(self, letters: list[DeadLetter], producer: Producer) -> Resent:
-        """In order per queue of the dead letters, with a few under way; the first failure is raised."""
+        """Send messages in order per queue, a few at a time; raises the first failure."""
         left: list[str] = []
         for start in range(0, len(letters), _IN_FLIGHT_MAX):
             pending = []
@@ -258,19 +259,19 @@ _READER: Final = "TOOLS_CONSUMER"
 
 
 def topic_of(group: str) -> str:
-    """The topic with the group's dead letters."""
+    """Return the name of the topic with the group's dead letters."""
     check_group(group)
     return DEAD_LETTER_PREFIX + group
 
 
 def resend_group(group: str) -> str:
-    """The group whose offset says how far bulk resends have come."""
+    """Return the group whose offset records the progress of bulk resends."""
     check_group(RESEND_PREFIX + group)
     return RESEND_PREFIX + group
 
 
 def message_again(letter: DeadLetter) -> Message:
-    """The message as its sender gave it, for its original topic; ORIGIN_MESSAGE_ID names the first one."""
+    """Build the message for its original topic again; ORIGIN_MESSAGE_ID names the first one."""
     message = letter.message
     kept = {
         name: value
@@ -291,7 +292,7 @@ def message_again(letter: DeadLetter) -> Message:
 
 
 def exported(letter: DeadLetter) -> bytes:
-    """One line of JSON. A body that is no text is in `body_base64`, one that cannot be inflated is not."""
+    """Write a dead letter as a line of JSON. A body that is no text is in `body_base64`."""
     message = letter.message
     fields: dict[str, object] = {
         "message_id": message.message_id,

@@ -1,4 +1,4 @@
-"""MQTT front ends, for operators: looked at, and drained. Requests 30067 and 30068."""
+"""List and drain MQTT front ends (requests 30067 and 30068)."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class FrontEndSummary(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
 
 
 class FrontEndsPage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The answer to 30067."""
+    """The answer to request 30067."""
 
     front_ends: list[FrontEndSummary]
 
 
 class FrontEndAdmin:
-    """Asks every broker, through a client that is started."""
+    """Ask every broker about MQTT front ends; needs a started client."""
 
     def __init__(self, client: IotmqClient) -> None:
         self._client = client
 
     async def front_ends(self) -> dict[str, FrontEndSummary]:
-        """By name; of what brokers say of one, the most clients."""
+        """List front ends by name, each with the largest number of clients that a broker knows."""
         answers = await ask_masters(self._client, RequestCode.LIST_FRONT_ENDS, doing="listing front ends")
         found: dict[str, FrontEndSummary] = {}
         for answer in answers.values():
@@ -50,7 +50,7 @@ class FrontEndAdmin:
         return found
 
     async def drain(self, name: str, order: DrainOrder) -> list[str]:
-        """Have a front end drained, or not any more; the brokers that told it."""
+        """Begin or end the draining of a front end; returns the brokers that told it."""
         answers = await ask_masters(
             self._client,
             RequestCode.DRAIN_FRONT_END,

@@ -1,4 +1,4 @@
-"""Looking at groups: who is connected, how far they are, and what their members are doing.
+"""Look at groups: their members, their progress, and the state of each member.
 
 A group is spread over all brokers, so most questions go to every master and the answers are put together.
 """
@@ -85,7 +85,7 @@ class ClientInfo(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class QueueLag(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """How far a group is in one queue. `last_timestamp` is when what it consumed last was stored, or 0."""
+    """A group's progress in one queue. `last_timestamp`: store time of the last consumed message, or 0."""
 
     broker_offset: int
     consumer_offset: int
@@ -93,24 +93,24 @@ class QueueLag(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def behind(self) -> int:
-        """Messages not consumed yet."""
+        """Return the number of messages not consumed yet."""
         return self.broker_offset - self.consumer_offset
 
 
 class GroupProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a group is in all queues asked about, and how many messages a second it pulls."""
+    """A group's progress in several queues, and the messages a second it pulls."""
 
     queues: dict[MessageQueue, QueueLag]
     consume_tps: float
 
     @property
     def behind(self) -> int:
-        """Messages not consumed yet, of all queues."""
+        """Return the number of messages not consumed yet in all queues."""
         return sum(lag.behind for lag in self.queues.values())
 
 
 class QueueTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """When a queue's messages were stored and how late a group is, in milliseconds; -1 of none."""
+    """Store times of a queue's messages and a group's delay, in milliseconds; -1 for none."""
 
     min_time_ms: int
     max_time_ms: int
@@ -129,7 +129,7 @@ class RunningInfo(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class DirectResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Report how one consumer dealt with a message; CR_SUCCESS is success."""
+    """The result of one consumer's attempt at a message; CR_SUCCESS is success."""
 
     consume_result: str | None = None
     remark: str | None = None
@@ -145,7 +145,7 @@ class GroupViews:
         self._client = client
 
     async def connections(self, group: str) -> ConsumerConnections | None:
-        """The live consumers of a group, each once; None when there is none."""
+        """Return the live consumers of a group, each once; None when there is none."""
         check_group(group)
         answers = await ask_masters(
             self._client,
@@ -163,7 +163,7 @@ class GroupViews:
         )
 
     async def producers(self, group: str) -> list[Connection]:
-        """The live producers of a group, each once."""
+        """Return the live producers of a group, each once."""
         check_group(group)
         answers = await ask_masters(
             self._client,
@@ -177,7 +177,7 @@ class GroupViews:
         return [members[name] for name in sorted(members)]
 
     async def producer_groups(self) -> dict[str, list[ProducerInfo]]:
-        """Every group with live producers, and those."""
+        """Return every group that has live producers, with them."""
         answers = await ask_masters(
             self._client, RequestCode.GET_ALL_PRODUCER_INFO, doing="listing all producers"
         )
@@ -188,7 +188,7 @@ class GroupViews:
         return {group: list(groups[group].values()) for group in sorted(groups)}
 
     async def clients(self, broker_name: str) -> AsyncIterator[ClientInfo]:
-        """Every client of one of our brokers, by client id; other brokers do not know this request."""
+        """Return every client of an iotmq broker by client id; other brokers do not know this request."""
         address = (await master_addresses(self._client, (broker_name,)))[broker_name]
         after: str | None = ""
         while after is not None:
@@ -205,7 +205,7 @@ class GroupViews:
             after = part.next_after
 
     async def of_topic(self, topic: str) -> list[str]:
-        """The groups that consume a topic: those that live, and those that have offsets in it.
+        """List the groups that consume a topic: with live members, or with offsets in it.
 
         RouteNotFoundError when no broker has the topic.
         """
@@ -223,7 +223,7 @@ class GroupViews:
         return sorted({group for groups in lists for group in groups})
 
     async def progress(self, group: str, topic: str = "") -> GroupProgress:
-        """Return how far a group is in every queue it consumes, or in those of one topic."""
+        """Return a group's progress in every queue it consumes, or in those of one topic."""
         check_group(group)
         ext = {"consumerGroup": group}
         if topic:
@@ -239,7 +239,7 @@ class GroupViews:
         )
 
     async def times(self, group: str, topic: str) -> dict[MessageQueue, QueueTimes]:
-        """When the messages of each queue of a topic were stored, and how late a group is."""
+        """Return the store times of each queue of a topic, and a group's delay."""
         check_group(group)
         check_topic(topic)
         answers = await ask_masters(
@@ -263,7 +263,7 @@ class GroupViews:
     async def corrections(
         self, group: str, topic: str, *, broker_name: str, without_groups: Collection[str] = ()
     ) -> dict[int, int]:
-        """Queue id -> the lowest offset of any group in a topic of one broker.
+        """Return the lowest offset of any group by queue id, for a topic of one broker.
 
         2^63 - 1 where `group` is behind that already; `without_groups` are not looked at.
         """
@@ -285,7 +285,9 @@ class GroupViews:
             "jstackEnable": "true" if with_stack else "false",
         }
         answer = await self._first_of(
-            RequestCode.GET_CONSUMER_RUNNING_INFO, ext, doing=f"asking {client_id} of {group} what it does"
+            RequestCode.GET_CONSUMER_RUNNING_INFO,
+            ext,
+            doing=f"asking {client_id} of {group} for its running info",
         )
         return decode_answer(answer, RunningInfo)
 
@@ -310,7 +312,7 @@ class GroupViews:
     async def status(
         self, group: str, topic: str, *, client_id: str = ""
     ) -> dict[str, dict[MessageQueue, int]]:
-        """Client id -> how far it has consumed each of its queues of a topic; of all clients, or of one."""
+        """Return the progress of all clients, or of one, in their queues of a topic, by client id."""
         ext = {"topic": topic, "group": group}
         if client_id:
             ext["clientAddr"] = client_id
@@ -321,7 +323,7 @@ class GroupViews:
         return {client: by_queue(rows) for client, rows in sorted(table.items())}
 
     async def _first_of(self, code: int, ext: dict[str, str], *, doing: str) -> bytes:
-        """The answer of the first broker the client is connected to; every one can ask it the same."""
+        """Ask one broker after the other until one has the client connected."""
         refusal: BrokerError | None = None
         for name, address in sorted((await master_addresses(self._client)).items()):
             try:

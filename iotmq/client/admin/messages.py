@@ -1,4 +1,4 @@
-"""Looking for messages: by id, by key, by offset, and what became of one."""
+"""Find messages by id, key or offset, and track one through the groups that consume it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import msgspec
 
 from iotmq.addresses import address_text
 from iotmq.client.admin.groups import ConsumerConnections, GroupViews, SubscriptionInfo
-from iotmq.client.consuming.offsets import broker_address
 from iotmq.client.consuming.pulls import PullStatus, pull_command, read_pulled
-from iotmq.client.transport.calls import ask
+from iotmq.client.transport.calls import ask, broker_address
 from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.message import ReceivedMessage, check_topic
 from iotmq.client.transport.queue_tables import decode_answer
@@ -33,7 +32,7 @@ _BROADCASTING: Final = "BROADCASTING"
 
 
 class TrackState(enum.Enum):
-    """How far a message has come in one group."""
+    """The state of a message in one group."""
 
     CONSUMED = "consumed"
     FILTERED = "filtered"
@@ -49,14 +48,14 @@ class TrackState(enum.Enum):
 
 
 class Track(NamedTuple):
-    """One group that consumes the topic of a message."""
+    """The state of a message in a group that consumes its topic."""
 
     group: str
     state: TrackState
 
 
 class QueueEntry(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One entry of a queue; `eval` says whether the group asked about would get the message."""
+    """An entry of a queue; `eval` is true if the group asked about would get the message."""
 
     physic_offset: int
     physic_size: int
@@ -82,7 +81,7 @@ class MessageViews:
         self._groups = groups
 
     async def by_id(self, message_id: str) -> ReceivedMessage:
-        """The message at the place an offset message id names; asks the broker whose address is in it.
+        """Read the message that an offset message id names, from the broker whose address is in the id.
 
         BrokerError when that has no such message, ClientError for an id without a place.
         """
@@ -111,13 +110,13 @@ class MessageViews:
         end_ms: int = _TIME_MS_MAX,
         messages_max: int = INDEX_QUERY_RECORDS_MAX,
     ) -> list[ReceivedMessage]:
-        """The messages of a topic with this key among theirs, stored in [begin_ms, end_ms], newest first."""
+        """Find messages of a topic by one of their keys, stored in [begin_ms, end_ms], newest first."""
         return await self._query(
             topic, key, begin_ms=begin_ms, end_ms=end_ms, messages_max=messages_max, is_unique=False
         )
 
     async def by_unique_key(self, topic: str, key: str) -> list[ReceivedMessage]:
-        """The messages of a topic that a sender gave this id; several when it was sent more than once."""
+        """Find messages of a topic by their sender's id; several when it was sent more than once."""
         return await self._query(
             topic,
             key,
@@ -128,7 +127,7 @@ class MessageViews:
         )
 
     async def at_offset(self, queue: MessageQueue, offset: int) -> ReceivedMessage | None:
-        """The message with this offset; None when the queue does not have it (any more, or yet)."""
+        """Read the message with this offset; None when the queue does not have it (any more, or yet)."""
         address = await broker_address(self._client, queue)
         command = pull_command(
             _TOOLS_GROUP,
@@ -148,7 +147,7 @@ class MessageViews:
     async def queue_entries(
         self, queue: MessageQueue, offset: int = 0, *, count: int = 32, group: str = ""
     ) -> QueueEntries:
-        """Entries of a queue from `offset` on; with `group`, what its subscription says to each."""
+        """Read the entries of a queue from `offset` on; with `group`, matched with its subscription."""
         ext = {
             "topic": queue.topic,
             "queueId": str(queue.queue_id),
@@ -222,7 +221,7 @@ class MessageViews:
         return found[:messages_max]
 
     async def _broker_name(self, address: str) -> str:
-        """The name of the broker with this address; empty when no registry knows it under it."""
+        """Find the name of the broker with this address; empty when no registry knows it."""
         for name, by_id in (await self._client.registries.cluster()).items():
             if address in by_id.values():
                 return name

@@ -1,4 +1,4 @@
-"""More queues or fewer for a topic in use, at all brokers that have it (requests 30040 to 30044)."""
+"""Add and remove queues of a topic in use, at all its brokers (requests 30040 to 30044)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOOK_AGAIN_S: Final = 0.02
 
 
 class QueueState(msgspec.Struct, rename="camel"):
-    """One queue. `behind`: what each group has still to consume of it."""
+    """The state of one queue. `behind`: the messages that each group has still to consume."""
 
     queue_id: int
     state: Literal["open", "frozen", "closed"]
@@ -40,7 +40,7 @@ class TopicState(msgspec.Struct, rename="camel"):
 
 
 class DrainProgress(msgspec.Struct):
-    """How far the queues to be removed are: messages some group has still to consume, over all of them."""
+    """The progress of a drain: messages left to consume in the queues to be removed."""
 
     queues_left: int
     messages_left: int
@@ -51,7 +51,7 @@ class DrainProgress(msgspec.Struct):
 
 
 class QueueScaling:
-    """Each method returns the state after it by broker name. Numbers of queues are per broker.
+    """Change a topic's queues; methods return the new state by broker name. Counts are per broker.
 
     BrokerError when a broker refuses, with what to do instead; RouteNotFoundError without the topic.
     """
@@ -60,13 +60,13 @@ class QueueScaling:
         self._client = client
 
     async def states(self, topic: str, broker_names: Collection[str] = ()) -> dict[str, TopicState]:
-        """Return the state of each queue: whether it takes messages, and who has still to consume from it."""
+        """Return the state of each queue: if it takes messages, and which groups are behind."""
         return await self._ask(RequestCode.GET_QUEUE_STATES, topic, broker_names, {})
 
     async def add(
         self, topic: str, queue_count: int, broker_names: Collection[str] = ()
     ) -> dict[str, TopicState]:
-        """Have so many queues on each broker; the new ones take messages at once."""
+        """Raise the number of queues on each broker; the new ones take messages at once."""
         return await self._change(
             RequestCode.ADD_QUEUES, topic, broker_names, {"queueNums": str(queue_count)}
         )
@@ -86,7 +86,7 @@ class QueueScaling:
     async def remove(
         self, topic: str, queue_count: int, broker_names: Collection[str] = (), *, is_forced: bool = False
     ) -> dict[str, TopicState]:
-        """Have so many queues left on each broker. Those that go are frozen, and drained unless forced."""
+        """Remove queues down to this number per broker. They are frozen first, and drained unless forced."""
         ext = {"queueNums": str(queue_count), "isForce": "true" if is_forced else "false"}
         return await self._change(RequestCode.REMOVE_QUEUES, topic, broker_names, ext)
 
@@ -125,7 +125,7 @@ class QueueScaling:
     async def _change(
         self, code: int, topic: str, broker_names: Collection[str], ext: dict[str, str]
     ) -> dict[str, TopicState]:
-        """Returns when the registry shows the change, so that what is asked next is about it.
+        """Make a change; returns when the registry shows it, so that the next question sees it.
 
         A registry that does not, for a while, is not waited for: the change is made.
         """

@@ -1,4 +1,4 @@
-"""Messages that wait for their time at the brokers: listing them, and taking one back."""
+"""List scheduled messages that wait at the brokers, and cancel one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Page(msgspec.Struct, rename="camel"):
 
 
 class WaitingMessages:
-    """Asks brokers through a client that is started."""
+    """List and cancel scheduled messages; needs a started client."""
 
     def __init__(self, client: IotmqClient) -> None:
         self._client = client
@@ -55,7 +55,7 @@ class WaitingMessages:
     async def list(
         self, topic: str = "", *, broker_names: Collection[str] = ()
     ) -> AsyncIterator[WaitingMessage]:
-        """Everything that waits (for `topic`), broker by broker, first things first on each of them.
+        """Yield the waiting messages (for `topic`), broker by broker, the next due first.
 
         What is stored or delivered meanwhile may be among it or not. BrokerError when one refuses.
         """
@@ -71,7 +71,7 @@ class WaitingMessages:
                 after = page.next
 
     async def cancel(self, topic: str, unique_key: str, *, broker_names: Collection[str] = ()) -> bool:
-        """Take back what waits for `topic` under a unique key (the `message_id` of its send).
+        """Cancel the waiting message of `topic` with this unique key (the `message_id` of its send).
 
         All brokers are asked unless some are named. False when none has such a message, or not any more.
         """
@@ -87,7 +87,7 @@ class WaitingMessages:
         return bool(answers)
 
     async def recall(self, recall_handle: str, *, group: str = "DEFAULT_PRODUCER") -> bool:
-        """Take back the message whose send gave this handle. False when it does not wait (any more).
+        """Cancel the message whose send returned this handle. False when it does not wait (any more).
 
         MessageRefusedError for a text that is no handle, BrokerError when the broker refuses.
         """

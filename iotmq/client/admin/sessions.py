@@ -1,4 +1,4 @@
-"""Kept MQTT sessions, for operators: looked at, disconnected, ended. Requests 30070 to 30074."""
+"""List, disconnect and end kept MQTT sessions (requests 30070 to 30074)."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class SharesPage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class SessionAdmin:
-    """Asks every broker about its part of sessions, through a client that is started."""
+    """Ask every broker about its part of sessions; needs a started client."""
 
     def __init__(self, client: IotmqClient) -> None:
         self._client = client
@@ -116,7 +116,7 @@ class SessionAdmin:
     async def kept(
         self, *, prefix: str = "", broker_names: Collection[str] = ()
     ) -> AsyncIterator[SessionSummary]:
-        """Sessions in the order of their client ids, each once, as the broker that knows most says."""
+        """Yield sessions by client id, each once, from the broker that knows most of it."""
         masters = await master_addresses(self._client, broker_names)
         streams = [self._of_broker(name, address, prefix) for name, address in sorted(masters.items())]
         heads = [await anext(stream, None) for stream in streams]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from iotmq.client.blocking.client import SyncClient
-from iotmq.client.requests import REPLIER_GROUP, REQUESTER_GROUP, Replier, Requester
+from iotmq.client.sending.requests import REPLIER_GROUP, REQUESTER_GROUP, Replier, Requester
 from iotmq.client.transport.lifetime import BlockingLifetime
 from iotmq.client.transport.message import Message, ReceivedMessage
 from iotmq.client.transport.routes import MessageQueue

@@ -31,7 +31,7 @@ _DIRECT_MAX: Final = 16
 
 
 class QueueState(NamedTuple):
-    """One queue of a consumer: what is consumed, what is fetched, what waits between, and when it moved."""
+    """The state of one queue of a consumer: its offsets, cached messages and times."""
 
     committable: int
     next_offset: int
@@ -192,7 +192,7 @@ def _queue_text(queue: MessageQueue) -> bytes:
 
 
 def _queue_state(state: QueueState) -> bytes:
-    """ProcessQueueInfo; what is about locks and transactions does not exist here and is left out."""
+    """Encode ProcessQueueInfo, without its fields about locks and transactions, which do not exist here."""
     return msgspec.json.encode(
         {
             "cachedMsgCount": state.cached_records,

@@ -13,7 +13,7 @@ _PARTS: Final = 6
 
 
 class Rate(NamedTuple):
-    """Messages a second, and milliseconds each took on average."""
+    """Messages a second, and milliseconds per message on average."""
 
     consumed_tps: float = 0.0
     failed_tps: float = 0.0
@@ -28,7 +28,7 @@ class _Totals(NamedTuple):
 
 
 class Consumption:
-    """Counts once per listener call; topics are those the consumer subscribed to."""
+    """Count consumed and failed messages by subscribed topic, once per listener call."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -36,7 +36,7 @@ class Consumption:
         self._parts: dict[str, deque[_Totals]] = {}
 
     def count(self, topic: str, *, consumed: int, failed: int, seconds: float) -> None:
-        """A listener call ended."""
+        """Count the messages of a listener call that ended."""
         now_s = self._clock.monotonic_s()
         before = self._now.get(topic)
         if before is None:
@@ -50,12 +50,12 @@ class Consumption:
         )
 
     def failed_total(self, topic: str) -> int:
-        """Messages that failed since the start."""
+        """Return the number of messages that failed since the start."""
         totals = self._now.get(topic)
         return 0 if totals is None else totals.failed
 
     def rate(self, topic: str) -> Rate:
-        """The last minute, or since the first call when that was later."""
+        """Compute the rate over the last minute, or since the first call when that was later."""
         now = self._now.get(topic)
         if now is None:
             return Rate()

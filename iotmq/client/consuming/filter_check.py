@@ -1,4 +1,4 @@
-"""Asking a broker beforehand whether it understands a filter by SQL92 (code 46)."""
+"""Ask brokers to check an SQL92 filter before it is used (request 46)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _CheckClient(msgspec.Struct, rename="camel"):
 
 
 async def check_filter(client: IotmqClient, group: str, subscription: Subscription) -> None:
-    """SubscriptionError with the broker's reason when one of the topic's brokers refuses an SQL92 expression.
+    """Raise SubscriptionError when one of the topic's brokers refuses an SQL92 expression.
 
     Subscriptions by tag pass, and all when no broker of the topic is known or answers: pulls will tell.
     """

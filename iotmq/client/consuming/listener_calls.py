@@ -1,4 +1,4 @@
-"""Has a listener consume batches: calls it, tries again, gives back what it failed."""
+"""Call a listener with batches, again when it fails, and send failed messages back to their broker."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Final, TypeAlias
 
 from iotmq.backoff import Backoff
 from iotmq.client.consuming.consumption import Consumption
-from iotmq.client.consuming.offsets import broker_address
 from iotmq.client.consuming.queue_reader import Batch
 from iotmq.client.sending.retry_send import send_to_retry_topic
 from iotmq.client.transport.application_calls import call_application
+from iotmq.client.transport.calls import broker_address
 from iotmq.client.transport.client import IotmqClient, expect_success
 from iotmq.client.transport.message import ReceivedMessage
 from iotmq.client.transport.routes import MessageQueue
@@ -38,7 +38,7 @@ _BROADCAST_TRIES_MAX: Final = 16
 
 
 class ListenerCalls:
-    """The calls of one consumer's listener, of either kind. Counts go to `consumption`, too."""
+    """Call one consumer's listener, of either kind, and count the results in `consumption`."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class ListenerCalls:
         self.dropped_total = 0
 
     async def handle(self, batch: Batch) -> None:
-        """Returns when all messages of a batch are consumed, given back, or given up."""
+        """Handle a batch; returns when all its messages are consumed, sent back, or given up."""
         if isinstance(batch.payload, Columns):
             await self._handle_columns(batch.queue, batch.payload)
         else:
@@ -96,7 +96,7 @@ class ListenerCalls:
     async def _call_listener(
         self, queue: MessageQueue, messages: list[ReceivedMessage]
     ) -> list[ReceivedMessage]:
-        """The messages that failed."""
+        """Call the listener; returns the messages that failed."""
         assert self._listener is not None
         begun_s = time.perf_counter()
         failed = messages
@@ -114,7 +114,7 @@ class ListenerCalls:
         return failed
 
     async def consume_one(self, message: ReceivedMessage) -> bool:
-        """Hand over a message that an operator sent here; nothing of the offsets changes."""
+        """Consume a message that an operator sent here; offsets do not change."""
         assert self._listener is not None
         outcome = await call_application(self._listener, [message])
         return outcome is None or not list(outcome)

@@ -25,7 +25,7 @@ class _Table(msgspec.Struct, rename="camel"):
 
 
 def read_offsets(command: Command) -> dict[MessageQueue, int]:
-    """The offset each queue is to go on at; RequestError for a body that is none."""
+    """Read the new offset of each queue from request 220; RequestError for an invalid body."""
     table = lenient_json.decode(command.body, _Table).offset_table
     if isinstance(table, list):
         return {MessageQueue(row.topic, row.broker_name, row.queue_id): row.offset for row in table}

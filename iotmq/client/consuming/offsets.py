@@ -1,45 +1,34 @@
-"""Questions about offsets to the broker that has the queue, and the commit of a group's offset."""
+"""Ask a queue's broker for offsets, and commit a group's offset."""
 
 from __future__ import annotations
 
+from iotmq.client.transport.calls import broker_address
 from iotmq.client.transport.client import IotmqClient, expect_success
-from iotmq.client.transport.routes import MASTER_ID, MessageQueue
-from iotmq.errors import BrokerError, RouteNotFoundError
+from iotmq.client.transport.routes import MessageQueue
+from iotmq.errors import BrokerError
 from iotmq.remoting.codes import RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 
 
-async def broker_address(client: IotmqClient, queue: MessageQueue, broker_id: int = MASTER_ID) -> str:
-    """HOST:PORT of the broker that has `queue`; RouteNotFoundError when it has none now."""
-    route = await client.routes.find(queue.topic)
-    address = None if route is None else route.reader(queue.broker_name, broker_id)
-    if address is None:
-        raise RouteNotFoundError(
-            f"no route to broker {queue.broker_name} of topic {queue.topic}: is it registered with "
-            f"{client.registries.addresses_text}?"
-        )
-    return address
-
-
 async def max_offset(client: IotmqClient, queue: MessageQueue) -> int:
-    """The offset the next message of the queue will get."""
+    """Ask for the offset that the next message of the queue will get."""
     return await _ask_offset(client, queue, RequestCode.GET_MAX_OFFSET, {})
 
 
 async def min_offset(client: IotmqClient, queue: MessageQueue) -> int:
-    """The offset of the oldest message that is still there."""
+    """Ask for the offset of the oldest message that is still there."""
     return await _ask_offset(client, queue, RequestCode.GET_MIN_OFFSET, {})
 
 
 async def offset_at_time(client: IotmqClient, queue: MessageQueue, timestamp_ms: int) -> int:
-    """The offset of the message stored nearest to a time; the last message's for any later time."""
+    """Ask for the offset of the message stored nearest to a time; the last one's for any later time."""
     return await _ask_offset(
         client, queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, {"timestamp": str(timestamp_ms)}
     )
 
 
 async def stored_offset(client: IotmqClient, group: str, queue: MessageQueue) -> int | None:
-    """The offset the group committed, or None when it never did."""
+    """Ask for the offset that the group committed; None when it never did."""
     try:
         return await _ask_offset(client, queue, RequestCode.QUERY_CONSUMER_OFFSET, {"consumerGroup": group})
     except BrokerError as error:
@@ -49,7 +38,7 @@ async def stored_offset(client: IotmqClient, group: str, queue: MessageQueue) ->
 
 
 async def commit_offset(client: IotmqClient, group: str, queue: MessageQueue, offset: int) -> None:
-    """Store the offset the group goes on at."""
+    """Commit the group's offset of a queue."""
     address = await broker_address(client, queue)
     command = Command.request(
         RequestCode.UPDATE_CONSUMER_OFFSET,

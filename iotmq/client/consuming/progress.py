@@ -20,7 +20,7 @@ class QueueProgress:
         self._open: OrderedDict[int, int] = OrderedDict()
 
     def taken(self, first_offset: int, end_offset: int) -> None:
-        """[first_offset, end_offset) is being worked on; it lies behind everything taken so far."""
+        """Add the range [first_offset, end_offset), behind all ranges before, as being worked on."""
         if not self._next_offset <= first_offset < end_offset:
             raise ValueError(
                 f"range {first_offset}..{end_offset} does not follow offset {self._next_offset} of its queue"
@@ -29,20 +29,20 @@ class QueueProgress:
         self._next_offset = end_offset
 
     def skipped_to(self, offset: int) -> None:
-        """Nothing to consume before `offset`: it was filtered out or is gone."""
+        """Move on to `offset`: the messages before it were filtered out or are gone."""
         if offset > self._next_offset:
             self._next_offset = offset
 
     def done(self, first_offset: int) -> None:
-        """The range taken at `first_offset` is consumed or safely back at the broker."""
+        """Finish the range that begins at `first_offset`: it is consumed or safely back at the broker."""
         del self._open[first_offset]
 
     @property
     def committable(self) -> int:
-        """Everything below is consumed: the offset a restarted consumer continues at."""
+        """Return the offset to commit: everything below it is consumed."""
         return next(iter(self._open)) if self._open else self._next_offset
 
     @property
     def next_offset(self) -> int:
-        """The offset behind everything fetched."""
+        """Return the offset of the next pull, behind everything fetched."""
         return self._next_offset

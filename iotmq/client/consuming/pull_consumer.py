@@ -1,4 +1,4 @@
-"""Reads queues at offsets that the application keeps: assign, seek, poll."""
+"""Read queues at offsets that the application keeps: assign, seek, poll."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from iotmq.backoff import Backoff
 from iotmq.client.consuming import offsets
 from iotmq.client.consuming.filter_check import check_filter
-from iotmq.client.consuming.poll_backoff import PollBackoff
-from iotmq.client.consuming.pulls import PullStatus, pull_command, read_pulled
-from iotmq.client.consuming.queue_reader import COLUMN_BYTES_MAX, CacheRoom, Reading
+from iotmq.client.consuming.pulls import PullStatus
+from iotmq.client.consuming.queue_pulls import PollBackoff, QueuePulls
+from iotmq.client.consuming.queue_reader import COLUMN_BYTES_MAX, CacheRoom
 from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.lifetime import Lifetime
 from iotmq.client.transport.message import ReceivedMessage, check_group
@@ -46,7 +45,7 @@ _PASSING: Final = (ConnectionClosedError, RequestTimeoutError, RouteNotFoundErro
 
 
 class PullConsumer(Lifetime):
-    """Reads the queues it is told to; `async with` starts and stops it.
+    """A consumer that reads assigned queues by `poll`; `async with` starts and stops it.
 
     It is no member of its group: nothing is divided, and nothing is stored unless `commit` is called.
     One answer per queue is fetched ahead. Brokers that are away for a while are waited for; other
@@ -65,7 +64,7 @@ class PullConsumer(Lifetime):
         self.settings = settings or PullConsumerSettings()
         if self.settings.pull_timeout_ms <= self.settings.hold_ms:
             raise ClientError("pull_timeout_ms must be longer than hold_ms, or every empty pull times out")
-        self._reading = Reading(client, group, CacheRoom(self.settings.cached_bytes_max))
+        self._room = CacheRoom(self.settings.cached_bytes_max)
         self._fetches: dict[MessageQueue, _Fetch] = {}
         self._ready: deque[_Fetch] = deque()
         """Queues with something to return, in the order it came, each at most once."""
@@ -87,7 +86,7 @@ class PullConsumer(Lifetime):
     # --- what to read -------------------------------------------------------------------------------
 
     async def queues(self, topic: str, *, timeout_ms: int = 1_000) -> tuple[MessageQueue, ...]:
-        """The queues of `topic`, sorted; RouteNotFoundError when no registry shows it in `timeout_ms`."""
+        """List the queues of `topic`, sorted; RouteNotFoundError when there are none in `timeout_ms`."""
         return (await self._client.routes.find_for_reading(topic, timeout_s=timeout_ms / 1000)).readable
 
     async def assign(
@@ -97,7 +96,7 @@ class PullConsumer(Lifetime):
         tags: str = "*",
         sql: str | None = None,
     ) -> None:
-        """Read these queues, and no others, from these offsets on (queues alone: from their beginning).
+        """Assign these queues, and no others, from these offsets on (without offsets: from their beginning).
 
         With `tags` or `sql` only the messages that have them, or that the SQL92 expression is true for;
         SubscriptionError when a broker does not understand it. Queues that are read already keep what was
@@ -132,27 +131,24 @@ class PullConsumer(Lifetime):
             self._fetches[queue] = self._fetch(queue, subscription, offset)
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Go on reading `queue` at `offset`; what was fetched of it is dropped."""
+        """Continue reading `queue` at `offset`; fetched messages of it are dropped."""
         fetch = self._fetch_of(queue)
         await fetch.stop()
         self._fetches[queue] = self._fetch(queue, fetch.subscription, offset)
 
-    def _fetch(self, queue: MessageQueue, subscription: Subscription, offset: int) -> _Fetch:
-        return _Fetch(self._reading, self.settings, queue, subscription, offset, self._became_ready)
-
     def position(self, queue: MessageQueue) -> int:
-        """The offset behind the last message that a poll returned: what to keep and assign again."""
+        """Return the offset behind the last message that a poll returned, to be kept and assigned again."""
         return self._fetch_of(queue).position
 
     def positions(self) -> dict[MessageQueue, int]:
-        """`position` of all queues."""
+        """Return `position` of all queues."""
         # A copy, because others than the loop's thread may ask while queues come and go.
         return {queue: fetch.position for queue, fetch in tuple(self._fetches.items())}
 
     # --- reading ------------------------------------------------------------------------------------
 
     async def poll(self, *, timeout_ms: int = 1_000, records_max: int = 1_024) -> list[ReceivedMessage]:
-        """The next messages of one queue, in order; empty when none came in `timeout_ms`.
+        """Return the next messages of one queue, in order; empty when none came in `timeout_ms`.
 
         OffsetMovedError when an offset is outside of its queue (`seek` to get on), BrokerError when
         a broker refuses, MessageFormatError for bytes that are no records.
@@ -171,7 +167,7 @@ class PullConsumer(Lifetime):
     async def poll_columns(
         self, *, timeout_ms: int = 1_000, columns: Sequence[str] = COLUMNS, keys: Sequence[str] = ()
     ) -> tuple[MessageQueue, Columns] | None:
-        """The next answer of one queue as columns, without an object per message; None after `timeout_ms`.
+        """Return messages of one queue as columns, without an object per message; None after `timeout_ms`.
 
         `columns` and `keys` (properties by name) name what to decode. A body
         that cannot be inflated is null. Tags are filtered by the broker, which compares their hashes.
@@ -188,19 +184,19 @@ class PullConsumer(Lifetime):
     # --- offsets ------------------------------------------------------------------------------------
 
     async def begin_offset(self, queue: MessageQueue) -> int:
-        """The offset of the oldest message that is still there."""
+        """Ask for the offset of the oldest message that is still there."""
         return await offsets.min_offset(self._client, queue)
 
     async def end_offset(self, queue: MessageQueue) -> int:
-        """The offset that the next message will get."""
+        """Ask for the offset that the next message will get."""
         return await offsets.max_offset(self._client, queue)
 
     async def offset_at_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """The offset of the message stored nearest to a time; the last message's for any later time."""
+        """Ask for the offset of the message stored nearest to a time; the last one's for any later time."""
         return await offsets.offset_at_time(self._client, queue, timestamp_ms)
 
     async def commit(self, positions: Mapping[MessageQueue, int] | None = None) -> None:
-        """Store offsets for the group at the brokers: the given ones, else all of `positions()`."""
+        """Commit offsets of the group: the given ones, else all of `positions()`."""
         chosen = self.positions() if positions is None else positions
         await asyncio.gather(
             *(
@@ -210,7 +206,7 @@ class PullConsumer(Lifetime):
         )
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """The offset the group committed, or None when it never did."""
+        """Ask for the offset that the group committed; None when it never did."""
         return await offsets.stored_offset(self._client, self.group, queue)
 
     # ------------------------------------------------------------------------------------------------
@@ -220,6 +216,11 @@ class PullConsumer(Lifetime):
             raise ClientClosedError(
                 "the consumer is not started: use `async with PullConsumer(...)`, or start()"
             )
+
+    def _fetch(self, queue: MessageQueue, subscription: Subscription, offset: int) -> _Fetch:
+        poll_backoff = PollBackoff(shortest_s=_POLL_BACKOFF_S_MIN, longest_s=_POLL_BACKOFF_S_MAX)
+        pulls = QueuePulls(self._client, self.group, queue, subscription, self.settings, poll_backoff)
+        return _Fetch(pulls, self._room, offset, self._became_ready)
 
     def _fetch_of(self, queue: MessageQueue) -> _Fetch:
         fetch = self._fetches.get(queue)
@@ -262,46 +263,36 @@ class PullConsumer(Lifetime):
 
 
 class _Fetch:
-    """One queue of a pull consumer: keeps two answers at most, one being returned and one ahead."""
+    """Fetches one queue of a pull consumer ahead: two answers at most, one of them being returned."""
 
     def __init__(
         self,
-        reading: Reading,
-        settings: PullConsumerSettings,
-        queue: MessageQueue,
-        subscription: Subscription,
+        pulls: QueuePulls,
+        room: CacheRoom,
         offset: int,
         became_ready: Callable[[_Fetch], None],
     ) -> None:
-        self.queue = queue
-        self.subscription = subscription
+        self.queue = pulls.queue
+        self.subscription = pulls.subscription
         self.position = offset
         """Behind the last message returned."""
         self.failure: Exception | None = None
         """The error that the next poll raises; fetching rests until then."""
         self.is_listed = False
         """True while the consumer has it in its line of ready queues."""
-        client = reading.client
-        self._client = client
-        self._group = reading.group
-        self._settings = settings
-        self._room = reading.room
+        self._pulls = pulls
+        self._room = room
         self._became_ready = became_ready
         self._fetch_offset = offset
         """Where the next pull starts."""
         self._answers: deque[tuple[memoryview, int]] = deque()
         """Fetched records not returned yet, each with the offset behind its answer."""
-        self._broker_id = MASTER_ID
-        self._rest = Backoff(
-            min_s=client.settings.reconnect_ms_min / 1000, max_s=client.settings.reconnect_ms_max / 1000
-        )
-        self._poll_backoff = PollBackoff(shortest_s=_POLL_BACKOFF_S_MIN, longest_s=_POLL_BACKOFF_S_MAX)
         self._taken = asyncio.Event()
         self._task = supervise("fetches of a queue", self._fetch_forever)
 
     @property
     def tags(self) -> frozenset[str]:
-        """The tags wanted; empty for all."""
+        """Return the subscribed tags; empty for all."""
         return self.subscription.tags
 
     @property
@@ -315,7 +306,7 @@ class _Fetch:
         return bool(self._answers) or self.failure is not None
 
     def take_failure(self) -> Exception:
-        """The failure, once; fetching goes on."""
+        """Return the failure, once; fetching goes on."""
         assert self.failure is not None
         failure, self.failure = self.failure, None
         self._taken.set()
@@ -345,7 +336,7 @@ class _Fetch:
         return messages
 
     def take_columns(self, columns: Sequence[str], keys: Sequence[str]) -> Columns:
-        """The first answer, or as much of it as fits one Columns."""
+        """Take the first answer as columns, or as much of it as fits one Columns."""
         view, next_offset = self._answers[0]
         result = decode_columns(
             view, columns=columns, keys=keys, bad_bodies="null", bytes_max=COLUMN_BYTES_MAX
@@ -354,14 +345,14 @@ class _Fetch:
         return result
 
     def _offset_at(self, view: memoryview, at: int) -> int:
-        """The offset of the record at byte `at`; the position as it is where there is none."""
+        """Read the offset of the record at byte `at`; the present position where there is none."""
         try:
             return decode_record(view, at).queue_offset
         except MessageFormatError:
             return self.position
 
     def _cut(self, view: memoryview, at: int, next_offset: int, position: int) -> None:
-        """The first `at` bytes of the first answer are returned."""
+        """Drop the first `at` bytes of the first answer, which were returned."""
         self._room.free(at)
         if at < len(view):
             self._answers[0] = (view[at:], next_offset)
@@ -388,31 +379,18 @@ class _Fetch:
                 await self._room.wait_for_less()
             try:
                 await self._fetch_once()
-                self._rest.reset()
+                self._pulls.failures.reset()
             except _PASSING as error:
                 _log.debug("pull from %s waits: %s", self.queue, error)
-                self._broker_id = MASTER_ID
-                await asyncio.sleep(self._rest.next_s())
+                self._pulls.broker_id = MASTER_ID
+                await asyncio.sleep(self._pulls.failures.next_s())
             except Exception as error:
                 self.failure = error
                 self._list()
-                await asyncio.sleep(self._rest.next_s())
+                await asyncio.sleep(self._pulls.failures.next_s())
 
     async def _fetch_once(self) -> None:
-        settings = self._settings
-        address = await offsets.broker_address(self._client, self.queue, self._broker_id)
-        command = pull_command(
-            self._group,
-            self.queue,
-            self._fetch_offset,
-            records_max=settings.pull_records_max,
-            bytes_max=settings.pull_bytes_max,
-            hold_ms=settings.hold_ms,
-            subscription=self.subscription,
-        )
-        response = await self._client.request(address, command, timeout_s=settings.pull_timeout_ms / 1000)
-        pulled = read_pulled(response, self.queue)
-        self._broker_id = pulled.preferred_broker_id
+        pulled = await self._pulls.pull(self._fetch_offset)
         if pulled.status is PullStatus.OFFSET_MOVED:
             raise OffsetMovedError(
                 f"{self.queue}: offset {self._fetch_offset} is outside of {pulled.min_offset} to "
@@ -420,10 +398,10 @@ class _Fetch:
                 pulled.next_offset,
             )
         if pulled.status is PullStatus.FOUND and len(pulled.records):
-            self._poll_backoff.reset()
+            self._pulls.poll_backoff.reset()
             view = memoryview(pulled.records)
             self._answers.append((view, pulled.next_offset))
-            self._room.take(len(view))
+            self._room.add(len(view))
             self._fetch_offset = pulled.next_offset
             self._list()
         elif pulled.next_offset > self._fetch_offset:
@@ -431,7 +409,7 @@ class _Fetch:
             if not self._answers:
                 self.position = pulled.next_offset
         else:
-            await self._poll_backoff.after_empty()
+            await self._pulls.poll_backoff.after_empty()
 
     def _list(self) -> None:
         if not self.is_listed:

@@ -1,9 +1,11 @@
-"""One pull: the request for messages of a queue from an offset on, and what its answer means."""
+"""Encode a pull, the request for messages of a queue from an offset on, and read its answer."""
 
 from __future__ import annotations
 
 import enum
 from typing import Final
+
+import msgspec
 
 from iotmq.client.transport.routes import MessageQueue
 from iotmq.client.transport.subscriptions import Subscription
@@ -16,7 +18,7 @@ _HAS_SUBSCRIPTION: Final = 4
 
 
 class PullStatus(enum.Enum):
-    """How a pull ended; the values are the response codes."""
+    """The result of a pull; the values are the response codes."""
 
     FOUND = 0
     NOTHING_NEW = 19
@@ -30,31 +32,19 @@ class PullStatus(enum.Enum):
 _STATUSES: Final = {status.value: status for status in PullStatus}
 
 
-class Pulled:
+class Pulled(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """The answer to one pull."""
 
-    __slots__ = ("max_offset", "min_offset", "next_offset", "preferred_broker_id", "records", "status")
-
-    def __init__(
-        self,
-        *,
-        status: PullStatus,
-        next_offset: int,
-        min_offset: int,
-        max_offset: int,
-        preferred_broker_id: int,
-        records: bytes | memoryview,
-    ) -> None:
-        self.status = status
-        self.next_offset = next_offset
-        """Where to go on: behind everything looked at, filtered messages included."""
-        self.min_offset = min_offset
-        self.max_offset = max_offset
-        """The queue's next offset to be written, when the pull was answered."""
-        self.preferred_broker_id = preferred_broker_id
-        """The broker (0 master, else a slave) that the next pull should go to."""
-        self.records = records
-        """Records one after another; empty unless FOUND."""
+    status: PullStatus
+    next_offset: int
+    """Where to go on: behind everything looked at, filtered messages included."""
+    min_offset: int
+    max_offset: int
+    """The queue's next offset to be written, when the pull was answered."""
+    preferred_broker_id: int
+    """The broker (0 master, else a slave) that the next pull should go to."""
+    records: bytes | memoryview
+    """Records one after another; empty unless FOUND."""
 
 
 def pull_command(
@@ -67,7 +57,7 @@ def pull_command(
     hold_ms: int,
     subscription: Subscription,
 ) -> Command:
-    """The request. It carries the subscription, so it works before the broker has seen a heartbeat."""
+    """Build a pull. It carries the subscription, so it works before the broker has seen a heartbeat."""
     return Command.request(
         RequestCode.PULL_MESSAGE,
         {

@@ -1,4 +1,4 @@
-"""Has messages pushed to a listener; the queues of a topic are shared among the members of a group."""
+"""Push messages to a listener; the members of a group share the queues of a topic."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from iotmq.client.consuming.offsets import (
     offset_at_time,
     stored_offset,
 )
-from iotmq.client.consuming.queue_reader import CacheRoom, QueueReader, Reading
+from iotmq.client.consuming.queue_pulls import PollBackoff, QueuePulls
+from iotmq.client.consuming.queue_reader import CacheRoom, QueueReader
 from iotmq.client.consuming.rebalance import Allocation, allocate_averagely
 from iotmq.client.transport.client import IotmqClient
 from iotmq.client.transport.lifetime import Lifetime
@@ -43,6 +44,9 @@ _log = logging.getLogger(__name__)
 # Members come and go in bursts (a deployment, a broker that restarts): one look for all of them.
 _REBALANCE_PAUSE_S: Final = 0.05
 _REBALANCE_RETRY_S: Final = 1.0
+# A broker that answers "nothing new" at once, instead of holding the pull, is asked with pauses.
+_POLL_BACKOFF_S_MIN: Final = 0.02
+_POLL_BACKOFF_S_MAX: Final = 1.0
 
 
 class _MemberList(msgspec.Struct):
@@ -50,7 +54,7 @@ class _MemberList(msgspec.Struct):
 
 
 class PushConsumer(Lifetime):
-    """One member of a consumer group; `async with` starts and stops it.
+    """A member of a consumer group that calls a listener; `async with` starts and stops it.
 
     Every message is handed over at least once; after a crash, and when queues move between members,
     some come twice. Within one queue batches come in order, one at a time (`parallel_batches`). A
@@ -91,12 +95,7 @@ class PushConsumer(Lifetime):
         """Queues we lost whose listener calls are still running."""
         self._local_offsets: dict[MessageQueue, int] = {}
         """Broadcasting: how far each queue is consumed, while this consumer lives."""
-        self._reading = Reading(
-            client,
-            group,
-            CacheRoom(self.settings.cached_bytes_max),
-            as_columns=columns_listener is not None,
-        )
+        self._room = CacheRoom(self.settings.cached_bytes_max)
         self._rebalance_due = asyncio.Event()
         self._has_balanced = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -110,6 +109,7 @@ class PushConsumer(Lifetime):
             columns_listener=columns_listener,
             settings=self.settings,
         )
+        self._wants_columns = columns_listener is not None
         self._answers = ConsumerAnswers(
             client,
             consumption,
@@ -145,7 +145,7 @@ class PushConsumer(Lifetime):
             await self._announce()
 
     async def unsubscribe(self, topic: str) -> None:
-        """Consume `topic` no more; its queues go to other members."""
+        """Stop consuming `topic`; its queues go to other members."""
         if self._subscriptions.pop(topic, None) is None:
             raise SubscriptionError(f"group {self._group} has no subscription to {topic} here")
         if self._is_running:
@@ -211,7 +211,7 @@ class PushConsumer(Lifetime):
 
     @property
     def assigned(self) -> list[MessageQueue]:
-        """The queues this member has now, sorted; without those of the retry topic."""
+        """Return the queues assigned to this member now, sorted; without those of the retry topic."""
         retry_topic = RETRY_PREFIX + self._group
         # A copy, because others than the loop's thread may ask while queues come and go.
         return sorted(queue for queue in tuple(self._readers) if queue.topic != retry_topic)
@@ -231,7 +231,7 @@ class PushConsumer(Lifetime):
         self._rebalance_due.set()
 
     def move(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Go on at these offsets in the queues this member has; what was fetched of them is dropped."""
+        """Continue at these offsets in this member's queues; fetched messages of them are dropped."""
         for queue, offset in offsets.items():
             if queue in self._readers:
                 self._give_up(queue, self._move_reader(self._readers.pop(queue), offset))
@@ -242,7 +242,7 @@ class PushConsumer(Lifetime):
             self._rebalance_due.set()
 
     def metrics(self) -> Iterable[Metric]:
-        """Counters of this consumer."""
+        """Report the counters of this consumer."""
         labels = (("group", self._group),)
         cached = sum(reader.cached_records for reader in self._readers.values())
         yield from samples(
@@ -251,7 +251,7 @@ class PushConsumer(Lifetime):
             ("iotmq_client_given_back_total", "Failed messages given back", self._calls.given_back_total),
             ("iotmq_client_dropped_total", "Failed broadcasts given up", self._calls.dropped_total),
             ("iotmq_client_cached_records", "Messages fetched, not consumed", cached),
-            ("iotmq_client_cached_bytes", "Bytes fetched, not consumed", self._reading.room.bytes),
+            ("iotmq_client_cached_bytes", "Bytes fetched, not consumed", self._room.bytes),
             ("iotmq_client_queues", "Queues of this member", len(self._readers)),
             labels=labels,
         )
@@ -302,7 +302,7 @@ class PushConsumer(Lifetime):
         return is_complete
 
     async def _share_of(self, route: TopicRoute) -> list[MessageQueue] | None:
-        """This member's queues of the topic, or None while the brokers do not know us."""
+        """Compute this member's queues of the topic; None while the brokers do not know the member."""
         if not self._is_clustering:
             return list(route.readable)
         members = await self._members(route)
@@ -336,11 +336,19 @@ class PushConsumer(Lifetime):
         for queue in mine:
             # A queue that comes back while its last calls still run is opened when they have ended.
             if queue not in self._readers and queue not in self._closing:
-                self._readers[queue] = QueueReader(
-                    self._reading,
-                    self.settings,
+                pulls = QueuePulls(
+                    self._client,
+                    self._group,
                     queue,
                     self._subscriptions[topic],
+                    self.settings,
+                    PollBackoff(shortest_s=_POLL_BACKOFF_S_MIN, longest_s=_POLL_BACKOFF_S_MAX),
+                )
+                self._readers[queue] = QueueReader(
+                    pulls,
+                    self.settings,
+                    self._room,
+                    as_columns=self._wants_columns,
                     start_offset=self._start_offset,
                     handle=self._calls.handle,
                 )
@@ -349,7 +357,7 @@ class PushConsumer(Lifetime):
         self._give_up(queue, self._close_reader(self._readers.pop(queue)))
 
     def _give_up(self, queue: MessageQueue, closing: Coroutine[None, None, None]) -> None:
-        """The queue is free for a new reader, here or elsewhere, when `closing` has ended."""
+        """Free the queue for a new reader, here or elsewhere, when `closing` has ended."""
         task = asyncio.ensure_future(closing)
         self._closing[queue] = task
 

@@ -1,4 +1,4 @@
-"""One queue that a push consumer has been given: fetches ahead, hands over, knows how far it is."""
+"""Read one queue for a push consumer: fetch ahead, hand batches to the listener, track the progress."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
-from iotmq.backoff import Backoff
 from iotmq.client.consuming.consumer_answers import QueueState
-from iotmq.client.consuming.offsets import broker_address
-from iotmq.client.consuming.poll_backoff import PollBackoff
 from iotmq.client.consuming.progress import QueueProgress
-from iotmq.client.consuming.pulls import Pulled, PullStatus, pull_command, read_pulled
-from iotmq.client.transport.client import IotmqClient
+from iotmq.client.consuming.pulls import Pulled, PullStatus
+from iotmq.client.consuming.queue_pulls import QueuePulls, reconnect_backoff
 from iotmq.client.transport.message import ReceivedMessage
 from iotmq.client.transport.routes import MASTER_ID, MessageQueue
 from iotmq.client.transport.settings import PushConsumerSettings
@@ -28,16 +25,13 @@ from iotmq.supervised import supervise, surviving
 
 _log = logging.getLogger(__name__)
 
-# A broker that answers "nothing new" at once, instead of holding the pull, is asked with pauses.
-_POLL_BACKOFF_S_MIN: Final = 0.02
-_POLL_BACKOFF_S_MAX: Final = 1.0
 # One Columns object is handed over at a time, so a pull of many inflated bodies comes in several.
 COLUMN_BYTES_MAX: Final = 64 * 1024 * 1024
 
 Payload: TypeAlias = list[ReceivedMessage] | Columns
 
 
-class Batch(msgspec.Struct, eq=False):
+class Batch(msgspec.Struct, eq=False, kw_only=True):
     """Messages handed over in one call, and the offsets they stand for."""
 
     queue: MessageQueue
@@ -51,7 +45,7 @@ class Batch(msgspec.Struct, eq=False):
 
 
 class CacheRoom:
-    """Bytes fetched and not consumed yet over all queues of a consumer, and who waits for less."""
+    """Counts the bytes that all queues of a consumer have fetched and not consumed, and limits them."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -63,12 +57,12 @@ class CacheRoom:
         """True while queues that have something cached must not fetch more."""
         return self.bytes >= self._bytes_max
 
-    def take(self, size: int) -> None:
-        """`size` bytes were fetched."""
+    def add(self, size: int) -> None:
+        """Count `size` fetched bytes."""
         self.bytes += size
 
     def free(self, size: int) -> None:
-        """`size` bytes are consumed or dropped."""
+        """Release `size` bytes that are consumed or dropped."""
         self.bytes -= size
         self._freed.set()
 
@@ -78,18 +72,8 @@ class CacheRoom:
         await self._freed.wait()
 
 
-class Reading(NamedTuple):
-    """Share a consumer's client, group and cache among its queues."""
-
-    client: IotmqClient
-    group: str
-    room: CacheRoom
-    as_columns: bool = False
-    """A push consumer's listener takes columns."""
-
-
 class QueueReader:
-    """Two kinds of tasks per queue: one that pulls, and `parallel_batches` that hand over.
+    """Reads one queue: one task pulls, and `parallel_batches` tasks call the listener.
 
     `handle` returns when its batch is done with (consumed, or safely back at the broker); it raises
     only when it is cancelled. `start_offset` is asked again until it gives an offset.
@@ -97,24 +81,22 @@ class QueueReader:
 
     def __init__(
         self,
-        reading: Reading,
+        pulls: QueuePulls,
         settings: PushConsumerSettings,
-        queue: MessageQueue,
-        subscription: Subscription,
+        room: CacheRoom,
         *,
+        as_columns: bool,
         start_offset: Callable[[MessageQueue], Awaitable[int]],
         handle: Callable[[Batch], Awaitable[None]],
     ) -> None:
-        self.queue = queue
+        self.queue = pulls.queue
         self.committed: int | None = None
         """The offset last stored at the broker by this reader."""
         self.records_total = 0
-        self._client = reading.client
-        self._group = reading.group
-        self._room = reading.room
-        self._as_columns = reading.as_columns
-        self._subscription = subscription
+        self._pulls = pulls
         self._settings = settings
+        self._room = room
+        self._as_columns = as_columns
         self._start_offset = start_offset
         self._handle = handle
         self._progress: QueueProgress | None = None
@@ -123,25 +105,20 @@ class QueueReader:
         self._has_waiting = asyncio.Event()
         self._cached_records = 0
         self._cached_bytes = 0
-        self._pulled_ms = 0
         self._consumed_ms = 0
-        """When it was last asked for messages, and when some were last consumed; 0 for never."""
-        self._broker_id = MASTER_ID
-        """Where the last answer told us to pull from."""
+        """When messages were last consumed; 0 for never."""
         self._is_closing = False
-        self._rest = self._backoff()
-        self._poll_backoff = PollBackoff(shortest_s=_POLL_BACKOFF_S_MIN, longest_s=_POLL_BACKOFF_S_MAX)
         self._puller = supervise("pulls of a queue", self._pull_forever)
         self._workers = [supervise("listener calls", self._work) for _ in range(settings.parallel_batches)]
 
     @property
     def committable(self) -> int | None:
-        """Everything below this offset is consumed; None until anything is known."""
+        """Return the offset below which everything is consumed; None until the start offset is known."""
         return None if self._progress is None else self._progress.committable
 
     @property
     def state(self) -> QueueState:
-        """Return how far it is, for people who ask; all zero until the start offset is known."""
+        """Return the reader's progress for operators; all zero until the start offset is known."""
         progress = self._progress
         return QueueState(
             committable=0 if progress is None else progress.committable,
@@ -149,18 +126,18 @@ class QueueReader:
             cached_records=self._cached_records,
             cached_bytes=self._cached_bytes,
             records_total=self.records_total,
-            pulled_ms=self._pulled_ms,
+            pulled_ms=self._pulls.pulled_ms,
             consumed_ms=self._consumed_ms,
         )
 
     @property
     def cached_records(self) -> int:
-        """Messages fetched and not consumed yet."""
+        """Return the number of messages fetched and not consumed yet."""
         return self._cached_records
 
     def subscribe(self, subscription: Subscription) -> None:
         """Filter by another expression from the next pull on."""
-        self._subscription = subscription
+        self._pulls.subscription = subscription
 
     async def close(self) -> None:
         """Stop fetching, drop what waits, and give running calls `stop_timeout_ms` to end."""
@@ -186,16 +163,16 @@ class QueueReader:
                 while self._is_full():
                     await self._room.wait_for_less()
                 await self._pull_once(self._progress)
-                self._rest.reset()
+                self._pulls.failures.reset()
             except PeerError as error:
                 # Bytes that are no records: going on would lose them silently, so this stays visible.
                 _log.error("queue %s: the broker's answer cannot be read: %s", self.queue, error)
-                await asyncio.sleep(self._rest.next_s())
+                await asyncio.sleep(self._pulls.failures.next_s())
             except IotmqError as error:
                 level = logging.WARNING if isinstance(error, BrokerError) else logging.DEBUG
                 _log.log(level, "pull from %s waits: %s", self.queue, error)
-                self._broker_id = MASTER_ID
-                await asyncio.sleep(self._rest.next_s())
+                self._pulls.broker_id = MASTER_ID
+                await asyncio.sleep(self._pulls.failures.next_s())
 
     def _is_full(self) -> bool:
         # A queue with nothing cached may always fetch, or one stuck queue would stop all others.
@@ -204,31 +181,17 @@ class QueueReader:
         )
 
     async def _pull_once(self, progress: QueueProgress) -> None:
-        settings = self._settings
         offset = progress.next_offset
-        address = await broker_address(self._client, self.queue, self._broker_id)
-        command = pull_command(
-            self._group,
-            self.queue,
-            offset,
-            records_max=settings.pull_records_max,
-            bytes_max=settings.pull_bytes_max,
-            hold_ms=settings.hold_ms,
-            subscription=self._subscription,
-        )
-        self._pulled_ms = self._client.clock.now_ms()
-        response = await self._client.request(address, command, timeout_s=settings.pull_timeout_ms / 1000)
-        pulled = read_pulled(response, self.queue)
-        self._broker_id = pulled.preferred_broker_id
+        pulled = await self._pulls.pull(offset)
         if pulled.status is PullStatus.FOUND:
-            self._poll_backoff.reset()
-            self._take(pulled, progress)
+            self._pulls.poll_backoff.reset()
+            self._enqueue(pulled, progress)
         elif pulled.status is PullStatus.OFFSET_MOVED:
             self._move(pulled, progress)
         else:
             progress.skipped_to(pulled.next_offset)
         if progress.next_offset == offset and self._progress is progress:
-            await self._poll_backoff.after_empty()
+            await self._pulls.poll_backoff.after_empty()
 
     def _move(self, pulled: Pulled, progress: QueueProgress) -> None:
         _log.warning(
@@ -245,7 +208,7 @@ class QueueReader:
             # The broker has less than we saw: what is still being worked on belongs to the past.
             self._progress = QueueProgress(pulled.next_offset)
 
-    def _take(self, pulled: Pulled, progress: QueueProgress) -> None:
+    def _enqueue(self, pulled: Pulled, progress: QueueProgress) -> None:
         batches = (
             self._column_batches(pulled, progress)
             if self._as_columns
@@ -258,13 +221,13 @@ class QueueReader:
             self._cached_records += batch.count
             self._cached_bytes += batch.size
             self.records_total += batch.count
-            self._room.take(batch.size)
+            self._room.add(batch.size)
         progress.skipped_to(pulled.next_offset)
         self._has_waiting.set()
 
     def _message_batches(self, pulled: Pulled, progress: QueueProgress) -> list[Batch]:
-        accepts = self._subscription.accepts
-        wants_all = not self._subscription.tags
+        accepts = self._pulls.subscription.accepts
+        wants_all = not self._pulls.subscription.tags
         messages = [ReceivedMessage(self.queue, record) for record in iter_records(pulled.records)]
         batches = []
         for at in range(0, len(messages), self._settings.batch_max):
@@ -276,8 +239,8 @@ class QueueReader:
             if group:
                 batches.append(
                     Batch(
-                        self.queue,
-                        group,
+                        queue=self.queue,
+                        payload=group,
                         count=len(group),
                         size=size,
                         first_offset=first_offset,
@@ -295,8 +258,8 @@ class QueueReader:
             first_offset, end_offset = int(offsets[0]), int(offsets[-1]) + 1
             batches.append(
                 Batch(
-                    self.queue,
-                    columns,
+                    queue=self.queue,
+                    payload=columns,
                     count=len(columns),
                     size=size,
                     first_offset=first_offset,
@@ -322,23 +285,19 @@ class QueueReader:
                 self._forget(batch)
                 raise
             batch.progress.done(batch.first_offset)
-            self._consumed_ms = self._client.clock.now_ms()
+            self._consumed_ms = self._pulls.client.clock.now_ms()
             self._forget(batch)
             # A listener that never waits must not keep the loop from everything else.
             await asyncio.sleep(0)
 
     async def _handle_until_done(self, batch: Batch) -> None:
-        rest = self._backoff()
+        rest = reconnect_backoff(self._pulls.client)
         while True:
             with surviving("listener calls"):
                 await self._handle(batch)
                 return
             _log.error("messages of %s from offset %d on wait", self.queue, batch.first_offset)
             await asyncio.sleep(rest.next_s())
-
-    def _backoff(self) -> Backoff:
-        settings = self._client.settings
-        return Backoff(min_s=settings.reconnect_ms_min / 1000, max_s=settings.reconnect_ms_max / 1000)
 
     def _forget(self, batch: Batch) -> None:
         self._cached_records -= batch.count

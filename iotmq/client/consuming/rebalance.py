@@ -12,7 +12,7 @@ Allocation = Callable[[Collection[MessageQueue], Collection[str], str], list[Mes
 def allocate_averagely(
     queues: Collection[MessageQueue], client_ids: Collection[str], client_id: str
 ) -> list[MessageQueue]:
-    """The queues of `client_id`: contiguous blocks of the sorted queues over the sorted members.
+    """Return the queues of `client_id`: contiguous blocks of the sorted queues over the sorted members.
 
     The first `len(queues) % len(members)` members take one queue more. A client that is not (yet) in
     `client_ids` gets nothing, because the members that are in it have divided everything already.

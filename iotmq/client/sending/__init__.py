@@ -1,4 +1,5 @@
 """Producers: from `send` to the broker's answer, with batches, deadlines and further tries.
 
-Start with `producer`; `transactions` is the producer whose messages count when it says so.
+Start with `producer`; `transactions` has the producer of transactions, `requests` sends
+requests and replies.
 """

@@ -11,26 +11,26 @@ from iotmq.client.transport.routes import MessageQueue
 from iotmq.remoting.command import Body, Command
 
 
-class PendingSend(msgspec.Struct, eq=False):
+class PendingSend(msgspec.Struct, eq=False, kw_only=True):
     """A message, or a batch, over all its tries. A cancelled `future` wants no answer."""
 
     topic: str
     code: int
     body: Body
     size: int
-    count: int
-    key: str
+    count: int = 1
+    key: str = ""
     fixed_queue: MessageQueue | None
-    properties: str
-    sys_flag: int
-    user_flag: int
+    properties: str = ""
+    sys_flag: int = 0
+    user_flag: int = 0
     message_id: str
     timeout_s: float
     future: asyncio.Future[SendResult]
     is_repeat: bool = False
-    """A broker may have it already."""
+    """A broker may have stored it already."""
     has_packet_ids: bool = False
-    """True when its messages have MQTT_PACKET_ID."""
+    """Messages of the batch have MQTT_PACKET_ID."""
     deadline_s: float = 0.0
     """Set when it starts: waiting for room does not count."""
     tries: int = 0
@@ -39,4 +39,4 @@ class PendingSend(msgspec.Struct, eq=False):
     sent_s: float = 0.0
     """When the last try was written, in loop time."""
     reply: asyncio.Future[Command] | None = None
-    """The answer being waited for; None between tries."""
+    """The answer of the last try while it is waited for; None between tries."""

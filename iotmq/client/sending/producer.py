@@ -1,4 +1,4 @@
-"""Sends messages: alone, in batches, waiting or not, to a queue chosen by key, by turn or by hand."""
+"""Send messages singly or in batches, to a queue chosen by key, by turn or by the caller."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DEFAULT_GROUP: Final = "DEFAULT_PRODUCER"
 
 
 class Producer(Lifetime):
-    """Sends to any topic; `async with` starts and stops it.
+    """A producer for any topic; `async with` starts and stops it.
 
     `send` and `send_nowait` try up to `tries_max` times within `send_timeout_ms`: after a lost
     connection, and after answers that another try may cure. A try whose answer is overdue is not
@@ -193,7 +193,7 @@ class Producer(Lifetime):
         return self._start(send)
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The queues that take messages of `topic` (for a new topic: those it will have), sorted."""
+        """List the queues that take messages of `topic` (for a new topic: those it will have), sorted."""
         return (await self._tries.route(topic)).writable
 
     async def room(self) -> None:
@@ -206,11 +206,11 @@ class Producer(Lifetime):
 
     @property
     def in_flight(self) -> int:
-        """Sends without a result yet."""
+        """Return the number of sends without a result yet."""
         return self._room.count
 
     def metrics(self) -> Iterable[Metric]:
-        """Counters of this producer."""
+        """Report the counters of this producer."""
         labels = (("group", self.group),)
         yield from samples(
             ("iotmq_client_sent_total", "Messages stored", self._sent_total),
@@ -234,11 +234,10 @@ class Producer(Lifetime):
             body, sys_flag = compress_body(body, level=self.settings.compress_level)
         unique_key = self._unique_keys.next()
         return PendingSend(
-            message.topic,
+            topic=message.topic,
             code=RequestCode.SEND_MESSAGE_V2,
             body=body,
             size=len(body),
-            count=1,
             key=message.key,
             fixed_queue=queue,
             properties=message.encoded_properties(unique_key).decode(),
@@ -267,16 +266,12 @@ class Producer(Lifetime):
                 f"messages and {self.settings.body_bytes_max} bytes (body_bytes_max); split it"
             )
         return PendingSend(
-            topic,
+            topic=topic,
             code=RequestCode.SEND_BATCH_MESSAGE,
             body=elements,
             size=size,
             count=count,
-            key="",
             fixed_queue=queue,
-            properties="",
-            sys_flag=0,
-            user_flag=0,
             message_id=message_id,
             timeout_s=self._timeout_s(timeout_ms),
             future=asyncio.get_running_loop().create_future(),
@@ -293,7 +288,7 @@ class Producer(Lifetime):
         return self._send_timeout_s if timeout_ms is None else timeout_ms / 1000
 
     def _start(self, send: PendingSend) -> asyncio.Future[SendResult]:
-        self._room.take(send.size)
+        self._room.add(send.size)
         send.future.add_done_callback(lambda _: self._ended(send))
         if not self._is_running:
             # It waited for room, and nothing would end it any more, neither its timeout nor `stop`.
@@ -313,7 +308,7 @@ class Producer(Lifetime):
         else:
             self._sent_total += send.count
         self._deadlines.tidy()
-        self._room.give_back(send.size)
+        self._room.remove(send.size)
 
     def _by_queue(
         self, topic: str, messages: list[Message], route: TopicRoute, queue: MessageQueue | None

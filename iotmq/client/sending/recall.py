@@ -1,4 +1,4 @@
-"""Take back a message that waits for its time, by the handle that its send gave."""
+"""Recall a scheduled message by the handle that its send returned."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NOT_FOUND: Final = (ResponseCode.QUERY_NOT_FOUND,)
 
 
 async def recall_message(client: IotmqClient, recall_handle: str, *, group: str) -> bool:
-    """Take the message back. False when it does not wait (any more).
+    """Recall a scheduled message. False when it does not wait (any more).
 
     MessageRefusedError for a text that is no handle, BrokerError when the broker refuses.
     """

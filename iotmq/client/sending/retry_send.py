@@ -1,4 +1,4 @@
-"""Bringing a failed message back another way when its own broker does not take it back.
+"""Send a failed message to its retry topic when its own broker does not take it back.
 
 An ordinary message to the group's retry topic at any broker, with what the broker would have put into it: the
 broker lets it wait for its time, or makes it a dead letter when it came back too often.
@@ -37,7 +37,7 @@ _NOT_COPIED = (DELAY, REAL_TOPIC, REAL_QUEUE_ID, TRANSACTION_PREPARED, WAIT)
 async def send_to_retry_topic(
     client: IotmqClient, group: str, message: ReceivedMessage, *, redeliveries_max: int
 ) -> bool:
-    """True when a broker has stored the message for the group; other brokers than its own are asked first.
+    """Send the message to the group's retry topic, preferably at another broker; True when it is stored.
 
     `redeliveries_max` below 0 leaves it to the group's settings when a message is a dead letter.
     """
@@ -77,7 +77,7 @@ def _command(
     message: ReceivedMessage,
     redeliveries_max: int,
 ) -> Command:
-    """The send; ValueError when its properties cannot be encoded again."""
+    """Build the send; ValueError when the message's properties cannot be encoded again."""
     record = message.record
     properties = {name: value for name, value in message.properties.items() if name not in _NOT_COPIED}
     properties.setdefault(RETRY_TOPIC, message.topic)

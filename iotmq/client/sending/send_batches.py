@@ -1,4 +1,4 @@
-"""Messages in few requests: grouped by topic, encoded into batches that brokers take."""
+"""Group messages by topic and encode them into batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from iotmq.message.records.record import encode_batch
 
 
 def by_topic(messages: Iterable[Message]) -> dict[str, list[Message]]:
-    """In the order in which the topics come first."""
+    """Group messages by topic, in the order in which the topics come first."""
     groups: dict[str, list[Message]] = {}
     for message in messages:
         groups.setdefault(message.topic, []).append(message)
@@ -22,7 +22,7 @@ def by_topic(messages: Iterable[Message]) -> dict[str, list[Message]]:
 def batch_bodies(
     messages: Sequence[Message], unique_keys: UniqueKeys, *, body_bytes_max: int
 ) -> Iterator[tuple[bytes, int, str]]:
-    """Batch bodies of at most `body_bytes_max`, with their counts and first unique keys."""
+    """Yield batch bodies of at most `body_bytes_max`, with their counts and first unique keys."""
     elements: list[tuple[bytes, bytes, int]] = []
     size = 0
     first_key = ""

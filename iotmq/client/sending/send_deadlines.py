@@ -1,4 +1,4 @@
-"""Ends sends whose time is over: one timer for all that have the usual time."""
+"""Time out sends: one timer for all that have the usual timeout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from iotmq.client.sending.pending_send import PendingSend
 
 
 class SendDeadlines:
-    """`time_out` is called for sends that have no result in time."""
+    """Calls `time_out` for each send that has no result in time."""
 
     def __init__(self, *, usual_s: float, time_out: Callable[[PendingSend], None]) -> None:
         self._usual_s = usual_s
@@ -20,7 +20,7 @@ class SendDeadlines:
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, send: PendingSend) -> None:
-        """Begin the time of a send."""
+        """Start the timeout of a send."""
         loop = asyncio.get_running_loop()
         send.deadline_s = loop.time() + send.timeout_s
         if send.timeout_s != self._usual_s:
@@ -33,13 +33,13 @@ class SendDeadlines:
             self._timer = loop.call_at(send.deadline_s, self._check)
 
     def tidy(self) -> None:
-        """Forget those that are done."""
+        """Forget sends that are done."""
         deadlines = self._deadlines
         while deadlines and deadlines[0].future.done():
             deadlines.popleft()
 
     def stop(self) -> None:
-        """Nothing ends any more."""
+        """Stop the timer: no send times out any more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -9,7 +9,7 @@ from iotmq.errors import ProducerBusyError
 
 
 class SendRoom:
-    """Counts sends and their bytes; the maxima may be passed by one send."""
+    """Counts sends in flight and their bytes; one send may go past the maxima."""
 
     def __init__(self, *, count_max: int, bytes_max: int) -> None:
         self._count_max = count_max
@@ -20,13 +20,13 @@ class SendRoom:
         self.count = 0
         """Sends without a result yet."""
 
-    def take(self, size: int) -> None:
-        """A send with so many bytes begins."""
+    def add(self, size: int) -> None:
+        """Count a send that begins."""
         self.count += 1
         self._bytes += size
 
-    def give_back(self, size: int) -> None:
-        """A send has ended."""
+    def remove(self, size: int) -> None:
+        """Discount a send that has ended, and wake waiting senders."""
         self.count -= 1
         self._bytes -= size
         if self._waiting:
@@ -38,7 +38,7 @@ class SendRoom:
             self._waiting_for_drain.clear()
 
     def refuse_when_full(self) -> None:
-        """ProducerBusyError while there is no room."""
+        """Raise ProducerBusyError while there is no room."""
         if self._is_full:
             raise ProducerBusyError(
                 f"{self.count} sends with {self._bytes} bytes wait for their answers: await room() first, or "

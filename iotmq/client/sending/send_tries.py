@@ -1,4 +1,4 @@
-"""The tries of a send: which broker, what its answer means, when and where the next one goes."""
+"""Try sends at brokers: choose the queue, judge the answer, and try again elsewhere."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ from iotmq.errors import (
     RouteNotFoundError,
     SendFailedError,
 )
-from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.codes import PACKET_IDS_FIELD, REPEAT_FIELD, RequestCode, ResponseCode
 from iotmq.remoting.command import Command
 from iotmq.remoting.connection import ClientConnection
-from iotmq.remoting.frames.send_fields import PACKET_IDS_FIELD, REPEAT_FIELD
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +50,7 @@ _REST_S_MAX: Final = 1.0
 
 
 class SendTries:
-    """Carries out the sends of one producer; each ends by its future, by an answer or a failure."""
+    """Carries out the sends of one producer; the future of each ends with its result or failure."""
 
     def __init__(self, client: IotmqClient, group: str, settings: ProducerSettings) -> None:
         self._client = client
@@ -66,7 +65,7 @@ class SendTries:
         """Tries after the first."""
 
     def begin(self, send: PendingSend) -> None:
-        """The first try."""
+        """Try a send for the first time."""
         # The usual case needs no task: the route is known and the connection open.
         route = self._client.routes.known(send.topic)
         if route is not None and route.writable:
@@ -79,12 +78,12 @@ class SendTries:
         self._start_retries(send, None)
 
     def stop(self) -> None:
-        """No further tries."""
+        """Cancel all further tries."""
         for task in self._retries:
             task.cancel()
 
     async def route(self, topic: str) -> TopicRoute:
-        """Return where messages of a topic go; for a new topic, where they will."""
+        """Find the route for sending to a topic; for a new topic, the route it will have."""
         check_topic(topic)
         self._client.check_running()
         return await self._client.routes.find_for_sending(
@@ -92,7 +91,7 @@ class SendTries:
         )
 
     def choose(self, send: PendingSend, route: TopicRoute) -> MessageQueue:
-        """The queue of the next try: the one asked for, the key's, or the next by turn."""
+        """Choose the queue of the next try: the one asked for, the key's, or the next by turn."""
         if send.fixed_queue is not None:
             return send.fixed_queue
         if send.key:
@@ -100,7 +99,7 @@ class SendTries:
         return self.next_by_turn(route)
 
     def next_by_turn(self, route: TopicRoute) -> MessageQueue:
-        """The next queue, passing by those of brokers that fail or are slow."""
+        """Choose the next queue by turn, without those of brokers that fail or are slow."""
         queues = route.writable
         queue = queues[next(self._turn) % len(queues)]
         if not self._health.has_avoided:
@@ -113,7 +112,7 @@ class SendTries:
         return queue
 
     def command(self, send: PendingSend, queue: MessageQueue, *, oneway: bool = False) -> Command:
-        """The request that sends it."""
+        """Build the request of a send."""
         is_batch = send.code == RequestCode.SEND_BATCH_MESSAGE
         ext = {
             "a": self._group,
@@ -137,7 +136,7 @@ class SendTries:
         return Command.request(send.code, ext, send.body, oneway)
 
     def time_out(self, send: PendingSend) -> None:
-        """The time of a send that has no result is over."""
+        """Fail a send that has no result in time."""
         if send.reply is not None and send.queue is not None:
             self._health.failed(send.queue.broker_name, now_s=asyncio.get_running_loop().time())
             text = (
@@ -217,7 +216,7 @@ class SendTries:
         task.add_done_callback(self._retries.discard)
 
     async def _retry(self, send: PendingSend, failure: IotmqError | None) -> None:
-        """Everything but the usual case: find a route, make a connection, wait, try again."""
+        """Try a send again: find a route, make a connection, wait where needed."""
         try:
             await self._retry_until_done(send, failure)
         except IotmqError as error:
@@ -253,7 +252,7 @@ class SendTries:
     async def _connection(
         self, send: PendingSend, route: TopicRoute, queue: MessageQueue, rest: Backoff
     ) -> ClientConnection | None:
-        """The connection to the queue's broker, or None after a pause when it has none now.
+        """Connect to the queue's broker; None, after a pause, when that is not possible now.
 
         Nothing was sent, so this is not one of the tries; the send's own timeout ends it.
         """
@@ -277,7 +276,7 @@ class SendTries:
             return None
 
     async def _refresh(self, topic: str) -> None:
-        """Ask for the route again; the known one does as long as no registry answers."""
+        """Refresh the route; the known one stays while no registry answers."""
         try:
             await self._client.routes.refresh(topic)
         except (RouteNotFoundError, BrokerError) as error:

@@ -1,4 +1,4 @@
-"""Messages that are delivered only if something else succeeds: prepared first, then committed or rolled back.
+"""Send messages in transactions: prepare them, then commit or roll back.
 
 The broker keeps a prepared message to itself. When its producer says nothing about it for a while, the broker
 asks a producer of the group how it ended, which may be another process than the one that prepared it.
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class TransactionState(enum.Enum):
-    """How a transaction ended."""
+    """The result of a transaction."""
 
     COMMIT = 8
     """Deliver the message."""
@@ -333,5 +333,5 @@ async def _outcome(
     """Check the result of an application's function; ClientError when it is not a TransactionState."""
     state = await call_application(function, argument)
     if not isinstance(state, TransactionState):
-        raise ClientError(f"{state!r} is no TransactionState: return COMMIT, ROLLBACK or UNKNOWN")
+        raise ClientError(f"invalid result {state!r}: return TransactionState.COMMIT, ROLLBACK or UNKNOWN")
     return state

@@ -1,4 +1,4 @@
-"""Calls of functions that an application gave us: listeners, checks and what runs inside of a transaction."""
+"""Call functions of the application: listeners, checks and the work inside a transaction."""
 
 from __future__ import annotations
 
@@ -26,4 +26,4 @@ async def call_application(function: Callable[P, T | Awaitable[T]], *args: P.arg
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise ClientError("what it waited for was cancelled") from error
+        raise ClientError("the application's function waited for something that was cancelled") from error

@@ -19,14 +19,14 @@ class BrokerHealth:
         self._avoided: dict[str, tuple[float, int]] = {}
 
     def answered(self, broker_name: str, *, took_s: float, now_s: float) -> None:
-        """A send was stored after `took_s`; a slow one earns a pause of twice that time."""
+        """Note a send that was stored after `took_s`; a slow one earns a pause of twice that time."""
         if took_s > self._slow_s:
             self._avoid(broker_name, now_s + min(2 * took_s, self._avoided_s_max), 0)
         elif self._avoided:
             self._avoided.pop(broker_name, None)
 
     def failed(self, broker_name: str, *, now_s: float) -> None:
-        """A send failed or found no connection; the pause doubles with each failure in a row."""
+        """Note a send that failed or found no connection; the pause doubles with each failure in a row."""
         _, failures = self._avoided.get(broker_name, (0.0, 0))
         pause_s = min(FAILED_AVOID_S_MIN * 2.0 ** min(failures, 30), self._avoided_s_max)
         self._avoid(broker_name, now_s + pause_s, failures + 1)

@@ -1,4 +1,4 @@
-"""Ask brokers, one of them or the masters of all, for what is not part of sending and consuming."""
+"""Find a broker's address, and ask one broker or the masters of all."""
 
 from __future__ import annotations
 
@@ -6,13 +6,25 @@ import asyncio
 from collections.abc import Collection, Mapping
 
 from iotmq.client.transport.client import IotmqClient, expect_success
-from iotmq.client.transport.routes import MASTER_ID
+from iotmq.client.transport.routes import MASTER_ID, MessageQueue
 from iotmq.errors import RouteNotFoundError
 from iotmq.remoting.command import Command
 
 
+async def broker_address(client: IotmqClient, queue: MessageQueue, broker_id: int = MASTER_ID) -> str:
+    """Find HOST:PORT of the broker that has `queue`; RouteNotFoundError when it has none now."""
+    route = await client.routes.find(queue.topic)
+    address = None if route is None else route.reader(queue.broker_name, broker_id)
+    if address is None:
+        raise RouteNotFoundError(
+            f"no route to broker {queue.broker_name} of topic {queue.topic}: is it registered with "
+            f"{client.registries.addresses_text}?"
+        )
+    return address
+
+
 async def master_addresses(client: IotmqClient, broker_names: Collection[str] = ()) -> dict[str, str]:
-    """Broker name -> HOST:PORT of its master; of those named, or of all.
+    """Look up the masters of the named brokers, or of all: broker name -> HOST:PORT.
 
     RouteNotFoundError when one is unknown or none is registered.
     """
@@ -45,7 +57,7 @@ async def ask(
     doing: str,
     timeout_s: float | None = None,
 ) -> Command:
-    """The answer of the broker at HOST:PORT; BrokerError when it is not success."""
+    """Ask the broker at HOST:PORT; BrokerError when it does not answer with success."""
     response = await client.request(address, Command.request(code, ext, body), timeout_s=timeout_s)
     return expect_success(response, doing)
 
@@ -60,7 +72,7 @@ async def ask_masters(
     none_codes: Collection[int] = (),
     timeout_s: float | None = None,
 ) -> dict[str, Command]:
-    """The answers of all masters by broker name, without those with one of `none_codes`: they have nothing.
+    """Ask all masters; their answers by broker name, without those with one of `none_codes`.
 
     BrokerError when one refuses for another reason, ConnectionClosedError when one cannot be reached.
     """

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final, Protocol, TypeAlias
 
 from iotmq.addresses import parse_address
-from iotmq.client.transport.connections import ConnectionEvents, Connections
+from iotmq.client.transport.connections import ConnectionCallbacks, Connections
 from iotmq.client.transport.lifetime import Lifetime
 from iotmq.client.transport.registries import Registries, Routes
 from iotmq.client.transport.routes import MASTER_ID
@@ -52,14 +52,14 @@ class GroupConsumer(Protocol):
         """Return the consumer's part of the heartbeat."""
 
     def members_changed(self) -> None:
-        """A broker says that members or subscriptions of the group changed."""
+        """Handle a broker's notice that members or subscriptions of the group changed."""
 
     def route_changed(self, topic: str) -> None:
-        """The queues of `topic` are not what they were."""
+        """Handle a change of the queues of `topic`."""
 
 
 class IotmqClient(Lifetime):
-    """Shared by any number of producers and consumers; `async with` starts and stops it.
+    """The connections and routes that producers and consumers share; `async with` starts and stops it.
 
     One client is one member of each consumer group it takes part in.
     """
@@ -74,8 +74,8 @@ class IotmqClient(Lifetime):
                 raise ConfigError(f"registries: {error}") from error
         self.client_id = self.settings.client_id or _unique_client_id()
         self.request_timeout_s = self.settings.request_timeout_ms / 1000
-        events = ConnectionEvents(self._requested, self._connected, self._lost)
-        self._connections = Connections(self.settings, events, clock=self.clock)
+        callbacks = ConnectionCallbacks(requested=self._requested, connected=self._connected, lost=self._lost)
+        self._connections = Connections(self.settings, callbacks, clock=self.clock)
         self._registries = Registries(
             self.settings.registries, self._connections, timeout_s=self.request_timeout_s
         )
@@ -97,7 +97,7 @@ class IotmqClient(Lifetime):
 
     @property
     def connections(self) -> Connections:
-        """One connection per address."""
+        """The connections, one per address."""
         return self._connections
 
     @property
@@ -136,7 +136,7 @@ class IotmqClient(Lifetime):
         await self._connections.close()
 
     async def request(self, address: str, command: Command, *, timeout_s: float | None = None) -> Command:
-        """The answer of the broker at HOST:PORT, whatever its response code.
+        """Ask the broker at HOST:PORT; returns its answer, whatever the response code.
 
         ConnectionClosedError when it cannot be reached, RequestTimeoutError when it does not answer.
         """
@@ -194,7 +194,7 @@ class IotmqClient(Lifetime):
         await asyncio.gather(*(self._heartbeat_to(address) for address in self._heartbeat_addresses()))
 
     def check_running(self) -> None:
-        """ClientClosedError unless started."""
+        """Raise ClientClosedError unless the client is started."""
         if not self._is_running:
             raise ClientClosedError(
                 "the client is not started: use `async with IotmqClient(...)`, or start()"
@@ -273,7 +273,7 @@ class IotmqClient(Lifetime):
             task.add_done_callback(lambda _: self._recoveries.pop(address, None))
 
     async def _recover(self, address: str) -> None:
-        """Make a lost connection again while somebody may be told something on it."""
+        """Reconnect a lost connection while consumers or request handlers depend on it."""
         while self._is_asked and address in self._broker_addresses():
             await asyncio.sleep(self._connections.rest_s(address) + 0.001)
             try:
@@ -284,7 +284,7 @@ class IotmqClient(Lifetime):
 
     @property
     def _is_asked(self) -> bool:
-        """Whether brokers have something to say to us of their own: to consumers, or to request handlers."""
+        """Return whether brokers send requests to this client: to consumers or request handlers."""
         return bool(self._consumers) or any(self._request_handlers.values())
 
     def _route_changed(self, topic: str) -> None:
@@ -313,7 +313,7 @@ class IotmqClient(Lifetime):
 
 
 def expect_success(response: Command, doing: str) -> Command:
-    """The response itself, or BrokerError saying what was being done."""
+    """Return the response; BrokerError, naming the action, when it is not success."""
     if response.code != ResponseCode.SUCCESS:
         raise BrokerError(response.code, f"{doing}: {response.remark or 'refused without a reason'}")
     return response

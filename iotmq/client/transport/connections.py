@@ -1,11 +1,12 @@
-"""One connection per address, shared by all producers and consumers of a client."""
+"""Keep one connection per address, shared by all producers and consumers of a client."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from collections.abc import Callable
-from typing import NamedTuple
+
+import msgspec
 
 from iotmq.addresses import parse_address
 from iotmq.backoff import Backoff
@@ -43,47 +44,48 @@ class _Address:
         return self.connecting is None and (self.connection is None or self.connection.is_closed)
 
 
-class ConnectionEvents(NamedTuple):
-    """Tell the owner of connections what happens on them; an address is HOST:PORT."""
+class ConnectionCallbacks(msgspec.Struct, frozen=True, kw_only=True):
+    """Functions that `Connections` calls."""
 
     requested: Callable[[ClientConnection, Command], Command | None]
-    """A broker asks something; returns the answer, or None when it comes later or is not wanted."""
+    """Answers a request of the peer."""
     connected: Callable[[str, ClientConnection], None]
-    """Runs before anybody else can use a new connection, so what it sends comes first."""
+    """Told of a new connection to an address before anybody else can use it, so what it sends comes first."""
     lost: Callable[[str], None]
+    """Told that the connection to an address ended."""
 
 
 class Connections:
-    """Makes, shares and remembers connections; a failing address is tried again after growing pauses."""
+    """Make, share and remember connections; a failing address is tried again after growing pauses."""
 
     def __init__(
         self,
         settings: ClientSettings,
-        events: ConnectionEvents,
+        callbacks: ConnectionCallbacks,
         *,
         clock: Clock,
         chance: Callable[[], float] = random.random,
         addresses_max: int = ADDRESSES_KNOWN_MAX,
     ) -> None:
         self._settings = settings
-        self._events = events
         self._tls = settings.tls_context()
+        self._callbacks = callbacks
+        self._addresses_max = addresses_max
         self._clock = clock
         self._chance = chance
-        self._addresses_max = addresses_max
         self._addresses: dict[str, _Address] = {}
         """At most `addresses_max`, beside those with a connection."""
         self._is_closed = False
 
     def ready(self, address: str) -> ClientConnection | None:
-        """The open connection to HOST:PORT, if there is one now."""
+        """Return the open connection to HOST:PORT, if there is one now."""
         known = self._addresses.get(address)
         if known is None or known.connection is None or known.connection.is_closed:
             return None
         return known.connection
 
     async def get(self, address: str) -> ClientConnection:
-        """The open connection to HOST:PORT, made if needed.
+        """Return the open connection to HOST:PORT, made if needed.
 
         ConnectionClosedError at once while the address rests after a failure (see `rest_s`), and
         when the try fails.
@@ -114,12 +116,12 @@ class Connections:
         return await asyncio.shield(known.connecting)
 
     def rest_s(self, address: str) -> float:
-        """Seconds until a new try of HOST:PORT is allowed; 0 when it is."""
+        """Return the seconds until a new try of HOST:PORT is allowed; 0 when it is."""
         known = self._addresses.get(address)
         return 0.0 if known is None else max(0.0, known.not_before_s - self._clock.monotonic_s())
 
     def open_addresses(self) -> list[str]:
-        """The addresses with an open connection."""
+        """List the addresses with an open connection."""
         return [address for address in self._addresses if self.ready(address) is not None]
 
     async def close(self) -> None:
@@ -133,7 +135,7 @@ class Connections:
                 await known.connection.close()
 
     def _make_room(self) -> None:
-        """When there are too many, forget the address known longest that nobody is connected to."""
+        """Forget the oldest address without a connection when there are too many."""
         if len(self._addresses) >= self._addresses_max:
             idle = (name for name, known in self._addresses.items() if known.is_idle)
             self._addresses.pop(next(idle, ""), None)
@@ -144,7 +146,7 @@ class Connections:
             connection = await ClientConnection.connect(
                 host,
                 port,
-                on_request=self._events.requested,
+                on_request=self._callbacks.requested,
                 on_lost=lambda connection, *_: self._lost(address, known, connection),
                 timeout_s=self._settings.connect_timeout_ms / 1000,
                 credentials=self._settings.credentials,
@@ -159,7 +161,7 @@ class Connections:
         known.connection = connection
         known.connected_s = self._clock.monotonic_s()
         known.not_before_s = 0.0
-        self._events.connected(address, connection)
+        self._callbacks.connected(address, connection)
         return connection
 
     def _lost(self, address: str, known: _Address, connection: ClientConnection) -> None:
@@ -172,7 +174,7 @@ class Connections:
         known.last_error = "the connection was lost"
         known.not_before_s = now_s + known.backoff.next_s()
         if not self._is_closed:
-            self._events.lost(address)
+            self._callbacks.lost(address)
 
 
 def _take_exception(task: asyncio.Task[ClientConnection]) -> None:

@@ -1,4 +1,4 @@
-"""Parts of a client that are started and stopped: `with`, or `async with`, does both."""
+"""Start and stop parts of a client with `with` or `async with`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Self
 
 
 class Lifetime(ABC):
-    """`async with` starts and stops it."""
+    """A part of a client that `async with` starts and stops."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -29,7 +29,7 @@ class Lifetime(ABC):
 
 
 class BlockingLifetime(ABC):
-    """`with` starts and stops it."""
+    """A part of a blocking client that `with` starts and stops."""
 
     @abstractmethod
     def start(self) -> None:

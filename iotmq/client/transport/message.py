@@ -1,4 +1,4 @@
-"""Messages as applications see them: what is sent, what came back from a send, what is received."""
+"""Messages to send, the results of sends, and received messages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _LEGAL_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
 class Message:
-    """One message to send. `key` decides the queue (same key, same queue, so order per key)."""
+    """A message to send. `key` decides the queue (same key, same queue, so order per key)."""
 
     __slots__ = (
         "body",
@@ -90,11 +90,11 @@ class Message:
 
     @property
     def is_delayed(self) -> bool:
-        """Return whether it waits at the broker first."""
+        """Return whether the message waits at the broker before its delivery."""
         return bool(self.delay_level or self.delay_ms or self.deliver_at_ms)
 
     def encoded_properties(self, unique_key: str) -> bytes:
-        """The stored form of all properties; MessageRefusedError for what cannot be stored."""
+        """Encode all properties as they are stored; MessageRefusedError for what cannot be stored."""
         pairs = dict(self.properties) if self.properties else {}
         keys = " ".join((self.key, *self.keys) if self.key else self.keys)
         if keys:
@@ -167,7 +167,7 @@ class SendStatus(enum.Enum):
 
 
 class SendResult(msgspec.Struct, eq=False, kw_only=True):
-    """Where a message, or the messages of one batch request, were stored."""
+    """The result of a send: the queue and offset of the message, or of the messages of a batch."""
 
     status: SendStatus
     """How safe the messages are."""
@@ -186,7 +186,7 @@ class SendResult(msgspec.Struct, eq=False, kw_only=True):
 
     @property
     def offset_message_ids(self) -> list[str]:
-        """One id per message that names its broker and place in the log."""
+        """Return an id per message that names its broker and position in the log."""
         return self.joined_message_ids.split(",") if self.joined_message_ids else []
 
     def __repr__(self) -> str:
@@ -197,7 +197,7 @@ class SendResult(msgspec.Struct, eq=False, kw_only=True):
 
 
 class ReceivedMessage:
-    """One message from a queue; what costs time (properties, inflating) is done when asked for."""
+    """A received message; properties and body are decoded when they are asked for."""
 
     __slots__ = ("_body", "_properties", "queue", "record")
 
@@ -211,46 +211,46 @@ class ReceivedMessage:
 
     @property
     def topic(self) -> str:
-        """The topic it was sent to, also when it is redelivered through the group's retry topic."""
+        """Return the topic it was sent to, also when it is redelivered through the group's retry topic."""
         if self.record.topic.startswith(RETRY_PREFIX):
             return self.properties.get(RETRY_TOPIC, self.record.topic)
         return self.record.topic
 
     @property
     def body(self) -> bytes:
-        """The body as it was sent; MessageFormatError when it was compressed and cannot be inflated."""
+        """Return the body as it was sent; MessageFormatError when it cannot be decompressed."""
         if self._body is None:
             self._body = inflate_body(self.record.body, self.record.sys_flag)
         return self._body
 
     @property
     def properties(self) -> dict[str, str]:
-        """All properties, the system's included."""
+        """Return all properties, the system's included."""
         if self._properties is None:
             self._properties = decode_properties(self.record.properties)
         return self._properties
 
     @property
     def keys(self) -> list[str]:
-        """The words it can be looked up by; the sender's key is the first."""
+        """Return the keys to look it up by; the sender's `key` is the first."""
         value = property_value(self.record.properties, b"KEYS")
         return value.decode("utf-8", "replace").split() if value else []
 
     @property
     def tags(self) -> str:
-        """The word consumers filter by, or empty."""
+        """Return the tag that consumers filter by, or an empty text."""
         value = property_value(self.record.properties, b"TAGS")
         return value.decode("utf-8", "replace") if value else ""
 
     @property
     def message_id(self) -> str:
-        """The sender's unique key; the same for every redelivery."""
+        """Return the sender's unique key; the same for every redelivery."""
         value = property_value(self.record.properties, b"UNIQ_KEY")
         return value.decode("utf-8", "replace") if value else self.offset_message_id
 
     @property
     def offset_message_id(self) -> str:
-        """Names the broker's address and the place in its log."""
+        """Return the id that names the broker's address and the position in its log."""
         host, port = decode_host(self.record.store_host)
         return offset_message_id(host, port, self.record.position)
 
@@ -261,17 +261,17 @@ class ReceivedMessage:
 
     @property
     def flag(self) -> int:
-        """The sender's own number."""
+        """Return the application's own number."""
         return self.record.flag
 
     @property
     def born_timestamp_ms(self) -> int:
-        """When it was sent, by the sender's clock."""
+        """Return the time of its send, by the sender's clock."""
         return self.record.born_timestamp_ms
 
     @property
     def store_timestamp_ms(self) -> int:
-        """When it was stored, by the broker's clock."""
+        """Return the time it was stored, by the broker's clock."""
         return self.record.store_timestamp_ms
 
     @property

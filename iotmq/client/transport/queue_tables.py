@@ -1,4 +1,4 @@
-"""Tables of brokers whose keys are queues: JSON with objects as keys (docs/reference/wire-protocol.md)."""
+"""Decode tables whose keys are queues: JSON with objects as keys (docs/reference/wire-protocol.md)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class WireQueue(msgspec.Struct):
 
 
 def decode_answer(body: Body, shape: type[T]) -> T:
-    """A broker's JSON answer, in which queues as keys become texts; ClientError when it cannot be read."""
+    """Decode a broker's JSON answer; queues as keys become texts. ClientError when it is invalid."""
     data = b"".join(body) if isinstance(body, list) else bytes(body)
     quoted = _QUEUE_KEY.sub(_quote, data)
     try:
@@ -44,7 +44,7 @@ def decode_answer(body: Body, shape: type[T]) -> T:
 
 
 def by_queue(table: Mapping[str, V]) -> dict[MessageQueue, V]:
-    """A decoded table with queues as keys again, sorted; ClientError for a key that is no queue."""
+    """Turn the keys of a decoded table into queues, sorted; ClientError for a key that is no queue."""
     try:
         rows = {queue_of(msgspec.json.decode(key, type=WireQueue)): value for key, value in table.items()}
     except msgspec.DecodeError as error:
@@ -53,7 +53,7 @@ def by_queue(table: Mapping[str, V]) -> dict[MessageQueue, V]:
 
 
 def queue_of(queue: WireQueue) -> MessageQueue:
-    """The same as clients name it."""
+    """Convert a queue from the wire's form."""
     return MessageQueue(queue.topic, queue.brokerName, queue.queueId)
 
 

@@ -1,4 +1,4 @@
-"""Asks the registries, one at a time, and keeps the routes of the topics in use."""
+"""Ask registries, one at a time, and keep the routes of the topics in use."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class Registries:
         self._current = 0
 
     async def request(self, code: int, ext: dict[str, str]) -> Command:
-        """The answer of the first registry that gives one, whatever its response code.
+        """Ask registries until one answers, whatever the response code.
 
         RouteNotFoundError naming every registry and its failure when none answers.
         """
         return await self._first(code, ext, lambda response: response)
 
     async def route(self, topic: str) -> TopicRoute | None:
-        """The registry's route of `topic`, or None when it knows no such topic."""
+        """Ask for the route of `topic`; None when the registry knows no such topic."""
         return await self._first(
             RequestCode.GET_ROUTE_INFO_BY_TOPIC,
             {"topic": topic, "acceptStandardJsonOnly": "true"},
@@ -59,7 +59,7 @@ class Registries:
         )
 
     async def cluster(self) -> dict[str, dict[int, str]]:
-        """Broker name -> broker id -> HOST:PORT of all brokers the registry knows."""
+        """Ask for all brokers: broker name -> broker id -> HOST:PORT."""
 
         def read(response: Command) -> dict[str, dict[int, str]]:
             return parse_cluster(_body(response, "its list of brokers"))
@@ -67,7 +67,7 @@ class Registries:
         return await self._first(RequestCode.GET_BROKER_CLUSTER_INFO, {}, read)
 
     async def topics(self) -> list[str]:
-        """All topic names the registry knows."""
+        """Ask for all topic names."""
 
         def read(response: Command) -> list[str]:
             return parse_topics(_body(response, "its list of topics"))
@@ -105,12 +105,12 @@ class Registries:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """HOST:PORT of each, for what has to be said to all of them."""
+        """Return HOST:PORT of each registry, for requests to all of them."""
         return self._addresses
 
     @property
     def addresses_text(self) -> str:
-        """All addresses, for error texts."""
+        """Return all addresses as one text, for errors."""
         return ", ".join(self._addresses)
 
 
@@ -166,19 +166,19 @@ class Routes:
         await end(tasks)
 
     def known(self, topic: str) -> TopicRoute | None:
-        """The route as last seen, without asking."""
+        """Return the route as last seen, without asking."""
         return self._known.get(topic)
 
     def all_known(self) -> list[TopicRoute]:
-        """The routes of all topics in use."""
+        """Return the routes of all topics in use."""
         return list(self._known.values())
 
     def want(self, topic: str) -> None:
-        """A consumer needs `topic`: keep looking for it while it has no route."""
+        """Keep looking for the route of `topic`, which a consumer needs."""
         self._wanted[topic] = self._wanted.get(topic, 0) + 1
 
     def unwant(self, topic: str) -> None:
-        """The consumer is gone."""
+        """Undo one `want`."""
         left = self._wanted.get(topic, 0) - 1
         if left > 0:
             self._wanted[topic] = left
@@ -186,7 +186,7 @@ class Routes:
             self._wanted.pop(topic, None)
 
     async def find(self, topic: str) -> TopicRoute | None:
-        """The known route, else the registry's; None when there is no such topic."""
+        """Return the known route, else ask the registry; None when there is no such topic."""
         route = self._known.get(topic)
         return route if route is not None and not route.is_provisional else await self.refresh(topic)
 

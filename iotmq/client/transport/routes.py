@@ -54,11 +54,11 @@ class TopicRoute:
         """True when the topic does not exist yet and the template's route stands in for it."""
 
     def master(self, broker_name: str) -> str | None:
-        """HOST:PORT of the broker's master, or None while it has none."""
+        """Return HOST:PORT of the broker's master; None while it has none."""
         return self.addresses.get(broker_name, {}).get(MASTER_ID)
 
     def reader(self, broker_name: str, broker_id: int = MASTER_ID) -> str | None:
-        """HOST:PORT to pull from: the broker asked for, else the master, else any slave."""
+        """Return HOST:PORT to pull from: the broker asked for, else the master, else any slave."""
         by_id = self.addresses.get(broker_name)
         if not by_id:
             return None
@@ -119,7 +119,7 @@ _TOPICS_DECODER = msgspec.json.Decoder(_TopicList)
 
 
 def parse_route(topic: str, body: bytes) -> TopicRoute:
-    """The route in a registry's answer to request 105; BrokerError for a body that is none."""
+    """Decode the route in the answer to request 105; BrokerError for an invalid body."""
     try:
         data = _ROUTE_DECODER.decode(body)
         addresses = {
@@ -152,7 +152,7 @@ def parse_route(topic: str, body: bytes) -> TopicRoute:
 
 
 def parse_cluster(body: bytes) -> dict[str, dict[int, str]]:
-    """Broker name -> broker id -> HOST:PORT, from a registry's answer to request 106."""
+    """Decode the answer to request 106: broker name -> broker id -> HOST:PORT."""
     try:
         return {
             name: {int(number): address for number, address in broker.broker_addrs.items()}
@@ -163,7 +163,7 @@ def parse_cluster(body: bytes) -> dict[str, dict[int, str]]:
 
 
 def parse_topics(body: bytes) -> list[str]:
-    """The topic names in a registry's answer to request 206."""
+    """Decode the topic names in the answer to request 206."""
     try:
         return _TOPICS_DECODER.decode(body).topic_list
     except msgspec.DecodeError as error:
@@ -171,7 +171,7 @@ def parse_topics(body: bytes) -> list[str]:
 
 
 def route_from_template(topic: str, template: TopicRoute, queues_max: int) -> TopicRoute:
-    """The route a topic will have once the first message has made it, after the template's."""
+    """Predict the route of a topic that its first message will create, from the template topic's."""
     return TopicRoute(
         topic,
         readable=(),
@@ -186,7 +186,7 @@ def route_from_template(topic: str, template: TopicRoute, queues_max: int) -> To
 
 
 def queue_of_key(key: str | bytes, queue_count: int) -> int:
-    """The index among `queue_count` sorted queues of a key: CRC-32 of its UTF-8 bytes, modulo.
+    """Return the index of a key's queue among `queue_count` sorted ones: CRC-32 of its UTF-8 bytes, modulo.
 
     The same in every process and release; a different number of queues moves keys.
     """

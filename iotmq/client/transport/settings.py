@@ -18,7 +18,7 @@ MessageModel = Literal["clustering", "broadcasting"]
 
 
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Set what all producers and consumers of one client share."""
+    """Settings that all producers and consumers of a client share."""
 
     registries: Annotated[
         tuple[str, ...],
@@ -110,7 +110,7 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return Credentials(self.access_key, self.secret_key) if self.access_key else None
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """A context for new connections, None for plain ones; ConfigError when a file is no use."""
+        """Make the TLS context of new connections; None for plain ones, ConfigError for an unusable file."""
         if not self.tls_enabled:
             return None
         return client_tls(
@@ -122,7 +122,7 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How one producer sends."""
+    """Settings of a producer."""
 
     send_timeout_ms: Annotated[
         int,
@@ -196,7 +196,7 @@ class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class PushConsumerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a push consumer fetches, hands over and remembers."""
+    """Settings of a push consumer."""
 
     model: Annotated[
         MessageModel,
@@ -319,7 +319,7 @@ class PushConsumerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
 
 class PullConsumerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a pull consumer fetches."""
+    """Settings of a pull consumer."""
 
     pull_records_max: Annotated[
         int, Meta(ge=1, le=PULL_RECORDS_MAX, description="Messages asked for in one pull.")

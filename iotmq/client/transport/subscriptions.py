@@ -20,7 +20,7 @@ _CONSUME_FROM = {
 
 
 class Subscription(msgspec.Struct, frozen=True):
-    """One topic and what is wanted of it: tags (none means all messages), or what `sql` is true for."""
+    """A subscription to one topic: to some tags (none means all messages), or by the expression `sql`."""
 
     topic: str
     expression: str
@@ -30,11 +30,11 @@ class Subscription(msgspec.Struct, frozen=True):
 
     @property
     def expression_type(self) -> str:
-        """The name of the expression's language on the wire."""
+        """Return the name of the expression's language on the wire."""
         return "SQL92" if self.is_sql else "TAG"
 
     def accepts(self, tags: str) -> bool:
-        """True for a message with this TAGS value; brokers compare only hashes, which may collide."""
+        """Return whether a message with this TAGS value matches; brokers compare only hashes."""
         return not self.tags or tags in self.tags
 
 
@@ -113,7 +113,7 @@ def consumer_data(
 
 
 def subscription_data(subscription: Subscription) -> SubscriptionData:
-    """A subscription as brokers are told of it."""
+    """Encode a subscription for brokers."""
     return SubscriptionData(
         topic=subscription.topic,
         sub_string=subscription.expression,
@@ -127,7 +127,7 @@ def subscription_data(subscription: Subscription) -> SubscriptionData:
 def encode_heartbeat(
     client_id: str, producer_groups: Iterable[str], consumers: Iterable[ConsumerData]
 ) -> bytes:
-    """The body of request 34."""
+    """Encode the body of a heartbeat (request 34)."""
     return msgspec.json.encode(
         _Heartbeat(client_id, [_ProducerData(group) for group in sorted(producer_groups)], list(consumers))
     )

@@ -14,7 +14,7 @@ ACCOUNT_SECRET: Final = "IOTMQ_ACCOUNT_SECRET"
 
 
 async def show(session: Session, options: argparse.Namespace) -> Result:
-    """The version of the accounts at each broker: the same everywhere when all have the same changes."""
+    """Show the version of the accounts at each broker: equal where brokers have the same changes."""
     versions = await session.admin.access.versions(options.broker_names)
     rows = [
         {"broker": name, "changes": version.counter, "changed_ms": version.timestamp}

@@ -1,4 +1,4 @@
-"""Reading what is typed: queue numbers, times, permissions, pairs."""
+"""Parse arguments: queue numbers, times, permissions, pairs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _END_MS: Final = -1
 
 
 def queue_ids(text: str) -> list[int]:
-    """``3``, ``0,2`` and ``4-7``."""
+    """Parse queue numbers: ``3``, ``0,2`` and ``4-7``."""
     numbers: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.partition("-")
@@ -29,19 +29,19 @@ def queue_ids(text: str) -> list[int]:
 
 
 def permissions(text: str) -> int:
-    """``rw``, ``r``, ``w`` or ``none``."""
+    """Parse a permission: ``rw``, ``r``, ``w`` or ``none``."""
     if text not in _PERMISSIONS:
         raise argparse.ArgumentTypeError(f"{text}: permissions are rw, r, w or none")
     return _PERMISSIONS[text]
 
 
 def permission_text(perm: int) -> str:
-    """The letters of a permission."""
+    """Return the letters of a permission."""
     return ("r" if perm & 4 else "-") + ("w" if perm & 2 else "-")
 
 
 def time_ms(text: str) -> int:
-    """``2026-08-01T04:00`` (local time), milliseconds since 1970, or so long ago: ``90m``, ``2d``."""
+    """Parse a time: ``2026-08-01T04:00`` (local), milliseconds since 1970, or an age: ``90m``, ``2d``."""
     if text.isdigit():
         return int(text)
     ago = _AGO.fullmatch(text)
@@ -59,14 +59,14 @@ def time_ms(text: str) -> int:
 
 
 def place_ms(text: str) -> int:
-    """A time, or ``begin`` or ``end`` of all that is stored."""
+    """Parse a time, or ``begin`` or ``end`` of the stored messages."""
     if text == "begin":
         return 0
     return _END_MS if text == "end" else time_ms(text)
 
 
 def positive(text: str) -> int:
-    """A number from 1 on."""
+    """Parse a number from 1 on."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text}: a number from 1 on")
@@ -74,7 +74,7 @@ def positive(text: str) -> int:
 
 
 def pair(text: str) -> tuple[str, str]:
-    """``NAME=VALUE``."""
+    """Parse ``NAME=VALUE``."""
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise argparse.ArgumentTypeError(f"{text}: the form is NAME=VALUE")
@@ -82,7 +82,7 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def access(text: str) -> tuple[str, str]:
-    """``NAME=PERM`` with one of the permissions of access control."""
+    """Parse ``NAME=PERM`` with one of the permissions of access control."""
     name, permission = pair(text)
     if permission not in ("DENY", "PUB", "SUB", "PUB|SUB", "SUB|PUB"):
         raise argparse.ArgumentTypeError(f"{text}: permissions are DENY, PUB, SUB or PUB|SUB")
@@ -90,5 +90,5 @@ def access(text: str) -> tuple[str, str]:
 
 
 def parse_pairs(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """The last value of each name."""
+    """Collect pairs; the last value of a name counts."""
     return dict(pairs)

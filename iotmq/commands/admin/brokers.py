@@ -1,4 +1,4 @@
-"""Clusters and brokers: who is there, how they are, what they are set to."""
+"""Show clusters and brokers: their state and their settings."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def list_cluster(session: Session, options: argparse.Namespace) -> Result:
 
 
 async def show_status(session: Session, options: argparse.Namespace) -> Result:
-    """Everything brokers say about themselves."""
+    """Show the runtime information of brokers."""
     tables = await session.admin.statistics.runtime_info(options.broker_names)
     if len(tables) == 1:
         (values,) = tables.values()
@@ -61,7 +61,7 @@ async def show_status(session: Session, options: argparse.Namespace) -> Result:
 
 
 async def show_progress(session: Session, options: argparse.Namespace) -> Result:
-    """Return how far all groups of a broker are, those furthest behind first."""
+    """Show the progress of all groups of a broker, those furthest behind first."""
     progress = await session.admin.statistics.progress(options.broker)
     rows = [
         {"group": group, "topic": topic, "behind": behind}
@@ -73,7 +73,7 @@ async def show_progress(session: Session, options: argparse.Namespace) -> Result
 
 
 async def list_clients(session: Session, options: argparse.Namespace) -> Result:
-    """Every client connected to a broker, with its groups."""
+    """List the clients connected to a broker, with their groups."""
     rows = [
         {
             "client": client.client_id,
@@ -90,7 +90,7 @@ async def list_clients(session: Session, options: argparse.Namespace) -> Result:
 
 
 async def show_settings(session: Session, options: argparse.Namespace) -> Result:
-    """Every setting of a broker."""
+    """Show every setting of a broker."""
     return Fields(await session.admin.changes.broker_settings(options.broker))
 
 

@@ -139,7 +139,7 @@ _WORDS: Final = (
         "print how far all groups of a broker are, those furthest behind first",
         (_BROKER,),
     ),
-    _Word("broker", "clients", "brokers:list_clients", "list who is connected to a broker", (_BROKER,)),
+    _Word("broker", "clients", "brokers:list_clients", "list the clients connected to a broker", (_BROKER,)),
     _Word("broker", "config", "brokers:show_settings", "print a broker's settings", (_BROKER,)),
     _Word(
         "broker", "set", "brokers:change_settings", "change settings while brokers run", (_SETTINGS, _BROKERS)
@@ -222,7 +222,7 @@ _WORDS: Final = (
         "topic",
         "queues",
         "topics:show_queues",
-        "print which queues take messages, and who has still to consume what",
+        "print which queues take messages, and what each group has still to consume",
         (_TOPIC, _BROKERS),
     ),
     _Word("topic", "scale", "topics:scale", "have more queues", (_TOPIC, _QUEUES, _BROKERS)),
@@ -433,7 +433,11 @@ _WORDS: Final = (
         "cancel",
         "timers:cancel",
         "take a message back that waits",
-        (_TOPIC, _arg("message_id", metavar="ID", help="what its sender got, see `timer list`"), _BROKERS),
+        (
+            _TOPIC,
+            _arg("message_id", metavar="ID", help="the message id that its send returned, see `timer list`"),
+            _BROKERS,
+        ),
     ),
     _Word("acl", "show", "access:show", "print the version of the accounts at each broker", (_BROKERS,)),
     _Word(

@@ -1,4 +1,4 @@
-"""MQTT front ends: who has how many clients, and sending them elsewhere."""
+"""List MQTT front ends with their clients, and drain them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STUCK_LOOKS: Final = 30
 
 
 async def list_front_ends(session: Session, options: argparse.Namespace) -> Result:
-    """The front ends that brokers know, with their clients."""
+    """List the front ends that brokers know, with their clients."""
     found = await FrontEndAdmin(session.client).front_ends()
     rows = [
         {"front_end": name, "clients": summary.clients, "is_draining": summary.is_draining}
@@ -59,7 +59,7 @@ async def drain(session: Session, options: argparse.Namespace) -> Result:
 
 
 async def _wait(session: Session, admin: FrontEndAdmin, names: Collection[str], count: int) -> int:
-    """Until nobody is left, or no more go; how many are left."""
+    """Wait until no client is left, or no more leave; returns how many are left."""
     left, stuck = count, 0
     while left and stuck < _STUCK_LOOKS:
         session.progress(f"{left} of {count} clients left")

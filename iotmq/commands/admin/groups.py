@@ -1,4 +1,4 @@
-"""Consumer groups: who is in them, how far they are, and moving them."""
+"""Show consumer groups, their members and their progress, and move their offsets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ASKED_AT_ONCE: Final = 16
 
 
 async def list_groups(session: Session, options: argparse.Namespace) -> Result:
-    """Every group with its members and how far it is behind."""
+    """List every group with its members and its lag."""
     configured = await session.admin.configurations.groups()
     known = {name for groups in configured.values() for name in groups}
     for broker in configured:
@@ -46,7 +46,7 @@ async def _state_of(session: Session, group: str) -> dict[str, object]:
 
 
 async def show_progress(session: Session, options: argparse.Namespace) -> Result:
-    """Return how far a group is in every queue."""
+    """Show the progress of a group in every queue."""
     progress = await session.admin.groups.progress(options.group, options.topic or "")
     rows = [
         {
@@ -68,14 +68,14 @@ async def show_progress(session: Session, options: argparse.Namespace) -> Result
 
 
 async def show_connections(session: Session, options: argparse.Namespace) -> Result:
-    """The live members of a group."""
+    """Show the live members of a group."""
     found = await session.admin.groups.connections(options.group)
     members = () if found is None else found.connection_set
     return _clients(members, f"group {options.group} has no live consumer")
 
 
 async def show_producers(session: Session, options: argparse.Namespace) -> Result:
-    """The live producers of a group."""
+    """Show the live producers of a group."""
     return _clients(
         await session.admin.groups.producers(options.group), f"group {options.group} has no live producer"
     )
@@ -90,7 +90,7 @@ async def show_running(session: Session, options: argparse.Namespace) -> Result:
 
 
 async def show_times(session: Session, options: argparse.Namespace) -> Result:
-    """How late a group is in every queue of a topic."""
+    """Show the delay of a group in every queue of a topic."""
     times = await session.admin.groups.times(options.group, options.topic)
     rows = [
         {
@@ -108,7 +108,7 @@ async def show_times(session: Session, options: argparse.Namespace) -> Result:
 
 
 async def show_status(session: Session, options: argparse.Namespace) -> Result:
-    """Return how far each member says it has consumed its queues of a topic."""
+    """Show the progress of each member in its queues of a topic."""
     found = await session.admin.groups.status(options.group, options.topic)
     rows = [
         {"client": client, "broker": queue.broker_name, "queue": queue.queue_id, "offset": offset}

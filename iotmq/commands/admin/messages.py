@@ -1,4 +1,4 @@
-"""Single messages: finding them, and what became of them."""
+"""Find single messages and track them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from iotmq.message.errors import MessageFormatError
 
 
 async def show_by_id(session: Session, options: argparse.Namespace) -> Result:
-    """The message at a place."""
+    """Show the message of an offset message id."""
     return Fields(_fields(await session.admin.messages.by_id(options.message_id)))
 
 
 async def find_by_key(session: Session, options: argparse.Namespace) -> Result:
-    """Messages by a word among their keys, or by their sender's id."""
+    """Find messages by a key, or by their sender's id."""
     if options.is_unique:
         found = await session.admin.messages.by_unique_key(options.topic, options.key)
     else:
@@ -35,7 +35,7 @@ async def find_by_key(session: Session, options: argparse.Namespace) -> Result:
 
 
 async def show_by_offset(session: Session, options: argparse.Namespace) -> Result:
-    """The message with an offset."""
+    """Show the message with an offset."""
     queue = MessageQueue(options.topic, options.broker, options.queue)
     message = await session.admin.messages.at_offset(queue, options.offset)
     if message is None:
@@ -74,7 +74,7 @@ async def track(session: Session, options: argparse.Namespace) -> Result:
 
 
 def table_of(messages: Iterable[ReceivedMessage], nothing: str) -> Result:
-    """One line a message; programs get all of it."""
+    """Make a table with a line per message; programs get all fields."""
     rows = [_fields(message) for message in messages]
     return Table(
         ("offset_message_id", "broker", "queue", "offset", "store_timestamp_ms", "keys", "tags", "body"),

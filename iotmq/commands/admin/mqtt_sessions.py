@@ -11,7 +11,7 @@ from iotmq.errors import ClientError
 
 
 async def list_sessions(session: Session, options: argparse.Namespace) -> Result:
-    """Sessions in the order of their client ids."""
+    """List sessions in the order of their client ids."""
     rows: list[dict[str, object]] = []
     async for found in SessionAdmin(session.client).kept(prefix=options.prefix):
         if len(rows) == options.count_max:
@@ -67,7 +67,7 @@ async def show(session: Session, options: argparse.Namespace) -> Result:
 
 
 async def shared(session: Session, options: argparse.Namespace) -> Result:
-    """Shared subscriptions: a row for each member, and one for a group that has none connected."""
+    """List shared subscriptions: a row for each member, and one for a group without connected members."""
     rows: list[dict[str, object]] = []
     async for broker, found in SessionAdmin(session.client).shares():
         group = {

@@ -15,7 +15,7 @@ _TIME_SUFFIX: Final = "_ms"
 
 
 class Result(Protocol):
-    """The end of an action."""
+    """The result of an action."""
 
     def text(self) -> str:
         """For people; ends with a line end unless it is empty."""
@@ -68,7 +68,7 @@ class Fields:
 
 
 class Done:
-    """A change that was made: a sentence, and what a program wants to know of it."""
+    """The result of a change: a sentence for people, and fields for programs."""
 
     def __init__(self, sentence: str, values: Mapping[str, Any]) -> None:
         self._sentence = sentence
@@ -82,7 +82,7 @@ class Done:
 
 
 class Nothing:
-    """Everything was said already."""
+    """The result of an action that has printed everything already."""
 
     def text(self) -> str:
         return ""
@@ -98,7 +98,7 @@ def as_json(result: Result) -> str:
 
 
 def printable(text: str) -> str:
-    """The text without what could steer a terminal."""
+    """Remove characters from a text that could steer a terminal."""
     if text.isprintable():
         return text
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)

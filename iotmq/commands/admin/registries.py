@@ -1,4 +1,4 @@
-"""Registries: their key-value settings and what they are set to."""
+"""Show and change the key-value settings and the settings of registries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from iotmq.errors import ClientError
 
 
 async def get_value(session: Session, options: argparse.Namespace) -> Result:
-    """One value."""
+    """Show one value."""
     value = await session.admin.changes.value(options.namespace, options.key)
     if value is None:
         raise ClientError(
@@ -22,7 +22,7 @@ async def get_value(session: Session, options: argparse.Namespace) -> Result:
 
 
 async def list_values(session: Session, options: argparse.Namespace) -> Result:
-    """All values of a namespace."""
+    """List all values of a namespace."""
     values = await session.admin.changes.values(options.namespace)
     rows = [{"key": key, "value": value} for key, value in sorted(values.items())]
     return Table(("key", "value"), rows, nothing=f"namespace {options.namespace} is empty")
@@ -46,7 +46,7 @@ async def delete_value(session: Session, options: argparse.Namespace) -> Result:
 
 
 async def show_settings(session: Session, options: argparse.Namespace) -> Result:
-    """Every setting of every registry."""
+    """Show every setting of every registry."""
     rows = [
         {"registry": address, "name": name, "value": value}
         for address, settings in (await session.admin.changes.registry_settings()).items()

@@ -11,7 +11,7 @@ from iotmq.client.transport.client import IotmqClient
 
 
 class Session:
-    """For one action."""
+    """The client of one action, and its output."""
 
     def __init__(
         self, client: IotmqClient, *, output: BinaryIO | None = None, is_quiet: bool = False

@@ -1,4 +1,4 @@
-"""Messages that wait for their time: listing them, and taking one back."""
+"""List scheduled messages, and cancel one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def list_waiting(session: Session, options: argparse.Namespace) -> Result:
 
 
 async def cancel(session: Session, options: argparse.Namespace) -> Result:
-    """Take a message back."""
+    """Cancel a scheduled message."""
     if not await session.waiting.cancel(options.topic, options.message_id, broker_names=options.broker_names):
         raise ClientError(
             f"no message {options.message_id} waits for topic {options.topic}: `timer list --topic "

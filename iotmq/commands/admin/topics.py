@@ -1,4 +1,4 @@
-"""Topics: listing, making, changing, deleting, and their queues while they are in use."""
+"""List, create, change and delete topics, and scale their queues while they are in use."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def show_route(session: Session, options: argparse.Namespace) -> Result:
 
 
 async def show_groups(session: Session, options: argparse.Namespace) -> Result:
-    """The groups that consume a topic, and how far they are behind."""
+    """Show the groups that consume a topic, with their lag."""
     groups = await session.admin.groups.of_topic(options.topic)
     progress = await asyncio.gather(
         *(session.admin.groups.progress(group, options.topic) for group in groups)
@@ -144,7 +144,7 @@ async def clean_unused(session: Session, options: argparse.Namespace) -> Result:
 
 
 async def show_queues(session: Session, options: argparse.Namespace) -> Result:
-    """Return which queues take messages, and who has still to consume what."""
+    """Show which queues take messages, and what each group has still to consume."""
     return _states(await session.admin.scaling.states(options.topic, options.broker_names))
 
 

@@ -26,7 +26,7 @@ NEVER: Final = 0xFFFFFFFF
 
 def add_shared_options(command: argparse.ArgumentParser) -> None:
     """Everything about the connection. `-h` is the host, as people are used to; help is `--help`."""
-    command.add_argument("--help", action="help", help="say what there is, and end")
+    command.add_argument("--help", action="help", help="show this help and exit")
     server = command.add_argument_group("server")
     server.add_argument("-h", "--host", metavar="HOST", help="(127.0.0.1)")
     server.add_argument("-p", "--port", type=_port, metavar="PORT", help="(1883, or 8883 with TLS)")
@@ -66,7 +66,7 @@ def add_shared_options(command: argparse.ArgumentParser) -> None:
         metavar="WORD",
         help="-D connect|publish|subscribe|unsubscribe|will PROPERTY VALUE, or ... user-property NAME VALUE",
     )
-    command.add_argument("--quiet", action="store_true", help="say nothing about what goes wrong")
+    command.add_argument("--quiet", action="store_true", help="print no error messages")
     command.add_argument(
         "-W",
         "--timeout",
@@ -127,7 +127,7 @@ def _add_tls_options(command: argparse.ArgumentParser) -> None:
     tls.add_argument("--capath", metavar="DIR")
     tls.add_argument("--cert", metavar="FILE", help="our certificate")
     tls.add_argument("--key", metavar="FILE", help="its key")
-    tls.add_argument("--insecure", action="store_true", help="trust whoever answers")
+    tls.add_argument("--insecure", action="store_true", help="accept any server certificate")
     tls.add_argument("--tls-alpn", metavar="PROTOCOL")
     tls.add_argument(
         "--tls-version", choices=("tlsv1.2", "tlsv1.3"), help="the oldest that will do (tlsv1.2)"

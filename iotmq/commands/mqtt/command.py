@@ -27,7 +27,7 @@ def add_mqtt_commands(commands: argparse._SubParsersAction[argparse.ArgumentPars
     request = _add(commands, "rr", "publish a request to an MQTT broker, and write the answer", _request)
     _add_message_options(request, has_lines=False)
     request.add_argument(
-        "-e", "--response-topic", metavar="TOPIC", help="where the answer comes (with MQTT 5, one made up)"
+        "-e", "--response-topic", metavar="TOPIC", help="topic of the answer (with MQTT 5, a generated one)"
     )
     _add_output_options(request)
     for command in (publish, subscribe, request):
@@ -55,7 +55,7 @@ def _add_message_options(command: argparse.ArgumentParser, *, has_lines: bool = 
     message.add_argument("-t", "--topic", metavar="TOPIC")
     payload = message.add_mutually_exclusive_group(required=True)
     payload.add_argument("-m", "--message", metavar="TEXT")
-    payload.add_argument("-f", "--file", metavar="FILE", help="what is in it is the message")
+    payload.add_argument("-f", "--file", metavar="FILE", help="send the contents of FILE")
     payload.add_argument(
         "-s",
         "--stdin-file",

@@ -35,7 +35,7 @@ def verbose(end: bytes) -> Writer:
 
 
 def compile_format(text: str, end: bytes) -> Writer:
-    """ConfigError names a letter that means nothing."""
+    """Compile a format; ConfigError names an unknown letter."""
     parts: list[bytes | Writer] = []
     at = 0
     while at < len(text):

@@ -1,4 +1,4 @@
-"""Running a command: the loop, its end by time or signal, and words and exit codes for what goes wrong."""
+"""Run a command on an event loop until its end, a time limit or a signal, with texts and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`iotmq sub`: write what comes to standard output."""
+"""`iotmq sub`: write received messages to standard output."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def subscribe(options: argparse.Namespace) -> int:
 
 
 def message_writer(options: argparse.Namespace) -> output_format.Writer:
-    """How messages are written: -F, -v or just the payload."""
+    """Choose the output format: -F, -v or just the payload."""
     end = b"" if options.has_no_end else b"\n"
     if options.format is not None:
         return output_format.compile_format(options.format, end)

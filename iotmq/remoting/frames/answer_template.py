@@ -1,4 +1,4 @@
-"""An answer as the general encoder writes it, taken apart where numbers go: compiled code fills them in."""
+"""Split an encoded answer at its numbers, as a template that compiled code fills in."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def json_pieces(
 def binary_pieces(
     code: int, ext: Mapping[str, str], words: Sequence[str], *, remark: str | None = None
 ) -> tuple[bytes, ...]:
-    """Before the opaque; up to the size of all fields; around the values of the words and their sizes."""
+    """Split the binary header around the opaque, the size of all fields, and the words with their sizes."""
     header = _header(code, ext, remark, Serialize.BINARY)
     fields_at = 17 + len((remark or "").encode())
     pieces = [header[:5], header[9:fields_at]]

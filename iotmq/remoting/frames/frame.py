@@ -44,7 +44,7 @@ _INT32_MAX: Final = 2**31 - 1
 
 
 def encode(command: Command) -> list[bytes | memoryview]:
-    """The frame of `command` as buffers to be written in order; body buffers are passed on, not copied.
+    """Encode a frame as buffers to be written in order; body buffers are passed on, not copied.
 
     ValueError when a field does not fit the header or the frame is past `FRAME_BYTES_MAX`.
     """
@@ -139,17 +139,17 @@ class FrameReader:
             self.pending_size = len(data) - end
 
     def receive_eof(self) -> None:
-        """The stream ended; inside a frame that is an error."""
+        """End the stream; inside a frame that is an error."""
         if self.error is None and self.pending_size:
             self._fail("truncated", f"the stream ended {self.pending_size} bytes into a frame")
 
     def commands_received(self) -> list[Command]:
-        """The commands completed since the last call, in order; for a reader that takes no runs."""
+        """Return the commands completed since the last call, in order; for a reader that takes no runs."""
         assert not self._takes_runs
         return cast("list[Command]", self.items_received())
 
     def items_received(self) -> list[Item]:
-        """The commands and runs of sends completed since the last call, in order."""
+        """Return the commands and runs of sends completed since the last call, in order."""
         items = self._items
         if items:
             self._items = []
@@ -215,7 +215,7 @@ class _HeaderError(Exception):
 
 
 def decode_one(data: bytes, at: int) -> Command:
-    """The command whose frame begins at `at`, one that a reader has found whole and readable."""
+    """Decode the command whose frame begins at `at`, which a reader has found whole and readable."""
     size, word = _PREFIX.unpack_from(data, at)
     return _decode(data, at, at + 4 + size, word)
 

@@ -1,4 +1,4 @@
-"""Accepted sockets: where they come from, and how they become transports."""
+"""Accept sockets and turn them into transports."""
 
 from __future__ import annotations
 

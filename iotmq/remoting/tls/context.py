@@ -63,7 +63,7 @@ class CertificateFacts(NamedTuple):
 
 
 def server_context(settings: ContextSettings) -> ssl.SSLContext:
-    """The context for a listener's next connections. OSError or ValueError when a file is no use."""
+    """Make the context for a listener's next connections. OSError or ValueError for an unusable file."""
     contexts = [_context(certificate, settings) for certificate in settings.certificates]
     first = contexts[0]
     if len(contexts) > 1:

@@ -89,7 +89,7 @@ class ServerTls:
         handshake_timeout_s: float = TLS_HANDSHAKE_S,
         handshakes_max: int = limits.TLS_HANDSHAKES_MAX,
     ) -> None:
-        """ConfigError naming the file that cannot be used."""
+        """Load the files; ConfigError names one that cannot be used."""
         self._settings = settings
         self.is_enforced = is_enforced
         self.handshake_timeout_s = handshake_timeout_s
@@ -138,7 +138,7 @@ class ServerTls:
             self.reloads_count, labels,
         )  # fmt: skip
         yield Metric(
-            f"{prefix}_failed_reloads_total", "counter", "Times a changed certificate was no use.",
+            f"{prefix}_failed_reloads_total", "counter", "Changed certificates that could not be loaded.",
             self.failed_reloads_count, labels,
         )  # fmt: skip
 
@@ -205,7 +205,7 @@ def server_tls(settings: TlsSettings) -> ServerTls | None:
 def client_tls(
     *, ca_file: str = "", is_verified: bool = True, certificate_file: str = "", key_file: str = ""
 ) -> ssl.SSLContext:
-    """The context of a client. Without `ca_file` the machine's roots count. ConfigError for useless files."""
+    """Make a client's TLS context. Without `ca_file` the machine's roots count. ConfigError for bad files."""
     try:
         context = ssl.create_default_context(cafile=ca_file or None)
         context.minimum_version = ssl.TLSVersion.TLSv1_2

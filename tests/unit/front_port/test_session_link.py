@@ -11,7 +11,7 @@ import pytest
 from eventually import soon
 
 from iotmq import limits
-from iotmq.front_port.session_link import Introduction, SessionLink
+from iotmq.front_port.session_link import FrontEnd, SessionLink
 from iotmq.ports.sessions import (
     CloseRequest,
     OpenedSession,
@@ -91,7 +91,7 @@ class Site:
             f"127.0.0.1:{broker.server.port}",
             self.listener,
             number=0,
-            introduction=Introduction("f", "t"),
+            front_end=FrontEnd(name="f", token="t"),
         )
 
     async def told(self, what: Any) -> None:

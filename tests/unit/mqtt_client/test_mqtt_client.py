@@ -103,6 +103,22 @@ def publish(payload: bytes, qos: int = 0, packet_id: int = 0, **fields: Any) -> 
     )
 
 
+async def test_a_close_that_is_cancelled_ends_so_and_drops_the_connection(server: Server) -> None:
+    client = MqttClient(server.settings())
+    peer = await opened(server, client)
+    closing = asyncio.ensure_future(client.close())
+    # The first turn of the loop: the task that reconnects is asked to end, and waited for.
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    with pytest.raises(ClientClosedError):
+        await client.publish("t", b"x", qos=1)
+    async with asyncio.timeout(10):
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+            await peer.packet()
+
+
 async def test_publish_returns_with_the_acknowledgement(server: Server) -> None:
     client = MqttClient(server.settings())
     peer = await opened(server, client)

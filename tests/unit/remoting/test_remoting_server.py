@@ -93,9 +93,8 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 async def server(handler: Handler, clock: ManualClock) -> AsyncIterator[RemotingServer]:
-    server = RemotingServer(
-        handler, Listening(connections_max=8, write_buffer_bytes_max=16 * 1024 * 1024), clock=clock
-    )
+    listening = Listening(connections_max=8, write_buffer_bytes_max=16 * 1024 * 1024)
+    server = RemotingServer(handler, listening, clock=clock)
     await server.start()
     yield server
     await server.stop()

@@ -27,9 +27,8 @@ from iotmq.message.errors import MessageFormatError
 from iotmq.metrics import Metric, samples
 from iotmq.mqtt.topics.topics import is_valid_filter
 from iotmq.ports.gateway import AppendDone, DeliveryReceiver, dropped_replies_metric
-from iotmq.remoting.codes import RequestCode, ResponseCode
+from iotmq.remoting.codes import PACKET_IDS_FIELD, REPEAT_FIELD, RequestCode, ResponseCode
 from iotmq.remoting.command import Command
-from iotmq.remoting.frames.send_fields import PACKET_IDS_FIELD, REPEAT_FIELD
 from iotmq.remoting.server import ServerConnection
 
 logger = logging.getLogger(__name__)

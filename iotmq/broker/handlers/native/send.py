@@ -35,9 +35,8 @@ from iotmq.message.bodies import COMPRESSED
 from iotmq.message.hosts import encode_host
 from iotmq.message.records.record import property_value
 from iotmq.metrics import Metric, samples
-from iotmq.remoting.codes import RequestCode, ResponseCode, Version
+from iotmq.remoting.codes import PACKET_IDS_FIELD, REPEAT_FIELD, RequestCode, ResponseCode, Version
 from iotmq.remoting.command import Command
-from iotmq.remoting.frames.send_fields import PACKET_IDS_FIELD, REPEAT_FIELD
 from iotmq.remoting.frames.send_frames import SendRun
 from iotmq.remoting.server import ServerConnection
 from iotmq.store.log.queue import Queue

@@ -29,7 +29,7 @@ from iotmq.message.properties import decode_properties
 from iotmq.message.records.record import decode_record, encode_batch
 from iotmq.remoting.codes import RequestCode
 from iotmq.remoting.command import Command
-from iotmq.remoting.server import Listening, ServerConnection
+from iotmq.remoting.server import Listening, RemotingServer, ServerConnection
 
 SEND = RequestCode.SEND_MESSAGE_V2
 BATCH = RequestCode.SEND_BATCH_MESSAGE
@@ -269,7 +269,7 @@ async def test_sends_wait_for_a_broker_that_is_away_for_a_moment() -> None:
         ]
         await asyncio.sleep(0.05)
         assert not any(future.done() for future in waiting)
-        broker.server = type(broker.server)(broker, Listening(port=port))
+        broker.server = RemotingServer(broker, Listening(port=port))
         await broker.start()
         results = await asyncio.gather(*waiting)
     assert len(results) == 20

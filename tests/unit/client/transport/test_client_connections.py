@@ -12,7 +12,7 @@ from fake_broker import SILENT, FakeBroker, FakeRegistry
 from iotmq.client.consuming.push_consumer import PushConsumer
 from iotmq.client.sending.producer import Producer
 from iotmq.client.transport.client import IotmqClient
-from iotmq.client.transport.connections import ConnectionEvents, Connections
+from iotmq.client.transport.connections import ConnectionCallbacks, Connections
 from iotmq.client.transport.settings import ClientSettings, PushConsumerSettings
 from iotmq.clock import ManualClock
 from iotmq.errors import BrokerError, ClientClosedError, ConnectionClosedError, RouteNotFoundError
@@ -22,25 +22,26 @@ from iotmq.remoting.connection import ClientConnection
 
 HEARTBEAT = RequestCode.HEART_BEAT
 ROUTE = RequestCode.GET_ROUTE_INFO_BY_TOPIC
+SETTINGS = ClientSettings(connect_timeout_ms=1_000, reconnect_ms_min=50, reconnect_ms_max=200)
 
 
 class Events:
     """Connections of a test, and what they reported."""
 
-    def __init__(self, **settings) -> None:
+    def __init__(self, **more) -> None:
         self.connected: list[str] = []
         self.lost: list[str] = []
         self.clock = ManualClock()
         self.connections = Connections(
-            ClientSettings(connect_timeout_ms=1_000, reconnect_ms_min=50, reconnect_ms_max=200),
-            ConnectionEvents(
+            SETTINGS,
+            ConnectionCallbacks(
                 requested=lambda connection, request: None,
                 connected=lambda address, connection: self.connected.append(address),
                 lost=self.lost.append,
             ),
             clock=self.clock,
             chance=lambda: 1.0,
-            **settings,
+            **more,
         )
 
 

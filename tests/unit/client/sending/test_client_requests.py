@@ -16,7 +16,7 @@ from iotmq.client import (
     TransactionProducer,
     TransactionState,
 )
-from iotmq.client.requests import _read_reply
+from iotmq.client.sending.requests import _read_reply
 from iotmq.errors import BrokerError
 from iotmq.message.hosts import decode_host
 from iotmq.message.records.record import encode_record

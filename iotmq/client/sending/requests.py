@@ -1,4 +1,4 @@
-"""Questions and answers over messages: a request is a message, its reply comes straight back to who asked.
+"""Send requests as messages, and replies straight back to the requester.
 
 The requester names itself and a number of the request's own in the message's properties; whoever consumes the
 message sends the reply to the broker, which hands it to the requester's connection.
@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from iotmq.addresses import parse_address
-from iotmq.client.consuming.offsets import broker_address
 from iotmq.client.sending.producer import Producer
+from iotmq.client.transport.calls import broker_address
 from iotmq.client.transport.client import IotmqClient, expect_success
 from iotmq.client.transport.lifetime import Lifetime
 from iotmq.client.transport.message import Message, ReceivedMessage
@@ -38,7 +38,7 @@ REPLIER_GROUP: Final = "DEFAULT_REPLIER"
 
 
 class Requester(Lifetime):
-    """Sends requests and waits for their replies; `async with` starts and stops it."""
+    """A client that sends requests and waits for their replies; `async with` starts and stops it."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Requester(Lifetime):
     async def request(
         self, message: Message, *, timeout_ms: int = 3_000, queue: MessageQueue | None = None
     ) -> ReceivedMessage:
-        """The reply to a message.
+        """Send a request and wait for its reply.
 
         RequestTimeoutError without one in time (the request may have been carried out), ProducerBusyError
         while `in_flight_max` requests wait, and whatever `Producer.send` raises.
@@ -115,7 +115,7 @@ class Requester(Lifetime):
             del self._waiting[correlation_id]
 
     async def _introduce(self, topic: str) -> None:
-        """Be connected to every broker of the topic: any of them may be handed the reply."""
+        """Connect to every broker of the topic: each of them may pass the reply on."""
         route = self._client.routes.known(topic)
         if route is None:
             await self._producer.queues(topic)
@@ -162,7 +162,7 @@ class Replier:
         properties: Mapping[str, str] | None = None,
         timeout_ms: int | None = None,
     ) -> None:
-        """Send a reply; returns when who asked has it.
+        """Send a reply; returns when the requester has it.
 
         ClientError for a message that is no request, BrokerError when who asked is gone or waits no more.
         """
@@ -210,13 +210,13 @@ class Replier:
 
 
 def is_request(message: ReceivedMessage) -> bool:
-    """True when somebody waits for a reply to the message."""
+    """Return whether somebody waits for a reply to the message."""
     properties = message.properties
     return bool(properties.get(REPLY_TO_CLIENT)) and bool(properties.get(CORRELATION_ID))
 
 
 def _read_reply(command: Command, properties: bytes) -> ReceivedMessage:
-    """The message in a 326. ValueError or MessageFormatError when a field is wrong."""
+    """Read the message in a reply (326). ValueError or MessageFormatError when a field is wrong."""
     ext = command.ext
     topic = ext.get("topic", "")
     queue_id = int(ext.get("queueId", 0))
@@ -237,5 +237,5 @@ def _read_reply(command: Command, properties: bytes) -> ReceivedMessage:
 
 
 def _read_host(text: str) -> bytes:
-    """HOST:PORT as a record has it; brokers of the Java kind write /HOST:PORT."""
+    """Encode HOST:PORT as records do; brokers written in Java send /HOST:PORT."""
     return encode_host(*parse_address(text.rpartition("/")[2] or "0.0.0.0:0", port_min=0))
