@@ -1,7 +1,7 @@
 # Every target does its own set-up first; `make help` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick serve compile lint types bench crash fuzz interop lock reference clean
+.PHONY: help demo test test-quick serve compile lint types bench crash fuzz simulate interop lock reference clean
 
 PYTHON_ENV := .venv/bin/python
 # The tests start hundreds of processes: each would compile all modules anew where bytecode is not to be written.
@@ -12,6 +12,7 @@ ARGS ?=
 CRASH_ROUNDS ?= 50
 CRASH_STATES ?= 3000
 FUZZ_SECONDS ?= 60
+REPLICATION_RUNS ?= 20000
 # Most tests wait for disks and other processes, so one process more than cores. Each file of tests stays in one
 # of them, and they begin in the order tests/conftest.py gives them.
 TEST_PROCESSES ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
@@ -70,6 +71,11 @@ fuzz:  ## Mutated traffic on every port, every request and the MQTT core, damage
 	@$(PYTHON_ENV) tests/fuzz/fuzz_native.py --seconds $(FUZZ_SECONDS)
 	@$(PYTHON_ENV) tests/fuzz/fuzz_store.py --seconds $(FUZZ_SECONDS)
 	@$(PYTHON_ENV) -m pytest tests/property --hypothesis-profile=fuzz --timeout=3600 $(ARGS)
+
+simulate:  ## Replication in simulated clusters (REPLICATION_RUNS=20000); IOTMQ_REPLICATION_SEED=N repeats
+	@tools/setup.sh dev
+	@IOTMQ_REPLICATION_RUNS=$(REPLICATION_RUNS) $(PYTHON_ENV) -m pytest tests/unit/replication/test_simulation.py \
+		-n $(TEST_PROCESSES) -k acknowledged $(ARGS)
 
 interop:  ## The tests with foreign clients only
 	@tools/setup.sh dev

@@ -21,7 +21,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     ),
     frozenset({"message", "ports"}),
     frozenset({"mqtt", "remoting"}),
-    frozenset({"client", "store"}),
+    frozenset({"client", "replication", "store"}),
     frozenset({"front_port"}),
     frozenset({"bridge", "broker", "console", "mqtt_client", "mqtt_front", "registry"}),
     frozenset({"config"}),
@@ -38,6 +38,7 @@ _NETWORK = frozenset({"asyncio", "socket", "select", "selectors", "subprocess", 
 FORBIDDEN: dict[str, frozenset[str]] = {
     "message": _NETWORK | {"threading"},
     "mqtt": _NETWORK | {"threading"},
+    "replication": _NETWORK | {"threading"},
     "store": _NETWORK,
 }
 
@@ -197,6 +198,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "mqtt_front": (
         "settings", "connection", "publish", "deliver", "access", "sessions", "listen", "metrics", "server",
     ),
+    "replication": ("cluster_state", "epochs", "messages", "ports", "state_change", "leading", "member"),
     "registry": ("routes", "settings", "changed_settings", "kv", "registration", "server"),
     "front_port": (
         "delivery_channel", "request_turns", "session_answers", "gateway", "session_link", "exclusive_claims",

@@ -1,0 +1,277 @@
+"""Lead an epoch: feed followers, confirm what all members in sync have, change the set of those in sync.
+
+Rules of docs/explanation/replication.md: R1 confirms, R2 grows, R3 shrinks, R4 is about changes that nobody
+answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from iotmq.replication.cluster_state import ClusterState, Identity
+from iotmq.replication.epochs import common_point
+from iotmq.replication.messages import (
+    Ack,
+    Action,
+    Confirmed,
+    CopyNeeded,
+    Data,
+    Disconnect,
+    FollowFrom,
+    Open,
+    Send,
+)
+from iotmq.replication.ports import MemberFile, MemberLog, MemberSettings
+from iotmq.replication.state_change import StateChange
+
+
+class Follower:
+    """One follower of this epoch. What it has acknowledged stays true when its connection ends."""
+
+    def __init__(self, identity: Identity, now_s: float) -> None:
+        self.identity = identity
+        self.is_connected = True
+        # Nothing listens where it was.
+        self.is_refused = False
+        # Up to where it was sent the log, once it is told where to follow from.
+        self.sent: int | None = None
+        # Up to where it has the log of this epoch.
+        self.acked: int | None = None
+        # When it last had everything, or came nearer to that.
+        self.progress_s = now_s
+        self.heard_s = now_s
+        self.sent_s = now_s
+
+
+class Leading:
+    """One epoch of a master, from the record that begins it."""
+
+    def __init__(
+        self,
+        settings: MemberSettings,
+        log: MemberLog,
+        file: MemberFile,
+        change: StateChange,
+        do: Callable[[Action], None],
+        *,
+        now_s: float,
+    ) -> None:
+        """`change.state` is recorded, and names this member as master; the epoch's record is appended."""
+        self._settings = settings
+        self._log = log
+        self._file = file
+        self._own = file.identity
+        self._change = change
+        self._do = do
+        self._began_s = now_s
+        self.epoch = change.state.epoch
+        log.append_epoch(self.epoch, self._own)
+        self.record_end = log.end
+        """Behind the record that begins the epoch: when it is confirmed, so is what earlier epochs left."""
+        self.followers: dict[int, Follower] = {}
+        self.is_fenced = False
+        """True when it has promised a later epoch and must not confirm anything any more."""
+        self._hand_over_to: int | None = None
+        self._hand_over_end_s = 0.0
+
+    @property
+    def state(self) -> ClusterState:
+        """The state that is recorded, as far as is known."""
+        return self._change.state
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Return whether the record that begins the epoch is confirmed."""
+        return self._file.confirmed >= self.record_end
+
+    @property
+    def takes_appends(self) -> bool:
+        """Return whether new records may be appended: enough members, and no hand-over under way."""
+        return not (self.is_fenced or self._has_few or self._hand_over_to is not None)
+
+    @property
+    def effective(self) -> frozenset[Identity]:
+        """The members without which nothing is confirmed: those recorded, and those being recorded (R1)."""
+        return frozenset(self.state.in_sync).union(*(state.in_sync for state in self._change.pending))
+
+    @property
+    def _has_few(self) -> bool:
+        return self._settings.refuses_when_few and any(
+            len(state.in_sync) < self._settings.in_sync_min for state in (self.state, *self._change.pending)
+        )
+
+    def opened(self, message: Open, now_s: float) -> None:
+        """Tell a follower where its log and this one part."""
+        log = self._log
+        member = message.identity.member
+        follower = self.followers.get(member)
+        if follower is None or follower.identity != message.identity:
+            follower = self.followers[member] = Follower(message.identity, now_s)
+        follower.is_connected, follower.is_refused, follower.heard_s = True, False, now_s
+        follower.sent = None
+        point = common_point(log.epochs, log.end, message.epochs, message.end)
+        if point is None and log.oldest == 0:
+            point = 0
+        if point is None or point < log.oldest:
+            self._do(Send(member, CopyNeeded(self.epoch)))
+            return
+        follower.sent = point
+        self._do(Send(member, FollowFrom(self.epoch, point, self.state.is_forced)))
+        self._feed(follower, now_s)
+
+    def acked(self, member: int, message: Ack, now_s: float) -> None:
+        """Take note of how far a follower is."""
+        follower = self.followers.get(member)
+        if follower is None or not follower.is_connected or message.epoch != self.epoch:
+            return
+        position = message.flushed if self._settings.acknowledge_flushed else message.received
+        if position > self._log.end:
+            self._do(Disconnect(member, is_outgoing=False))
+            return
+        follower.heard_s = now_s
+        if follower.acked is None or position > follower.acked or position == self._log.end:
+            follower.progress_s = now_s
+        follower.acked = max(position, follower.acked or 0)
+        self._feed(follower, now_s)
+        self.confirm()
+
+    def link_closed(self, member: int, *, is_refused: bool, now_s: float) -> None:
+        follower = self.followers.get(member)
+        if follower is not None:
+            if follower.is_connected:
+                follower.heard_s = now_s
+            follower.is_connected, follower.is_refused = False, is_refused
+            follower.sent = None
+
+    def log_grew(self, now_s: float) -> None:
+        """Send what is new, and confirm what needs nobody else."""
+        for follower in self.followers.values():
+            self._feed(follower, now_s)
+        self.confirm()
+
+    def confirm(self) -> None:
+        """Confirm what the effective set has (R1)."""
+        if self.is_fenced or self._has_few:
+            return
+        position = self._log.flushed if self._settings.acknowledge_flushed else self._log.end
+        for identity in self.effective - {self._own}:
+            follower = self.followers.get(identity.member)
+            if follower is None or follower.identity != identity or follower.acked is None:
+                return
+            position = min(position, follower.acked)
+        if position >= self.record_end and position > self._file.confirmed:
+            self._file.note_confirmed(position)
+            self._do(Confirmed(position))
+
+    def hand_over(self, member: int, now_s: float) -> bool:
+        """Begin to make a follower master; False when it is not in sync."""
+        follower = self.followers.get(member)
+        if follower is None or follower.identity not in self.state.in_sync or not follower.is_connected:
+            return False
+        self._hand_over_to = member
+        self._hand_over_end_s = now_s + self._settings.hand_over_s
+        return True
+
+    def tick(self, now_s: float) -> None:
+        """Send heartbeats, and change the set of members in sync where that is due."""
+        for follower in self.followers.values():
+            if follower.is_connected and now_s - follower.sent_s >= self._settings.heartbeat_s:
+                self._beat(follower, now_s)
+        if self._change.is_pending:
+            return
+        if self._hand_over_to is not None and self._may_hand_over(self._hand_over_to, now_s):
+            return
+        gone = [identity for identity in self.state.in_sync if self._is_gone(identity, now_s)]
+        if gone:
+            self._propose(set(self.state.in_sync) - set(gone), f"not in sync: {_names(gone)}", now_s)
+            return
+        new = [follower.identity for follower in self.followers.values() if self._has_caught_up(follower)]
+        if new:
+            self._propose({*self.state.in_sync, *new}, f"caught up: {_names(new)}", now_s)
+
+    def _may_hand_over(self, member: int, now_s: float) -> bool:
+        """Replace the state in favour of a follower that has everything; return whether it was asked for."""
+        follower = self.followers[member]
+        end = self._log.end
+        is_level = follower.acked == end == self._file.confirmed and self.is_confirmed
+        if is_level and follower.is_connected and follower.identity in self.state.in_sync:
+            # R5: nothing of this epoch is confirmed from here on, whatever becomes of the change.
+            self._file.promise(self.epoch + 1)
+            self.is_fenced = True
+            state = ClusterState(
+                epoch=self.epoch + 1,
+                master=member,
+                in_sync=self.state.in_sync,
+                eligible=self.state.eligible,
+                reason="handed over",
+            )
+            self._change.propose(state, now_s)
+            return True
+        if now_s >= self._hand_over_end_s:
+            self._hand_over_to = None
+        return False
+
+    def _propose(self, in_sync: Iterable[Identity], reason: str, now_s: float) -> None:
+        self._change.propose(next_state(self.state, self._settings, in_sync, reason=reason), now_s)
+
+    def _is_gone(self, identity: Identity, now_s: float) -> bool:
+        """Return whether a member in sync does not answer, or has another log now."""
+        if identity == self._own:
+            return False
+        limit_s = self._settings.fall_behind_s
+        follower = self.followers.get(identity.member)
+        if follower is None:
+            return now_s - self._began_s > limit_s
+        if follower.identity != identity or follower.is_refused:
+            return True
+        return now_s - min(follower.heard_s, follower.progress_s) > limit_s
+
+    def _has_caught_up(self, follower: Follower) -> bool:
+        return (
+            follower.is_connected
+            and follower.identity not in self.state.in_sync
+            and follower.acked is not None
+            and follower.acked >= max(self._file.confirmed, self.record_end)
+        )
+
+    def _feed(self, follower: Follower, now_s: float) -> None:
+        """Send a follower what it may be sent ahead of its acknowledgements."""
+        settings = self._settings
+        while follower.is_connected and follower.sent is not None and follower.sent < self._log.end:
+            if follower.sent - (follower.acked or 0) >= settings.window_bytes and follower.acked is not None:
+                return
+            if follower.acked is not None and follower.acked >= follower.sent:
+                follower.progress_s = now_s
+            end = min(follower.sent + settings.chunk_bytes, self._log.end)
+            self._send(follower, follower.sent, end, now_s)
+            follower.sent = end
+
+    def _beat(self, follower: Follower, now_s: float) -> None:
+        if follower.sent is not None:
+            self._send(follower, follower.sent, follower.sent, now_s)
+
+    def _send(self, follower: Follower, position: int, end: int, now_s: float) -> None:
+        follower.sent_s = now_s
+        data = Data(self.epoch, position, end, min(self._file.confirmed, end))
+        self._do(Send(follower.identity.member, data))
+
+
+def next_state(
+    state: ClusterState, settings: MemberSettings, in_sync: Iterable[Identity], *, reason: str
+) -> ClusterState:
+    """The state with another set of members in sync.
+
+    Where nothing is acknowledged by a set that is too small, those who leave it have everything that will
+    have been acknowledged until it is large enough again: they stay eligible.
+    """
+    members = tuple(sorted(in_sync))
+    eligible: tuple[Identity, ...] = ()
+    if settings.refuses_when_few and len(members) < settings.in_sync_min:
+        eligible = tuple(sorted({*state.in_sync, *state.eligible} - set(members)))
+    return ClusterState(
+        epoch=state.epoch, master=state.master, in_sync=members, eligible=eligible, reason=reason
+    )
+
+
+def _names(identities: Iterable[Identity]) -> str:
+    return ", ".join(f"member {identity.member}" for identity in identities)

@@ -1,0 +1,512 @@
+"""The state machine of a member: it follows a master, stands for election, leads.
+
+It is told what happens, with the time of a clock that only has to run forwards, and hands out actions. Its
+promises hold whatever any clock says: clocks only decide when something is tried. Of the rules of
+docs/explanation/replication.md R1 to R4 and R8 are in `leading`, R5 to R7 and R9 here.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from iotmq.replication.cluster_state import ClusterState, Identity
+from iotmq.replication.leading import Leading
+from iotmq.replication.messages import (
+    Ack,
+    Action,
+    Alarm,
+    AskOthers,
+    Confirmed,
+    Connect,
+    CopyLog,
+    CopyNeeded,
+    Data,
+    Disconnect,
+    FollowFrom,
+    HandedOver,
+    Lead,
+    Message,
+    Open,
+    ReadState,
+    Released,
+    Resign,
+    Send,
+)
+from iotmq.replication.ports import MemberFile, MemberLog, MemberSettings
+from iotmq.replication.state_change import StateChange
+
+
+class Role(enum.Enum):
+    """The roles of a member."""
+
+    HELD = "held"
+    """Waiting: the state is not known, or the member may neither lead nor follow."""
+    FOLLOWING = "following"
+    CANDIDATE = "candidate"
+    """Has promised a new epoch and asks to be its master."""
+    TAKING_OVER = "taking over"
+    """Is master; the record that begins its epoch is not confirmed yet."""
+    LEADING = "leading"
+
+
+_NEXT: Final[Mapping[Role, frozenset[Role]]] = {
+    Role.HELD: frozenset({Role.FOLLOWING, Role.CANDIDATE, Role.TAKING_OVER}),
+    Role.FOLLOWING: frozenset({Role.HELD, Role.CANDIDATE, Role.TAKING_OVER}),
+    Role.CANDIDATE: frozenset({Role.HELD, Role.FOLLOWING, Role.TAKING_OVER}),
+    Role.TAKING_OVER: frozenset({Role.LEADING, Role.HELD, Role.FOLLOWING, Role.CANDIDATE}),
+    Role.LEADING: frozenset({Role.HELD, Role.FOLLOWING, Role.CANDIDATE}),
+}
+
+
+class Beat(NamedTuple):
+    """A member's sign of life as the consensus store has it."""
+
+    age_s: float
+    end: int
+    """The end of its log then."""
+    leads: int
+    """The epoch it was master of; 0 for none."""
+
+
+class Member:
+    """One member of a broker name."""
+
+    def __init__(
+        self, settings: MemberSettings, log: MemberLog, file: MemberFile, do: Callable[[Action], None]
+    ) -> None:
+        """`do` is given each action, in order; it must not call back."""
+        self.settings = settings
+        self._log = log
+        self._file = file
+        self._do = do
+        self.role = Role.HELD
+        self.leading: Leading | None = None
+        self._change: StateChange | None = None
+        # Numbers the requests to the consensus store.
+        self._numbers = itertools.count(1)
+        self._read_s = float("-inf")
+        self._following = _Following()
+        # The epoch to stand for, and the read after which this may be asked for.
+        self._stands_for = 0
+        self._stands_after = 0
+        self._beats: Mapping[Identity, Beat] = {}
+        self._beats_s = float("-inf")
+
+    @property
+    def number(self) -> int:
+        """The member's number."""
+        return self._file.identity.member
+
+    @property
+    def state(self) -> ClusterState | None:
+        """The state of the consensus store, as far as is known."""
+        return None if self._change is None else self._change.state
+
+    # What happens.
+
+    def start(self, now_s: float) -> None:
+        """Begin; the log is as the last run left it."""
+        self._read(now_s)
+
+    def poked(self, now_s: float) -> None:
+        """Look at the state: it may have changed."""
+        self._read(now_s)
+
+    def state_read(self, number: int, version: int, state: ClusterState, now_s: float) -> None:
+        """Take a state as it was at some time after it was asked for."""
+        if self._change is None:
+            self._change = StateChange(
+                state, version, self._do, numbers=self._numbers, retry_s=self.settings.retry_s
+            )
+            self._new_state(now_s)
+        elif self._change.seen(state, version):
+            self._new_state(now_s)
+        if self.role is Role.CANDIDATE and number >= self._stands_after and not self._change.is_pending:
+            self._ask_for_title(now_s)
+
+    def state_replaced(self, number: int, version: int | None, now_s: float) -> None:
+        """Take the answer of the consensus store to a change: the new version, or None for a refusal."""
+        if self._change is not None and self._change.replaced(number, version, now_s):
+            self._new_state(now_s)
+
+    def beaten(self, beats: Mapping[Identity, Beat], now_s: float) -> None:
+        """Take the signs of life of all members, read just now."""
+        self._beats, self._beats_s = beats, now_s
+
+    def link_opened(self, member: int, now_s: float) -> None:
+        """The connection to a master is there."""
+        following = self._following
+        if member != following.master or self.role is not Role.FOLLOWING:
+            self._do(Disconnect(member, is_outgoing=True))
+            return
+        following.is_linked, following.is_refused, following.linked_s = True, False, now_s
+        file, log = self._file, self._log
+        message = Open(
+            file.identity, file.promised_epoch, log.oldest, log.end, file.confirmed, tuple(log.epochs)
+        )
+        self._do(Send(member, message))
+
+    def link_closed(self, member: int, now_s: float, *, is_outgoing: bool, is_refused: bool = False) -> None:
+        """A connection to a master, or one of a follower, has ended or could not be made.
+
+        `is_refused`: the host is there, and nothing listens any more.
+        """
+        if not is_outgoing:
+            if self.leading is not None:
+                self.leading.link_closed(member, is_refused=is_refused, now_s=now_s)
+        elif member == self._following.master:
+            following = self._following
+            following.is_linked, following.epoch = False, None
+            following.is_refused = is_refused
+            following.connect_s = now_s + self.settings.retry_s
+
+    def received(self, member: int, message: Message, now_s: float) -> None:
+        """Take a message of another member."""
+        if isinstance(message, Open):
+            self._opened(message, now_s)
+        elif isinstance(message, Ack):
+            if self.leading is not None:
+                self.leading.acked(member, message, now_s)
+                self._look_at_confirmed()
+        elif self.role is Role.FOLLOWING and member == self._following.master:
+            self._following.heard_s = now_s
+            if isinstance(message, FollowFrom):
+                self._follow_from(message, now_s)
+            elif isinstance(message, Data):
+                self._take(message)
+            elif isinstance(message, CopyNeeded):
+                if message.epoch >= self._file.promised_epoch:
+                    self._do(CopyLog(member))
+            elif isinstance(message, Released):
+                self._following.is_released = message.epoch == self._following.epoch
+            elif isinstance(message, HandedOver):
+                self._read(now_s)
+
+    def hears_master(self, now_s: float) -> bool:
+        """Return whether the master was heard lately, for another member that asks."""
+        if self.leading is not None:
+            return True
+        following = self._following
+        return following.epoch is not None and now_s - following.heard_s < self.settings.suspect_s / 2
+
+    def hearing_told(self, is_heard: bool, now_s: float) -> None:
+        """Take another member's answer to whether it hears the master."""
+        if is_heard:
+            self._following.others_heard_s = now_s
+
+    def log_copied(self, now_s: float) -> None:
+        """The log is a copy of the master's now."""
+        self._following.connect_s = now_s
+        self._do(Disconnect(self._following.master, is_outgoing=True))
+
+    def log_grew(self, now_s: float) -> None:
+        """The master has appended records."""
+        assert self.leading is not None
+        self.leading.log_grew(now_s)
+        self._look_at_confirmed()
+
+    def flushed(self, now_s: float) -> None:
+        """The disk has more of the log."""
+        if self.leading is not None:
+            self.leading.confirm()
+            self._look_at_confirmed()
+        elif self._following.epoch is not None and self.settings.acknowledge_flushed:
+            self._acknowledge()
+
+    def hand_over(self, member: int, now_s: float) -> bool:
+        """Make an in-sync follower master; False when that is not possible now."""
+        leading = self.leading
+        return self.role is Role.LEADING and leading is not None and leading.hand_over(member, now_s)
+
+    def release(self) -> None:
+        """Tell followers that this master stops. The member does nothing afterwards."""
+        if self.leading is not None:
+            for member in self.leading.followers:
+                self._do(Send(member, Released(self.leading.epoch)))
+
+    def tick(self, now_s: float) -> None:
+        """Do what is due; to be called every 50 ms or so."""
+        if now_s - self._read_s >= (self.settings.retry_s if self._is_unsure else self.settings.poll_s):
+            self._read(now_s)
+        if self._change is not None:
+            self._change.tick(now_s)
+        if self.leading is not None:
+            self.leading.tick(now_s)
+        elif self.role is Role.FOLLOWING:
+            self._tick_following(now_s)
+
+    # The state.
+
+    @property
+    def _is_unsure(self) -> bool:
+        return self._change is None or (self.role is Role.CANDIDATE and not self._change.is_pending)
+
+    def _read(self, now_s: float) -> int:
+        self._read_s = now_s
+        number = next(self._numbers)
+        self._do(ReadState(number))
+        return number
+
+    def _new_state(self, now_s: float) -> None:
+        """Do what the state says, which is another one than before."""
+        assert self._change is not None
+        state = self._change.state
+        leading = self.leading
+        if leading is not None and (state.epoch, state.master) == (leading.epoch, self.number):
+            if leading.is_fenced:
+                self.stand(now_s)
+            else:
+                leading.confirm()
+                self._look_at_confirmed()
+        elif self._log.epochs and state.epoch < self._log.epochs[-1].epoch:
+            self._do(
+                Alarm(
+                    f"the consensus store has epoch {state.epoch}, the log of member {self.number} has "
+                    f"{self._log.epochs[-1].epoch}: was the store restored from a backup? See "
+                    "`iotmq replication adopt`"
+                )
+            )
+            self._become(Role.HELD)
+        elif state.master != self.number:
+            self._follow(state.master, state.epoch, now_s)
+        elif not state.has_everything(self._file.identity):
+            self._do(
+                Alarm(
+                    f"member {self.number} is recorded as master, and its log may have lost what was "
+                    "acknowledged. See `iotmq replication force`"
+                )
+            )
+            self._become(Role.HELD)
+        elif self._file.promised_epoch < state.epoch or self._has_won(state):
+            # By hand-over, or by its own candidature.
+            self._take_over(now_s)
+        else:
+            # It may have led that epoch before it stopped.
+            self.stand(now_s)
+
+    def _has_won(self, state: ClusterState) -> bool:
+        return self.role is Role.CANDIDATE and state.epoch == self._stands_for
+
+    def _become(self, role: Role) -> None:
+        if role is self.role:
+            return
+        assert role in _NEXT[self.role], f"{self.role} -> {role}"
+        if role not in (Role.LEADING, Role.TAKING_OVER) and self.leading is not None:
+            self._do(Resign(self.leading.epoch))
+            for member in self.leading.followers:
+                self._do(Disconnect(member, is_outgoing=False))
+            self.leading = None
+        if self.role is Role.FOLLOWING:
+            self._do(Disconnect(self._following.master, is_outgoing=True))
+            self._following = _Following()
+        self.role = role
+
+    # Standing for election.
+
+    def stand(self, now_s: float) -> None:
+        """Stand for election: promise a new epoch, then read the state.
+
+        Whatever the master recorded before the promise is seen by that read (R5, R7).
+        """
+        assert self._change is not None
+        self._become(Role.CANDIDATE)
+        self._stands_for = max(self._file.promised_epoch, self._change.state.epoch) + 1
+        self._file.promise(self._stands_for)
+        self._stands_after = self._read(now_s)
+
+    def _ask_for_title(self, now_s: float) -> None:
+        assert self._change is not None
+        state, own = self._change.state, self._file.identity
+        if not state.has_everything(own):
+            # R6. The master has gone on without this member.
+            self._follow(state.master, state.epoch, now_s)
+            return
+        in_sync = {own, *(identity for identity in state.in_sync if self._is_heard_of(identity))}
+        eligible: set[Identity] = set()
+        if self.settings.refuses_when_few and len(in_sync) < self.settings.in_sync_min:
+            eligible = {*state.in_sync, *state.eligible} - in_sync
+        self._change.propose(
+            ClusterState(
+                epoch=self._stands_for,
+                master=self.number,
+                in_sync=tuple(sorted(in_sync)),
+                eligible=tuple(sorted(eligible)),
+                reason=f"member {state.master} was not heard of",
+            ),
+            now_s,
+        )
+
+    def _take_over(self, now_s: float) -> None:
+        assert self._change is not None
+        self._become(Role.TAKING_OVER)
+        if self._file.promised_epoch < self._change.state.epoch:
+            self._file.promise(self._change.state.epoch)
+        self.leading = Leading(
+            self.settings, self._log, self._file, self._change, self._do, now_s=now_s
+        )
+        self.leading.confirm()
+        self._look_at_confirmed()
+
+    def _look_at_confirmed(self) -> None:
+        if self.role is Role.TAKING_OVER and self.leading is not None and self.leading.is_confirmed:
+            self._become(Role.LEADING)
+            self._do(Lead(self.leading.epoch))
+
+    def _opened(self, message: Open, now_s: float) -> None:
+        """A follower asks to follow."""
+        member = message.identity.member
+        if self.leading is None:
+            self._do(Disconnect(member, is_outgoing=False))
+        elif message.promised_epoch > self.leading.epoch:
+            # It will take nothing of this epoch any more: a later one is needed.
+            if message.promised_epoch > self._file.promised_epoch:
+                self._file.promise(message.promised_epoch)
+            self.stand(now_s)
+        else:
+            self.leading.opened(message, now_s)
+
+    # Following.
+
+    def _follow(self, master: int, epoch: int, now_s: float) -> None:
+        following = self._following
+        if self.role is Role.FOLLOWING and (following.master, following.wanted_epoch) == (master, epoch):
+            return
+        if self.role is Role.FOLLOWING and following.master == master:
+            following.wanted_epoch = epoch
+            return
+        if self.role is Role.FOLLOWING:
+            self._do(Disconnect(following.master, is_outgoing=True))
+        self._become(Role.FOLLOWING)
+        self._following = _Following(master=master, wanted_epoch=epoch, connect_s=now_s, heard_s=now_s)
+
+    def _follow_from(self, message: FollowFrom, now_s: float) -> None:
+        log, file = self._log, self._file
+        if message.epoch < file.promised_epoch or message.position > log.end:
+            self._do(Disconnect(self._following.master, is_outgoing=True))
+            return
+        if message.epoch > file.promised_epoch:
+            file.promise(message.epoch)
+        if message.position < file.confirmed and not message.is_forced:
+            # R9. Nobody may cut what was confirmed; logs that differ there need an operator.
+            self._do(
+                Alarm(
+                    f"the log of member {self.number} differs from that of the master below the confirmed "
+                    f"position {file.confirmed}, from {message.position} on. See `iotmq replication verify`"
+                )
+            )
+            self._become(Role.HELD)
+            return
+        if message.position < log.end:
+            log.cut(message.position)
+        self._following.epoch = message.epoch
+        self._acknowledge()
+
+    def _take(self, message: Data) -> None:
+        following, log = self._following, self._log
+        if message.epoch != following.epoch or message.epoch < self._file.promised_epoch:
+            return
+        if message.position != log.end:
+            self._do(Disconnect(following.master, is_outgoing=True))
+            return
+        if message.end > message.position:
+            log.append_copy(message.position, message.end, message.content)
+        confirmed = min(message.confirmed, log.end)
+        if confirmed > self._file.confirmed:
+            self._file.note_confirmed(confirmed)
+            self._do(Confirmed(confirmed))
+        self._acknowledge()
+
+    def _acknowledge(self) -> None:
+        following, log = self._following, self._log
+        assert following.epoch is not None
+        self._do(Send(following.master, Ack(following.epoch, log.end, min(log.flushed, log.end))))
+
+    def _tick_following(self, now_s: float) -> None:
+        following = self._following
+        silent_s = now_s - max(following.heard_s, following.linked_s)
+        if following.is_linked and silent_s > self.settings.fall_behind_s:
+            # A connection may be dead for long before its end is told.
+            self._do(Disconnect(following.master, is_outgoing=True))
+            following.is_linked, following.epoch = False, None
+        if not following.is_linked and now_s >= following.connect_s:
+            following.connect_s = now_s + self.settings.retry_s
+            self._do(Connect(following.master))
+        state = self.state
+        if state is None or not state.has_everything(self._file.identity):
+            return
+        if not self._suspects(state, now_s):
+            following.stand_s = None
+        elif following.stand_s is None:
+            following.stand_s = now_s + self._rank(state) * self.settings.rank_s
+        if following.stand_s is not None and now_s >= following.stand_s:
+            self.stand(now_s)
+
+    def _suspects(self, state: ClusterState, now_s: float) -> bool:
+        """Return whether this member should try to become master."""
+        following, settings = self._following, self.settings
+        if self._file.identity not in state.in_sync and any(map(self._is_heard_of, state.in_sync)):
+            return False
+        if following.is_released or (following.is_refused and not following.is_linked):
+            return True
+        if now_s - following.heard_s < settings.suspect_s:
+            return False
+        if now_s - following.asked_s >= settings.retry_s:
+            following.asked_s = now_s
+            others = tuple(
+                identity.member
+                for identity in state.in_sync
+                if identity.member not in (self.number, state.master)
+            )
+            if others:
+                self._do(AskOthers(others))
+            if following.asked_first_s is None:
+                following.asked_first_s = now_s
+            return False
+        if following.asked_first_s is None or now_s - following.asked_first_s < settings.retry_s / 2:
+            return False
+        if now_s - following.others_heard_s < settings.suspect_s / 2:
+            return False
+        is_known = now_s - self._beats_s < settings.beat_stale_s
+        return is_known and not any(
+            beat.leads == state.epoch and self._is_heard_of(identity)
+            for identity, beat in self._beats.items()
+        )
+
+    def _is_heard_of(self, identity: Identity) -> bool:
+        beat = self._beats.get(identity)
+        return beat is not None and beat.age_s < self.settings.beat_stale_s
+
+    def _rank(self, state: ClusterState) -> int:
+        """Count the members that should go first: those with longer logs, then those with lower numbers."""
+        own = (-self._log.end, self.number)
+        return sum(
+            (-self._beats[identity].end, identity.member) < own
+            for identity in state.in_sync
+            if identity.member not in (state.master, self.number) and self._is_heard_of(identity)
+        )
+
+
+class _Following:
+    """The master that is followed, as a member knows it."""
+
+    def __init__(
+        self, *, master: int = 0, wanted_epoch: int = 0, connect_s: float = 0.0, heard_s: float = 0.0
+    ) -> None:
+        self.master = master
+        # What the state says; the master may lead a later one already.
+        self.wanted_epoch = wanted_epoch
+        # What the master has told it to follow; None before.
+        self.epoch: int | None = None
+        self.is_linked = False
+        self.linked_s = float("-inf")
+        self.is_refused = False
+        self.is_released = False
+        self.heard_s = heard_s
+        self.connect_s = connect_s
+        self.asked_s = float("-inf")
+        self.asked_first_s: float | None = None
+        self.others_heard_s = float("-inf")
+        self.stand_s: float | None = None

@@ -1,0 +1,133 @@
+"""Mistakes that other systems have made, or that suggest themselves, as changes of the state machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import pytest
+import replication_sim
+
+from iotmq.replication import leading, member
+from iotmq.replication.leading import Leading
+from iotmq.replication.member import Member
+from iotmq.replication.state_change import StateChange
+
+Mutant: TypeAlias = Callable[[pytest.MonkeyPatch], None]
+
+
+def _property(patch: pytest.MonkeyPatch, owner: type, name: str, get: Callable[[Any], Any]) -> None:
+    patch.setattr(owner, name, property(get))
+
+
+def grown_before_effective(patch: pytest.MonkeyPatch) -> None:
+    """RocketMQ 5663: a member counts only once its joining is answered."""
+    _property(patch, Leading, "effective", lambda self: frozenset(self.state.in_sync))
+
+
+def shrunk_before_recorded(patch: pytest.MonkeyPatch) -> None:
+    """What is asked for counts at once."""
+    _property(
+        patch, Leading, "effective", lambda self: frozenset((*self._change.pending, self.state)[0].in_sync)
+    )
+
+
+def connections_instead_of_the_set(patch: pytest.MonkeyPatch) -> None:
+    """RocketMQ 6662: the minimum over who is connected."""
+    _property(
+        patch,
+        Leading,
+        "effective",
+        lambda self: frozenset(
+            {self._own, *(each.identity for each in self.followers.values() if each.is_connected)}
+        ),
+    )
+
+
+def unclean_start_keeps_its_incarnation(patch: pytest.MonkeyPatch) -> None:
+    """KIP-966, NATS: what lost the end of its log is believed."""
+    patch.setattr(replication_sim.Node, "new_incarnation", lambda self: None)
+
+
+def cut_to_the_shorter_log(patch: pytest.MonkeyPatch) -> None:
+    """KIP-101: epochs are not compared."""
+    patch.setattr(leading, "common_point", lambda ours, our_end, theirs, their_end: min(our_end, their_end))
+
+
+def newest_epoch_only(patch: pytest.MonkeyPatch) -> None:
+    """KIP-279: only the follower's last epoch is looked for; if it is unknown its log is taken as it is."""
+
+    def mutant(ours: Any, our_end: int, theirs: Any, their_end: int) -> int:
+        if theirs and theirs[-1] in ours:
+            return leading_common_point(ours, our_end, theirs, their_end) or 0
+        return min(our_end, their_end)
+
+    leading_common_point = leading.common_point
+    patch.setattr(leading, "common_point", mutant)
+
+
+def cut_not_synced(patch: pytest.MonkeyPatch) -> None:
+    """RocketMQ 10666: a crash brings back what was cut off."""
+    cut, stop = replication_sim.SimLog.cut, replication_sim.Node.stop
+
+    def cut_mutant(self: Any, position: int) -> None:
+        self.tail = (position, self.records[position:])
+        cut(self, position)
+
+    def stop_mutant(self: Any, *, is_power_cut: bool) -> None:
+        position, tail = getattr(self.log, "tail", (0, []))
+        stop(self, is_power_cut=is_power_cut)
+        if tail and self.log.end < position + len(tail):
+            cut(self.log, min(position, self.log.end))
+            if self.log.end == position:
+                for record in tail:
+                    self.log.append(record)
+
+    patch.setattr(replication_sim.SimLog, "cut", cut_mutant)
+    patch.setattr(replication_sim.Node, "stop", stop_mutant)
+
+
+def silence_means_failure(patch: pytest.MonkeyPatch) -> None:
+    """A change nobody answered is taken as one that was not made."""
+
+    def mutant(self: StateChange, now_s: float) -> None:
+        if self._proposed is not None and now_s - self._asked_s >= self._retry_s:
+            self._proposed = None
+
+    patch.setattr(StateChange, "tick", mutant)
+
+
+def unconfirmed_is_shown(patch: pytest.MonkeyPatch) -> None:
+    """RocketMQ 6609: followers show all they have."""
+    patch.setattr(
+        Leading,
+        "_send",
+        lambda self, follower, position, end, now_s: self._do(
+            member.Send(follower.identity.member, member.Data(self.epoch, position, end, end))
+        ),
+    )
+
+
+def few_by_the_recorded_set_only(patch: pytest.MonkeyPatch) -> None:
+    """Who has been asked to leave may be chosen while the others go on."""
+    _property(patch, Leading, "_has_few", lambda self: False)
+
+
+def old_epoch_continued(patch: pytest.MonkeyPatch) -> None:
+    """A master that was restarted goes on in its epoch."""
+    patch.setattr(Member, "_has_won", lambda self, state: True)
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    grown_before_effective,
+    shrunk_before_recorded,
+    connections_instead_of_the_set,
+    unclean_start_keeps_its_incarnation,
+    cut_to_the_shorter_log,
+    newest_epoch_only,
+    cut_not_synced,
+    silence_means_failure,
+    unconfirmed_is_shown,
+    few_by_the_recorded_set_only,
+    old_epoch_continued,
+)

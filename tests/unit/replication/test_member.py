@@ -1,0 +1,183 @@
+"""What one member does when it is told things that a simulation reaches rarely, or never."""
+
+from __future__ import annotations
+
+from replication_sim import SimFile, SimLog
+
+from iotmq.replication.cluster_state import ClusterState, Identity, decode_state
+from iotmq.replication.member import Member, Role
+from iotmq.replication.messages import (
+    Ack,
+    Action,
+    Alarm,
+    Confirmed,
+    CopyLog,
+    CopyNeeded,
+    Data,
+    Disconnect,
+    FollowFrom,
+    Open,
+    ReadState,
+    ReplaceState,
+    Send,
+)
+from iotmq.replication.ports import MemberSettings
+
+A, B = Identity(1, "a"), Identity(2, "b")
+
+
+class Bench:
+    """Member 2 of two, over a log and a file in memory."""
+
+    def __init__(self, **settings: float) -> None:
+        self.log, self.file = SimLog(), SimFile(B)
+        self.done: list[Action] = []
+        self.member = Member(MemberSettings(**settings), self.log, self.file, self.done.append)  # type: ignore[arg-type]
+
+    def take(self) -> list[Action]:
+        done, self.done[:] = list(self.done), []
+        return done
+
+    def told(self, state: ClusterState, version: int = 1) -> None:
+        self.member.start(0.0)
+        (read,) = self.take()
+        assert isinstance(read, ReadState)
+        self.member.state_read(read.number, version, state, 0.0)
+
+    def follow(self, epoch: int = 1, position: int = 0) -> None:
+        self.told(ClusterState(epoch=epoch, master=1, in_sync=(A, B)))
+        self.member.link_opened(1, 0.0)
+        self.member.received(1, FollowFrom(epoch, position, False), 0.0)
+        self.take()
+
+
+def data(position: int, count: int, *, epoch: int = 1, confirmed: int = 0) -> Data:
+    content = [("message", epoch, position + number) for number in range(count)]
+    return Data(epoch, position, position + count, confirmed, content)
+
+
+def test_a_follower_takes_what_comes_and_shows_what_is_confirmed() -> None:
+    bench = Bench()
+    bench.follow()
+    bench.member.received(1, data(0, 3), 0.0)
+    assert bench.take() == [Send(1, Ack(1, 3, 0))]
+    bench.member.received(1, data(3, 1, confirmed=3), 0.0)
+    assert bench.take() == [Confirmed(3), Send(1, Ack(1, 4, 0))]
+    bench.member.received(1, data(4, 0, confirmed=99), 0.0)
+    assert bench.take() == [Confirmed(4), Send(1, Ack(1, 4, 0))], "never more than it has"
+
+
+def test_what_does_not_continue_the_log_ends_the_connection() -> None:
+    bench = Bench()
+    bench.follow()
+    bench.member.received(1, data(1, 1), 0.0)
+    assert bench.take() == [Disconnect(1, is_outgoing=True)]
+    assert bench.log.end == 0
+    bench.member.received(1, FollowFrom(1, 7, False), 0.0)
+    assert bench.take() == [Disconnect(1, is_outgoing=True)], "from where there is nothing"
+
+
+def test_nothing_of_an_epoch_before_the_promised_one_is_taken() -> None:
+    bench = Bench()
+    bench.follow()
+    bench.file.promised_epoch = 5
+    bench.member.received(1, data(0, 1), 0.0)
+    bench.member.received(1, FollowFrom(4, 0, False), 0.0)
+    bench.member.received(1, CopyNeeded(4), 0.0)
+    assert bench.take() == [Disconnect(1, is_outgoing=True)]
+    assert bench.log.end == 0
+    bench.member.received(1, CopyNeeded(5), 0.0)
+    assert bench.take() == [CopyLog(1)]
+
+
+def test_what_was_confirmed_is_not_cut_but_by_force() -> None:
+    bench = Bench()
+    bench.follow()
+    bench.member.received(1, data(0, 5, confirmed=4), 0.0)
+    bench.take()
+    bench.member.received(1, FollowFrom(1, 3, True), 0.0)
+    assert bench.log.end == 3
+    bench.file.confirmed = 3
+    bench.take()
+    bench.member.received(1, FollowFrom(1, 2, False), 0.0)
+    assert bench.member.role is Role.HELD
+    (alarm,) = [action for action in bench.take() if isinstance(action, Alarm)]
+    assert "iotmq replication verify" in alarm.text
+    assert bench.log.end == 3
+
+
+def test_a_store_that_was_restored_from_a_backup_is_noticed() -> None:
+    bench = Bench()
+    bench.log.append_epoch(4, A)
+    bench.told(ClusterState(epoch=3, master=1, in_sync=(A, B)))
+    assert bench.member.role is Role.HELD
+    (alarm,) = [action for action in bench.take() if isinstance(action, Alarm)]
+    assert "iotmq replication adopt" in alarm.text
+
+
+def test_a_master_with_another_log_than_recorded_waits_for_an_operator() -> None:
+    bench = Bench()
+    bench.told(ClusterState(epoch=3, master=2, in_sync=(A, Identity(2, "before"))))
+    assert bench.member.role is Role.HELD
+    assert any(isinstance(action, Alarm) and "replication force" in action.text for action in bench.take())
+
+
+def test_a_master_that_was_restarted_asks_for_a_new_epoch() -> None:
+    bench = Bench()
+    bench.file.promised_epoch = 3
+    bench.told(ClusterState(epoch=3, master=2, in_sync=(A, B)))
+    assert bench.member.role is Role.CANDIDATE
+    assert bench.file.promised_epoch == 4, "promised before it is asked for"
+    (read,) = [action for action in bench.take() if isinstance(action, ReadState)]
+    bench.member.state_read(read.number, 1, ClusterState(epoch=3, master=2, in_sync=(A, B)), 0.0)
+    (asked,) = bench.take()
+    assert isinstance(asked, ReplaceState)
+    assert (asked.version, asked.state.epoch, asked.state.master) == (1, 4, 2)
+
+
+def test_a_change_without_an_answer_is_asked_for_again_with_the_same_version() -> None:
+    bench = Bench()
+    bench.file.promised_epoch = 3
+    state = ClusterState(epoch=3, master=2, in_sync=(B,))
+    bench.told(state)
+    (read,) = [action for action in bench.take() if isinstance(action, ReadState)]
+    bench.member.state_read(read.number, 1, state, 0.0)
+    (first,) = bench.take()
+    assert isinstance(first, ReplaceState)
+    bench.member.tick(0.1)
+    assert bench.take() == []
+    bench.member.tick(0.3)
+    (again,) = bench.take()
+    assert isinstance(again, ReplaceState)
+    assert (again.version, again.state) == (first.version, first.state)
+    # It was the first that was carried out.
+    bench.member.state_replaced(again.number, None, 0.4)
+    (read,) = bench.take()
+    assert isinstance(read, ReadState)
+    bench.member.state_read(read.number, 2, first.state, 0.5)
+    assert bench.member.role is Role.LEADING, "alone in the set"
+
+
+def test_a_master_ends_the_connection_of_who_says_to_have_more_than_there_is() -> None:
+    bench = Bench()
+    bench.told(ClusterState(epoch=1, master=2, in_sync=(B,)))
+    assert bench.member.role is Role.LEADING
+    bench.member.received(1, Open(A, 0, 0, 0, 0, ()), 0.0)
+    bench.take()
+    bench.member.received(1, Ack(1, 99, 99), 0.0)
+    assert bench.take() == [Disconnect(1, is_outgoing=False)]
+
+
+def test_a_follower_that_promised_more_makes_the_master_take_a_later_epoch() -> None:
+    bench = Bench()
+    bench.told(ClusterState(epoch=1, master=2, in_sync=(B,)))
+    bench.member.received(1, Open(A, 7, 0, 0, 0, ()), 0.0)
+    assert bench.member.role is Role.CANDIDATE
+    assert bench.file.promised_epoch == 8
+
+
+def test_a_state_survives_its_encoding() -> None:
+    state = ClusterState(
+        epoch=7, master=2, in_sync=(A, B), eligible=(Identity(3, "c"),), reason="x", since_ms=5
+    )
+    assert decode_state(state.encode()) == state
