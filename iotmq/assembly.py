@@ -375,6 +375,9 @@ def _free_port(host: str) -> int:
 
 
 def _reachable(address: str) -> str:
-    """Where to connect to for a listener of this process: a listener on every address is met on loopback."""
+    """Return where to connect to for a listener of this process.
+
+    A listener on every address is met on loopback.
+    """
     host, port = parse_address(address)
     return address_text({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)

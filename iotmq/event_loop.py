@@ -137,7 +137,7 @@ class DueActions:
         self._timer = DeadlineTimer(clock, self.run)
 
     def __len__(self) -> int:
-        """How many are to be done."""
+        """Return how many are to be done."""
         return len(self._heap) - self._cancelled_count
 
     def do_later(self, delay_s: float, action: Callable[[], None]) -> DueAction:

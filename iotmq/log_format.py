@@ -97,7 +97,7 @@ class FloodFilter(logging.Filter):
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """The fields of a line, in the order they are written; the exception's traceback comes last."""
+    """Return the fields of a line, in the order they are written; the exception's traceback comes last."""
     seconds = time.gmtime(record.created)
     fields: dict[str, Any] = {
         "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', seconds)}.{int(record.msecs):03d}Z",

@@ -35,7 +35,7 @@ class SourceReader:
         self.errors_count = 0
 
     def samples(self) -> Iterator[Metric]:
-        """The samples of all parts; of those that are left out the log says why."""
+        """Yield the samples of all parts; of those that are left out the log says why."""
         for source in tuple(self._sources):
             try:
                 yield from source.metrics()

@@ -245,7 +245,7 @@ class Cluster:
         return self.retry.call(ask, what="list of brokers")
 
     def connection(self, address: Address) -> Connection:
-        """The kept connection to `address`, made if there is none."""
+        """Return the kept connection to `address`, made if there is none."""
         connection = self._connections.get(address)
         if connection is None:
             connection = self._connect(address[0], address[1], self._request_timeout_s)
@@ -299,7 +299,7 @@ class Cluster:
         }
 
     def _ask_registry(self, request: Command) -> Command:
-        """The first registry's answer; the others are asked only when it cannot be reached."""
+        """Return the first registry's answer; the others are asked only when it cannot be reached."""
         failure: Exception = ConnectionClosedError("there is no registry")
         for address in self._registries:
             try:
@@ -348,7 +348,7 @@ def _address_of(broker: str, text: str) -> Address:
 
 
 def _by_address(keys: Iterable[QueueKey], addresses: Mapping[str, Address]) -> dict[Address, list[QueueKey]]:
-    """The queues of brokers that have an address, by it."""
+    """Return the queues of brokers that have an address, by it."""
     found: dict[Address, list[QueueKey]] = {}
     for key in keys:
         if key.broker in addresses:

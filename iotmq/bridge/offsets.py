@@ -34,7 +34,7 @@ class QueueKey(NamedTuple):
 
     @property
     def queue(self) -> str:
-        """The queue as offsets and options spell it: ``broker-a:0``."""
+        """Return the queue as offsets and options spell it: ``broker-a:0``."""
         return f"{self.broker}:{self.queue_id}"
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ def parse_queue(text: str) -> tuple[str | None, int]:
 
 
 def to_json(offset: StreamOffset) -> dict[str, object]:
-    """The document that Spark stores for `offset`; equal offsets give equal text."""
+    """Return the document that Spark stores for `offset`; equal offsets give equal text."""
     topics: dict[str, dict[str, int]] = {}
     for key in sorted(offset.offsets):
         topics.setdefault(key.topic, {})[key.queue] = int(offset.offsets[key])

@@ -64,7 +64,7 @@ class QueueNumbers:
     numbers: Mapping[str, Mapping[tuple[str | None, int], int]]
 
     def find(self, key: QueueKey) -> int | None:
-        """The number given for `key`, by its full name or by its queue number alone."""
+        """Return the number given for `key`, by its full name or by its queue number alone."""
         queues = self.numbers.get(key.topic, {})
         exact = queues.get((key.broker, key.queue_id))
         return queues.get((None, key.queue_id)) if exact is None else exact
@@ -190,7 +190,7 @@ def parse_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptio
 
 
 def wants_headers(options: Mapping[str, str]) -> bool:
-    """The option includeHeaders alone, which decides about the schema before anything else is read."""
+    """Return the option includeHeaders alone, which decides about the schema before anything else is read."""
     return _flag({name.lower(): value for name, value in options.items()}, "includeHeaders", False)
 
 
@@ -258,7 +258,7 @@ def _assigned(text: str) -> Subscription:
 
 
 def _edge(given: Mapping[str, str], prefix: str, default: int) -> Edge:
-    """The first of PREFIXTimestamp, PREFIXOffsetsByTimestamp and PREFIXOffsets that is given."""
+    """Return the first of PREFIXTimestamp, PREFIXOffsetsByTimestamp and PREFIXOffsets that is given."""
     by_time, by_queue_time, by_offset = (
         f"{prefix}Timestamp",
         f"{prefix}OffsetsByTimestamp",

@@ -42,7 +42,7 @@ def advance(
     known_ends: Mapping[QueueKey, int] = MappingProxyType({}),
     rows_max: int | None = None,
 ) -> Advance:
-    """The end of a batch that starts at `start` when brokers hold `bounds`.
+    """Return the end of a batch that starts at `start` when brokers hold `bounds`.
 
     * A queue that `start` does not have begins at its smallest offset, with the batch after this one.
     * A queue whose records were deleted below its start goes on at what is left (a loss).

@@ -100,7 +100,7 @@ class _Puller:
             self._forget()
 
     def pull(self, offset: int) -> Command:
-        """The answer to a pull at `offset`; keeps asking while the broker is away or busy."""
+        """Return the answer to a pull at `offset`; keeps asking while the broker is away or busy."""
         while True:
             try:
                 connection = self._cluster.connection(self._address)
@@ -119,7 +119,10 @@ class _Puller:
                 self._find_broker()
 
     def next_offset(self, answer: Command, offset: int) -> int:
-        """Where to go on after `answer`: behind its records, or over a gap, or at `offset` once more."""
+        """Return where to go on after `answer`.
+
+        Behind its records, or over a gap, or at `offset` once more.
+        """
         if answer.code == ResponseCode.SUCCESS:
             following = ext_number(answer, "nextBeginOffset")
             if following <= offset:
@@ -158,7 +161,10 @@ class _Puller:
         raise BrokerError(answer.code, f"pull of {self._part.key} offset {offset}: {answer.remark}")
 
     def _is_removed(self) -> bool:
-        """Whether the topic is still at the broker, without this queue: a batch that is read once more."""
+        """Return whether the topic is still at the broker, without this queue.
+
+        A batch that is read once more.
+        """
         key = self._part.key
         try:
             route = self._cluster.route_now(key.topic)

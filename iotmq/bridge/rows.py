@@ -67,7 +67,7 @@ _PROPERTY_PREFIX: Final = "property."
 
 
 def default_schema(*, with_properties: bool) -> StructType:
-    """The columns of a read that asks for none, in order."""
+    """Return the columns of a read that asks for none, in order."""
     schema = StructType()
     for name, column in COLUMNS.items():
         if column.is_default or (name == "properties" and with_properties):
@@ -112,7 +112,7 @@ class RowBuilder:
         self._decoded = decoded
 
     def build(self, pulled: Pulled, key: QueueKey, lose: LossHandler) -> Iterator[pyarrow.RecordBatch]:
-        """The rows of `pulled`, exactly those from its first to before its next offset.
+        """Yield the rows of `pulled`, exactly those from its first to before its next offset.
 
         Offsets that are missing, and bodies that cannot be read (their value is null then), go to
         `lose`. Raises MessageFormatError for bytes that are no records, RecordOrderError for records

@@ -193,7 +193,7 @@ class IotmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def read_ranges(
     options: SourceOptions, schema: StructType, partition: InputPartition
 ) -> Iterator[pyarrow.RecordBatch]:
-    """The rows of one task, one record batch per pull answer."""
+    """Yield the rows of one task, one record batch per pull answer."""
     assert isinstance(partition, QueueRanges), partition
     builder = RowBuilder(schema)
     lose = _loss_handler(options)
@@ -294,7 +294,7 @@ class _View:
                 return bounds, removed
 
     def resolve(self, edge: Edge, bounds: Mapping[QueueKey, QueueBounds]) -> dict[QueueKey, int]:
-        """The offset that `edge` means per queue; what it wants beyond the bounds is reported."""
+        """Return the offset that `edge` means per queue; what it wants beyond the bounds is reported."""
         is_end = edge is self._options.ending
         resolved = resolve_edge(
             edge,
@@ -306,7 +306,7 @@ class _View:
         return resolved.offsets
 
     def tasks(self, ranges: Sequence[QueueRange]) -> list[InputPartition]:
-        """The ranges as Spark partitions, with the addresses their tasks need."""
+        """Return the ranges as Spark partitions, with the addresses their tasks need."""
         brokers = {part.key.broker for part in ranges}
         if brokers - self._addresses.keys():
             self._addresses.update(self._cluster.brokers(brokers))
@@ -352,7 +352,10 @@ def _is_settled(
     bounds: Mapping[QueueKey, QueueBounds],
     removed: Mapping[QueueKey, QueueBounds | None],
 ) -> bool:
-    """Whether waiting would change nothing: the queue is there, or its broker says it is gone for good."""
+    """Return whether waiting would change nothing.
+
+    The queue is there, or its broker says it is gone for good.
+    """
     if key in bounds:
         return bounds[key].max_offset >= offset
     if key not in removed:

@@ -193,7 +193,7 @@ def java_problem(java: Path) -> str | None:
 
 
 def java_version(text: str) -> int | None:
-    """The feature version in the output of ``java -version``: 8 of 1.8.0_292, 17 of 17.0.15."""
+    """Return the feature version in the output of ``java -version``: 8 of 1.8.0_292, 17 of 17.0.15."""
     found = re.search(r'version "(?:1\.)?(\d+)', text)
     return int(found[1]) if found else None
 

@@ -166,7 +166,7 @@ class Broker:
         return self._mqtt.delivery
 
     def local_gateway(self) -> LocalGateway:
-        """The way to this broker for an MQTT front end in the same process."""
+        """Return the way to this broker for an MQTT front end in the same process."""
         return self._mqtt.local_gateway()
 
     def local_sessions(self, name: str) -> LocalSessions:
@@ -180,7 +180,7 @@ class Broker:
 
     @property
     def port(self) -> int:
-        """The port listened on."""
+        """Return the port listened on."""
         return self._server.port
 
     @property
@@ -190,7 +190,7 @@ class Broker:
 
     @property
     def not_ready_reason(self) -> str | None:
-        """None while clients can find this broker, else why they cannot."""
+        """Return None while clients can find this broker, else why they cannot."""
         return self._registration.not_ready_reason
 
     async def wait_registered(self, timeout_s: float) -> None:

@@ -47,7 +47,7 @@ class BrokerParts:
 
     @property
     def settings(self) -> BrokerSettings:
-        """The settings in effect; some change while the broker runs (`ChangedSettings`)."""
+        """Return the settings in effect; some change while the broker runs (`ChangedSettings`)."""
         return self.changed_settings.broker
 
     @property

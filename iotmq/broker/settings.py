@@ -395,7 +395,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def trace_on(self) -> str:
-        """The field TRACE_ON of answers to sends."""
+        """Return the field TRACE_ON of answers to sends."""
         return "true" if self.is_tracing_allowed else "false"
 
     @property

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def add_connection_options(command: argparse.ArgumentParser) -> None:
-    """How long to wait, and how to connect: the same for every command that speaks to brokers."""
+    """Return how long to wait, and how to connect: the same for every command that speaks to brokers."""
     command.add_argument(
         "--timeout",
         dest="request_timeout_s",
@@ -40,7 +40,7 @@ def add_connection_options(command: argparse.ArgumentParser) -> None:
 
 
 def client_settings(options: argparse.Namespace, registries: tuple[str, ...]) -> ClientSettings:
-    """The settings of a client that connects as the options say."""
+    """Return the settings of a client that connects as the options say."""
     # Loading it costs a command line that only asks for help a tenth of a second.
     from iotmq.client.transport.settings import ClientSettings
 

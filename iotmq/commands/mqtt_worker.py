@@ -77,7 +77,7 @@ async def _work(channel: socket.socket) -> int:
 
 
 def _channel() -> socket.socket:
-    """The socket that came as standard input, whose place nothing else can take by mistake."""
+    """Return the socket that came as standard input, whose place nothing else can take by mistake."""
     channel = socket.socket(fileno=os.dup(_CHANNEL_FD))
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), _CHANNEL_FD)

@@ -71,7 +71,7 @@ def _report(result: SendResult, report: Callable[[SendResult], None] | None) -> 
 
 
 async def lines_of(stream: BinaryIO) -> AsyncIterator[bytes]:
-    """The lines of a stream that may block for as long as it likes, without their line ends."""
+    """Yield the lines of a stream that may block for as long as it likes, without their line ends."""
     loop = asyncio.get_running_loop()
     lines: asyncio.Queue[bytes | None] = asyncio.Queue(_AHEAD_MAX)
 

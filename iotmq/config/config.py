@@ -173,7 +173,7 @@ def _assign(table: dict[str, Any], origins: dict[str, str], path: str, text: str
 
 
 def _type_of(kind: Any, key: str) -> Any:
-    """The type of a key of a struct type; None for keys that are unknown, which are refused later."""
+    """Return the type of a key of a struct type; None for keys that are unknown, which are refused later."""
     if struct := struct_of(kind):
         for setting in settings_of(struct):
             if setting.key == key:
@@ -182,7 +182,7 @@ def _type_of(kind: Any, key: str) -> Any:
 
 
 def _parse(text: str, kind: Any) -> Any:
-    """The value that `text` means for a setting of type `kind`; text that fits nothing stays text."""
+    """Return the value that `text` means for a setting of type `kind`; text that fits nothing stays text."""
     try:
         value = tomllib.loads(f"value = {text}")["value"] if "\n" not in text else text
     except (tomllib.TOMLDecodeError, RecursionError):
@@ -209,7 +209,7 @@ def _takes_text(kind: Any) -> bool:
 def _struct(
     struct: type[msgspec.Struct], table: Any, path: str, origins: Mapping[str, str], problems: list[str]
 ) -> msgspec.Struct | None:
-    """The struct that `table` describes. What is wrong goes into `problems`, everything at once."""
+    """Return the struct that `table` describes. What is wrong goes into `problems`, everything at once."""
     settings = {setting.key: setting for setting in settings_of(struct)}
     if not isinstance(table, Mapping):
         problems.append(f"{path}{_at(path, origins)} has to be a table, not {toml_value(table)}")
@@ -316,7 +316,7 @@ def _taken_twice(taken: dict[tuple[str, int], str], section: str, settings: _Lis
 
 
 def _mqtt_places(mqtt: MqttSettings) -> Iterable[tuple[str, ListenerSettings]]:
-    """Every listener for devices with the path of its settings."""
+    """Yield every listener for devices with the path of its settings."""
     first = 1 if mqtt.tcp_enabled else 0
     for index, listener in enumerate(mqtt.all_listeners):
         yield "mqtt" if index < first else f"mqtt.listeners[{index - first}]", listener

@@ -34,7 +34,7 @@ class Setting(NamedTuple):
 
 
 def settings_of(struct: type[msgspec.Struct]) -> Iterator[Setting]:
-    """The keys of a settings struct in the order they are declared."""
+    """Yield the keys of a settings struct in the order they are declared."""
     hints = get_type_hints(struct, include_extras=True)
     for field in msgspec.structs.fields(struct):
         kind, meta = _split(hints[field.name])
@@ -45,17 +45,17 @@ def settings_of(struct: type[msgspec.Struct]) -> Iterator[Setting]:
 
 
 def annotated_type(setting: Setting) -> Any:
-    """The type to convert a value of this setting with, bounds included."""
+    """Return the type to convert a value of this setting with, bounds included."""
     return Annotated[setting.type, setting.meta]
 
 
 def struct_of(kind: Any) -> type[msgspec.Struct] | None:
-    """The struct itself when `kind` is one, else None."""
+    """Return the struct itself when `kind` is one, else None."""
     return kind if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else None
 
 
 def element_struct_of(kind: Any) -> type[msgspec.Struct] | None:
-    """The struct that a list or tuple type is made of, else None."""
+    """Return the struct that a list or tuple type is made of, else None."""
     if get_origin(kind) in (tuple, list):
         return struct_of(_split(get_args(kind)[0])[0])
     return None
@@ -106,7 +106,7 @@ def toml_document(config: msgspec.Struct) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """The value without its secrets, and without what is None in it, which TOML does not have."""
+    """Return the value without its secrets, and without what is None in it, which TOML does not have."""
     if isinstance(value, msgspec.Struct):
         names = zip(value.__struct_fields__, settings_of(type(value)), strict=True)
         given = ((setting, inner) for name, setting in names if (inner := getattr(value, name)) is not None)
@@ -118,7 +118,7 @@ def _shown(value: Any) -> Any:
 
 
 def reference(config_struct: type[msgspec.Struct]) -> str:
-    """Every setting with its allowed values, default and meaning, as Markdown."""
+    """Return every setting with its allowed values, default and meaning, as Markdown."""
     lines: list[str] = []
     lines += _table(_values_of(config_struct))
     for setting in settings_of(config_struct):
@@ -130,7 +130,7 @@ def reference(config_struct: type[msgspec.Struct]) -> str:
 def _section(
     name: str, description: str, struct: type[msgspec.Struct], *, is_list: bool = False
 ) -> list[str]:
-    """The table of one section, and behind it those of the sections in it."""
+    """Return the table of one section, and behind it those of the sections in it."""
     heading = f"[[{name}]]" if is_list else f"[{name}]"
     lines = ["", f"### {heading}", "", description, "", *_table(_values_of(struct))]
     for inner in settings_of(struct):
@@ -142,7 +142,7 @@ def _section(
 
 
 def _values_of(struct: type[msgspec.Struct]) -> list[Setting]:
-    """The settings of a section that are not sections themselves."""
+    """Return the settings of a section that are not sections themselves."""
     return [setting for setting in settings_of(struct) if struct_of(setting.type) is None]
 
 

@@ -24,7 +24,7 @@ class Exposition:
         ProcessCollector(registry=self._registry)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """The page and its content type, in the text format that the `Accept` header prefers."""
+        """Return the page and its content type, in the text format that the `Accept` header prefers."""
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 

@@ -17,7 +17,7 @@ _ZLIB_METHODS: Final = (0, METHOD_ZLIB)
 
 
 def compress_body(body: bytes, sys_flag: int = 0, *, level: int = 5) -> tuple[bytes, int]:
-    """The body compressed, and `sys_flag` marked so; both unchanged when that would not be shorter."""
+    """Return the body compressed, and `sys_flag` marked so; both unchanged when that would not be shorter."""
     compressed = zlib.compress(body, level)
     if len(compressed) >= len(body):
         return body, sys_flag
@@ -25,7 +25,7 @@ def compress_body(body: bytes, sys_flag: int = 0, *, level: int = 5) -> tuple[by
 
 
 def inflate_body(body: bytes, sys_flag: int, *, bytes_max: int = INFLATED_BODY_BYTES_MAX) -> bytes:
-    """The body as its sender made it: inflated when `sys_flag` says it is compressed, else as it is.
+    """Return the body as its sender made it: inflated when `sys_flag` says it is compressed, else as it is.
 
     Raises MessageFormatError for a damaged body, for one that inflates past `bytes_max`, and for a
     method other than zlib. `decode_columns` follows the same rules.

@@ -25,7 +25,7 @@ def encode_host(host: str, port: int) -> bytes:
 
 
 def decode_host(encoded: bytes) -> tuple[str, int]:
-    """The address and port in 8 or 20 bytes; raises MessageFormatError for another size."""
+    """Return the address and port in 8 or 20 bytes; raises MessageFormatError for another size."""
     if len(encoded) == HOST_V4_BYTES:
         return str(IPv4Address(encoded[:-4])), int.from_bytes(encoded[-4:], signed=True)
     if len(encoded) == HOST_V6_BYTES:

@@ -19,7 +19,7 @@ _COUNTER_VALUES = 0x10000
 
 
 def offset_message_id(host: str, port: int, position: int) -> str:
-    """The id of the record at `position` of the broker that advertises `host` and `port`."""
+    """Return the id of the record at `position` of the broker that advertises `host` and `port`."""
     return message_id_prefix(encode_host(host, port)) + f"{position:016X}"
 
 

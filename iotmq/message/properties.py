@@ -85,7 +85,7 @@ def decode_correlation_data(value: bytes | str) -> bytes:
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
-    """The pairs as a record holds them, each one ended, in the mapping's order.
+    """Return the pairs as a record holds them, each one ended, in the mapping's order.
 
     Raises ValueError for an empty name and for \\x01 or \\x02 in a name or value: the format cannot
     hold them, and a value that could would let its sender forge other properties.
@@ -102,7 +102,7 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
 
 
 def decode_properties(properties: bytes) -> dict[str, str]:
-    """All pairs of a record's raw properties; the last of several with one name wins.
+    """Return all pairs of a record's raw properties; the last of several with one name wins.
 
     Lenient, as stored records must stay readable: pieces without a name or without \\x01 are skipped,
     bytes that are not UTF-8 become U+FFFD.

@@ -11,7 +11,7 @@ def tag_hash(tag: str) -> int:
 
 
 def expression_tags(expression: str) -> tuple[str, ...]:
-    """The tags of a filter such as `TagA || TagB`, in order; empty for all (`*` or nothing)."""
+    """Return the tags of a filter such as `TagA || TagB`, in order; empty for all (`*` or nothing)."""
     if expression.strip() in ("", "*"):
         return ()
     tags = (tag.strip() for tag in expression.split("||"))
@@ -19,6 +19,6 @@ def expression_tags(expression: str) -> tuple[str, ...]:
 
 
 def expression_codes(expression: str) -> frozenset[int] | None:
-    """The tag hashes a filter lets pass; None when it lets everything pass."""
+    """Return the tag hashes a filter lets pass; None when it lets everything pass."""
     tags = expression_tags(expression)
     return frozenset(map(tag_hash, tags)) if tags else None

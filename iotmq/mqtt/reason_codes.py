@@ -101,12 +101,12 @@ class Reason(NamedTuple):
 
     @property
     def is_peer_fault(self) -> bool:
-        """True when the device broke a rule (logged and counted as bad input)."""
+        """Return whether the device broke a rule (logged and counted as bad input)."""
         return self in PEER_FAULTS
 
 
 def _reason(code: int, name: str | None = None) -> Reason:
-    """The reason that a code of the table is, or one of our own that MQTT 5 says with this code."""
+    """Return the reason of a code: of the table, or one of our own that MQTT 5 says with this code."""
     return Reason(name or _CODES[code][0].replace(" ", "_"), code, _RETURN_CODES.get(code))
 
 

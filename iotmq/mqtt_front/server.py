@@ -262,7 +262,7 @@ class MqttFront:
 
     @property
     def port(self) -> int:
-        """The port of the listener of mqtt.listen_port."""
+        """Return the port of the listener of mqtt.listen_port."""
         return parse_address(self.address)[1]
 
     @property
@@ -272,7 +272,7 @@ class MqttFront:
 
     @property
     def not_ready_reason(self) -> str | None:
-        """None while devices are served, else why not."""
+        """Return None while devices are served, else why not."""
         if not self._is_listening or self._is_stopping:
             return "the MQTT listeners are not open"
         if self._parts is not None and self._parts.drain.reason is not None:

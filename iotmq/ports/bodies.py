@@ -54,7 +54,7 @@ def queues_checksum(queues: Iterable[tuple[str, int]]) -> int:
 
 
 def is_sound_progress(change: SessionProgress) -> bool:
-    """True when the numbers of a change are what they say."""
+    """Return whether the numbers of a change are what they say."""
     in_flight = change.in_flight or ()
     received = change.received or ()
     return (

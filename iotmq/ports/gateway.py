@@ -34,11 +34,11 @@ class GatewayPort(Protocol):
 
     @property
     def record_bytes_max(self) -> int:
-        """The largest record the brokers take."""
+        """Return the largest record the brokers take."""
 
     @property
     def not_ready_reason(self) -> str | None:
-        """None while messages can be handed over, else what is missing, in words."""
+        """Return None while messages can be handed over, else what is missing, in words."""
 
     async def start(
         self, topics: Collection[str], receiver: DeliveryReceiver, queues_changed: Callable[[], None]
@@ -53,7 +53,10 @@ class GatewayPort(Protocol):
         """Give up the channel; batches that were not confirmed are reported as not stored."""
 
     def queue_count(self, topic: str) -> int:
-        """How many queues a topic of `start` has, over all brokers; queue ids below are 0 to count - 1."""
+        """Return how many queues a topic of `start` has, over all brokers.
+
+        Queue ids below are 0 to count - 1.
+        """
 
     @property
     def may_lose_answers(self) -> bool:

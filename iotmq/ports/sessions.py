@@ -300,7 +300,7 @@ class ShareOutlet(Protocol):
 
     @property
     def is_congested(self) -> bool:
-        """True while it does not take what it was sent."""
+        """Return whether it does not take what it was sent."""
 
     def call_when_drained(self, callback: Callable[[], None]) -> None:
         """Once it takes again what it is sent."""

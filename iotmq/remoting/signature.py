@@ -40,7 +40,10 @@ def sign(request: Command, credentials: Credentials) -> None:
 
 
 def is_signed_with(request: Command, secret_key: bytes) -> bool:
-    """Whether the request's signature was made with the secret. Takes as long whatever is wrong with it."""
+    """Return whether the request's signature was made with the secret.
+
+    Takes as long whatever is wrong with it.
+    """
     claimed = request.ext.get(SIGNATURE, "").encode("utf-8", "replace")
     if hmac.compare_digest(claimed, _signature(request, secret_key)):
         return True

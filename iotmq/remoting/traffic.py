@@ -64,7 +64,7 @@ class Traffic:
         )
 
     def metrics(self, connections: int, labels: tuple[tuple[str, str], ...] = ()) -> Iterator[Metric]:
-        """The counters as samples; `connections` are those open now."""
+        """Yield the counters as samples; `connections` are those open now."""
         prefix = "iotmq_remoting_"
         yield from samples(
             (f"{prefix}connections", "Open native connections.", connections),

@@ -39,7 +39,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     """True when an operator made a member master that may lack what was acknowledged."""
 
     def encode(self) -> bytes:
-        """The state as JSON."""
+        """Return the state as JSON."""
         return msgspec.json.encode(self)
 
     def has_everything(self, identity: Identity) -> bool:

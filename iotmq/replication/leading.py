@@ -76,7 +76,7 @@ class Leading:
 
     @property
     def state(self) -> ClusterState:
-        """The state that is recorded, as far as is known."""
+        """Return the state that is recorded, as far as is known."""
         return self._change.state
 
     @property
@@ -259,7 +259,7 @@ class Leading:
 def next_state(
     state: ClusterState, settings: MemberSettings, in_sync: Iterable[Identity], *, reason: str
 ) -> ClusterState:
-    """The state with another set of members in sync.
+    """Return the state with another set of members in sync.
 
     Where nothing is acknowledged by a set that is too small, those who leave it have everything that will
     have been acknowledged until it is large enough again: they stay eligible.

@@ -97,12 +97,12 @@ class Member:
 
     @property
     def number(self) -> int:
-        """The member's number."""
+        """Return the member's number."""
         return self._file.identity.member
 
     @property
     def state(self) -> ClusterState | None:
-        """The state of the consensus store, as far as is known."""
+        """Return the state of the consensus store, as far as is known."""
         return None if self._change is None else self._change.state
 
     # What happens.

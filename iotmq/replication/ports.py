@@ -16,19 +16,19 @@ class MemberLog(Protocol):
 
     @property
     def oldest(self) -> int:
-        """The position of the first byte that is there."""
+        """Return the position of the first byte that is there."""
 
     @property
     def end(self) -> int:
-        """The position behind the last byte."""
+        """Return the position behind the last byte."""
 
     @property
     def flushed(self) -> int:
-        """The position up to which the disk has it."""
+        """Return the position up to which the disk has it."""
 
     @property
     def epochs(self) -> Sequence[EpochStart]:
-        """Where the epochs of the log began, oldest first."""
+        """Return where the epochs of the log began, oldest first."""
 
     def append_epoch(self, epoch: int, identity: Identity) -> None:
         """Append the record that begins an epoch."""
@@ -45,11 +45,11 @@ class MemberFile(Protocol):
 
     @property
     def identity(self) -> Identity:
-        """The member's number and the incarnation of its log."""
+        """Return the member's number and the incarnation of its log."""
 
     @property
     def promised_epoch(self) -> int:
-        """The latest epoch promised; nothing of an earlier one is accepted."""
+        """Return the latest epoch promised; nothing of an earlier one is accepted."""
 
     @property
     def confirmed(self) -> int:

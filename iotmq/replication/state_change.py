@@ -45,7 +45,7 @@ class StateChange:
 
     @property
     def pending(self) -> tuple[ClusterState, ...]:
-        """The state asked for, if any."""
+        """Return the state asked for, if any."""
         return () if self._proposed is None else (self._proposed,)
 
     def propose(self, state: ClusterState, now_s: float) -> None:

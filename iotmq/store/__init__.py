@@ -1,4 +1,4 @@
-"""The log and all that is derived from it; no sockets, no event loop.
+"""Store the log and its derived files: queues, key index, databases; no sockets, no event loop.
 
 Start with `store`, which writes, and `reader`, which reads; then `log`, which the others are built on.
 """

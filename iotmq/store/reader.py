@@ -115,7 +115,7 @@ class StoreReader:
         tags: frozenset[int] | RecordFilter | None = None,
         entries_max: int = 0,
     ) -> ColdRead | None:
-        """None when `read` with these arguments finds everything in memory: call it at once.
+        """Return None when `read` with these arguments finds everything in memory: call it at once.
 
         Otherwise what has to be brought in by `load`. After that plan again; `plan.records_max` says how
         many records (with a filter: entries) one load covers (0: not known before the next plan).
@@ -144,7 +144,7 @@ class StoreReader:
         self._cold_pages.load(plan, plan.hot_position)
 
     def plan_raw(self, position: int, bytes_max: int) -> ColdRead | None:
-        """None when what `read_raw` gives for these arguments is in memory, else what `load` needs."""
+        """Return None when what `read_raw` gives for these arguments is in memory, else what `load` needs."""
         hot_position = self._hot_position
         view_end = min(position + bytes_max, hot_position)
         for segment in self._log.segments_between(position, view_end)[:1]:
@@ -155,7 +155,7 @@ class StoreReader:
         return None
 
     def read_record(self, position: int) -> memoryview | None:
-        """The confirmed record that starts at `position`, None when none proves itself there.
+        """Return the confirmed record that starts at `position`, None when none proves itself there.
 
         May have to wait for the disk; `record_steps` does not.
         """
@@ -176,7 +176,7 @@ class StoreReader:
         end_ms: int = 1 << 62,
         records_max: int = INDEX_QUERY_RECORDS_MAX,
     ) -> list[memoryview]:
-        """The confirmed records of `topic` with `key` as unique key or among its keys, newest first.
+        """Return the confirmed records of `topic` with `key` as unique key or among its keys, newest first.
 
         Only those stored in [begin_ms, end_ms], and at most `records_max` and INDEX_QUERY_RECORDS_MAX; fewer
         when very many keys have the same hash. May have to wait for the disk; `query_steps` does not. Raises
@@ -225,7 +225,7 @@ class StoreReader:
 
     @property
     def indexed_until(self) -> tuple[int, int]:
-        """When the last record of the key index was stored, and the position the index has applied.
+        """Return when the last record of the key index was stored, and the position the index has applied.
 
         Raises StoreError unless `settings.index_enabled`.
         """
@@ -234,7 +234,7 @@ class StoreReader:
         return self._index.end_timestamp_ms, self._index.applied_position
 
     def latest(self, mqtt_topic: str) -> memoryview | None:
-        """The last confirmed record published to a MQTT topic, None when there is none (any more).
+        """Return the last confirmed record published to a MQTT topic, None when there is none (any more).
 
         Raises StoreError unless `settings.latest_enabled`.
         """
@@ -254,7 +254,7 @@ class StoreReader:
                 yield place, record
 
     def log_view(self, start_position: int, end_position: int) -> memoryview:
-        """The log's bytes of a range inside one segment; ValueError when they are not stored."""
+        """Return the log's bytes of a range inside one segment; ValueError when they are not stored."""
         return self._log.view(start_position, end_position)
 
     def offset_at_time(self, queue: Queue, timestamp_ms: int) -> int:
@@ -283,7 +283,7 @@ class StoreReader:
         return None
 
     def read_raw(self, position: int, bytes_max: int, *, end_position: int | None = None) -> memoryview:
-        """The log's bytes from `position` on, blanks included: at most `bytes_max`, from one file.
+        """Return the log's bytes from `position` on, blanks included: at most `bytes_max`, from one file.
 
         Up to `end_position`, by default what is confirmed; empty when `position` is there already. Raises
         ValueError when the log does not hold that range.
@@ -318,7 +318,7 @@ class StoreReader:
         return next_position, self._log.view(start_position, next_position)
 
     def _record_of(self, place: LatestPlace) -> memoryview | None:
-        """The record at a place if it is the one: the log may have lost it and have another there."""
+        """Return the record at a place if it is the one: the log may have lost it and have another there."""
         record = self.read_record(place.position)
         if record is None:
             return None

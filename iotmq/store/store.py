@@ -204,7 +204,10 @@ class Store(StoreReader):
 
     @property
     def refusal(self) -> str | None:
-        """Why no records are taken although nothing is broken: a disk is too full; None while they are."""
+        """Return why no records are taken although nothing is broken.
+
+        A disk is too full; None while they are.
+        """
         return self._trimmer.refusal
 
     def queue(self, topic: str, queue_id: int) -> Queue:
@@ -212,11 +215,11 @@ class Store(StoreReader):
         return self._queues.queue(topic, queue_id)
 
     def find_queue(self, topic: str, queue_id: int) -> Queue | None:
-        """The handle of a queue if there is one."""
+        """Return the handle of a queue if there is one."""
         return self._queues.find_queue(topic, queue_id)
 
     def queues(self) -> list[Queue]:
-        """Every queue there is."""
+        """Return every queue there is."""
         return self._queues.queues()
 
     def hide_topics(self, positions: Mapping[str, int]) -> None:
@@ -428,7 +431,7 @@ class Store(StoreReader):
         self._dispatch.start_at(position)
 
     def take_dispatched(self) -> list[Queue]:
-        """The watched queues that got records confirmed since the last call."""
+        """Return the watched queues that got records confirmed since the last call."""
         return self._queues.take_dispatched()
 
     def add_projection(self, projection: Projection, *, progress: CatchUpProgress | None = None) -> None:
@@ -450,14 +453,14 @@ class Store(StoreReader):
         return self._projections.add_key_value(make, progress)
 
     def key_values(self) -> KeyValueStore:
-        """The database of projections that are kept as keys and values, opened by the first call.
+        """Return the database of projections that are kept as keys and values, opened by the first call.
 
         Raises StoreError. The store closes it, after `sync` of the projections that have one.
         """
         return self._projections.key_values()
 
     def timers(self, *, progress: CatchUpProgress | None = None) -> TimerIndex:
-        """The messages that wait for a time, kept from the first call on. Raises StoreError."""
+        """Return the messages that wait for a time, kept from the first call on. Raises StoreError."""
         return self._projections.timers(progress)
 
     def close(self) -> None:

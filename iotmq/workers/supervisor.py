@@ -79,7 +79,7 @@ class WorkerSupervisor:
             self._held_ports.clear()
 
     def _hold_ports(self, mqtt: MqttSettings) -> MqttSettings:
-        """The settings with the ports that are held now, where they asked for any free one."""
+        """Return the settings with the ports that are held now, where they asked for any free one."""
         held: list[ListenerSettings] = []
         for listener in mqtt.all_listeners:
             if listener.is_on_network:
@@ -322,7 +322,7 @@ class _Worker:
 
 
 def _of_worker(mqtt: MqttSettings, number: int) -> MqttSettings:
-    """The settings with the sockets that are one worker's own."""
+    """Return the settings with the sockets that are one worker's own."""
     listeners = tuple(
         msgspec.structs.replace(listener, socket_path=listener.socket_path.replace(WORKER_PLACE, str(number)))
         for listener in mqtt.listeners

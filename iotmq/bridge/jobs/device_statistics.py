@@ -321,7 +321,7 @@ def write_report(report: Report, path: Path) -> None:
 
 
 def parse_arguments(words: Sequence[str] | None = None) -> JobSettings:
-    """The command line as settings; ends the process with a message for a bad one."""
+    """Return the command line as settings; ends the process with a message for a bad one."""
     parser = argparse.ArgumentParser(
         prog="python -m iotmq.bridge.jobs.device_statistics",
         description="Windowed statistics per device and metric, from JSON measurements.",

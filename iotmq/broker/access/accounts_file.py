@@ -160,7 +160,7 @@ def read_accounts(path: Path) -> Accounts:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The file. OSError when it cannot be read, AclFileError when it is too large."""
+    """Return the file. OSError when it cannot be read, AclFileError when it is too large."""
     with path.open("rb") as file:
         data = file.read(limits.ACL_FILE_BYTES_MAX + 1)
     if len(data) > limits.ACL_FILE_BYTES_MAX:
@@ -169,7 +169,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def parse_accounts(data: bytes) -> Accounts:
-    """The accounts that the bytes of a file say."""
+    """Return the accounts that the bytes of a file say."""
     return Accounts(_convert(_decode(data)))
 
 
@@ -185,7 +185,7 @@ def changed(data: bytes, change: dict[str, Any], *, now_ms: int) -> bytes:
 
 
 def with_account(data: bytes, account: dict[str, Any], *, now_ms: int) -> bytes:
-    """The bytes with the fields of one account set; a new one when its access key is not there."""
+    """Return the bytes with the fields of one account set; a new one when its access key is not there."""
     entries = _entries(data)
     for entry in entries:
         if str(entry.get("accessKey")) == account["accessKey"]:
@@ -197,7 +197,7 @@ def with_account(data: bytes, account: dict[str, Any], *, now_ms: int) -> bytes:
 
 
 def without_account(data: bytes, access_key: str, *, now_ms: int) -> bytes:
-    """The bytes without one account. AclFileError when it is not there."""
+    """Return the bytes without one account. AclFileError when it is not there."""
     entries = _entries(data)
     left = [entry for entry in entries if str(entry.get("accessKey")) != access_key]
     if len(left) == len(entries):

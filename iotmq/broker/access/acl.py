@@ -54,7 +54,7 @@ _WORDS: Final = {PUB: "PUB", SUB: "SUB", ANY: "PUB or SUB"}
 def open_access_control(
     settings: BrokerSettings, store: Store, *, default_file: Path
 ) -> AccessControl | None:
-    """None where it is off. ConfigError when there are no accounts to go by."""
+    """Return None where it is off. ConfigError when there are no accounts to go by."""
     if not settings.acl_enabled:
         return None
 
@@ -130,7 +130,10 @@ class AccessControl:
                 )
 
     def is_allowed(self, data: bytes, at: int, address: str) -> bool:
-        """Whether the usual send or pull at `at` may be carried out, as `check` would say; False in doubt."""
+        """Return whether the usual send or pull at `at` may be carried out, as `check` would say.
+
+        False in doubt.
+        """
         request = read_signed(data, at)
         account = None if request is None else self._accounts.by_key.get(request.access_key)
         if request is None or account is None:
@@ -190,7 +193,7 @@ class AccessControl:
         )
 
     def _authenticated(self, accounts: Accounts, request: Command, address: str) -> Account | None:
-        """The account that signed the request; None when its address alone is enough."""
+        """Return the account that signed the request; None when its address alone is enough."""
         access_key = request.ext.get(ACCESS_KEY)
         if not access_key:
             raise self._refusal(

@@ -68,7 +68,7 @@ def _check_of(piece: str) -> Callable[[_Address], bool]:
 
 
 def split_patterns(text: str) -> list[str]:
-    """The patterns between commas that stand outside braces."""
+    """Return the patterns between commas that stand outside braces."""
     pieces = [""]
     depth = 0
     for letter in text:

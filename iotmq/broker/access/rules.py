@@ -64,7 +64,7 @@ class Rule(NamedTuple):
 
 
 def topic_need(topic: str, permission: int) -> Need:
-    """The need for a topic's name, which may be one of a group's own topics."""
+    """Return the need for a topic's name, which may be one of a group's own topics."""
     for prefix in (RETRY_PREFIX, DLQ_PREFIX):
         if topic.startswith(prefix):
             return Need(topic[len(prefix) :], True, SUB)
@@ -113,7 +113,10 @@ def _sends(*, topic: str, properties: str, sys_flag: str, batch: str) -> Rule:
 
 
 def _has_devices(batch: bytes, sys_flag: int) -> bool:
-    """Whether an element of a batch has a topic of devices; the send itself refuses what is no batch."""
+    """Return whether an element of a batch has a topic of devices.
+
+    The send itself refuses what is no batch.
+    """
     if sys_flag & COMPRESSED:
         batch = bytes(inflate_batch(batch, sys_flag)[0])
     if DEVICE_TOPICS.encode() not in batch:
@@ -309,5 +312,5 @@ RULES: Final[dict[int, Rule]] = {
 
 
 def rule_of(code: int) -> Rule:
-    """The rule of a code; what nobody has classified is for administrators."""
+    """Return the rule of a code; what nobody has classified is for administrators."""
     return RULES.get(code, _ADMIN)

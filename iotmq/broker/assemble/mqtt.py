@@ -75,7 +75,7 @@ class MqttProcessors:
         ]
 
     def local_gateway(self) -> LocalGateway:
-        """The way to this broker for an MQTT front end in the same process."""
+        """Return the way to this broker for an MQTT front end in the same process."""
         return LocalGateway(self._parts, self._delayed_batches, self._device_replies, self.delivery)
 
     def local_sessions(self, name: str) -> LocalSessions:

@@ -363,7 +363,7 @@ cdef class Delivery:
 
 
 def gather(const uint8_t[::1] records not None, const uint8_t[::1] matches not None):
-    """The matched records alone, one after the other, the matches with their new places, and where they end.
+    """Return the matched records alone, one after the other, the matches with their new places, and where they end.
 
     For a channel that leaves the process: (records, matches) as bytes, and the position in the log behind the
     last record.

@@ -90,7 +90,7 @@ class RetainedProjection(CountedProjection):
         super().__init__(key_values, NAME, format_version=FORMAT_VERSION, collector=self._changes)
 
     def get(self, mqtt_topic: str) -> bytes | None:
-        """The retained record of a topic, also when its time is over and nobody has noticed."""
+        """Return the retained record of a topic, also when its time is over and nobody has noticed."""
         return self._get(_raw(mqtt_topic))
 
     def find(
@@ -258,7 +258,7 @@ class RetainedProjection(CountedProjection):
 
 
 def _literal_prefix(levels: list[str]) -> bytes:
-    """The bytes every topic starts with that the filter matches."""
+    """Return the bytes every topic starts with that the filter matches."""
     literal: list[str] = []
     for level in levels:
         if level in ("+", "#"):
@@ -273,7 +273,7 @@ def _literal_prefix(levels: list[str]) -> bytes:
 
 
 def _next_candidate(levels: list[str], topic: str) -> bytes | None:
-    """The smallest topic past `topic`, which does not match, that may; None when there is none.
+    """Return the smallest topic past `topic`, which does not match, that may; None when there is none.
 
     Topics are in the order of their bytes, so that `a-b` stands between `a` and `a/b`.
     """

@@ -160,7 +160,7 @@ class ReceivedIds(CountedProjection):
         return None if entry is None or entry.position is None else entry.digest
 
     def new_elements(self, elements: Buffer) -> tuple[Buffer, dict[bytes, int | None]]:
-        """The elements of a batch that are not stored yet, and the digests of those that are marked.
+        """Return the elements of a batch that are not stored yet, and the digests of those that are marked.
 
         Another message under a packet id that is not released takes it over. Raises StoreError while that is
         not known.
@@ -182,7 +182,7 @@ class ReceivedIds(CountedProjection):
         return b"".join(parts), digests
 
     def known_releases(self, body: bytes) -> tuple[list[bytes], bytes]:
-        """The keys of what a release names and this broker has, and that part of it.
+        """Return the keys of what a release names and this broker has, and that part of it.
 
         Raises ValueError for what is no release, and StoreError while that is not known.
         """
@@ -285,7 +285,7 @@ class ReceivedIds(CountedProjection):
         return entry
 
     def _keys_of(self, client: bytes) -> set[bytes]:
-        """All that a client may have here."""
+        """Return all keys that a client has here."""
         if not self.count and not self._recent:
             return set()
         prefix = client + b"\0"

@@ -28,7 +28,7 @@ cdef bytes _TIMER_TOPIC = TIMER_TOPIC.encode()
 
 
 cdef object mark_of(const uint8_t* properties, Py_ssize_t size):
-    """The key of a marked message, else None."""
+    """Return the key of a marked message, else None."""
     cdef const uint8_t* value
     cdef const uint8_t* client
     cdef Py_ssize_t value_size = find_property(properties, size, "MQTT_PACKET_ID", 14, &value)

@@ -191,7 +191,7 @@ class StoredOnce:
             done(StoredBatch(found, stored[0].queue_id))
 
     def _stored_of(self, topics: tuple[str, ...], parts: list[Part], end_position: int) -> list[Record]:
-        """The records of a batch in the first topic that has any, in order."""
+        """Return the records of a batch in the first topic that has any, in order."""
         key = _key_of(parts)
         if not key or not self._store.settings.index_enabled:
             return []
@@ -231,7 +231,7 @@ class StoredOnce:
 
 
 def _key_of(parts: Iterable[Part]) -> bytes:
-    """The unique key that a batch is known by: its first one; empty when it has none."""
+    """Return the unique key that a batch is known by: its first one; empty when it has none."""
     return next((key for _, properties, _ in parts if (key := _key_in(properties))), b"")
 
 
@@ -253,7 +253,7 @@ def _identity(body: bytes, properties: bytes) -> _Identity:
 
 
 def _without(parts: list[Part], stored: list[Record]) -> list[Part]:
-    """The elements that have no record. Those with the same packet id and body are one message."""
+    """Return the elements that have no record. Those with the same packet id and body are one message."""
     there = Counter(_identity(record.body, record.properties) for record in stored)
     rest = []
     for part in parts:
@@ -266,7 +266,7 @@ def _without(parts: list[Part], stored: list[Record]) -> list[Part]:
 
 
 def _encoded(parts: list[Part], key: bytes) -> bytes:
-    """The elements that are left of a batch, the first with its key: it is looked up by that."""
+    """Return the elements that are left of a batch, the first with its key: it is looked up by that."""
     if key and _key_of(parts) != key:
         body, properties, flag = parts[0]
         separator = b"" if not properties or properties.endswith(b"\x02") else b"\x02"

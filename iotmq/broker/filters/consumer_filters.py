@@ -134,7 +134,7 @@ class ConsumerFilters(DirtyTable):
         return compile_filter(expression)
 
     def of_group(self, group: str, subscription: SubscriptionData) -> PropertyFilter:
-        """The filter a group registered for the topic of its subscription.
+        """Return the filter a group registered for the topic of its subscription.
 
         RequestError: 1 for a type not served, 27 when nothing is registered, 28 when something older is.
         """
@@ -173,7 +173,7 @@ class ConsumerFilters(DirtyTable):
                 del self._by_group[group]
 
     def encode(self) -> bytes:
-        """The table as the file holds it."""
+        """Return the table as the file holds it."""
         document = _FilterFile(filter_data_by_topic={})
         topics = document.filter_data_by_topic
         for group, by_topic in self._by_group.items():

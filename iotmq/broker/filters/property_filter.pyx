@@ -144,12 +144,12 @@ cdef class PropertyFilter(RecordFilter):
         free(self.nodes)
 
     def evaluate(self, const uint8_t[::1] properties not None):
-        """The truth of the expression for a record's raw properties; None when it is unknown."""
+        """Return the truth of the expression for a record's raw properties; None when it is unknown."""
         cdef int truth = self.judge(&properties[0] if properties.shape[0] else NULL, properties.shape[0])
         return None if truth == UNKNOWN else truth == TRUE
 
     def matches(self, const uint8_t[::1] record not None):
-        """Whether an encoded record passes."""
+        """Return whether an encoded record passes."""
         return record.shape[0] > 0 and self.accepts(&record[0], record.shape[0])
 
     @property
@@ -328,7 +328,7 @@ cdef class PropertyFilter(RecordFilter):
 
 
 def count_nodes(tree):
-    """How many nodes a tree takes."""
+    """Return how many nodes a tree takes."""
     if isinstance(tree, In):
         return 1 + len(tree.texts)
     if isinstance(tree, Compare):

@@ -61,7 +61,7 @@ Node: TypeAlias = "Property | Constant | Compare | IsNull | In | Search | Not | 
 
 
 def property_names(node: Node) -> list[str]:
-    """The properties an expression looks at, each once, in the order they appear."""
+    """Return the properties an expression looks at, each once, in the order they appear."""
     names: dict[str, None] = {}
     waiting = [node]
     while waiting:
@@ -73,7 +73,7 @@ def property_names(node: Node) -> list[str]:
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """The nodes right below."""
+    """Return the nodes right below."""
     if isinstance(node, And | Or):
         return node.operands
     if isinstance(node, Not | IsNull):

@@ -73,7 +73,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def decode_heartbeat(body: Body) -> Heartbeat:
-    """The heartbeat in `body`. Raises RequestError (1) naming the field at fault."""
+    """Return the heartbeat in `body`. Raises RequestError (1) naming the field at fault."""
     size = sum(map(len, body)) if isinstance(body, list) else len(body)
     if size > limits.HEARTBEAT_BYTES_MAX:
         raise RequestError(
@@ -114,7 +114,7 @@ def consume_from_where_name(value: int | str) -> str:
 
 
 def _name(value: int | str, names: dict[int, str], field: str) -> str:
-    """The enum's name: clients send names, or ordinals as numbers or text."""
+    """Return the enum's name: clients send names, or ordinals as numbers or text."""
     if isinstance(value, str):
         if value in names.values():
             return value

@@ -247,7 +247,7 @@ cdef class LightQueues:
         self.queues[filter_id].subscribers = get_u32(data + 16)
 
     def restore_scan(self, bytes key not None, bytes value not None):
-        """The range of a queue that has no entries, as `items` has written it, behind the queues' own keys."""
+        """Return the range of a queue that has no entries, as `items` has written it, behind the queues' own keys."""
         cdef uint32_t filter_id
         if len(key) != 5 or key[0] != TAG_SCAN or len(value) != 16:
             raise StoreCorruptError("a light queue's range of the log has an impossible size")
@@ -284,19 +284,19 @@ cdef class LightQueues:
                 del (<LightChannel>channel).attached[filter_id]
 
     def id_of(self, str topic_filter not None):
-        """The id of the filter's queue, or None."""
+        """Return the id of the filter's queue, or None."""
         return self.filters.id_of(topic_filter)
 
     def filter_of(self, uint32_t filter_id):
-        """The filter of a queue, or None when there is no such queue."""
+        """Return the filter of a queue, or None when there is no such queue."""
         return self.filters.filter_of(filter_id)
 
     def subscriber_count(self, uint32_t filter_id):
-        """How many sessions subscribe the filter. KeyError without such a queue."""
+        """Return how many sessions subscribe the filter. KeyError without such a queue."""
         return self.queue_of(filter_id).subscribers
 
     def next_sequence(self, uint32_t filter_id):
-        """How many records the queue has had. KeyError without such a queue."""
+        """Return how many records the queue has had. KeyError without such a queue."""
         return self.queue_of(filter_id).next_sequence
 
     def first_position(self, uint32_t filter_id):
@@ -313,13 +313,13 @@ cdef class LightQueues:
             self.touch(filter_id)
 
     def rewind(self, uint32_t filter_id, int64_t next_sequence):
-        """The queue ends before what was its entry `next_sequence`. Nothing may be pending."""
+        """End the queue before what was its entry `next_sequence`. Nothing may be pending."""
         cdef LightQueue* queue = self.queue_of(filter_id)
         queue.next_sequence = next_sequence
         self.touch(filter_id)
 
     def cut_scan(self, uint32_t filter_id, int64_t position):
-        """The log ends at `position` now: what comes there is another record. KeyError without such a queue."""
+        """Go back to `position`, where the log ends now: another record comes there. KeyError without such a queue."""
         self.queue_of(filter_id)
         if self.wide.range_of(filter_id) != NULL:
             self.wide.cut(filter_id, position)
@@ -530,7 +530,7 @@ cdef class LightQueues:
         return 0 if scan_range == NULL else scan_range.unsaved
 
     cdef int64_t last_position_of(self, uint32_t filter_id) noexcept:
-        """Where the last match since the last write is, -1 without any."""
+        """Return where the last match since the last write is, -1 without any."""
         cdef LightQueue* queue = &self.queues[filter_id]
         cdef int64_t position = self.entries[queue.tail].position if queue.pending else -1
         if self.unsaved_of(filter_id):

@@ -42,7 +42,7 @@ cdef class WideFilters:
 
     @property
     def count(self):
-        """How many filters are wide now."""
+        """Return how many filters are wide now."""
         return len(self.wide)
 
     @property
@@ -74,7 +74,7 @@ cdef class WideFilters:
         return True
 
     def cut(self, uint32_t filter_id, int64_t position):
-        """The log ends at `position` now, and other records come."""
+        """Go back to `position`, where the log ends now, and other records come."""
         cdef ScanRange* range = self.range_of(filter_id)
         if range != NULL:
             range.scan_from = min(range.scan_from, position)

@@ -198,18 +198,18 @@ class Groups:
         return changed
 
     def consumer_group(self, name: str) -> ConsumerGroup | None:
-        """The group, None when it has no live member."""
+        """Return the group, None when it has no live member."""
         return self._consumers.get(name)
 
     def consumer_groups(self) -> list[ConsumerGroup]:
         return list(self._consumers.values())
 
     def producers(self, name: str) -> list[Member]:
-        """The live producers of a group; their connections take requests of the broker's own."""
+        """Return the live producers of a group; their connections take requests of the broker's own."""
         return list(self._producers.get(name, {}).values())
 
     def producer_groups(self) -> list[tuple[str, Mapping[str, Member]]]:
-        """Every group with live producers, and those by client id."""
+        """Return every group with live producers, and those by client id."""
         return list(self._producers.items())
 
     def client_ids(self) -> set[str]:

@@ -103,7 +103,7 @@ class QueueLocks:
                 del self._tables[key]
 
     def holder(self, group: str, queue: MessageQueue) -> str | None:
-        """The client that holds the queue; None when free or expired."""
+        """Return the client that holds the queue; None when free or expired."""
         claim = self._tables.get((group, queue.broker_name, queue.topic), {}).get(queue.queue_id)
         if claim is None or self._clock.monotonic_s() - claim.renewed_s > self._expiry_s:
             return None

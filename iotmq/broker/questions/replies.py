@@ -151,7 +151,7 @@ class ReplyHandler(RequestProcessor):
         return answer.take()
 
     def _topic_of(self, header: ReplyHeader, names: Mapping[str, str]) -> TopicConfig:
-        """The checks of any send, in their order."""
+        """Check a reply as any send, in the protocol's order."""
         if not self._parts.settings.is_writable:
             raise RequestError(ResponseCode.NO_PERMISSION, "this broker does not take messages")
         check_topic_name(header.topic)
@@ -291,7 +291,7 @@ class _Answer:
         self._part_ended()
 
     def take(self) -> Command | None:
-        """The answer if there is one already, otherwise None: it will be sent."""
+        """Return the answer if there is one already, otherwise None: it will be sent."""
         self._is_late = True
         if self._response is None:
             # What waits must not keep what was received alive.
@@ -310,7 +310,7 @@ class _Answer:
 
 
 def _read_header(request: Command, names: Mapping[str, str]) -> ReplyHeader:
-    """The fields of a reply. Raises RequestError for the first one that is missing or wrong."""
+    """Return the fields of a reply. Raises RequestError for the first one that is missing or wrong."""
     fields = {name: request.text(names[name]) for name in ("producerGroup", "topic", "defaultTopic")}
     integers = {
         name: request.integer(names[name], minimum=minimum, maximum=maximum)

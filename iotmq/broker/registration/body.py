@@ -39,7 +39,7 @@ def encode_registration(
     perm_mask: int,
     plain_topics_max: int = limits.REGISTRATION_PLAIN_TOPICS_MAX,
 ) -> RegistrationBody:
-    """The topics as registries are told them; may be called in any thread.
+    """Return the topics as registries are told them; may be called in any thread.
 
     StoreError when not even the compressed form fits a frame.
     """

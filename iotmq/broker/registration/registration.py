@@ -128,7 +128,7 @@ class RegistryLink:
             await happens_within(self._changed, self._interval_s)
 
     def _begin(self) -> list[Telling]:
-        """Those who wait for what is told from here on."""
+        """Return those who wait for what is told from here on."""
         tellings, self._awaiting = self._awaiting, []
         for telling in tellings:
             telling.is_begun = True
@@ -276,7 +276,7 @@ class Registration:
 
     @property
     def not_ready_reason(self) -> str | None:
-        """None while a registry knows this broker, or none is to be told; else what is missing."""
+        """Return None while a registry knows this broker, or none is to be told; else what is missing."""
         if not self.links or any(link.is_registered for link in self.links):
             return None
         return f"not registered with any registry ({', '.join(link.address for link in self.links)})"
@@ -316,7 +316,7 @@ class Registration:
         return Command.request(RequestCode.REGISTER_BROKER, ext, body.data)
 
     def _body(self) -> asyncio.Future[RegistrationBody]:
-        """The topics as they are now, encoded once for all links."""
+        """Return the topics as they are now, encoded once for all links."""
         told = self._topics()
         if self._encoded is None or self._encoded[:2] != (told.version, told.perm_mask):
             configs = told.configs()

@@ -54,7 +54,7 @@ class RegistrationService:
 
     @property
     def not_ready_reason(self) -> str | None:
-        """None while clients can find this broker, else why they cannot."""
+        """Return None while clients can find this broker, else why they cannot."""
         if self._registration is None:
             return "the broker has not started"
         return self._registration.not_ready_reason
@@ -105,7 +105,7 @@ class RegistrationService:
             self._parts.topics.count_up()
 
     def told_topics(self) -> ToldTopics:
-        """The topics as registries are told them: none allows what the broker does not."""
+        """Return the topics as registries are told them: none allows what the broker does not."""
         mask = -1
         if not self._settings.is_readable:
             mask &= ~PERMISSION_READ

@@ -159,7 +159,7 @@ class RelayHandler(RequestProcessor):
         return member
 
     def _record(self, message_id: str) -> Steps[bytes]:
-        """The record an id of this broker names."""
+        """Yield the record an id of this broker names."""
         try:
             host, port, position = parse_offset_message_id(message_id)
         except MessageFormatError as error:
@@ -224,7 +224,7 @@ class RelayHandler(RequestProcessor):
 
 
 def _forwarded(request: Command) -> dict[str, str]:
-    """The fields of a request without what proves who asked: a client could use that to ask again."""
+    """Return the fields of a request without what proves who asked: a client could use that to ask again."""
     return {name: value for name, value in request.ext.items() if name not in _PROOFS}
 
 
@@ -242,7 +242,7 @@ def _check_version(member: Member, version: int) -> None:
 
 
 def _merged(request: Command, outcomes: list[tuple[Member, _Outcome]]) -> Command:
-    """The answer to code 223 from those of the clients; an error only when nobody answered well."""
+    """Return the answer to code 223 from those of the clients; an error only when nobody answered well."""
     tables: list[bytes] = []
     problem: RequestError | None = None
     for member, outcome in outcomes:

@@ -163,7 +163,7 @@ def language_name(language: int) -> str:
 
 
 def _view_of(views: dict[str, ClientView | None], member: Member, clock: Clock) -> ClientView:
-    """The client's view, made from a member when there is none; the last heartbeat counts."""
+    """Return the client's view, made from a member when there is none; the last heartbeat counts."""
     view = views[member.client_id]
     seen_ms = _seen_ms(member, clock)
     if view is None:

@@ -38,6 +38,6 @@ class DeferredReply:
             self.answer(self._request.reply(error.code, remark=str(error)))
 
     def take(self) -> Command | None:
-        """The answer if there is one already, otherwise None: it will be sent."""
+        """Return the answer if there is one already, otherwise None: it will be sent."""
         self._is_late = True
         return self._response

@@ -26,6 +26,6 @@ class ReplySize:
 
 
 def checked(body: bytes, instead: str) -> bytes:
-    """The body itself; RequestError (1) when it does not fit a frame."""
+    """Return the body itself; RequestError (1) when it does not fit a frame."""
     ReplySize(instead).add(len(body))
     return body

@@ -24,7 +24,7 @@ class RequestProcessor(Protocol):
     """A group of request codes that belong together."""
 
     def handlers(self) -> Mapping[int, Handler]:
-        """The codes served and by what. Asked once."""
+        """Return the codes served and by what. Asked once."""
 
     def connection_lost(self, connection: ServerConnection) -> None:
         """Forget what was kept for the connection: nothing, unless a processor says otherwise."""
@@ -87,7 +87,7 @@ class RequestTable:
 
     @property
     def codes(self) -> list[int]:
-        """All codes served."""
+        """Return all codes served."""
         return sorted(self._handlers)
 
     def handle(self, connection: ServerConnection, request: Command) -> Command | None:

@@ -37,7 +37,7 @@ class DelayLevels:
         return len(self.delays_ms)
 
     def level_of(self, properties: bytes) -> int:
-        """The level a message asks for, clamped to the highest; 0 for none or nonsense."""
+        """Return the level a message asks for, clamped to the highest; 0 for none or nonsense."""
         value = property_value(properties, _DELAY)
         if value is None or not value.isdigit():
             return 0
@@ -65,7 +65,7 @@ class DelayLevels:
 
 
 def without_properties(properties: bytes, *names: bytes) -> bytes:
-    """The properties but for those named; every pair ends with its separator."""
+    """Return the properties but for those named; every pair ends with its separator."""
     prefixes = tuple(name + b"\x01" for name in names)
     kept = [pair for pair in properties.split(b"\x02") if pair and not pair.startswith(prefixes)]
     return b"".join(pair + b"\x02" for pair in kept)

@@ -81,7 +81,7 @@ class DelayOffsets:
         return {level: offset for level, (_, offset, _) in enumerate(self._state(is_safe=True), start=1)}
 
     def encode(self) -> bytes:
-        """The answer to code 45: how things are now."""
+        """Return the answer to code 45: how things are now."""
         offsets = {level: offset for level, (offset, _) in enumerate(self.progress(), start=1)}
         return msgspec.json.encode(DelayOffsetTable(offset_table=offsets))
 

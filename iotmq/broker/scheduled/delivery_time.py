@@ -116,7 +116,7 @@ def check_room(properties: bytes) -> None:
 
 
 def moved_properties(properties: bytes, due_ms: int) -> bytes:
-    """The properties of a waiting message that is copied farther on in the log."""
+    """Return the properties of a waiting message that is copied farther on in the log."""
     times = property_value(properties, ROLL_TIMES) or b""
     kept = without_properties(properties, DELAY, DUE_MS, ROLL_TIMES, CANCELLED_KEY, b"MQTT_PACKET_ID")
     moved = kept + b"TIMER_OUT_MS\x01%d" % due_ms

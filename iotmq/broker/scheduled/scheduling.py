@@ -55,7 +55,10 @@ class DelayDelivery:
         self.timers.deliver()
 
     def divert_committed(self, topic: str, queue_id: int, properties: bytes) -> tuple[str, int, bytes]:
-        """Where a committed transaction's message goes: to its queue, or to wait for its time first."""
+        """Return where a committed transaction's message goes.
+
+        To its queue, or to wait for its time first.
+        """
         delivery_time = self.timers.read_delivery_time(properties)
         if not delivery_time.level and not delivery_time.due_ms:
             return topic, queue_id, properties
@@ -76,7 +79,7 @@ class DelayDelivery:
         self._offsets.is_dirty = value
 
     def encode(self) -> bytes:
-        """The answer to code 45."""
+        """Return the answer to code 45."""
         return self._offsets.encode()
 
     def take_unsaved(self) -> bytes | None:

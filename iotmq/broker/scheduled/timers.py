@@ -367,7 +367,7 @@ class Timers:
         return self._index.at(timer.kind, timer.position) is not None
 
     def _hand_over(self, timer: Timer) -> bool:
-        """False when nothing is taken now, and the rest of the slice must wait, too."""
+        """Return False when nothing is taken now, and the rest of the slice must wait, too."""
         view = self._store.read_record(timer.position)
         if view is None:
             return self.skip(timer, "its record is not in the log any more")
@@ -519,7 +519,7 @@ class Timers:
 
 
 def _slice(timers: Sequence[Timer], bytes_max: int) -> Sequence[Timer]:
-    """The first of them, at least one, as many as have so many bytes."""
+    """Return the first of them, at least one, as many as have so many bytes."""
     total_bytes = 0
     for number, timer in enumerate(timers):
         total_bytes += timer.size

@@ -69,7 +69,7 @@ class UnflushedDeliveries:
             self._unflushed.popleft()
 
     def unflushed(self) -> Iterator[Timer]:
-        """Those whose end is not on the disk."""
+        """Yield those whose end is not on the disk."""
         self.settle()
         for _, timer in self._unflushed:
             yield timer

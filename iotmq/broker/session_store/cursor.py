@@ -29,7 +29,7 @@ class Cursor(NamedTuple):
     skips: tuple[Skip, ...] = ()
 
     def moved(self, position: int, sent: int) -> Cursor:
-        """The same session farther on; it does not go back behind what it skipped meanwhile."""
+        """Return the same session farther on; it does not go back behind what it skipped meanwhile."""
         position = max(position, self.position)
         return Cursor(position, sent, tuple(skip for skip in self.skips if skip[1] > position))
 
@@ -48,7 +48,7 @@ class Cursor(NamedTuple):
         return Cursor(self.position, self.sent, tuple(skips))
 
     def waiting(self) -> list[tuple[int, int | None]]:
-        """The ranges with what was not sent yet, the last one without an end."""
+        """Return the ranges with what was not sent yet, the last one without an end."""
         found: list[tuple[int, int | None]] = []
         start = max(self.position, self.sent)
         for first, last in self.skips:
@@ -60,7 +60,7 @@ class Cursor(NamedTuple):
         return [*found, (start, None)]
 
     def next_skip(self, position: int) -> Skip | None:
-        """The first range to skip that ends behind a position."""
+        """Return the first range to skip that ends behind a position."""
         return next((skip for skip in self.skips if skip[1] > position), None)
 
     def encode(self) -> bytes:

@@ -27,11 +27,11 @@ class StoredExclusives:
         return len(self._holders)
 
     def holder(self, topic_filter: str) -> str | None:
-        """The client that has a filter to itself."""
+        """Return the client that has a filter to itself."""
         return self._holders.get(topic_filter)
 
     def of(self, client_id: str) -> Set[str]:
-        """The filters that a client has to itself; to look at and not to change."""
+        """Return the filters that a client has to itself; to look at and not to change."""
         return self._filters.get(client_id, frozenset())
 
     def all(self) -> Iterator[tuple[str, str]]:

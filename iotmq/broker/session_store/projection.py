@@ -173,7 +173,7 @@ class SessionProjection(KeyValueProjection):
         return self._count
 
     def session(self, client_id: str) -> StoredSession | None:
-        """The session of a client, to look at and not to change."""
+        """Return the session of a client, to look at and not to change."""
         recent = self._recent.get(client_id)
         if recent is not None:
             return recent[0]
@@ -204,7 +204,7 @@ class SessionProjection(KeyValueProjection):
             self._recent_bytes -= recent[1]
 
     def sessions(self, *, after: str | None = None) -> Iterator[tuple[str, StoredSession]]:
-        """All sessions in the order of their client ids' UTF-8, from behind `after` on."""
+        """Yield all sessions in the order of their client ids' UTF-8, from behind `after` on."""
         self.write_out()
         start = TAG_SESSION if after is None else session_key(after) + b"\0"
         for key, value in self._space.scan(start, TAG_CURSOR):
@@ -224,7 +224,10 @@ class SessionProjection(KeyValueProjection):
         return _NOWHERE if value is None else decode_cursor(value)
 
     def start_of(self, queue_id: int, position: int) -> int:
-        """Where a read of a queue from `position` on may begin. KeyError when there is no such queue."""
+        """Return where a read of a queue from `position` on may begin.
+
+        KeyError when there is no such queue.
+        """
         return max(position, self.queues.first_position(queue_id), self._min_position)
 
     def scan_end(self, queue_id: int, position: int) -> int | None:
@@ -550,7 +553,7 @@ class SessionProjection(KeyValueProjection):
         self.queues.unsubscribe(subscription.queue_id)
 
     def _progress(self, change: Progress, session: StoredSession) -> bool:
-        """True when there is more to it than cursors, which are keys of their own."""
+        """Return whether there is more to it than cursors, which are keys of their own."""
         done, in_flight = change.done, change.in_flight
         if change.is_more:
             done = [*session.done, *done]

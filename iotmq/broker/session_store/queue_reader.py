@@ -112,7 +112,10 @@ class QueueReader:
         return count + (projection.backlog(queue_id, end) if until == end else 0)
 
     def has_scan(self, queue_id: int) -> bool:
-        """Whether a part of the queue has no entries: its filter is wide, or was, and somebody reads that."""
+        """Return whether a part of the queue has no entries.
+
+        Its filter is wide, or was, and somebody reads that.
+        """
         return self._queues.wide.scan_range(queue_id) is not None
 
     def is_scanned(self, queue_id: int) -> bool:
@@ -255,7 +258,7 @@ class QueueReader:
         return position
 
     def _records(self, positions: Iterable[int]) -> list[memoryview]:
-        """Those of them that prove themselves: the log may have lost some."""
+        """Return those of them that prove themselves: the log may have lost some."""
         found = (self._store.read_record(position) for position in positions)
         return [record for record in found if record is not None]
 

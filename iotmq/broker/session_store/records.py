@@ -164,7 +164,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode_changes(changes: Sequence[Change]) -> bytes:
-    """The body of a record."""
+    """Return the body of a record."""
     return _encoder.encode(changes)
 
 

@@ -45,7 +45,7 @@ class StoredSession(msgspec.Struct, array_like=True):
 
     @property
     def due_ms(self) -> int | None:
-        """When it expires; None while it does not."""
+        """Return when it expires; None while it does not."""
         if not self.closed_ms or self.expiry_s == NEVER_EXPIRES_S:
             return None
         return self.closed_ms + self.expiry_s * 1000
@@ -66,7 +66,7 @@ _encoder: Final = msgspec.msgpack.Encoder()
 
 
 def encode_session(session: StoredSession) -> bytes:
-    """The value of its key."""
+    """Return the value of its key."""
     return _encoder.encode(session)
 
 

@@ -20,7 +20,7 @@ TAG_SHARE: Final = b"\x08"
 
 
 def is_share(topic_filter: str) -> bool:
-    """True for `$share/GROUP/FILTER` that is well formed; others were never granted."""
+    """Return True for `$share/GROUP/FILTER` that is well formed; others were never granted."""
     if not is_shared(topic_filter):
         return False
     try:
@@ -43,7 +43,7 @@ class StoredShare(msgspec.Struct, array_like=True):
 
     @property
     def cursor(self) -> int:
-        """The position before which all is done."""
+        """Return the position before which all is done."""
         return min(self.undone, default=self.next_position)
 
 
@@ -66,7 +66,7 @@ class StoredShares:
         return self._shares.get(share)
 
     def names(self) -> Iterator[str]:
-        """All of them."""
+        """Return all groups."""
         return iter(self._shares)
 
     def subscribe(self, share: str, position: int) -> int:

@@ -190,7 +190,7 @@ class SessionLimits:
     def _queues_of(
         self, client_id: str, session: StoredSession, reading: tuple[int, int] | None
     ) -> list[Queue]:
-        """The queues of a session that are held to its limits."""
+        """Return the queues of a session that are held to its limits."""
         queues = []
         for topic_filter, subscription in session.subscriptions.items():
             if is_share(topic_filter) or self._reader.has_scan(subscription.queue_id):

@@ -106,7 +106,7 @@ class _Trimmer:
         self._skip(queue, start, end, before - waiting_count(self._projection, rest), is_old=True)
 
     def _is_young(self, queue_id: int, position: int, oldest_ms: int) -> Steps[bool]:
-        """True when the next message from a position on is young enough, or there is none."""
+        """Yield whether the next message from a position on is young enough, or there is none."""
         found = next(self._projection.entries(queue_id, position), None)
         if found is None:
             return True
@@ -159,7 +159,7 @@ class _Trimmer:
         return sum(waiting_count(self._projection, queue, position) for queue in self._queues)
 
     def _first_with_at_most(self, count_max: int) -> int:
-        """The first position from which on no more than `count_max` messages wait."""
+        """Return the first position from which on no more than `count_max` messages wait."""
         lowest = min(queue.cursor.waiting()[0][0] for queue in self._queues)
         return _first(lowest, self._end, lambda place: self._count(place) <= count_max)
 

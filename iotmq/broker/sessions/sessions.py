@@ -98,7 +98,7 @@ class _Owner:
 
     @property
     def is_granted(self) -> bool:
-        """False until the log has that a kept session was opened."""
+        """Return False until the log has that a kept session was opened."""
         return self.epoch != _OPENING
 
 
@@ -942,7 +942,7 @@ class Sessions:
 
 
 def _queue_ids(session: StoredSession) -> tuple[int, ...]:
-    """The light queues of a session's own, in the order of its filters."""
+    """Return the light queues of a session's own, in the order of its filters."""
     return tuple(
         subscription.queue_id
         for topic_filter, subscription in session.subscriptions.items()
@@ -951,7 +951,7 @@ def _queue_ids(session: StoredSession) -> tuple[int, ...]:
 
 
 def _pushed_queue_ids(pushes: bytes) -> list[int]:
-    """The queues in a run of pushes (place 4 | queue id 4)."""
+    """Return the queues in a run of pushes (place 4 | queue id 4)."""
     return sorted({int.from_bytes(pushes[at : at + 4], "big") for at in range(4, len(pushes), 8)})
 
 

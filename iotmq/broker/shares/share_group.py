@@ -382,7 +382,7 @@ class ShareGroup:
     # Time
 
     def next_deadline(self) -> float | None:
-        """When `expire` has something to do, in monotonic seconds."""
+        """Return when `expire` has something to do, in monotonic seconds."""
         for message in self._held.values():
             return message.due_s
         return None
@@ -418,7 +418,7 @@ class ShareGroup:
     # What outlives the process
 
     def state(self) -> tuple[int, list[int]]:
-        """The next position and the undone ones before it, ascending."""
+        """Return the next position and the undone ones before it, ascending."""
         return self.next_position, sorted([*self._undone, *self._unread_set])
 
     def mark_dirty(self) -> None:
@@ -554,7 +554,7 @@ class ShareGroup:
             self._hand(owner, self._undone[heappop(lane.waiting)], handed, now_s)
 
     def _owner_of(self, key: str) -> _Member | None:
-        """The member a key belongs to now; None without members."""
+        """Return the member a key belongs to now; None without members."""
         if self.strategy is Strategy.STICKY:
             if self._sticky is None or not self._is_candidate(self._sticky):
                 candidates = self._candidates()

@@ -520,7 +520,7 @@ class Shares:
         return None
 
     def _in_memory(self, live: _Live, entries: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """The first of some entries, as many as are in memory; if none is, they are brought in.
+        """Return the first of some entries, as many as are in memory; if none is, they are brought in.
 
         The group is served again then.
         """
@@ -723,7 +723,7 @@ class Shares:
     # Operators
 
     def views(self, *, after: str = "") -> Iterator[ShareView]:
-        """All groups in the order of their names, from behind `after` on."""
+        """Yield all groups in the order of their names, from behind `after` on."""
         for share in sorted(name for name in self._projection.shares.names() if name > after):
             yield self.view(share)
 

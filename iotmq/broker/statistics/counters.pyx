@@ -85,7 +85,7 @@ cdef class CounterTable:
         self.last_used[slot] = self.period
 
     def all_keys(self):
-        """All keys, oldest first."""
+        """Return all keys, oldest first."""
         return list(self.slots)
 
     def totals(self, key):
@@ -97,7 +97,7 @@ cdef class CounterTable:
         return slot, self._row(self.numbers, slot), self._row(self.origins, slot), self.created[slot]
 
     def copy(self):
-        """All totals as they are, `columns` numbers of 64 bits for each slot; begins a new period."""
+        """Return all totals as they are, `columns` numbers of 64 bits for each slot; begins a new period."""
         cdef bytearray out = bytearray(self.used_slots * self.columns * sizeof(uint64_t))
         cdef char* at = out
         cdef Py_ssize_t slot

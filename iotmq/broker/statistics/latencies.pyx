@@ -59,18 +59,18 @@ cdef class Latencies:
         self.counts[bucket] += times
 
     def take(self):
-        """The counts of all buckets since the last call."""
+        """Return the counts of all buckets since the last call."""
         counts = [self.counts[bucket] for bucket in range(BUCKETS)]
         memset(self.counts, 0, sizeof(self.counts))
         return counts
 
     def counted(self):
-        """The counts of all buckets since the last `take`."""
+        """Return the counts of all buckets since the last `take`."""
         return [self.counts[bucket] for bucket in range(BUCKETS)]
 
 
 def bucket_end_us(bucket):
-    """The smallest number of microseconds that is past a bucket."""
+    """Return the smallest number of microseconds that is past a bucket."""
     if bucket < 8:
         return bucket + 1
     return (8 + bucket % 8 + 1) << (bucket // 8 - 1)

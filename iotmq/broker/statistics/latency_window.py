@@ -41,14 +41,17 @@ class LatencyWindow:
 
     @property
     def max_ms(self) -> int:
-        """The longest since the start."""
+        """Return the longest since the start."""
         return self._latencies.max_us // 1_000
 
     def sample(self) -> None:
         self._samples.append(self._latencies.take())
 
     def percentile_ms(self, share: float) -> float:
-        """How many milliseconds were enough for a share (0..1), up to an eighth too many; 0.0 of none."""
+        """Return how many milliseconds were enough for a share (0..1), up to an eighth too many.
+
+        0.0 of none.
+        """
         counts = self._counts()
         rank = share * sum(counts)
         if not rank:

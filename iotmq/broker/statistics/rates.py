@@ -24,7 +24,7 @@ class Rates:
         self._samples.append((self._clock.monotonic_s(), values))
 
     def text(self, name: str, now: int) -> str:
-        """The three rates per second, separated by blanks, as runtime info has them."""
+        """Return the three rates per second, separated by blanks, as runtime info has them."""
         return " ".join(f"{self.rate(name, now, window_s):.2f}" for window_s in _WINDOWS_S)
 
     def rate(self, name: str, now: int, window_s: float) -> float:

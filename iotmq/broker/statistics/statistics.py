@@ -71,7 +71,7 @@ def topic_queue_and_group(key: str) -> tuple[str, int, str] | None:
 
 
 def is_queue_id(text: str) -> bool:
-    """True for digits that can be the number of a queue."""
+    """Return True for digits that can be the number of a queue."""
     return text.isascii() and text.isdecimal() and len(text) <= 9
 
 

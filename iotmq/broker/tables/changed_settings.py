@@ -125,7 +125,7 @@ class ChangedSettings:
         self._listeners.append(listener)
 
     def as_texts(self) -> dict[str, str]:
-        """Every setting under its RocketMQ name, where it has one, and under its own."""
+        """Return every setting under its RocketMQ name, where it has one, and under its own."""
         texts = _as_texts(self.broker, self.store)
         return {
             _PERMISSIONS: str(

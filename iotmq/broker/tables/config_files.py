@@ -102,7 +102,7 @@ class ConfigFile:
             logger.warning("%s stays where it is: %s", self.path, error)
 
     def _is_new(self) -> bool:
-        """Whether this is what a power cut may leave of the first write of all, made without a sync."""
+        """Return whether a power cut may leave this of the very first write, made without a sync."""
         return self.path.is_file() and _is_blank(self.path.read_bytes()) and not self._backup.exists()
 
 
@@ -127,7 +127,7 @@ class DirtyTable(ABC):
 
     @abstractmethod
     def encode(self) -> bytes:
-        """The table as the file holds it."""
+        """Return the table as the file holds it."""
 
     def take_unsaved(self) -> bytes | None:
         """Return the bytes for `write`, None when the file is up to date, and clear `is_dirty`."""
@@ -148,5 +148,5 @@ class DataVersion(msgspec.Struct, frozen=True):
     timestamp: int = 0
 
     def next(self, now_ms: int) -> DataVersion:
-        """The stamp after one more change."""
+        """Return the stamp after one more change."""
         return DataVersion(counter=self.counter + 1, timestamp=now_ms)

@@ -52,7 +52,7 @@ class ConfigSaver:
 
     @property
     def is_behind(self) -> bool:
-        """True from a change until a write that has it has succeeded."""
+        """Return True from a change until a write that has it has succeeded."""
         return self._saved_count < self._changes_count
 
     def changed(self) -> None:

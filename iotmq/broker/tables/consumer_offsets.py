@@ -56,17 +56,17 @@ class ConsumerOffsets(DirtyTable):
         return self._offsets.get(f"{topic}@{group}", {})
 
     def pairs(self) -> list[tuple[str, str]]:
-        """All (topic, group) that have offsets. A group cannot contain `@`, a topic neither."""
+        """Return all (topic, group) that have offsets. A group cannot contain `@`, a topic neither."""
         return [(topic, group) for topic, _, group in (key.partition("@") for key in self._offsets)]
 
     def each_pair(self) -> Iterator[tuple[str, str]]:
-        """The pairs of this moment, taken apart one by one: there may be very many."""
+        """Yield the pairs of this moment, taken apart one by one: there may be very many."""
         for key in list(self._offsets):
             topic, _, group = key.partition("@")
             yield topic, group
 
     def groups_of(self, topic: str) -> list[str]:
-        """The groups that have offsets in the topic."""
+        """Return the groups that have offsets in the topic."""
         prefix = topic + "@"
         return [key[len(prefix) :] for key in self._offsets if key.startswith(prefix)]
 
@@ -112,7 +112,7 @@ class ConsumerOffsets(DirtyTable):
         return clamped
 
     def encode(self) -> bytes:
-        """The table as the file holds it."""
+        """Return the table as the file holds it."""
         return msgspec.json.encode(ConsumerOffsetTable(offset_table=self._offsets))
 
     def metrics(self) -> Iterable[Metric]:

@@ -73,5 +73,5 @@ class DeletedTopics(DirtyTable):
             self.is_dirty = True
 
     def encode(self) -> bytes:
-        """The table as the file holds it."""
+        """Return the table as the file holds it."""
         return msgspec.json.encode(DeletedTopicTable(deleted_topics=self._topics))

@@ -75,7 +75,7 @@ class SubscriptionGroups:
         return self._groups.get(name)
 
     def find_or_create(self, name: str) -> SubscriptionGroupConfig | None:
-        """The group's configuration, made by default where that is allowed; None where it is not."""
+        """Return the group's configuration, made by default where that is allowed; None where it is not."""
         found = self._groups.get(name)
         if found is not None:
             return found
@@ -140,7 +140,7 @@ class SubscriptionGroups:
 
 
 def group_of(request: Command, field: str) -> str:
-    """The group that a field names. Raises RequestError (1) naming the field when it cannot be one."""
+    """Return the group that a field names. Raises RequestError (1) naming the field when it cannot be one."""
     name = request.text(field)
     check_group_name(name, field)
     return name

@@ -147,7 +147,7 @@ class TopicTable:
         return list(self._topics)
 
     def configs(self) -> list[TopicConfig]:
-        """All topics as they are now, for who writes them down elsewhere."""
+        """Return all topics as they are now, for who writes them down elsewhere."""
         return list(self._topics.values())
 
     def add_listener(self, listener: Callable[[str], None]) -> None:
@@ -178,7 +178,7 @@ class TopicTable:
         return True
 
     def taking_queue(self, name: str, queue_id: int) -> int | None:
-        """The queue that takes a message of the broker's own making, such as one whose delay is over.
+        """Return the queue that takes a message of the broker's own making, such as one whose delay is over.
 
         None for a topic that was deleted meanwhile; the queue itself for one nobody has configured.
         """
@@ -200,7 +200,7 @@ class TopicTable:
             self.version = DataVersion(counter=counter, timestamp=self._clock.now_ms())
 
     def ensure(self, name: str, *, queues: int, perm: int = PERMISSION_READ_WRITE) -> TopicConfig:
-        """The topic, made with `queues` queues when there is none."""
+        """Return the topic, made with `queues` queues when there is none."""
         return self._topics.get(name) or self.put(
             TopicConfig(topic_name=name, read_queue_nums=queues, write_queue_nums=queues, perm=perm)
         )
@@ -226,7 +226,7 @@ class TopicTable:
         )
 
     def encode(self) -> bytes:
-        """The table as topics.json holds it."""
+        """Return the table as topics.json holds it."""
         return encode_topics(self.version, self.configs())
 
     def encoder(self) -> Callable[[], bytes]:
@@ -268,7 +268,7 @@ class TopicTable:
 
 
 def encode_topics(version: DataVersion, topics: list[TopicConfig], *, perm_mask: int = -1) -> bytes:
-    """The shape of TopicConfigTable; `perm_mask` takes permissions from every topic.
+    """Return the shape of TopicConfigTable; `perm_mask` takes permissions from every topic.
 
     Made in pieces, because a thread that makes it at once would hold all others up.
     """
@@ -306,7 +306,7 @@ def check_topic_name(name: str) -> None:
 
 
 def known_topic(topics: TopicTable, name: str) -> TopicConfig:
-    """The topic that a field `topic` names. Raises RequestError (17) when there is none."""
+    """Return the topic that a field `topic` names. Raises RequestError (17) when there is none."""
     config = topics.find(name)
     if config is None:
         raise RequestError(
@@ -321,5 +321,5 @@ def reply_topic(cluster: str) -> str:
 
 
 def is_legal_name(name: str) -> bool:
-    """True when `name` has only the characters that topics and groups may have."""
+    """Return whether `name` has only the characters that topics and groups may have."""
     return _LEGAL_NAME.fullmatch(name) is not None

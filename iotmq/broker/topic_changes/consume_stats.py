@@ -183,7 +183,7 @@ class ConsumeStats:
         )
 
     def _stored_ms(self, queue: Queue | None, offset: int) -> Generator[ColdRead | None, None, int]:
-        """When the record at an offset was stored; -1 when there is none."""
+        """Yield when the record at an offset was stored; -1 when there is none."""
         yield None
         if queue is None or not queue.min_offset <= offset < queue.max_offset:
             return -1

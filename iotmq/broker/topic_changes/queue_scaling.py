@@ -120,7 +120,7 @@ def shrunk(
 def queue_states(
     topic: TopicConfig, *, store: Store, offsets: ConsumerOffsets, groups: Groups
 ) -> list[QueueState]:
-    """Every queue of a topic, with how far the groups that consume the topic are behind.
+    """Return every queue of a topic, with how far the groups that consume the topic are behind.
 
     Those are the groups with a committed offset in the topic and the live ones that subscribe to it;
     broadcasting ones keep their offsets to themselves and do not count.

@@ -52,7 +52,7 @@ class Half(NamedTuple):
 
 
 def is_prepared(properties: bytes, sys_flag: int) -> bool:
-    """True when a send with these is the first half of a transaction; clients set one, or both."""
+    """Return whether a send with these is the first half of a transaction; clients set one, or both."""
     if sys_flag & TYPE_MASK == PREPARED:
         return True
     value = property_value(properties, _PREPARED_PROPERTY) if _PREPARED_PROPERTY in properties else None
@@ -66,7 +66,7 @@ def half_properties(topic: str, queue_id: int, properties: bytes) -> bytes:
 
 
 def copied_properties(properties: bytes, *, first_offset: int, check_times: int) -> bytes:
-    """The properties of a half that is written again."""
+    """Return the properties of a half that is written again."""
     kept = without_properties(properties, _CHECK_TIMES, _FIRST_OFFSET)
     return kept + b"TRANSACTION_CHECK_TIMES\x01%d\x02TRAN_PREPARED_QUEUE_OFFSET\x01%d" % (
         check_times,
@@ -75,7 +75,7 @@ def copied_properties(properties: bytes, *, first_offset: int, check_times: int)
 
 
 def resumed_properties(properties: bytes) -> bytes:
-    """The properties of a half that begins anew, with all its checks before it."""
+    """Return the properties of a half that begins anew, with all its checks before it."""
     return without_properties(properties, _CHECK_TIMES, _FIRST_OFFSET).removesuffix(b"\x02")
 
 
@@ -106,12 +106,12 @@ def parse_half(properties: bytes, queue_offset: int) -> Half | None:
 
 
 def encode_op(half_offset: int) -> bytes:
-    """The op record that ends the half at `half_offset`, as a batch of one."""
+    """Return the op record that ends the half at `half_offset`, as a batch of one."""
     return encode_element(b"%d" % half_offset, _OP_PROPERTIES, 0)
 
 
 def read_op(record: Record) -> list[int]:
-    """The offsets of the halves an op record ends; empty for one that is none."""
+    """Return the offsets of the halves an op record ends; empty for one that is none."""
     if property_value(record.properties, b"TAGS") != b"d":
         return []
     offsets = [_number(part.strip()) for part in record.body.split(b",")]

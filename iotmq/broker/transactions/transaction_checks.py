@@ -117,7 +117,7 @@ class TransactionChecks:
             self._turn_timer.arm(now_s)
 
     def _see_to(self, pending: Pending, now_s: float) -> bool:
-        """True when there was something to do."""
+        """Return whether there was something to do."""
         if pending.state is State.OP_OWED:
             self._transactions.settle(pending, self._written)
             return True

@@ -370,7 +370,7 @@ class Transactions:
             pending.outcome = COMMIT
 
     def is_delivered(self, first_offset: int, record: Record) -> Steps[bool]:
-        """Whether the message of a transaction, of which `record` is a half, can be found in the log."""
+        """Yield whether the log has the message of the transaction of which `record` is a half."""
         half = read_half(record)
         key = property_value(record.properties, b"UNIQ_KEY")
         if half is None or not key or not self._store.settings.index_enabled:
@@ -437,7 +437,7 @@ class Transactions:
         self._progress_soon()
 
     def _is_commit_of(self, first_offset: int, record: Record) -> Steps[bool]:
-        """Whether a record is the message of a transaction, whichever copy of the half was committed."""
+        """Yield whether a record is a transaction's message, whichever copy of the half was committed."""
         if record.sys_flag & TYPE_MASK != COMMIT:
             return False
         view = yield from self._store.record_steps(record.prepared_position)

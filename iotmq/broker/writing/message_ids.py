@@ -25,14 +25,14 @@ class OffsetMessageIds:
 
     @property
     def joined_max(self) -> int:
-        """The ids of more records might not fit the header of an answer."""
+        """Return how many ids surely fit the header of an answer."""
         return (HEADER_BYTES_MAX - _ANSWER_BYTES_MAX) // (2 * len(self._store_host) + 17)
 
     def one(self, position: int) -> str:
         return f"{self._prefix}{position:016X}"
 
     def joined(self, positions: list[int]) -> str:
-        """The ids of a batch with commas between, without a step of Python per record."""
+        """Return the ids of a batch with commas between, without a step of Python per record."""
         if len(self._store_host) != 8:
             return ",".join(map(self.one, positions))
         ids = array("Q", self._store_host * (2 * len(positions)))

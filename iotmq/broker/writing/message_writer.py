@@ -235,7 +235,7 @@ class MessageWriter:
 
     @property
     def is_writable(self) -> bool:
-        """False while appends are known to fail; `refusal` says why."""
+        """Return False while appends are known to fail; `refusal` says why."""
         return not self.refusal
 
     @property
@@ -391,12 +391,12 @@ class MessageWriter:
 
     @property
     def store(self) -> Store:
-        """The store behind it, for the compiled way of plain sends."""
+        """Return the store behind it, for the compiled way of plain sends."""
         return self._store
 
     @property
     def waits_for_disk(self) -> bool:
-        """True when an append is confirmed by a later flush."""
+        """Return whether an append is confirmed by a later flush."""
         return self._waits_for_disk
 
     def open_queues(self, topic: str) -> list[Queue | None] | None:
@@ -405,7 +405,7 @@ class MessageWriter:
         return self._open_topic(topic) if queues is None else queues
 
     def begin_run(self) -> int:
-        """The store time for a run of appends made by compiled code, -1 while none are taken."""
+        """Return the store time for a run of appends made by compiled code, -1 while none are taken."""
         if self._refusal and self.refusal:
             return -1
         self._run_begun_us = now_us()

@@ -28,7 +28,7 @@ def without_wait(bytes properties not None):
 
 
 def element_wishes(const uint8_t[::1] elements):
-    """The properties of each element of a batch that names a time of delivery.
+    """Return the properties of each element of a batch that names a time of delivery.
 
     Ends at an element that cannot be one: the log says what is wrong with it.
     """
@@ -61,7 +61,7 @@ cdef const uint8_t* next_wish(const uint8_t* at, const uint8_t* end) noexcept:
 
 
 cdef bint has_wish(const uint8_t* start, Py_ssize_t size) noexcept:
-    """Whether one of the names of scheduled/delivery_time.py is there as a name."""
+    """Return whether one of the names of scheduled/delivery_time.py is there as a name."""
     cdef const uint8_t* end = start + size
     cdef const uint8_t* at = start
     while True:

@@ -46,7 +46,7 @@ def split_elements(batch: Buffer) -> Iterator[tuple[bytes, bytes, int]]:
 
 
 def inflate_batch(elements: bytes | memoryview, sys_flag: int) -> tuple[bytes | memoryview, int]:
-    """The elements of a batch that was compressed as a whole, as the C++ client does it past 4 KiB.
+    """Return the elements of a batch that was compressed as a whole, as the C++ client does it past 4 KiB.
 
     Elements cannot be taken for zlib: as the size of one, zlib's first byte would mean 2 GB.
     """

@@ -143,7 +143,7 @@ class SyncProducer(BlockingLifetime):
         return self._client.run(self.producer.recall(recall_handle))
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The queues that take messages of `topic`, sorted."""
+        """Return the queues that take messages of `topic`, sorted."""
         return self._client.run(self.producer.queues(topic))
 
 
@@ -220,7 +220,7 @@ class SyncPullConsumer(BlockingLifetime):
         self._client.run(self.consumer.stop())
 
     def queues(self, topic: str, *, timeout_ms: int = 1_000) -> tuple[MessageQueue, ...]:
-        """The queues of `topic`, sorted."""
+        """Return the queues of `topic`, sorted."""
         return self._client.run(self.consumer.queues(topic, timeout_ms=timeout_ms))
 
     def assign(
@@ -238,7 +238,7 @@ class SyncPullConsumer(BlockingLifetime):
         self._client.run(self.consumer.seek(queue, offset))
 
     def position(self, queue: MessageQueue) -> int:
-        """The offset behind the last message that a poll returned."""
+        """Return the offset behind the last message that a poll returned."""
         return self.consumer.position(queue)
 
     def positions(self) -> dict[MessageQueue, int]:
@@ -246,25 +246,25 @@ class SyncPullConsumer(BlockingLifetime):
         return self.consumer.positions()
 
     def poll(self, *, timeout_ms: int = 1_000, records_max: int = 1_024) -> list[ReceivedMessage]:
-        """The next messages of one queue, in order; empty when none came in `timeout_ms`."""
+        """Return the next messages of one queue, in order; empty when none came in `timeout_ms`."""
         return self._client.run(self.consumer.poll(timeout_ms=timeout_ms, records_max=records_max))
 
     def poll_columns(
         self, *, timeout_ms: int = 1_000, columns: Sequence[str] = COLUMNS, keys: Sequence[str] = ()
     ) -> tuple[MessageQueue, Columns] | None:
-        """The next answer of one queue as columns; None after `timeout_ms`."""
+        """Return the next answer of one queue as columns; None after `timeout_ms`."""
         return self._client.run(self.consumer.poll_columns(timeout_ms=timeout_ms, columns=columns, keys=keys))
 
     def begin_offset(self, queue: MessageQueue) -> int:
-        """The offset of the oldest message that is still there."""
+        """Return the offset of the oldest message that is still there."""
         return self._client.run(self.consumer.begin_offset(queue))
 
     def end_offset(self, queue: MessageQueue) -> int:
-        """The offset that the next message will get."""
+        """Return the offset that the next message will get."""
         return self._client.run(self.consumer.end_offset(queue))
 
     def offset_at_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """The offset of the message stored nearest to a time."""
+        """Return the offset of the message stored nearest to a time."""
         return self._client.run(self.consumer.offset_at_time(queue, timestamp_ms))
 
     def commit(self, positions: Mapping[MessageQueue, int] | None = None) -> None:
@@ -272,7 +272,7 @@ class SyncPullConsumer(BlockingLifetime):
         self._client.run(self.consumer.commit(positions))
 
     def committed(self, queue: MessageQueue) -> int | None:
-        """The offset the group committed, or None when it never did."""
+        """Return the offset the group committed, or None when it never did."""
         return self._client.run(self.consumer.committed(queue))
 
 
@@ -288,7 +288,7 @@ class SyncAdmin:
         return self._client.run(self._admin.brokers())
 
     def topics(self) -> list[str]:
-        """The names of all topics, sorted."""
+        """Return the names of all topics, sorted."""
         return self._client.run(self._admin.topics())
 
     def create_topic(self, topic: str, *, queues: int = 4) -> None:
@@ -296,7 +296,7 @@ class SyncAdmin:
         self._client.run(self._admin.create_topic(topic, queues=queues))
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The queues of a topic, sorted."""
+        """Return the queues of a topic, sorted."""
         return self._client.run(self._admin.queues(topic))
 
     def offsets(self, topic: str) -> dict[MessageQueue, QueueOffsets]:
@@ -304,7 +304,7 @@ class SyncAdmin:
         return self._client.run(self._admin.offsets(topic))
 
     def group_offsets(self, group: str, topic: str) -> dict[MessageQueue, int | None]:
-        """The offset a group committed of each queue of a topic."""
+        """Return the offset a group committed of each queue of a topic."""
         return self._client.run(self._admin.group_offsets(group, topic))
 
     def set_group_offset(self, group: str, queue: MessageQueue, offset: int) -> None:

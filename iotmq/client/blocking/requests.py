@@ -32,7 +32,7 @@ class SyncRequester(BlockingLifetime):
     def request(
         self, message: Message, *, timeout_ms: int = 3_000, queue: MessageQueue | None = None
     ) -> ReceivedMessage:
-        """The reply to a message."""
+        """Return the reply to a message."""
         return self._client.run(self._requester.request(message, timeout_ms=timeout_ms, queue=queue))
 
 

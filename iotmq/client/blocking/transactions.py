@@ -29,7 +29,7 @@ class SyncTransaction:
 
     @property
     def message_id(self) -> str:
-        """The message's unique key, which a check names it by."""
+        """Return the message's unique key, which a check names it by."""
         return self._transaction.message_id
 
     @property

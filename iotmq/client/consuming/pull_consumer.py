@@ -297,12 +297,12 @@ class _Fetch:
 
     @property
     def has_messages(self) -> bool:
-        """True when a poll would get messages."""
+        """Return whether a poll would get messages."""
         return bool(self._answers)
 
     @property
     def has_something(self) -> bool:
-        """True when a poll would get messages or an error."""
+        """Return whether a poll would get messages or an error."""
         return bool(self._answers) or self.failure is not None
 
     def take_failure(self) -> Exception:

@@ -119,7 +119,7 @@ class PushConsumer(Lifetime):
 
     @property
     def group(self) -> str:
-        """The consumer group's name."""
+        """Return the consumer group's name."""
         return self._group
 
     async def subscribe(self, topic: str, tags: str = "*", *, sql: str | None = None) -> None:

@@ -54,7 +54,7 @@ class CacheRoom:
 
     @property
     def is_full(self) -> bool:
-        """True while queues that have something cached must not fetch more."""
+        """Return whether queues that have something cached must not fetch more."""
         return self.bytes >= self._bytes_max
 
     def add(self, size: int) -> None:

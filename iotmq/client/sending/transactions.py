@@ -73,7 +73,7 @@ class Transaction:
 
     @property
     def message_id(self) -> str:
-        """The message's unique key, which a check names it by."""
+        """Return the message's unique key, which a check names it by."""
         return self.result.message_id
 
     async def commit(self) -> None:
@@ -318,7 +318,7 @@ class TransactionProducer(Producer):
         )
 
     def _broker_name(self, connection: ClientConnection) -> str:
-        """The broker behind a connection; empty when no route leads there by this address."""
+        """Return the broker behind a connection; empty when no route leads there by this address."""
         address = address_text(*connection.peer)
         for route in self._client.routes.all_known():
             for name, by_id in route.addresses.items():

@@ -38,7 +38,7 @@ class BrokerHealth:
         self._avoided[broker_name] = (until_s, failures)
 
     def is_avoided(self, broker_name: str, now_s: float) -> bool:
-        """True while round-robin should use other brokers, if there are any."""
+        """Return whether round-robin should use other brokers, if there are any."""
         avoided = self._avoided.get(broker_name)
         return avoided is not None and now_s < avoided[0]
 

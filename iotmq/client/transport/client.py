@@ -46,7 +46,7 @@ class GroupConsumer(Protocol):
 
     @property
     def group(self) -> str:
-        """The consumer group's name."""
+        """Return the consumer group's name."""
 
     def heartbeat(self) -> ConsumerData:
         """Return the consumer's part of the heartbeat."""
@@ -97,17 +97,17 @@ class IotmqClient(Lifetime):
 
     @property
     def connections(self) -> Connections:
-        """The connections, one per address."""
+        """Return the connections, one per address."""
         return self._connections
 
     @property
     def registries(self) -> Registries:
-        """The registries, one asked at a time."""
+        """Return the registries, one asked at a time."""
         return self._registries
 
     @property
     def routes(self) -> Routes:
-        """The routes of the topics in use."""
+        """Return the routes of the topics in use."""
         return self._routes
 
     @property

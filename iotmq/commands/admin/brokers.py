@@ -19,7 +19,7 @@ from iotmq.errors import BrokerError, ConnectionClosedError, RequestTimeoutError
 
 
 async def list_cluster(session: Session, options: argparse.Namespace) -> Result:
-    """Every broker of every cluster with how busy it is; those that do not answer are there, too."""
+    """Return every broker of every cluster with how busy it is; those that do not answer are there, too."""
     places = await session.admin.configurations.brokers()
     loads = await asyncio.gather(*(_load(session, place) for place in places))
     rows = [

@@ -25,12 +25,12 @@ Writer = Callable[[ReceivedMessage], bytes]
 
 
 def plain(end: bytes) -> Writer:
-    """The payload alone."""
+    """Return the payload alone."""
     return lambda message: message.payload + end
 
 
 def verbose(end: bytes) -> Writer:
-    """The topic and the payload."""
+    """Return the topic and the payload."""
     return lambda message: message.topic.encode() + b" " + message.payload + end
 
 

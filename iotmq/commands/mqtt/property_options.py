@@ -61,7 +61,7 @@ _VALUES: Final[dict[str, Callable[[str], Any]]] = {
 
 
 def read_properties(words_of_each: Sequence[Sequence[str]]) -> dict[str, Properties]:
-    """The properties of each command that `-D` names; ConfigError says what is wrong with which."""
+    """Return the properties of each command that `-D` names; ConfigError says what is wrong with which."""
     fields: dict[str, dict[str, Any]] = {}
     for words in words_of_each:
         given = "-D " + " ".join(words)

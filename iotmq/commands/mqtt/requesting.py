@@ -100,7 +100,7 @@ def _request_properties(shared: SharedOptions, response_topic: str, token: str) 
 
 
 async def _answer(client: MqttClient, data: bytes | None, *, has_no_retained: bool) -> ReceivedMessage:
-    """The first message that answers; others to the same topic may be for somebody else."""
+    """Return the first message that answers; others to the same topic may be for somebody else."""
     while True:
         (message,) = await client.next_batch(1)
         if has_no_retained and message.is_retained:

@@ -33,7 +33,7 @@ _HINTS: Final = {
 
 
 def run(work: Coroutine[Any, Any, int], *, timeout_s: float | None, is_quiet: bool) -> int:
-    """The exit code of `work`, which SIGTERM and SIGINT cancel."""
+    """Return the exit code of `work`, which SIGTERM and SIGINT cancel."""
     import uvloop
 
     interrupted = False

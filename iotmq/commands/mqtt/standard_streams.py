@@ -52,7 +52,7 @@ async def chunks_of(stream: BinaryIO) -> AsyncIterator[bytes]:
 
 
 async def lines_of(stream: BinaryIO) -> AsyncIterator[list[bytes]]:
-    """The lines of a stream without their line ends, some at a time."""
+    """Yield the lines of a stream without their line ends, some at a time."""
     begun: list[bytes] = []
     begun_bytes = 0
     async for chunk in chunks_of(stream):

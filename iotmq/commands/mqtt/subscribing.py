@@ -124,7 +124,7 @@ class Selection:
         return None if self._count_max is None else self._count_max - self._written
 
     def select(self, batch: list[ReceivedMessage]) -> list[ReceivedMessage]:
-        """Those that are written, of a batch that is not larger than `missing`."""
+        """Return those that are written, of a batch that is not larger than `missing`."""
         wanted = batch
         if self._is_retained_only:
             wanted = []

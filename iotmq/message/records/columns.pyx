@@ -83,7 +83,7 @@ cdef class Columns:
 
     @property
     def names(self):
-        """The columns, in the order asked for."""
+        """Return the columns, in the order asked for."""
         return tuple(self._buffers)
 
     def buffers(self, str name):
@@ -147,7 +147,7 @@ cdef class Columns:
 
 
 def decode_columns(buffer, **options):
-    """The records of `buffer`, a pull response, as Columns. Options as for `iter_columns`.
+    """Return the records of `buffer`, a pull response, as Columns. Options as for `iter_columns`.
 
     Raises MessageFormatError as that does, and when the bodies are too much for one Columns.
     """
@@ -161,7 +161,7 @@ def decode_columns(buffer, **options):
 
 
 def iter_columns(buffer, **options):
-    """The records of `buffer` as one Columns after another; none for an empty buffer.
+    """Return the records of `buffer` as one Columns after another; none for an empty buffer.
 
     Options, all by keyword:
     columns: which of COLUMNS to make, in this order (default all).
@@ -332,7 +332,7 @@ cdef uint8_t* _address(dict numbers, str name):
 
 
 cdef tuple _take(Values* values, Py_ssize_t count):
-    """The column's memory, which from here on belongs to its ColumnBuffers."""
+    """Return the column's memory, which from here on belongs to its ColumnBuffers."""
     cdef ColumnBuffer validity = None
     cdef ColumnBuffer offsets, data
     if values.null_count:

@@ -160,7 +160,7 @@ def check_batch(buffer):
 
 
 def decode_record(buffer, Py_ssize_t at=0):
-    """The record that starts at byte `at` of `buffer`; raises MessageFormatError. Ignores the body CRC."""
+    """Return the record that starts at byte `at` of `buffer`; raises MessageFormatError. Ignores the body CRC."""
     cdef Py_buffer view
     PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
     try:
@@ -170,7 +170,7 @@ def decode_record(buffer, Py_ssize_t at=0):
 
 
 def iter_records(buffer):
-    """The records of `buffer` one after another, as a pull response holds them.
+    """Return the records of `buffer` one after another, as a pull response holds them.
 
     Raises MessageFormatError on reaching bytes that are not a record. For many records
     `iotmq.message.records.columns` is several times faster, and makes no objects.
@@ -211,7 +211,7 @@ def encode_record(*, str topic, bytes body, bytes properties=b"", int flag=0, in
 
 def encode_records(batch, *, str topic, bytes batch_properties=b"", int64_t queue_offset=0,
                    int64_t position=0, **shared_fields):
-    """The records a batch body becomes: one after another, the first at `queue_offset` and `position`.
+    """Return the records a batch body becomes: one after another, the first at `queue_offset` and `position`.
 
     Further fields, the same for all, by keyword: queue_id, sys_flag, born_timestamp_ms, born_host,
     store_timestamp_ms, store_host, reconsume_times, prepared_position. Hosts are 8 or 20 bytes and
@@ -287,7 +287,7 @@ def check_record(buffer, Py_ssize_t at=0, *, position=None):
 
 
 def problem_text(int problem):
-    """The words for a Problem code of the compiled interface, to follow "record ...: "."""
+    """Return the words for a Problem code of the compiled interface, to follow "record ...: "."""
     return _PROBLEMS[problem]
 
 
@@ -297,12 +297,12 @@ def hash_text(const uint8_t[::1] text):
 
 
 def properties_tags_code(const uint8_t[::1] properties):
-    """The tags code a queue entry holds for a record with these raw properties; 0 without a TAGS."""
+    """Return the tags code a queue entry holds for a record with these raw properties; 0 without a TAGS."""
     return tags_code(&properties[0], properties.shape[0]) if properties.shape[0] else 0
 
 
 def property_value(const uint8_t[::1] properties, bytes name):
-    """The raw value of property `name`, or None; the last of several wins. For one or two properties
+    """Return the raw value of property `name`, or None; the last of several wins. For one or two properties
     of a record; `decode_properties` gives all."""
     cdef const uint8_t* value = NULL
     cdef Py_ssize_t size
@@ -313,7 +313,7 @@ def property_value(const uint8_t[::1] properties, bytes name):
 
 
 def body_checksum(const uint8_t[::1] body):
-    """The CRC a record holds for this stored body: CRC-32 without its top bit."""
+    """Return the CRC a record holds for this stored body: CRC-32 without its top bit."""
     return body_crc(&body[0], body.shape[0]) if body.shape[0] else 0
 
 

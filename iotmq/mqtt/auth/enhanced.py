@@ -34,7 +34,7 @@ class EnhancedAuthentication:
     __slots__ = ("_turn", "final_data", "method")
 
     def __init__(self, method: str, data: bytes | None) -> None:
-        """After a CONNECT with these authentication properties."""
+        """Begin an exchange after a CONNECT with these authentication properties."""
         _check_size(data)
         self.method = method
         # What the CONNACK is to say; set while a session opens for a client that was accepted.
@@ -53,7 +53,7 @@ class EnhancedAuthentication:
         self._turn = _SERVER
 
     def server_asks(self, data: bytes | None) -> Properties:
-        """The server sends AUTH 0x18 with these properties."""
+        """Return the properties of an AUTH 0x18, by which the server asks."""
         assert self._turn == _SERVER, "the client has not answered yet"
         self._turn = _CLIENT
         return self._properties(data)

@@ -34,7 +34,7 @@ _MAPPED: Final[dict[int, str | None]] = {
 
 
 def saslprep(text: str, *, allows_unassigned: bool = False) -> str:
-    """The prepared form. ValueError for text that has none.
+    """Return the prepared form of a text. ValueError for text that has none.
 
     `allows_unassigned` is for what is looked up; what is stored has assigned code points only (RFC 3454
     section 7).

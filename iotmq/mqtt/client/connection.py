@@ -152,7 +152,7 @@ class ClientConnection:
         self._answer_deadline_s = now_s + min(self._answer_timeout_s, self._keep_alive_s)
 
     def next_deadline(self) -> float | None:
-        """When `tick` has something to do.
+        """Return when `tick` has something to do.
 
         A PINGREQ is due when either direction was silent for the keep-alive: [MQTT-3.1.2-20] asks for it
         after nothing was sent, and only an answer shows that the server is there.
@@ -362,7 +362,7 @@ class ClientConnection:
             self._output.give_aliases(min(told.topic_alias_max, limits.MQTT_TOPIC_ALIASES_MAX))
 
     def trust(self) -> None:
-        """To be called at once after `Connected` of an exchange, when the server has proved who it is.
+        """Accept the server, which has proved who it is; to be called at once after `Connected`.
 
         Until then it gets nothing that waits for it, and what it sent behind its CONNACK counts for nothing.
         """
@@ -480,7 +480,7 @@ class ClientConnection:
         return min(self._in_flight_max, self.granted.receive_max) - len(self._in_flight)
 
     def _send_first(self) -> None:
-        """The first that waits goes into the window."""
+        """Send the first waiting message into the window."""
         message = self.session.waiting.popleft()
         self.session.begin_publishing(message)
         self._in_flight.add(message.packet_id)

@@ -51,7 +51,7 @@ class Challenged(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """Why a connection ended: a reason code of MQTT 5, words, and whether the server said so, or we did."""
+    """The end of a connection: a reason code of MQTT 5, words, and whether the server or we ended it."""
 
     code: int
     text: str

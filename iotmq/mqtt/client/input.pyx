@@ -81,7 +81,7 @@ cdef class ClientInput:
                 free(packet.memory)
 
     def _in_our_words(self, error):
-        """The framing speaks of a server's setting."""
+        """Name the setting of the client in an error that the framing words for a server."""
         if error.reason is not PACKET_TOO_LARGE:
             return error
         return MqttProtocolError(
@@ -114,7 +114,7 @@ cdef class ClientInput:
         return message
 
     cdef str _topic(self, const uint8_t* at, Py_ssize_t size):
-        """The topic's text, empty when an alias stands for it."""
+        """Return the topic's text, empty when an alias stands for it."""
         cdef str topic
         cdef const uint8_t* last = self._last_topic_bytes
         if size == 0:

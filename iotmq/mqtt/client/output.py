@@ -45,7 +45,7 @@ class Granted:
 
 
 class ClientOutput:
-    """The packets that wait to leave."""
+    """Return the packets that wait to be written."""
 
     def __init__(self, protocol_level: int) -> None:
         self._is_v5 = protocol_level == PROTOCOL_LEVEL_5
@@ -68,7 +68,7 @@ class ClientOutput:
         self._data += packet
 
     def give_aliases(self, count_max: int) -> None:
-        """From now on topics that come again get one of so many aliases."""
+        """Allow so many topic aliases: topics that come again get one."""
         self._aliases = OutboundAliases(count_max)
 
     def acknowledge(self, packet_type: int, packet_id: int, code: int = 0) -> None:
@@ -107,7 +107,7 @@ class ClientOutput:
         append_publish(self._data, flags, topic, message.packet_id, properties, payload)
 
     def _exact_size(self, message: OutgoingMessage) -> int:
-        """Of its PUBLISH, with the topic and without an alias."""
+        """Return the size of its PUBLISH with the topic and without an alias."""
         remaining = 2 + len(message.topic) + (2 if message.qos else 0) + len(message.payload)
         if self._is_v5:
             remaining += len(self._encoded(message.properties))

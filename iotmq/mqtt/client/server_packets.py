@@ -126,7 +126,7 @@ def decode_server_disconnect(body: bytes) -> ServerDisconnect:
 
 
 def decode_server_auth(body: bytes) -> ServerAuth:
-    """The server's part of enhanced authentication."""
+    """Return the server's part of enhanced authentication."""
     # [MQTT-3.15.2-1]
     return ServerAuth(
         *packets.read_reason(

@@ -70,7 +70,7 @@ class ClientSession:
         self.publishing[message.packet_id] = message
 
     def new_packet_id(self) -> int:
-        """One that nothing outgoing has [MQTT-2.2.1-4]; OverflowError when all are taken."""
+        """Return a packet id that nothing outgoing has [MQTT-2.2.1-4]; OverflowError when there is none."""
         for _ in range(_PACKET_ID_MAX):
             packet_id = self._last_packet_id = self._last_packet_id % _PACKET_ID_MAX + 1
             if (

@@ -124,7 +124,7 @@ def decode_variable_integer(bytes data not None, Py_ssize_t at=0):
 
 
 def encode_variable_integer(value):
-    """One to four bytes [section 1.5.5]; ValueError for a value that needs more."""
+    """Encode a variable byte integer in one to four bytes [section 1.5.5]; ValueError past four."""
     cdef uint8_t[4] target
     if not 0 <= value < 1 << 28:
         raise ValueError(f"{value} is not a variable byte integer")

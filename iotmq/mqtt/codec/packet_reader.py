@@ -48,7 +48,7 @@ class PacketReader:
         return piece
 
     def rest(self) -> bytes:
-        """All that is left."""
+        """Read the rest of the packet."""
         return self.take(self._end - self._at)
 
     def u8(self) -> int:
@@ -61,7 +61,7 @@ class PacketReader:
         return int.from_bytes(self.take(4), "big")
 
     def variable_integer(self) -> int:
-        """One to four bytes, in the shortest form [MQTT-1.5.5-1]."""
+        """Read a variable byte integer of one to four bytes, in the shortest form [MQTT-1.5.5-1]."""
         value, taken = decode_variable_integer(self._body, self._at)
         if taken >= 0:
             digits = self.take(taken or self._end - self._at + 1)

@@ -164,7 +164,7 @@ def decode_connect(body: bytes) -> Connect:
 
 
 def answer_level(body: bytes) -> int:
-    """The protocol level in which a CONNECT that may be broken is answered."""
+    """Return the protocol level in which a CONNECT that may be broken is answered."""
     is_named = body.startswith(b"\0\x04MQTT") and len(body) > 6
     is_newer = is_named and body[6] & ~_BRIDGE_BIT >= PROTOCOL_LEVEL_5
     return PROTOCOL_LEVEL_5 if is_newer else PROTOCOL_LEVEL_3_1_1

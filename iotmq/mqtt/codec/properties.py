@@ -147,7 +147,7 @@ assert [row.field for row in PROPERTIES] == [field.name for field in fields(Prop
 
 
 def read_properties(reader: PacketReader, packet_type: int) -> Properties:
-    """The length and the properties that come next in a packet of this type, or in a will.
+    """Read the length and the properties that come next in a packet of this type, or in a will.
 
     Raises MqttProtocolError: malformed for an identifier that does not belong here or a value that is not of
     its type, protocol error for one that comes twice or is out of its range, quota exceeded past our limits.
@@ -205,12 +205,12 @@ def _add_repeated(
 
 
 def encode_message_properties(will: Properties) -> bytes:
-    """Those of a will that its PUBLISH has, too."""
+    """Return the properties of a will that its PUBLISH has, too."""
     return _encode(will, [row for row in PROPERTIES if row.packets >= _MESSAGE])
 
 
 def encode_properties(properties: Properties) -> bytes:
-    """The properties behind their length; it is the caller who knows which belong into a packet."""
+    """Return the properties behind their length; it is the caller who knows which belong into a packet."""
     return _encode(properties, PROPERTIES)
 
 

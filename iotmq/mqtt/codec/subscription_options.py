@@ -31,7 +31,7 @@ class SubscriptionOptions(NamedTuple):
 
     @classmethod
     def decode(cls, options: int) -> Self:
-        """The opposite of `encode`, for any byte; what stands above it is left out."""
+        """Decode a byte of `encode`; unknown bits are left out."""
         return cls(
             options & QOS, bool(options & NO_LOCAL), bool(options & RETAIN_AS_PUBLISHED), options >> 4 & 3
         )

@@ -160,7 +160,7 @@ cdef class ServerConnection(OutboundHalf):
         return 0
 
     cdef int _check_first_byte(self, uint8_t first) except -1:
-        """Before anything is kept for a peer that speaks HTTP or TLS here, or has not said who it is."""
+        """Refuse what is no packet of this state (HTTP, TLS), before anything is kept for it."""
         if self.state != STATE_AWAITING_CONNECT:
             if self._authentication is not None and first >> 4 not in (PACKET_AUTH, PACKET_DISCONNECT):
                 raise MqttProtocolError(    # [MQTT-3.1.2-30]
@@ -229,13 +229,13 @@ cdef class ServerConnection(OutboundHalf):
         return self.sink.on_publish(self, &publication)
 
     cdef int _refuse_payload(self, const Publication* publication) except -1:
-        """The payload is not the UTF-8 that its format indicator promises (section 3.3.2.3.2)."""
+        """Refuse a payload that is not the UTF-8 its format indicator promises (section 3.3.2.3.2)."""
         if publication.qos:
             return self.refuse_published(publication.sequence, 1, reason_codes.PAYLOAD_FORMAT_INVALID.v5_code)
         raise MqttProtocolError(reason_codes.PAYLOAD_FORMAT_INVALID, "PUBLISH has a payload that is not UTF-8")
 
     cdef int _begin_qos2(self, Publication* publication) except -1:
-        """Whether a message of QoS 2 is a new one: it is handed on at once, and not again until its PUBREL.
+        """Return whether a message of QoS 2 is a new one: it is handed on at once, and not again until its PUBREL.
 
         That is method B of section 4.3.3.
         """
@@ -395,7 +395,7 @@ cdef class ServerConnection(OutboundHalf):
         return 0
 
     def receive_eof(self):
-        """The device closed its side; a will is due unless DISCONNECT came first."""
+        """Note that the device closed its side; a will is due unless DISCONNECT came first."""
         self._is_over = True
         self._events_max = 0
         self.is_answer_due = False
@@ -448,7 +448,7 @@ cdef class ServerConnection(OutboundHalf):
 
     @property
     def received_packet_ids(self):
-        """Those of `restore_received` that are not released yet, for a session that goes on elsewhere."""
+        """Return the packet ids of `restore_received` not released yet, for a session that moves."""
         return sorted(key for key, broker in (self._qos2_received or {}).items() if broker is RESTORED)
 
     def restore_received(self, packet_ids not None):
@@ -468,7 +468,7 @@ cdef class ServerConnection(OutboundHalf):
         return 0
 
     def events_received(self):
-        """The Connect, Auth, Subscribe, Unsubscribe and Disconnect events since the last call, in order.
+        """Return the Connect, Auth, Subscribe, Unsubscribe and Disconnect events since the last call, in order.
 
         More may be there behind them, when their number had a maximum.
         """
@@ -486,11 +486,11 @@ cdef class ServerConnection(OutboundHalf):
 
     @property
     def has_events(self):
-        """True when `events_received` has something."""
+        """Return whether `events_received` has something."""
         return self._events is not None
 
     def next_deadline(self):
-        """When the device has been silent for too long [MQTT-3.1.2-24], in seconds; None when never.
+        """Return when the device has been silent for too long [MQTT-3.1.2-24], in seconds; None when never.
 
         Bytes that are not yet a CONNECT do not move the first deadline, or they could hold a connection for ever.
         """
@@ -538,7 +538,7 @@ cdef class ServerConnection(OutboundHalf):
             self._receive_waiting()
 
     def accept_authentication(self, data=None):
-        """The exchange proved who the device is: its CONNACK says `data`, or an AUTH when it is connected."""
+        """Accept the device, proved by the exchange: `data` goes into its CONNACK, or an AUTH when it is connected."""
         if self.state == STATE_OPENING:
             self._authentication.final_data = data
         elif self.state == STATE_CONNECTED:
@@ -636,7 +636,7 @@ cdef class ServerConnection(OutboundHalf):
 
 
 cdef bint _keeps_order(uint8_t first) noexcept nogil:
-    """Whether a packet waits for the answer to a SUBSCRIBE or UNSUBSCRIBE before it.
+    """Return whether a packet waits for the answer to a SUBSCRIBE or UNSUBSCRIBE before it.
 
     A PUBLISH that passed a SUBSCRIBE would not be delivered for it, an UNSUBSCRIBE would not undo it, of several
     nobody could say how many filters the session has, and behind a DISCONNECT none would be kept. Acknowledgements

@@ -49,7 +49,7 @@ cdef inline uint8_t awaited_for(int qos) noexcept:
 
 
 cdef inline uint8_t* _put_own(uint8_t* target, uint16_t alias, const DeliveryOptions* options) noexcept:
-    """The properties of this connection: its alias, and the subscriptions that match."""
+    """Return the properties of this connection: its alias, and the subscriptions that match."""
     cdef uint32_t index
     if alias:
         target[0] = TOPIC_ALIAS
@@ -88,7 +88,7 @@ cdef class OutboundHalf:
         return append(&self.output, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
 
     def data_to_send(self):
-        """The bytes for the device since the last call; empty when there are none."""
+        """Return the bytes for the device since the last call; empty when there are none."""
         if not self.output.size:
             return b""
         cdef bytes data = PyBytes_FromStringAndSize(<char*>self.output.data, self.output.size)
@@ -97,7 +97,7 @@ cdef class OutboundHalf:
 
     @property
     def output_bytes(self):
-        """How much `data_to_send` would return."""
+        """Return how much `data_to_send` would return."""
         return self.output.size
 
     # Messages to the device
@@ -158,7 +158,7 @@ cdef class OutboundHalf:
         return 1
 
     cdef bint fits(self, const OutboundMessage* message, const DeliveryOptions* options) noexcept:
-        """Whether the device takes a packet of this size [MQTT-3.1.2-24]."""
+        """Return whether the device takes a packet of this size [MQTT-3.1.2-24]."""
         cdef uint32_t properties_size
         cdef uint64_t size
         if self._sent_bytes_max == 0xFFFFFFFF:
@@ -175,7 +175,7 @@ cdef class OutboundHalf:
         return size
 
     cdef bint has_room(self) noexcept:
-        """Whether `send_message` takes one more: the window is open, and the device reads."""
+        """Return whether `send_message` takes one more: the window is open, and the device reads."""
         return self.has_output_room() and (
             self._subscriber == NULL
             or self._subscriber.window.count < self._window_max
@@ -188,7 +188,7 @@ cdef class OutboundHalf:
         return self._window_max - count if count < self._window_max else 0
 
     cdef bint has_room_to_repeat(self) noexcept:
-        """Whether the device takes one more message of an earlier connection now.
+        """Return whether the device takes one more message of an earlier connection now.
 
         Such a message counts in the window of this connection as soon as it is sent [MQTT-3.3.4-9].
         """
@@ -198,7 +198,7 @@ cdef class OutboundHalf:
         )
 
     cdef bint has_output_room(self) noexcept:
-        """Whether the device reads."""
+        """Return whether the device reads."""
         return (
             self.state == STATE_CONNECTED
             and not self.is_write_paused
@@ -223,11 +223,11 @@ cdef class OutboundHalf:
         return packet_id
 
     cdef int message_dropped(self) except -1:
-        """The oldest message that waited for the window made room for a new one."""
+        """Override to be told that the oldest waiting message made room for a new one."""
         return 0
 
     cdef bint _make_room(self, uint64_t size) except -1:
-        """Whether a packet of about that size may be queued, once the oldest have made room if they are to."""
+        """Return whether a packet of about that size may be queued, once the oldest have made room if they are to."""
         cdef ByteBuffer* queued = &self._subscriber.queued
         cdef QueuedPacket header
         while queued.size and (
@@ -244,7 +244,7 @@ cdef class OutboundHalf:
         return True
 
     cdef int message_expired(self) except -1:
-        """A message that waited for the window was dropped, because its time was over."""
+        """Override to be told that a waiting message was dropped because its time was over."""
         return 0
 
     cdef int _release_queued(self) except -1:
@@ -339,13 +339,13 @@ cdef class OutboundHalf:
         return 0
 
     cdef InFlightSlot* _slot_of(self, uint16_t packet_id) noexcept:
-        """The slot of a packet id that is in flight, else NULL."""
+        """Return the slot of a packet id in flight, else NULL."""
         return NULL if self._subscriber == NULL else find_slot(&self._subscriber.window, packet_id)
 
     # What the device answers
 
     cdef InFlightSlot* _answered(self, uint16_t packet_id, uint8_t packet_type, uint8_t code) except? NULL:
-        """The message that an acknowledgement is for.
+        """Return the message that an acknowledgement is for.
 
         NULL for one of nothing, which is harmless: clients do send them after a resume. One that its message does
         not wait for ends the connection [MQTT-4.13.1-1], 3.1.1 [MQTT-4.8.0-1].

@@ -79,7 +79,7 @@ cdef class FilterIndex:
 
     @property
     def is_empty(self):
-        """True when no filter is known."""
+        """Return whether no filter is known."""
         return self.filter_count == 0
 
     @property
@@ -98,7 +98,7 @@ cdef class FilterIndex:
         return len(self.shape_places)
 
     def has_shape(self, bytes shape not None):
-        """Whether some filter has this shape (mqtt.topics.wildcard_shape)."""
+        """Return whether some filter has this shape (mqtt.topics.wildcard_shape)."""
         return shape in self.shape_places
 
     @property
@@ -107,19 +107,19 @@ cdef class FilterIndex:
         return self.cache.size_bytes
 
     def id_of(self, str topic_filter not None):
-        """The filter's id, or None."""
+        """Return the filter's id, or None."""
         raw = topic_filter.encode()
         found = self.known_id(raw, self.shape_of(self.split_filter(raw)))
         return None if found < 0 else found
 
     def filter_of(self, uint32_t filter_id):
-        """The filter that has this id, or None."""
+        """Return the filter with this id, or None."""
         if filter_id >= self.filters_end or self.filters[filter_id].text == NULL:
             return None
         return self.filters[filter_id].text[:self.filters[filter_id].size].decode()
 
     def add(self, str topic_filter not None):
-        """The filter's id: the one it has, or a new one (those that became free are used again).
+        """Return the filter's id: the one it has, or a new one (those that became free are used again).
 
         Raises ValueError for a filter past limits.MQTT_TOPIC_BYTES_MAX or MQTT_TOPIC_LEVELS_MAX.
         """
@@ -194,14 +194,14 @@ cdef class FilterIndex:
         return filter_id
 
     def match(self, str topic not None):
-        """The ids of the filters that match, ascending; none for what is not a topic name."""
+        """Return the ids of the filters that match, ascending; none for an invalid topic name."""
         raw = topic.encode()
         cdef const uint8_t* data = raw
         cdef const Matches* found = self.find(data, len(raw))
         return sorted([found.ids[index] for index in range(found.count)])
 
     cdef const Matches* find(self, const uint8_t* topic, Py_ssize_t size) except NULL:
-        """The matches of a topic; valid until the next call of any method.
+        """Return the matches of a topic; valid until the next call of any method.
 
         What is not a legal topic name matches nothing: native producers can put anything into a record, and
         a device would have to hang up on a PUBLISH with a wildcard in its topic [MQTT-3.3.2-2].
@@ -271,7 +271,7 @@ cdef class FilterIndex:
         return count
 
     cdef int split(self, const uint8_t* text, Py_ssize_t size) noexcept nogil:
-        """How many levels there are; -1 when there are more than LEVELS_MAX."""
+        """Return how many levels there are; -1 when there are more than LEVELS_MAX."""
         cdef Py_ssize_t at, start = 0
         cdef int count = 0
         for at in range(size + 1):
@@ -292,7 +292,7 @@ cdef class FilterIndex:
             )
 
     cdef uint32_t hash_of(self, const Shape* shape) noexcept nogil:
-        """Of the literal levels of what is in `levels`, as `shape` has them."""
+        """Hash the literal levels of `levels`, as `shape` has them."""
         cdef uint64_t state = shape.seed
         cdef int index
         for index in range(shape.level_count):
@@ -307,7 +307,7 @@ cdef class FilterIndex:
     # Shapes.
 
     cdef int64_t shape_of(self, int level_count) except -3:
-        """The place of the shape of the filter in `levels`: EXACT without a wildcard, -1 when there is none.
+        """Return the place of the shape of the filter in `levels`: EXACT without a wildcard, -1 when there is none.
 
         Its levels are in `pattern` then.
         """
@@ -391,7 +391,7 @@ cdef class FilterIndex:
     # Looking up.
 
     cdef int64_t known_id(self, bytes raw, int64_t shape) except -2:
-        """The id of the filter, which is in `levels` and has this shape; -1 when it is unknown."""
+        """Return the id of the filter in `levels` of this shape; -1 when it is unknown."""
         cdef const uint8_t* text = raw
         cdef Py_ssize_t size = len(raw)
         cdef uint32_t hash, at
@@ -465,7 +465,7 @@ cdef class FilterIndex:
         return 0
 
     cdef bint has_literals(self, const Filter* entry, const Shape* shape) noexcept nogil:
-        """Whether the literal levels of a filter of `shape` are those of the topic in `levels`."""
+        """Return whether the literal levels of a filter of `shape` are those of the topic in `levels`."""
         cdef const uint8_t* at = entry.text
         cdef const uint8_t* end = at + entry.size
         cdef const uint8_t* start
@@ -525,7 +525,7 @@ cdef class FilterIndex:
         return filter_id
 
     cdef int append_free(self) except -1:
-        """One more id, of no filter and not in the chain of free ones."""
+        """Allocate an id that no filter has."""
         cdef uint32_t capacity
         cdef Filter* grown
         if self.filters_end == self.filters_capacity:
@@ -649,6 +649,6 @@ cdef bint is_topic(const uint8_t* topic, Py_ssize_t size) except -1:
 
 
 def is_topic_name(bytes topic not None):
-    """Whether a device can be sent something under a topic."""
+    """Return whether a device can be sent something under a topic."""
     cdef const uint8_t* data = topic
     return is_topic(data, len(topic))

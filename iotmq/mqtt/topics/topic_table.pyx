@@ -54,11 +54,11 @@ cdef class TopicTable:
             at = (at + 1) & self.mask
 
     cdef bint has_room(self, uint64_t entry_bytes) noexcept nogil:
-        """Whether a topic and its value, of so many bytes, can be added now."""
+        """Return whether a topic and its value, of so many bytes, can be added now."""
         return self.count < self.count_max and self.size_bytes + entry_bytes <= self.bytes_max
 
     cdef bint may_take(self, uint64_t entry_bytes) noexcept nogil:
-        """Whether it is worth to add them: a few large ones would push everything else out, again and again."""
+        """Return whether it is worth to add them: a few large ones would push everything else out, again and again."""
         return entry_bytes <= self.bytes_max // ENTRIES_MIN
 
     cdef int insert(self, const uint8_t* topic, Py_ssize_t size, void* value, uint64_t value_bytes) except -1:

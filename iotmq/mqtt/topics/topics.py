@@ -25,7 +25,7 @@ _WILDCARDS: Final = {"+": 1, "#": 2}
 
 
 def wildcard_shape(topic_filter: str) -> bytes | None:
-    """For each level whether it is literal (0), `+` (1) or `#` (2); None for a filter without wildcards."""
+    """Return for each level 0 (literal), 1 (`+`) or 2 (`#`); None for a filter without wildcards."""
     if "+" not in topic_filter and "#" not in topic_filter:
         return None
     return bytes([_WILDCARDS.get(level, 0) for level in topic_filter.split("/")])
@@ -40,7 +40,7 @@ def decode_text(raw: bytes, *, what: str) -> str:
 
 
 def is_text(raw: bytes) -> bool:
-    """True for what the specification calls text, control characters included [MQTT-1.5.3-1, -2]."""
+    """Return True for what the specification calls text, control characters included [MQTT-1.5.3-1, -2]."""
     try:
         return "\0" not in raw.decode("utf-8")
     except UnicodeDecodeError:
@@ -48,7 +48,7 @@ def is_text(raw: bytes) -> bool:
 
 
 def decode_any_text(raw: bytes, *, what: str) -> str:
-    """All that the specification calls text; raises as `decode_text` does [MQTT-1.5.4-1, -2]."""
+    """Decode any text that the specification allows; raises as `decode_text` does [MQTT-1.5.4-1, -2]."""
     return _decode(raw, b"\0", what, "a NUL")
 
 
@@ -72,7 +72,7 @@ def _decode(raw: bytes, forbidden: bytes, what: str, named: str) -> str:
 
 
 def decode_topic_name(raw: bytes) -> str:
-    """The topic of a PUBLISH or a will: not empty, no wildcards [MQTT-3.3.2-2], within our limits."""
+    """Return the topic of a PUBLISH or a will: not empty, no wildcards [MQTT-3.3.2-2], within our limits."""
     if not raw:
         raise MqttProtocolError(TOPIC_NAME_INVALID, "topic name is empty")
     _check_size(raw, "topic name")
@@ -83,7 +83,7 @@ def decode_topic_name(raw: bytes) -> str:
 
 
 def decode_topic_filter(raw: bytes) -> str:
-    """The filter of a SUBSCRIBE or UNSUBSCRIBE: wildcards only where section 4.7.1 allows them."""
+    """Return the filter of a SUBSCRIBE or UNSUBSCRIBE: wildcards only where section 4.7.1 allows them."""
     if not raw:
         raise MqttProtocolError(MALFORMED_PACKET, "topic filter is empty")
     _check_size(raw, "topic filter")
@@ -94,7 +94,7 @@ def decode_topic_filter(raw: bytes) -> str:
 
 
 def is_valid_filter(topic_filter: str) -> bool:
-    """True when `+` stands alone in its level and `#` alone in the last one [MQTT-4.7.1-2, -3]."""
+    """Return whether `+` stands alone in its level and `#` alone in the last one [MQTT-4.7.1-2, -3]."""
     levels = topic_filter.split("/")
     for position, level in enumerate(levels):
         if level == "#":
@@ -106,12 +106,12 @@ def is_valid_filter(topic_filter: str) -> bool:
 
 
 def is_shared(topic_filter: str) -> bool:
-    """True when the filter is that of a shared subscription, well formed or not [MQTT-4.8.2-1]."""
+    """Return whether the filter is that of a shared subscription, well formed or not [MQTT-4.8.2-1]."""
     return topic_filter.startswith(_SHARE)
 
 
 def split_shared(topic_filter: str) -> tuple[str, str]:
-    """The group and the filter of a shared subscription: `$share/GROUP/FILTER`.
+    """Return the group and the filter of a shared subscription: `$share/GROUP/FILTER`.
 
     Raises ValueError when the group's name is empty, too long or has a wildcard, or no filter follows
     [MQTT-4.8.2-1, -2].
@@ -129,7 +129,7 @@ def split_shared(topic_filter: str) -> tuple[str, str]:
 
 
 def is_exclusive(topic_filter: str) -> bool:
-    """True for `$exclusive/FILTER`, well formed or not: one session at a time has such a filter."""
+    """Return True for `$exclusive/FILTER`, well formed or not: one session at a time has such a filter."""
     return topic_filter.startswith(_EXCLUSIVE)
 
 
@@ -142,7 +142,10 @@ def split_exclusive(topic_filter: str) -> str:
 
 
 def matches(topic_filter: str, topic: str) -> bool:
-    """True when the filter selects the topic; `$` topics are not for leading wildcards [MQTT-4.7.2-1]."""
+    """Return whether the filter selects the topic.
+
+    `$` topics are not for leading wildcards [MQTT-4.7.2-1].
+    """
     filter_levels = topic_filter.split("/")
     topic_levels = topic.split("/")
     if topic.startswith("$") and filter_levels[0] in ("+", "#"):

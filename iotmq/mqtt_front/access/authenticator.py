@@ -60,10 +60,10 @@ class Authenticator(Protocol):
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The authentication methods there are exchanges for."""
+        """Return the authentication methods that are offered."""
 
     def known(self, asked: Credentials) -> Accepted | None:
-        """The answer when it costs nothing, because it was given before; None otherwise."""
+        """Return the answer when it costs nothing, because it was given before; None otherwise."""
 
     def authenticate(
         self,
@@ -78,4 +78,4 @@ class Authenticator(Protocol):
         """Begin an exchange by one of `methods`."""
 
     def metrics(self) -> Iterable[Metric]:
-        """The numbers of the authenticator."""
+        """Return the numbers of the authenticator."""

@@ -32,7 +32,7 @@ class FailedAttempts:
         return len(self._failures)
 
     def is_exceeded(self, address: str | None, user: str | None, now_s: float) -> bool:
-        """Whether devices of the address, or this user's there, have failed too often in this minute."""
+        """Return whether an address, or a user there, has failed too often within this minute."""
         if not self._per_minute_max or address is None:
             return False
         began_s, count = self._failures.get(self._counted(address, user), (now_s, 0))

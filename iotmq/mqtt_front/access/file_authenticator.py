@@ -162,7 +162,7 @@ class FileAuthenticator:
         return self._users.kept(name) is not None
 
     def _name(self, asked: Credentials) -> str | None:
-        """The name to look for; None when no user could have it, or nobody the password."""
+        """Return the name to look for; None when no user could have it, or nobody the password."""
         if asked.user_name is None or asked.password is None or not scram.can_be_password(asked.password):
             return None
         if not 0 < len(asked.user_name.encode()) <= limits.MQTT_USER_NAME_BYTES_MAX:

@@ -60,7 +60,7 @@ class PasswordChecks:
         return len(self._verified)
 
     def is_known(self, name: str, password: bytes, verifier: Verifier) -> bool:
-        """Whether this was the user's password before, and what is kept of it has not changed since."""
+        """Return whether the password was right before, and its verifier has not changed since."""
         found = self._verified.get(name)
         return found is not None and hmac.compare_digest(found, self._digest(password, verifier))
 

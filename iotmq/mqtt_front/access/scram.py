@@ -52,7 +52,7 @@ class Verifier(NamedTuple):
 
 
 def parse_verifier(text: str) -> Verifier:
-    """The opposite of `str`. ValueError says what is wrong."""
+    """Parse what `str` writes. ValueError says what is wrong."""
     found = _KEPT.fullmatch(text)
     if found is None:
         raise ValueError(f"it is not {METHOD}$ITERATIONS:SALT$STOREDKEY:SERVERKEY")
@@ -84,7 +84,10 @@ def is_password_of(verifier: Verifier, password: bytes) -> bool:
 
 
 def can_be_password(password: bytes) -> bool:
-    """Whether somebody may have it. With NUL at its end it would pass for another one: HMAC pads with it."""
+    """Return whether somebody may have it.
+
+    With NUL at its end it would pass for another one: HMAC pads with it.
+    """
     return 0 < len(password) <= limits.MQTT_PASSWORD_BYTES_MAX and b"\0" not in password
 
 
@@ -196,7 +199,7 @@ def _text(message: bytes) -> str:
 
 
 def _from_base64(text: str) -> bytes:
-    """The bytes of base64 in its one form; ValueError for any other."""
+    """Return the bytes of base64 in its one form; ValueError for any other."""
     try:
         data = base64.b64decode(text, validate=True)
     except binascii.Error as error:

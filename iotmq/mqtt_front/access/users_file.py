@@ -56,7 +56,7 @@ class Users:
         return len(self._kept)
 
     def __iter__(self) -> Iterator[str]:
-        """The names, in the order of the file."""
+        """Return the names, in the order of the file."""
         return iter(self._kept)
 
     def kept(self, name: str) -> str | None:
@@ -64,13 +64,13 @@ class Users:
         return self._kept.get(name)
 
     def verifier(self, name: str) -> Verifier | None:
-        """The same in its parts."""
+        """Return the verifier in its parts."""
         kept = self._kept.get(name)
         return None if kept is None else parse_verifier(kept)
 
 
 def read_users(path: Path, *, former: Users | None = None) -> Users:
-    """The users of a file; lines as in `former` are taken as they are, which makes reading again fast.
+    """Return the users of a file; lines as in `former` are taken as they are, which makes reading again fast.
 
     OSError when it cannot be read, UsersFileError when it is too large or breaks a rule.
     """
@@ -78,7 +78,7 @@ def read_users(path: Path, *, former: Users | None = None) -> Users:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The file. OSError when it cannot be read, UsersFileError when it is too large."""
+    """Return the file. OSError when it cannot be read, UsersFileError when it is too large."""
     with path.open("rb") as file:
         data = file.read(limits.MQTT_USERS_FILE_BYTES_MAX + 1)
     if len(data) > limits.MQTT_USERS_FILE_BYTES_MAX:
@@ -87,7 +87,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def parse_users(data: bytes, *, former: Users | None = None) -> Users:
-    """The users that the bytes of a file say; UsersFileError names the lines that are wrong."""
+    """Return the users that the bytes of a file say; UsersFileError names the lines that are wrong."""
     kept: dict[str, str] = {}
     problems: list[str] = []
     for number, raw in enumerate(data.splitlines(), start=1):
@@ -119,7 +119,7 @@ def parse_users(data: bytes, *, former: Users | None = None) -> Users:
 
 
 def checked_name(name: str) -> str:
-    """The name; ValueError when it cannot be one."""
+    """Return the name; ValueError when it cannot be one."""
     if not name or len(name.encode()) > limits.MQTT_USER_NAME_BYTES_MAX:
         raise ValueError(f"a user name has 1 to {limits.MQTT_USER_NAME_BYTES_MAX} bytes")
     if name.startswith("#") or name != name.strip():
@@ -133,7 +133,7 @@ def checked_name(name: str) -> str:
 
 
 def with_users(data: bytes, verifiers: Mapping[str, Verifier]) -> bytes:
-    """The bytes of the file with these users, each in the place of one of its name or at the end."""
+    """Return the bytes of the file with these users, each in the place of one of its name or at the end."""
     left = {checked_name(name): verifier for name, verifier in verifiers.items()}
     lines = data.splitlines(keepends=True)
     for at, line in enumerate(lines):
@@ -147,7 +147,7 @@ def with_users(data: bytes, verifiers: Mapping[str, Verifier]) -> bytes:
 
 
 def without_user(data: bytes, name: str) -> bytes:
-    """The bytes of the file without this user; UsersFileError when it is not there."""
+    """Return the bytes of the file without this user; UsersFileError when it is not there."""
     lines = data.splitlines(keepends=True)
     kept = [line for line in lines if _name_of(line) != name]
     if len(kept) == len(lines):
@@ -188,7 +188,7 @@ def warn_when_open(path: Path) -> str | None:
 
 
 def _name_of(line: bytes) -> str | None:
-    """The user of a line; None for a comment and for a line without one."""
+    """Return the user of a line; None for a comment and for a line without one."""
     name, mark, _ = line.rpartition(_MARK.encode())
     return None if not mark or line.startswith(b"#") else name.decode(errors="replace")
 

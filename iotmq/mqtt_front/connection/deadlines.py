@@ -37,7 +37,7 @@ class Deadlines:
         self._put(device, device.next_deadline(), now_s)
 
     def late(self, now_s: float) -> list[Device]:
-        """The devices whose deadline has passed; they are not watched any longer.
+        """Return the devices whose deadline has passed; they are not watched any longer.
 
         A device whose connection is over is dropped silently, unless its transport still lingers.
         """

@@ -351,7 +351,7 @@ cdef class Device(ServerConnection):
         return 0
 
     cdef bint _is_held(self) noexcept:
-        """Whether what the device sends has to wait for its session, or for an answer to what it sent before."""
+        """Return whether what the device sends has to wait for its session, or for an answer to what it sent before."""
         if self.state == STATE_OPENING or self._waits_for_turn:
             return True
         if self.is_answer_due and self._is_waiting_for_events:
@@ -363,7 +363,7 @@ cdef class Device(ServerConnection):
 
     @property
     def is_held(self):
-        """True while it is not read because a broker has not answered a SUBSCRIBE or UNSUBSCRIBE of its."""
+        """Return whether it is not read because a broker has not answered a SUBSCRIBE or UNSUBSCRIBE of its."""
         return self._held_since_s != 0
 
     def next_deadline(self):

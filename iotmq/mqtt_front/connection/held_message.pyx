@@ -31,7 +31,7 @@ cdef class MessageCopy:
         return copy
 
     cdef bint is_of(self, OutgoingMessage message) noexcept:
-        """Whether it is still that message which stands there: a log that lost its end has another one."""
+        """Return whether it is still that message which stands there: a log that lost its end has another one."""
         cdef OutboundMessage* view = &message.view
         return (
             view.topic_size == self.view.topic_size
@@ -53,7 +53,7 @@ cdef class HeldMessage:
         return held
 
     cdef bint is_expired(self, double now_s) noexcept:
-        """Whether nobody is to get it any more [MQTT-3.3.2-5]."""
+        """Return whether nobody is to get it any more [MQTT-3.3.2-5]."""
         return self.copy.view.has_expiry and self.copy.view.expires_s <= now_s
 
     cdef uint16_t send(self, Device device, uint16_t packet_id) except? 0:

@@ -26,7 +26,7 @@ cdef bytes _TTL = names.TIME_TO_LIVE_MS.encode() + b"\x01"
 
 
 cdef inline Py_ssize_t _value_at(const uint8_t* at, const uint8_t* end, bytes name) noexcept:
-    """Where the value begins, when the property is this one; else 0."""
+    """Return where the value begins, when the property is this one; else 0."""
     cdef Py_ssize_t size = len(name)
     return size if end - at >= size and memcmp(at, <const char*>name, size) == 0 else 0
 
@@ -116,7 +116,7 @@ cdef class OutgoingMessage:
         return 0
 
     cdef bint is_from(self, const uint8_t* client_id, Py_ssize_t size) noexcept:
-        """Whether this client published it."""
+        """Return whether this client published it."""
         return size == self.publisher_size and memcmp(client_id, self.publisher, size) == 0
 
 

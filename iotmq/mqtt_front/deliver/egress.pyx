@@ -177,7 +177,7 @@ cdef class Egress:
 
     @property
     def is_idle(self):
-        """True when nothing waits to be written to subscribers."""
+        """Return whether nothing waits to be written to subscribers."""
         return not self._backlog
 
     def close(self):

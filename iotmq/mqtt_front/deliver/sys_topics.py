@@ -141,7 +141,7 @@ class SysTopics:
         assert len(self._index) == len(found)
 
     def _matching(self, filters: Mapping[str, int]) -> dict[str, int]:
-        """The topics that some filters match, each with the options of the best of them."""
+        """Return the topics that some filters match, each with the options of the best of them."""
         index = _new_index()
         options = {index.add(name): asked for name, asked in filters.items()}
         return {

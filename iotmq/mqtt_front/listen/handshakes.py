@@ -307,7 +307,10 @@ class Handshakes:
         protocol.connection_made(transport)
 
     def _refusal_of(self, certificate: dict[str, Any], *, is_resumed: bool) -> tuple[str, str] | None:
-        """Why a device does not get in although OpenSSL let its certificate pass: reason and detail."""
+        """Return why a device does not get in although OpenSSL let its certificate pass.
+
+        Reason and detail.
+        """
         if not certificate:
             return None
         if is_resumed and has_expired(certificate, time.time()):

@@ -180,7 +180,7 @@ def network_address(
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> OSError:
-    """The error for an operator."""
+    """Return the error for an operator."""
     return OSError(error.errno, f"cannot listen on {address_text(host, port)} for MQTT: {error.strerror}")
 
 

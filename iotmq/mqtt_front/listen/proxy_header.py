@@ -71,7 +71,7 @@ class ProxyHeader(NamedTuple):
 
     @property
     def shown_id(self) -> str | None:
-        """The unique id as text, in hexadecimal digits when it is none; None without one."""
+        """Return the unique id as text, in hexadecimal digits when it is none; None without one."""
         if not self.unique_id:
             return None
         text = self.unique_id.decode("ascii", "replace")
@@ -108,7 +108,7 @@ class ProxyHeaderReader:
         return len(data) if size is None else size - before
 
     def _read_line(self) -> int | None:
-        """The size of a header of version 1; None when more has to come."""
+        """Return the size of a header of version 1; None when more has to come."""
         held = self._data
         end = held.find(b"\n", 0, _LINE_BYTES_MAX)
         if end < 0:
@@ -122,7 +122,7 @@ class ProxyHeaderReader:
         return end + 1
 
     def _read_block(self) -> int | None:
-        """The size of a header of version 2; None when more has to come."""
+        """Return the size of a header of version 2; None when more has to come."""
         held = self._data
         # What is wrong is said as soon as it is there.
         if len(held) > 12 and held[12] not in (_LOCAL, _PROXY):

@@ -159,7 +159,7 @@ cdef class WebSocketLink(WSListener):
         self._websocket._tr_write = self._websocket._tr_get_write_buffer_size = None
 
     cdef Py_ssize_t room(self, Py_ssize_t free_bytes) except -1:
-        """How much of what is free in picows' buffer is to be read into, so that it grows for a large frame only."""
+        """Return how much of picows' free buffer to read into, so that it grows for a large frame only."""
         cdef Py_ssize_t size = free_bytes + self._unparsed_bytes
         cdef Py_ssize_t offered = free_bytes
         if size > READ_BUFFER_BYTES and 3 * self._unparsed_bytes < 2 * size:
@@ -395,7 +395,7 @@ cdef class WebSocketLink(WSListener):
 
 
 cdef bint _may_be_sent(int code) noexcept:
-    """Whether a close frame may have this code [RFC 6455 section 7.4]."""
+    """Return whether a close frame may have this code [RFC 6455 section 7.4]."""
     return 1000 <= code < 5000 and code not in (1004, 1005, 1006, 1015)
 
 

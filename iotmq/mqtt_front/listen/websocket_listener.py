@@ -27,7 +27,7 @@ class WebSocketListener:
         )
 
     def protocol(self, peer: Peer) -> WebSocketProtocol:
-        """The asyncio protocol of a new connection, with a device of its own."""
+        """Return the asyncio protocol of a new connection, with a device of its own."""
         return WebSocketProtocol(self._make_device(peer), self._rules, self._counts)
 
     def metrics(self) -> Iterable[Metric]:

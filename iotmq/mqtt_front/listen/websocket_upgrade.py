@@ -15,7 +15,7 @@ class Headers(Protocol):
     """Headers of a request by name, whatever the case of its letters; a name may have several values."""
 
     def getall(self, name: str, default: Sequence[str]) -> Sequence[str]:
-        """All values of a header."""
+        """Return all values of a header."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ def names_of(device: Device) -> DeviceNames | None:
 
 
 def has_names(template: str) -> bool:
-    """True when what a template gives depends on the device."""
+    """Return whether what a template gives depends on the device."""
     return CLIENT_ID in template or USER_NAME in template
 
 

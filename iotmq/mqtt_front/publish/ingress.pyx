@@ -177,7 +177,7 @@ cdef class Batch:
         self.was_offered = False
 
     def completed(self, int code, str remark):
-        """The broker's answer (ports.gateway.AppendDone)."""
+        """Take the broker's answer (ports.gateway.AppendDone)."""
         if self.is_done:
             raise RuntimeError("a batch was completed twice")
         self.is_done = True
@@ -225,7 +225,7 @@ cdef class Lane:
         return 0
 
     cdef Batch newest(self):
-        """The batch whose end is that of everything in the lane now; None when there is nothing."""
+        """Return the batch whose end is that of everything in the lane now; None when there is nothing."""
         if self.filling.count:
             return self.filling
         return self.waiting[-1] if self.waiting else self.under_way
@@ -291,7 +291,7 @@ cdef class Release:
             self.completed(0, "")
 
     def completed(self, int code, str remark):
-        """The broker's answer (ports.gateway.AppendDone)."""
+        """Take the broker's answer (ports.gateway.AppendDone)."""
         if code:
             self.ingress._loop.call_later(self.ingress._retry_interval_s, self.offer)
         else:
@@ -345,7 +345,7 @@ cdef class Ingress(PublishSink):
 
     @property
     def is_idle(self):
-        """True when nothing waits for the broker."""
+        """Return whether nothing waits for the broker."""
         return self._pending_bytes == 0
 
     def forget_routes(self):
@@ -354,7 +354,10 @@ cdef class Ingress(PublishSink):
         self._record_bytes_max = self._port.record_bytes_max
 
     def when_settled(self, Device device not None, callback not None):
-        """Whether all that the device has published is stored, delivered or refused; if not, call back when it is."""
+        """Return whether all that the device has published is stored, delivered or refused.
+
+        If not, call back when it is.
+        """
         cdef uint64_t published = device.published_lanes
         cdef Settling settling = None
         cdef Lane lane
@@ -600,7 +603,7 @@ cdef class Ingress(PublishSink):
         return device.refuse_published(publication.sequence, 1, TOPIC_NAME_INVALID.v5_code)
 
     cdef Target* _target_of(self, Device device, const uint8_t* topic, Py_ssize_t size) except NULL:
-        """Where what the device publishes to a topic goes; TARGET_RESOLVED or TARGET_REFUSED."""
+        """Return where what the device publishes to a topic goes; TARGET_RESOLVED or TARGET_REFUSED."""
         cdef Target* target = <Target*>self._targets.find(topic, size)
         if target == NULL:
             target = self._resolve(topic, size)

@@ -46,7 +46,7 @@ class _Rule(NamedTuple):
     has_names: bool
 
     def name(self, topic: str, names: DeviceNames | None) -> str | None:
-        """The new name; None when the topic keeps its own. ValueError when there can be none."""
+        """Return the new name; None when the topic keeps its own. ValueError when there can be none."""
         size = len(topic.encode())
         if size > limits.MQTT_REWRITE_TOPIC_BYTES_MAX:
             raise ValueError(
@@ -103,7 +103,7 @@ class TopicRewrites:
         return topic if name is None else topics.decode_topic_name(name.encode())
 
     def subscribed(self, topic_filter: str, names: DeviceNames | None) -> str | None:
-        """The filter that is meant by `topic_filter`, with prefixes left alone; None for none."""
+        """Return the filter that is meant by `topic_filter`, with prefixes left alone; None for none."""
         if not self._subscribe:
             return topic_filter
         prefix, plain = _split_prefix(topic_filter)

@@ -69,12 +69,12 @@ cdef Py_ssize_t FLIGHTS_MAX = limits.MQTT_FLIGHTS_MAX
 
 
 cdef bint is_replay(QueueSubscription subscription, int64_t position) noexcept:
-    """True for a record that had waited for the device to come back."""
+    """Return True for a record that had waited for the device to come back."""
     return subscription.live_from < 0 or position < subscription.live_from
 
 
 cdef bint has_no_queue(flight) except -1:
-    """True for a packet id whose filter was unsubscribed."""
+    """Return True for a packet id whose filter was unsubscribed."""
     return (flight.queue_id & NO_QUEUE_ID) == NO_QUEUE_ID
 
 
@@ -330,7 +330,7 @@ cdef class DurableSession(KeptSession):
         return self.egress.schedule(self)
 
     cdef bint _has_room(self) except -1:
-        """Whether the device takes a new message, and is not too far ahead of one it does not acknowledge."""
+        """Return whether the device takes a new message, and is not too far ahead of one it does not acknowledge."""
         cdef Py_ssize_t count = self._flights.count
         if self._done is not None:
             count += len(self._done)
@@ -470,7 +470,7 @@ cdef class DurableSession(KeptSession):
             self.egress.schedule(self)
 
     cdef bint may_replay(self) except -1:
-        """Whether more of what had waited may go now; if not, it is seen to that it goes on."""
+        """Return whether more of what had waited may go now; if not, it is seen to that it goes on."""
         if self.is_pausing:
             return False
         if self._pace is None:
@@ -632,7 +632,7 @@ cdef class DurableEgress:
         self._message = OutgoingMessage(group.clock)
 
     def open(self, Device device not None, str client_id not None, opened):
-        """The session of a device, which `opened` (OpenedSession) describes; `start` follows its CONNACK."""
+        """Return the session of a device, which `opened` (OpenedSession) describes; `start` follows its CONNACK."""
         device.session = DurableSession(self, device, client_id, opened)
         device.is_resumed = opened.is_present
         # Before what the device sent behind its CONNECT is handled.
@@ -720,7 +720,7 @@ cdef class DurableEgress:
                 subscription.session.missed(subscription)
 
     def fenced(self, str client_id not None, int64_t epoch, str reason not None):
-        """The session belongs to somebody else soon."""
+        """Tell the handler that another front end has the session soon."""
         self._handler.session_fenced(client_id, epoch, reason)
 
     cdef int schedule(self, DurableSession session) except -1:

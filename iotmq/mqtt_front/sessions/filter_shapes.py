@@ -84,7 +84,10 @@ class FilterShapes:
     def take_for(
         self, device: Device, filters: Collection[str], coming: Collection[str], topic_filter: str
     ) -> bool:
-        """Whether one more filter has room beside a session's `filters` and `coming`; then it counts."""
+        """Return whether one more filter has room beside a session's `filters` and `coming`.
+
+        Then it counts.
+        """
         found = self._of_sessions.get(device)
         if found is None:
             # Most sessions never have so many that it could matter.

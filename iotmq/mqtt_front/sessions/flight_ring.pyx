@@ -49,7 +49,7 @@ cdef int _grow(FlightRing* ring) except -1:
 
 
 cdef Flight* flight_of(const FlightRing* ring, uint32_t number, uint16_t packet_id) noexcept:
-    """The flight of a number, when it has this packet id and is not done; else NULL."""
+    """Return the flight of a number, when it has this packet id and is not done; else NULL."""
     cdef uint32_t index = number - ring.number
     cdef Flight* flight
     if index >= ring.count:

@@ -15,7 +15,7 @@ cdef class QueueSubscriptions:
         return len(self._queues)
 
     cdef tuple find(self, uint32_t queue_id):
-        """The subscriptions of a queue."""
+        """Return the subscriptions of a queue."""
         found = self._queues.get(queue_id)
         if found is None:
             return ()

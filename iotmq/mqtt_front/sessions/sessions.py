@@ -69,7 +69,7 @@ class ConnectedSessions:
         return len(self._devices)
 
     def devices(self) -> Iterator[Device]:
-        """Every connection, with a session or without."""
+        """Yield every connection, with a session or without."""
         yield from list(self._devices.values())
         yield from list(self._without_session)
 
@@ -172,7 +172,7 @@ class ConnectedSessions:
             self._hang_up_former(device, reason_codes.SESSION_TAKEN_OVER)
 
     def _kept_will(self, device: Device, will: packets.Will | None) -> Will | None:
-        """The device's will for its broker, which publishes it when this process dies."""
+        """Return the device's will for its broker, which publishes it when this process dies."""
         if will is None:
             return None
         try:
@@ -252,7 +252,10 @@ class ConnectedSessions:
             device.will = None
 
     def _is_will_delayed(self, device: Device) -> bool:
-        """Whether the broker is to see to the will: a session ends with its connection at once otherwise."""
+        """Return whether the broker is to see to the will.
+
+        A session ends with its connection at once otherwise.
+        """
         if device.will is None or not device.has_session or not device.expiry_s:
             return False
         return bool(device.will.properties.will_delay_s)

@@ -328,7 +328,7 @@ cdef class SharedEgress:
         return source
 
     cdef MessageCopy copy_of(self, uint32_t number, int64_t position, OutgoingMessage message):
-        """The one copy that all who wait for a message have."""
+        """Return the one copy that all who wait for a message have."""
         cdef MessageCopy copy = self._copies.get((number, position))
         if copy is None or not copy.is_of(message):
             copy = self._copies[number, position] = MessageCopy.of(message)

@@ -228,7 +228,7 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def trusted_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
-        """Those of proxy_trusted."""
+        """Return those of proxy_trusted."""
         try:
             return tuple(ip_network(network) for network in self.proxy_trusted)
         except ValueError as error:
@@ -262,5 +262,5 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 def tcp_listener(host: str, port: int) -> ListenerSettings:
-    """The listener of `mqtt.listen_host` and `mqtt.listen_port`, as one of those beside it."""
+    """Return the listener of `mqtt.listen_host` and `mqtt.listen_port`, as one of those beside it."""
     return ListenerSettings(name=TCP_NAME, transport="tcp", listen_host=host, listen_port=port)

@@ -379,6 +379,6 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def all_listeners(self) -> tuple[ListenerSettings, ...]:
-        """Every place where devices connect, the one of listen_port first."""
+        """Return every place where devices connect, the one of listen_port first."""
         first = (tcp_listener(self.listen_host, self.listen_port),) if self.tcp_enabled else ()
         return (*first, *self.listeners)

@@ -259,7 +259,7 @@ cdef const uint8_t* read_number(const uint8_t* at, const uint8_t* end, int64_t* 
 
 
 cdef bint read_decimal(const Text* text, int64_t* number) noexcept:
-    """The text as a number if it is decimal digits, perhaps with a minus, and nothing else."""
+    """Return the text as a number if it is decimal digits, perhaps with a minus, and nothing else."""
     cdef Py_ssize_t at = 0
     cdef int64_t value = 0
     cdef bint is_negative = text.size > 0 and text.at[0] == c"-"
@@ -285,7 +285,7 @@ cdef bint is_ascii(const uint8_t* at, Py_ssize_t size) noexcept:
 
 
 cdef int json_key(const Text* key) noexcept:
-    """The bit of a key of the JSON header, 0 for one that is not known."""
+    """Return the bit of a key of the JSON header, 0 for one that is not known."""
     if is_text(key, b"code", 4):
         return SEEN_CODE
     if is_text(key, b"extFields", 9):

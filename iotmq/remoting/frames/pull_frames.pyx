@@ -36,7 +36,7 @@ cdef class PullFrame:
         return 1
 
     def start_of(self, int number):
-        """Where its frame begins in `data`."""
+        """Return where its frame begins in `data`."""
         return self.start
 
     def facts(self):
@@ -66,7 +66,7 @@ cdef class PullFrame:
 
 
 def read_pull(bytes data not None, Py_ssize_t at):
-    """The pull whose frame begins at `at`; None when there is none, or not a whole and usual one."""
+    """Return the pull whose frame begins at `at`; None when there is none, or not a whole and usual one."""
     cdef const uint8_t* start = <const uint8_t*> PyBytes_AS_STRING(data)
     cdef Py_ssize_t end = PyBytes_GET_SIZE(data)
     cdef Head head

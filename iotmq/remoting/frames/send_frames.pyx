@@ -71,13 +71,13 @@ cdef class SendRun:
         return f"<SendRun of {self.count}>"
 
     def start_of(self, int number):
-        """Where the frame of a send begins in `data`; IndexError when there is none."""
+        """Return where the frame of a send begins in `data`; IndexError when there is none."""
         if not 0 <= number < self.count:
             raise IndexError(number)
         return self.frames[number].start
 
     def codes(self, int start, int end):
-        """How many of the sends [start, end) there are of each code."""
+        """Return how many of the sends [start, end) there are of each code."""
         cdef int counts[3]
         cdef int number
         cdef int code
@@ -156,7 +156,7 @@ cdef class SendRun:
 
 
 def read_sends(bytes data not None, Py_ssize_t at):
-    """The sends that stand at `at` one behind the other, as far as they are whole and usual; None for none."""
+    """Return the sends that stand at `at` one behind the other, as far as they are whole and usual; None for none."""
     global spare
     cdef const uint8_t* start = <const uint8_t*> PyBytes_AS_STRING(data)
     cdef Py_ssize_t end = PyBytes_GET_SIZE(data)

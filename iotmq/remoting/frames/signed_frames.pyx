@@ -48,7 +48,7 @@ cdef class SignedRequest:
 
 
 def read_signed(bytes data not None, Py_ssize_t at):
-    """The request whose frame begins at `at`; None when it is not a usual and signed send or pull."""
+    """Return the request whose frame begins at `at`; None when it is not a usual and signed send or pull."""
     cdef const uint8_t* start = <const uint8_t*> PyBytes_AS_STRING(data)
     cdef Head head
     cdef Fields fields
@@ -128,7 +128,7 @@ cdef str name_in(const Fields* fields, const char* name, Py_ssize_t size):
 
 
 cdef bint has_plain_body(const Field* batch, const Field* sys_flag, bint is_batch) noexcept:
-    """Whether the body is what was sent, not packed, and whether it is a batch is written as usual."""
+    """Return whether the body is what was sent, not packed, and whether it is a batch is written as usual."""
     if not is_batch and batch != NULL:
         if is_text(&batch.value, b"true", 4) or is_text(&batch.value, b"1", 1):
             is_batch = True

@@ -47,7 +47,7 @@ class ContextSettings:
 
     @property
     def files(self) -> Iterator[str]:
-        """Every file, as far as it is set."""
+        """Yield every file, as far as it is set."""
         for certificate in self.certificates:
             yield from filter(None, certificate)
         yield from filter(None, (self.client_ca_file, *self.revocation_files))

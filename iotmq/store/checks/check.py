@@ -32,7 +32,7 @@ def check_store(
     confirmed_position: int,
     hidden: Mapping[str, int] | None = None,
 ) -> list[str]:
-    """Every inconsistency as a sentence. Reads the whole log, record by record.
+    """Return every inconsistency as a sentence. Reads the whole log, record by record.
 
     `hidden` are the positions before which the records of a topic are kept from readers.
     """

@@ -23,7 +23,7 @@ _ROLLBACK = 12
 
 
 class _Wanted(NamedTuple):
-    """An entry that has to be there."""
+    """Hold an expected entry of the index."""
 
     hash: int
     position: int
@@ -49,7 +49,7 @@ class CheckedFile(Protocol):
 
     @property
     def path(self) -> str:
-        """For messages."""
+        """Describe the entry for messages to operators."""
 
     @property
     def number(self) -> int:
@@ -79,7 +79,7 @@ class CheckedIndex(Protocol):
 
 
 def check_index(log: CheckedLog, index: CheckedIndex) -> list[str]:
-    """Every inconsistency between the log and what the index has applied of it, as a sentence.
+    """Return every inconsistency between the log and what the index has applied of it, as a sentence.
 
     After PROBLEMS_MAX of them it ends, and at an entry from which nothing can be said of those behind it.
     """
@@ -100,7 +100,7 @@ def check_index(log: CheckedLog, index: CheckedIndex) -> list[str]:
 
 
 def entry_hash(topic: str, key: bytes) -> int:
-    """The hash of an entry: the absolute value of Java's, 0 where it has none."""
+    """Return the hash of an entry: the absolute value of Java's, 0 where it has none."""
     value = abs(tag_hash(f"{topic}#{key.decode('utf-8', 'replace')}"))
     return value if value <= _INT32_MAX else 0
 
@@ -210,7 +210,7 @@ def _check_file(file: CheckedFile, wanted: _WantedEntries, min_position: int) ->
 
 
 def _slots_of(newest: dict[int, int], count: int) -> bytes:
-    """The slots of a file, from the newest entry of those in use."""
+    """Return the slots of a file, from the newest entry of those in use."""
     slots = bytearray(4 * count)
     for slot, number in newest.items():
         _SLOT.pack_into(slots, 4 * slot, number)

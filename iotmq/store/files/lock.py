@@ -57,11 +57,11 @@ class AbortMark:
         self.was_set = self.path.exists()
 
     def set(self) -> None:
-        """From now on a start finds that this run has not ended cleanly."""
+        """Create the abort file: a start finds that this run has not ended cleanly."""
         self.path.touch()
         sync_path(self.path.parent)
 
     def clear(self) -> None:
-        """This run has ended cleanly."""
+        """Remove the abort file: this run has ended cleanly."""
         self.path.unlink(missing_ok=True)
         sync_path(self.path.parent)

@@ -37,12 +37,12 @@ def unsealed(data: bytes) -> bytes | None:
 
 
 def encode_state(magic: bytes, *numbers: int) -> bytes:
-    """The record; `magic` has 8 bytes."""
+    """Encode a record; `magic` has 8 bytes."""
     return sealed(struct.pack(f">8s{len(numbers)}q", magic, *numbers))
 
 
 def decode_state(data: bytes, *magics: bytes, count: int) -> State | None:
-    """The record if it has one of the magics and so many numbers, and proves itself."""
+    """Return the record if it has one of the magics and so many numbers, and proves itself."""
     content = unsealed(data)
     if content is None or len(content) != 8 + 8 * count or content[:8] not in magics:
         return None
@@ -50,7 +50,7 @@ def decode_state(data: bytes, *magics: bytes, count: int) -> State | None:
 
 
 def read_state(path: str, *magics: bytes, count: int) -> State | None:
-    """The record in the file at `path`; None when there is none that proves itself. Raises OSError."""
+    """Return the record in the file at `path`; None when there is none that proves itself. Raises OSError."""
     try:
         with open(path, "rb") as file:
             data = file.read(4096)

@@ -98,15 +98,15 @@ class KeyValueStore:
 
     @property
     def is_open(self) -> bool:
-        """False after `close`, and when `reopen` failed."""
+        """Return whether the database is open: not after `close`, nor when `reopen` failed."""
         return self._database is not None
 
     def names(self) -> list[str]:
-        """The column families there are, the database's own `default` left out."""
+        """Return the column families there are, the database's own `default` left out."""
         return sorted(self._names)
 
     def space(self, name: str) -> KeySpace:
-        """The column family of that name, made when missing (StoreError when read-only)."""
+        """Return the column family of that name, made when missing (StoreError when read-only)."""
         space = self._spaces.get(name)
         if space is None:
             self._opened()
@@ -179,7 +179,7 @@ class KeyValueStore:
         )  # fmt: skip
 
     def _start_over_after(self, error: Exception) -> None:
-        """In an `except` block: raise what is the machine's fault; what else there is, is damage."""
+        """Raise the error being handled if the machine caused it; any other means damage."""
         if self._is_read_only or _has(error, _MACHINE_TEXTS):
             raise _translated(error, self.directory) from error
         logger.warning("%s is damaged and starts over from the log: %s", self.directory, error)
@@ -284,7 +284,7 @@ class KeySpace:
         self._database, self._family, self._handle = database, family, handle
 
     def get(self, key: bytes) -> bytes | None:
-        """The value of `key`; StoreCorruptError when the database is damaged there."""
+        """Return the value of `key`; StoreCorruptError when the database is damaged there."""
         # No local name for it, here and below: whoever keeps an error keeps the names of its frames, and the
         # database stays locked while one of them stands for it.
         self._opened(self._family)
@@ -322,7 +322,7 @@ class KeySpace:
         removed_keys: Iterable[bytes] = (),
         removed_ranges: Iterable[tuple[bytes, bytes]] = (),
     ) -> None:
-        """In one step remove keys and ranges [start, stop), then put `values` under `keys`.
+        """Remove keys and ranges [start, stop), then put `values` under `keys`, all in one step.
 
         Not safe from a crash before the next `flush`, but then all of it is or nothing.
         """

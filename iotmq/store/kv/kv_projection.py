@@ -56,7 +56,7 @@ class Collector(Protocol):
         """Take in the whole records of `view`. Must be repeatable: a range may come twice."""
 
     def items(self) -> tuple[list[bytes], list[bytes]]:
-        """All keys, and their values in the same order."""
+        """Return all keys, and their values in the same order."""
 
     def clear(self) -> None:
         """Forget everything."""
@@ -207,7 +207,7 @@ class KeyValueProjection:
         self._follow_generation()
 
     def _follow_generation(self) -> None:
-        """After the database was opened again go back to what it has."""
+        """Go back to what the database has, after it was opened again."""
         if self._key_values.generation != self._generation:
             self._known_until = max(self._known_until, self.applied_position)
             self._load()
@@ -267,7 +267,7 @@ class CountedProjection(KeyValueProjection):
         self._space.write(keys, values, removed_keys=self._removed_keys())
 
     def _removed_keys(self) -> list[bytes]:
-        """The keys that what has been collected takes out of the database."""
+        """Return the keys to remove from the database for what was collected."""
         raise NotImplementedError
 
 
@@ -282,6 +282,6 @@ def read_marker(marker: bytes | None, format_version: int | None = None) -> int 
 
 
 def after_prefix(prefix: bytes) -> bytes | None:
-    """The first key behind all that start with `prefix`; None when there is none."""
+    """Return the first key behind all that start with `prefix`; None when there is none."""
     kept = prefix.rstrip(b"\xff")
     return kept[:-1] + bytes((kept[-1] + 1,)) if kept else None

@@ -45,13 +45,13 @@ class Latest(KeyValueProjection):
         super().__init__(key_values, NAME, format_version=FORMAT_VERSION, collector=self._pending)
 
     def find(self, mqtt_topic: str) -> LatestPlace | None:
-        """The place of the topic's last record."""
+        """Return the place of the topic's last record."""
         topic = _encoded(mqtt_topic)
         value = self._pending.find(topic) or self._space.get(_KEY_TAG + topic)
         return None if value is None else self._place(topic, value)
 
     def places(self, prefix: str = "", *, after: str | None = None) -> Iterator[LatestPlace]:
-        """The places of all topics that start with `prefix`, in the order of the topics' UTF-8.
+        """Yield the places of all topics that start with `prefix`, in the order of the topics' UTF-8.
 
         `after` goes on behind a topic that was the last of a former call.
         """

@@ -64,7 +64,7 @@ cdef class LatestCollector:
 
     @property
     def count(self):
-        """How many topics there are."""
+        """Return how many topics there are."""
         return self.entry_count
 
     def collect(self, view):
@@ -82,7 +82,7 @@ cdef class LatestCollector:
         check_walk(&walk)
 
     def find(self, bytes topic not None):
-        """The value of a topic, None when there is none."""
+        """Return the value of a topic, None when there is none."""
         cdef const uint8_t* text = <const uint8_t*> PyBytes_AS_STRING(topic)
         cdef Py_ssize_t size = PyBytes_GET_SIZE(topic)
         cdef uint32_t number
@@ -92,7 +92,7 @@ cdef class LatestCollector:
         return None if number == NO_ENTRY else value_of(&self.entries[number])
 
     def items(self):
-        """All keys, and their values in the same order."""
+        """Return all keys, and their values in the same order."""
         cdef list keys = []
         cdef list values = []
         cdef Entry* entry
@@ -148,7 +148,7 @@ cdef class LatestCollector:
         return 0
 
     cdef Py_ssize_t slot_of(self, const uint8_t* topic, Py_ssize_t size, uint64_t hash) noexcept nogil:
-        """Where the topic is, or would be put."""
+        """Return where the topic is, or would be put."""
         cdef Py_ssize_t slot = <Py_ssize_t> (hash & <uint64_t> (self.slot_count - 1))
         cdef Entry* entry
         while self.slots[slot] != <uint32_t> NO_ENTRY:

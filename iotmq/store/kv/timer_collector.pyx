@@ -75,12 +75,12 @@ cdef class TimerCollector:
 
     @property
     def is_empty(self):
-        """Whether nothing was found since the last `clear`."""
+        """Return whether nothing was found since the last `clear`."""
         return self.entry_count == 0 and self.mark_count == 0
 
     @property
     def growth(self):
-        """How many more messages wait than are stored, unless some ended twice."""
+        """Return how many more messages wait than are stored, unless some ended twice."""
         return self.entry_count - self.mark_count
 
     def collect(self, view):
@@ -99,7 +99,7 @@ cdef class TimerCollector:
         check_walk(&walk)
 
     def items(self):
-        """Nothing: what is to be written also needs what is stored; see `take`."""
+        """Return nothing: `take` writes, which needs what is stored, too."""
         return [], []
 
     def take(self, get):
@@ -174,7 +174,7 @@ cdef class TimerCollector:
         return 0
 
     cdef Entry* find(self, int64_t position) noexcept nogil:
-        """The entry at `position`, by halves: they are in the order of the log."""
+        """Return the entry at `position`, by halves: they are in the order of the log."""
         cdef Py_ssize_t low = 0
         cdef Py_ssize_t high = self.entry_count
         cdef Py_ssize_t middle
@@ -216,7 +216,7 @@ cdef class TimerCollector:
 
 
 def keys_of(*, int kind, int64_t position, int64_t due_ms, uint64_t name):
-    """All keys of one waiting message."""
+    """Return all keys of one waiting message."""
     cdef list keys = []
     add_keys(keys, <uint16_t> kind, position, due_ms, name)
     return keys
@@ -237,7 +237,7 @@ cdef int add_keys(list keys, uint16_t kind, int64_t position, int64_t due_ms, ui
 
 
 cdef int add_values(list values, const Entry* entry) except -1:
-    """In the order of `add_keys`."""
+    """Append the value of an entry, in the order of `add_keys`."""
     cdef uint8_t value[PLACE_VALUE_BYTES]
     put_u16(value, entry.kind)
     put_u32(value + 2, <uint32_t> entry.size)

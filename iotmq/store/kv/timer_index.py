@@ -96,7 +96,7 @@ class TimerIndex(KeyValueProjection):
 
     @property
     def next_due_ms(self) -> int:
-        """Nothing is due before; NEVER_MS when nothing waits."""
+        """Return the time before which nothing is due; NEVER_MS when nothing waits."""
         return min(self._stored_due_ms, self._pending.first_due_ms)
 
     @property
@@ -193,17 +193,17 @@ class TimerIndex(KeyValueProjection):
         return found
 
     def at(self, kind: int, position: int) -> Timer | None:
-        """The one whose record is at `position`, None when nothing waits there."""
+        """Return the waiting message whose record is at `position`; None when there is none."""
         self.write_out()
         value = self._space.get(_PLACE_KEY.pack(_TAG_PLACE, kind, position))
         return None if value is None else _placed(kind, position, value)
 
     def first_of(self, kind: int) -> Timer | None:
-        """The one of a kind that is first in the log."""
+        """Return the waiting message of a kind that is first in the log."""
         return next(self.before(NEVER_MS, kinds=(kind,)), None)
 
     def before(self, position: int, *, kinds: Iterable[int] | None = None) -> Iterator[Timer]:
-        """Those whose record is before `position`, by kind and then in the order of the log."""
+        """Yield waiting messages before `position`, by kind and then in the order of the log."""
         self.write_out()
         for kind in self.kinds() if kinds is None else kinds:
             start = self._first_place_key(kind)
@@ -224,7 +224,7 @@ class TimerIndex(KeyValueProjection):
         return min(positions, default=None)
 
     def kinds(self) -> list[int]:
-        """The kinds of which something waits."""
+        """Return the kinds of which messages wait."""
         self.write_out()
         found = []
         kind = 0

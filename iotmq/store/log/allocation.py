@@ -1,4 +1,4 @@
-"""A thread that takes disk blocks ahead of the writer, because a file system may take its time over it."""
+"""Allocate disk blocks in a thread ahead of the writer, because file systems may take long over it."""
 
 from __future__ import annotations
 

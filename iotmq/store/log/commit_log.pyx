@@ -61,7 +61,7 @@ logger = logging.getLogger("iotmq.store")
 
 
 cdef class Appended:
-    """Where a batch went. `end_position` is what the confirmed position must reach."""
+    """The position of a batch in the log. It is confirmed with `end_position`."""
 
     def positions(self):
         """Position of every record of the batch; read from the log, so ask soon after the append."""
@@ -83,7 +83,7 @@ cdef class CommitLog(LogSegments):
 
     def __init__(self, str directory, *, int64_t segment_bytes, int64_t allocation_step_bytes,
                  int64_t record_bytes_max, bytes store_host):
-        """As LogSegments; records are at most so long, and carry `store_host` (8 or 20 bytes)."""
+        """Open the segments as LogSegments does; records carry `store_host` (8 or 20 bytes)."""
         if record_bytes_max + BLANK_BYTES > segment_bytes:
             raise ValueError(f"a segment of {segment_bytes} bytes cannot take a record of {record_bytes_max}")
         if PyBytes_GET_SIZE(store_host) not in (8, 8 + HOST_V6_EXTRA_BYTES):
@@ -283,7 +283,7 @@ cdef class CommitLog(LogSegments):
         )
 
     cdef bint is_readable(self, str topic, int queue_id, int64_t offset, int64_t position) except -1:
-        """Whether a queue's record has not been found damaged yet; after very many nobody looks again."""
+        """Return whether a queue's record has not been found damaged yet; after very many nobody looks again."""
         return len(self.unreadable) < UNREADABLE_MAX and (topic, queue_id, offset, position) not in self.unreadable
 
     def unreadable_records(self):
@@ -291,7 +291,7 @@ cdef class CommitLog(LogSegments):
         return sorted(self.unreadable)
 
     cdef int64_t trusted_position(self) noexcept:
-        """From here on a read need not check a record's body: it was checked, or written, not long ago."""
+        """Note that a record's body was checked or written just now: reads need not check it."""
         return max(self.checked_position, self.appended_position - TRUSTED_BYTES)
 
     cdef int place(self, const uint8_t* elements, const uint8_t* end, const RecordShared* shared) except -1:

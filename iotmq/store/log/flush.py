@@ -84,7 +84,7 @@ class Flusher:
 
     @property
     def flushed_position(self) -> int:
-        """Below it everything is on the disk."""
+        """Return the position below which everything is on the disk."""
         return self.flushed()[0]
 
     @property

@@ -132,7 +132,7 @@ cdef class GroupCommit:
         self.segment = segment
 
     def wait(self, double timeout_s):
-        """In the flush thread: sync as asked until the time is over or somebody else has to act."""
+        """Sync as asked, in the flush thread, until the time is over or another thread has to act."""
         cdef timespec deadline
         cdef int result
         clock_gettime(CLOCK_MONOTONIC, &deadline)
@@ -146,7 +146,7 @@ cdef class GroupCommit:
         return result
 
     def wait_flushed(self, int64_t seen_position):
-        """The flushed position once it is another than `seen_position`; -1 when the end has come."""
+        """Return the flushed position once it is another than `seen_position`; -1 when the end has come."""
         cdef int64_t position
         with nogil:
             pthread_mutex_lock(&self.mutex)

@@ -81,7 +81,7 @@ cdef class LogSegments:
         )
 
     def segments_between(self, int64_t start_position, int64_t end_position):
-        """The segments that hold bytes of [start_position, end_position)."""
+        """Return the segments that hold bytes of [start_position, end_position)."""
         return [
             segment
             for segment in list(self.segments)
@@ -89,7 +89,7 @@ cdef class LogSegments:
         ]
 
     def segment_list(self):
-        """All segments, an empty one made ahead included."""
+        """Return all segments, an empty one made ahead included."""
         return list(self.segments)
 
     def end_at(self, int64_t position):
@@ -255,7 +255,7 @@ cdef class LogSegments:
         return segment.data + (position - segment.start_position)
 
     cdef Segment segment_number(self, Py_ssize_t index):
-        """The segment at `index`, made when it is the one after the last. Hold the lock."""
+        """Return the segment at `index`, made when it is the one after the last. Hold the lock."""
         cdef Segment segment
         cdef int64_t start_position
         if index < len(self.segments):

@@ -75,7 +75,7 @@ cdef class Queue:
         assert self.write_at <= self.write_stop
 
     cdef bint has_entries(self) noexcept:
-        """Whether the files say where the queue ends."""
+        """Return whether the files say where the queue ends."""
         return bool(self.files) and self.max_offset * QUEUE_ENTRY_SIZE > (<Segment> self.files[0]).start_position
 
     cdef int reserve(self, int64_t end_offset) except -1:
@@ -178,7 +178,7 @@ cdef class Queue:
         return self.reading
 
     cdef const uint8_t* entry_at(self, int64_t offset) except? NULL:
-        """The entry of an offset below max_offset; NULL (no error) where its file is missing."""
+        """Return the entry of an offset below max_offset; NULL (no error) where its file is missing."""
         cdef Segment file = self.file_of(offset)
         cdef int64_t at_bytes
         if file is None:
@@ -189,7 +189,7 @@ cdef class Queue:
         return file.data + at_bytes
 
     def is_entry_split(self, int64_t offset):
-        """Whether an entry's position and size stand in two disk sectors, of which a power cut may lose one."""
+        """Return whether an entry's position and size stand in two disk sectors, of which a power cut may lose one."""
         cdef Segment file = self.file_of(offset)
         if file is None:
             return False
@@ -203,7 +203,7 @@ cdef class Queue:
         return self.max_offset
 
     cpdef int64_t last_offset_before(self, int64_t offset):
-        """The last offset before `offset` whose entry is in a file, -1 when there is none: files may be missing."""
+        """Return the last offset before `offset` with an entry in a file; -1 for none (files may be missing)."""
         cdef Segment file = self.file_of(offset - 1)
         cdef int64_t first_offset, end_offset
         if file is not None and (offset - 1) * QUEUE_ENTRY_SIZE - file.start_position < file.allocated_bytes:
@@ -256,7 +256,7 @@ cdef class Queue:
         return has_changed
 
     cdef bint is_kept_whole(self, Py_ssize_t index, int64_t position) noexcept:
-        """Whether no entry of the file at `index` or before it points to `position` or past it."""
+        """Return whether no entry of the file at `index` or before it points to `position` or past it."""
         cdef Segment file
         while index >= 0:
             file = <Segment> self.files[index]
@@ -334,7 +334,7 @@ cdef class Queue:
         return 0
 
     def is_whole(self):
-        """Whether all files before the last one with entries are full, as they were left.
+        """Return whether all files before the last one with entries are full, as they were left.
 
         Behind it there may be room for entries that a crash kept from coming.
         """
@@ -395,7 +395,7 @@ cdef class Queue:
         )
 
     def is_behind(self, int64_t min_position):
-        """Whether the log has none of the queue's records from `min_position` on, nor any on their way in."""
+        """Return whether the log has none of the queue's records from `min_position` on, nor any on their way in."""
         cdef int64_t first
         if self.next_offset != self.max_offset or not self.files:
             return self.next_offset == self.max_offset
@@ -446,7 +446,7 @@ cdef class Queue:
 
 
 cdef int64_t kept_entries(Segment file, int64_t position) noexcept nogil:
-    """How many entries at the front of a file stand before the first that is empty or not below `position`.
+    """Return how many entries at the front of a file stand before the first that is empty or not below `position`.
 
     A filler says nothing about positions: the entries behind it decide, and fillers in front of the first
     entry that is not kept stay.
@@ -472,7 +472,7 @@ cdef int64_t kept_entries(Segment file, int64_t position) noexcept nogil:
 
 
 cdef bint has_record(Segment file, int64_t count) noexcept nogil:
-    """Whether any of the first `count` entries is that of a record."""
+    """Return whether any of the first `count` entries is that of a record."""
     while count > 0:
         count -= 1
         if not is_filler(file.data + count * QUEUE_ENTRY_SIZE):

@@ -29,7 +29,7 @@ cdef class QueueTable:
         PyMem_Free(self.slots)
 
     cdef Queue find(self, const uint8_t* topic, Py_ssize_t topic_size, int queue_id):
-        """The queue, None when there is none."""
+        """Return the queue, None when there is none."""
         cdef uint64_t hash = mixed_hash(<uint64_t> queue_id * KEY_STEP, topic, topic_size)
         cdef Py_ssize_t slot = <Py_ssize_t> (hash & <uint64_t> (self.size - 1))
         cdef Queue queue

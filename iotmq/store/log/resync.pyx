@@ -50,7 +50,7 @@ cdef enum:
 
 
 def next_record(buffer, Py_ssize_t at, int64_t position):
-    """Where in `buffer`, from `at` on, the first record stands that proves itself; None when none does.
+    """Return where in `buffer`, from `at` on, the first record stands that proves itself; None when none does.
 
     `position` is that of the buffer's first byte.
     """
@@ -115,7 +115,7 @@ cdef const uint8_t* find_blank(const uint8_t* start, const uint8_t* end, int64_t
 
 
 cdef bint has_lost_sector(const RecordParts* parts) noexcept nogil:
-    """Whether part of the properties never reached the disk: a disk sector of theirs is all zero.
+    """Return whether part of the properties never reached the disk: a disk sector of theirs is all zero.
 
     A power cut loses what was not synced by sectors, and in a new file leaves zeros there. The body's CRC
     finds that in the body and lengths find it before, but properties have no checksum. Properties are text:

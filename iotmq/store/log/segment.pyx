@@ -50,7 +50,7 @@ POSITION_MAX = 1 << 62
 
 
 def segment_name(int64_t start_position):
-    """The file name of the segment that starts there: 20 digits, so that names sort like positions."""
+    """Return the file name of the segment that starts there: 20 digits, so that names sort like positions."""
     return f"{start_position:0{NAME_DIGITS}d}"
 
 
@@ -172,7 +172,7 @@ cdef class Segment:
             madvise(self.data + start, <size_t> (self.size_bytes - start), MADV_RANDOM)
 
     def page_in_runs(self):
-        """The kernel's own way again, for a file that is only read from now on."""
+        """Leave the file to the kernel's own read-ahead: it is only read from now on."""
         self.is_paged_singly = False
         madvise(self.data, <size_t> self.size_bytes, MADV_NORMAL)
 

@@ -41,7 +41,7 @@ DUE_MS_MAX = 999_999_999_999_999_999
 
 
 def mark_of(int64_t position, int kind):
-    """The prepared transaction position of a record that ends the waiting of the one at `position`."""
+    """Return the prepared transaction position of a record that ends the waiting of the one at `position`."""
     if not 0 <= position < <int64_t> 1 << KIND_SHIFT or not 0 <= kind <= LEVELS_MAX:
         raise ValueError(f"no mark for position {position} of kind {kind}")
     return ~(<int64_t> kind << KIND_SHIFT | position)
@@ -89,7 +89,7 @@ def name_hash(bytes topic not None, bytes unique_key not None):
 
 
 def is_for(buffer, bytes topic not None, bytes unique_key not None):
-    """Whether the record in `buffer` waits for that topic and has that unique key. Copies nothing."""
+    """Return whether the record in `buffer` waits for that topic and has that unique key. Copies nothing."""
     cdef Py_buffer view
     cdef RecordParts parts
     cdef const uint8_t* value
@@ -121,7 +121,7 @@ cdef class Delivery:
 
 
 def delivery_of(buffer, bint has_own_time):
-    """The message that waits in the record in `buffer`, without what was only there for it to wait.
+    """Return the message that waits in the record in `buffer`, without what was only there for it to wait.
 
     With `has_own_time` it keeps TIMER_OUT_MS, of a level DELAY, REAL_TOPIC and REAL_QID. Raises ValueError
     for what is no record.
@@ -207,7 +207,7 @@ cdef Py_ssize_t kept_properties(const RecordParts* parts, bint has_own_time, uin
 
 
 cdef bint is_for_waiting(const uint8_t* pair, Py_ssize_t size, bint has_own_time) noexcept nogil:
-    """Whether a property says when and where to; its sender may have given it, it is carried out now.
+    """Return whether a property says when and where to; its sender may have given it, it is carried out now.
 
     Those of a delay level stay, as in the original: consumers see how long a message has waited.
     """
@@ -294,7 +294,7 @@ cdef int64_t level_due_ms(const RecordParts* parts) noexcept nogil:
 
 
 cdef bint read_number(const uint8_t* at, Py_ssize_t size, int64_t* number) noexcept nogil:
-    """Whether the text is a number of ASCII digits alone, not too many of them."""
+    """Return whether the text is a number of ASCII digits alone, not too many of them."""
     cdef Py_ssize_t index
     if size <= 0 or size > DIGITS_MAX:
         return False

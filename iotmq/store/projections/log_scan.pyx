@@ -137,7 +137,7 @@ def marker_bounds(CommitLog log not None, int64_t position):
 
 
 def starts_record(CommitLog log not None, int64_t position):
-    """Whether a record, a blank or the log's end is at a position that somebody has written down.
+    """Return whether a record, a blank or the log's end is at a position that somebody has written down.
 
     What proves itself is a record; of the rest the records before it in its file tell. Where they are damaged
     nobody can say: True.

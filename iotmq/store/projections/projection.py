@@ -19,7 +19,7 @@ class Projection(Protocol):
 
     @property
     def applied_position(self) -> int:
-        """The position up to which every record has been applied."""
+        """Return the position up to which every record has been applied."""
 
     def apply(self, view: memoryview, start_position: int, end_position: int) -> None:
         """Take in the whole records of `view`, the log's bytes of [start_position, end_position).

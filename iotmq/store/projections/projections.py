@@ -93,7 +93,7 @@ class Projections:
         return projection
 
     def key_values(self) -> KeyValueStore:
-        """The database, opened by the first call. Raises StoreError."""
+        """Return the database, opened by the first call. Raises StoreError."""
         if self._key_values is None:
             # A process that needs none should not pay for it.
             from iotmq.store.kv.kv import KV_DIRECTORY, KeyValueStore
@@ -106,7 +106,7 @@ class Projections:
         return self._key_values
 
     def timers(self, progress: CatchUpProgress | None) -> TimerIndex:
-        """The messages that wait for a time, kept from the first call on. Raises StoreError."""
+        """Return the messages that wait for a time, kept from the first call on. Raises StoreError."""
         if self._timers is None:
             from iotmq.store.kv.timer_index import TimerIndex
 
@@ -134,7 +134,7 @@ class Projections:
 
     @property
     def latest(self) -> Latest:
-        """The last records of MQTT topics. Raises StoreError unless `open_latest` was called."""
+        """Return the last records of MQTT topics. Raises StoreError unless `open_latest` was called."""
         if self._latest is None:
             raise StoreError("last values are not kept: store.latest_enabled is false")
         return self._latest

@@ -24,7 +24,7 @@ _FIRST_BYTES: Final = 4096
 
 
 def finish(steps: Steps[T], load: Callable[[ColdRead], None]) -> T:
-    """The answer, with everything loaded in the thread that asks."""
+    """Return the answer, with everything loaded in the thread that asks."""
     while True:
         try:
             plan = next(steps)

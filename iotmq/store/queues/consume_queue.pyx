@@ -92,7 +92,7 @@ cdef class ConsumeQueue:
             PyBuffer_Release(&buffer)
 
     def queue(self, str topic, int queue_id):
-        """The handle of a queue, made on first use; its files come with its first record.
+        """Return the handle of a queue, made on first use; its files come with its first record.
 
         Raises StoreError for a topic that is not printable ASCII, has a slash, starts with a dot or is
         longer than 127 bytes, and for a queue id outside 0..1023.
@@ -112,14 +112,14 @@ cdef class ConsumeQueue:
         return self.insert(topic_bytes, queue_id)
 
     def find_queue(self, str topic, int queue_id):
-        """The handle of a queue if it was made before, else None."""
+        """Return the handle of a queue if it was made before, else None."""
         cdef bytes topic_bytes = topic.encode("utf-8", "surrogateescape")
         return self.table.find(
             <const uint8_t*> PyBytes_AS_STRING(topic_bytes), PyBytes_GET_SIZE(topic_bytes), queue_id
         )
 
     def queues(self):
-        """Every handle, in the order they were made."""
+        """Return every handle, in the order they were made."""
         return list(self.table.queues)
 
     def remove(self, list queues not None):
@@ -169,7 +169,7 @@ cdef class ConsumeQueue:
         assert all((<Queue> queue).is_dispatched for queue in self.dispatched), "a queue is listed and does not know it"
 
     def take_dispatched(self):
-        """The watched queues that got entries since the last call."""
+        """Return the watched queues that got entries since the last call."""
         cdef list taken
         if not self.dispatched:
             return []
@@ -180,7 +180,7 @@ cdef class ConsumeQueue:
         return taken
 
     def take_dirty(self):
-        """The queues with entries since the last call, for the thread that syncs them."""
+        """Return the queues with entries since the last call, for the thread that syncs them."""
         cdef list taken = self.dirty
         self.dirty = []
         for queue in taken:
@@ -227,11 +227,11 @@ cdef class ConsumeQueue:
                 (<Segment> file).forget_pages()
 
     def _read_state_record(self):
-        """The state's file, None when there is none that proves itself."""
+        """Return the state's file, None when there is none that proves itself."""
         return read_state(os.path.join(self.directory, _STATE_NAME), _STATE_MAGIC, _STATE_MAGIC_EXPIRING, count=3)
 
     def read_state(self):
-        """The remembered (applied position, queues, sum of max offsets), or None when there is none."""
+        """Return the remembered (applied position, queues, sum of max offsets), or None when there is none."""
         state = self._read_state_record()
         if state is None:
             return None
@@ -307,7 +307,7 @@ cdef class ConsumeQueue:
             self.mark(queue)
 
     def take_passed_files(self):
-        """Every queue's `take_passed_files`; none while nothing says what is on the disk."""
+        """Return `take_passed_files` of every queue; none while nothing says what is on the disk."""
         cdef list paths = []
         try:
             state = self._read_state_record()
@@ -381,7 +381,7 @@ cdef class ConsumeQueue:
         return 0
 
     cdef Queue queue_of(self, const uint8_t* topic, Py_ssize_t topic_size, int queue_id):
-        """The queue a record names, made when it is new; None when there can be none of that name."""
+        """Return the queue a record names, made when it is new; None when there can be none of that name."""
         cdef Queue queue = self.table.find(topic, topic_size, queue_id)
         if queue is None and is_topic(topic, topic_size) and queue_id >= 0:
             return self.insert(topic[:topic_size], queue_id)
@@ -463,7 +463,7 @@ cdef class ConsumeQueue:
         return 0
 
     cdef bint is_plausible(self, Queue queue, int64_t offset, int64_t position) except -1:
-        """Whether the records between a queue's last one and this have room between the two in the log.
+        """Return whether the records between a queue's last one and this have room between the two in the log.
 
         None is smaller than RECORD_FIXED_BYTES and a letter of topic. What has no room is a damaged offset,
         and believing it would cost the queue every record that follows.
@@ -479,7 +479,7 @@ cdef class ConsumeQueue:
         return offset - queue.max_offset <= (position - <int64_t> get_u64(at)) // (RECORD_FIXED_BYTES + 1)
 
     cdef bint is_confirmed(self, Queue queue, const RecordParts* parts) except -1:
-        """Whether a record with an offset that is not plausible follows another one like it; takes that in then.
+        """Return whether a record with an offset that is not plausible follows another one like it; takes that in then.
 
         One such record is damaged, but two in a row say that the numbering went on there.
         """
@@ -552,7 +552,7 @@ cdef class ConsumeQueue:
 
 
 def is_queue_id(str name):
-    """Whether a directory is one of a queue; there may be others."""
+    """Return whether a directory is one of a queue; there may be others."""
     return len(name) <= QUEUE_ID_DIGITS_MAX and name.isascii() and name.isdecimal() and str(int(name)) == name and (
         int(name) <= INT32_MAX
     )
@@ -595,7 +595,7 @@ def sync_file_system(str directory):
 
 
 cdef bint may_have_time_to_live(const uint8_t* properties, Py_ssize_t size) noexcept nogil:
-    """Whether MSG_TTL_MS is among the properties (or a name that ends like it). Rarely more than one pass."""
+    """Return whether MSG_TTL_MS is among the properties (or a name that ends like it). Rarely more than one pass."""
     cdef const uint8_t* end = properties + size
     cdef const uint8_t* at = properties + 2
     while end - at > 8:

@@ -48,7 +48,7 @@ cdef bint find_offset(CommitLog log, Queue queue, int64_t offset, RecordParts* o
 
 
 cdef bint is_of(const RecordParts* parts, Queue queue) noexcept:
-    """Whether a record has a place in a queue. Markers have none."""
+    """Return whether a record has a place in a queue. Markers have none."""
     cdef int transaction = parts.sys_flag & SYS_FLAG_TRANSACTION_MASK
     return (
         parts.queue_id == queue.queue_id
@@ -60,7 +60,10 @@ cdef bint is_of(const RecordParts* parts, Queue queue) noexcept:
 
 
 cdef int64_t start_position(CommitLog log, Queue queue, int64_t offset) except -2:
-    """Where to begin: behind the record of the nearest offset before, or where the log begins; -1 for nowhere."""
+    """Return where to begin.
+
+    Behind the record of the nearest offset before, or where the log begins; -1 for nowhere.
+    """
     cdef RecordParts parts
     cdef const uint8_t* entry
     cdef const uint8_t* at

@@ -267,7 +267,7 @@ cdef int add_views(Read read, CommitLog log, const Run* runs, Py_ssize_t run_cou
 
 
 cdef const uint8_t* proven_record(Segment segment, int64_t position, int32_t size) noexcept:
-    """The record an entry points to, if the log's bytes there agree with the entry; else NULL."""
+    """Return the record an entry points to, if the log's bytes there agree with the entry; else NULL."""
     cdef const uint8_t* record = segment.data + (position - segment.start_position)
     # Room for a blank is left at the end of each segment: else neighbours could stand in two mappings.
     cdef int64_t last_position = min(segment.start_position + segment.allocated_bytes,
@@ -280,7 +280,7 @@ cdef const uint8_t* proven_record(Segment segment, int64_t position, int32_t siz
 
 
 cdef bint has_expired(const uint8_t* record, int32_t size, int64_t now_ms) noexcept nogil:
-    """Whether the record has a time to live that is over. Anything but 1 to 15 digits is none."""
+    """Return whether the record has a time to live that is over. Anything but 1 to 15 digits is none."""
     cdef RecordParts parts
     cdef const uint8_t* value = NULL
     cdef Py_ssize_t value_size, at
@@ -298,7 +298,7 @@ cdef bint has_expired(const uint8_t* record, int32_t size, int64_t now_ms) noexc
 
 
 cdef bint is_marked(Segment segment, int64_t position) noexcept:
-    """Whether a record without a place in any queue stands at `position`: what was there is known to be lost."""
+    """Return whether a record without a place in any queue stands at `position`: what was there is known to be lost."""
     cdef const uint8_t* record = segment.data + (position - segment.start_position)
     return (
         position + RECORD_FIXED_BYTES <= segment.start_position + segment.allocated_bytes
@@ -309,7 +309,7 @@ cdef bint is_marked(Segment segment, int64_t position) noexcept:
 
 
 cdef bint is_whole(const uint8_t* record, int32_t size, Queue queue) noexcept:
-    """Whether a record that nobody has checked, or not for long, is one of this topic and has an undamaged body."""
+    """Return whether a record not checked lately is one of this topic, with an undamaged body."""
     cdef RecordParts parts
     return (
         parse_record(record, record + size, &parts) == FORMAT_OK

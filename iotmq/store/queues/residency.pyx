@@ -78,7 +78,7 @@ cdef class Window:
 
     @property
     def key(self):
-        """The same for the same piece of the same file."""
+        """Return a key that is the same for the same piece of the same file."""
         return self.segment.path, self.start_bytes
 
     @property
@@ -86,11 +86,11 @@ cdef class Window:
         return self.end_bytes - self.start_bytes
 
     def absent_pages(self):
-        """How many of its pages are not in memory."""
+        """Return how many of its pages are not in memory."""
         return absent_pages(self.segment, self.start_bytes, self.end_bytes, NULL)
 
     def neighbour(self, int64_t step):
-        """The window so many windows on (or back, when negative) in the same file, None past its data."""
+        """Return the window so many windows on (or back, when negative) in the same file, None past its data."""
         cdef int64_t start_bytes = self.start_bytes - self.start_bytes % WINDOW_BYTES_ + step * WINDOW_BYTES_
         cdef int64_t end_bytes = min(start_bytes + WINDOW_BYTES_, self.segment.allocated_bytes)
         if start_bytes < 0 or start_bytes >= end_bytes:
@@ -158,7 +158,7 @@ cdef class ColdRead:
 
 def plan_read(CommitLog log not None, Queue queue, int64_t offset, *, int64_t records_max, int64_t bytes_max,
               tags=None, int64_t hot_position, int64_t entries_max=0):
-    """None when `read_queue` with the same arguments touches only pages in memory, else a ColdRead.
+    """Return None when `read_queue` with the same arguments touches only pages in memory, else a ColdRead.
 
     What stands in the log from `hot_position` on counts as in memory.
     """
@@ -192,7 +192,7 @@ def plan_read(CommitLog log not None, Queue queue, int64_t offset, *, int64_t re
 
 
 def plan_records(CommitLog log not None, places, *, int64_t hot_position):
-    """None when the records at `places`, (position, size) each, are in memory, else a ColdRead of their pages.
+    """Return None when the records at `places`, (position, size) each, are in memory, else a ColdRead of their pages.
 
     For records that lie far apart: fetches single pages. Positions that are not stored are passed over.
     """
@@ -223,7 +223,7 @@ def plan_records(CommitLog log not None, places, *, int64_t hot_position):
 
 
 def plan_entry(Queue queue not None, int64_t offset):
-    """None when the queue's entry of `offset` is in memory (or not there), else a ColdRead of its page."""
+    """Return None when the queue's entry of `offset` is in memory (or not there), else a ColdRead of its page."""
     cdef ColdRead plan
     cdef Segment file
     cdef int64_t at, end
@@ -245,7 +245,7 @@ def plan_entry(Queue queue not None, int64_t offset):
 
 
 def plan_bytes(Segment segment not None, int64_t start_bytes, int64_t end_bytes, *, int64_t hot_position=0):
-    """None when [start_bytes, end_bytes) of a file is in memory, else a ColdRead of the windows around it.
+    """Return None when [start_bytes, end_bytes) of a file is in memory, else a ColdRead of the windows around it.
 
     `hot_position`, for files of the log: what is asked for ahead of a scan ends there.
     """
@@ -259,7 +259,7 @@ def plan_bytes(Segment segment not None, int64_t start_bytes, int64_t end_bytes,
 
 
 def is_resident(Segment segment not None, int64_t start_bytes, int64_t end_bytes):
-    """Whether every page of [start_bytes, end_bytes) is in memory."""
+    """Return whether every page of [start_bytes, end_bytes) is in memory."""
     return absent_pages(segment, start_bytes, min(end_bytes, segment.allocated_bytes), NULL) == 0
 
 

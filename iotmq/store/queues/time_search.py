@@ -24,7 +24,7 @@ _PASSED_MAX: Final = 1000
 
 
 def offset_at_time_steps(log: CommitLog, queue: Queue, timestamp_ms: int, *, hot_position: int) -> Steps[int]:
-    """The offset whose record was stored at that time, or nearest to it; of equal times the first.
+    """Yield the offset whose record was stored at that time, or nearest to it; of equal times the first.
 
     Earlier than all gives the first offset, later than all the last one (not the one after it), an
     empty queue its first offset to come. Goes by the queue as it is at the first step.
@@ -62,7 +62,7 @@ class _Search:
         self._hot_position = hot_position
 
     def next_record(self, offset: int, end_offset: int) -> Steps[int]:
-        """The first offset from `offset` on that has a record, `end_offset` when none below it has."""
+        """Yield the first offset from `offset` on that has a record, `end_offset` when none below it has."""
         passed = 0
         while offset < end_offset:
             # What retention took meanwhile has no records any more.
@@ -114,7 +114,7 @@ class _Search:
             yield plan
 
     def _entry(self, offset: int) -> tuple[int, int, int] | None:
-        """None where there is none, or not any more."""
+        """Return None where there is none, or not any more."""
         return (
             self._queue.entry(offset) if self._queue.min_offset <= offset < self._queue.max_offset else None
         )

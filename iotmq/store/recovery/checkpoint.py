@@ -41,7 +41,7 @@ class Checkpoint(NamedTuple):
 
 
 def read_checkpoint(path: Path) -> Checkpoint | None:
-    """The checkpoint at `path`, None when there is none or it is too short."""
+    """Return the checkpoint at `path`, None when there is none or it is too short."""
     try:
         data = path.read_bytes()[: _FIELDS.size + 4]
     except FileNotFoundError:

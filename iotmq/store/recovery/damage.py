@@ -53,7 +53,7 @@ class Loss(msgspec.Struct, frozen=True, order=True):
     last_offset: int
 
     def topic_bytes(self) -> bytes:
-        """The topic as records have it."""
+        """Return the topic as records have it."""
         return self.topic.encode("utf-8", "surrogateescape")
 
 

@@ -43,7 +43,7 @@ cdef struct Chunk:
 
 
 def read_raw(CommitLog log not None, int64_t position, int64_t bytes_max, int64_t end_position):
-    """The log's bytes from `position` on, at most `bytes_max` of them, from one segment, up to `end_position`.
+    """Return the log's bytes from `position` on, at most `bytes_max` of them, from one segment, up to `end_position`.
 
     Empty when `position` is `end_position`. Raises ValueError when the log does not have that range.
     """
@@ -88,7 +88,7 @@ def append_raw(CommitLog log not None, ConsumeQueue queues not None, int64_t pos
 
 
 def wanted_bytes(data):
-    """How many bytes the record at the front of `data` has in all; 0 while that cannot be told (below 8)."""
+    """Return how many bytes the record at the front of `data` has in all; 0 while that cannot be told (below 8)."""
     view = memoryview(data)
     return int.from_bytes(view[:4], "big") if len(view) >= BLANK_BYTES else 0
 

@@ -228,7 +228,7 @@ class Trimmer:
         )
 
     def _without_held(self, decision: Decision, held_position: Callable[[], int | None] | None) -> Decision:
-        """The decision, or one that deletes less: what somebody still needs stays."""
+        """Return the decision, or one that deletes less: what somebody still needs stays."""
         self.wanted_position = 0
         if decision.delete_count == 0 or held_position is None:
             return decision

@@ -65,7 +65,7 @@ class Decision(NamedTuple):
 
 
 def read_disk_usage(path: Path) -> DiskUsage:
-    """The usage of the file system that holds `path`; raises OSError."""
+    """Return the usage of the file system that holds `path`; raises OSError."""
     stat = os.statvfs(path)
     used_bytes = (stat.f_blocks - stat.f_bfree) * stat.f_frsize
     return DiskUsage(str(path), used_bytes, used_bytes + stat.f_bavail * stat.f_frsize)
@@ -80,17 +80,20 @@ class Machine(NamedTuple):
 
 
 def hours_of(text: str) -> frozenset[int]:
-    """The hours named by a `delete_hour` setting such as "04" or "04;16"."""
+    """Return the hours named by a `delete_hour` setting such as "04" or "04;16"."""
     return frozenset(int(hour) for hour in text.replace(",", ";").split(";"))
 
 
 def local_hour(now_ms: int) -> int:
-    """The hour of the day, in the machine's time zone."""
+    """Return the hour of the day, in the machine's time zone."""
     return time.localtime(now_ms / 1000).tm_hour
 
 
 def is_refusing_at(usages: Iterable[DiskUsage], settings: StoreSettings, *, is_refusing: bool) -> bool:
-    """Whether appends are to be refused, after `is_refusing` so far: from full on, until room is back."""
+    """Return whether appends are to be refused, after `is_refusing` so far.
+
+    From full on, until room is back.
+    """
     force_percent = min(settings.disk_force_percent, settings.disk_full_percent)
     percent = force_percent if is_refusing else settings.disk_full_percent
     return any(usage.used_bytes * 100 > usage.total_bytes * percent for usage in usages)

@@ -101,7 +101,10 @@ class Remover:
         self._add([_Removal("", action=leaving.prepare), *(_Removal(path) for path in leaving.paths)])
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Whether everything given was deleted within `timeout_s`; views may still hold their segments."""
+        """Return whether everything given was deleted within `timeout_s`.
+
+        Views may still hold their segments.
+        """
         return self._idle.wait(timeout_s)
 
     def stop(self) -> None:

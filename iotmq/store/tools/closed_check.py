@@ -370,7 +370,7 @@ class _LogFiles:
         return self._last.start_position, self._last.end_position
 
     def view(self, _start_position: int, _end_position: int, /) -> memoryview:
-        """The record's bytes."""
+        """Return the record's bytes."""
         assert self._last is not None
         return self._last.view
 
@@ -397,7 +397,7 @@ class _IndexFiles:
         self._files = files
 
     def file_list(self) -> list[_IndexFile]:
-        """The files, oldest first."""
+        """Return the files, oldest first."""
         return self._files
 
 

@@ -52,7 +52,7 @@ def index_rows(directory: Path, settings: StoreSettings, *, first_slot: int = 0)
 
 
 def index_files(directory: Path) -> list[Path]:
-    """The files of the index, oldest first."""
+    """Return the files of the index, oldest first."""
     if not directory.is_dir():
         return []
     return sorted(

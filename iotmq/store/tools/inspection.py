@@ -102,7 +102,7 @@ class QueueFiles:
         self._views: dict[Path, memoryview] = {}
 
     def entry(self, offset: int) -> QueueEntry | None:
-        """The entry of an offset; None when there is none (all zero, or no file)."""
+        """Return the entry of an offset; None when there is none (all zero, or no file)."""
         number = bisect_right(self.files, offset, key=lambda file: file.first_offset) - 1
         if number < 0:
             return None
@@ -117,7 +117,7 @@ class QueueFiles:
         return QueueEntry(offset, position, size, tags_code)
 
     def entries(self, first_offset: int = 0) -> Iterator[QueueEntry]:
-        """All entries from an offset on; in each file they end with the first that is empty."""
+        """Yield all entries from an offset on; in each file they end with the first that is empty."""
         for file in self.files:
             offset = max(first_offset, file.first_offset)
             while (entry := self.entry(offset)) is not None and offset < file.first_offset + file.entry_count:
@@ -125,7 +125,7 @@ class QueueFiles:
                 offset += 1
 
     def end_offset(self) -> int:
-        """The offset behind the last entry: entries are the front of the last file that has any."""
+        """Return the offset behind the last entry: entries are the front of the last file that has any."""
         for file in reversed(self.files):
             low, high = file.first_offset, file.first_offset + file.entry_count
             while low < high:
@@ -139,7 +139,7 @@ class QueueFiles:
         return self.files[0].first_offset if self.files else 0
 
     def first_offset_at(self, min_position: int) -> int:
-        """The first offset of a record at or past `min_position`: what a reader may ask for."""
+        """Return the first offset of a record at or past `min_position`: what a reader may ask for."""
         low = self.files[0].first_offset if self.files else 0
         high = self.end_offset()
         while low < high:
@@ -236,7 +236,7 @@ class ClosedStore:
                 yield from segment_stretches(segment, is_last=number == last_number)
 
     def record_at(self, position: int) -> memoryview | None:
-        """The record at a position if it proves itself."""
+        """Return the record at a position if it proves itself."""
         for segment in self.segments:
             if segment.start_position <= position < segment.start_position + segment.data_bytes:
                 view = self._views.get(segment.start_position)
@@ -250,7 +250,7 @@ class ClosedStore:
         return None
 
     def queues(self) -> list[QueueFiles]:
-        """Every queue that has files, by topic and queue id."""
+        """Return every queue that has files, by topic and queue id."""
         found = []
         root = self.directory / "consumequeue"
         for topic in sorted(root.iterdir()) if root.is_dir() else []:
@@ -278,7 +278,7 @@ class ClosedStore:
         return None if state is None else IndexState(*state.numbers)
 
     def checkpoint(self) -> Checkpoint | None:
-        """The checkpoint, None when there is none."""
+        """Return the checkpoint, None when there is none."""
         return read_checkpoint(self.directory / "checkpoint")
 
     def durable_position(self) -> int | None:
@@ -289,7 +289,7 @@ class ClosedStore:
         return max(checkpoint.position, read_flushed_mark(self.directory / "checkpoint") or 0)
 
     def _last_with_data(self) -> int:
-        """The last file that has something in it; files made ahead are empty."""
+        """Return the last file that has something in it; files made ahead are empty."""
         for number in range(len(self.segments) - 1, -1, -1):
             data_bytes = self.segments[number].data_bytes
             if data_bytes and first_not_zero(map_file(self.segments[number].path), 0, data_bytes) is not None:
@@ -298,7 +298,7 @@ class ClosedStore:
 
 
 def segment_stretches(segment: SegmentFile, *, is_last: bool) -> Iterator[Found]:
-    """The records, blanks and damage of one file, in order and without a gap.
+    """Yield the records, blanks and damage of one file, in order and without a gap.
 
     After damage it goes on with the next record that proves itself: lengths, magic, CRC and its own
     position. Zeros up to the end of the last file are no damage but the end of the log.
@@ -326,7 +326,7 @@ def segment_stretches(segment: SegmentFile, *, is_last: bool) -> Iterator[Found]
 
 
 def log_files(directory: Path) -> list[SegmentFile]:
-    """The files of the log, lowest first."""
+    """Return the files of the log, lowest first."""
     segments = []
     for path in position_files(directory):
         size_bytes = path.stat().st_size
@@ -335,7 +335,7 @@ def log_files(directory: Path) -> list[SegmentFile]:
 
 
 def position_files(directory: Path) -> list[Path]:
-    """The files of a directory that are named by a position, lowest first."""
+    """Return the files of a directory that are named by a position, lowest first."""
     return sorted(
         path
         for path in directory.iterdir()
@@ -376,7 +376,7 @@ def last_not_zero(view: memoryview, start: int, end: int) -> int:
 
 
 def _sound_stretch(segment: SegmentFile, view: memoryview, at: int) -> Found | str:
-    """The record or blank at a byte of a file; what is wrong when there is none."""
+    """Return the record or blank at a byte of a file; what is wrong when there is none."""
     position = segment.start_position + at
     if len(view) - at >= _HEAD.size:
         size, magic = _HEAD.unpack_from(view, at)
@@ -410,7 +410,7 @@ def _next_sound(segment: SegmentFile, view: memoryview, at: int) -> int | None:
 
 
 def _data_bytes(path: Path, size_bytes: int) -> int:
-    """The end of a file's last data, without reading it."""
+    """Return the end of a file's last data, without reading it."""
     with path.open("rb") as file:
         descriptor = file.fileno()
         end = 0

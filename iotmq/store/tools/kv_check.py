@@ -44,7 +44,7 @@ def check_key_values(
 
 
 def open_read_only(store: ClosedStore, settings: StoreSettings) -> KeyValueStore:
-    """The database of a closed store; raises StoreError."""
+    """Return the database of a closed store; raises StoreError."""
     return KeyValueStore(
         store.directory / KV_DIRECTORY,
         cache_bytes=settings.kv_cache_bytes,

@@ -27,7 +27,7 @@ _VALUES: Final = {_DUE: struct.Struct(">HIq"), _PLACE: struct.Struct(">qqQI"), _
 def check_timers(
     store: ClosedStore, space: KeySpace, applied_position: int, is_lost: Callable[[int], bool]
 ) -> Iterator[str]:
-    """Every inconsistency as a sentence. Reads each record that the index names.
+    """Yield every inconsistency as a sentence. Reads each record that the index names.
 
     `is_lost` says of a position that damage has been repaired there.
     """

@@ -168,5 +168,5 @@ class AclHandler(RequestProcessor):
 
 
 def _list(text: str) -> list[str]:
-    """The pieces between commas that stand outside braces, which address patterns have."""
+    """Return the pieces between commas that stand outside braces, which address patterns have."""
     return [piece.strip() for piece in split_patterns(text) if piece.strip()]

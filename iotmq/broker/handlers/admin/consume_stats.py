@@ -116,7 +116,7 @@ class ConsumeStatsHandler:
         return request.reply(ResponseCode.SUCCESS, body=encode_stats(parts))
 
     def _write_groups(self, request: Command, *, is_order: bool) -> Work:
-        """Every group that has offsets, with one ConsumeStats for each of its topics."""
+        """Yield every group that has offsets, with one ConsumeStats for each of its topics."""
         size = ReplySize("ask for one group at a time (GET_CONSUME_STATS)")
         behind = 0
         texts: list[bytes] = []

@@ -64,7 +64,7 @@ class QueueScalingHandler(RequestProcessor):
         return self._change(request, queue_scaling.shrunk(topic, queue_count, states, is_forced=is_forced))
 
     def _change(self, request: Command, topic: TopicConfig) -> Command:
-        """The table tells the registries, at once."""
+        """Change the topic; the table tells the registries at once."""
         return self._answer(request, self._topics.put(topic))
 
     def _answer(self, request: Command, topic: TopicConfig) -> Command:
@@ -95,7 +95,7 @@ class QueueScalingHandler(RequestProcessor):
 
 
 def _queue_ids(request: Command) -> set[int]:
-    """The field queueIds: numbers with commas between them."""
+    """Return the field queueIds: numbers with commas between them."""
     text = request.text("queueIds")
     parts = text.split(",") if len(text) <= _QUEUE_IDS_TEXT_MAX else [""]
     if not all(part.isascii() and part.isdigit() and len(part) <= 9 for part in parts):

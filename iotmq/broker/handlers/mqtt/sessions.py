@@ -251,7 +251,7 @@ class SessionHandler:
         self._sessions.close_channel(channel)
 
     def channel_of(self, connection: ServerConnection) -> SessionChannel:
-        """The front end's; RequestError when the connection has introduced none."""
+        """Return the front end's; RequestError when the connection has introduced none."""
         front_end = self._front_ends.get(connection)
         if front_end is None or front_end.channel is None:
             raise RequestError(

@@ -99,7 +99,10 @@ class GroupChangesHandler:
     def _wanted_offsets(
         self, topic: str, group: str, timestamp_ms: int, *, is_forced: bool
     ) -> Steps[dict[MessageQueue, int]]:
-        """Where each queue is to go on. Without force nobody is moved forward past what he has not seen."""
+        """Yield where each queue is to go on.
+
+        Without force nobody is moved forward past what he has not seen.
+        """
         config = self._topics.find(topic)
         if config is None:
             raise RequestError(

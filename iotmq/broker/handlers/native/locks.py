@@ -61,7 +61,7 @@ class LockHandler(RequestProcessor):
         return request.reply(ResponseCode.SUCCESS)
 
     def _existing(self, queues: Iterable[MessageQueue]) -> Iterator[MessageQueue]:
-        """Those that are, a topic looked at once and not for each of its thousand queues."""
+        """Yield those that are, a topic looked at once and not for each of its thousand queues."""
         counts: dict[tuple[str, str], int] = {}
         for queue in queues:
             key = queue.broker_name, queue.topic

@@ -106,7 +106,7 @@ class OffsetHandler:
         return request.reply(ResponseCode.SUCCESS, ext={"timestamp": str(timestamp_ms)})
 
     def _queue_of(self, request: Command) -> tuple[str, int, Queue | None]:
-        """The queue a request names; None while nothing was ever written to it."""
+        """Return the queue a request names; None while nothing was ever written to it."""
         topic, queue_id = self._named(request)
         if not 0 <= queue_id < topic.queue_count:
             raise _no_such_queue(ResponseCode.SYSTEM_ERROR, topic, queue_id)
@@ -125,7 +125,7 @@ class OffsetHandler:
         return queue
 
     def _named(self, request: Command) -> tuple[TopicConfig, int]:
-        """The topic and the number of a queue that a request names; the topic exists."""
+        """Return the topic and the number of a queue that a request names; the topic exists."""
         name = request.text("topic")
         queue_id = request.integer("queueId", minimum=-(2**31), maximum=2**31 - 1)
         return known_topic(self._topics, name), queue_id

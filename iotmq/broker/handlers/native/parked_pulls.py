@@ -42,7 +42,7 @@ class ParkedPull(msgspec.Struct, eq=False):
 
     @property
     def tick(self) -> int:
-        """The tick of the deadline's table at which it is answered at the latest."""
+        """Return the tick of the deadline's table at which it is answered at the latest."""
         return math.ceil(self.deadline_s * _TICKS_PER_S)
 
 
@@ -95,7 +95,7 @@ class ParkedPulls:
         return True
 
     def waiting_for(self, queue: Queue) -> list[ParkedPull]:
-        """The pulls parked on the queue, longest waiting first."""
+        """Return the pulls parked on the queue, longest waiting first."""
         return list(self._by_queue.get(queue, ()))
 
     def remove(self, parked: ParkedPull) -> None:
@@ -126,7 +126,7 @@ class ParkedPulls:
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When `take_overdue` is to be called next, None while nothing is parked."""
+        """Return when `take_overdue` is to be called next, None while nothing is parked."""
         return self._ticks[0] / _TICKS_PER_S if self._ticks else None
 
     def metrics(self) -> Iterable[Metric]:

@@ -357,7 +357,7 @@ class PullHandler:
             connection.reply(response)
 
     def _check(self, header: PullHeader) -> SubscriptionGroupConfig:
-        """The checks of a pull in the protocol's order, up to the queue id."""
+        """Check a pull in the protocol's order, up to the queue id."""
         if not self._parts.settings.is_readable:
             raise RequestError(ResponseCode.NO_PERMISSION, "this broker does not answer pulls")
         group = self._subscription_groups.find_or_create(header.group)
@@ -534,7 +534,7 @@ def _maxima(request: Command, header: PullHeader) -> tuple[int, int]:
 
 
 def _read_header(request: Command) -> PullHeader:
-    """The fields of a pull. Raises RequestError for the first one that is missing or wrong."""
+    """Return the fields of a pull. Raises RequestError for the first one that is missing or wrong."""
     ext = request.ext
     try:
         header = PullHeader(

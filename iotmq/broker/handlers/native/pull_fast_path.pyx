@@ -218,7 +218,7 @@ cdef class PullPath:
         return plan
 
     cdef bint is_subscribed(self, Plan plan, PullFrame frame) except -1:
-        """Whether the group's heartbeats still say what they said, and nothing older than the pull wants."""
+        """Return whether the group's heartbeats still say what they said, and nothing older than the pull wants."""
         consumers = self.find_consumers(plan.group)
         if (
             consumers is plan.consumers

@@ -418,7 +418,7 @@ class SendHandler:
         *,
         is_batch: bool,
     ) -> Command | None:
-        """The first half of a transaction."""
+        """Store the first half of a transaction."""
         if self._transactions is None:
             raise RequestError(ResponseCode.NO_PERMISSION, "this broker takes no transactional messages")
         if is_batch:
@@ -571,7 +571,7 @@ def _read_header(request: Command, names: FieldNames) -> SendHeader:
 
 
 def _read_header_slowly(request: Command, names: FieldNames) -> SendHeader:
-    """The same, field by field. Raises RequestError for the first field that is missing or wrong."""
+    """Read the fields one by one. Raises RequestError for the first field that is missing or wrong."""
     return SendHeader(
         request.text(names.producer_group),
         request.text(names.topic),

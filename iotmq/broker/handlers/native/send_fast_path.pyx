@@ -141,7 +141,7 @@ cdef class SendPath:
         PyMem_Free(self.room)
 
     def forget(self, str topic not None):
-        """The topic changed, or is gone."""
+        """Forget a topic that has changed, or is gone."""
         # Before statistics forget it, too.
         self.count_all()
         self.last = None
@@ -387,7 +387,7 @@ cdef class Answers:
         return &self.stored[self.count - 1]
 
     cdef bytes encode(self, int status):
-        """The frames of the answers."""
+        """Return the frames of the answers."""
         cdef Template template = self.path.template(status)
         cdef Py_ssize_t id_size = PyBytes_GET_SIZE(self.path.id_prefix) + 17
         cdef Py_ssize_t size = 0
@@ -449,7 +449,7 @@ cdef class Answers:
         return at
 
     cdef uint8_t* put_ids(self, uint8_t* at, const Stored* stored) except NULL:
-        """The ids of its records, with commas between."""
+        """Return the ids of its records, with commas between."""
         cdef int64_t position = stored.position
         cdef CommitLog log = self.path.log
         while True:

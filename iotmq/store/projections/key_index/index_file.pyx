@@ -37,7 +37,7 @@ NAME_DIGITS = 17
 
 
 def key_hash(str text):
-    """The hash entries hold for `text`, which is `topic#key`."""
+    """Return the hash entries hold for `text`, which is `topic#key`."""
     cdef bytes data = text.encode("utf-8", "replace")
     return without_sign(java_hash(0, <const uint8_t*> PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data)))
 

@@ -33,7 +33,7 @@ cdef class Lookup:
         self.is_patient = is_patient
 
     def next_position(self):
-        """The next older one, -1 when there are no more (or the look-up has cost enough).
+        """Return the next older one, -1 when there are no more (or the look-up has cost enough).
 
         With `is_patient` -2 where it would have to wait for the disk: have `absent` in memory and ask again;
         when that is None, it has only taken a while.
@@ -96,7 +96,7 @@ cdef class Lookup:
         return False
 
     cdef bint is_absent(self, const uint8_t* at, int64_t size_bytes) except -1:
-        """Whether so many bytes of the file are on the disk; then `absent` says what to load."""
+        """Return whether so many bytes of the file are on the disk; then `absent` says what to load."""
         cdef int64_t start_bytes = at - self.file.segment.data
         self.absent = plan_bytes(self.file.segment, start_bytes, start_bytes + size_bytes)
         return self.absent is not None

@@ -201,7 +201,7 @@ cdef class KeyIndex:
         return Lookup(list(self.files), f"{topic}#{key}", begin_ms=begin_ms, end_ms=end_ms, is_patient=is_patient)
 
     def file_list(self):
-        """All files, oldest first."""
+        """Return all files, oldest first."""
         return list(self.files)
 
     @property
@@ -283,7 +283,7 @@ cdef class KeyIndex:
         leaving.clear()
 
     def take_dirty(self):
-        """The files with entries since the last call, for the thread that syncs them."""
+        """Return the files with entries since the last call, for the thread that syncs them."""
         cdef list taken = self.dirty
         self.dirty = []
         for file in taken:
@@ -312,7 +312,7 @@ cdef class KeyIndex:
             self._write_state(state)
 
     def read_state(self):
-        """The remembered (applied position, files, name of the last, its next entry), None when damaged."""
+        """Return the remembered (applied position, files, name of the last, its next entry), None when damaged."""
         state = read_state(self.state_path, _STATE_MAGIC, count=4)
         return None if state is None else state.numbers
 

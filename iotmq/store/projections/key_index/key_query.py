@@ -44,7 +44,7 @@ def candidate_steps(
 
 
 def is_match(view: memoryview, topic: str, key: str, begin_ms: int, end_ms: int) -> bool:
-    """Whether a record is one of `topic`, with `key` as unique key or among its keys, and of that time."""
+    """Return whether a record is of `topic` and the time, with `key` as unique key or among its keys."""
     record = decode_record(view)
     return (
         record.topic == topic
